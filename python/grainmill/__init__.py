@@ -1,0 +1,1 @@
+"""Files of records in, batches for training out: deterministic, resumable, fast."""

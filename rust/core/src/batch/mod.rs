@@ -1,0 +1,1 @@
+//! Elements into rows of a slot.

@@ -1,0 +1,45 @@
+//! Every way the engine can fail.
+
+use std::path::PathBuf;
+
+/// A failure of the engine, with the place it happened at.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument lies outside what the called function is defined for.
+    #[error("{0}")]
+    InvalidArgument(String),
+    /// A position lies outside the records of a source.
+    #[error("{0}")]
+    OutOfRange(String),
+    /// The operating system refused to open or read a file.
+    #[error("{path}: {action}: {source}")]
+    Io {
+        /// The file.
+        path: String,
+        /// What was being done, such as `open`.
+        action: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Bytes of a file are not what its format demands.
+    #[error("{path}: {place}: {problem}")]
+    Corrupt {
+        /// The file.
+        path: String,
+        /// Where in the file: a chunk, an offset, a record.
+        place: String,
+        /// What is wrong there.
+        problem: String,
+    },
+}
+
+impl Error {
+    /// The failure of `action` on `path`.
+    pub fn io(path: impl Into<PathBuf>, action: &'static str, source: std::io::Error) -> Self {
+        Self::Io { path: path.into().display().to_string(), action, source }
+    }
+}
+
+/// What a fallible function of the engine returns.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,12 @@
+//! The engine of grainmill, lowest layer first: [`error`], [`order`] (which record comes
+//! next), [`records`] (bytes by index), [`batch`] and [`pack`] (rows of a slot) and
+//! [`pipeline`] (threads). A layer uses only those before it; none knows Python.
+
+pub mod batch;
+pub mod error;
+pub mod order;
+pub mod pack;
+pub mod pipeline;
+pub mod records;
+
+pub use error::{Error, Result};
