@@ -223,10 +223,10 @@ def test_states_restore(file, case_id, through_json):
     for key, state in case["expect"]["states"].items():
         start = len(elements) if key == "end" else int(key)
         # Ours as it is, or as JSON gives it back; Grain's as it was written down.
-        state = state if through_json else written_by_us[key]
+        restored = state if through_json else written_by_us[key]
         iterator = iter(build(grain, case["ops"]))
-        iterator.set_state(copy.deepcopy(state) if IS_GRAIN else state)
-        assert take(iterator, None) == elements[start:], f"restored at {key} from {state}"
+        iterator.set_state(copy.deepcopy(restored) if IS_GRAIN else restored)
+        assert take(iterator, None) == elements[start:], f"restored at {key} from {restored}"
         close(iterator)
 
 
