@@ -329,3 +329,10 @@ def _apply(dataset: MapDataset[Any], transform: Any) -> MapDataset[Any]:
             return dataset.filter(transform)
         case _:
             raise NotImplementedError(f"Transformation type: {transform} is not supported.")
+
+
+def apply_transformations(
+    dataset: Any, transformations: transforms.Transformation | transforms.Transformations
+) -> Any:
+    """Appends transforms given as objects to a dataset of either kind."""
+    return dataset.apply(transformations)
