@@ -1,1 +1,3 @@
 //! The bytes of records, by index.
+
+pub mod riegeli;
