@@ -1,0 +1,7 @@
+//! `ArrayRecord`: a Riegeli file whose last block leads to an index of its chunks.
+
+mod diagnose;
+pub mod footer;
+pub mod reader;
+
+pub use reader::ArrayRecordFile;
