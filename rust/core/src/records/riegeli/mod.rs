@@ -2,7 +2,10 @@
 
 pub mod block;
 pub mod chunk;
+pub mod compress;
+pub mod encode;
 pub mod hash;
+pub mod sink;
 pub mod varint;
 
 use std::borrow::Cow;
