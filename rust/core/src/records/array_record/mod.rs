@@ -1,4 +1,4 @@
-//! ArrayRecord files: Riegeli files with an index of their chunks at the end.
+//! `ArrayRecord` files: Riegeli files with an index of their chunks at the end.
 
 pub mod options;
 pub mod writer;

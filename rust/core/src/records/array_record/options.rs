@@ -218,13 +218,12 @@ impl Item<'_> {
     /// An integer of `range`; spaces around it and a plus sign are tolerated.
     fn within<T: TryFrom<i64>>(self, range: RangeInclusive<i64>, others: &str) -> Result<T> {
         let number = self.value.trim_ascii().parse::<i64>().ok();
-        match number.filter(|n| range.contains(n)).and_then(|n| T::try_from(n).ok()) {
-            Some(number) => Ok(number),
-            None => {
-                let (low, high) = range.into_inner();
-                self.invalid(&format!("{others}integers in the range [{low}..{high}]"))
-            }
+        let number = number.filter(|number| range.contains(number));
+        if let Some(number) = number.and_then(|number| T::try_from(number).ok()) {
+            return Ok(number);
         }
+        let (low, high) = range.into_inner();
+        self.invalid(&format!("{others}integers in the range [{low}..{high}]"))
     }
 
     /// A length in bytes, rounded: a real number with a suffix that stands for a power of 1024.
@@ -279,7 +278,7 @@ mod tests {
         text.parse::<WriterOptions>().map_or_else(|error| error.to_string(), |o| o.to_string())
     }
 
-    /// Pairs of option text and what array_record 0.8.6 stored for it.
+    /// Pairs of option text and what `array_record` 0.8.6 stored for it.
     #[test]
     fn stored_text_is_that_of_array_record() {
         let zstd =

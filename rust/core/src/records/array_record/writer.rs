@@ -1,4 +1,4 @@
-//! Writing an ArrayRecord file: data chunks, then the index that finds them again.
+//! Writing an `ArrayRecord` file: data chunks, then the index that finds them again.
 
 use std::fs::File;
 use std::io;
@@ -10,13 +10,14 @@ use crate::records::riegeli::chunk::kind;
 use crate::records::riegeli::compress::{Codec, Compressor};
 use crate::records::riegeli::encode::{Group, simple_data};
 use crate::records::riegeli::sink::ChunkSink;
+use crate::records::riegeli::transposed::encode::transposed_data;
 use crate::records::riegeli::varint::push_varint;
 use crate::{Error, Result};
 
 /// The number by which the last chunk of a file is known.
 const MAGIC: u64 = 0x7193_0e70_4fda_e05e;
 
-/// Writes records into an ArrayRecord file.
+/// Writes records into an `ArrayRecord` file.
 ///
 /// A file can be read once [`close`](Self::close) has returned without error. A writer that
 /// is dropped before, or that has failed, leaves a file that every reader refuses. At most
@@ -128,8 +129,17 @@ impl RecordWriter {
 
     fn write_data_chunk(&mut self) -> Result<(), Fault> {
         let (num_records, decoded_len) = (self.group.num_records(), self.group.decoded_len());
-        let parts = simple_data(&self.group, &mut self.compressor, &mut self.scratch)?;
-        let begin = self.sink.write_chunk(kind::SIMPLE, num_records, decoded_len, &parts)?;
+        let (kind, parts) = match self.options.transposed_bucket_len() {
+            None => {
+                let parts = simple_data(&self.group, &mut self.compressor, &mut self.scratch)?;
+                (kind::SIMPLE, parts)
+            }
+            Some(len) => {
+                transposed_data(&self.group, len, &mut self.compressor, &mut self.scratch)?;
+                (kind::TRANSPOSED, [&self.scratch[..], &[]])
+            }
+        };
+        let begin = self.sink.write_chunk(kind, num_records, decoded_len, &parts)?;
         if self.options.pad_to_block_boundary() {
             self.sink.pad_to_block()?;
         }
@@ -166,7 +176,9 @@ impl RecordWriter {
         push_number(&mut message, 1, footer_offset);
         push_number(&mut message, 2, MAGIC);
         let mut group = Group::default();
-        (0..3).for_each(|_| group.push(&message));
+        for _ in 0..3 {
+            group.push(&message);
+        }
         let mut plain = Compressor::new(Codec::Uncompressed)?;
         let parts = simple_data(&group, &mut plain, &mut self.scratch)?;
         self.sink.write_chunk(kind::SIMPLE, 3, group.decoded_len(), &parts)?;

@@ -51,7 +51,7 @@ pub struct Compressor {
 
 enum Engine {
     None,
-    Snappy(snap::raw::Encoder),
+    Snappy(Box<snap::raw::Encoder>),
     Zstd(CCtx<'static>),
     Brotli(Box<BrotliEncoderParams>),
 }
@@ -70,7 +70,7 @@ impl Compressor {
     pub fn new(codec: Codec) -> Result<Self, Problem> {
         let engine = match codec {
             Codec::Uncompressed => Engine::None,
-            Codec::Snappy => Engine::Snappy(snap::raw::Encoder::new()),
+            Codec::Snappy => Engine::Snappy(Box::new(snap::raw::Encoder::new())),
             Codec::Zstd { level, window_log } => Engine::Zstd(zstd_context(level, window_log)?),
             Codec::Brotli { level, .. } => Engine::Brotli(Box::new(BrotliEncoderParams {
                 quality: level,

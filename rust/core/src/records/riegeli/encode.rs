@@ -102,7 +102,9 @@ mod tests {
 
     fn data_of(codec: Codec, records: &[&[u8]]) -> Vec<u8> {
         let mut group = Group::default();
-        records.iter().for_each(|record| group.push(record));
+        for record in records {
+            group.push(record);
+        }
         let mut compressor = Compressor::new(codec).unwrap();
         simple_data(&group, &mut compressor, &mut Vec::new()).unwrap().concat()
     }
@@ -133,7 +135,9 @@ mod tests {
     #[test]
     fn lengths_come_back_in_order() {
         let mut group = Group::default();
-        [0_usize, 127, 128, 70_000, 1].iter().for_each(|&len| group.push(&vec![1; len]));
+        for len in [0, 127, 128, 70_000, 1] {
+            group.push(&vec![1; len]);
+        }
         assert_eq!(group.record_lens().collect::<Vec<_>>(), [0, 127, 128, 70_000, 1]);
     }
 }

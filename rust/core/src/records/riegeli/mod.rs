@@ -6,6 +6,7 @@ pub mod compress;
 pub mod encode;
 pub mod hash;
 pub mod sink;
+pub mod transposed;
 pub mod varint;
 
 use std::borrow::Cow;
