@@ -2,6 +2,8 @@
 
 mod diagnose;
 pub mod footer;
+pub mod options;
 pub mod reader;
+pub mod writer;
 
 pub use reader::ArrayRecordFile;
