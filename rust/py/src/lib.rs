@@ -3,6 +3,7 @@
 
 use pyo3::prelude::*;
 
+mod array;
 mod batch;
 mod error;
 mod order;

@@ -1,0 +1,1 @@
+"""A plan over a block of positions: how its elements are computed, nested and stacked."""
