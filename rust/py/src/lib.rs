@@ -13,6 +13,7 @@ mod records;
 
 #[pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     error::register(module)?;
     order::register(module)?;
     records::register(module)?;
