@@ -65,7 +65,11 @@ impl MixSchedule {
     }
 
     /// Calls `visit` with the choice at each of `positions`; consecutive ones are fastest.
-    pub fn choose_block(&self, positions: impl Iterator<Item = i64>, mut visit: impl FnMut(Choice)) {
+    pub fn choose_block(
+        &self,
+        positions: impl Iterator<Item = i64>,
+        mut visit: impl FnMut(Choice),
+    ) {
         if let Some((period, table)) = &self.table {
             positions.for_each(|at| visit(self.choose_from_table(*period, table, at)));
             return;
@@ -238,7 +242,9 @@ mod tests {
 
     #[test]
     fn positions_at_the_ends_of_the_range_follow_the_formula() {
-        for proportions in [vec![1], vec![1, 1], vec![3, 1 << 40], vec![1 << 40, 3, 9], vec![4000, 1]] {
+        for proportions in
+            [vec![1], vec![1, 1], vec![3, 1 << 40], vec![1 << 40, 3, 9], vec![4000, 1]]
+        {
             let schedule = MixSchedule::new(&proportions).unwrap();
             for position in [i64::MIN, i64::MIN + 1, i64::MAX - 1, i64::MAX] {
                 assert_eq!(schedule.choose(position), choose_slowly(&proportions, position));
