@@ -1,4 +1,5 @@
 //! What it costs to know which record comes next, per block of 4096 positions.
+#![expect(clippy::unwrap_used, reason = "a bench may fail by panic")]
 
 use std::hint::black_box;
 

@@ -2,6 +2,7 @@
 //!
 //! `tests/golden/order.json` holds a part of the cases and is always there; the whole set lies
 //! in `shared/data/grain_vectors` where the checkout has it.
+#![expect(clippy::unwrap_used, reason = "a test may fail by panic")]
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -42,15 +43,15 @@ impl Dataset {
 
     fn range(bounds: &[Value], next_id: &mut u32) -> Self {
         let bounds: Vec<i64> = bounds.iter().map(|bound| bound.as_i64().unwrap()).collect();
-        let (start, stop, step) = match bounds[..] {
-            [stop] => (0, stop, 1),
-            [start, stop] => (start, stop, 1),
-            [start, stop, step] => (start, stop, step),
+        let (start, end, step) = match bounds[..] {
+            [end] => (0, end, 1),
+            [start, end] => (start, end, 1),
+            [start, end, step] => (start, end, step),
             _ => panic!("range of {bounds:?}"),
         };
         let id = *next_id;
         *next_id += 1;
-        let len = (stop - start + step - step.signum()) / step;
+        let len = (end - start + step - step.signum()) / step;
         let leaves = HashMap::from([(id, (len, start, step))]);
         Self { tree: Tree::Leaf { id }, len, seeds: Vec::new(), leaves }
     }
@@ -61,7 +62,9 @@ impl Dataset {
         let lengths: Vec<u64> = parts.iter().map(|part| part.len.try_into().unwrap()).collect();
         let children = parts.iter().map(|part| part.tree.clone()).collect();
         let mut seeds: Vec<_> = parts.iter().flat_map(|part| part.seeds.clone()).collect();
-        seeds.iter_mut().for_each(|(_, depth)| *depth += 1);
+        for (_, depth) in &mut seeds {
+            *depth += 1;
+        }
         // Grain collects them breadth first.
         seeds.sort_by_key(|&(_, depth)| depth);
         let tree = if op[0] == "mix" {
@@ -76,7 +79,9 @@ impl Dataset {
     }
 
     fn followed_by(mut self, op: &Value) -> Option<Self> {
-        self.seeds.iter_mut().for_each(|(_, depth)| *depth += 1);
+        for (_, depth) in &mut self.seeds {
+            *depth += 1;
+        }
         let len = u64::try_from(self.len).unwrap();
         let child = Box::new(self.tree.clone());
         match op[0].as_str()? {
@@ -87,7 +92,9 @@ impl Dataset {
                 self.seeds = vec![(words, 0)];
             }
             "map" if op[1] == "add_one" => {
-                self.leaves.values_mut().for_each(|(_, first, _)| *first += 1);
+                for (_, first, _) in self.leaves.values_mut() {
+                    *first += 1;
+                }
             }
             "shuffle" => {
                 let seed = match op[1].as_u64() {
@@ -110,10 +117,10 @@ impl Dataset {
             }
             "slice" | "getslice" => {
                 let start = op[1].as_i64().unwrap_or(0);
-                let stop = op[2].as_i64().unwrap_or(self.len).min(self.len);
+                let end = op[2].as_i64().unwrap_or(self.len).min(self.len);
                 let step = op[3].as_i64().unwrap_or(1);
-                assert!(0 <= start && start <= stop && step > 0, "{op}");
-                self.len = (stop - start + step - 1) / step;
+                assert!(0 <= start && start <= end && step > 0, "{op}");
+                self.len = (end - start + step - 1) / step;
                 let num_records = u64::try_from(self.len).unwrap();
                 self.tree = Tree::Slice { start, step, num_records, parent_len: len, child };
             }
@@ -222,8 +229,7 @@ fn same(found: &[i64], expected: &Value) -> bool {
         digest => {
             let text: Vec<String> = found.iter().map(ToString::to_string).collect();
             let bytes = Sha256::digest(text.join(","));
-            let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-            digest["sha256"] == hex && digest["n"] == found.len()
+            digest["sha256"] == format!("{bytes:x}") && digest["n"] == found.len()
         }
     }
 }

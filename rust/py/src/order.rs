@@ -121,13 +121,11 @@ impl PyResolver {
         index: PyReadonlyArray1<'py, i64>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let index = index.as_array();
-        match index.as_slice() {
-            Some(index) => self.columns(py, index.len(), |resolver| resolver.resolve(index)),
-            None => {
-                let index = index.to_vec();
-                self.columns(py, index.len(), |resolver| resolver.resolve(&index))
-            }
+        if let Some(index) = index.as_slice() {
+            return self.columns(py, index.len(), |resolver| resolver.resolve(index));
         }
+        let index = index.to_vec();
+        self.columns(py, index.len(), |resolver| resolver.resolve(&index))
     }
 
     /// What `count` positions from `start` on are at every leaf and tap.

@@ -17,8 +17,11 @@ pub struct MixSchedule {
     /// Per part, what it and the parts after it have together.
     rests: Box<[u64]>,
     /// The first period, where it is short: who is chosen, and its key.
-    table: Option<(Floor, Box<[(u32, u32)]>)>,
+    table: Option<(Floor, Table)>,
 }
+
+/// For each position of a period, the part chosen and its key.
+type Table = Box<[(u32, u32)]>;
 
 /// What a position of a mixture is: which dataset, and which position of it.
 pub type Choice = (u32, i64);
@@ -77,14 +80,14 @@ impl MixSchedule {
         let mut run = Run::default();
         let mut following = None;
         for position in positions {
-            if following != Some(position) {
-                run.levels.clear();
-                visit(self.choose_by_formula(position));
-            } else {
+            if following == Some(position) {
                 if run.levels.is_empty() {
                     run = self.run_from(position);
                 }
                 visit(run.next());
+            } else {
+                run.levels.clear();
+                visit(self.choose_by_formula(position));
             }
             following = position.checked_add(1);
         }
@@ -101,7 +104,7 @@ impl MixSchedule {
 
     /// One period of choices: after `sum(proportions)` positions they repeat, with each key
     /// advanced by its part's proportion.
-    fn tabulated(&self) -> Option<(Floor, Box<[(u32, u32)]>)> {
+    fn tabulated(&self) -> Option<(Floor, Table)> {
         let period = self.rests[0];
         if period > MAX_TABLE_LEN {
             return None;
@@ -117,8 +120,7 @@ impl MixSchedule {
     /// Asks one part after the other whether the position is its own.
     fn choose_by_formula(&self, position: i64) -> Choice {
         let mut reached = position;
-        let mut part = 0;
-        for (&proportion, &rest) in self.proportions.iter().zip(&self.rests) {
+        for (part, (&proportion, &rest)) in (0..).zip(self.proportions.iter().zip(&self.rests)) {
             let step = rest - proportion;
             let (passed, carried) = scaled(reached, step, rest);
             // The next position passes one more on, or it is this part's.
@@ -126,7 +128,6 @@ impl MixSchedule {
                 return (part, reached - passed);
             }
             reached = passed;
-            part += 1;
         }
         unreachable!("the last part passes nothing on")
     }

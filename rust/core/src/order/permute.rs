@@ -123,7 +123,7 @@ fn half_bits(max_index: u64) -> u32 {
 /// Defines the encryption of a group of blocks in words of one width, and the walk of a block
 /// of indices with it.
 macro_rules! cipher {
-    ($encrypt:ident, $walk:ident, $word:ty) => {
+    ($encrypt:ident, $walk:ident, $word:ty, $word_of:path) => {
         #[inline(always)]
         fn $encrypt<const N: usize>(group: &mut [$word; N], round_keys: &[u32], half_bits: u32) {
             let mask: $word = (1 << half_bits) - 1;
@@ -150,19 +150,15 @@ macro_rules! cipher {
         }
 
         /// Walks every index on until it is at most `max_index` again.
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "indices fit the word the caller chose"
-        )]
         fn $walk(index: &mut [i64], max_index: u64, round_keys: &[u32], half_bits: u32) {
-            let max_index = max_index as $word;
+            let max_index = $word_of(max_index);
             let mut values: [$word; POOL_LEN] = [0; POOL_LEN];
             let mut places = [0_usize; POOL_LEN];
             let (mut entered, mut live) = (0, 0);
             while live > 0 || entered < index.len() {
                 let entering = (POOL_LEN - live).min(index.len() - entered);
                 for (lane, place) in (live..).zip(entered..entered + entering) {
-                    values[lane] = index[place].cast_unsigned() as $word;
+                    values[lane] = $word_of(index[place].cast_unsigned());
                     places[lane] = place;
                 }
                 entered += entering;
@@ -185,8 +181,13 @@ macro_rules! cipher {
     };
 }
 
-cipher!(encrypt_narrow, walk_narrow, u32);
-cipher!(encrypt_wide, walk_wide, u64);
+cipher!(encrypt_narrow, walk_narrow, u32, narrow);
+cipher!(encrypt_wide, walk_wide, u64, std::convert::identity);
+
+#[expect(clippy::cast_possible_truncation, reason = "blocks of at most 32 bits hold the index")]
+fn narrow(index: u64) -> u32 {
+    index as u32
+}
 
 #[cfg(test)]
 mod tests {

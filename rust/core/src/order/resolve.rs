@@ -361,7 +361,9 @@ mod tests {
         match tree {
             Tree::Leaf { .. } => {}
             Tree::Mix { children, .. } | Tree::Concatenate { children, .. } => {
-                children.iter_mut().for_each(|child| number(child, next));
+                for child in children {
+                    number(child, next);
+                }
             }
             Tree::Tap { child, .. }
             | Tree::Shuffle { child, .. }
@@ -448,36 +450,53 @@ mod tests {
         }
     }
 
-    fn leaf(id: u32) -> Box<Tree> {
-        Box::new(Tree::Leaf { id })
+    fn leaf(id: u32) -> Tree {
+        Tree::Leaf { id }
     }
 
     #[test]
     fn indices_beyond_the_range_are_errors() {
         let n = 1 << 40;
         let outside = [
-            Tree::Slice { start: 0, step: 1, num_records: 1, parent_len: n, child: leaf(0) },
-            Tree::Take { indices: vec![0], parent_len: n, child: leaf(0) },
-            Tree::Shuffle { num_records: (1 << 62) + 1, seed: 0, child: leaf(0) },
+            Tree::Slice {
+                start: 0,
+                step: 1,
+                num_records: 1,
+                parent_len: n,
+                child: Box::new(leaf(0)),
+            },
+            Tree::Take { indices: vec![0], parent_len: n, child: Box::new(leaf(0)) },
+            Tree::Shuffle { num_records: (1 << 62) + 1, seed: 0, child: Box::new(leaf(0)) },
         ];
         for tree in outside {
             let mut resolver = Resolver::new(tree).unwrap();
             assert!(resolver.resolve(&[i64::MIN]).is_err());
             assert!(resolver.resolve(&[0]).is_ok());
         }
-        let mut resolver = Resolver::new(*leaf(0)).unwrap();
+        let mut resolver = Resolver::new(leaf(0)).unwrap();
         assert!(resolver.resolve_range(i64::MAX, 2).is_err());
     }
 
     #[test]
     fn a_stage_without_records_has_no_positions_but_an_empty_block() {
         let empty = [
-            Tree::Shuffle { num_records: 0, seed: 0, child: leaf(0) },
-            Tree::WindowShuffle { num_records: 0, window_size: 3, seed: 0, child: leaf(0) },
-            Tree::Slice { start: 0, step: 1, num_records: 0, parent_len: 5, child: leaf(0) },
-            Tree::Wrap { num_records: 0, child: leaf(0) },
-            Tree::Take { indices: Vec::new(), parent_len: 5, child: leaf(0) },
-            Tree::Concatenate { lengths: vec![0], children: vec![*leaf(0)] },
+            Tree::Shuffle { num_records: 0, seed: 0, child: Box::new(leaf(0)) },
+            Tree::WindowShuffle {
+                num_records: 0,
+                window_size: 3,
+                seed: 0,
+                child: Box::new(leaf(0)),
+            },
+            Tree::Slice {
+                start: 0,
+                step: 1,
+                num_records: 0,
+                parent_len: 5,
+                child: Box::new(leaf(0)),
+            },
+            Tree::Wrap { num_records: 0, child: Box::new(leaf(0)) },
+            Tree::Take { indices: Vec::new(), parent_len: 5, child: Box::new(leaf(0)) },
+            Tree::Concatenate { lengths: vec![0], children: vec![leaf(0)] },
         ];
         for tree in empty {
             let mut resolver = Resolver::new(tree).unwrap();
@@ -489,14 +508,19 @@ mod tests {
     #[test]
     fn unfitting_parameters_are_refused() {
         let unfitting = [
-            Tree::Tap { id: 1, child: leaf(1) },
-            Tree::Divide { by: 0, child: leaf(0) },
-            Tree::Shuffle { num_records: 1 << 63, seed: 0, child: leaf(0) },
-            Tree::WindowShuffle { num_records: 5, window_size: 0, seed: 0, child: leaf(0) },
-            Tree::Mix { proportions: vec![1, 2], children: vec![*leaf(0)] },
-            Tree::Mix { proportions: vec![0], children: vec![*leaf(0)] },
+            Tree::Tap { id: 1, child: Box::new(leaf(1)) },
+            Tree::Divide { by: 0, child: Box::new(leaf(0)) },
+            Tree::Shuffle { num_records: 1 << 63, seed: 0, child: Box::new(leaf(0)) },
+            Tree::WindowShuffle {
+                num_records: 5,
+                window_size: 0,
+                seed: 0,
+                child: Box::new(leaf(0)),
+            },
+            Tree::Mix { proportions: vec![1, 2], children: vec![leaf(0)] },
+            Tree::Mix { proportions: vec![0], children: vec![leaf(0)] },
             Tree::Concatenate { lengths: Vec::new(), children: Vec::new() },
-            Tree::Concatenate { lengths: vec![1 << 62; 2], children: vec![*leaf(0), *leaf(1)] },
+            Tree::Concatenate { lengths: vec![1 << 62; 2], children: vec![leaf(0), leaf(1)] },
         ];
         for tree in unfitting {
             assert!(Resolver::new(tree.clone()).is_err(), "{tree:?}");

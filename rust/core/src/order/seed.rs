@@ -10,19 +10,18 @@ pub fn seed_seq(seed: u32, num_words: usize) -> Vec<u32> {
     if n == 0 {
         return words;
     }
-    let t = match n {
+    let tail = match n {
         623.. => 11,
         68.. => 7,
         39.. => 5,
         7.. => 3,
         _ => (n - 1) / 2,
     };
-    let p = (n - t) / 2;
-    let q = p + t;
-    let m = n.max(2);
+    let p = (n - tail) / 2;
+    let q = p + tail;
     let scramble = |x: u32| x ^ (x >> 27);
     let mut place = Places::new(n, p, q);
-    for k in 0..m {
+    for k in 0..n.max(2) {
         let [last, here, at_p, at_q] = place.advance();
         let first = scramble(words[here] ^ words[at_p] ^ words[last]).wrapping_mul(1_664_525);
         let added = match k {

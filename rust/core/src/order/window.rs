@@ -17,7 +17,7 @@ pub(crate) struct Windows {
     epoch_len: i64,
     window_size: Floor,
     window_len: i64,
-    windows_per_epoch: i64,
+    per_epoch: i64,
 }
 
 /// One window: its number, where it starts and how many records it has.
@@ -43,7 +43,7 @@ impl Windows {
             epoch_len,
             window_size: Floor::new(window_len.cast_unsigned()),
             window_len,
-            windows_per_epoch: epoch_len / window_len + i64::from(epoch_len % window_len != 0),
+            per_epoch: epoch_len / window_len + i64::from(epoch_len % window_len != 0),
         })
     }
 
@@ -58,7 +58,7 @@ impl Windows {
         let (window, _) = self.window_size.split(place);
         let skipped = window * self.window_len;
         Some(Window {
-            number: epoch.checked_mul(self.windows_per_epoch)?.checked_add(window)?,
+            number: epoch.checked_mul(self.per_epoch)?.checked_add(window)?,
             start: epoch.checked_mul(self.epoch_len)?.checked_add(skipped)?,
             len: self.window_len.min(self.epoch_len - skipped),
         })
