@@ -1,4 +1,4 @@
-# The engine of grainmill, compiled from Rust.
+"""Types of the compiled module, compared with the build by `stubtest`."""
 
 from collections.abc import Sequence
 from types import TracebackType
@@ -11,14 +11,51 @@ __all__ = [
     "Arena",
     "ArrayRecordWriter",
     "GrainmillError",
+    "MixSchedule",
+    "Permutation",
+    "Resolver",
     "Slot",
     "copy_rows",
+    "derived_seed",
+    "index_shuffle",
+    "philox_key",
     "scalars_to_rows",
+    "window_order",
 ]
 
 class GrainmillError(RuntimeError): ...
 
-# batch
+@final
+class Permutation:
+    def __new__(cls, num_records: int, seed: int, rounds: int = 4) -> Permutation: ...
+    def apply(self, index: NDArray[np.int64]) -> NDArray[np.int64]: ...
+    def block(self, start: int, count: int) -> NDArray[np.int64]: ...
+    def __len__(self) -> int: ...
+
+@final
+class MixSchedule:
+    def __new__(cls, proportions: Sequence[int]) -> MixSchedule: ...
+    def choose(
+        self, start: int, count: int
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]: ...
+
+@final
+class Resolver:
+    def __new__(cls, tree: tuple[Any, ...]) -> Resolver: ...
+    def resolve(
+        self, index: NDArray[np.int64]
+    ) -> dict[int, tuple[NDArray[np.int64] | None, NDArray[np.int64]]]: ...
+    def resolve_range(
+        self, start: int, count: int
+    ) -> dict[int, tuple[NDArray[np.int64] | None, NDArray[np.int64]]]: ...
+
+def index_shuffle(index: int, max_index: int, seed: int, rounds: int) -> int: ...
+
+def window_order(window_len: int, seed: int) -> NDArray[np.int64]: ...
+
+def philox_key(seed: int) -> tuple[int, int]: ...
+
+def derived_seed(seeds: Sequence[tuple[int, int]]) -> int: ...
 
 @final
 class Arena:
@@ -34,9 +71,8 @@ class Slot:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 def copy_rows(array: NDArray[Any], elements: list[Any], at: int) -> int: ...
-def scalars_to_rows(elements: list[Any]) -> NDArray[Any] | None: ...
 
-# records, writing
+def scalars_to_rows(elements: list[Any]) -> NDArray[Any] | None: ...
 
 @final
 class ArrayRecordWriter:
