@@ -11,8 +11,8 @@ use grainmill_core::batch::Slot;
 use numpy::npyffi::{self, NpyTypes, PY_ARRAY_API, npy_intp};
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
-use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::{Borrowed, ffi};
 
 /// One piece of an arena's memory, as writable bytes; it returns to the arena when the last array
 /// or buffer over it is gone.
@@ -142,17 +142,17 @@ impl<'py> Rows<'py> {
     }
 
     /// Compares `element` with a row of this array.
-    pub(crate) fn like<'a>(&self, element: &'a Bound<'py, PyAny>) -> Like<'a> {
+    pub(crate) fn like<'a>(&self, element: Borrowed<'a, 'py, PyAny>) -> Like<'a> {
         // SAFETY: any object may be asked for its exact type.
         if unsafe { npyffi::PyArray_CheckExact(element.py(), element.as_ptr()) } == 0 {
             return Like::No;
         }
         // SAFETY: the check above says that this is an array.
-        let element: &'a Bound<'py, PyUntypedArray> = unsafe { element.cast_unchecked() };
-        if element.shape() != &self.array.shape()[1..] || !self.same_dtype(element) {
+        let element = unsafe { element.cast_unchecked::<PyUntypedArray>() };
+        if element.shape() != &self.array.shape()[1..] || !self.same_dtype(&element) {
             return Like::No;
         }
-        let start = fields(element).data.cast::<u8>();
+        let start = fields(&element).data.cast::<u8>();
         let apart = start.addr() + self.row_len <= self.start.addr()
             || self.start.addr() + self.num_rows * self.row_len <= start.addr();
         if !element.is_c_contiguous() || !apart {

@@ -62,15 +62,15 @@ fn copy_rows<'py>(
 ) -> PyResult<usize> {
     let mut rows = Rows::of(array, at)?;
     // The list may change while the copy runs without the interpreter lock: own its elements.
-    let elements: Vec<Bound<'py, PyAny>> = elements.iter().take(rows.num_rows).collect();
+    let elements = elements.to_tuple();
     let mut alike = Vec::with_capacity(elements.len());
     let mut num_copied = 0;
-    for element in &elements {
+    for element in elements.iter_borrowed().take(rows.num_rows) {
         match rows.like(element) {
             Like::Bytes(bytes) => alike.push(bytes),
             Like::Values => {
                 num_copied += copy_bytes(py, &mut rows, num_copied, &mut alike);
-                rows.copy_values(element, num_copied)?;
+                rows.copy_values(&element, num_copied)?;
                 num_copied += 1;
             }
             Like::No => break,
@@ -115,7 +115,7 @@ where
     P: pyo3::PyTypeInfo,
 {
     let mut values = Vec::with_capacity(elements.len());
-    for element in elements {
+    for element in elements.to_tuple().iter_borrowed() {
         let value = element.is_exact_instance_of::<P>().then(|| element.extract::<T>().ok());
         values.push(value??);
     }
