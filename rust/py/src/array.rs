@@ -103,7 +103,7 @@ pub(crate) fn array_in_slot<'py>(
 }
 
 /// A writable, C-contiguous array as equal rows of bytes along its first axis.
-pub(crate) struct Rows<'py> {
+pub(crate) struct RowBytes<'py> {
     array: Bound<'py, PyUntypedArray>,
     dtype: Bound<'py, PyArrayDescr>,
     start: *mut u8,
@@ -122,7 +122,7 @@ pub(crate) enum Like<'a> {
     No,
 }
 
-impl<'py> Rows<'py> {
+impl<'py> RowBytes<'py> {
     /// The rows of `array` from row `first` on, which nobody else may use while this lives.
     pub(crate) fn of(array: Bound<'py, PyUntypedArray>, first: usize) -> PyResult<Self> {
         let dtype = array.dtype();
