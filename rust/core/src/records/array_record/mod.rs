@@ -1,4 +1,11 @@
-//! `ArrayRecord` files: Riegeli files with an index of their chunks at the end.
+//! `ArrayRecord`: a Riegeli file whose last block leads to an index of its chunks.
 
+mod diagnose;
+pub mod footer;
 pub mod options;
+pub mod reader;
 pub mod writer;
+
+pub use options::WriterOptions;
+pub use reader::ArrayRecordFile;
+pub use writer::RecordWriter;

@@ -1,5 +1,6 @@
-//! Transposed chunks: records that are protocol buffer messages, cut into columns.
+//! Chunks whose records, protocol buffer messages, are cut into columns.
 
 pub mod cut;
+pub mod decode;
 pub mod encode;
 pub mod machine;
