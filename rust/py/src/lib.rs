@@ -4,6 +4,7 @@
 use pyo3::prelude::*;
 
 mod batch;
+mod bytes_slot;
 mod error;
 mod order;
 mod pack;

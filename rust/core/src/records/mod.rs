@@ -6,4 +6,5 @@ pub mod files;
 pub mod riegeli;
 mod spare;
 
+pub use array_record::ArrayRecordFile;
 pub use files::{Files, PartRecords, Plan, Records, Scratch, Source};
