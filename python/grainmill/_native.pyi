@@ -12,7 +12,9 @@ __all__ = [
     "ArrayRecordWriter",
     "GrainmillError",
     "MixSchedule",
+    "PendingRead",
     "Permutation",
+    "RecordFiles",
     "Resolver",
     "Slot",
     "copy_rows",
@@ -24,6 +26,30 @@ __all__ = [
 ]
 
 class GrainmillError(RuntimeError): ...
+
+@final
+class RecordFiles:
+    def __new__(
+        cls, paths: Sequence[tuple[str | os.PathLike[str], int, int | None]]
+    ) -> RecordFiles: ...
+    def __len__(self) -> int: ...
+    @property
+    def num_records(self) -> list[int]: ...
+    @property
+    def paths(self) -> list[str]: ...
+    @property
+    def writer_options(self) -> list[str | None]: ...
+    @property
+    def group_sizes(self) -> list[int]: ...
+    @property
+    def mean_byte_len(self) -> float: ...
+    def read(self, indices: NDArray[np.int64]) -> list[bytes]: ...
+    def read_one(self, index: int) -> bytes: ...
+    def start(self, indices: NDArray[np.int64]) -> PendingRead: ...
+
+@final
+class PendingRead:
+    def finish(self) -> list[bytes]: ...
 
 @final
 class Permutation:

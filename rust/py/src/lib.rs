@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 
 mod array;
 mod batch;
+mod bytes_slot;
 mod error;
 mod order;
 mod pack;

@@ -1,6 +1,7 @@
 //! `ArrayRecord`: a Riegeli file whose last block leads to an index of its chunks.
 
 mod diagnose;
+pub(crate) mod direct;
 pub mod footer;
 pub mod options;
 pub mod reader;
