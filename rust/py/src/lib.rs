@@ -3,10 +3,12 @@
 
 use pyo3::prelude::*;
 
+mod array;
 mod batch;
 mod error;
 mod order;
 mod pack;
+mod record_writer;
 mod records;
 
 #[pymodule(gil_used = false)]
@@ -14,6 +16,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     error::register(module)?;
     order::register(module)?;
     records::register(module)?;
+    record_writer::register(module)?;
     batch::register(module)?;
     pack::register(module)
 }
