@@ -89,7 +89,9 @@ def _reason_not_run(file, case_id):
 
 
 CASES = {**_read(HERE / "golden"), **_read(SHARED)}
-TO_RUN = [key for key in CASES if not _reason_not_run(*key) and key[1] not in BETTER.get(key[0], {})]
+TO_RUN = [
+    key for key in CASES if not _reason_not_run(*key) and key[1] not in BETTER.get(key[0], {})
+]
 TO_IMPROVE = [
     (file, case_id) for file, rows in BETTER.items() for case_id in rows if (file, case_id) in CASES
 ]
@@ -299,7 +301,9 @@ def test_no_case_is_dropped_silently():
     assert {CASES[key]["kind"] for key in TO_RUN} == set(KINDS)
     if SHARED.is_dir():
         tables = [(f, c) for f, rows in {**NOT_YET, **BETTER}.items() for c in rows if c != "*"]
-        assert [key for key in tables if key not in CASES] == [], "a table names a case that is gone"
+        assert [key for key in tables if key not in CASES] == [], (
+            "a table names a case that is gone"
+        )
         assert [f for f in NOT_YET if not any(key[0] == f for key in CASES)] == []
 
 
