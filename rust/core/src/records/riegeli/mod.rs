@@ -2,9 +2,12 @@
 
 pub mod block;
 pub mod chunk;
+pub mod compress;
 pub mod decompress;
+pub mod encode;
 pub mod hash;
 pub mod simple;
+pub mod sink;
 pub mod transposed;
 pub mod varint;
 

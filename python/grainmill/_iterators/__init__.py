@@ -1,0 +1,1 @@
+"""The sequential stages of a running pipeline, one file each."""

@@ -1,0 +1,1 @@
+"""What a pipeline is: frozen nodes that check and describe themselves and do no work."""

@@ -1,0 +1,92 @@
+"""What every node of a plan has in common."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+from grainmill._plan import transforms
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Node:
+    """One step of a plan.
+
+    Attributes:
+        parents: The steps it takes elements from.
+    """
+
+    parents: tuple[Node, ...]
+
+    dataset_name: ClassVar[str] = ""
+    own_seed: ClassVar[int | None] = None
+
+    def __str__(self) -> str:
+        return f"{self.dataset_name}{self._arguments()}"
+
+    def _arguments(self) -> str:
+        return ""
+
+    @property
+    def parent(self) -> Node:
+        """The only parent."""
+        (parent,) = self.parents
+        return parent
+
+    def walk(self) -> Iterator[Node]:
+        """Yields this node and all above it, each once."""
+        seen = {id(self)}
+        waiting: list[Node] = [self]
+        while waiting:
+            node = waiting.pop()
+            yield node
+            for parent in node.parents:
+                if id(parent) not in seen:
+                    seen.add(id(parent))
+                    waiting.append(parent)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class MapNode(Node):
+    """A step whose element `i` is a function of `i`.
+
+    Attributes:
+        length: Elements in one epoch.
+    """
+
+    length: int
+
+
+def function_of(transform: Any, kind: type, method: str) -> Callable[..., Any]:
+    """The callable behind `transform`: a method of a transform class, or itself."""
+    if isinstance(transform, kind):
+        return getattr(transform, method)  # type: ignore[no-any-return]
+    if not callable(transform):
+        raise TypeError(f"expected a callable or a {kind.__name__}, got {transform!r}")
+    return transform  # type: ignore[no-any-return]
+
+
+def transform_name(transform: Any) -> str:
+    """How a transform is called in messages: its name and the place it is written at."""
+    if isinstance(transform, _TRANSFORM_CLASSES):
+        return type(transform).__name__
+    function = inspect.unwrap(transform)
+    name = getattr(function, "__name__", None) or type(transform).__name__
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return name
+    parts = code.co_filename.split(os.sep)
+    where = os.path.join("...", *parts[-3:]) if len(parts) > 3 else code.co_filename  # noqa: PLR2004, PTH118
+    return f"{name} @ {where}:{code.co_firstlineno}"
+
+
+_TRANSFORM_CLASSES = (
+    transforms.Map,
+    transforms.RandomMap,
+    transforms.MapWithIndex,
+    transforms.Filter,
+    transforms.FlatMap,
+)

@@ -1,0 +1,458 @@
+"""Nodes whose element `i` is a function of `i`: sources, index stages, maps, batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self
+
+from grainmill._plan import transforms
+from grainmill._plan.node import MapNode, Node, function_of, transform_name
+from grainmill._plan.seeds import checked_shuffle_seed, derived_seed
+
+ENDLESS = sys.maxsize
+
+
+def random_access(node: Node) -> MapNode:
+    """Returns `node` if its elements can be asked for by index, else raises `TypeError`."""
+    if not isinstance(node, MapNode):
+        raise TypeError(f"{node} has no random access; a `MapDataset` is needed here")
+    return node
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Source(MapNode):
+    """Elements of a user's object with `__len__` and `__getitem__`.
+
+    `length` is that of the object; `wraps` says that positions beyond it start over.
+    """
+
+    source: Any
+    wraps: bool
+    dataset_name: ClassVar[str] = "SourceMapDataset"
+
+    @classmethod
+    def of(cls, source: Any) -> Self:
+        """A source node; an object whose length is unknown is read at raw positions."""
+        try:
+            return cls((), len(source), source, wraps=True)
+        except TypeError:
+            return cls((), ENDLESS, source, wraps=False)
+
+    def _arguments(self) -> str:
+        return f"(source={type(self.source).__name__})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Range(MapNode):
+    """The integers of a `range`."""
+
+    numbers: range
+    dataset_name: ClassVar[str] = "RangeMapDataset"
+
+    def _arguments(self) -> str:
+        numbers = self.numbers
+        return f"(start={numbers.start}, stop={numbers.stop}, step={numbers.step})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Foreign(MapNode):
+    """A user's own `MapDataset` subclass, in the middle of a plan or at its start."""
+
+    dataset: Any
+
+    @classmethod
+    def of(cls, dataset: Any, parents: Sequence[Any]) -> Self:
+        """The node of `dataset`, whose length is asked for when it is needed."""
+        return cls(tuple(parents), -1, dataset)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "length":
+            return len(object.__getattribute__(self, "dataset"))
+        return object.__getattribute__(self, name)
+
+    def __str__(self) -> str:
+        return type(self.dataset).__name__
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Map(MapNode):
+    """A function of every element that is there; `None` passes by."""
+
+    transform: Any
+    function: Callable[[Any], Any]
+    dataset_name: ClassVar[str] = "MapMapDataset"
+
+    @classmethod
+    def of(cls, parent: Node, transform: Any) -> Self:
+        """A node that maps elements of `parent`."""
+        function = function_of(transform, transforms.Map, "map")
+        return cls((parent,), random_access(parent).length, transform, function)
+
+    def _arguments(self) -> str:
+        return f"(transform={transform_name(self.transform)})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class MapWithIndex(Map):
+    """A function of the index asked for, unreduced, and the element."""
+
+    dataset_name: ClassVar[str] = "MapWithIndexMapDataset"
+
+    @classmethod
+    def of(cls, parent: Node, transform: Any) -> Self:
+        """A node that maps (index, element) pairs of `parent`."""
+        function = function_of(transform, transforms.MapWithIndex, "map_with_index")
+        return cls((parent,), random_access(parent).length, transform, function)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Filter(Map):
+    """Makes `None` of the elements a predicate turns down."""
+
+    dataset_name: ClassVar[str] = "FilterMapDataset"
+
+    @classmethod
+    def of(cls, parent: Node, transform: Any) -> Self:
+        """A node that keeps the elements of `parent` that pass."""
+        function = function_of(transform, transforms.Filter, "filter")
+        return cls((parent,), random_access(parent).length, transform, function)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class RandomMap(Map):
+    """A function of the element and a generator keyed by (`seed`, index)."""
+
+    seed: int
+    dataset_name: ClassVar[str] = "RandomMapMapDataset"
+
+    @classmethod
+    def of(cls, parent: Node, transform: Any, seed: int | None) -> Self:  # type: ignore[override]
+        """A node that maps elements of `parent` with random numbers."""
+        function = function_of(transform, transforms.RandomMap, "random_map")
+        node = cls((parent,), random_access(parent).length, transform, function, -1)
+        return dataclasses.replace(node, seed=random_map_seed(node, seed))
+
+
+def random_map_seed(node: Node, seed: int | None) -> int:
+    """The seed of a random map: the one given, else one drawn from `ds.seed(...)` above."""
+    if seed is None:
+        seed = derived_seed(node)
+    if seed is None:
+        raise ValueError(
+            "`random_map` requires a seed. Please either provide it with `ds.seed(seed)` before "
+            "any random transformations or pass it directly with "
+            "`ds.random_map(transform, seed=seed)`."
+        )
+    if seed < 0:
+        raise ValueError(f"`seed` must be non-negative, got {seed}")
+    return seed
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Shuffle(MapNode):
+    """Every epoch in an order of its own."""
+
+    seed: int
+    dataset_name: ClassVar[str] = "ShuffleMapDataset"
+
+    @classmethod
+    def of(cls, parent: Node, seed: int | None) -> Self:
+        """A node that permutes each epoch of `parent`."""
+        node = cls((parent,), random_access(parent).length, -1)
+        if seed is None:
+            seed = derived_seed(node)
+        if seed is None:
+            raise ValueError(
+                "`shuffle` requires a seed. Please provide it with `ds.seed(seed)` before any "
+                "random transformations or pass it directly with `ds.shuffle(seed=seed)`."
+            )
+        return dataclasses.replace(node, seed=checked_shuffle_seed(seed))
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class WindowShuffle(MapNode):
+    """Moves elements inside windows of `window_size` consecutive ones."""
+
+    window_size: int
+    seed: int
+    dataset_name: ClassVar[str] = "WindowShuffleMapDataset"
+
+    @classmethod
+    def of(cls, parent: Node, window_size: int, seed: int) -> Self:
+        """A node that permutes each window of `parent`."""
+        if window_size <= 0:
+            raise ValueError(f"`window_size` must be at least 1, got {window_size}")
+        return cls((parent,), random_access(parent).length, window_size, checked_shuffle_seed(seed))
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Slice(MapNode):
+    """Elements `start, start + step, ...` of every epoch of the parent."""
+
+    start: int
+    stop: int
+    step: int
+    dataset_name: ClassVar[str] = "SliceMapDataset"
+
+    @classmethod
+    def of(cls, parent: Node, sl: slice) -> Self:
+        """A node that takes `sl` of each epoch of `parent`."""
+        start, stop, step = sl.indices(random_access(parent).length)
+        return cls((parent,), len(range(start, stop, step)), start, stop, step)
+
+    def _arguments(self) -> str:
+        return f"[{self.start}:{self.stop}:{self.step}]"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Take(MapNode):
+    """Elements of every epoch of the parent at listed indices.
+
+    A negative index means the epoch before, not a place counted from the end.
+    """
+
+    indices: Any
+    dataset_name: ClassVar[str] = "ReindexMapDataset"
+
+    @classmethod
+    def of(cls, parent: Node, indices: Any) -> Self:
+        """A node that takes `indices` of each epoch of `parent`."""
+        random_access(parent)
+        return cls((parent,), len(indices), indices)
+
+    def _arguments(self) -> str:
+        shown = [str(int(self.indices[k])) for k in _ends(self.length)]
+        if self.length > _SHOWN_INDICES:
+            shown.insert(2, "...")
+        return f"(indices=[{', '.join(shown)}], len={self.length})"
+
+
+_SHOWN_INDICES = 5
+
+
+def _ends(length: int) -> Sequence[int]:
+    if length <= _SHOWN_INDICES:
+        return range(length)
+    return (0, 1, length - 2, length - 1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Repeat(MapNode):
+    """Several epochs seen as one; random stages above draw anew in each unless told not to."""
+
+    num_epochs: int | None
+    reseed_each_epoch: bool
+    dataset_name: ClassVar[str] = "RepeatMapDataset"
+
+    @classmethod
+    def of(cls, parent: Node, num_epochs: int | None, *, reseed_each_epoch: bool) -> Self:
+        """A node that runs over `num_epochs` epochs of `parent`, without end if `None`."""
+        length = random_access(parent).length
+        if num_epochs is not None and num_epochs <= 0:
+            raise ValueError(f"num_epochs must be positive, but got {num_epochs}.")
+        if length >= ENDLESS:
+            raise ValueError(
+                f"Repeating already infinite dataset {parent} does nothing."
+                " `repeat` it once, at the end."
+            )
+        repeated = min(ENDLESS, length * (ENDLESS if num_epochs is None else num_epochs))
+        return cls((parent,), repeated, num_epochs, reseed_each_epoch)
+
+    def _arguments(self) -> str:
+        return f"(num_epochs={self.num_epochs})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Batch(MapNode):
+    """Consecutive elements of one epoch stacked along a new leading axis."""
+
+    batch_size: int
+    drop_remainder: bool
+    batch_fn: Callable[[Sequence[Any]], Any] | None
+    dataset_name: ClassVar[str] = "BatchMapDataset"
+
+    @classmethod
+    def of(
+        cls,
+        parent: Node,
+        batch_size: int,
+        *,
+        drop_remainder: bool,
+        batch_fn: Callable[[Sequence[Any]], Any] | None,
+    ) -> Self:
+        """A node that batches each epoch of `parent`."""
+        length = random_access(parent).length
+        check_batch_size(batch_size)
+        for above in parent.walk():
+            if isinstance(above, Filter | FlatMap):
+                stage = "`MapDataset.filter`" if isinstance(above, Filter) else above.dataset_name
+                stage = stage if stage.startswith("`") else f"`{stage}`"
+                raise ValueError(
+                    f"`MapDataset.batch` can not follow {stage} because it may drop elements and "
+                    "batches would have unequal sizes. Use `ds.to_iter_dataset().batch(...)`."
+                )
+        batches = length // batch_size if drop_remainder else -(-length // batch_size)
+        return cls((parent,), batches, batch_size, drop_remainder, batch_fn)
+
+    def _arguments(self) -> str:
+        return f"(batch_size={self.batch_size}, drop_remainder={self.drop_remainder})"
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Raises `ValueError` unless `batch_size` is at least 1."""
+    if batch_size <= 0:
+        raise ValueError(f"batch_size must be positive. Got {batch_size}.")
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class FlatMap(MapNode):
+    """Each element becomes up to `max_fan_out` elements; missing ones are `None`."""
+
+    transform: transforms.FlatMap
+    dataset_name: ClassVar[str] = "FlatMapMapDataset"
+
+    @classmethod
+    def of(cls, parent: Node, transform: transforms.FlatMap) -> Self:
+        """A node that splits the elements of `parent`."""
+        length = min(ENDLESS, transform.max_fan_out * random_access(parent).length)
+        return cls((parent,), length, transform)
+
+    def _arguments(self) -> str:
+        return f"(transform={transform_name(self.transform)})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Zip(MapNode):
+    """Tuples of the elements that stand at one index of several datasets."""
+
+    dataset_name: ClassVar[str] = "ZipMapDataset"
+
+    @classmethod
+    def of(cls, parents: Sequence[Node]) -> Self:
+        """A node that pairs up `parents`, all of one length."""
+        if not parents:
+            raise ValueError("Must provide at least one dataset to zip.")
+        lengths = [random_access(parent).length for parent in parents]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"All datasets to zip must have the same length, got {lengths}.")
+        return cls(tuple(parents), lengths[0])
+
+    def _arguments(self) -> str:
+        return f"[{len(self.parents)} parents]"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Mix(MapNode):
+    """Elements of several datasets in fixed proportions."""
+
+    proportions: tuple[int, ...]
+    dataset_name: ClassVar[str] = "MixedMapDataset"
+
+    @classmethod
+    def of(cls, parents: Sequence[Node], weights: Sequence[float] | None) -> Self:
+        """A node that mixes `parents` by `weights`, evenly if `None`."""
+        lengths = [random_access(parent).length for parent in parents]
+        chosen = tuple(weights) if weights is not None else (1.0,) * len(parents)
+        check_weights(parents, chosen)
+        empty = [f"index {k} ({parents[k]})" for k, length in enumerate(lengths) if not length]
+        if empty:
+            raise ValueError(
+                "All datasets must have positive length for mixing, but dataset(s) at "
+                f"{', '.join(empty)} have length 0."
+            )
+        total = sum(chosen)
+        length = min(
+            int(length / (weight / total)) if length < ENDLESS else ENDLESS
+            for length, weight in zip(lengths, chosen, strict=True)
+        )
+        proportions = (1,) * len(parents) if weights is None else integer_proportions(chosen)
+        return cls(tuple(parents), min(ENDLESS, length), proportions)
+
+    def __str__(self) -> str:
+        return f"{self.dataset_name}[{len(self.parents)} parents]"
+
+    def __repr__(self) -> str:
+        lengths = [random_access(parent).length for parent in self.parents]
+        return (
+            f"MixedMapDataset(parent_lengths={lengths}, selection_map="
+            f"SelectionWithProportionsMap(proportions={self.proportions}, length={self.length}))"
+        )
+
+
+def check_weights(parents: Sequence[Node], weights: Sequence[float]) -> None:
+    """Raises `ValueError` unless there is one positive weight for each of `parents`."""
+    if not parents:
+        raise ValueError("Must specify at least one dataset to mix.")
+    if len(parents) != len(weights):
+        raise ValueError(
+            f"`weights` must name every dataset: {len(parents)} datasets, {len(weights)} weights."
+        )
+    if not all(weight > 0 for weight in weights):
+        raise ValueError("Must specify all non-zero proportions for mixing.")
+
+
+def integer_proportions(weights: Sequence[float]) -> tuple[int, ...]:
+    """Weights as integers whose smallest is 100, cut off, as saved orders demand."""
+    factor = 100 / min(weights)
+    return tuple(int(weight * factor) for weight in weights)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Select(MapNode):
+    """Elements a user's map picks: (number of the dataset, index in it) for each index."""
+
+    selection: transforms.DatasetSelectionMap
+    dataset_name: ClassVar[str] = "MixedMapDataset"
+
+    @classmethod
+    def of(cls, parents: Sequence[Node], selection: transforms.DatasetSelectionMap) -> Self:
+        """A node that reads `parents` where `selection` says."""
+        for parent in parents:
+            random_access(parent)
+        return cls(tuple(parents), len(selection), selection)
+
+    def _arguments(self) -> str:
+        return f"[{len(self.parents)} parents]"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Concatenate(MapNode):
+    """Epoch `e` of one dataset after epoch `e` of another."""
+
+    dataset_name: ClassVar[str] = "MixedMapDataset"
+
+    @classmethod
+    def of(cls, parents: Sequence[Node]) -> Self:
+        """A node that joins `parents` end to end."""
+        if not parents:
+            raise ValueError("Must specify at least one dataset to concatenate.")
+        lengths = [random_access(parent).length for parent in parents]
+        for parent, length in zip(parents, lengths, strict=True):
+            if length >= ENDLESS:
+                raise ValueError(f"Cannot concatenate infinite datasets. {parent} is infinite.")
+        return cls(tuple(parents), min(ENDLESS, sum(lengths)))
+
+    def _arguments(self) -> str:
+        return f"[{len(self.parents)} parents]"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Seed(MapNode):
+    """Gives random stages below it that have no seed of their own something to draw from."""
+
+    own_seed: int | None = None
+    dataset_name: ClassVar[str] = "WithOptionsMapDataset"
+
+    @classmethod
+    def of(cls, parent: Node, seed: int) -> Self:
+        """A node that carries `seed`, any non-negative integer."""
+        return cls((parent,), random_access(parent).length, checked_seed(seed))
+
+
+def checked_seed(seed: int) -> int:
+    """Returns `seed`, or raises `ValueError` where it is negative."""
+    if seed < 0:
+        raise ValueError(f"`seed` must be non-negative, got {seed}")
+    return seed

@@ -1,0 +1,39 @@
+"""Seeds that random stages take from `ds.seed(...)` further up."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from grainmill._plan.node import Node
+
+MAX_SHUFFLE_SEED = 2**32
+
+
+def derived_seed(node: Node) -> int | None:
+    """The 32-bit seed a random `node` draws from the seeds above it, or `None` without any.
+
+    Parents are visited breadth first; each branch contributes its nearest seed together
+    with its distance, so two stages below one seed draw different ones.
+    """
+    words: list[int] = []
+    waiting = deque((parent, 1) for parent in node.parents)
+    while waiting:
+        above, distance = waiting.popleft()
+        if above.own_seed is not None:
+            words += [above.own_seed, distance]
+        else:
+            waiting.extend((parent, distance + 1) for parent in above.parents)
+    if not words:
+        return None
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint32)[0])
+
+
+def checked_shuffle_seed(seed: int) -> int:
+    """Returns `seed`, or raises `ValueError` where it does not fit in 32 bits."""
+    if not 0 <= seed < MAX_SHUFFLE_SEED:
+        raise ValueError(f"Seed must be an integer between 0 and 2**32-1 (got seed={seed}).")
+    return seed

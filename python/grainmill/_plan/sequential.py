@@ -1,0 +1,377 @@
+"""Nodes whose elements come one after another: what a `MapDataset` becomes, and all after it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from grainmill._plan import transforms
+from grainmill._plan.node import Node, function_of, transform_name
+from grainmill._plan.options import DatasetOptions, ReadOptions
+from grainmill._plan.random_access import (
+    check_batch_size,
+    check_weights,
+    checked_seed,
+    integer_proportions,
+    random_access,
+    random_map_seed,
+)
+from grainmill._plan.seeds import checked_shuffle_seed
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Read(Node):
+    """Elements of a random-access plan from the first to the last."""
+
+    options: ReadOptions
+    allow_nones: bool
+    dataset_name: ClassVar[str] = "PrefetchIterDataset"
+
+    def _arguments(self) -> str:
+        return f"(read_options={self.options}, allow_nones={self.allow_nones})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Foreign(Node):
+    """A user's own `IterDataset` subclass, in the middle of a plan or at its start."""
+
+    dataset: Any
+
+    def __str__(self) -> str:
+        return type(self.dataset).__name__
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Map(Node):
+    """A function of every element; `None` passes by and stays."""
+
+    transform: Any
+    function: Callable[..., Any]
+    dataset_name: ClassVar[str] = "MapIterDataset"
+
+    @classmethod
+    def of(cls, parent: Node, transform: Any) -> Self:
+        """A node that maps elements of `parent`."""
+        return cls((parent,), transform, function_of(transform, transforms.Map, "map"))
+
+    def _arguments(self) -> str:
+        return f"(transform={transform_name(self.transform)})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class MapWithIndex(Map):
+    """A function of the element and its number, counted from 0 in this iterator."""
+
+    dataset_name: ClassVar[str] = "MapWithIndexIterDataset"
+
+    @classmethod
+    def of(cls, parent: Node, transform: Any) -> Self:
+        """A node that maps (number, element) pairs of `parent`."""
+        function = function_of(transform, transforms.MapWithIndex, "map_with_index")
+        return cls((parent,), transform, function)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Filter(Map):
+    """Leaves out the elements a predicate turns down."""
+
+    dataset_name: ClassVar[str] = "FilterIterDataset"
+
+    @classmethod
+    def of(cls, parent: Node, transform: Any) -> Self:
+        """A node that keeps the elements of `parent` that pass."""
+        return cls((parent,), transform, function_of(transform, transforms.Filter, "filter"))
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class RandomMap(Map):
+    """A function of the element and a generator keyed by (`seed`, number of the element)."""
+
+    seed: int
+    dataset_name: ClassVar[str] = "RandomMapIterDataset"
+
+    @classmethod
+    def of(cls, parent: Node, transform: Any, seed: int | None) -> Self:  # type: ignore[override]
+        """A node that maps elements of `parent` with random numbers."""
+        function = function_of(transform, transforms.RandomMap, "random_map")
+        node = cls((parent,), transform, function, -1)
+        return dataclasses.replace(node, seed=random_map_seed(node, seed))
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Batch(Node):
+    """Consecutive elements stacked along a new leading axis."""
+
+    batch_size: int
+    drop_remainder: bool
+    batch_fn: Callable[[Sequence[Any]], Any] | None
+    dataset_name: ClassVar[str] = "BatchIterDataset"
+
+    @classmethod
+    def of(
+        cls,
+        parent: Node,
+        batch_size: int,
+        *,
+        drop_remainder: bool,
+        batch_fn: Callable[[Sequence[Any]], Any] | None,
+    ) -> Self:
+        """A node that batches elements of `parent`."""
+        check_batch_size(batch_size)
+        return cls((parent,), batch_size, drop_remainder, batch_fn)
+
+    def _arguments(self) -> str:
+        return f"(batch_size={self.batch_size}, drop_remainder={self.drop_remainder})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Rebatch(Node):
+    """Batches of one size cut and joined into batches of another."""
+
+    batch_size: int
+    drop_remainder: bool
+    dataset_name: ClassVar[str] = "RebatchIterDataset"
+
+    @classmethod
+    def of(cls, parent: Node, batch_size: int, *, drop_remainder: bool) -> Self:
+        """A node that regroups the rows of the batches of `parent`."""
+        check_batch_size(batch_size)
+        return cls((parent,), batch_size, drop_remainder)
+
+    def _arguments(self) -> str:
+        return f"(batch_size={self.batch_size}, drop_remainder={self.drop_remainder})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Mix(Node):
+    """Elements of several iterators in fixed proportions, until one is at its end.
+
+    `names` are those of the parents where they were given as a mapping, else `None`.
+    """
+
+    proportions: tuple[int, ...]
+    names: tuple[str, ...] | None
+    dataset_name: ClassVar[str] = "MixedIterDataset"
+
+    @classmethod
+    def of(
+        cls,
+        parents: Sequence[Node] | Mapping[str, Node],
+        weights: Sequence[float] | Mapping[str, float] | None,
+    ) -> Self:
+        """A node that mixes `parents` by `weights`; named parts are taken in order of name."""
+        names = None
+        if isinstance(parents, Mapping):
+            names = tuple(sorted(parents))
+            if weights is not None:
+                if not isinstance(weights, Mapping) or set(weights) != set(names):
+                    raise ValueError(
+                        "`weights` must be a mapping with the same keys as the datasets: "
+                        f"{list(names)}, got {weights}."
+                    )
+                weights = [weights[name] for name in names]
+            parents = [parents[name] for name in names]
+        elif isinstance(weights, Mapping):
+            raise ValueError("`weights` must be a sequence where the datasets are a sequence.")
+        chosen = tuple(weights) if weights is not None else (1.0,) * len(parents)
+        check_weights(parents, chosen)
+        return cls(tuple(parents), integer_proportions(chosen), names)
+
+    def _arguments(self) -> str:
+        return f"([{len(self.parents)} parents], proportions={list(self.proportions)})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Zip(Node):
+    """Tuples of one element of each of several iterators."""
+
+    strict: bool
+    dataset_name: ClassVar[str] = "ZipIterDataset"
+
+    def _arguments(self) -> str:
+        return f"([{len(self.parents)} parents], strict={self.strict})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Interleave(Node):
+    """One element of each of several open iterators in turn.
+
+    `datasets` yields datasets by index; it is no parent, so seeds do not pass through.
+    """
+
+    datasets: Any
+    cycle_length: int
+    num_make_iter_threads: int
+    make_iter_buffer_size: int
+    iter_buffer_size: int
+    dataset_name: ClassVar[str] = "InterleaveIterDataset"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Repeat(Node):
+    """The same epoch again and again."""
+
+    num_epochs: int | None
+    dataset_name: ClassVar[str] = "RepeatIterDataset"
+
+    @classmethod
+    def of(cls, parent: Node, num_epochs: int | None) -> Self:
+        """A node that runs over `parent` `num_epochs` times, without end if `None`."""
+        if num_epochs is not None and num_epochs <= 0:
+            raise ValueError(f"num_epochs must be positive, but got {num_epochs}.")
+        return cls((parent,), num_epochs)
+
+    def _arguments(self) -> str:
+        return f"(num_epochs={self.num_epochs})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Cache(Node):
+    """Remembers the elements of the first epoch."""
+
+    dataset_name: ClassVar[str] = "CacheIterDataset"
+
+    def _arguments(self) -> str:
+        return f"(parent={self.parent})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Limit(Node):
+    """The first `count` elements."""
+
+    count: int
+    dataset_name: ClassVar[str] = "LimitIterDataset"
+
+    @classmethod
+    def of(cls, parent: Node, count: int) -> Self:
+        """A node that ends after `count` elements of `parent`."""
+        if count <= 0:
+            raise ValueError(f"`count` must be a positive integer, got {count}.")
+        return cls((parent,), count)
+
+    def _arguments(self) -> str:
+        return f"(count={self.count})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class FlatMap(Node):
+    """Each element becomes a sequence of elements."""
+
+    transform: transforms.FlatMap
+    dataset_name: ClassVar[str] = "FlatMapIterDataset"
+
+    def _arguments(self) -> str:
+        return f"(transform={transform_name(self.transform)})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class WindowShuffle(Node):
+    """Permutes each run of `window_size` consecutive elements."""
+
+    window_size: int
+    seed: int
+    dataset_name: ClassVar[str] = "WindowShuffleIterDataset"
+
+    @classmethod
+    def of(cls, parent: Node, window_size: int, seed: int) -> Self:
+        """A node that permutes each window of `parent`."""
+        if window_size <= 0:
+            raise ValueError(f"`window_size` must be at least 1, got {window_size}")
+        return cls((parent,), window_size, checked_shuffle_seed(seed))
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class ThreadPrefetch(Node):
+    """Elements made ahead by a thread."""
+
+    prefetch_buffer_size: int
+    dataset_name: ClassVar[str] = "ThreadPrefetchIterDataset"
+
+    @classmethod
+    def of(cls, parent: Node, prefetch_buffer_size: int) -> Self:
+        """A node that keeps up to `prefetch_buffer_size` elements of `parent` ready."""
+        check_prefetch_buffer_size(prefetch_buffer_size)
+        return cls((parent,), prefetch_buffer_size)
+
+    def _arguments(self) -> str:
+        return f"(prefetch_buffer_size={self.prefetch_buffer_size})"
+
+
+def check_prefetch_buffer_size(size: int) -> None:
+    """Raises `ValueError` where `size` is negative."""
+    if size < 0:
+        raise ValueError(
+            f"`prefetch_buffer_size` must be greater than or equal to 0, got {size}."
+        )
+
+
+class BOSHandling(enum.Enum):
+    """What concat-then-split packing does with the first token of each segment."""
+
+    DO_NOTHING = "do_nothing"
+    REPLACE_FIRST_TOKEN_WITH_BOS = "replace_first_token_with_bos"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class FitPack(Node):
+    """Sequences put into the first, or the fullest, bin that has room for them."""
+
+    best_fit: bool
+    length_struct: Mapping[str, int]
+    num_packing_bins: int
+    seed: int
+    shuffle_bins: bool
+    shuffle_bins_group_by_feature: str | None
+    meta_features: tuple[str, ...]
+    pack_alignment_struct: Mapping[str, int] | None
+    padding_struct: Mapping[str, Any] | None
+    max_sequences_per_bin: int | None
+
+    def __str__(self) -> str:
+        return "BestFitPackIterDataset" if self.best_fit else "FirstFitPackIterDataset"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class ConcatThenSplit(Node):
+    """Sequences laid end to end and cut into full rows."""
+
+    length_struct: Mapping[str, int]
+    meta_features: tuple[str, ...]
+    split_full_length_features: bool
+    bos_handling: BOSHandling
+    bos_features: tuple[str, ...]
+    bos_token_id: int | None
+    dataset_name: ClassVar[str] = "ConcatThenSplitIterDataset"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Seed(Node):
+    """Gives random stages below it that have no seed of their own something to draw from."""
+
+    own_seed: int | None = None
+    dataset_name: ClassVar[str] = "WithOptionsIterDataset"
+
+    @classmethod
+    def of(cls, parent: Node, seed: int) -> Self:
+        """A node that carries `seed`, any non-negative integer."""
+        return cls((parent,), checked_seed(seed))
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class WithOptions(Node):
+    """Options for the whole pipeline."""
+
+    options: DatasetOptions
+    dataset_name: ClassVar[str] = "WithOptionsIterDataset"
+
+    def _arguments(self) -> str:
+        return f"(options={self.options})"
+
+
+def read(parent: Node, options: ReadOptions, *, allow_nones: bool) -> Read:
+    """The node that reads the random-access plan `parent` in order."""
+    return Read((random_access(parent),), options, allow_nones)
+
+
