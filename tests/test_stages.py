@@ -141,7 +141,7 @@ def test_stage_keeps_contract(name):
     if expected is None:
         expected, _ = drain(make(source))
         assert len(expected) == 13
-    check_stage(make, expected)
+    check_stage(make, expected, same_states=name != "cache")
 
 
 def test_repeated_cache_keeps_contract():
@@ -175,7 +175,7 @@ def test_cache_is_read_once():
     assert [s["cache_filled"] for s in states] == [False] * 3 + [True] * 5
 
 
-@pytest.mark.parametrize("k", range(7))
+@pytest.mark.parametrize("k", range(6))
 def test_restored_cache_is_read_once_more(k):
     states = states_of(repeated(cached(source(range(2))), 3), 6)
     parent = source(range(2))

@@ -124,6 +124,7 @@ class Part:
         self._start.freeze()
         self.stage.restore(state)
         self._begin()
+        self.place = (fixed(state), 0)
 
     def rewind(self) -> None:
         """Gives back the elements at hand, so that the stage stands where the part does."""
