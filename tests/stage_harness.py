@@ -7,7 +7,7 @@ import random
 from grainmill._iterators.stage import Block, Stage
 
 
-class Boom(Exception):
+class Boom(Exception):  # noqa: N818
     """What a failing element raises."""
 
 
@@ -178,7 +178,7 @@ def assert_survives_failures(make, expected, states):
                 return ListStage(elements, failing=failing)
 
             stage = make(failing)
-            elements, after = drain(stage, lambda: dice.randint(1, largest))
+            elements, after = drain(stage, lambda largest=largest: dice.randint(1, largest))
             assert elements == expected
             if expected:
                 assert [one() for one in after] == states

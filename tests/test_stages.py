@@ -4,6 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
+from stage_harness import Boom, ListStage, check_stage, drain, plain, source
+
 from grainmill._iterators.cache import CacheStage
 from grainmill._iterators.flat_map import FlatMapStage
 from grainmill._iterators.interleave import InterleaveStage
@@ -16,7 +18,6 @@ from grainmill._iterators.window_shuffle import WindowShuffleStage
 from grainmill._iterators.zip import ZipStage
 from grainmill._plan import sequential
 from grainmill._plan.transforms import FlatMap
-from stage_harness import Boom, ListStage, check_stage, drain, plain, source
 
 
 class Copies(FlatMap):

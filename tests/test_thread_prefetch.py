@@ -8,10 +8,11 @@ import threading
 import time
 
 import pytest
+from stage_harness import Boom, ListStage, drain
+
 from grainmill._iterators.stage import Block
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
 from grainmill._plan import sequential
-from stage_harness import Boom, ListStage, drain
 
 
 def prefetched(stage, size=2):
@@ -121,7 +122,7 @@ def test_closed_stage_refuses_to_be_used():
         stage.close()
         stage.close()
         assert parent.closed == 1
-        for use in (lambda: stage.pull(1), stage.start_prefetch):
+        for use in (lambda stage=stage: stage.pull(1), stage.start_prefetch):
             with pytest.raises(ValueError, match=r"^Attempting to use a closed iterator\.$"):
                 use()
     wait_until(lambda: not threads())

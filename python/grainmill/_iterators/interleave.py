@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from grainmill._iterators.opening import Openings
@@ -11,6 +10,8 @@ from grainmill._iterators.part import After, Part, fixed
 from grainmill._iterators.stage import Block, Stage, State
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from grainmill._plan.sequential import Interleave
 
 
@@ -22,9 +23,7 @@ class InterleaveStage(Stage):
     `open_part(num_parts - 1)`, each opened when it is first needed or a little ahead.
     """
 
-    def __init__(
-        self, node: Interleave, open_part: Callable[[int], Stage], num_parts: int
-    ) -> None:
+    def __init__(self, node: Interleave, open_part: Callable[[int], Stage], num_parts: int) -> None:
         super().__init__()
         self._num_parts = num_parts
         self._num_slots = min(node.cycle_length, num_parts)
