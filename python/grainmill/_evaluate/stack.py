@@ -164,8 +164,8 @@ def _column(first: Any, batch_size: int, arena: Arena, path: str) -> _Column:
         return _LeafColumn(batch_size, arena, path)
     pairs = zip(parts.entries, parts.children, strict=True)
     children = [_column(child, batch_size, arena, path + entry) for entry, child in pairs]
-    if type(first) is dict:
-        return _DictColumn(parts, children, path, first)
+    if type(first) in {dict, list, tuple}:
+        return _IndexedColumn(parts, children, path, first)
     return _BranchColumn(parts, children, path, first)
 
 
@@ -195,16 +195,18 @@ class _BranchColumn:
         return [list(column) for column in zip(*rows, strict=True)]
 
 
-class _DictColumn(_BranchColumn):
-    """A plain dict in every element, taken apart without looking at each on its own."""
+class _IndexedColumn(_BranchColumn):
+    """A dict, list or tuple in every element, taken apart without looking at each on its own."""
 
     def __init__(self, parts: Branch, children: list[_Column], path: str, first: Any) -> None:
         super().__init__(parts, children, path, first)
-        self._names = list(parts.rebuild(parts.children))
+        container = parts.rebuild(parts.children)
+        self._type = type(first)
+        self._names = list(container) if self._type is dict else range(len(container))
 
     def _columns(self, values: list[Any], at: int) -> list[list[Any]]:
-        alike = set(map(type, values)) == {dict} and set(map(len, values)) == {len(self._names)}
-        if alike:
+        alike = set(map(type, values)) == {self._type}
+        if alike and set(map(len, values)) == {len(self._names)}:
             try:
                 return [[value[name] for value in values] for name in self._names]
             except KeyError:

@@ -45,7 +45,7 @@ def branch(tree: Any) -> Branch | None:
         return known(tree)
     if isinstance(tree, tuple) and hasattr(kind, "_fields"):
         entries = tuple(f".{name}" for name in kind._fields)
-        return Branch(kind, entries, tree, lambda children: kind(*children))
+        return Branch((kind,), entries, tree, lambda children: kind(*children))
     return _registered_branch(tree)
 
 
@@ -133,7 +133,7 @@ def _ordered_dict_branch(tree: OrderedDict[Any, Any]) -> Branch:
 def _default_dict_branch(tree: defaultdict[Any, Any]) -> Branch:
     names = _ordered(tree)
     kind = (defaultdict, tree.default_factory, names)
-    make = functools.partial(defaultdict, tree.default_factory)
+    make: Callable[..., Any] = functools.partial(defaultdict, tree.default_factory)
     return Branch(kind, _key_entries(names), [tree[name] for name in names], _zipped(make, names))
 
 
@@ -144,7 +144,7 @@ def _sequence_branch(tree: list[Any] | tuple[Any, ...]) -> Branch:
 
 
 def _none_branch(tree: None) -> Branch | None:
-    return Branch(type(tree), (), (), lambda _: None) if jax_installed() else None
+    return Branch((tree,), (), (), lambda _: None) if jax_installed() else None
 
 
 _CONTAINERS: Final[dict[type, Callable[[Any], Branch | None]]] = {

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any
 
-from grainmill._iterators.part import After, Place, Start, fixed
+from grainmill._iterators.part import Place, Start, fixed
 from grainmill._iterators.stage import Block, Stage, State
 
 if TYPE_CHECKING:
     from grainmill._plan.sequential import Cache
 
-_BURST = 64
+_AT_ONCE = 64
+_EVERYTHING = 1 << 62
 
 
 class CacheStage(Stage):
@@ -36,7 +36,7 @@ class CacheStage(Stage):
     @property
     def burst(self) -> int:
         """See `Stage.burst`."""
-        return _BURST if self._filled else self._parent.burst
+        return _AT_ONCE if self._filled else self._parent.burst
 
     def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`."""
@@ -63,7 +63,9 @@ class CacheStage(Stage):
     def _refill(self) -> None:
         """Reads again what a restored state has behind it."""
         while self._missing is not None and len(self._memory) < self._missing:
-            block = self._parent.pull(self._missing - len(self._memory), interior=False)
+            block = self._parent.pull(
+                min(self._missing - len(self._memory), _AT_ONCE), interior=False
+            )
             self._memory += block.elements
             if not block.elements:
                 self._filled = True
@@ -109,8 +111,6 @@ class CacheStage(Stage):
         if not self._filled:
             super().start_prefetch()
 
-
-_EVERYTHING = 1 << 62
 
 
 def _state(parent: State, position: int, *, filled: bool) -> State:

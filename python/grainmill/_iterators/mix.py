@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from grainmill._iterators.part import Part, Place
 from grainmill._iterators.stage import Block, Stage, State
+from grainmill._native import MixSchedule
 
 if TYPE_CHECKING:
     from grainmill._plan.sequential import Mix
+
+_TURNS = 512
 
 
 class MixStage(Stage):
@@ -19,7 +22,8 @@ class MixStage(Stage):
 
     def __init__(self, node: Mix, parents: Sequence[Stage]) -> None:
         super().__init__(*parents)
-        self._proportions = node.proportions
+        self._schedule = MixSchedule(list(node.proportions))
+        self._known: tuple[int, list[int]] = (0, [])
         self._names = node.names
         self._parts = [Part(parent) for parent in parents]
         self._starts: list[State | None] | None = None
@@ -36,7 +40,7 @@ class MixStage(Stage):
         self._remember_starts()
         if self._stop:
             return self._block([], [])
-        turns = choices(self._proportions, self._index, limit)
+        turns = self._turns(limit)
         for number, want in Counter(turns).items():
             self._parts[number].ready(want)
         left = [part.at_hand for part in self._parts]
@@ -50,12 +54,22 @@ class MixStage(Stage):
             self._finish(turns[0])
         return self._block(turns[:run], left)
 
+    def _turns(self, count: int) -> list[int]:
+        """Which part has each of the next `count` turns, looked up for many turns at once."""
+        start, known = self._known
+        at = self._index - start
+        if not 0 <= at <= len(known) - count:
+            known = self._schedule.choose(self._index, max(count, _TURNS))[0].tolist()
+            self._known, at = (self._index, known), 0
+        return known[at : at + count]
+
     def _block(self, turns: list[int], left: list[int]) -> Block:
         places = [part.place for part in self._parts]
-        pieces = [
-            iter(part.take(part.at_hand - rest))
-            for part, rest in zip(self._parts, left, strict=False)
-        ]
+        pieces = {
+            number: iter(part.take(part.at_hand - left[number]))
+            for number, part in enumerate(self._parts)
+            if turns and part.at_hand != left[number]
+        }
         elements: list[Any] = [next(pieces[number]) for number in turns]
         index, stop, names = self._index, self._stop, self._names
         self._index += len(turns)
@@ -102,21 +116,6 @@ class MixStage(Stage):
             return list(parents)
         starts = self._starts or []
         return [parents.get(name, start) for name, start in zip(self._names, starts, strict=True)]
-
-
-def choices(proportions: Sequence[int], start: int, count: int) -> list[int]:
-    """Which part has the turn at each of `count` places from `start` on."""
-    return [_choice(proportions, place) for place in range(start, start + count)]
-
-
-def _choice(proportions: Sequence[int], place: int) -> int:
-    rest, low, high = sum(proportions), place, place + 1
-    for number, weight in enumerate(proportions):
-        others_low, others_high = low * (rest - weight) // rest, high * (rest - weight) // rest
-        if high - others_high != low - others_low:
-            return number
-        rest, low, high = rest - weight, others_low, others_high
-    raise AssertionError("proportions are positive")
 
 
 def _state(

@@ -13,7 +13,7 @@ Place: TypeAlias = tuple[After, int]
 """A block's `state_after` and the number of its elements that were taken."""
 
 
-def fixed(state: State) -> After:
+def fixed(state: Any) -> After:
     """A function that gives copies of `state`, which may change afterwards."""
     kept = copy.deepcopy(state)
     return lambda _: copy.deepcopy(kept)
@@ -123,4 +123,15 @@ class Part:
         """Continues where `state`, a state of the stage, was taken."""
         self._start.freeze()
         self.stage.restore(state)
+        self._begin()
+
+    def rewind(self) -> None:
+        """Gives back the elements at hand, so that the stage stands where the part does."""
+        if self.at_hand:
+            self.restore(self.state())
+
+    def seek(self, index: int) -> None:
+        """Makes `index` the next element, where elements have an index."""
+        self._start.freeze()
+        self.stage.seek(index)
         self._begin()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grainmill._iterators.part import Place, Start
+from grainmill._iterators.part import Place, Start, fixed
 from grainmill._iterators.stage import Block, Stage, State
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class RepeatStage(Stage):
         self._ended = self._empty or self._epoch + 1 == self._num_epochs
         if not self._ended:
             self._parent.restore(initial)
+            self._place = (fixed(initial), 0)
             self._empty = True
         self._epoch += 1
 

@@ -28,6 +28,9 @@ pub enum Error {
         /// The file.
         path: String,
     },
+    /// A thread of the engine panicked, which is a defect of the engine.
+    #[error("defect of the engine: {0}")]
+    Panicked(String),
     /// Bytes of a file are not what its format demands.
     #[error("{path}: {place}: {problem}")]
     Corrupt {

@@ -11,8 +11,8 @@ use grainmill_core::batch::Slot;
 use numpy::npyffi::{self, NpyTypes, PY_ARRAY_API, npy_intp};
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
-use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::{Borrowed, ffi};
 
 /// One piece of an arena's memory, as writable bytes; it returns to the arena when the last array
 /// or buffer over it is gone.
@@ -103,7 +103,7 @@ pub(crate) fn array_in_slot<'py>(
 }
 
 /// A writable, C-contiguous array as equal rows of bytes along its first axis.
-pub(crate) struct Rows<'py> {
+pub(crate) struct RowBytes<'py> {
     array: Bound<'py, PyUntypedArray>,
     dtype: Bound<'py, PyArrayDescr>,
     start: *mut u8,
@@ -122,7 +122,7 @@ pub(crate) enum Like<'a> {
     No,
 }
 
-impl<'py> Rows<'py> {
+impl<'py> RowBytes<'py> {
     /// The rows of `array` from row `first` on, which nobody else may use while this lives.
     pub(crate) fn of(array: Bound<'py, PyUntypedArray>, first: usize) -> PyResult<Self> {
         let dtype = array.dtype();
@@ -142,17 +142,17 @@ impl<'py> Rows<'py> {
     }
 
     /// Compares `element` with a row of this array.
-    pub(crate) fn like<'a>(&self, element: &'a Bound<'py, PyAny>) -> Like<'a> {
+    pub(crate) fn like<'a>(&self, element: Borrowed<'a, 'py, PyAny>) -> Like<'a> {
         // SAFETY: any object may be asked for its exact type.
         if unsafe { npyffi::PyArray_CheckExact(element.py(), element.as_ptr()) } == 0 {
             return Like::No;
         }
         // SAFETY: the check above says that this is an array.
-        let element: &'a Bound<'py, PyUntypedArray> = unsafe { element.cast_unchecked() };
-        if element.shape() != &self.array.shape()[1..] || !self.same_dtype(element) {
+        let element = unsafe { element.cast_unchecked::<PyUntypedArray>() };
+        if element.shape() != &self.array.shape()[1..] || !self.same_dtype(&element) {
             return Like::No;
         }
-        let start = fields(element).data.cast::<u8>();
+        let start = fields(&element).data.cast::<u8>();
         let apart = start.addr() + self.row_len <= self.start.addr()
             || self.start.addr() + self.num_rows * self.row_len <= start.addr();
         if !element.is_c_contiguous() || !apart {

@@ -5,7 +5,7 @@ use numpy::{Element, PyArray1, PyArrayDescr, PyUntypedArray};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList};
 
-use crate::array::{Like, PySlot, Rows, array_byte_len, array_in_slot};
+use crate::array::{Like, PySlot, RowBytes, array_byte_len, array_in_slot};
 use crate::error::Raised;
 
 /// From this many bytes on, copying lets other Python threads run.
@@ -60,17 +60,17 @@ fn copy_rows<'py>(
     elements: Bound<'py, PyList>,
     at: usize,
 ) -> PyResult<usize> {
-    let mut rows = Rows::of(array, at)?;
+    let mut rows = RowBytes::of(array, at)?;
     // The list may change while the copy runs without the interpreter lock: own its elements.
-    let elements: Vec<Bound<'py, PyAny>> = elements.iter().take(rows.num_rows).collect();
+    let elements = elements.to_tuple();
     let mut alike = Vec::with_capacity(elements.len());
     let mut num_copied = 0;
-    for element in &elements {
+    for element in elements.iter_borrowed().take(rows.num_rows) {
         match rows.like(element) {
             Like::Bytes(bytes) => alike.push(bytes),
             Like::Values => {
                 num_copied += copy_bytes(py, &mut rows, num_copied, &mut alike);
-                rows.copy_values(element, num_copied)?;
+                rows.copy_values(&element, num_copied)?;
                 num_copied += 1;
             }
             Like::No => break,
@@ -81,7 +81,7 @@ fn copy_rows<'py>(
 }
 
 /// Copies `alike` into consecutive rows from `at` on and empties it; returns how many there were.
-fn copy_bytes(py: Python<'_>, rows: &mut Rows<'_>, at: usize, alike: &mut Vec<&[u8]>) -> usize {
+fn copy_bytes(py: Python<'_>, rows: &mut RowBytes<'_>, at: usize, alike: &mut Vec<&[u8]>) -> usize {
     let (num_rows, row_len) = (alike.len(), rows.row_len);
     let out = rows.bytes_mut(at, num_rows);
     if out.len() < DETACH_BYTES {
@@ -115,7 +115,7 @@ where
     P: pyo3::PyTypeInfo,
 {
     let mut values = Vec::with_capacity(elements.len());
-    for element in elements {
+    for element in elements.to_tuple().iter_borrowed() {
         let value = element.is_exact_instance_of::<P>().then(|| element.extract::<T>().ok());
         values.push(value??);
     }

@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 
 mod array;
 mod batch;
+mod bytes_slot;
 mod error;
 mod order;
 mod pack;
@@ -13,6 +14,7 @@ mod records;
 
 #[pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     error::register(module)?;
     order::register(module)?;
     records::register(module)?;

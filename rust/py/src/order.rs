@@ -2,11 +2,11 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use grainmill_core::Result;
 use grainmill_core::order::permute::{MAX_RECORDS, SHUFFLE_ROUNDS};
 use grainmill_core::order::{Column, MixSchedule, Permutation, Resolver, Tree};
 use grainmill_core::order::{resolve, seed, window};
-use grainmill_core::Result;
-use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1};
+use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PyTuple};
@@ -82,7 +82,12 @@ impl PyMixSchedule {
     }
 
     /// For `count` positions from `start` on: which dataset, and which position of it.
-    fn choose<'py>(&self, py: Python<'py>, start: i64, count: usize) -> Result<Choices<'py>, Raised> {
+    fn choose<'py>(
+        &self,
+        py: Python<'py>,
+        start: i64,
+        count: usize,
+    ) -> Result<Choices<'py>, Raised> {
         let end = resolve::range_end(start, count)?;
         let (parts, keys) = released(py, count, || {
             let mut parts = Vec::with_capacity(count);
@@ -116,13 +121,11 @@ impl PyResolver {
         index: PyReadonlyArray1<'py, i64>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let index = index.as_array();
-        match index.as_slice() {
-            Some(index) => self.columns(py, index.len(), |resolver| resolver.resolve(index)),
-            None => {
-                let index = index.to_vec();
-                self.columns(py, index.len(), |resolver| resolver.resolve(&index))
-            }
+        if let Some(index) = index.as_slice() {
+            return self.columns(py, index.len(), |resolver| resolver.resolve(index));
         }
+        let index = index.to_vec();
+        self.columns(py, index.len(), |resolver| resolver.resolve(&index))
     }
 
     /// What `count` positions from `start` on are at every leaf and tap.
@@ -143,7 +146,9 @@ impl PyResolver {
         len: usize,
         compute: impl FnOnce(&mut Resolver) -> Result<Vec<Column>> + Send,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let columns = if len < DETACHED_LEN && let Ok(mut resolver) = self.0.try_lock() {
+        let columns = if len < DETACHED_LEN
+            && let Ok(mut resolver) = self.0.try_lock()
+        {
             compute(&mut resolver)
         } else {
             // The lock is never waited for with the interpreter held. A panic under it leaves
@@ -162,7 +167,8 @@ impl PyResolver {
 /// The stages that nested tuples describe, each `(name, parameters..., child)`.
 fn tree_from(node: &Bound<'_, PyTuple>) -> PyResult<Tree> {
     let name: String = node.get_item(0)?.extract()?;
-    let unlike = || PyValueError::new_err(format!("`{name}` is no stage with {} fields", node.len()));
+    let unlike =
+        || PyValueError::new_err(format!("`{name}` is no stage with {} fields", node.len()));
     let child = || -> PyResult<Box<Tree>> {
         let child = node.get_item(node.len() - 1)?;
         Ok(Box::new(tree_from(child.cast::<PyTuple>()?)?))
@@ -177,9 +183,7 @@ fn tree_from(node: &Bound<'_, PyTuple>) -> PyResult<Tree> {
     Ok(match (name.as_str(), node.len()) {
         ("leaf", 2) => Tree::Leaf { id: word(1)? },
         ("tap", 3) => Tree::Tap { id: word(1)?, child: child()? },
-        ("shuffle", 4) => {
-            Tree::Shuffle { num_records: count(1)?, seed: word(2)?, child: child()? }
-        }
+        ("shuffle", 4) => Tree::Shuffle { num_records: count(1)?, seed: word(2)?, child: child()? },
         ("window_shuffle", 5) => Tree::WindowShuffle {
             num_records: count(1)?,
             window_size: count(2)?,
@@ -213,14 +217,14 @@ fn tree_from(node: &Bound<'_, PyTuple>) -> PyResult<Tree> {
 /// Where `index` goes in the permutation of `0..=max_index` that `seed` chooses.
 #[pyfunction]
 fn index_shuffle(
-    index: &Bound<'_, PyInt>,
+    index: &Bound<'_, PyAny>,
     max_index: u64,
-    seed: &Bound<'_, PyInt>,
+    seed: &Bound<'_, PyAny>,
     rounds: i64,
 ) -> PyResult<u64> {
-    let seed: u32 = seed.extract().map_err(|_| {
-        PyTypeError::new_err(format!("`seed` must be in [0, 2**32), got {seed}"))
-    })?;
+    let seed: u32 = seed
+        .extract()
+        .map_err(|_| PyTypeError::new_err(format!("`seed` must be in [0, 2**32), got {seed}")))?;
     if max_index >= MAX_RECORDS {
         let text = format!("`max_index` must be less than 2**63, got {max_index}");
         return Err(PyOverflowError::new_err(text));

@@ -44,7 +44,6 @@ impl Floor {
 }
 
 #[inline]
-#[expect(clippy::cast_possible_truncation, reason = "the upper half of 128 bits has 64")]
 fn high_word(a: u64, b: u64) -> u64 {
     ((u128::from(a) * u128::from(b)) >> 64) as u64
 }

@@ -17,8 +17,11 @@ pub struct MixSchedule {
     /// Per part, what it and the parts after it have together.
     rests: Box<[u64]>,
     /// The first period, where it is short: who is chosen, and its key.
-    table: Option<(Floor, Box<[(u32, u32)]>)>,
+    table: Option<(Floor, Table)>,
 }
+
+/// For each position of a period, the part chosen and its key.
+type Table = Box<[(u32, u32)]>;
 
 /// What a position of a mixture is: which dataset, and which position of it.
 pub type Choice = (u32, i64);
@@ -65,7 +68,11 @@ impl MixSchedule {
     }
 
     /// Calls `visit` with the choice at each of `positions`; consecutive ones are fastest.
-    pub fn choose_block(&self, positions: impl Iterator<Item = i64>, mut visit: impl FnMut(Choice)) {
+    pub fn choose_block(
+        &self,
+        positions: impl Iterator<Item = i64>,
+        mut visit: impl FnMut(Choice),
+    ) {
         if let Some((period, table)) = &self.table {
             positions.for_each(|at| visit(self.choose_from_table(*period, table, at)));
             return;
@@ -73,14 +80,14 @@ impl MixSchedule {
         let mut run = Run::default();
         let mut following = None;
         for position in positions {
-            if following != Some(position) {
-                run.levels.clear();
-                visit(self.choose_by_formula(position));
-            } else {
+            if following == Some(position) {
                 if run.levels.is_empty() {
                     run = self.run_from(position);
                 }
                 visit(run.next());
+            } else {
+                run.levels.clear();
+                visit(self.choose_by_formula(position));
             }
             following = position.checked_add(1);
         }
@@ -97,7 +104,7 @@ impl MixSchedule {
 
     /// One period of choices: after `sum(proportions)` positions they repeat, with each key
     /// advanced by its part's proportion.
-    fn tabulated(&self) -> Option<(Floor, Box<[(u32, u32)]>)> {
+    fn tabulated(&self) -> Option<(Floor, Table)> {
         let period = self.rests[0];
         if period > MAX_TABLE_LEN {
             return None;
@@ -113,8 +120,7 @@ impl MixSchedule {
     /// Asks one part after the other whether the position is its own.
     fn choose_by_formula(&self, position: i64) -> Choice {
         let mut reached = position;
-        let mut part = 0;
-        for (&proportion, &rest) in self.proportions.iter().zip(&self.rests) {
+        for (part, (&proportion, &rest)) in (0..).zip(self.proportions.iter().zip(&self.rests)) {
             let step = rest - proportion;
             let (passed, carried) = scaled(reached, step, rest);
             // The next position passes one more on, or it is this part's.
@@ -122,7 +128,6 @@ impl MixSchedule {
                 return (part, reached - passed);
             }
             reached = passed;
-            part += 1;
         }
         unreachable!("the last part passes nothing on")
     }
@@ -238,7 +243,9 @@ mod tests {
 
     #[test]
     fn positions_at_the_ends_of_the_range_follow_the_formula() {
-        for proportions in [vec![1], vec![1, 1], vec![3, 1 << 40], vec![1 << 40, 3, 9], vec![4000, 1]] {
+        for proportions in
+            [vec![1], vec![1, 1], vec![3, 1 << 40], vec![1 << 40, 3, 9], vec![4000, 1]]
+        {
             let schedule = MixSchedule::new(&proportions).unwrap();
             for position in [i64::MIN, i64::MIN + 1, i64::MAX - 1, i64::MAX] {
                 assert_eq!(schedule.choose(position), choose_slowly(&proportions, position));

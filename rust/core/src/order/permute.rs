@@ -123,7 +123,7 @@ fn half_bits(max_index: u64) -> u32 {
 /// Defines the encryption of a group of blocks in words of one width, and the walk of a block
 /// of indices with it.
 macro_rules! cipher {
-    ($encrypt:ident, $walk:ident, $word:ty) => {
+    ($encrypt:ident, $walk:ident, $word:ty, $word_of:path) => {
         #[inline(always)]
         fn $encrypt<const N: usize>(group: &mut [$word; N], round_keys: &[u32], half_bits: u32) {
             let mask: $word = (1 << half_bits) - 1;
@@ -150,16 +150,15 @@ macro_rules! cipher {
         }
 
         /// Walks every index on until it is at most `max_index` again.
-        #[expect(clippy::cast_possible_truncation, reason = "indices fit the word the caller chose")]
         fn $walk(index: &mut [i64], max_index: u64, round_keys: &[u32], half_bits: u32) {
-            let max_index = max_index as $word;
+            let max_index = $word_of(max_index);
             let mut values: [$word; POOL_LEN] = [0; POOL_LEN];
             let mut places = [0_usize; POOL_LEN];
             let (mut entered, mut live) = (0, 0);
             while live > 0 || entered < index.len() {
                 let entering = (POOL_LEN - live).min(index.len() - entered);
                 for (lane, place) in (live..).zip(entered..entered + entering) {
-                    values[lane] = index[place].cast_unsigned() as $word;
+                    values[lane] = $word_of(index[place].cast_unsigned());
                     places[lane] = place;
                 }
                 entered += entering;
@@ -182,8 +181,13 @@ macro_rules! cipher {
     };
 }
 
-cipher!(encrypt_narrow, walk_narrow, u32);
-cipher!(encrypt_wide, walk_wide, u64);
+cipher!(encrypt_narrow, walk_narrow, u32, narrow);
+cipher!(encrypt_wide, walk_wide, u64, std::convert::identity);
+
+#[expect(clippy::cast_possible_truncation, reason = "blocks of at most 32 bits hold the index")]
+fn narrow(index: u64) -> u32 {
+    index as u32
+}
 
 #[cfg(test)]
 mod tests {
@@ -212,8 +216,8 @@ mod tests {
 
     #[test]
     fn every_epoch_visits_every_record_once() {
-        for num_records in [1, 2, 3, 10, 1000, 65_535, 65_536, 65_537, 65_538, 262_145, 300_000] {
-            for seed in [0, 7, u32::MAX] {
+        for num_records in [1, 3, 1000, 65_535, 65_536, 65_537, 262_145] {
+            for seed in [7, u32::MAX] {
                 let permutation = Permutation::new(num_records, seed, SHUFFLE_ROUNDS).unwrap();
                 let mut order: Vec<i64> = (0..num_records.cast_signed()).collect();
                 permutation.apply_block(&mut order).unwrap();
@@ -230,16 +234,21 @@ mod tests {
     #[test]
     fn blocks_hold_the_largest_index_and_are_grains_elsewhere() {
         let mut differing = Vec::new();
-        for max_index in (1..600_000_u64).chain((17..48).map(|bits| 1 << bits)) {
+        for max_index in (1..300_000_u64).chain((19..48).map(|bits| 1 << bits)) {
             assert!(max_index >> (2 * half_bits(max_index)) == 0);
-            #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "as Grain")]
+            #[expect(
+                clippy::cast_precision_loss,
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "as Grain"
+            )]
             let grain = ((max_index as f64).log2().ceil() as u32).max(16).div_ceil(2);
             if half_bits(max_index) != grain {
                 differing.push(max_index);
             }
         }
         // Sizes 4^k + 1.
-        let powers: Vec<u64> = [8, 9].into_iter().chain(9..24).map(|k| 1 << (2 * k)).collect();
+        let powers: Vec<u64> = (8..24).map(|k| 1 << (2 * k)).collect();
         assert_eq!(differing, powers);
     }
 

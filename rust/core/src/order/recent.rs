@@ -31,9 +31,8 @@ impl RecentPermutations {
     }
 
     fn entry(&mut self, num_records: u64, seed: u32) -> Result<&mut Entry> {
-        let is_wanted = |entry: &Entry| {
-            entry.seed == seed && entry.permutation.num_records() == num_records
-        };
+        let is_wanted =
+            |entry: &Entry| entry.seed == seed && entry.permutation.num_records() == num_records;
         if let Some(place) = self.kept.iter().position(is_wanted) {
             self.kept[..=place].rotate_right(1);
         } else {

@@ -268,3 +268,262 @@ fn same_count(name: &str, num_parameters: usize, num_children: usize) -> Result<
         "`{name}` must have one entry per child, got {num_parameters} for {num_children}"
     )))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Column, Resolver, Tree};
+    use crate::order::{MixSchedule, Permutation};
+    use proptest::prelude::*;
+
+    /// Follows one position down, a division at a time: the slow twin of [`Resolver`].
+    fn follow(tree: &Tree, position: i64, reached: &mut Vec<(u32, i64)>) {
+        let split = |len: u64| {
+            let len = len.cast_signed();
+            (position.div_euclid(len), position.rem_euclid(len))
+        };
+        let moved = |len: u64, seed: u32, number: i64, place: i64| {
+            let seed = (i64::from(seed) + number).rem_euclid(1 << 32).try_into().unwrap();
+            let permutation = Permutation::new(len, seed, 4).unwrap();
+            permutation.apply(place.try_into().unwrap()).unwrap().cast_signed()
+        };
+        let (child, below) = match tree {
+            Tree::Leaf { id } => return reached.push((*id, position)),
+            Tree::Tap { id, child } => {
+                reached.push((*id, position));
+                (&**child, position)
+            }
+            Tree::Shuffle { num_records, seed, child } => {
+                let (epoch, place) = split(*num_records);
+                (&**child, position - place + moved(*num_records, *seed, epoch, place))
+            }
+            Tree::WindowShuffle { num_records, window_size, seed, child } => {
+                let is_grains = num_records.is_multiple_of(*window_size);
+                let (epoch, in_epoch) = if is_grains { (0, position) } else { split(*num_records) };
+                let size = window_size.cast_signed();
+                let (window, place) = (in_epoch.div_euclid(size), in_epoch.rem_euclid(size));
+                let left = num_records.cast_signed() - window * size;
+                let len = if is_grains { size } else { size.min(left) };
+                let number = epoch * num_records.div_ceil(*window_size).cast_signed() + window;
+                let place_now = moved(len.cast_unsigned(), *seed, number, place);
+                (&**child, position - place + place_now)
+            }
+            Tree::Slice { start, step, num_records, parent_len, child } => {
+                let (epoch, place) = split(*num_records);
+                (&**child, start + place * step + epoch * parent_len.cast_signed())
+            }
+            Tree::Wrap { num_records, child } => (&**child, split(*num_records).1),
+            Tree::Take { indices, parent_len, child } => {
+                let (epoch, place) = split(indices.len() as u64);
+                let index = indices[usize::try_from(place).unwrap()];
+                (&**child, index + epoch * parent_len.cast_signed())
+            }
+            Tree::Divide { by, child } => (&**child, split(*by).0),
+            Tree::Mix { proportions, children } => {
+                let (part, key) = MixSchedule::new(proportions).unwrap().choose(position);
+                (&children[part as usize], key)
+            }
+            Tree::Concatenate { lengths, children } => {
+                let (epoch, mut record) = split(lengths.iter().sum());
+                let mut part = 0;
+                while record >= lengths[part].cast_signed() {
+                    record -= lengths[part].cast_signed();
+                    part += 1;
+                }
+                (&children[part], record + epoch * lengths[part].cast_signed())
+            }
+        };
+        follow(child, below, reached);
+    }
+
+    fn follow_all(tree: &Tree, positions: &[i64], num_ids: u32) -> Vec<Column> {
+        let mut reached = vec![(Vec::new(), Vec::new()); num_ids as usize];
+        for (row, &position) in (0..).zip(positions) {
+            let mut here = Vec::new();
+            follow(tree, position, &mut here);
+            for (id, index) in here {
+                reached[id as usize].0.push(row);
+                reached[id as usize].1.push(index);
+            }
+        }
+        let column = |(id, (rows, index))| Column { id, rows: Some(rows), index };
+        (0..).zip(reached).map(column).collect()
+    }
+
+    /// Gives every leaf and tap its own id, in the order in which columns come.
+    fn number(tree: &mut Tree, next: &mut u32) {
+        match tree {
+            Tree::Leaf { id } | Tree::Tap { id, .. } => {
+                *id = *next;
+                *next += 1;
+            }
+            _ => {}
+        }
+        match tree {
+            Tree::Leaf { .. } => {}
+            Tree::Mix { children, .. } | Tree::Concatenate { children, .. } => {
+                for child in children {
+                    number(child, next);
+                }
+            }
+            Tree::Tap { child, .. }
+            | Tree::Shuffle { child, .. }
+            | Tree::WindowShuffle { child, .. }
+            | Tree::Slice { child, .. }
+            | Tree::Wrap { child, .. }
+            | Tree::Take { child, .. }
+            | Tree::Divide { child, .. } => number(child, next),
+        }
+    }
+
+    fn trees() -> impl Strategy<Value = Tree> {
+        let leaf = Just(Tree::Leaf { id: 0 });
+        leaf.prop_recursive(4, 12, 3, |inner| {
+            let child = inner.clone().prop_map(Box::new);
+            let len = prop_oneof![Just(1_u64), 700..800_u64, 9000..70_000_u64];
+            let parts = prop::collection::vec((1..2000_u64, inner), 1..4);
+            let lengths = (child.clone(), len.clone(), len, -90..90_i64, any::<u32>());
+            prop_oneof![
+                child.clone().prop_map(|child| Tree::Tap { id: 0, child }),
+                (1..9_u64, child.clone()).prop_map(|(by, child)| Tree::Divide { by, child }),
+                lengths.prop_flat_map(|(child, n, m, step, seed)| {
+                    let indices = vec![step, 3, -1];
+                    prop::sample::select(vec![
+                        Tree::Shuffle { num_records: n, seed, child: child.clone() },
+                        Tree::WindowShuffle {
+                            num_records: n,
+                            window_size: m,
+                            seed,
+                            child: child.clone(),
+                        },
+                        Tree::WindowShuffle {
+                            num_records: 3 * m,
+                            window_size: m,
+                            seed,
+                            child: child.clone(),
+                        },
+                        Tree::Slice {
+                            start: 5,
+                            step,
+                            num_records: n,
+                            parent_len: m,
+                            child: child.clone(),
+                        },
+                        Tree::Wrap { num_records: n, child: child.clone() },
+                        Tree::Take { indices, parent_len: m, child },
+                    ])
+                }),
+                (parts.clone(), any::<bool>()).prop_map(|(parts, is_mix)| {
+                    let (numbers, children) = parts.into_iter().unzip();
+                    if is_mix {
+                        Tree::Mix { proportions: numbers, children }
+                    } else {
+                        Tree::Concatenate { lengths: numbers, children }
+                    }
+                }),
+            ]
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn resolve_matches_follow(
+            mut tree in trees(),
+            start in -100_000..100_000_i64,
+            jumps in prop::collection::vec(-1_000_000..1_000_000_i64, 0..60),
+        ) {
+            let mut num_ids = 0;
+            number(&mut tree, &mut num_ids);
+            let mut resolver = Resolver::new(tree.clone()).unwrap();
+            let run: Vec<i64> = (start..start + 80).collect();
+            let ranged = resolver.resolve_range(start, 80).unwrap();
+            prop_assert_eq!(ranged, resolver.resolve(&run).unwrap());
+            for positions in [run, jumps] {
+                let mut columns = resolver.resolve(&positions).unwrap();
+                let all: Vec<i64> = (0..).take(positions.len()).collect();
+                for column in &mut columns {
+                    column.rows.get_or_insert_with(|| all.clone());
+                }
+                columns.sort_by_key(|column| column.id);
+                prop_assert_eq!(columns, follow_all(&tree, &positions, num_ids));
+            }
+        }
+    }
+
+    fn leaf(id: u32) -> Tree {
+        Tree::Leaf { id }
+    }
+
+    #[test]
+    fn indices_beyond_the_range_are_errors() {
+        let n = 1 << 40;
+        let outside = [
+            Tree::Slice {
+                start: 0,
+                step: 1,
+                num_records: 1,
+                parent_len: n,
+                child: Box::new(leaf(0)),
+            },
+            Tree::Take { indices: vec![0], parent_len: n, child: Box::new(leaf(0)) },
+            Tree::Shuffle { num_records: (1 << 62) + 1, seed: 0, child: Box::new(leaf(0)) },
+        ];
+        for tree in outside {
+            let mut resolver = Resolver::new(tree).unwrap();
+            assert!(resolver.resolve(&[i64::MIN]).is_err());
+            assert!(resolver.resolve(&[0]).is_ok());
+        }
+        let mut resolver = Resolver::new(leaf(0)).unwrap();
+        assert!(resolver.resolve_range(i64::MAX, 2).is_err());
+    }
+
+    #[test]
+    fn a_stage_without_records_has_no_positions_but_an_empty_block() {
+        let empty = [
+            Tree::Shuffle { num_records: 0, seed: 0, child: Box::new(leaf(0)) },
+            Tree::WindowShuffle {
+                num_records: 0,
+                window_size: 3,
+                seed: 0,
+                child: Box::new(leaf(0)),
+            },
+            Tree::Slice {
+                start: 0,
+                step: 1,
+                num_records: 0,
+                parent_len: 5,
+                child: Box::new(leaf(0)),
+            },
+            Tree::Wrap { num_records: 0, child: Box::new(leaf(0)) },
+            Tree::Take { indices: Vec::new(), parent_len: 5, child: Box::new(leaf(0)) },
+            Tree::Concatenate { lengths: vec![0], children: vec![leaf(0)] },
+        ];
+        for tree in empty {
+            let mut resolver = Resolver::new(tree).unwrap();
+            assert!(resolver.resolve(&[0]).is_err());
+            assert_eq!(resolver.resolve(&[]).unwrap()[0].index, []);
+        }
+    }
+
+    #[test]
+    fn unfitting_parameters_are_refused() {
+        let unfitting = [
+            Tree::Tap { id: 1, child: Box::new(leaf(1)) },
+            Tree::Divide { by: 0, child: Box::new(leaf(0)) },
+            Tree::Shuffle { num_records: 1 << 63, seed: 0, child: Box::new(leaf(0)) },
+            Tree::WindowShuffle {
+                num_records: 5,
+                window_size: 0,
+                seed: 0,
+                child: Box::new(leaf(0)),
+            },
+            Tree::Mix { proportions: vec![1, 2], children: vec![leaf(0)] },
+            Tree::Mix { proportions: vec![0], children: vec![leaf(0)] },
+            Tree::Concatenate { lengths: Vec::new(), children: Vec::new() },
+            Tree::Concatenate { lengths: vec![1 << 62; 2], children: vec![leaf(0), leaf(1)] },
+        ];
+        for tree in unfitting {
+            assert!(Resolver::new(tree.clone()).is_err(), "{tree:?}");
+        }
+    }
+}

@@ -10,19 +10,18 @@ pub fn seed_seq(seed: u32, num_words: usize) -> Vec<u32> {
     if n == 0 {
         return words;
     }
-    let t = match n {
+    let tail = match n {
         623.. => 11,
         68.. => 7,
         39.. => 5,
         7.. => 3,
         _ => (n - 1) / 2,
     };
-    let p = (n - t) / 2;
-    let q = p + t;
-    let m = n.max(2);
+    let p = (n - tail) / 2;
+    let q = p + tail;
     let scramble = |x: u32| x ^ (x >> 27);
     let mut place = Places::new(n, p, q);
-    for k in 0..m {
+    for k in 0..n.max(2) {
         let [last, here, at_p, at_q] = place.advance();
         let first = scramble(words[here] ^ words[at_p] ^ words[last]).wrapping_mul(1_664_525);
         let added = match k {
@@ -153,8 +152,14 @@ mod tests {
 
     #[test]
     fn seed_sequence_agrees_with_numpy() {
-        assert_eq!(SeedSequence::new(&[42]).words(3), [3_444_837_047, 2_669_555_309, 2_046_530_742]);
-        assert_eq!(SeedSequence::new(&[1, 2, 3, 4, 5, 6]).words(5), [488_360_481, 3_956_080_669, 2_986_500_235, 3_488_252_836, 3_841_783_222]);
+        assert_eq!(
+            SeedSequence::new(&[42]).words(3),
+            [3_444_837_047, 2_669_555_309, 2_046_530_742]
+        );
+        assert_eq!(
+            SeedSequence::new(&[1, 2, 3, 4, 5, 6]).words(5),
+            [488_360_481, 3_956_080_669, 2_986_500_235, 3_488_252_836, 3_841_783_222]
+        );
         assert_eq!(derived_seed(&[(vec![42], 1)]), 3_329_053_876);
         assert_eq!(philox_key(&[5, 1]), [17_996_766_564_426_832_300, 12_826_844_651_305_701_079]);
     }

@@ -75,12 +75,12 @@ impl Stage {
                 }
                 Self::Mix { schedule, children } => {
                     let parts = mixed(schedule, &index);
-                    return resolve_parts(children, parts, rows, columns);
+                    return resolve_parts(children, parts, &rows, columns);
                 }
                 Self::Concatenate { total, ends, children } => {
                     refuse_empty(total.is_zero(), &index, "a concatenation")?;
                     let parts = concatenated(*total, ends, &index)?;
-                    return resolve_parts(children, parts, rows, columns);
+                    return resolve_parts(children, parts, &rows, columns);
                 }
                 straight => straight.apply(&mut index)?,
             };
@@ -119,7 +119,9 @@ impl Stage {
             }
             Self::Wrap { num_records, child } => {
                 refuse_empty(num_records.is_zero(), index, "`repeat`")?;
-                index.iter_mut().for_each(|position| *position = num_records.split(*position).1);
+                for position in index {
+                    *position = num_records.split(*position).1;
+                }
                 Ok(child)
             }
             Self::Take { indices, num_records, parent_len, child } => {
@@ -132,7 +134,9 @@ impl Stage {
                 Ok(child)
             }
             Self::Divide { by, child } => {
-                index.iter_mut().for_each(|position| *position = by.split(*position).0);
+                for position in index {
+                    *position = by.split(*position).0;
+                }
                 Ok(child)
             }
             Self::Leaf { .. } | Self::Tap { .. } | Self::Mix { .. } | Self::Concatenate { .. } => {
@@ -146,7 +150,7 @@ impl Orders {
     /// Moves every position within its span, as that span's order says.
     fn apply(&mut self, index: &mut [i64], span_at: impl Fn(i64) -> Option<Span>) -> Result<()> {
         let spans = |position| span_at(position).ok_or_else(|| leaves_range("shuffle", position));
-        let runs = runs(index, &spans)?;
+        let runs = runs(index, spans)?;
         if runs.len() <= index.len() / MIN_RUN_LEN + 1 {
             return self.apply_runs(index, &runs);
         }
@@ -154,7 +158,7 @@ impl Orders {
         let mut places: Vec<usize> = (0..index.len()).collect();
         places.sort_unstable_by_key(|&place| index[place]);
         let mut sorted: Vec<i64> = places.iter().map(|&place| index[place]).collect();
-        let runs = self::runs(&sorted, &spans)?;
+        let runs = self::runs(&sorted, spans)?;
         self.apply_runs(&mut sorted, &runs)?;
         for (place, moved) in places.into_iter().zip(sorted) {
             index[place] = moved;
@@ -166,10 +170,14 @@ impl Orders {
         let mut rest = index;
         for &(span, run_len) in runs {
             let (run, behind) = rest.split_at_mut(run_len);
-            run.iter_mut().for_each(|position| *position -= span.start);
+            for position in &mut *run {
+                *position -= span.start;
+            }
             let seed = low_word(i64::from(self.seed).wrapping_add(span.number));
             self.recent.apply(span.len.cast_unsigned(), seed, run)?;
-            run.iter_mut().for_each(|position| *position += span.start);
+            for position in run {
+                *position += span.start;
+            }
             rest = behind;
         }
         Ok(())
@@ -244,12 +252,12 @@ fn concatenated(total: Floor, ends: &[i64], index: &[i64]) -> Result<Vec<Part>> 
 fn resolve_parts(
     children: &mut [Stage],
     parts: Vec<Part>,
-    rows: Rows,
+    rows: &Rows,
     columns: &mut Vec<Column>,
 ) -> Result<()> {
     let num_places: usize = parts.iter().map(|part| part.index.len()).sum();
     for (child, part) in children.iter_mut().zip(parts) {
-        let part_rows = match &rows {
+        let part_rows = match rows {
             _ if part.index.len() == num_places => rows.clone(),
             None => Some(part.places),
             // A place is a position in `rows`, counted from 0.

@@ -17,7 +17,7 @@ pub(crate) struct Windows {
     epoch_len: i64,
     window_size: Floor,
     window_len: i64,
-    windows_per_epoch: i64,
+    per_epoch: i64,
 }
 
 /// One window: its number, where it starts and how many records it has.
@@ -43,7 +43,7 @@ impl Windows {
             epoch_len,
             window_size: Floor::new(window_len.cast_unsigned()),
             window_len,
-            windows_per_epoch: epoch_len / window_len + i64::from(epoch_len % window_len != 0),
+            per_epoch: epoch_len / window_len + i64::from(epoch_len % window_len != 0),
         })
     }
 
@@ -58,7 +58,7 @@ impl Windows {
         let (window, _) = self.window_size.split(place);
         let skipped = window * self.window_len;
         Some(Window {
-            number: epoch.checked_mul(self.windows_per_epoch)?.checked_add(window)?,
+            number: epoch.checked_mul(self.per_epoch)?.checked_add(window)?,
             start: epoch.checked_mul(self.epoch_len)?.checked_add(skipped)?,
             len: self.window_len.min(self.epoch_len - skipped),
         })
@@ -87,4 +87,53 @@ pub fn window_order(window_len: u64, seed: u32) -> Result<Vec<i64>> {
     order.extend((0..window_len.cast_signed()).rev());
     Permutation::new(window_len, seed, SHUFFLE_ROUNDS)?.apply_block(&mut order)?;
     Ok(order)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Window, Windows, window_order};
+
+    #[test]
+    fn dividing_windows_are_numbered_over_the_endless_sequence() {
+        let windows = Windows::new(20, 5).unwrap();
+        assert_eq!(windows.at(23), Some(Window { number: 4, start: 20, len: 5 }));
+        assert_eq!(windows.at(-1), Some(Window { number: -1, start: -5, len: 5 }));
+    }
+
+    #[test]
+    fn other_windows_start_anew_with_each_epoch() {
+        let windows = Windows::new(20, 6).unwrap();
+        assert_eq!(windows.at(19), Some(Window { number: 3, start: 18, len: 2 }));
+        assert_eq!(windows.at(20), Some(Window { number: 4, start: 20, len: 6 }));
+        assert_eq!(windows.at(-1), Some(Window { number: -1, start: -2, len: 2 }));
+        let whole = Windows::new(7, 100).unwrap();
+        assert_eq!(whole.at(8), Some(Window { number: 1, start: 7, len: 7 }));
+    }
+
+    #[test]
+    fn windows_cover_every_position_once() {
+        for (num_records, window_size) in [(1, 1), (7, 3), (12, 4), (5, 9), (100, 1)] {
+            let windows = Windows::new(num_records, window_size).unwrap();
+            let mut next = 0;
+            while next < 3 * num_records {
+                let window = windows.at(next).unwrap();
+                assert_eq!(window.start, next);
+                assert!((1..=window_size).contains(&window.len));
+                for position in next..next + window.len {
+                    assert_eq!(windows.at(position), Some(window));
+                }
+                next += window.len;
+            }
+        }
+    }
+
+    #[test]
+    fn a_window_order_is_a_permutation_and_absurd_windows_are_refused() {
+        let mut order = window_order(1000, 3).unwrap();
+        assert_ne!(order[..10], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        order.sort_unstable();
+        assert!(order.into_iter().eq(0..1000));
+        assert_eq!(window_order(0, 3).unwrap(), []);
+        assert!(window_order(1 << 62, 3).is_err());
+    }
 }

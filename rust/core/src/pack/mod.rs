@@ -1,1 +1,11 @@
-//! Sequences into bins.
+//! Sequences into bins: which bin each one goes to, and its cells into the row of that bin.
+//!
+//! [`Bins`] decides, from lengths alone; [`Column`] holds one feature of all rows and copies.
+
+mod best_fit;
+mod bins;
+mod column;
+mod first_fit;
+
+pub use bins::{Bins, Fit, Layout};
+pub use column::{Column, Placement};

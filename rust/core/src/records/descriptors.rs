@@ -1,6 +1,7 @@
 //! Files on disk, of which only a bounded number is held open at a time.
 
 use std::collections::HashMap;
+use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::fs::{Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use super::process::PerProcess;
+use crate::process::PerProcess;
 use crate::{Error, Result};
 
 /// How many files are held open in a process; common limits begin at 1,024.
@@ -155,6 +156,21 @@ impl OnDisk {
             }
         }
         Ok(())
+    }
+
+    /// Fills `pieces` from position `at` of `file`; says whether one call gave enough.
+    pub(crate) fn read_pieces_at(
+        &self,
+        file: &OwnedFd,
+        pieces: &mut [IoSliceMut<'_>],
+        at: u64,
+    ) -> Result<bool> {
+        let wanted: usize = pieces.iter().map(|piece| piece.len()).sum();
+        match rustix::io::preadv(file, pieces, at) {
+            Ok(len) => Ok(len == wanted),
+            Err(Errno::INTR) => Ok(false),
+            Err(errno) => Err(failed(&self.path, "read", errno)),
+        }
     }
 }
 

@@ -8,9 +8,10 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use super::array_record::ArrayRecordFile;
 use super::array_record::reader::{Lease, WHOLE_READ_LEN, room};
+use super::array_record::{ArrayRecordFile, direct};
 use super::riegeli::{ChunkRecords, Decoder};
+use super::spare;
 use crate::{Error, Result};
 
 /// Neighbouring chunks are read together up to this length, which a core's cache still holds.
@@ -19,6 +20,8 @@ const RUN_LEN: u64 = 128 << 10;
 const GAP_LEN: u64 = 1 << 10;
 /// Parts of a plan hold about this many bytes, so that smaller plans are not worth a second thread.
 const PART_LEN: u64 = 256 << 10;
+/// Records from this length on are read straight into their slots.
+const DIRECT_LEN: usize = 4 << 10;
 /// Memory above this is given back after use.
 const KEPT_LEN: usize = 8 << 20;
 
@@ -179,55 +182,94 @@ impl Files {
     /// If a position is out of range, or a file cannot be read or is damaged.
     pub fn read(&self, positions: &[u64]) -> Result<Records> {
         let plan = self.plan(positions)?;
+        let mut scratch = Scratch::default();
         let parts = (0..plan.num_parts())
-            .map(|part| self.read_part(&plan, part, &mut Scratch::default()))
+            .map(|part| self.read_part::<Vec<u8>>(&plan, part, &mut [], &mut scratch))
             .collect::<Result<Vec<_>>>()?;
         Ok(plan.gather(parts))
     }
 
-    /// Reads one part of `plan`.
+    /// How long each record of `plan` is, in the order asked for, where the index of its file
+    /// tells. A hint: a damaged or unusual file may hold something else.
+    pub fn predicted_lens(&self, plan: &Plan) -> Vec<Option<usize>> {
+        let mut lens = vec![None; plan.picks.len()];
+        for pick in &plan.picks {
+            lens[pick.out] = self.files[pick.file].file.predicted_len(pick.chunk);
+        }
+        lens
+    }
+
+    /// Reads one part of `plan`, each record into its slot of [`Plan::split`] if that has the
+    /// right length. `slots` may be empty.
     ///
     /// # Errors
-    /// If a file cannot be read or is damaged.
+    /// If a file cannot be read or is damaged; what slots then hold is unspecified.
     ///
     /// # Panics
     /// If `plan` is of other files or has no such part.
-    pub fn read_part(
+    pub fn read_part<S: AsMut<[u8]>>(
         &self,
         plan: &Plan,
         part: usize,
+        slots: &mut [Option<S>],
         scratch: &mut Scratch,
     ) -> Result<PartRecords> {
         let picks = &plan.picks[plan.parts[part].clone()];
-        let mut records = PartRecords { bytes: Vec::new(), ends: Vec::with_capacity(picks.len()) };
+        let mut sink = Sink {
+            slots,
+            done: 0,
+            records: PartRecords { bytes: spare::take(), places: Vec::with_capacity(picks.len()) },
+        };
         for picks in picks.chunk_by(|a, b| a.file == b.file) {
             let file = &self.files[picks[0].file].file;
             let lease = file.lease()?;
             let mut rest = picks;
             while !rest.is_empty() {
-                rest = read_run(file, &lease, rest, scratch, &mut records)?;
+                rest = if read_direct(file, &lease, rest, &mut sink)? {
+                    &rest[1..]
+                } else {
+                    read_run(file, &lease, rest, scratch, &mut sink)?
+                };
             }
         }
         scratch.trim();
-        Ok(records)
+        Ok(sink.records)
     }
 }
 
+/// Reads the first pick straight into its slot, if it has one and is long enough for that to pay.
+fn read_direct<S: AsMut<[u8]>>(
+    file: &ArrayRecordFile,
+    lease: &Lease,
+    picks: &[Pick],
+    sink: &mut Sink<'_, S>,
+) -> Result<bool> {
+    let Some(slot) = sink.slot() else { return Ok(false) };
+    let out = slot.as_mut();
+    if out.len() < DIRECT_LEN || file.predicted_len(picks[0].chunk) != Some(out.len()) {
+        return Ok(false);
+    }
+    let read = direct::read(file, lease, &file.extent(picks[0].chunk), out)?;
+    if read {
+        sink.in_slot();
+    }
+    Ok(read)
+}
+
 /// Reads the first picks of a file that lie close together; returns the others.
-fn read_run<'a>(
+fn read_run<'a, S: AsMut<[u8]>>(
     file: &ArrayRecordFile,
     lease: &Lease,
     picks: &'a [Pick],
     scratch: &mut Scratch,
-    records: &mut PartRecords,
+    sink: &mut Sink<'_, S>,
 ) -> Result<&'a [Pick]> {
     let first = file.extent(picks[0].chunk);
+    let longest = RUN_LEN.max(first.end - first.start);
     let (mut end, mut count) = (first.end, 1);
     for pick in &picks[1..] {
         let extent = file.extent(pick.chunk);
-        if extent.end - first.start > RUN_LEN.max(first.end - first.start)
-            || extent.start.saturating_sub(end) > GAP_LEN
-        {
+        if extent.end - first.start > longest || extent.start.saturating_sub(end) > GAP_LEN {
             break;
         }
         end = extent.end;
@@ -237,7 +279,7 @@ fn read_run<'a>(
     if end - first.start > WHOLE_READ_LEN {
         let decoded =
             file.read_chunk(lease, picks[0].chunk, &mut scratch.raw, &mut scratch.decoder)?;
-        records.take(run, decoded);
+        sink.take(run, decoded);
         return Ok(rest);
     }
     let raw = room(&mut scratch.raw, end - first.start)
@@ -249,9 +291,48 @@ fn read_run<'a>(
         let at = usize::try_from(extent.start - first.start).unwrap_or(usize::MAX);
         let len = usize::try_from(extent.end - extent.start).unwrap_or(usize::MAX);
         let decoded = file.decode_chunk(chunk, &mut raw[at..at + len], &mut scratch.decoder)?;
-        records.take(same_chunk, decoded);
+        sink.take(same_chunk, decoded);
     }
     Ok(rest)
+}
+
+/// Where the records of a part go, one pick after the other.
+struct Sink<'a, S> {
+    slots: &'a mut [Option<S>],
+    done: usize,
+    records: PartRecords,
+}
+
+impl<S: AsMut<[u8]>> Sink<'_, S> {
+    /// The slot of the next pick.
+    fn slot(&mut self) -> Option<&mut S> {
+        self.slots.get_mut(self.done)?.as_mut()
+    }
+
+    /// Notes that the next pick is in its slot.
+    fn in_slot(&mut self) {
+        self.records.places.push(Place::InSlot);
+        self.done += 1;
+    }
+
+    fn take(&mut self, picks: &[Pick], decoded: ChunkRecords<'_>) {
+        for pick in picks {
+            let record = usize::try_from(pick.within).ok().and_then(|at| decoded.get(at));
+            let record = record.expect("a chunk has as many records as its index says");
+            if let Some(slot) = self.slot()
+                && let out = slot.as_mut()
+                && out.len() == record.len()
+            {
+                out.copy_from_slice(record);
+                self.in_slot();
+            } else {
+                let begin = self.records.bytes.len();
+                self.records.bytes.extend_from_slice(record);
+                self.records.places.push(Place::At(begin, self.records.bytes.len()));
+                self.done += 1;
+            }
+        }
+    }
 }
 
 /// One record that is asked for.
@@ -285,38 +366,52 @@ impl Plan {
         self.parts.len()
     }
 
+    /// Sorts slots, given in the order asked for, to the parts that fill them.
+    ///
+    /// # Panics
+    /// If there are fewer slots than records.
+    pub fn split<S>(&self, mut slots: Vec<Option<S>>) -> Vec<Vec<Option<S>>> {
+        let of_part = |part: &Range<usize>| {
+            self.picks[part.clone()].iter().map(|pick| slots[pick.out].take()).collect()
+        };
+        self.parts.iter().map(of_part).collect()
+    }
+
     /// Puts parts together, in their order.
     ///
     /// # Panics
     /// If these are not all parts of this plan.
     pub fn gather(&self, parts: Vec<PartRecords>) -> Records {
-        let mut places = vec![(0, 0, 0); self.picks.len()];
+        let mut places = vec![(0, Place::InSlot); self.picks.len()];
         assert_eq!(parts.len(), self.parts.len(), "parts of another plan");
         for (number, (part, range)) in parts.iter().zip(&self.parts).enumerate() {
-            let mut begin = 0;
-            for (pick, &end) in self.picks[range.clone()].iter().zip(&part.ends) {
-                places[pick.out] = (number, begin, end);
-                begin = end;
+            for (pick, &place) in self.picks[range.clone()].iter().zip(&part.places) {
+                places[pick.out] = (number, place);
             }
         }
-        Records { parts: parts.into_iter().map(|part| part.bytes).collect(), places }
+        Records { parts, places }
     }
+}
+
+/// Where a record is.
+#[derive(Debug, Clone, Copy)]
+enum Place {
+    /// In the slot that was given for it.
+    InSlot,
+    /// From here to there in the bytes of its part.
+    At(usize, usize),
 }
 
 /// The records of one part of a plan, in the order in which they were read.
 #[derive(Debug)]
 pub struct PartRecords {
     bytes: Vec<u8>,
-    ends: Vec<usize>,
+    places: Vec<Place>,
 }
 
-impl PartRecords {
-    fn take(&mut self, picks: &[Pick], decoded: ChunkRecords<'_>) {
-        for pick in picks {
-            let record = usize::try_from(pick.within).ok().and_then(|at| decoded.get(at));
-            self.bytes.extend_from_slice(record.expect("the index agrees with the chunk"));
-            self.ends.push(self.bytes.len());
-        }
+impl Drop for PartRecords {
+    fn drop(&mut self) {
+        spare::keep(std::mem::take(&mut self.bytes));
     }
 }
 
@@ -339,9 +434,9 @@ impl Scratch {
 /// Records in the order in which they were asked for.
 #[derive(Debug)]
 pub struct Records {
-    parts: Vec<Vec<u8>>,
-    /// Of each record: its part, and where in that it begins and ends.
-    places: Vec<(usize, usize, usize)>,
+    parts: Vec<PartRecords>,
+    /// Of each record: its part, and where in that it is.
+    places: Vec<(usize, Place)>,
 }
 
 impl Records {
@@ -355,8 +450,16 @@ impl Records {
         self.places.is_empty()
     }
 
-    /// The records.
+    /// Each record, or `None` if it is in the slot that was given for it.
+    pub fn iter_unslotted(&self) -> impl ExactSizeIterator<Item = Option<&[u8]>> {
+        self.places.iter().map(|&(part, place)| match place {
+            Place::InSlot => None,
+            Place::At(begin, end) => Some(&self.parts[part].bytes[begin..end]),
+        })
+    }
+
+    /// The records; those in slots appear empty.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> {
-        self.places.iter().map(|&(part, begin, end)| &self.parts[part][begin..end])
+        self.iter_unslotted().map(Option::unwrap_or_default)
     }
 }

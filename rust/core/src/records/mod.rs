@@ -3,7 +3,8 @@
 pub mod array_record;
 mod descriptors;
 pub mod files;
-mod process;
 pub mod riegeli;
+mod spare;
 
-pub use files::{Files, Plan, Records, Source};
+pub use array_record::ArrayRecordFile;
+pub use files::{Files, PartRecords, Plan, Records, Scratch, Source};

@@ -1,5 +1,6 @@
 //! One `ArrayRecord` file: its index, and its chunks by number.
 
+use std::io::IoSliceMut;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -9,8 +10,8 @@ use super::super::descriptors::OnDisk;
 use super::super::riegeli::block::BLOCK_LEN;
 use super::super::riegeli::chunk::{self, MAX_DATA_AT, Opened};
 use super::super::riegeli::{ChunkRecords, Decoder, Problem};
-use super::diagnose;
 use super::footer::{self, Footer};
+use super::{diagnose, direct};
 use crate::{Error, Result};
 
 /// Chunks up to this length are read in one go; of longer ones the header comes first, so that
@@ -23,6 +24,8 @@ pub struct ArrayRecordFile {
     disk: OnDisk,
     footer: Footer,
     footer_offset: u64,
+    /// Whether each chunk holds one record that is not compressed, as far as the writer's options
+    /// tell; the length of a record then follows from the extent of its chunk.
     plain: bool,
 }
 
@@ -107,10 +110,14 @@ impl ArrayRecordFile {
         offsets[at]..offsets.get(at + 1).copied().unwrap_or(self.footer_offset)
     }
 
-    /// Whether each chunk holds one record that is not compressed, as far as the writer's
-    /// options tell; the length of a record then follows from the extent of its chunk.
-    pub(crate) fn is_plain(&self) -> bool {
+    /// How long the one record of `chunk` is, if it can be told from the index. A hint: the chunk
+    /// may hold something else.
+    #[inline]
+    pub(crate) fn predicted_len(&self, chunk: u64) -> Option<usize> {
         self.plain
+            .then(|| direct::record_len(&self.extent(chunk)))
+            .flatten()
+            .and_then(|len| usize::try_from(len).ok())
     }
 
     /// Holds the file open, after a look whether it is still the same.
@@ -121,6 +128,16 @@ impl ArrayRecordFile {
     /// Fills `out` from position `at`.
     pub(crate) fn read_at(&self, lease: &Lease, out: &mut [u8], at: u64) -> Result<()> {
         self.disk.read_at(&lease.0, out, at)
+    }
+
+    /// Fills `pieces` from position `at`; says whether the file had enough to give at once.
+    pub(crate) fn read_pieces(
+        &self,
+        lease: &Lease,
+        pieces: &mut [IoSliceMut<'_>],
+        at: u64,
+    ) -> Result<bool> {
+        self.disk.read_pieces_at(&lease.0, pieces, at)
     }
 
     /// Reads `chunk`, however long, into `raw`, and decodes it.
