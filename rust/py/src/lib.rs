@@ -4,6 +4,7 @@
 use pyo3::prelude::*;
 
 mod batch;
+mod cells;
 mod error;
 mod order;
 mod pack;
