@@ -1,1 +1,29 @@
-"""Files of records in, batches for training out: deterministic, resumable, fast."""
+"""Files of records in, batches for training out: deterministic, resumable, fast.
+
+The names are those of Grain, so that `import grainmill as grain` runs a Grain program.
+"""
+
+from grainmill import constants, experimental, sources, transforms
+from grainmill._config import config
+from grainmill._dataset.iter_dataset import IterDataset
+from grainmill._dataset.iterator import DatasetIterator
+from grainmill._dataset.map_dataset import MapDataset
+from grainmill._native import GrainmillError, __version__
+from grainmill._plan.options import ReadOptions
+
+__version_info__ = tuple(int(part) for part in __version__.split("."))
+
+__all__ = [
+    "DatasetIterator",
+    "GrainmillError",
+    "IterDataset",
+    "MapDataset",
+    "ReadOptions",
+    "__version__",
+    "__version_info__",
+    "config",
+    "constants",
+    "experimental",
+    "sources",
+    "transforms",
+]

@@ -133,6 +133,14 @@ class Cursor:
         self._block = None
         self.stage.restore(state)
 
+    def settle(self) -> None:
+        """Moves the parent back to the cursor where it was pulled further."""
+        block = self._block
+        if block is not None:
+            self._block = None
+            if self._position < len(block.elements):
+                self.stage.restore(block.state_after(self._position))
+
     def drop(self) -> None:
         """Forgets the pulled block, as after the parent was moved by other means."""
         self._block = None

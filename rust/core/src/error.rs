@@ -22,6 +22,15 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// A file is no longer the one that was opened.
+    #[error("{path}: the file was cut short, overwritten or replaced after it had been opened")]
+    Changed {
+        /// The file.
+        path: String,
+    },
+    /// A thread of the engine panicked, which is a defect of the engine.
+    #[error("defect of the engine: {0}")]
+    Panicked(String),
     /// Bytes of a file are not what its format demands.
     #[error("{path}: {place}: {problem}")]
     Corrupt {

@@ -7,6 +7,7 @@ pub mod error;
 pub mod order;
 pub mod pack;
 pub mod pipeline;
+mod process;
 pub mod records;
 
 pub use error::{Error, Result};

@@ -1,7 +1,130 @@
 //! The layer `batch` of the engine, for Python.
 
+use grainmill_core::batch::{self, Arena};
+use numpy::{Element, PyArray1, PyArrayDescr, PyUntypedArray};
 use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyFloat, PyInt, PyList};
 
-pub(crate) fn register(_module: &Bound<'_, PyModule>) -> PyResult<()> {
-    Ok(())
+use crate::array::{Like, PySlot, RowBytes, array_byte_len, array_in_slot};
+use crate::error::Raised;
+
+/// From this many bytes on, copying lets other Python threads run.
+const DETACH_BYTES: usize = 64 << 10;
+
+/// Where the memory of batches comes from, and where it returns when they are dropped.
+#[pyclass(frozen, name = "Arena", module = "grainmill._native")]
+struct PyArena(Arena);
+
+#[pymethods]
+impl PyArena {
+    #[new]
+    #[pyo3(signature = (max_free_bytes = 1 << 30, *, poison = None))]
+    fn new(max_free_bytes: usize, poison: Option<bool>) -> Self {
+        Self(match poison {
+            Some(poison) => Arena::with_poison(max_free_bytes, poison),
+            None => Arena::new(max_free_bytes),
+        })
+    }
+
+    /// A slot of `byte_len` bytes, with whatever its last owner left in them.
+    fn slot(&self, byte_len: usize) -> Result<PySlot, Raised> {
+        Ok(PySlot(self.0.slot(byte_len)?))
+    }
+
+    /// An array in a slot of its own, with whatever bytes the slot held.
+    fn array<'py>(
+        &self,
+        py: Python<'py>,
+        shape: Vec<usize>,
+        dtype: Bound<'py, PyArrayDescr>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let slot = self.slot(array_byte_len(&shape, &dtype)?)?;
+        array_in_slot(&Bound::new(py, slot)?, &shape, dtype)
+    }
+
+    /// Bytes of the slots that wait to be used again.
+    #[getter]
+    fn free_bytes(&self) -> usize {
+        self.0.free_bytes()
+    }
+}
+
+/// Copies `elements` into the rows of `array` from row `at` on, up to the first element that is no
+/// array of the same dtype and shape as a row; returns how many were copied.
+///
+/// Nobody else may read or write these rows meanwhile.
+#[pyfunction]
+fn copy_rows<'py>(
+    py: Python<'py>,
+    array: Bound<'py, PyUntypedArray>,
+    elements: Bound<'py, PyList>,
+    at: usize,
+) -> PyResult<usize> {
+    let mut rows = RowBytes::of(array, at)?;
+    // The list may change while the copy runs without the interpreter lock: own its elements.
+    let elements = elements.to_tuple();
+    let mut alike = Vec::with_capacity(elements.len());
+    let mut num_copied = 0;
+    for element in elements.iter_borrowed().take(rows.num_rows) {
+        match rows.like(element) {
+            Like::Bytes(bytes) => alike.push(bytes),
+            Like::Values => {
+                num_copied += copy_bytes(py, &mut rows, num_copied, &mut alike);
+                rows.copy_values(&element, num_copied)?;
+                num_copied += 1;
+            }
+            Like::No => break,
+        }
+    }
+    num_copied += copy_bytes(py, &mut rows, num_copied, &mut alike);
+    Ok(num_copied)
+}
+
+/// Copies `alike` into consecutive rows from `at` on and empties it; returns how many there were.
+fn copy_bytes(py: Python<'_>, rows: &mut RowBytes<'_>, at: usize, alike: &mut Vec<&[u8]>) -> usize {
+    let (num_rows, row_len) = (alike.len(), rows.row_len);
+    let out = rows.bytes_mut(at, num_rows);
+    if out.len() < DETACH_BYTES {
+        batch::copy_rows(alike, row_len, out);
+    } else {
+        py.detach(|| batch::copy_rows(alike, row_len, out));
+    }
+    alike.clear();
+    num_rows
+}
+
+/// Python numbers of one exact type, as NumPy would stack them: `int` becomes int64, `float`
+/// float64 and `bool` bool. None for any other list, and for integers beyond 64 bits.
+#[pyfunction]
+fn scalars_to_rows<'py>(elements: &Bound<'py, PyList>) -> Option<Bound<'py, PyAny>> {
+    let first = elements.get_item(0).ok()?;
+    if first.is_exact_instance_of::<PyInt>() {
+        collected::<i64, PyInt>(elements)
+    } else if first.is_exact_instance_of::<PyFloat>() {
+        collected::<f64, PyFloat>(elements)
+    } else if first.is_exact_instance_of::<PyBool>() {
+        collected::<bool, PyBool>(elements)
+    } else {
+        None
+    }
+}
+
+fn collected<'py, T, P>(elements: &Bound<'py, PyList>) -> Option<Bound<'py, PyAny>>
+where
+    T: Element + for<'a> FromPyObject<'a, 'py>,
+    P: pyo3::PyTypeInfo,
+{
+    let mut values = Vec::with_capacity(elements.len());
+    for element in elements.to_tuple().iter_borrowed() {
+        let value = element.is_exact_instance_of::<P>().then(|| element.extract::<T>().ok());
+        values.push(value??);
+    }
+    Some(PyArray1::from_vec(elements.py(), values).into_any())
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PyArena>()?;
+    module.add_class::<PySlot>()?;
+    module.add_function(wrap_pyfunction!(copy_rows, module)?)?;
+    module.add_function(wrap_pyfunction!(scalars_to_rows, module)?)
 }

@@ -3,18 +3,23 @@
 
 use pyo3::prelude::*;
 
+mod array;
 mod batch;
+mod bytes_slot;
 mod cells;
 mod error;
 mod order;
 mod pack;
+mod record_writer;
 mod records;
 
 #[pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     error::register(module)?;
     order::register(module)?;
     records::register(module)?;
+    record_writer::register(module)?;
     batch::register(module)?;
     pack::register(module)
 }

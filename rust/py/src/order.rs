@@ -1,7 +1,292 @@
 //! The layer `order` of the engine, for Python.
 
-use pyo3::prelude::*;
+use std::sync::{Mutex, PoisonError};
 
-pub(crate) fn register(_module: &Bound<'_, PyModule>) -> PyResult<()> {
-    Ok(())
+use grainmill_core::Result;
+use grainmill_core::order::permute::{MAX_RECORDS, SHUFFLE_ROUNDS};
+use grainmill_core::order::{Column, MixSchedule, Permutation, Resolver, Tree};
+use grainmill_core::order::{resolve, seed, window};
+use numpy::{PyArray1, PyReadonlyArray1};
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyInt, PyTuple};
+
+use crate::error::Raised;
+
+/// Blocks of fewer positions keep the interpreter: giving it back costs more than they take.
+const DETACHED_LEN: usize = 4096;
+
+/// `compute`, with the interpreter released where the block is long.
+fn released<T: Send>(py: Python<'_>, len: usize, compute: impl FnOnce() -> T + Send) -> T {
+    if len < DETACHED_LEN { compute() } else { py.detach(compute) }
+}
+
+/// A bijection of `0..num_records`, chosen by a seed.
+#[pyclass(name = "Permutation", module = "grainmill._native", frozen)]
+struct PyPermutation(Permutation);
+
+#[pymethods]
+impl PyPermutation {
+    #[new]
+    #[pyo3(signature = (num_records, seed, rounds = SHUFFLE_ROUNDS))]
+    fn new(num_records: u64, seed: u32, rounds: u32) -> Result<Self, Raised> {
+        Ok(Self(Permutation::new(num_records, seed, rounds)?))
+    }
+
+    /// Where the records `index` go.
+    fn apply<'py>(
+        &self,
+        py: Python<'py>,
+        index: PyReadonlyArray1<'py, i64>,
+    ) -> Result<Bound<'py, PyArray1<i64>>, Raised> {
+        self.moved(py, index.as_array().to_vec())
+    }
+
+    /// Where the `count` records from `start` on go.
+    fn block<'py>(
+        &self,
+        py: Python<'py>,
+        start: i64,
+        count: usize,
+    ) -> Result<Bound<'py, PyArray1<i64>>, Raised> {
+        self.moved(py, resolve::range(start, count)?)
+    }
+
+    fn __len__(&self) -> usize {
+        usize::try_from(self.0.num_records()).unwrap_or(usize::MAX)
+    }
+}
+
+impl PyPermutation {
+    fn moved<'py>(
+        &self,
+        py: Python<'py>,
+        mut index: Vec<i64>,
+    ) -> Result<Bound<'py, PyArray1<i64>>, Raised> {
+        released(py, index.len(), || self.0.apply_block(&mut index))?;
+        Ok(PyArray1::from_vec(py, index))
+    }
+}
+
+/// The order in which the parts of a mixture take turns.
+#[pyclass(name = "MixSchedule", module = "grainmill._native", frozen)]
+struct PyMixSchedule(MixSchedule);
+
+type Choices<'py> = (Bound<'py, PyArray1<u32>>, Bound<'py, PyArray1<i64>>);
+
+#[pymethods]
+impl PyMixSchedule {
+    #[new]
+    fn new(proportions: Vec<u64>) -> Result<Self, Raised> {
+        Ok(Self(MixSchedule::new(&proportions)?))
+    }
+
+    /// For `count` positions from `start` on: which dataset, and which position of it.
+    fn choose<'py>(
+        &self,
+        py: Python<'py>,
+        start: i64,
+        count: usize,
+    ) -> Result<Choices<'py>, Raised> {
+        let end = resolve::range_end(start, count)?;
+        let (parts, keys) = released(py, count, || {
+            let mut parts = Vec::with_capacity(count);
+            let mut keys = Vec::with_capacity(count);
+            self.0.choose_block(start..end, |(part, key)| {
+                parts.push(part);
+                keys.push(key);
+            });
+            (parts, keys)
+        });
+        Ok((PyArray1::from_vec(py, parts), PyArray1::from_vec(py, keys)))
+    }
+}
+
+/// The index stages of a plan, ready for blocks of positions.
+#[pyclass(name = "Resolver", module = "grainmill._native", frozen)]
+struct PyResolver(Mutex<Resolver>);
+
+#[pymethods]
+impl PyResolver {
+    #[new]
+    fn new(tree: &Bound<'_, PyTuple>) -> PyResult<Self> {
+        let tree = tree_from(tree)?;
+        Ok(Self(Mutex::new(Resolver::new(tree).map_err(Raised::from)?)))
+    }
+
+    /// What the positions `index` are at every leaf and tap: `{id: (rows, index)}`.
+    fn resolve<'py>(
+        &self,
+        py: Python<'py>,
+        index: PyReadonlyArray1<'py, i64>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let index = index.as_array();
+        if let Some(index) = index.as_slice() {
+            return self.columns(py, index.len(), |resolver| resolver.resolve(index));
+        }
+        let index = index.to_vec();
+        self.columns(py, index.len(), |resolver| resolver.resolve(&index))
+    }
+
+    /// What `count` positions from `start` on are at every leaf and tap.
+    fn resolve_range<'py>(
+        &self,
+        py: Python<'py>,
+        start: i64,
+        count: usize,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        self.columns(py, count, |resolver| resolver.resolve_range(start, count))
+    }
+}
+
+impl PyResolver {
+    fn columns<'py>(
+        &self,
+        py: Python<'py>,
+        len: usize,
+        compute: impl FnOnce(&mut Resolver) -> Result<Vec<Column>> + Send,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let columns = if len < DETACHED_LEN
+            && let Ok(mut resolver) = self.0.try_lock()
+        {
+            compute(&mut resolver)
+        } else {
+            // The lock is never waited for with the interpreter held. A panic under it leaves
+            // at most a cache behind that is still right.
+            py.detach(|| compute(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner)))
+        };
+        let result = PyDict::new(py);
+        for Column { id, rows, index } in columns.map_err(Raised::from)? {
+            let rows = rows.map(|rows| PyArray1::from_vec(py, rows));
+            result.set_item(id, (rows, PyArray1::from_vec(py, index)))?;
+        }
+        Ok(result)
+    }
+}
+
+/// The stages that nested tuples describe, each `(name, parameters..., child)`.
+fn tree_from(node: &Bound<'_, PyTuple>) -> PyResult<Tree> {
+    let name: String = node.get_item(0)?.extract()?;
+    let unlike =
+        || PyValueError::new_err(format!("`{name}` is no stage with {} fields", node.len()));
+    let child = || -> PyResult<Box<Tree>> {
+        let child = node.get_item(node.len() - 1)?;
+        Ok(Box::new(tree_from(child.cast::<PyTuple>()?)?))
+    };
+    let children = || -> PyResult<Vec<Tree>> {
+        let children = node.get_item(node.len() - 1)?.cast_into::<PyTuple>()?;
+        children.iter().map(|child| tree_from(child.cast::<PyTuple>()?)).collect()
+    };
+    let signed = |place: usize| -> PyResult<i64> { node.get_item(place)?.extract() };
+    let count = |place: usize| -> PyResult<u64> { node.get_item(place)?.extract() };
+    let word = |place: usize| -> PyResult<u32> { node.get_item(place)?.extract() };
+    Ok(match (name.as_str(), node.len()) {
+        ("leaf", 2) => Tree::Leaf { id: word(1)? },
+        ("tap", 3) => Tree::Tap { id: word(1)?, child: child()? },
+        ("shuffle", 4) => Tree::Shuffle { num_records: count(1)?, seed: word(2)?, child: child()? },
+        ("window_shuffle", 5) => Tree::WindowShuffle {
+            num_records: count(1)?,
+            window_size: count(2)?,
+            seed: word(3)?,
+            child: child()?,
+        },
+        ("slice", 6) => Tree::Slice {
+            start: signed(1)?,
+            step: signed(2)?,
+            num_records: count(3)?,
+            parent_len: count(4)?,
+            child: child()?,
+        },
+        ("wrap", 3) => Tree::Wrap { num_records: count(1)?, child: child()? },
+        ("take", 4) => {
+            let indices = node.get_item(1)?.extract::<PyReadonlyArray1<'_, i64>>()?;
+            let indices = indices.as_array().to_vec();
+            Tree::Take { indices, parent_len: count(2)?, child: child()? }
+        }
+        ("divide", 3) => Tree::Divide { by: count(1)?, child: child()? },
+        ("mix", 3) => {
+            Tree::Mix { proportions: node.get_item(1)?.extract()?, children: children()? }
+        }
+        ("concatenate", 3) => {
+            Tree::Concatenate { lengths: node.get_item(1)?.extract()?, children: children()? }
+        }
+        _ => return Err(unlike()),
+    })
+}
+
+/// Where `index` goes in the permutation of `0..=max_index` that `seed` chooses.
+#[pyfunction]
+fn index_shuffle(
+    index: &Bound<'_, PyAny>,
+    max_index: u64,
+    seed: &Bound<'_, PyAny>,
+    rounds: i64,
+) -> PyResult<u64> {
+    let seed: u32 = seed
+        .extract()
+        .map_err(|_| PyTypeError::new_err(format!("`seed` must be in [0, 2**32), got {seed}")))?;
+    if max_index >= MAX_RECORDS {
+        let text = format!("`max_index` must be less than 2**63, got {max_index}");
+        return Err(PyOverflowError::new_err(text));
+    }
+    let rounds = u32::try_from(rounds).map_err(|_| {
+        PyValueError::new_err(format!(
+            "rounds must be an even integer between 4 and 1024, but got rounds = {rounds}"
+        ))
+    })?;
+    let permutation = Permutation::new(max_index + 1, seed, rounds).map_err(Raised::from)?;
+    let Ok(place) = index.extract::<u64>() else {
+        return Err(PyValueError::new_err(format!(
+            "index must be in [0, max_index], but got index = {index} and max_index = {max_index}"
+        )));
+    };
+    Ok(permutation.apply(place).map_err(Raised::from)?)
+}
+
+/// The order in which the sequential window shuffle emits a window of `window_len` elements.
+#[pyfunction]
+fn window_order(
+    py: Python<'_>,
+    window_len: u64,
+    seed: u32,
+) -> Result<Bound<'_, PyArray1<i64>>, Raised> {
+    let len = usize::try_from(window_len).unwrap_or(usize::MAX);
+    let order = released(py, len, || window::window_order(window_len, seed))?;
+    Ok(PyArray1::from_vec(py, order))
+}
+
+/// The key of the Philox generator of a random stage with `seed`.
+#[pyfunction]
+fn philox_key(seed: &Bound<'_, PyInt>) -> PyResult<(u64, u64)> {
+    let [low, high] = seed::philox_key(&words(seed)?);
+    Ok((low, high))
+}
+
+/// The seed of a random stage without its own, from `(seed, depth)` of each seed upstream.
+#[pyfunction]
+fn derived_seed(seeds: Vec<(Bound<'_, PyInt>, u32)>) -> PyResult<u32> {
+    let seeds = seeds.iter().map(|(seed, depth)| Ok((words(seed)?, *depth)));
+    Ok(seed::derived_seed(&seeds.collect::<PyResult<Vec<_>>>()?))
+}
+
+/// The 32-bit words of a non-negative integer, lowest first.
+fn words(value: &Bound<'_, PyInt>) -> PyResult<Vec<u32>> {
+    if value.lt(0)? {
+        return Err(PyValueError::new_err(format!("`seed` must be at least 0, got {value}")));
+    }
+    let num_bits: usize = value.call_method0("bit_length")?.extract()?;
+    let num_words = num_bits.div_ceil(32).max(1);
+    let bytes: Vec<u8> = value.call_method1("to_bytes", (4 * num_words, "little"))?.extract()?;
+    let (words, _) = bytes.as_chunks::<4>();
+    Ok(words.iter().map(|&word| u32::from_le_bytes(word)).collect())
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PyPermutation>()?;
+    module.add_class::<PyMixSchedule>()?;
+    module.add_class::<PyResolver>()?;
+    module.add_function(wrap_pyfunction!(index_shuffle, module)?)?;
+    module.add_function(wrap_pyfunction!(window_order, module)?)?;
+    module.add_function(wrap_pyfunction!(philox_key, module)?)?;
+    module.add_function(wrap_pyfunction!(derived_seed, module)?)
 }

@@ -1,1 +1,9 @@
-//! Elements into rows of a slot.
+//! Elements into rows of a slot: the reused memory of batches, and copying rows into it.
+
+mod arena;
+mod memory;
+mod stack;
+
+pub use arena::{Arena, Slot};
+pub use memory::ALIGNMENT;
+pub use stack::copy_rows;

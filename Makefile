@@ -1,0 +1,114 @@
+# A Python from 3.11 on and a Rust toolchain are all these targets need: each sets up the rest
+# in .venv and target/, and later runs repeat only what a changed file asks for.
+
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+# The first interpreter that is new enough and can make a virtual environment.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.14 python3.11 python \
+	"$$HOME"/.pyenv/versions/3.*/bin/python; do \
+	"$$python" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
+	&& echo "$$python" && break; done)
+CARGO ?= cargo
+
+VENV := .venv
+BIN := $(VENV)/bin
+RUST := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
+# Options of the demo, such as `make demo DEMO="--steps 50"`.
+DEMO ?=
+
+# One interpreter for every cargo command, so that the bindings are not configured twice.
+export PYO3_PYTHON := $(abspath $(BIN)/python)
+export VIRTUAL_ENV := $(abspath $(VENV))
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_QUIET := 1
+
+.PHONY: demo test format format-check ruff clippy lint rust-test rust-doc types python-test \
+	develop wheel docs bench clean
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+demo: develop ## the main job on real text: write, shuffle, pack, train, save, resume
+	$(BIN)/python examples/text_pipeline.py $(DEMO)
+
+test: format-check ruff clippy rust-test rust-doc types python-test ## everything
+
+lint: format-check ruff clippy types
+
+format:
+	$(CARGO) fmt --all
+	$(BIN)/ruff check --fix --quiet .
+	$(BIN)/ruff format --quiet .
+
+format-check: | $(VENV)/.rust
+	$(CARGO) fmt --all --check
+
+ruff: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+clippy: $(VENV)/.test
+	$(CARGO) clippy --locked --workspace --all-targets --quiet -- -D warnings
+
+# The bridge has no tests of its own: what it does is tested from Python.
+rust-test: $(VENV)/.test
+	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
+		set -x; $(CARGO) nextest run --locked -p grainmill-core --no-fail-fast \
+			--status-level fail --final-status-level fail \
+		&& $(CARGO) test --locked -p grainmill-core --doc --quiet; \
+	else \
+		set -x; $(CARGO) test --locked -p grainmill-core --quiet --no-fail-fast; \
+	fi
+
+rust-doc docs: export RUSTDOCFLAGS := -D warnings
+rust-doc docs: $(VENV)/.test
+	$(CARGO) doc --locked --workspace --no-deps --quiet
+
+types: develop $(VENV)/.test
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest grainmill._native
+
+python-test: develop $(VENV)/.test
+	$(BIN)/python -m pytest
+
+develop: $(VENV)/.built
+
+wheel: $(VENV)/.demo
+	$(BIN)/maturin build --locked --release --out dist
+
+bench: develop $(VENV)/.test ## micro benches of each layer, then end to end beside Grain
+	$(CARGO) bench --locked -p grainmill-core
+	$(BIN)/python benches/compare.py $(BENCH)
+
+clean:
+	$(CARGO) clean
+	rm -rf $(VENV) dist
+
+$(VENV)/.built: $(RUST) pyproject.toml | $(VENV)/.demo
+	$(BIN)/maturin develop --locked --release --quiet
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.demo
+	$(BIN)/python -m pip install $$($(call requirements,'test'))
+	@touch $@
+
+$(VENV)/.demo: pyproject.toml | $(VENV)/.python
+	$(BIN)/python -m pip install $$($(call requirements,None,'demo'))
+	@touch $@
+
+# Where Python comes without pip (Debian packs it apart), pip installs itself.
+$(VENV)/.python: | $(VENV)/.rust
+	@test -n "$(PYTHON)" || { echo "no Python from 3.11 on found; name one with PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV) >/dev/null || { \
+		$(PYTHON) -m venv --without-pip $(VENV) && $(BIN)/python -c "import urllib.request as u; \
+		exec(u.urlopen('https://bootstrap.pypa.io/get-pip.py').read())" --quiet; }
+	@touch $@
+
+$(VENV)/.rust:
+	@$(CARGO) --version >/dev/null || { echo "no Rust toolchain found; see https://rustup.rs"; exit 1; }
+	@mkdir -p $(VENV) && touch $@
+
+# The requirements pyproject.toml states for the given extras; None: to build and run at all.
+requirements = $(BIN)/python -c "import tomllib; \
+	p = tomllib.load(open('pyproject.toml', 'rb')); extras = p['project']['optional-dependencies']; \
+	extras[None] = p['build-system']['requires'] + p['project']['dependencies']; \
+	print(*(r.replace(' ', '') for extra in ($(1),$(2)) for r in extras[extra]))"

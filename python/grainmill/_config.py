@@ -1,0 +1,76 @@
+"""Settings of the process, backed by absl flags named `grain_<setting>` where absl is there."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+_DEFAULTS: dict[str, Any] = {
+    "tf_interleaved_shuffle": False,
+    "tf_interleaved_shuffle_block_size": 10,
+    "tf_interleaved_shuffle_parallel_blocks": 10,
+    "tf_lookup_batch_size": 100,
+    "tf_lookup_num_parallel_calls": -1,
+    "tf_lookup_fast_warmup": False,
+    "tf_optimized_sequential_read": False,
+    "tf_prefetch_buffer_size": -1,
+    "py_debug_mode": False,
+    "py_dataset_visualization_output_dir": None,
+    "py_relay_sigterm_to_main": False,
+    "py_traceback_filtering": "auto",
+}
+_TRACEBACK_FILTERING = ["auto", "off", "tracebackhide", "quiet_remove_frames", "remove_frames"]
+
+
+class Config:
+    """Settings, read as attributes and changed with `update`."""
+
+    def __init__(self) -> None:
+        self.__dict__["_values"] = dict(_DEFAULTS)
+        self.__dict__["_flags"] = _define_flags()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _DEFAULTS:
+            raise ValueError(f"Unrecognized config option: {name}")
+        flags = self._flags
+        if flags is not None and flags.is_parsed():
+            return flags[f"grain_{name}"].value
+        return self._values[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise ValueError("Please use update().")
+
+    def update(self, name: str, value: Any) -> None:
+        """Sets `name` to `value`.
+
+        Raises:
+            ValueError: There is no such setting.
+        """
+        if name not in _DEFAULTS:
+            raise ValueError(f"Unrecognized config option: {name}")
+        self._values[name] = value
+        if self._flags is not None:
+            self._flags[f"grain_{name}"].value = value
+
+
+def _define_flags() -> Any:
+    if importlib.util.find_spec("absl") is None:
+        return None
+    absl_flags: Any = importlib.import_module("absl.flags")
+    for name, default in _DEFAULTS.items():
+        flag, about = f"grain_{name}", f"Setting `{name}` of grainmill."
+        if flag in absl_flags.FLAGS:
+            continue
+        if name == "py_traceback_filtering":
+            absl_flags.DEFINE_enum(flag, default, _TRACEBACK_FILTERING, about)
+        elif isinstance(default, bool):
+            absl_flags.DEFINE_bool(flag, default, about)
+        elif isinstance(default, int):
+            absl_flags.DEFINE_integer(flag, default, about)
+        else:
+            absl_flags.DEFINE_string(flag, default, about)
+    return absl_flags.FLAGS
+
+
+config = Config()

@@ -1,0 +1,53 @@
+"""A check for pipelines with stages of a user's own: do they resume exactly?"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+
+from grainmill._evaluate import tree
+
+
+def assert_equal_output_after_checkpoint(dataset: Any) -> None:
+    """Saves and restores `dataset`'s iterator before every element and compares what follows.
+
+    Takes time and memory quadratic in the number of elements: meant for small data in tests.
+
+    Raises:
+        AssertionError: An element or a state differs after restoring, states change their
+            make-up, or there is no element at all.
+    """
+    iterator = iter(dataset)
+    states, elements = [iterator.get_state()], []
+    for element in iterator:
+        elements.append(copy.deepcopy(element))
+        states.append(iterator.get_state())
+    assert elements, "the dataset has no elements to compare"  # noqa: S101
+    for done, state in enumerate(states):
+        _assert_same_spec(states[0], state)
+        restored = iter(dataset)
+        restored.set_state(copy.deepcopy(state))
+        _assert_equal(restored.get_state(), state, f"state after {done} elements")
+        rest = list(restored)
+        assert len(rest) == len(elements) - done, (  # noqa: S101
+            f"{len(rest)} elements followed the state after {done}, not {len(elements) - done}"
+        )
+        for number, element in enumerate(rest, start=done):
+            _assert_equal(element, elements[number], f"element {number} restored after {done}")
+
+
+def _assert_equal(actual: Any, expected: Any, what: str) -> None:
+    found, found_tree = tree.flatten(actual)
+    wanted, wanted_tree = tree.flatten(expected)
+    assert found_tree == wanted_tree, f"{what}: {found_tree} is not {wanted_tree}"  # noqa: S101
+    for got, want in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(got, want, err_msg=what, strict=isinstance(want, np.ndarray))
+
+
+def _assert_same_spec(first: Any, state: Any) -> None:
+    kinds = [
+        [(type(leaf), np.shape(leaf)) for leaf in tree.flatten(one)[0]] for one in (first, state)
+    ]
+    assert kinds[0] == kinds[1], f"the make-up of the state changed: {first} to {state}"  # noqa: S101

@@ -1,0 +1,225 @@
+"""Iterators over datasets: the class users derive from, and the one that runs plans."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from grainmill._iterators.table import open_stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from grainmill._iterators.stage import Block, Stage, State
+    from grainmill._plan.node import Node
+
+T = TypeVar("T")
+
+
+class _NoStats:
+    """Where derived iterators may report their timing; nothing is recorded."""
+
+    def record_self_time(self, *_: Any, **__: Any) -> contextlib.nullcontext[None]:
+        """A context whose time would be this iterator's own."""
+        return contextlib.nullcontext()
+
+    def record_output_spec(self, element: T) -> T:
+        """Returns `element`."""
+        return element
+
+    def record_bytes_produced(self, element: T) -> T:
+        """Returns `element`."""
+        return element
+
+
+class DatasetIterator(Iterator[T], Generic[T]):
+    """An iterator whose place can be saved and found again.
+
+    Derive from it to write a stage of your own: call `super().__init__(parent_iterator)`, take
+    elements with `next(self._parent)`, and define `__next__`, `get_state` and `set_state`.
+
+    Args:
+        parents: The iterator, or iterators, that elements are taken from.
+    """
+
+    _MUTATES_ELEMENT_SPEC = True
+
+    def __init__(self, parents: DatasetIterator[Any] | Sequence[DatasetIterator[Any]] = ()) -> None:
+        self._parents = tuple(parents) if isinstance(parents, Sequence) else (parents,)
+        self._closed = False
+
+    @property
+    def _parent(self) -> DatasetIterator[Any]:
+        (parent,) = self._parents
+        return parent
+
+    @property
+    def _stats(self) -> _NoStats:
+        return _NoStats()
+
+    def __iter__(self) -> Self:
+        return self
+
+    @abc.abstractmethod
+    def __next__(self) -> T:
+        """Returns the next element."""
+
+    @abc.abstractmethod
+    def get_state(self) -> dict[str, Any]:
+        """Returns what `set_state` needs to continue after the element last returned."""
+
+    @abc.abstractmethod
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continues where `state` was taken."""
+
+    def start_prefetch(self) -> None:
+        """Begins to make elements before the first is asked for."""
+        for parent in self.__dict__.get("_parents", ()):
+            parent.start_prefetch()
+
+    def close(self) -> None:
+        """Gives back threads and memory; safe to call again."""
+        self._closed = True
+        for parent in self.__dict__.get("_parents", ()):
+            parent.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+
+
+class PlannedIterator(DatasetIterator[T]):
+    """Runs a plan, element by element."""
+
+    def __init__(self, node: Node | None, stage: Stage, name: str | None = None) -> None:
+        super().__init__()
+        self._node = node
+        self._stage = stage
+        self._name = name
+        self._burst = stage.burst
+        self._block: Block | None = None
+        # Waiting elements, next one last: what is delivered is not held on to.
+        self._waiting: list[T] = []
+
+    @classmethod
+    def over(cls, node: Node) -> Self:
+        """An iterator over the elements of the plan that ends in `node`."""
+        return cls(node, open_stage(node))
+
+    def __str__(self) -> str:
+        if self._name is not None:
+            return self._name
+        return str(self._node).replace("IterDataset", "DatasetIterator", 1)
+
+    def __next__(self) -> T:
+        try:
+            return self._waiting.pop()
+        except IndexError:
+            return self._pull()
+
+    def _pull(self) -> T:
+        if self._closed:
+            raise ValueError(self._closed_message())
+        block = self._stage.pull(self._burst, interior=self._burst > 1)
+        self._block = block
+        if not block.elements:
+            raise StopIteration
+        self._waiting = block.elements[::-1]
+        return self._waiting.pop()
+
+    def _closed_message(self) -> str:
+        return f"Trying to advance a closed iterator: '{self}'."
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the state after the element last returned, a JSON-able dict of its own."""
+        return copy.deepcopy(self._current())
+
+    def _current(self) -> State:
+        if self._block is None:
+            return self._stage.state()
+        return self._block.state_after(len(self._block.elements) - len(self._waiting))
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continues where `state` was taken; `state` itself stays as it is.
+
+        Raises:
+            ValueError: `state` was taken from a pipeline of another make-up.
+            IndexError: `state` lies outside the data.
+        """
+        try:
+            self._stage.restore(copy.deepcopy(state))
+        except (KeyError, TypeError) as mismatch:
+            raise ValueError(
+                f"state does not fit the pipeline that ends in {self}: {mismatch!r} on {state!r}"
+            ) from mismatch
+        self._forget()
+
+    def _forget(self) -> None:
+        self._block = None
+        self._waiting = []
+
+    def _settle(self) -> None:
+        if self._waiting:
+            self._stage.restore(self._current())
+        self._forget()
+
+    def _get_next_index(self) -> int:
+        if self._waiting:
+            self._settle()
+        return self._stage.next_index()
+
+    def _set_next_index(self, index: int) -> None:
+        self._forget()
+        self._stage.seek(index)
+
+    def start_prefetch(self) -> None:
+        """Begins to make elements before the first is asked for.
+
+        Raises:
+            ValueError: The iterator is closed.
+        """
+        if self._closed:
+            raise ValueError(self._closed_message())
+        self._stage.start_prefetch()
+
+    def close(self) -> None:
+        """Gives back threads and memory; safe to call again."""
+        if not self.__dict__.get("_closed", True):
+            self._closed = True
+            self._forget()
+            self._stage.close()
+
+
+def get_next_index(iterator: DatasetIterator[Any]) -> int:
+    """The index of the element that `next(iterator)` will return.
+
+    Raises:
+        NotImplementedError: Elements of this pipeline have no index, as after a filter.
+    """
+    return _indexed(iterator, "get_next_index")._get_next_index()  # noqa: SLF001
+
+
+def set_next_index(iterator: DatasetIterator[Any], index: int) -> None:
+    """Makes `index` the element that `next(iterator)` will return.
+
+    Raises:
+        NotImplementedError: Elements of this pipeline have no index, as after a filter.
+        IndexError: `index` lies outside the data.
+    """
+    _indexed(iterator, "set_next_index")._set_next_index(index)  # noqa: SLF001
+
+
+def _indexed(iterator: Any, what: str) -> Any:
+    if not callable(getattr(iterator, f"_{what}", None)):
+        raise NotImplementedError(f"{what} is not supported for {type(iterator).__name__}.")
+    return iterator
+
+
+def apply_each(dataset: T, transforms: Any, apply_one: Callable[[T, Any], T]) -> T:
+    """Applies one transform, or several in turn."""
+    for transform in transforms if isinstance(transforms, Sequence) else (transforms,):
+        dataset = apply_one(dataset, transform)
+    return dataset

@@ -1,0 +1,1 @@
+"""Random-access plans over blocks of positions."""

@@ -1,0 +1,293 @@
+"""Blocks of a program's elements in order, made when asked for or ahead of that.
+
+Three ways to make them, one face: in the caller (`InlineBlocks`), in the caller with the engine
+reading the next block meanwhile (`EngineBlocks`), and on Python threads (`ThreadBlocks`).
+"""
+
+from __future__ import annotations
+
+import abc
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from grainmill._evaluate.fuse import Evaluated
+from grainmill._evaluate.leaves import block_len
+from grainmill._evaluate.thread_count import ThreadCount
+
+if TYPE_CHECKING:
+    from grainmill._evaluate.program import Program
+    from grainmill._plan.options import ReadOptions
+
+_INLINE_BLOCK_S = 0.002
+_THREAD_BLOCK_S = 0.005
+_MOST_DEMANDED = 1024
+_EXIT_WAIT_S = 1.0
+
+
+class Blocks(abc.ABC):
+    """The elements of `program` from a position on, a block at a time.
+
+    Attributes:
+        position: Where the next block begins.
+    """
+
+    def __init__(self, program: Program, length: int) -> None:
+        self.position = 0
+        self._program = program
+        self._length = length
+
+    @abc.abstractmethod
+    def take(self, limit: int) -> Evaluated:
+        """Returns the elements from `position` on, and moves it past those made.
+
+        There is at least one, unless the first fails or the plan is at its end. A block may hold
+        more than `limit` elements where they were made ahead.
+        """
+
+    def restart(self, position: int) -> None:
+        """Makes `position` the next; what was made ahead is dropped."""
+        self.position = position
+
+    def start(self) -> None:
+        """Begins to make elements ahead."""
+
+    def close(self) -> None:
+        """Stops what runs; safe to call again."""
+
+
+class _Pace:
+    """How many elements to make at once, so that a block takes about `block_s` seconds."""
+
+    def __init__(self, most: int, block_s: float, first: int) -> None:
+        self.most = max(1, most)
+        self.count = min(self.most, first)
+        self._block_s = block_s
+
+    def record(self, count: int, elapsed_s: float) -> None:
+        """Takes note that `count` elements took `elapsed_s`."""
+        if elapsed_s > self._block_s:
+            self.count = max(1, min(self.count, count) // 2)
+        elif elapsed_s < self._block_s / 2 and count >= self.count:
+            self.count = min(self.most, self.count * 2)
+
+
+class InlineBlocks(Blocks):
+    """Makes elements in the caller, `at_most` at once beyond those asked for."""
+
+    def __init__(self, program: Program, length: int, at_most: int) -> None:
+        super().__init__(program, length)
+        self._ahead = at_most > 0
+        most = block_len(program.mean_byte_len, at_most or _MOST_DEMANDED)
+        self._pace = _Pace(most, _INLINE_BLOCK_S, 1 if program.runs_user_code else most)
+
+    def take(self, limit: int) -> Evaluated:
+        """See `Blocks.take`."""
+        wanted = self._pace.count if self._ahead else min(limit, self._pace.count)
+        count = min(wanted, self._length - self.position)
+        if count <= 0:
+            return Evaluated([], None)
+        began = time.perf_counter()
+        made = self._program.run(self.position, count)
+        self._pace.record(count, time.perf_counter() - began)
+        self.position += len(made.elements)
+        return made
+
+
+class EngineBlocks(Blocks):
+    """Makes elements in the caller while the engine's threads read those of the next block."""
+
+    def __init__(self, program: Program, length: int, at_most: int) -> None:
+        super().__init__(program, length)
+        self._count = block_len(program.mean_byte_len, max(1, at_most // 2))
+        self._next: tuple[int, Callable[[], Evaluated]] | None = None
+
+    def take(self, limit: int) -> Evaluated:  # noqa: ARG002
+        """See `Blocks.take`."""
+        self.start()
+        if self._next is None:
+            return Evaluated([], None)
+        count, finish = self._next
+        self._next = self._begin(self.position + count)
+        made = finish()
+        self.position += len(made.elements)
+        if made.failure is not None:
+            self._next = None
+        return made
+
+    def _begin(self, position: int) -> tuple[int, Callable[[], Evaluated]] | None:
+        count = min(self._count, self._length - position)
+        return (count, self._program.begin(position, count)) if count > 0 else None
+
+    def restart(self, position: int) -> None:
+        """See `Blocks.restart`."""
+        super().restart(position)
+        self._next = None
+
+    def start(self) -> None:
+        """See `Blocks.start`."""
+        if self._next is None:
+            self._next = self._begin(self.position)
+
+    def close(self) -> None:
+        """See `Blocks.close`."""
+        self._next = None
+
+
+class _Task:
+    """One block on its way through a thread."""
+
+    __slots__ = ("count", "done", "elapsed_s", "make", "made")
+
+    def __init__(self, count: int, make: Callable[[], Evaluated]) -> None:
+        self.count = count
+        self.make: Callable[[], Evaluated] | None = make
+        self.made = Evaluated([], None)
+        self.elapsed_s = 0.0
+        self.done = threading.Lock()
+        self.done.acquire()
+
+
+class ThreadBlocks(Blocks):
+    """Makes elements on threads named `grain-prefetch_<n>`, in order and a bounded way ahead.
+
+    The consumer hands out the blocks and takes them back; threads never share a block. How many
+    of the allowed threads get work is found out while running (`ThreadCount`).
+    """
+
+    def __init__(self, program: Program, length: int, options: ReadOptions) -> None:
+        super().__init__(program, length)
+        self._at_most = options.prefetch_buffer_size
+        most = block_len(program.mean_byte_len, max(1, self._at_most // 2))
+        self._byte_most = block_len(program.mean_byte_len, _MOST_DEMANDED)
+        self._pace = _Pace(most, _THREAD_BLOCK_S, 1)
+        self._thread_count = ThreadCount(options.num_threads)
+        self._pid = os.getpid()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._tasks: deque[_Task] = deque()
+        self._handed_out = self.position
+        self._turn = 0
+        self._crew = _Crew()
+        weakref.finalize(self, self._crew.dismiss).atexit = False
+
+    def take(self, limit: int) -> Evaluated:
+        """See `Blocks.take`."""
+        if self._pid != os.getpid():  # a fork leaves the threads behind
+            self._pid = os.getpid()
+            self._reset()
+        self._hand_out(limit)
+        if not self._tasks:
+            return Evaluated([], None)
+        task = self._tasks[0]
+        began = time.perf_counter()
+        task.done.acquire()
+        waited_s = time.perf_counter() - began
+        self._tasks.popleft()
+        made = task.made
+        self._pace.record(task.count, task.elapsed_s)
+        self._thread_count.record(task.count, waited_s)
+        self.position += len(made.elements)
+        if made.failure is not None:
+            self.restart(self.position)
+        return made
+
+    def _hand_out(self, limit: int) -> None:
+        demanded = min(limit, self._byte_most) if limit > self._pace.most else 0
+        block = max(self._pace.count, demanded if self._pace.count == self._pace.most else 0)
+        bound = max(self._at_most, 2 * demanded)
+        while len(self._tasks) <= self._thread_count.active or not self._tasks:
+            count = min(block, self._length - self._handed_out)
+            ahead = self._handed_out + count - self.position
+            if count <= 0 or (self._tasks and ahead > bound):
+                return
+            task = _Task(count, self._program.begin(self._handed_out, count))
+            self._tasks.append(task)
+            self._handed_out += count
+            self._crew.give(self._turn % self._thread_count.active, task)
+            self._turn += 1
+
+    def restart(self, position: int) -> None:
+        """See `Blocks.restart`."""
+        super().restart(position)
+        for task in self._tasks:
+            task.make = None
+        self._tasks.clear()
+        self._handed_out = position
+
+    def start(self) -> None:
+        """See `Blocks.start`."""
+        self._hand_out(1)
+
+    def close(self) -> None:
+        """See `Blocks.close`."""
+        self.restart(self.position)
+        self._crew.dismiss()
+
+
+class _Crew:
+    """Threads, each with a queue of its own; they know nothing of who gives them work."""
+
+    def __init__(self) -> None:
+        self._queues: list[SimpleQueue[_Task | None]] = []
+        self._threads: list[threading.Thread] = []
+        _CREWS.add(self)
+
+    def give(self, number: int, task: _Task) -> None:
+        """Queues `task` for thread `number`, starting it if need be."""
+        while len(self._queues) <= number:
+            queue: SimpleQueue[_Task | None] = SimpleQueue()
+            name = f"grain-prefetch_{len(self._queues)}"
+            thread = threading.Thread(target=_work, args=(queue,), name=name, daemon=True)
+            self._queues.append(queue)
+            self._threads.append(thread)
+            thread.start()
+        self._queues[number].put(task)
+
+    def dismiss(self) -> None:
+        """Lets the threads end once they are through with the block in hand."""
+        for queue in self._queues:
+            queue.put(None)
+        self._queues = []
+
+    def wait(self, deadline: float) -> None:
+        """Waits for dismissed threads to be gone, at most until `deadline`."""
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _work(queue: SimpleQueue[_Task | None]) -> None:
+    while (task := queue.get()) is not None:
+        make = task.make
+        if make is not None:
+            began = time.perf_counter()
+            try:
+                task.made = make()
+            except Exception as failure:  # noqa: BLE001 - raised to the consumer
+                task.made = Evaluated([], failure)
+            task.elapsed_s = time.perf_counter() - began
+        task.done.release()
+        del task, make
+
+
+_CREWS: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _dismiss_all() -> None:
+    """At exit: no thread may be inside the engine when the interpreter goes down."""
+    crews = list(_CREWS)
+    deadline = time.monotonic() + _EXIT_WAIT_S
+    for crew in crews:
+        crew.dismiss()
+    for crew in crews:
+        crew.wait(deadline)
+
+
+atexit.register(_dismiss_all)

@@ -1,0 +1,277 @@
+"""A random-access plan made ready to run: indices resolved in the engine, functions fused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from grainmill._evaluate import leaves
+from grainmill._evaluate.fuse import Evaluated, Fused, Step
+from grainmill._evaluate.rng import IndexedGenerators
+from grainmill._native import RecordFiles, Resolver
+from grainmill._plan import random_access as plan
+
+if TYPE_CHECKING:
+    from grainmill._evaluate.leaves import Indices, Leaf
+    from grainmill._plan.node import MapNode, Node
+
+Columns: TypeAlias = "dict[int, tuple[Indices | None, Indices]]"
+Tree: TypeAlias = tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Chain:
+    """User functions over what one leaf, or several chains in turn, give.
+
+    Attributes:
+        below: A leaf with the number of its index column, or the chains that alternate.
+        fused: The functions, nearest to the source first.
+        index_columns: The numbers of the index columns the functions need.
+    """
+
+    below: tuple[int, Leaf] | tuple[Chain, ...]
+    fused: Fused
+    index_columns: tuple[int, ...]
+
+
+class Program:
+    """Evaluates one plan at any positions; safe to use from several threads.
+
+    Attributes:
+        runs_user_code: Whether user functions or objects take part.
+        mean_byte_len: Bytes of an element at its source on average, 0 where unknown.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._tree, self._chain = _Compiler().compile(plan.random_access(node))
+        self._resolver = Resolver(self._tree)
+        self.runs_user_code = _any_user_code(self._chain)
+        self.mean_byte_len = max(leaf.mean_byte_len for _, leaf in _leaves(self._chain))
+        below = self._chain.below
+        self._numbers = (
+            below[1]
+            if isinstance(below[1], leaves.NumbersLeaf) and not self._chain.fused.steps
+            else None
+        )
+
+    def run(self, start: int, count: int) -> Evaluated:
+        """The elements at `start, ..., start + count - 1`."""
+        return self._evaluate(self._resolver.resolve_range(start, count), count, None)
+
+    def run_at(self, index: Indices) -> Evaluated:
+        """The elements at `index`."""
+        return self._evaluate(self._resolver.resolve(index), len(index), None)
+
+    def numbers(self, start: int, count: int) -> Indices | None:
+        """The elements as an array, where the plan only arranges the numbers of a range."""
+        if self._numbers is None:
+            return None
+        ((_, index),) = self._resolver.resolve_range(start, count).values()
+        return self._numbers.column(index)
+
+    def begin(self, start: int, count: int) -> Callable[[], Evaluated]:
+        """Starts reading; the function returned makes the elements, once, on any thread."""
+        columns = self._resolver.resolve_range(start, count)
+        started = {
+            number: leaf.start(columns[number][1])
+            for number, leaf in _leaves(self._chain)
+            if number in columns and leaf.first_step() is None
+        }
+        return lambda: self._evaluate(columns, count, started)
+
+    def _evaluate(
+        self, columns: Columns, count: int, started: dict[int, Any] | None
+    ) -> Evaluated:
+        return _run(self._chain, columns, started, count)[1]
+
+
+def _run(
+    chain: Chain, columns: Columns, started: dict[int, Any] | None, count: int
+) -> tuple[Indices | None, Evaluated]:
+    """The places in the block that `chain` fills (`None` for all) and what it has for them."""
+    steps = [columns[number][1].tolist() for number in chain.index_columns if number in columns]
+    if isinstance(chain.below[0], int):
+        number, leaf = chain.below
+        if number not in columns:
+            return np.empty(0, np.int64), Evaluated([], None)
+        rows, index = columns[number]
+        if chain.fused.steps and chain.fused.steps[0].kind == "read":
+            return rows, chain.fused(index.tolist(), steps)
+        made = leaf.read(index) if started is None else leaf.finish(started[number])
+    else:
+        rows, made = _merge(
+            [_run(child, columns, started, count) for child in chain.below], count
+        )
+    if not chain.fused.steps:
+        return rows, made
+    mapped = chain.fused(made.elements, steps)
+    return rows, Evaluated(mapped.elements, mapped.failure or made.failure)
+
+
+def _merge(
+    parts: Sequence[tuple[Indices | None, Evaluated]], count: int
+) -> tuple[Indices | None, Evaluated]:
+    for rows, part in parts:
+        if rows is None or len(rows) == count:
+            return None, part
+    all_rows = [rows for rows, _ in parts if rows is not None]
+    whole = np.sort(np.concatenate(all_rows))
+    within = [
+        (np.searchsorted(whole, rows), part)
+        for rows, part in parts
+        if rows is not None and len(rows)
+    ]
+    return whole, leaves.merged(within, len(whole))
+
+
+def _leaves(chain: Chain) -> list[tuple[int, Leaf]]:
+    if isinstance(chain.below[0], int):
+        return [chain.below]
+    return [leaf for child in chain.below for leaf in _leaves(child)]
+
+
+def _any_user_code(chain: Chain) -> bool:
+    if chain.fused.steps:
+        return True
+    if isinstance(chain.below[0], int):
+        return bool(chain.below[1].runs_user_code)
+    return any(_any_user_code(child) for child in chain.below)
+
+
+class _Compiler:
+    """Turns a plan into an index tree for the engine and a chain of functions."""
+
+    def __init__(self) -> None:
+        self._next_number = 0
+
+    def _number(self) -> int:
+        self._next_number += 1
+        return self._next_number - 1
+
+    def compile(self, node: MapNode) -> tuple[Tree, Chain]:
+        """The index tree of `node`, and the chain that makes its elements."""
+        stages: list[Callable[[Tree], Tree]] = []
+        steps: list[Step] = []
+        while True:
+            if isinstance(node, plan.Map):
+                column = None
+                if isinstance(node, plan.MapWithIndex | plan.RandomMap):
+                    column = self._number()
+                    stages.append(lambda below, tap=column: ("tap", tap, below))
+                steps.append(_step(node, column))
+            elif type(node) in _INDEX_STAGES:
+                arrange = _INDEX_STAGES[type(node)](node)
+                if arrange is not None:
+                    stages.append(arrange)
+            else:
+                break
+            node = plan.random_access(node.parent)
+        tree, chain = self._bottom(node, steps)
+        for stage in reversed(stages):
+            tree = stage(tree)
+        return tree, chain
+
+    def _bottom(self, node: MapNode, steps: list[Step]) -> tuple[Tree, Chain]:
+        steps = steps[::-1]
+        if isinstance(node, plan.Mix | plan.Concatenate):
+            compiled = [self.compile(plan.random_access(parent)) for parent in node.parents]
+            trees = tuple(tree for tree, _ in compiled)
+            tree: Tree
+            if isinstance(node, plan.Mix):
+                tree = ("mix", node.proportions, trees)
+            else:
+                lengths = tuple(plan.random_access(parent).length for parent in node.parents)
+                tree = ("concatenate", lengths, trees)
+            below: Any = tuple(chain for _, chain in compiled)
+        else:
+            leaf, arrange = _leaf(node)
+            number = self._number()
+            tree = arrange(("leaf", number))
+            below = (number, leaf)
+            reads = leaf.first_step()
+            if reads is not None and steps:
+                steps = [reads, *steps]
+        columns = tuple(step.column for step in steps if step.column is not None)
+        return tree, Chain(below, Fused(steps), columns)
+
+
+def _step(node: plan.Map, column: int | None) -> Step:
+    if isinstance(node, plan.RandomMap):
+        return Step("random", node.function, column, IndexedGenerators(node.seed))
+    if isinstance(node, plan.MapWithIndex):
+        return Step("indexed", node.function, column)
+    return Step("filter" if isinstance(node, plan.Filter) else "map", node.function)
+
+
+def _parent_len(node: MapNode) -> int:
+    return plan.random_access(node.parent).length
+
+
+def _shuffle(node: plan.Shuffle) -> Callable[[Tree], Tree]:
+    return lambda below: ("shuffle", node.length, node.seed, below)
+
+
+def _window_shuffle(node: plan.WindowShuffle) -> Callable[[Tree], Tree]:
+    return lambda below: ("window_shuffle", node.length, node.window_size, node.seed, below)
+
+
+def _slice(node: plan.Slice) -> Callable[[Tree], Tree]:
+    return lambda below: ("slice", node.start, node.step, node.length, _parent_len(node), below)
+
+
+def _take(node: plan.Take) -> Callable[[Tree], Tree]:
+    indices = np.array([int(i) for i in node.indices], np.int64)
+    return lambda below: ("take", indices, _parent_len(node), below)
+
+
+def _repeat(node: plan.Repeat) -> Callable[[Tree], Tree] | None:
+    if node.reseed_each_epoch:
+        return None
+    return lambda below: ("wrap", _parent_len(node), below)
+
+
+# Every stage that only rearranges indices: what it is to the engine, `None` where it is nothing.
+_INDEX_STAGES: dict[type[MapNode], Callable[[Any], Callable[[Tree], Tree] | None]] = {
+    plan.Shuffle: _shuffle,
+    plan.WindowShuffle: _window_shuffle,
+    plan.Slice: _slice,
+    plan.Take: _take,
+    plan.Repeat: _repeat,
+    plan.Seed: lambda _: None,
+}
+
+
+def _source(node: plan.Source) -> Leaf:
+    source = node.source
+    files = getattr(source, "_files", None)
+    if isinstance(files, RecordFiles) and getattr(type(source).__getitem__, "reads_files", False):
+        return leaves.FilesLeaf(files)
+    if callable(getattr(type(source), "__getitems__", None)):
+        return leaves.BlockObjectLeaf(source)
+    return leaves.ObjectLeaf(source)
+
+
+def _programs(node: MapNode) -> list[Program]:
+    return [Program(parent) for parent in node.parents]
+
+
+# Every stage or source that makes elements by other means than a function of one element.
+_LEAVES: dict[type[MapNode], Callable[[Any], Leaf]] = {
+    plan.Source: _source,
+    plan.Range: lambda node: leaves.NumbersLeaf(node.numbers),
+    plan.Foreign: lambda node: leaves.ObjectLeaf(node.dataset),
+    plan.Batch: lambda node: leaves.BatchLeaf(node, Program(node.parent), _parent_len(node)),
+    plan.FlatMap: lambda node: leaves.FlatMapLeaf(node, Program(node.parent)),
+    plan.Zip: lambda node: leaves.ZipLeaf(_programs(node)),
+    plan.Select: lambda node: leaves.SelectLeaf(node.selection, _programs(node)),
+}
+
+
+def _leaf(node: MapNode) -> tuple[Leaf, Callable[[Tree], Tree]]:
+    leaf = _LEAVES[type(node)](node)
+    if isinstance(node, plan.Range) or (isinstance(node, plan.Source) and node.wraps):
+        return leaf, lambda below: ("wrap", node.length, below)
+    return leaf, lambda below: below

@@ -1,0 +1,330 @@
+"""Batches: elements of one structure stacked leaf by leaf along a new leading axis.
+
+The result is what `numpy.stack` gives for each leaf. Arrays go row by row into a slot of the
+arena while they are still in the processor's cache; every other leaf is collected and stacked
+at the end. A slot returns to the arena only when the last view of it is gone, so a batch may
+outlive the builder, the arena and the iterator.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from grainmill._evaluate.tree import Branch, branch, map_structure
+from grainmill._native import Arena, copy_rows, scalars_to_rows
+
+_UNLIKE: Final = "Expected all input elements to have the same structure but got:"
+# A slot costs more than it saves below the first figure. A batch above the second is not
+# reserved whole before its elements are seen: its size may be "as many as there are".
+_SLOT_BYTES: Final = 2048
+_RESERVED_BYTES: Final = 1 << 28
+_PLAIN_KINDS: Final = frozenset("biufcmMSUV")
+
+
+class BatchBuilder:
+    """Takes elements a few at a time and makes batches of them.
+
+    Attributes:
+        first_position: Position of the batch's first element, as error messages name it. It
+            moves on by itself from batch to batch.
+
+    Example:
+        >>> builder = BatchBuilder(2, Arena())
+        >>> builder.push([{"x": 1}, {"x": 2}])
+        >>> builder.finish()
+        {'x': array([1, 2])}
+    """
+
+    def __init__(self, batch_size: int, arena: Arena, *, first_position: int = 0) -> None:
+        if batch_size < 1:
+            raise ValueError(f"`batch_size` must be at least 1, got {batch_size}")
+        self.first_position = first_position
+        self._batch_size = batch_size
+        self._arena = arena
+        self._column: _Column | None = None
+        self._num_elements = 0
+
+    def __len__(self) -> int:
+        """How many elements the batch has so far."""
+        return self._num_elements
+
+    def push(self, elements: list[Any]) -> None:
+        """Adds elements to the batch; their arrays are copied and no longer needed.
+
+        Raises:
+            ValueError: If an element is unlike the batch's first in structure or shape, or if
+                there are more than `batch_size`. The batch is empty again afterwards.
+        """
+        if not elements:
+            return
+        total = self._num_elements + len(elements)
+        if total > self._batch_size:
+            self.clear()
+            raise ValueError(f"a batch holds {self._batch_size} elements, got {total}")
+        try:
+            if self._column is None:
+                self._column = _column(elements[0], self._batch_size, self._arena, "")
+            self._column.push(elements, self._num_elements)
+        except _UnlikeError as unlike:
+            raise self._explained(unlike) from None
+        except BaseException:
+            self.clear()
+            raise
+        self._num_elements = total
+
+    def finish(self) -> Any:
+        """The batch of the elements added since the last one; the builder starts afresh.
+
+        Raises:
+            ValueError: If the elements are unlike in structure or shape, or there are none.
+        """
+        column, num_elements = self._column, self._num_elements
+        if column is None:
+            raise ValueError("a batch needs at least 1 element, got 0")
+        try:
+            batch = column.finish(num_elements)
+        except _UnlikeError as unlike:
+            raise self._explained(unlike) from None
+        finally:
+            self.clear()
+        self.first_position += num_elements
+        return batch
+
+    def clear(self) -> None:
+        """Forgets the elements added since the last batch."""
+        self._column = None
+        self._num_elements = 0
+
+    def _explained(self, unlike: "_UnlikeError") -> ValueError:
+        self.clear()
+        first = self.first_position
+        place = f"at `{unlike.path}` " if unlike.path else ""
+        return ValueError(
+            f"{_UNLIKE} {place}element {first} has {unlike.expected} "
+            f"and element {first + unlike.row} has {unlike.found}"
+        )
+
+
+def stack(elements: list[Any], arena: Arena) -> Any:
+    """One batch of all `elements`.
+
+    Raises:
+        ValueError: If there are none, or their structures or shapes differ.
+    """
+    builder = BatchBuilder(max(1, len(elements)), arena)
+    builder.push(elements)
+    return builder.finish()
+
+
+def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0) -> Any:
+    """Stacks `values` and fills the batch up to `batch_size` rows of `pad_value`.
+
+    Args:
+        values: Elements of one structure, at least one and at most `batch_size`.
+        batch_size: Rows of the result.
+        pad_value: What every place of the added rows holds.
+
+    Raises:
+        ValueError: If there are no values, or more than `batch_size`, or they are unlike.
+    """
+    if not values:
+        raise ValueError("Cannot batch 0 values.")
+    if len(values) > batch_size:
+        raise ValueError(f"Cannot batch {len(values)} values to {batch_size}.")
+    missing = batch_size - len(values)
+    batch = stack(list(values), Arena())
+
+    def padded(leaf: Any) -> Any:
+        row = np.full(leaf.shape[1:], pad_value, dtype=leaf.dtype)
+        return np.concatenate([leaf, np.stack([row] * missing)])
+
+    return map_structure(padded, batch) if missing else batch
+
+
+class _UnlikeError(Exception):
+    """Row `row` differs from row 0 at `path`; the builder turns rows into positions."""
+
+    def __init__(self, path: str, row: int, expected: str, found: str) -> None:
+        super().__init__(path, row, expected, found)
+        self.path, self.row, self.expected, self.found = path, row, expected, found
+
+
+class _Column(Protocol):
+    """One place in the structure, over the elements of a batch."""
+
+    def push(self, values: list[Any], at: int) -> None: ...
+
+    def finish(self, num_rows: int) -> Any: ...
+
+
+def _column(first: Any, batch_size: int, arena: Arena, path: str) -> _Column:
+    parts = branch(first)
+    if parts is None:
+        return _LeafColumn(batch_size, arena, path)
+    pairs = zip(parts.entries, parts.children, strict=True)
+    children = [_column(child, batch_size, arena, path + entry) for entry, child in pairs]
+    if type(first) in {dict, list, tuple}:
+        return _IndexedColumn(parts, children, path, first)
+    return _BranchColumn(parts, children, path, first)
+
+
+class _BranchColumn:
+    """A container in every element: its children are columns of their own."""
+
+    def __init__(self, parts: Branch, children: list[_Column], path: str, first: Any) -> None:
+        self._parts = parts
+        self._children = children
+        self._path = path
+        self._described = _described(first)
+
+    def push(self, values: list[Any], at: int) -> None:
+        for child, column in zip(self._children, self._columns(values, at), strict=True):
+            child.push(column, at)
+
+    def finish(self, num_rows: int) -> Any:
+        return self._parts.rebuild([child.finish(num_rows) for child in self._children])
+
+    def _columns(self, values: list[Any], at: int) -> list[list[Any]]:
+        rows = []
+        for row, value in enumerate(values, at):
+            parts = branch(value)
+            if parts is None or parts.kind != self._parts.kind:
+                raise _UnlikeError(self._path, row, self._described, _described(value))
+            rows.append(parts.children)
+        return [list(column) for column in zip(*rows, strict=True)]
+
+
+class _IndexedColumn(_BranchColumn):
+    """A dict, list or tuple in every element, taken apart without looking at each on its own."""
+
+    def __init__(self, parts: Branch, children: list[_Column], path: str, first: Any) -> None:
+        super().__init__(parts, children, path, first)
+        container = parts.rebuild(parts.children)
+        self._type = type(first)
+        self._names = list(container) if self._type is dict else range(len(container))
+
+    def _columns(self, values: list[Any], at: int) -> list[list[Any]]:
+        alike = set(map(type, values)) == {self._type}
+        if alike and set(map(len, values)) == {len(self._names)}:
+            try:
+                return [[value[name] for value in values] for name in self._names]
+            except KeyError:
+                pass  # The general way finds which element it is.
+        return super()._columns(values, at)
+
+
+class _LeafColumn:
+    """A leaf in every element: rows of one array, or values still to be stacked."""
+
+    def __init__(self, batch_size: int, arena: Arena, path: str) -> None:
+        self._batch_size = batch_size
+        self._arena = arena
+        self._path = path
+        self._rows: np.ndarray[Any, Any] | None = None
+        self._pending: list[Any] = []
+
+    def push(self, values: list[Any], at: int) -> None:
+        if at == 0:
+            self._begin(values)
+        if self._rows is None:
+            self._pending.extend(values)
+            return
+        self._reserve(at + len(values))
+        num_copied = copy_rows(self._rows, values, at)
+        if num_copied < len(values):
+            self._push_unlike(values[num_copied:], at + num_copied)
+
+    def finish(self, num_rows: int) -> Any:
+        if self._rows is None:
+            return _stacked(self._pending, self._path)
+        return self._rows if len(self._rows) == num_rows else self._rows[:num_rows]
+
+    def _begin(self, values: list[Any]) -> None:
+        first = _as_array(values[0])
+        if type(first) is np.ndarray and _stacks_as_it_is(first.dtype):
+            affordable = max(len(values), _RESERVED_BYTES // max(1, first.nbytes))
+            shape = (min(self._batch_size, affordable), *first.shape)
+            self._rows = self._array(shape, first.dtype)
+
+    def _reserve(self, num_rows: int) -> None:
+        rows = self._rows
+        if rows is not None and num_rows > len(rows):
+            grown = min(self._batch_size, max(num_rows, 2 * len(rows)))
+            self._rows = self._array((grown, *rows.shape[1:]), rows.dtype)
+            self._rows[: len(rows)] = rows
+
+    def _array(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+        if shape[0] * int(np.prod(shape[1:])) * dtype.itemsize < _SLOT_BYTES:
+            return np.empty(shape, dtype)
+        return self._arena.array(shape, dtype)
+
+    def _push_unlike(self, values: list[Any], at: int) -> None:
+        """Adds values whose first is no array of the rows' dtype and shape."""
+        rows = self._rows
+        if rows is None:
+            raise AssertionError("a column without rows compares nothing")
+        arrays = [_as_array(value) for value in values]
+        num_copied = copy_rows(rows, arrays, at)
+        if num_copied < len(arrays):
+            other = arrays[num_copied]
+            if np.shape(other) != rows.shape[1:] or branch(other) is not None:
+                described = (_described(rows[0]), _described(other))
+                raise _UnlikeError(self._path, at + num_copied, *described)
+            # Same shape, other dtype: NumPy finds the dtype they share once all are there.
+            self._pending = [*rows[: at + num_copied], *arrays[num_copied:]]
+            self._rows = None
+
+
+def _as_array(leaf: Any) -> Any:
+    """Arrays of other libraries, and files mapped as arrays, as NumPy arrays."""
+    if type(leaf) is np.ndarray or isinstance(leaf, np.generic) or not hasattr(leaf, "__array__"):
+        return leaf
+    return leaf if isinstance(leaf, np.ma.MaskedArray) else np.asarray(leaf)
+
+
+_stacking: dict[Any, bool] = {}
+
+
+def _stacks_as_it_is(dtype: Any) -> bool:
+    """Whether `numpy.stack` keeps `dtype` and its values are their bytes alone."""
+    known = _stacking.get(dtype)
+    if known is None:
+        known = dtype.kind in _PLAIN_KINDS and not dtype.hasobject
+        known = known and bool(np.stack([np.zeros((), dtype)] * 2).dtype == dtype)
+        _stacking[dtype] = known
+    return known
+
+
+def _stacked(values: list[Any], path: str) -> Any:
+    """The leaves of a batch as `numpy.stack` makes them."""
+    rows = scalars_to_rows(values)
+    if rows is not None:
+        return rows
+    kind = type(values[0])
+    uniform = set(map(type, values)) == {kind}
+    if uniform and (kind is str or kind is bytes or issubclass(kind, np.number | np.bool_)):
+        return np.array(values)
+    arrays = []
+    for row, value in enumerate(values):
+        arrays.append(np.asanyarray(value))
+        if arrays[-1].shape != arrays[0].shape or branch(value) is not None:
+            raise _UnlikeError(path, row, _described(values[0]), _described(value))
+    if len(arrays) == 1:
+        return np.expand_dims(arrays[0].copy(), 0)
+    try:
+        return np.stack(arrays)
+    except TypeError as error:  # No dtype holds both, as with dates and numbers.
+        row = next(i for i, array in enumerate(arrays) if array.dtype != arrays[0].dtype)
+        found = f"{_described(values[row])} ({error})"
+        raise _UnlikeError(path, row, _described(values[0]), found) from error
+
+
+def _described(value: Any) -> str:
+    parts = branch(value)
+    if parts is not None:
+        kind = type(value).__name__
+        return f"a {kind} of {', '.join(parts.entries)}" if parts.entries else f"an empty {kind}"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"shape {tuple(value.shape)} and dtype {value.dtype}"
+    return f"a value of type {type(value).__name__}"

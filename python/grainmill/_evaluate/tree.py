@@ -1,0 +1,185 @@
+"""Pytrees: the nested containers of an element, as JAX defines them where it is installed.
+
+With JAX installed, keys of dicts come sorted and `None` is a subtree without leaves; without it
+dicts keep their order and `None` is a leaf. JAX itself is never imported from here: types that
+a program registered with it are known only once the program has imported it.
+"""
+
+import functools
+import importlib.util
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+_LEAVES: Final = frozenset({np.ndarray, int, float, bool, complex, str, bytes})
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One container, taken apart.
+
+    Attributes:
+        kind: What two containers must share to have the same structure.
+        entries: How each child is reached from the container, as text.
+        children: The values inside, in order.
+        rebuild: Makes a container of this kind of other children.
+    """
+
+    kind: Hashable
+    entries: tuple[str, ...]
+    children: Sequence[Any] = field(compare=False)
+    rebuild: Callable[[Iterable[Any]], Any] = field(compare=False)
+
+
+def branch(tree: Any) -> Branch | None:
+    """Takes the outermost container of `tree` apart; None where `tree` is a leaf."""
+    kind = type(tree)
+    if kind in _LEAVES:
+        return None
+    known = _CONTAINERS.get(kind)
+    if known is not None:
+        return known(tree)
+    if isinstance(tree, tuple) and hasattr(kind, "_fields"):
+        entries = tuple(f".{name}" for name in kind._fields)
+        return Branch((kind,), entries, tree, lambda children: kind(*children))
+    return _registered_branch(tree)
+
+
+@functools.cache
+def jax_installed() -> bool:
+    """Whether this environment has JAX, imported or not."""
+    return importlib.util.find_spec("jax") is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The shape of a pytree without its leaves; equal for trees that can be stacked."""
+
+    kind: Hashable
+    children: tuple["Structure", ...] = ()
+    rebuild: Callable[[Iterable[Any]], Any] | None = field(default=None, compare=False)
+
+    def unflatten(self, leaves: Iterable[Any]) -> Any:
+        """The tree of this structure with these leaves, in the order of `flatten`."""
+        return _taken(self, iter(leaves))
+
+
+LEAF: Final = Structure("leaf")
+
+
+def flatten(tree: Any) -> tuple[list[Any], Structure]:
+    """The leaves of `tree` in order, and its structure."""
+    leaves: list[Any] = []
+    return leaves, _flatten_into(tree, leaves)
+
+
+def flatten_with_path(tree: Any, path: str = "") -> list[tuple[str, Any]]:
+    """The leaves of `tree` in order, each with the text that leads to it, such as `['a'][0]`."""
+    parts = branch(tree)
+    if parts is None:
+        return [(path, tree)]
+    pairs = zip(parts.entries, parts.children, strict=True)
+    return [found for entry, child in pairs for found in flatten_with_path(child, path + entry)]
+
+
+def map_structure(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+    """Calls `function` on the leaves of trees of one structure; a tree of the results.
+
+    Raises:
+        ValueError: If the structures differ.
+    """
+    leaves, structure = flatten(tree)
+    columns = [leaves]
+    for other in rest:
+        more, found = flatten(other)
+        if found != structure:
+            raise ValueError(f"trees must have one structure, got {tree!r} and {other!r}")
+        columns.append(more)
+    return structure.unflatten(map(function, *columns))
+
+
+def _taken(structure: Structure, leaves: Iterator[Any]) -> Any:
+    if structure.rebuild is None:
+        return next(leaves)
+    return structure.rebuild([_taken(child, leaves) for child in structure.children])
+
+
+def _flatten_into(tree: Any, leaves: list[Any]) -> Structure:
+    parts = branch(tree)
+    if parts is None:
+        leaves.append(tree)
+        return LEAF
+    children = tuple(_flatten_into(child, leaves) for child in parts.children)
+    return Structure(parts.kind, children, parts.rebuild)
+
+
+def _dict_branch(tree: dict[Any, Any]) -> Branch:
+    names = _ordered(tree)
+    # Where order means nothing, two orders of the same keys are one structure.
+    kind = (dict, names) if jax_installed() else (dict, frozenset(names))
+    return Branch(kind, _key_entries(names), [tree[name] for name in names], _zipped(dict, names))
+
+
+def _ordered_dict_branch(tree: OrderedDict[Any, Any]) -> Branch:
+    names = tuple(tree)
+    kind = (OrderedDict, names)
+    return Branch(kind, _key_entries(names), [*tree.values()], _zipped(OrderedDict, names))
+
+
+def _default_dict_branch(tree: defaultdict[Any, Any]) -> Branch:
+    names = _ordered(tree)
+    kind = (defaultdict, tree.default_factory, names)
+    make: Callable[..., Any] = functools.partial(defaultdict, tree.default_factory)
+    return Branch(kind, _key_entries(names), [tree[name] for name in names], _zipped(make, names))
+
+
+def _sequence_branch(tree: list[Any] | tuple[Any, ...]) -> Branch:
+    kind = type(tree)
+    entries = tuple(f"[{i}]" for i in range(len(tree)))
+    return Branch((kind, len(tree)), entries, tree, kind)
+
+
+def _none_branch(tree: None) -> Branch | None:
+    return Branch((tree,), (), (), lambda _: None) if jax_installed() else None
+
+
+_CONTAINERS: Final[dict[type, Callable[[Any], Branch | None]]] = {
+    dict: _dict_branch,
+    list: _sequence_branch,
+    tuple: _sequence_branch,
+    type(None): _none_branch,
+    OrderedDict: _ordered_dict_branch,
+    defaultdict: _default_dict_branch,
+}
+
+
+def _ordered(names: Iterable[Any]) -> tuple[Any, ...]:
+    names = tuple(names)
+    if not jax_installed():
+        return names
+    try:
+        return tuple(sorted(names))
+    except TypeError:  # Keys of types that do not compare keep the order they came in.
+        return names
+
+
+def _key_entries(names: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(f"[{name!r}]" for name in names)
+
+
+def _zipped(make: Callable[..., Any], names: tuple[Any, ...]) -> Callable[[Iterable[Any]], Any]:
+    return lambda children: make(zip(names, children, strict=True))
+
+
+def _registered_branch(tree: Any) -> Branch | None:
+    """A container of a type that the program registered with the JAX it has imported."""
+    tree_util = getattr(sys.modules.get("jax"), "tree_util", None)
+    if tree_util is None or tree_util.all_leaves([tree]):
+        return None
+    found, treedef = tree_util.tree_flatten_with_path(tree, is_leaf=lambda part: part is not tree)
+    entries = tuple(tree_util.keystr(path) for path, _ in found)
+    return Branch(treedef, entries, [child for _, child in found], treedef.unflatten)

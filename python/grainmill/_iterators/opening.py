@@ -1,0 +1,100 @@
+"""Parts of an interleave opened ahead by threads, so that slow files are not waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from grainmill._iterators.stage import Stage
+
+
+class Openings:
+    """Opens parts by index, and a few of the next ones ahead of their turn."""
+
+    def __init__(
+        self, open_part: Callable[[int], Stage], num_parts: int, *, num_threads: int, ahead: int
+    ) -> None:
+        self._open_part = open_part
+        self._num_parts = num_parts
+        self._num_threads = num_threads
+        self._ahead = ahead
+        self._begun: dict[int, _Opening] = {}
+
+    def look_ahead(self, first: int) -> None:
+        """Begins to open the parts from `first` on, as many as are allowed at once."""
+        for index in range(first, min(first + self._ahead, self._num_parts)):
+            if index not in self._begun:
+                under_way = sum(not opening.done.is_set() for opening in self._begun.values())
+                if under_way >= self._num_threads:
+                    break
+                self._begun[index] = _Opening(self._open_part, index)
+
+    def take(self, index: int) -> Stage:
+        """The part `index`, from its start; raises what opening it raised."""
+        opening = self._begun.pop(index, None)
+        return self._open_part(index) if opening is None else opening.result()
+
+    def close(self) -> None:
+        """Closes the parts that nobody took, now or when they are open."""
+        begun, self._begun = self._begun, {}
+        for opening in begun.values():
+            opening.abandon()
+
+
+class _Opening:
+    """One part being opened by a thread of its own.
+
+    Attributes:
+        done: Set when it is open or failed to open.
+    """
+
+    def __init__(self, open_part: Callable[[int], Stage], index: int) -> None:
+        self.done = threading.Event()
+        self._open_part = open_part
+        self._index = index
+        self._stage: Stage | None = None
+        self._failure: BaseException | None = None
+        self._abandoned = False
+        self._lock = threading.RLock()
+        name = f"grain-interleave-open_{index}"
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            stage = self._open_part(self._index)
+            stage.start_prefetch()
+        except BaseException as failure:
+            self._failure = failure
+        else:
+            with self._lock:
+                self._stage = stage
+                if self._abandoned:
+                    _close(stage)
+        self.done.set()
+
+    def result(self) -> Stage:
+        """Waits for the part; raises what opening it raised."""
+        self.done.wait()
+        if self._stage is None:
+            failure, self._failure = self._failure, None
+            try:
+                raise failure or RuntimeError(f"part {self._index} was not opened")
+            finally:
+                del failure
+        return self._stage
+
+    def abandon(self) -> None:
+        """Closes the part as soon as it is open."""
+        with self._lock:
+            self._abandoned = True
+            if self._stage is not None:
+                _close(self._stage)
+
+
+def _close(stage: Stage) -> None:
+    with contextlib.suppress(Exception):  # nobody used it, so nobody cares how it ends
+        stage.close()

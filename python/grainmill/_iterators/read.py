@@ -1,0 +1,146 @@
+"""A random-access plan read from its first element to its last."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from grainmill._evaluate.ahead import Blocks, EngineBlocks, InlineBlocks, ThreadBlocks
+from grainmill._evaluate.program import Program
+from grainmill._iterators.drops import DropWatch
+from grainmill._iterators.stage import Block, Stage, State
+from grainmill._plan.random_access import random_access
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from grainmill._plan import sequential as plan
+    from grainmill._plan.options import DatasetOptions
+
+
+class ReadStage(Stage):
+    """Elements `0, 1, ...` of the plan above; those that are `None` are left out."""
+
+    def __init__(self, node: plan.Read, options: DatasetOptions) -> None:
+        super().__init__()
+        self._length = random_access(node.parent).length
+        self._allow_nones = node.allow_nones
+        self._program = Program(node.parent)
+        self._blocks = _blocks(self._program, self._length, node)
+        self._burst = max(1, node.options.prefetch_buffer_size)
+        name = f"PrefetchDatasetIterator{str(node).removeprefix(node.dataset_name)}"
+        self._drops = DropWatch(name, options)
+        self._made: list[Any] = []
+        self._at = 0
+        self._failure: Exception | None = None
+
+    @property
+    def burst(self) -> int:
+        """See `Stage.burst`."""
+        return self._burst
+
+    def _position(self) -> int:
+        return self._blocks.position - len(self._made) + self._at
+
+    def pull(self, limit: int, *, interior: bool = True) -> Block:  # noqa: ARG002
+        """See `Stage.pull`."""
+        while True:
+            if self._at >= len(self._made):
+                self._refill(limit)
+            if not self._made:
+                end = self._position()
+                return Block([], lambda _: {"next_index": end})
+            start = self._position()
+            part = self._made[self._at : self._at + limit] if self._at else self._made[:limit]
+            self._at += len(part)
+            block = self._kept(part, start)
+            if block.elements:
+                return block
+
+    def _refill(self, limit: int) -> None:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        self._made, self._at = [], 0
+        self._made, failure = self._blocks.take(limit)
+        if failure is not None and not self._made:
+            raise failure
+        self._failure = failure
+
+    def _kept(self, part: list[Any], start: int) -> Block:
+        if self._allow_nones or not self._program.runs_user_code:
+            return Block(part, lambda k: {"next_index": start + k})
+        kept = [element for element in part if element is not None]
+        if len(kept) == len(part):
+            self._drops.kept_only(len(part))
+            return Block(part, lambda k: {"next_index": start + k})
+        verdicts = [element is not None for element in part]
+        excess = self._drops.first_excess(verdicts)
+        if excess is not None:
+            seen, self._failure = excess
+            self._cut(len(part) - seen)
+            part, verdicts = part[:seen], verdicts[:seen]
+            kept = [element for element in part if element is not None]
+            if not kept:
+                failure, self._failure = self._failure, None
+                raise failure
+        after = [start + place + 1 for place, keep in enumerate(verdicts) if keep]
+        return Block(kept, lambda k: {"next_index": after[k - 1] if k else start})
+
+    def _cut(self, count: int) -> None:
+        """Un-makes the last `count` elements taken and all beyond, behind a failure."""
+        position = self._position() - count
+        self._made, self._at = [], 0
+        self._blocks.restart(position)
+
+    def pull_numbers(self, count: int) -> np.ndarray[Any, Any] | None:
+        """The next `count` elements, or those left, as an array where they are plain numbers."""
+        if self._at < len(self._made):
+            return None
+        at = self._blocks.position
+        numbers = self._program.numbers(at, min(count, self._length - at))
+        if numbers is not None:
+            self._made, self._at = [], 0
+            self._blocks.restart(at + len(numbers))
+        return numbers
+
+    def state(self) -> State:
+        """See `Stage.state`."""
+        return {"next_index": self._position()}
+
+    def restore(self, state: State) -> None:
+        """See `Stage.restore`."""
+        self.seek(state["next_index"])
+
+    def next_index(self) -> int:
+        """See `Stage.next_index`."""
+        return self._position()
+
+    def seek(self, index: int) -> None:
+        """See `Stage.seek`."""
+        if not 0 <= index <= self._length:
+            raise IndexError(
+                f"Checkpoint `next_index` {index} is out of range for dataset of length "
+                f"{self._length}."
+            )
+        self._made, self._at, self._failure = [], 0, None
+        self._blocks.restart(index)
+
+    def start_prefetch(self) -> None:
+        """See `Stage.start_prefetch`."""
+        self._blocks.start()
+
+    def close(self) -> None:
+        """See `Stage.close`."""
+        self._made, self._at = [], 0
+        self._blocks.close()
+
+
+def _blocks(program: Program, length: int, node: plan.Read) -> Blocks:
+    options = node.options
+    if not options.num_threads or not options.prefetch_buffer_size:
+        return InlineBlocks(program, length, options.prefetch_buffer_size)
+    if program.runs_user_code:
+        return ThreadBlocks(program, length, options)
+    if program.mean_byte_len:
+        return EngineBlocks(program, length, options.prefetch_buffer_size)
+    return InlineBlocks(program, length, options.prefetch_buffer_size)

@@ -1,0 +1,142 @@
+"""Batches of one size cut and joined into batches of another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from grainmill._evaluate.tree import Structure, flatten
+from grainmill._iterators.part import After, Start, fixed
+from grainmill._iterators.stage import Block, Stage, State
+
+if TYPE_CHECKING:
+    from grainmill._plan.sequential import Rebatch
+
+
+class RebatchStage(Stage):
+    """Regroups rows along the first axis of every leaf.
+
+    A batch that lies within one batch of the parent is a view of it. A state holds the parent's
+    state before its current batch, and how many rows of that were handed out.
+    """
+
+    def __init__(self, node: Rebatch, parent: Stage) -> None:
+        super().__init__(parent)
+        self._parent = parent
+        self._size = node.batch_size
+        self._drop_remainder = node.drop_remainder
+        self._start = Start(parent)
+        self._begin(self._start, 0)
+
+    def _begin(self, after: After, row: int) -> None:
+        self._place = (after, row)
+        self._slices: list[list[Any]] = []
+        self._gathered = 0
+        self._current = _Rows([], None, 0, after)
+        self._row = 0
+        self._skip = row
+        self._pending: Block | None = None
+
+    def pull(self, limit: int, *, interior: bool = True) -> Block:  # noqa: ARG002
+        """See `Stage.pull`; a block ends where the parent's batch does."""
+        last = self._place
+        places = [last]
+        elements: list[Any] = []
+        while len(elements) < limit:
+            if elements and self._current.count - self._row < self._size:
+                break
+            batch = self._next_batch()
+            if batch is None:
+                break
+            elements.append(batch)
+            places.append(self._place)
+        if not elements:
+            places = [self._place]
+        return Block(elements, lambda k: _state(*places[k]))
+
+    def _next_batch(self) -> Any:
+        while self._gathered < self._size:
+            if self._row == self._current.count and not self._advance():
+                return self._remainder()
+            end = min(self._row + self._size - self._gathered, self._current.count)
+            self._slices.append([leaf[self._row : end] for leaf in self._current.leaves])
+            self._gathered += end - self._row
+            self._row = end
+        self._place = (self._current.after, self._row)
+        return self._joined()
+
+    def _remainder(self) -> Any:
+        self._place = (self._current.after, self._row or self._skip)
+        if not self._gathered or self._drop_remainder:
+            self._slices, self._gathered = [], 0
+            return None
+        return self._joined()
+
+    def _joined(self) -> Any:
+        slices, self._slices, self._gathered = self._slices, [], 0
+        structure = self._current.structure
+        if structure is None:
+            raise AssertionError("rows come from a batch")
+        if len(slices) == 1:
+            return structure.unflatten(slices[0])
+        return structure.unflatten(map(np.concatenate, zip(*slices, strict=True)))
+
+    def _advance(self) -> bool:
+        """Moves on to the parent's next batch; `False` at its end."""
+        block = self._pending or self._parent.pull(1)
+        self._start.settle(block.state_after)
+        if not block.elements:
+            self._current.after = block.state_after
+            return False
+        self._pending = block
+        leaves, structure = flatten(block.elements[0])
+        if self._slices and structure != self._current.structure:
+            raise ValueError("batches to be joined must have the same structure")
+        count = _row_count(leaves)
+        if self._skip > count:
+            raise ValueError(
+                f"state was saved after {self._skip} rows of a batch that has {count} rows now"
+            )
+        self._current = _Rows(leaves, structure, count, block.state_after)
+        self._row, self._skip = self._skip, 0
+        self._pending = None
+        return True
+
+    def state(self) -> State:
+        """See `Stage.state`."""
+        return _state(*self._place)
+
+    def restore(self, state: State) -> None:
+        """See `Stage.restore`."""
+        self._start.freeze()
+        self._parent.restore(state["parent"])
+        self._begin(fixed(state["parent"]), state["batch_idx"])
+
+
+class _Rows:
+    """A batch of the parent, and the parent's state before it."""
+
+    __slots__ = ("after", "count", "leaves", "structure")
+
+    def __init__(
+        self, leaves: list[Any], structure: Structure | None, count: int, after: After
+    ) -> None:
+        self.leaves = leaves
+        self.structure = structure
+        self.count = count
+        self.after = after
+
+
+def _row_count(leaves: list[Any]) -> int:
+    counts = {len(leaf) for leaf in leaves}
+    if len(counts) != 1:
+        raise ValueError(
+            "leaves of a batch must have the same number of rows, "
+            f"got {sorted(counts) if counts else 'no leaves'}"
+        )
+    return counts.pop()
+
+
+def _state(after: After, row: int) -> State:
+    return {"parent": after(0), "batch_idx": row}

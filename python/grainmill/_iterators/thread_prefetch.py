@@ -1,0 +1,308 @@
+"""Elements made ahead by a thread.
+
+The thread and the stage share a `_Feed`, which knows nothing of the stage: a stage nobody holds
+any more is collected, and its thread ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import threading
+import time
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any, Self
+
+from grainmill._iterators.foreign import ForeignStage
+from grainmill._iterators.part import After, Place, Start
+from grainmill._iterators.stage import Block, Stage, State
+from grainmill._plan.sequential import ThreadPrefetch, check_prefetch_buffer_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PATIENCE_S = 0.1
+_EXIT_PATIENCE_S = 0.5
+_CLOSED = "Attempting to use a closed iterator."
+
+
+class ThreadPrefetchStage(Stage):
+    """Keeps up to `prefetch_buffer_size` elements of its parent ready; 0 means no thread.
+
+    Failures and the end arrive in order. The thread ends with them, and the next `pull` after
+    a failure starts another one at the same element.
+    """
+
+    def __init__(self, node: ThreadPrefetch, parent: Stage) -> None:
+        super().__init__(parent)
+        self._parent = parent
+        self._size = node.prefetch_buffer_size
+        self._feed: _Feed | None = None
+        self._closed = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._ended = False
+        self._start = Start(self._parent)
+        self._place: Place = (self._start, 0)
+
+    @classmethod
+    def around(cls, iterator: Iterator[Any], prefetch_buffer_size: int) -> Self:
+        """A stage that prefetches from any object that has `__next__`."""
+        check_prefetch_buffer_size(prefetch_buffer_size)
+        return cls(ThreadPrefetch((), prefetch_buffer_size), ForeignStage(iterator))
+
+    @property
+    def burst(self) -> int:
+        """See `Stage.burst`; with a thread 1, as elements handed out make room for others."""
+        return 1 if self._size else self._parent.burst
+
+    def pull(self, limit: int, *, interior: bool = True) -> Block:
+        """See `Stage.pull`; waits for one element and gives those that are ready."""
+        self._check_open()
+        last, position = self._place
+        if self._ended:
+            return Block([], lambda _: last(position))
+        if not self._size:
+            return self._inline(limit, interior=interior)
+        pieces = self._running().take(limit)
+        self._check_open()
+        elements = [element for piece in pieces for element in piece.elements]
+        final = pieces[-1]
+        self._place = (final.after, final.start + len(final.elements))
+        self._ended = not elements
+        if self._ended:
+            return Block([], lambda _: final.after(0))
+        places = [(piece.after, piece.start, len(piece.elements)) for piece in pieces]
+        return Block(elements, lambda k: _state(places, k) if k else last(position))
+
+    def _inline(self, limit: int, *, interior: bool) -> Block:
+        block = self._parent.pull(limit, interior=interior)
+        self._start.settle(block.state_after)
+        self._place = (block.state_after, len(block.elements))
+        return block
+
+    def _running(self) -> _Feed:
+        feed = self._feed
+        if feed is not None and feed.stopped:
+            self._rewind()
+            feed = None
+        if feed is None or feed.failed:
+            self._start.freeze()
+            feed = self._feed = _Feed(self._parent, self._size)
+            feed.thread.start()
+        return feed
+
+    def _halt(self) -> None:
+        """Waits for the thread to leave the parent, and drops what it made."""
+        if self._feed is not None:
+            self._feed.stop()
+            self._feed.thread.join()
+            self._feed = None
+
+    def _rewind(self) -> None:
+        """Takes the parent back to the element after the one last handed out."""
+        self._halt()
+        state = self.state()
+        self._parent.restore(state)
+        self._begin()
+
+    def state(self) -> State:
+        """See `Stage.state`; starts no thread."""
+        after, position = self._place
+        return after(position)
+
+    def restore(self, state: State) -> None:
+        """See `Stage.restore`."""
+        self._check_open()
+        self._halt()
+        self._start.freeze()
+        self._parent.restore(state)
+        self._begin()
+
+    def next_index(self) -> int:
+        """See `Stage.next_index`; elements made ahead are made again."""
+        if self._feed is not None:
+            self._rewind()
+        return self._parent.next_index()
+
+    def seek(self, index: int) -> None:
+        """See `Stage.seek`."""
+        self._check_open()
+        self._halt()
+        self._start.freeze()
+        self._parent.seek(index)
+        self._begin()
+
+    def start_prefetch(self) -> None:
+        """See `Stage.start_prefetch`."""
+        self._check_open()
+        if not self._size:
+            super().start_prefetch()
+        elif not self._ended:
+            self._running()
+
+    def close(self) -> None:
+        """See `Stage.close`; does not wait for a parent that is busy with an element."""
+        if self._closed:
+            return
+        self._closed = True
+        feed = self._feed
+        if feed is not None:
+            feed.stop()
+            if feed.thread is not threading.current_thread():
+                feed.thread.join(_PATIENCE_S)
+            if feed.thread.is_alive():
+                # What it waits for may end when the parent closes; a parent that can not be
+                # closed meanwhile is left to the thread, which nobody waits for.
+                with contextlib.suppress(Exception):
+                    self._parent.close()
+                return
+        self._parent.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(_CLOSED)
+
+    def __del__(self) -> None:
+        feed = getattr(self, "_feed", None)
+        if feed is not None:
+            feed.stop()
+
+
+class _Piece:
+    """Consecutive elements of one block of the parent."""
+
+    __slots__ = ("after", "elements", "start")
+
+    def __init__(self, after: After, start: int, elements: list[Any]) -> None:
+        self.after = after
+        self.start = start
+        self.elements = elements
+
+
+class _Feed:
+    """A bounded queue and the thread that fills it from `stage`.
+
+    Attributes:
+        stopped: Whether the thread was asked to end.
+        failed: Whether a failure, the last thing the thread delivers, was taken.
+    """
+
+    def __init__(self, stage: Stage, size: int) -> None:
+        self.stopped = False
+        self.failed = False
+        self._stage = stage
+        self._size = size
+        self._queue: deque[_Piece | BaseException] = deque()
+        self._held = 0
+        # Its lock is reentrant: garbage collection may call `stop` from inside `put` or `take`.
+        self._changed = threading.Condition()
+        self.thread = threading.Thread(
+            target=_fill, args=(self,), name=f"grain-thread-prefetch_{next(_numbers)}", daemon=True
+        )
+        _live.add(self)
+
+    def take(self, limit: int) -> list[_Piece]:
+        """Waits for something and returns what there is, up to `limit` elements.
+
+        The end is a piece without elements; a failure is raised. Once stopped, the list is empty.
+        """
+        pieces: list[_Piece] = []
+        with self._changed:
+            while not self._queue and not self.stopped:
+                self._changed.wait()
+            if self.stopped:
+                raise ValueError(_CLOSED)
+            while limit and self._queue:
+                head = self._queue[0]
+                if isinstance(head, BaseException) or not head.elements:
+                    if pieces:
+                        break
+                    return [self._last()]
+                piece = self._first(head, limit)
+                pieces.append(piece)
+                limit -= len(piece.elements)
+            self._changed.notify()
+        return pieces
+
+    def _first(self, head: _Piece, limit: int) -> _Piece:
+        if len(head.elements) <= limit:
+            self._queue.popleft()
+            self._held -= len(head.elements)
+            return head
+        self._queue[0] = _Piece(head.after, head.start + limit, head.elements[limit:])
+        self._held -= limit
+        return _Piece(head.after, head.start, head.elements[:limit])
+
+    def _last(self) -> _Piece:
+        head = self._queue.popleft()
+        if isinstance(head, _Piece):
+            return head
+        self.failed = True
+        try:
+            raise head
+        finally:
+            del head
+
+    def make(self) -> bool:
+        """Pulls from the parent once there is room; `False` when there is no more to do."""
+        with self._changed:
+            while self._held >= self._size and not self.stopped:
+                self._changed.wait()
+            if self.stopped:
+                return False
+            room = self._size - self._held
+        count = min(self._stage.burst, room)
+        block = self._stage.pull(count, interior=count > 1)
+        self.put(_Piece(block.state_after, 0, block.elements))
+        return bool(block.elements)
+
+    def put(self, item: _Piece | BaseException) -> None:
+        """Adds what the thread made or met."""
+        with self._changed:
+            if not self.stopped:
+                self._queue.append(item)
+                self._held += len(item.elements) if isinstance(item, _Piece) else 0
+                self._changed.notify()
+
+    def stop(self) -> None:
+        """Asks the thread to end and drops what it made."""
+        with self._changed:
+            self.stopped = True
+            self._queue.clear()
+            self._changed.notify_all()
+
+
+def _fill(feed: _Feed) -> None:
+    try:
+        while feed.make():
+            pass
+    except BaseException as failure:
+        feed.put(failure)
+
+
+def _state(places: list[tuple[After, int, int]], count: int) -> State:
+    for after, start, length in places:
+        if count <= length:
+            return after(start + count)
+        count -= length
+    raise IndexError("a place after the end of the block")
+
+
+_numbers = itertools.count()
+_live: weakref.WeakSet[_Feed] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Lets threads leave their parents in peace, for a while, before the interpreter goes."""
+    feeds = list(_live)
+    for feed in feeds:
+        feed.stop()
+    deadline = time.monotonic() + _EXIT_PATIENCE_S
+    for feed in feeds:
+        if feed.thread.is_alive():
+            feed.thread.join(max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,13 @@
+"""Names of the features that describe a record rather than hold its data."""
+
+from typing import Final
+
+INDEX: Final = "_index"
+RECORD_KEY: Final = "_record_key"
+DATASET_INDEX: Final = "_dataset_index"
+EPOCH: Final = "_epoch"
+SEED: Final = "_seed"
+RECORD: Final = "_record"
+META_FEATURES: Final = frozenset((INDEX, RECORD_KEY, DATASET_INDEX, EPOCH, SEED, RECORD))
+
+__all__ = ["DATASET_INDEX", "EPOCH", "INDEX", "META_FEATURES", "RECORD", "RECORD_KEY", "SEED"]

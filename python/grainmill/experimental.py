@@ -1,0 +1,79 @@
+"""Packing, prefetching, windows and what else is newer than the core of the interface."""
+
+from grainmill._dataset.checks import assert_equal_output_after_checkpoint
+from grainmill._dataset.iterator import (
+    ThreadPrefetchDatasetIterator,
+    get_next_index,
+    set_next_index,
+)
+from grainmill._dataset.map_dataset import apply_transformations
+from grainmill._dataset.rng_pool import RngPool
+from grainmill._dataset.spec import ShapeDtypeStruct, ShapeDtypeStructProtocol, get_element_spec
+from grainmill._dataset.stages import (
+    BestFitPackIterDataset,
+    CacheIterDataset,
+    ConcatThenSplitIterDataset,
+    FirstFitPackIterDataset,
+    FlatMapIterDataset,
+    FlatMapMapDataset,
+    InterleaveIterDataset,
+    LimitIterDataset,
+    RebatchIterDataset,
+    RepeatIterDataset,
+    ThreadPrefetchIterDataset,
+    WindowShuffleIterDataset,
+    WindowShuffleMapDataset,
+    WithOptionsIterDataset,
+    ZipIterDataset,
+    ZipMapDataset,
+)
+from grainmill._evaluate.stack import batch_and_pad
+from grainmill._native import index_shuffle
+from grainmill._plan.options import DatasetOptions, ExecutionTrackingMode
+from grainmill._plan.sequential import BOSHandling
+from grainmill._plan.transforms import FlatMap as FlatMapTransform
+from grainmill._plan.transforms import MapWithIndex as MapWithIndexTransform
+
+__all__ = [
+    "BOSHandling",
+    "BestFitPackIterDataset",
+    "CacheIterDataset",
+    "ConcatThenSplitIterDataset",
+    "DatasetOptions",
+    "ExecutionTrackingMode",
+    "FirstFitPackIterDataset",
+    "FlatMapIterDataset",
+    "FlatMapMapDataset",
+    "FlatMapTransform",
+    "InterleaveIterDataset",
+    "LimitIterDataset",
+    "MapWithIndexTransform",
+    "RebatchIterDataset",
+    "RepeatIterDataset",
+    "RngPool",
+    "ShapeDtypeStruct",
+    "ShapeDtypeStructProtocol",
+    "ThreadPrefetchDatasetIterator",
+    "ThreadPrefetchIterDataset",
+    "WindowShuffleIterDataset",
+    "WindowShuffleMapDataset",
+    "WithOptionsIterDataset",
+    "ZipIterDataset",
+    "ZipMapDataset",
+    "apply_transformations",
+    "assert_equal_output_after_checkpoint",
+    "batch_and_pad",
+    "device_put",
+    "get_element_spec",
+    "get_next_index",
+    "index_shuffle",
+    "set_next_index",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "device_put":  # JAX is optional and slow to import
+        from grainmill.jax import device_put  # noqa: PLC0415
+
+        return device_put
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

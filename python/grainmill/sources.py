@@ -1,0 +1,236 @@
+"""Where records come from: anything with `len` and indexing, and the sources that Grain has."""
+
+import hashlib
+import operator
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from multiprocessing import shared_memory
+from pathlib import PurePath
+from types import TracebackType
+from typing import Any, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
+
+import numpy as np
+
+from grainmill import _native
+from grainmill.array_record import check_reader_options
+
+__all__ = [
+    "ArrayRecordDataSource",
+    "RandomAccessDataSource",
+    "RangeDataSource",
+    "SharedMemoryDataSource",
+]
+
+T_co = TypeVar("T_co", covariant=True)
+
+_RANGE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
+
+
+@runtime_checkable
+class RandomAccessDataSource(Protocol[T_co]):
+    """Anything with `len` and indexing by position can be a source."""
+
+    def __len__(self) -> int:
+        """How many records there are."""
+
+    def __getitem__(self, record_key: SupportsIndex) -> T_co:
+        """The record at a position."""
+
+
+@runtime_checkable
+class FileInstruction(Protocol):
+    """A file and which of its records are meant: `take` of them after `skip`."""
+
+    filename: str
+    skip: int
+    take: int
+    examples_in_shard: int
+
+
+PathLike = str | PurePath | FileInstruction
+
+
+class ArrayRecordDataSource:
+    """The records of ArrayRecord files, as one sequence of `bytes`.
+
+    Args:
+        paths: A path, a `FileInstruction`, or a sequence of them. A string of the form
+            `path[a:b]` means records `a` to `b - 1` of that file. Files of which a part is meant
+            are opened when they are first read.
+        reader_options: Options as an `ArrayRecordReader` takes them. They are checked; this
+            source reads by blocks whatever they say.
+
+    Example:
+        >>> source = ArrayRecordDataSource(["train-00000.array_record", "train-00001.array_record"])
+        >>> len(source), type(source[0])
+    """
+
+    def __init__(
+        self,
+        paths: PathLike | Sequence[PathLike],
+        reader_options: dict[str, str] | None = None,
+    ) -> None:
+        self._sources = [_source(path) for path in _listed(paths)]
+        self._reader_options = dict(reader_options or {})
+        if "readahead_buffer_size" in self._reader_options:
+            raise ValueError("Option readahead_buffer_size is present more than once")
+        check_reader_options(self._reader_options)
+        self._opened: _native.RecordFiles | None = None
+        takes = [take for _, _, take in self._sources if take is not None]
+        self._len = sum(takes) if len(takes) == len(self._sources) else len(self._files)
+
+    @property
+    def _files(self) -> _native.RecordFiles:
+        """The files, opened when first asked for; the engine reads them by blocks."""
+        if self._opened is None:
+            self._opened = _native.RecordFiles(self._sources)
+        return self._opened
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the files."""
+        return [path for path, _, _ in self._sources]
+
+    def __len__(self) -> int:
+        return self._len
+
+    def __getitem__(self, record_key: SupportsIndex) -> bytes:
+        return self._files.read_one(self._checked(record_key))
+
+    def __getitems__(self, record_keys: Sequence[SupportsIndex]) -> list[bytes]:
+        """Reads many records at once, in the order of their keys."""
+        keys = [self._checked(key) for key in record_keys]
+        return self._files.read(np.array(keys, dtype=np.int64)) if keys else []
+
+    def __iter__(self) -> Iterator[bytes]:
+        for index in range(len(self)):
+            yield self[index]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._opened = None
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_opened": None}
+
+    def __repr__(self) -> str:
+        # Saved states hold this text, so it is that of the `array_record` package.
+        digest = hashlib.sha1("".join(self.paths).encode(), usedforsecurity=False)
+        return f"ArrayRecordDataSource(hash_of_paths={digest.hexdigest()})"
+
+    def _checked(self, record_key: SupportsIndex) -> int:
+        key = record_key.__index__()
+        if not 0 <= key < self._len:
+            raise ValueError(
+                f"Record key should be in [0, num_records), got {key} of {self._len} records"
+            )
+        return key
+
+
+def _listed(paths: object) -> Sequence[object]:
+    if isinstance(paths, PathLike):
+        return [paths]
+    if not isinstance(paths, Sequence):
+        # The text is that of the `array_record` package, except that it says what it got.
+        raise ValueError(  # noqa: TRY004
+            "Unsupported path format was used. Path format must be a Sequence, String, "
+            f"pathlib.Path or FileInstruction, got {type(paths).__name__}"
+        )
+    if not paths:
+        raise ValueError("Paths sequence can not be of 0 length")
+    return paths
+
+
+def _source(path: object) -> tuple[str, int, int | None]:
+    """The path, how many records to skip, and how many follow (all: None)."""
+    if isinstance(path, str):
+        if match := _RANGE.fullmatch(path):
+            return match[1], int(match[2]), _take(path, int(match[3]) - int(match[2]))
+        return path, 0, None
+    if isinstance(path, PurePath):
+        return os.fspath(path), 0, None
+    if isinstance(path, FileInstruction):
+        return os.fspath(path.filename), path.skip, _take(path, path.take)
+    raise ValueError(
+        "All elements in a path sequence must be of type: String, pathlib.Path, or "
+        f"FileInstruction, got {type(path).__name__}"
+    )
+
+
+def _take(path: object, count: int) -> int:
+    if count < 0:
+        raise ValueError(f"the range of records must not be reversed, got {path!r}")
+    return count
+
+
+class RangeDataSource:
+    """The integers of `range(start, stop, step)`, as a source for tests and examples.
+
+    Example:
+        >>> list(RangeDataSource(0, 6, 2))
+        [0, 2, 4]
+    """
+
+    def __init__(self, start: int, stop: int, step: int) -> None:
+        if step == 0:
+            raise ValueError("`step` must not be 0")
+        self._range = range(start, stop, step)
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    def __getitem__(self, record_key: SupportsIndex) -> int:
+        index = operator.index(record_key)
+        if not 0 <= index < len(self._range):
+            raise IndexError(f"Index {index} out of range for {len(self._range)}")
+        return self._range[index]
+
+    def __repr__(self) -> str:
+        """Text that saved states hold, so it must not change."""
+        numbers = self._range
+        return f"RangeDataSource(start={numbers.start}, stop={numbers.stop}, step={numbers.step})"
+
+
+class SharedMemoryDataSource(shared_memory.ShareableList[Any]):
+    """Numbers, booleans, strings, `bytes` and None in shared memory, for several processes.
+
+    Args:
+        elements: The elements; a new block of shared memory is made for them.
+        name: The name of the new block, or, without elements, that of an existing one.
+
+    Call `close` in every process and `unlink` in one of them when it is no longer needed.
+    """
+
+    def __init__(self, elements: Iterable[Any] | None = None, *, name: str | None = None) -> None:
+        if elements is None:
+            if name is None:
+                raise ValueError("Elements or name must be provided.")
+            super().__init__(name=name)
+            return
+        listed = list(elements)
+        for index, element in enumerate(listed):
+            # Such a list pads with zeros and cannot tell them from those of an element.
+            if isinstance(element, str | bytes) and element[-1:] in {"\0", b"\0"}:
+                raise ValueError(
+                    f"element {index} ends in a zero byte, which shared memory cannot keep"
+                )
+        super().__init__(listed, name=name)
+
+    def __str__(self) -> str:
+        return f"InMemoryDataSource(name={self.shm.name}, len={len(self)})"
+
+    def close(self) -> None:
+        """Lets go of the shared memory in this process."""
+        self.shm.close()
+
+    def unlink(self) -> None:
+        """Removes the shared memory once all processes have let go of it."""
+        self.shm.unlink()

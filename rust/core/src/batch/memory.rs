@@ -1,0 +1,92 @@
+//! One zeroed, 64-byte-aligned run of bytes: what a slot is made of.
+#![expect(unsafe_code, reason = "aligned memory whose pages are only touched when written")]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+
+use crate::{Error, Result};
+
+/// Every slot begins at a multiple of this: a cache line, and what JAX asks of memory it borrows.
+pub const ALIGNMENT: usize = 64;
+
+/// Memory that belongs to one owner, zeroed by the system when it was made.
+#[derive(Debug)]
+pub(super) struct Memory {
+    base: NonNull<u8>,
+    layout: Layout,
+    start: NonNull<u8>,
+    byte_len: usize,
+}
+
+// SAFETY: the pointers are to memory that only this value owns and frees; nothing is tied to a thread.
+unsafe impl Send for Memory {}
+// SAFETY: a shared reference gives out pointers and `&[u8]`, and writing through either needs
+// `&mut Memory` or the caller's own `unsafe` promise.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// `byte_len` zero bytes, or an error where the system has no room for them.
+    ///
+    /// The alignment is cut out of a larger run: the allocator hands out untouched pages for
+    /// plain alignment, and would write every byte for a stricter one.
+    pub(super) fn zeroed(byte_len: usize) -> Result<Self> {
+        let refused =
+            || Error::InvalidArgument(format!("no memory for a slot of {byte_len} bytes"));
+        let total = byte_len.checked_add(ALIGNMENT).ok_or_else(refused)?;
+        let layout = Layout::from_size_align(total, 16).map_err(|_| refused())?;
+        // SAFETY: `layout` is at least `ALIGNMENT` bytes long, so not empty.
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refused)?;
+        let skipped = base.align_offset(ALIGNMENT).min(ALIGNMENT);
+        // SAFETY: `skipped` is at most `ALIGNMENT`, by which `layout` exceeds `byte_len`.
+        let start = unsafe { base.add(skipped) };
+        Ok(Self { base, layout, start, byte_len })
+    }
+
+    pub(super) fn byte_len(&self) -> usize {
+        self.byte_len
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: `zeroed` made `byte_len` initialised bytes at `start`, freed only in `drop`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.byte_len) }
+    }
+
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`, and `&mut self` keeps every other reference away.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.byte_len) }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: `base` came from `alloc_zeroed` with this same `layout`, in `zeroed`.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_zeroed_and_aligned() {
+        for byte_len in [0, 1, 63, 64, 65, 4095, 1 << 20] {
+            let memory = Memory::zeroed(byte_len).unwrap();
+            assert_eq!(memory.as_ptr().addr() % ALIGNMENT, 0);
+            assert_eq!(memory.bytes().len(), byte_len);
+            assert!(memory.bytes().iter().all(|&byte| byte == 0));
+        }
+    }
+
+    #[test]
+    fn more_memory_than_there_is_is_an_error() {
+        for byte_len in [usize::MAX, usize::MAX - 64, usize::MAX / 2 - 80] {
+            let message = Memory::zeroed(byte_len).unwrap_err().to_string();
+            assert_eq!(message, format!("no memory for a slot of {byte_len} bytes"));
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Shuffling inside windows: every record stays within a bounded distance of its place.
+//!
+//! Windows of an endless sequence are numbered from 0, and each has its own order. Where the
+//! window divides the epoch this is Grain's order. Where it does not, Grain's last window takes
+//! records of the next epoch, so that an epoch repeats some and lacks others; here windows
+//! start anew with each epoch, the last one is shorter, and an epoch of `n` records counts as
+//! `ceil(n / window)` windows.
+
+use super::floor::Floor;
+use super::permute::{Permutation, SHUFFLE_ROUNDS};
+use crate::{Error, Result};
+
+/// How the positions of a sequence fall into windows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Windows {
+    num_records: Floor,
+    epoch_len: i64,
+    window_size: Floor,
+    window_len: i64,
+    per_epoch: i64,
+}
+
+/// One window: its number, where it starts and how many records it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Window {
+    pub(crate) number: i64,
+    pub(crate) start: i64,
+    pub(crate) len: i64,
+}
+
+impl Windows {
+    /// Windows of `window_size` over epochs of `num_records`, neither of them negative.
+    pub(crate) fn new(num_records: i64, window_size: i64) -> Result<Self> {
+        if window_size < 1 {
+            let text = format!("`window_size` must be at least 1, got {window_size}");
+            return Err(Error::InvalidArgument(text));
+        }
+        // A window that divides the epoch divides every epoch: epochs need not be told apart.
+        let epoch_len = if num_records % window_size == 0 { window_size } else { num_records };
+        let window_len = window_size.min(epoch_len.max(1));
+        Ok(Self {
+            num_records: Floor::new(if num_records == 0 { 0 } else { epoch_len.cast_unsigned() }),
+            epoch_len,
+            window_size: Floor::new(window_len.cast_unsigned()),
+            window_len,
+            per_epoch: epoch_len / window_len + i64::from(epoch_len % window_len != 0),
+        })
+    }
+
+    /// Whether there is no record, hence no window.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.num_records.is_zero()
+    }
+
+    /// The window `position` falls into, or none where it starts outside the `i64` range.
+    pub(crate) fn at(&self, position: i64) -> Option<Window> {
+        let (epoch, place) = self.num_records.split(position);
+        let (window, _) = self.window_size.split(place);
+        let skipped = window * self.window_len;
+        Some(Window {
+            number: epoch.checked_mul(self.per_epoch)?.checked_add(window)?,
+            start: epoch.checked_mul(self.epoch_len)?.checked_add(skipped)?,
+            len: self.window_len.min(self.epoch_len - skipped),
+        })
+    }
+}
+
+/// The order in which the sequential window shuffle emits a window of `window_len` elements:
+/// for each turn the element's place in the window.
+///
+/// `seed` is that of the window, the dataset's plus the window's number. Grain fills the
+/// shuffled window and takes it apart from its end.
+///
+/// # Errors
+///
+/// If the window is longer than memory can hold.
+pub fn window_order(window_len: u64, seed: u32) -> Result<Vec<i64>> {
+    if window_len == 0 {
+        return Ok(Vec::new());
+    }
+    let mut order: Vec<i64> = Vec::new();
+    let reserved = usize::try_from(window_len).map(|len| order.try_reserve_exact(len));
+    if !matches!(reserved, Ok(Ok(()))) {
+        let text = format!("a window of {window_len} elements does not fit into memory");
+        return Err(Error::InvalidArgument(text));
+    }
+    order.extend((0..window_len.cast_signed()).rev());
+    Permutation::new(window_len, seed, SHUFFLE_ROUNDS)?.apply_block(&mut order)?;
+    Ok(order)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Window, Windows, window_order};
+
+    #[test]
+    fn dividing_windows_are_numbered_over_the_endless_sequence() {
+        let windows = Windows::new(20, 5).unwrap();
+        assert_eq!(windows.at(23), Some(Window { number: 4, start: 20, len: 5 }));
+        assert_eq!(windows.at(-1), Some(Window { number: -1, start: -5, len: 5 }));
+    }
+
+    #[test]
+    fn other_windows_start_anew_with_each_epoch() {
+        let windows = Windows::new(20, 6).unwrap();
+        assert_eq!(windows.at(19), Some(Window { number: 3, start: 18, len: 2 }));
+        assert_eq!(windows.at(20), Some(Window { number: 4, start: 20, len: 6 }));
+        assert_eq!(windows.at(-1), Some(Window { number: -1, start: -2, len: 2 }));
+        let whole = Windows::new(7, 100).unwrap();
+        assert_eq!(whole.at(8), Some(Window { number: 1, start: 7, len: 7 }));
+    }
+
+    #[test]
+    fn windows_cover_every_position_once() {
+        for (num_records, window_size) in [(1, 1), (7, 3), (12, 4), (5, 9), (100, 1)] {
+            let windows = Windows::new(num_records, window_size).unwrap();
+            let mut next = 0;
+            while next < 3 * num_records {
+                let window = windows.at(next).unwrap();
+                assert_eq!(window.start, next);
+                assert!((1..=window_size).contains(&window.len));
+                for position in next..next + window.len {
+                    assert_eq!(windows.at(position), Some(window));
+                }
+                next += window.len;
+            }
+        }
+    }
+
+    #[test]
+    fn a_window_order_is_a_permutation_and_absurd_windows_are_refused() {
+        let mut order = window_order(1000, 3).unwrap();
+        assert_ne!(order[..10], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        order.sort_unstable();
+        assert!(order.into_iter().eq(0..1000));
+        assert_eq!(window_order(0, 3).unwrap(), []);
+        assert!(window_order(1 << 62, 3).is_err());
+    }
+}

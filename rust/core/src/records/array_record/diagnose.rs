@@ -1,0 +1,76 @@
+//! What to say of a file that has no index where an `ArrayRecord` file has one.
+
+use std::os::fd::OwnedFd;
+
+use super::super::descriptors::OnDisk;
+use super::super::riegeli::Problem;
+use super::super::riegeli::block::BLOCK_LEN;
+use super::super::riegeli::chunk::{ChunkHeader, kind};
+use crate::Error;
+
+/// The error for a file whose postscript has `problem`, or which is too short for one.
+#[cold]
+pub(crate) fn no_index(disk: &OnDisk, file: &OwnedFd, problem: Option<Problem>) -> Error {
+    let mut first = [0; 64];
+    let first_len = first.len().min(usize::try_from(disk.len()).unwrap_or(usize::MAX));
+    let first = &mut first[..first_len];
+    if let Err(error) = disk.read_at(file, first, 0) {
+        return error;
+    }
+    let looks_like = if first.is_empty() {
+        "an empty file"
+    } else if is_tfrecord(first) {
+        "a TFRecord file, not an ArrayRecord file"
+    } else if is_riegeli(first) {
+        "an ArrayRecord file without its end: it was cut short or its writer was not closed"
+    } else {
+        "not an ArrayRecord file, or a damaged one"
+    };
+    let (place, problem) = match problem {
+        Some(problem) => {
+            (format!("postscript at byte {}", disk.len() - BLOCK_LEN), problem.to_string())
+        }
+        None => (
+            format!("file of {} bytes", disk.len()),
+            "ArrayRecord file should be at least 64KB big".to_owned(),
+        ),
+    };
+    Error::Corrupt {
+        path: disk.path().display().to_string(),
+        place,
+        problem: format!("{problem}; this is {looks_like}"),
+    }
+}
+
+/// Whether a file begins with the signature of Riegeli files.
+fn is_riegeli(first: &[u8]) -> bool {
+    let signature = ChunkHeader::of(kind::SIGNATURE, b"", 0, 0).to_bytes();
+    first.get(24..).is_some_and(|rest| rest.starts_with(&signature))
+}
+
+/// Whether a file begins with a length and its checksum as a `TFRecord` file does.
+fn is_tfrecord(first: &[u8]) -> bool {
+    let Some((len, rest)) = first.split_first_chunk::<8>() else { return false };
+    let Some(stored) = rest.first_chunk::<4>() else { return false };
+    let masked = crc32c(len).rotate_right(15).wrapping_add(0xa282_ead8);
+    u32::from_le_bytes(*stored) == masked
+}
+
+/// CRC-32C, bit by bit: it is asked for eight bytes.
+fn crc32c(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(!0_u32, |crc, &byte| {
+        (0..8).fold(crc ^ u32::from(byte), |crc, _| {
+            (crc >> 1) ^ (0x82f6_3b78 & (crc & 1).wrapping_neg())
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn crc32c_has_its_published_check_value() {
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+    }
+}

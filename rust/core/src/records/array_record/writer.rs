@@ -1,0 +1,254 @@
+//! Writing an `ArrayRecord` file: data chunks, then the index that finds them again.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::options::WriterOptions;
+use crate::records::riegeli::Problem;
+use crate::records::riegeli::chunk::kind;
+use crate::records::riegeli::compress::{Codec, Compressor};
+use crate::records::riegeli::encode::{Group, simple_data};
+use crate::records::riegeli::sink::ChunkSink;
+use crate::records::riegeli::transposed::encode::transposed_data;
+use crate::records::riegeli::varint::push_varint;
+use crate::{Error, Result};
+
+/// The number by which the last chunk of a file is known.
+const MAGIC: u64 = 0x7193_0e70_4fda_e05e;
+
+/// Writes records into an `ArrayRecord` file.
+///
+/// A file can be read once [`close`](Self::close) has returned without error. A writer that
+/// is dropped before, or that has failed, leaves a file that every reader refuses. At most
+/// one chunk, its compressed form and 1 MiB of output are kept in memory, with about ten
+/// bytes per chunk for the index.
+#[derive(Debug)]
+pub struct RecordWriter {
+    path: PathBuf,
+    options: WriterOptions,
+    compressor: Compressor,
+    sink: ChunkSink<File>,
+    group: Group,
+    /// One message for each chunk written, to go into the footer.
+    entries: Group,
+    num_records: u64,
+    scratch: Vec<u8>,
+    failure: Option<Failure>,
+}
+
+/// What went wrong first; everything after it fails the same way.
+#[derive(Debug)]
+struct Failure {
+    action: &'static str,
+    kind: io::ErrorKind,
+    errno: Option<i32>,
+    message: String,
+}
+
+impl RecordWriter {
+    /// Begins a file at `path`, replacing one that is there.
+    ///
+    /// # Errors
+    /// If the file cannot be created or the codec cannot be set up.
+    pub fn create(path: impl AsRef<Path>, options: WriterOptions) -> Result<Self> {
+        let path = path.as_ref().to_owned();
+        let compressor = Compressor::new(options.codec())
+            .map_err(|problem| Error::io(&path, "compress", other(&problem)))?;
+        let file = File::create(&path).map_err(|error| Error::io(&path, "open", error))?;
+        let sink = ChunkSink::new(file).map_err(|error| Error::io(&path, "write", error))?;
+        Ok(Self {
+            path,
+            options,
+            compressor,
+            sink,
+            group: Group::default(),
+            entries: Group::default(),
+            num_records: 0,
+            scratch: Vec::new(),
+            failure: None,
+        })
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How many records have been written.
+    pub fn num_records(&self) -> u64 {
+        self.num_records
+    }
+
+    /// Whether nothing has failed so far.
+    pub fn is_ok(&self) -> bool {
+        self.failure.is_none()
+    }
+
+    /// Whether the next record completes a chunk, so that writing it takes a while.
+    pub fn next_completes_chunk(&self) -> bool {
+        self.group.num_records() + 1 >= u64::from(self.options.group_size())
+    }
+
+    /// Appends a record.
+    ///
+    /// # Errors
+    /// If the chunk that it completes cannot be written, or anything has failed before.
+    pub fn write(&mut self, record: &[u8]) -> Result<()> {
+        self.check()?;
+        self.group.push(record);
+        self.num_records += 1;
+        if self.group.num_records() < u64::from(self.options.group_size()) {
+            return Ok(());
+        }
+        let done = self.write_data_chunk();
+        self.note(done)
+    }
+
+    /// Writes what is left and the index; without it the file cannot be read.
+    ///
+    /// # Errors
+    /// If that fails, or anything has failed before.
+    pub fn close(mut self) -> Result<()> {
+        self.check()?;
+        let done = self.write_end();
+        self.note(done)?;
+        let Self { path, sink, .. } = self;
+        sink.finish().map(drop).map_err(|error| Error::io(path, "write", error))
+    }
+
+    fn write_end(&mut self) -> Result<(), Fault> {
+        if self.group.num_records() > 0 {
+            self.write_data_chunk()?;
+        }
+        let footer_offset = self.write_footer()?;
+        self.sink.pad_to_block()?;
+        self.write_postscript(footer_offset)?;
+        Ok(self.sink.pad_to_block()?)
+    }
+
+    fn write_data_chunk(&mut self) -> Result<(), Fault> {
+        let (num_records, decoded_len) = (self.group.num_records(), self.group.decoded_len());
+        let (kind, parts) = match self.options.transposed_bucket_len() {
+            None => {
+                let parts = simple_data(&self.group, &mut self.compressor, &mut self.scratch)?;
+                (kind::SIMPLE, parts)
+            }
+            Some(len) => {
+                transposed_data(&self.group, len, &mut self.compressor, &mut self.scratch)?;
+                (kind::TRANSPOSED, [&self.scratch[..], &[]])
+            }
+        };
+        let begin = self.sink.write_chunk(kind, num_records, decoded_len, &parts)?;
+        if self.options.pad_to_block_boundary() {
+            self.sink.pad_to_block()?;
+        }
+        self.group.clear();
+        self.scratch.clear();
+        for (number, value) in [(1, begin), (2, decoded_len), (3, num_records)] {
+            push_number(&mut self.scratch, number, value);
+        }
+        self.entries.push(&self.scratch);
+        Ok(())
+    }
+
+    /// The index: a description of the file, then the entries of all chunks.
+    fn write_footer(&mut self) -> Result<u64, Fault> {
+        let mut metadata = Vec::new();
+        for (number, value) in [(1, 1), (2, self.entries.num_records()), (3, self.num_records)] {
+            push_number(&mut metadata, number, value);
+        }
+        push_bytes(&mut metadata, 4, self.options.to_string().as_bytes());
+        let mut description = Vec::new();
+        push_bytes(&mut description, 1, &metadata);
+
+        let mut footer = Group::default();
+        footer.push(&description);
+        footer.extend(&self.entries);
+        let parts = simple_data(&footer, &mut self.compressor, &mut self.scratch)?;
+        let (num_records, decoded_len) = (footer.num_records(), footer.decoded_len());
+        Ok(self.sink.write_chunk(kind::SIMPLE, num_records, decoded_len, &parts)?)
+    }
+
+    /// The chunk in the last block, which says where the footer is.
+    fn write_postscript(&mut self, footer_offset: u64) -> Result<(), Fault> {
+        let mut message = Vec::new();
+        push_number(&mut message, 1, footer_offset);
+        push_number(&mut message, 2, MAGIC);
+        let mut group = Group::default();
+        for _ in 0..3 {
+            group.push(&message);
+        }
+        let mut plain = Compressor::new(Codec::Uncompressed)?;
+        let parts = simple_data(&group, &mut plain, &mut self.scratch)?;
+        self.sink.write_chunk(kind::SIMPLE, 3, group.decoded_len(), &parts)?;
+        Ok(())
+    }
+
+    fn check(&self) -> Result<()> {
+        match &self.failure {
+            None => Ok(()),
+            Some(failure) => Err(Error::io(&self.path, failure.action, failure.again())),
+        }
+    }
+
+    /// Remembers the first failure.
+    fn note(&mut self, done: Result<(), Fault>) -> Result<()> {
+        let (action, error) = match done {
+            Ok(()) => return Ok(()),
+            Err(Fault::Write(error)) => ("write", error),
+            Err(Fault::Encode(problem)) => ("compress", other(&problem)),
+        };
+        self.failure = Some(Failure {
+            action,
+            kind: error.kind(),
+            errno: error.raw_os_error(),
+            message: error.to_string(),
+        });
+        self.check()
+    }
+}
+
+/// What can go wrong with a chunk.
+enum Fault {
+    Encode(Problem),
+    Write(io::Error),
+}
+
+impl From<Problem> for Fault {
+    fn from(problem: Problem) -> Self {
+        Self::Encode(problem)
+    }
+}
+
+impl From<io::Error> for Fault {
+    fn from(error: io::Error) -> Self {
+        Self::Write(error)
+    }
+}
+
+impl Failure {
+    fn again(&self) -> io::Error {
+        match self.errno {
+            Some(errno) => io::Error::from_raw_os_error(errno),
+            None => io::Error::new(self.kind, self.message.clone()),
+        }
+    }
+}
+
+fn other(problem: &Problem) -> io::Error {
+    io::Error::other(problem.to_string())
+}
+
+/// Appends a field of a protocol buffer message.
+fn push_number(out: &mut Vec<u8>, number: u64, value: u64) {
+    push_varint(out, number << 3);
+    push_varint(out, value);
+}
+
+/// Appends a length-delimited field of a protocol buffer message.
+fn push_bytes(out: &mut Vec<u8>, number: u64, value: &[u8]) {
+    push_varint(out, number << 3 | 2);
+    push_varint(out, value.len() as u64);
+    out.extend_from_slice(value);
+}

@@ -1,0 +1,167 @@
+//! Compressed blocks: the bytes themselves, or their length and one compressed stream.
+
+use std::fmt;
+
+use brotli::enc::BrotliEncoderParams;
+use zstd_safe::{CCtx, CParameter};
+
+use super::Problem;
+use super::varint::push_varint;
+
+/// How the parts of a chunk are compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Codec {
+    /// Not at all.
+    Uncompressed,
+    /// Snappy, which has no settings that a reader could notice.
+    Snappy,
+    /// Zstandard.
+    Zstd {
+        /// -131072 (fastest) to 22 (smallest).
+        level: i32,
+        /// The binary logarithm of the window, 10 to 31.
+        window_log: u32,
+    },
+    /// Brotli.
+    Brotli {
+        /// 0 (fastest) to 11 (smallest).
+        level: i32,
+        /// The binary logarithm of the window, 10 to 30; beyond 24 few decoders follow.
+        window_log: Option<u32>,
+    },
+}
+
+impl Codec {
+    /// The byte that stands for this codec at the front of a chunk's data.
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Uncompressed => 0,
+            Self::Snappy => b's',
+            Self::Zstd { .. } => b'z',
+            Self::Brotli { .. } => b'b',
+        }
+    }
+}
+
+/// Compresses one block after another with the same settings.
+pub struct Compressor {
+    codec: Codec,
+    engine: Engine,
+}
+
+enum Engine {
+    None,
+    Snappy(Box<snap::raw::Encoder>),
+    Zstd(CCtx<'static>),
+    Brotli(Box<BrotliEncoderParams>),
+}
+
+impl fmt::Debug for Compressor {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Compressor").field("codec", &self.codec).finish_non_exhaustive()
+    }
+}
+
+impl Compressor {
+    /// A compressor with the settings of `codec`.
+    ///
+    /// # Errors
+    /// If the library refuses the settings or finds no memory.
+    pub fn new(codec: Codec) -> Result<Self, Problem> {
+        let engine = match codec {
+            Codec::Uncompressed => Engine::None,
+            Codec::Snappy => Engine::Snappy(Box::new(snap::raw::Encoder::new())),
+            Codec::Zstd { level, window_log } => Engine::Zstd(zstd_context(level, window_log)?),
+            Codec::Brotli { level, .. } => Engine::Brotli(Box::new(BrotliEncoderParams {
+                quality: level,
+                ..BrotliEncoderParams::default()
+            })),
+        };
+        Ok(Self { codec, engine })
+    }
+
+    /// The settings.
+    pub fn codec(&self) -> Codec {
+        self.codec
+    }
+
+    /// Appends `plain` to `out` as a compressed block.
+    ///
+    /// # Errors
+    /// If the codec cannot take that many bytes or finds no memory.
+    pub fn append(&mut self, plain: &[u8], out: &mut Vec<u8>) -> Result<(), Problem> {
+        if !matches!(self.engine, Engine::None) {
+            push_varint(out, plain.len() as u64);
+        }
+        match &mut self.engine {
+            Engine::None => out.extend_from_slice(plain),
+            Engine::Snappy(encoder) => append_snappy(encoder, plain, out)?,
+            Engine::Zstd(context) => append_zstd(context, plain, out)?,
+            Engine::Brotli(params) => {
+                let Codec::Brotli { window_log, .. } = self.codec else {
+                    return Err(Problem::fixed("brotli without settings"));
+                };
+                append_brotli(params, window_log, plain, out)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn zstd_context(level: i32, window_log: u32) -> Result<CCtx<'static>, Problem> {
+    let mut context = CCtx::try_create().ok_or(Problem::fixed("zstd: no memory"))?;
+    for parameter in [CParameter::CompressionLevel(level), CParameter::WindowLog(window_log)] {
+        context.set_parameter(parameter).map_err(zstd_problem)?;
+    }
+    Ok(context)
+}
+
+#[cold]
+fn zstd_problem(code: usize) -> Problem {
+    Problem::new(format!("zstd: {}", zstd_safe::get_error_name(code)))
+}
+
+fn append_zstd(context: &mut CCtx, plain: &[u8], out: &mut Vec<u8>) -> Result<(), Problem> {
+    let begin = out.len();
+    out.resize(begin + zstd_safe::compress_bound(plain.len()), 0);
+    let len = context.compress2(&mut out[begin..], plain).map_err(zstd_problem)?;
+    out.truncate(begin + len);
+    Ok(())
+}
+
+fn append_snappy(
+    encoder: &mut snap::raw::Encoder,
+    plain: &[u8],
+    out: &mut Vec<u8>,
+) -> Result<(), Problem> {
+    let begin = out.len();
+    let most = snap::raw::max_compress_len(plain.len());
+    if most == 0 {
+        let text =
+            format!("snappy: a part of a chunk has {} bytes, more than it takes", plain.len());
+        return Err(Problem::new(text));
+    }
+    out.resize(begin + most, 0);
+    let len = encoder
+        .compress(plain, &mut out[begin..])
+        .map_err(|error| Problem::new(format!("snappy: {error}")))?;
+    out.truncate(begin + len);
+    Ok(())
+}
+
+fn append_brotli(
+    params: &mut BrotliEncoderParams,
+    window_log: Option<u32>,
+    mut plain: &[u8],
+    out: &mut Vec<u8>,
+) -> Result<(), Problem> {
+    // A window beyond the input gains nothing and costs its memory on both sides.
+    let enough = plain.len().max(1).ilog2() + 2;
+    let window_log = window_log.unwrap_or(22).min(enough.max(10));
+    params.lgwin = window_log.cast_signed();
+    params.large_window = window_log > 24;
+    params.size_hint = plain.len();
+    brotli::BrotliCompress(&mut plain, out, params)
+        .map_err(|error| Problem::new(format!("brotli: {error}")))?;
+    Ok(())
+}

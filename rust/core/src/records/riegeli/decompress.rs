@@ -1,0 +1,185 @@
+//! One compressed block of a chunk into bytes, never trusting the length that it claims.
+
+use brotli::BrotliDecompressStream;
+use brotli::enc::StandardAlloc;
+use zstd_safe::DCtx;
+
+use super::Problem;
+use super::varint::Cursor;
+
+/// The byte that names a compression.
+pub mod codec {
+    /// Not compressed.
+    pub const NONE: u8 = 0;
+    /// A Brotli stream.
+    pub const BROTLI: u8 = b'b';
+    /// A Zstandard frame.
+    pub const ZSTD: u8 = b'z';
+    /// A raw Snappy block.
+    pub const SNAPPY: u8 = b's';
+}
+
+/// A Zstandard frame begins with this; a skippable frame does not and is refused.
+const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+/// A Zstandard block of 4 bytes holds at most 128 KiB.
+const ZSTD_MAX_RATIO: u64 = (128 << 10) / 4;
+/// A Snappy copy of 3 bytes gives at most 64.
+const SNAPPY_MAX_RATIO: u64 = 22;
+/// Brotli output is made room for in steps that begin with this.
+const BROTLI_STEP: usize = 1 << 20;
+
+/// Decompressors that are made once and used for many blocks.
+#[derive(Default)]
+pub struct Decompressor {
+    zstd: Option<DCtx<'static>>,
+    snappy: snap::raw::Decoder,
+}
+
+impl std::fmt::Debug for Decompressor {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Decompressor").finish_non_exhaustive()
+    }
+}
+
+impl Decompressor {
+    /// What `block`, compressed with `codec`, holds; `out` is where it is put if it must be.
+    ///
+    /// # Errors
+    /// If the compression is unknown, the stream is damaged or does not end with the block, or
+    /// its length is not the one stated before it.
+    pub fn decompress<'a>(
+        &mut self,
+        codec: u8,
+        block: &'a [u8],
+        out: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8], Problem> {
+        if codec == codec::NONE {
+            return Ok(block);
+        }
+        if !matches!(codec, codec::BROTLI | codec::ZSTD | codec::SNAPPY) {
+            return Err(Problem::new(format!("unknown compression type {codec:#04x}")));
+        }
+        let mut cursor = Cursor::new(block);
+        let stated = cursor.varint64()?;
+        let stream = cursor.rest();
+        match codec {
+            codec::ZSTD => self.zstd(stream, stated, out)?,
+            codec::SNAPPY => self.snappy(stream, stated, out)?,
+            _ => brotli(stream, stated, out)?,
+        }
+        if out.len() as u64 == stated { Ok(out) } else { Err(wrong_len(out.len() as u64, stated)) }
+    }
+
+    fn zstd(&mut self, stream: &[u8], stated: u64, out: &mut Vec<u8>) -> Result<(), Problem> {
+        let damaged = |code| {
+            Problem::new(format!("zstd stream is damaged: {}", zstd_safe::get_error_name(code)))
+        };
+        if !stream.starts_with(&ZSTD_MAGIC) {
+            return Err(Problem::fixed("zstd stream does not begin with a frame"));
+        }
+        let frame_len = zstd_safe::find_frame_compressed_size(stream).map_err(damaged)?;
+        if frame_len != stream.len() {
+            return Err(Problem::fixed("zstd frame does not end with the block"));
+        }
+        make_room(out, stated, stream.len(), ZSTD_MAX_RATIO)?;
+        let context = match &mut self.zstd {
+            Some(context) => context,
+            None => self.zstd.insert(
+                DCtx::try_create().ok_or(Problem::fixed("no memory for a zstd decompressor"))?,
+            ),
+        };
+        context.decompress(out, stream).map(drop).map_err(damaged)
+    }
+
+    fn snappy(&mut self, stream: &[u8], stated: u64, out: &mut Vec<u8>) -> Result<(), Problem> {
+        let damaged = |error| Problem::new(format!("snappy block is damaged: {error}"));
+        let len = snap::raw::decompress_len(stream).map_err(damaged)? as u64;
+        if len != stated {
+            return Err(wrong_len(len, stated));
+        }
+        let len = make_room(out, stated, stream.len(), SNAPPY_MAX_RATIO)?;
+        out.resize(len, 0);
+        let written = self.snappy.decompress(stream, out).map_err(damaged)?;
+        out.truncate(written);
+        Ok(())
+    }
+}
+
+/// Empties `out` and reserves `stated` bytes, if `stream_len` bytes of a codec can yield them.
+fn make_room(
+    out: &mut Vec<u8>,
+    stated: u64,
+    stream_len: usize,
+    max_ratio: u64,
+) -> Result<usize, Problem> {
+    let most = (stream_len as u64).saturating_mul(max_ratio);
+    let len = usize::try_from(stated)
+        .ok()
+        .filter(|_| stated <= most)
+        .ok_or_else(|| Problem::new(format!("{stream_len} bytes cannot decode to {stated}")))?;
+    out.clear();
+    reserve(out, len)?;
+    Ok(len)
+}
+
+/// Reserves room in `out`, or says that memory is short.
+pub(crate) fn reserve(out: &mut Vec<u8>, len: usize) -> Result<(), Problem> {
+    out.try_reserve_exact(len)
+        .map_err(|_| Problem::new(format!("no memory for {len} decoded bytes")))
+}
+
+fn brotli(stream: &[u8], stated: u64, out: &mut Vec<u8>) -> Result<(), Problem> {
+    let most = usize::try_from(stated).unwrap_or(usize::MAX);
+    // `new` and not `new_strict`: windows above 2^24 are allowed in these files.
+    let mut state = brotli::BrotliState::new(
+        StandardAlloc::default(),
+        StandardAlloc::default(),
+        StandardAlloc::default(),
+    );
+    let (mut unread, mut read, mut written) = (stream.len(), 0, 0);
+    out.clear();
+    loop {
+        if written == out.len() {
+            // Doubling: memory follows what the stream has yielded, not what it claims. One
+            // byte more than stated, so that a stream that is longer shows itself.
+            let target = (written * 2).max(BROTLI_STEP).min(most.saturating_add(1));
+            if target <= written {
+                return Err(wrong_len(written as u64, stated));
+            }
+            reserve(out, target - written)?;
+            out.resize(target, 0);
+        }
+        let (mut room, mut at, mut total) = (out.len() - written, written, 0);
+        let result = BrotliDecompressStream(
+            &mut unread,
+            &mut read,
+            stream,
+            &mut room,
+            &mut at,
+            out,
+            &mut total,
+            &mut state,
+        );
+        written = at;
+        match result {
+            brotli::BrotliResult::NeedsMoreOutput => {}
+            brotli::BrotliResult::ResultSuccess if unread == 0 => {
+                out.truncate(written);
+                return Ok(());
+            }
+            brotli::BrotliResult::ResultSuccess => {
+                return Err(Problem::fixed("brotli stream does not end with the block"));
+            }
+            brotli::BrotliResult::NeedsMoreInput => {
+                return Err(Problem::fixed("brotli stream is cut short"));
+            }
+            brotli::BrotliResult::ResultFailure => {
+                return Err(Problem::fixed("brotli stream is damaged"));
+            }
+        }
+    }
+}
+
+fn wrong_len(found: u64, stated: u64) -> Problem {
+    Problem::new(format!("decoded {found} bytes where {stated} were stated"))
+}

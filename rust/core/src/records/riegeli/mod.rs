@@ -1,0 +1,116 @@
+//! Riegeli/records files: blocks, chunks inside them, and records inside chunks.
+
+pub mod block;
+pub mod chunk;
+pub mod compress;
+pub mod decompress;
+pub mod encode;
+pub mod hash;
+pub mod simple;
+pub mod sink;
+pub mod transposed;
+pub mod varint;
+
+use std::borrow::Cow;
+
+/// What is wrong with some bytes, before it is known which file and place they came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem(Cow<'static, str>);
+
+impl Problem {
+    /// A problem with numbers in its text.
+    #[cold]
+    pub fn new(text: String) -> Self {
+        Self(Cow::Owned(text))
+    }
+
+    /// A problem that is always the same.
+    pub const fn fixed(text: &'static str) -> Self {
+        Self(Cow::Borrowed(text))
+    }
+}
+
+impl std::fmt::Display for Problem {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+/// The decoded records of one chunk.
+#[derive(Debug, Clone, Copy)]
+pub struct ChunkRecords<'a> {
+    values: &'a [u8],
+    ends: &'a [usize],
+}
+
+impl<'a> ChunkRecords<'a> {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// The bytes of `record`, if there are so many.
+    #[inline]
+    pub fn get(&self, record: usize) -> Option<&'a [u8]> {
+        let end = *self.ends.get(record)?;
+        let begin = if record == 0 { 0 } else { self.ends[record - 1] };
+        self.values.get(begin..end)
+    }
+}
+
+/// Decodes chunks; keeps decompressors and memory from one to the next.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    decompressor: decompress::Decompressor,
+    ends: Vec<usize>,
+    values: Vec<u8>,
+}
+
+/// Memory for decoded records above this is given back after use.
+const KEPT_LEN: usize = 8 << 20;
+
+impl Decoder {
+    /// The records of the chunk with this header and these data, whose hashes are checked.
+    ///
+    /// # Errors
+    /// If the data are not what the format and the header demand.
+    pub fn decode<'a>(
+        &'a mut self,
+        header: &chunk::ChunkHeader,
+        data: &'a [u8],
+    ) -> Result<ChunkRecords<'a>, Problem> {
+        let Self { decompressor, ends, values } = self;
+        let values = match header.kind {
+            chunk::kind::SIMPLE => simple::decode(header, data, decompressor, ends, values)?,
+            chunk::kind::TRANSPOSED => {
+                transposed::decode::decode(header, data, decompressor, ends, values)?
+            }
+            _ if header.num_records == 0 => {
+                ends.clear();
+                &[]
+            }
+            kind => {
+                return Err(Problem::new(format!(
+                    "unknown chunk type {kind:#04x} with {} records",
+                    header.num_records
+                )));
+            }
+        };
+        Ok(ChunkRecords { values, ends })
+    }
+
+    /// Gives back memory that only an unusually large chunk needs.
+    pub fn trim(&mut self) {
+        if self.values.capacity() > KEPT_LEN {
+            self.values = Vec::new();
+        }
+        if self.ends.capacity() > KEPT_LEN / size_of::<usize>() {
+            self.ends = Vec::new();
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! NumPy arrays without a copy: slots seen as arrays, arrays seen as rows of bytes.
+//!
+//! A changer must not break this: an array made here keeps its slot alive, and bytes are only
+//! ever taken of dtypes that hold no reference to a Python object.
+#![expect(unsafe_code, reason = "NumPy's C interface is the only way to its memory without a copy")]
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use grainmill_core::batch::Slot;
+use numpy::npyffi::{self, NpyTypes, PY_ARRAY_API, npy_intp};
+use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::{Borrowed, ffi};
+
+/// One piece of an arena's memory, as writable bytes; it returns to the arena when the last array
+/// or buffer over it is gone.
+#[pyclass(frozen, name = "Slot", module = "grainmill._native")]
+pub(crate) struct PySlot(pub(crate) Slot);
+
+#[pymethods]
+impl PySlot {
+    fn __len__(&self) -> usize {
+        self.0.byte_len()
+    }
+
+    /// # Safety
+    ///
+    /// Called by the interpreter only, with a `view` to fill.
+    unsafe fn __getbuffer__(
+        slf: &Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let slot = &slf.get().0;
+        let len = ffi::Py_ssize_t::try_from(slot.byte_len())?;
+        let start = slot.as_ptr().cast::<c_void>();
+        // SAFETY: the interpreter passes a view to fill. It takes a reference to the slot, which
+        // keeps `start` alive until the view is released.
+        let failed = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, 0, flags) };
+        if failed < 0 { Err(PyErr::fetch(slf.py())) } else { Ok(()) }
+    }
+}
+
+/// Whether values of `dtype` are their bytes and nothing else.
+pub(crate) fn is_plain(dtype: &Bound<'_, PyArrayDescr>) -> bool {
+    !dtype.has_object() && b"biufcmMSUV".contains(&dtype.kind())
+}
+
+/// Bytes of an array of this shape, or an error where they cannot be counted or held as bytes.
+pub(crate) fn array_byte_len(shape: &[usize], dtype: &Bound<'_, PyArrayDescr>) -> PyResult<usize> {
+    if !is_plain(dtype) {
+        return Err(PyTypeError::new_err(format!("dtype {dtype} cannot live in a slot")));
+    }
+    let limit = isize::MAX.unsigned_abs();
+    let byte_len =
+        shape.iter().try_fold(dtype.itemsize(), |product, &len| product.checked_mul(len));
+    byte_len.filter(|&len| len <= limit && shape.iter().all(|&len| len <= limit)).ok_or_else(|| {
+        PyValueError::new_err(format!("an array of shape {shape:?} and dtype {dtype} is too large"))
+    })
+}
+
+/// The start of `slot` as a C-contiguous array, which keeps the slot alive.
+pub(crate) fn array_in_slot<'py>(
+    slot: &Bound<'py, PySlot>,
+    shape: &[usize],
+    dtype: Bound<'py, PyArrayDescr>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = slot.py();
+    let byte_len = slot.get().0.byte_len();
+    if array_byte_len(shape, &dtype)? > byte_len {
+        return Err(PyValueError::new_err(format!(
+            "an array of shape {shape:?} and dtype {dtype} does not fit in a slot of {byte_len} bytes"
+        )));
+    }
+    let ndim = c_int::try_from(shape.len())?;
+    // Lengths were checked to be at most `isize::MAX`, so they are the same numbers when signed.
+    let dims = shape.as_ptr().cast_mut().cast::<npy_intp>();
+    // SAFETY: NumPy's own type object; the API table loads or panics on first use.
+    let subtype = unsafe { npyffi::get_type_object(py, NpyTypes::PyArray_Type) };
+    // SAFETY: the slot has room for `shape` x `dtype` (checked above); NumPy copies the dims and
+    // steals the reference to the dtype.
+    let made = unsafe {
+        PY_ARRAY_API.PyArray_NewFromDescr(
+            py,
+            subtype,
+            dtype.into_dtype_ptr(),
+            ndim,
+            dims,
+            ptr::null_mut(),
+            slot.get().0.as_ptr().cast::<c_void>(),
+            npyffi::NPY_ARRAY_WRITEABLE,
+            ptr::null_mut(),
+        )
+    };
+    // SAFETY: a new reference, or null with an exception set.
+    let array = unsafe { Bound::from_owned_ptr_or_err(py, made) }?;
+    let base = slot.clone().into_any().into_ptr();
+    // SAFETY: `array` is an array of ours without a base; the reference `base` is stolen.
+    let failed = unsafe { PY_ARRAY_API.PyArray_SetBaseObject(py, made.cast(), base) };
+    if failed < 0 { Err(PyErr::fetch(py)) } else { Ok(array) }
+}
+
+/// A writable, C-contiguous array as equal rows of bytes along its first axis.
+pub(crate) struct RowBytes<'py> {
+    array: Bound<'py, PyUntypedArray>,
+    dtype: Bound<'py, PyArrayDescr>,
+    start: *mut u8,
+    first: usize,
+    pub(crate) num_rows: usize,
+    pub(crate) row_len: usize,
+}
+
+/// What one element is to a row.
+pub(crate) enum Like<'a> {
+    /// The bytes of the row.
+    Bytes(&'a [u8]),
+    /// The values of the row in another layout, for NumPy to copy.
+    Values,
+    /// Another type, dtype or shape.
+    No,
+}
+
+impl<'py> RowBytes<'py> {
+    /// The rows of `array` from row `first` on, which nobody else may use while this lives.
+    pub(crate) fn of(array: Bound<'py, PyUntypedArray>, first: usize) -> PyResult<Self> {
+        let dtype = array.dtype();
+        let raw = fields(&array);
+        let writable = raw.flags & npyffi::NPY_ARRAY_WRITEABLE != 0;
+        if !writable || !array.is_c_contiguous() || array.ndim() == 0 || !is_plain(&dtype) {
+            return Err(PyValueError::new_err(format!(
+                "rows go into a writable, C-contiguous array of plain values, got {}",
+                array.as_any().repr()?
+            )));
+        }
+        let row_len = array.shape()[1..].iter().product::<usize>() * dtype.itemsize();
+        let first = first.min(array.shape()[0]);
+        let start = raw.data.cast::<u8>().wrapping_add(first * row_len);
+        let num_rows = array.shape()[0] - first;
+        Ok(Self { array, dtype, start, first, num_rows, row_len })
+    }
+
+    /// Compares `element` with a row of this array.
+    pub(crate) fn like<'a>(&self, element: Borrowed<'a, 'py, PyAny>) -> Like<'a> {
+        // SAFETY: any object may be asked for its exact type.
+        if unsafe { npyffi::PyArray_CheckExact(element.py(), element.as_ptr()) } == 0 {
+            return Like::No;
+        }
+        // SAFETY: the check above says that this is an array.
+        let element = unsafe { element.cast_unchecked::<PyUntypedArray>() };
+        if element.shape() != &self.array.shape()[1..] || !self.same_dtype(&element) {
+            return Like::No;
+        }
+        let start = fields(&element).data.cast::<u8>();
+        let apart = start.addr() + self.row_len <= self.start.addr()
+            || self.start.addr() + self.num_rows * self.row_len <= start.addr();
+        if !element.is_c_contiguous() || !apart {
+            return Like::Values;
+        }
+        // SAFETY: a C-contiguous array of this dtype and shape has `row_len` bytes at `start`,
+        // which `element` keeps alive.
+        Like::Bytes(unsafe { std::slice::from_raw_parts(start, self.row_len) })
+    }
+
+    fn same_dtype(&self, element: &Bound<'py, PyUntypedArray>) -> bool {
+        let descr = fields(element).descr;
+        // SAFETY: both are descriptors kept alive by their arrays.
+        descr == self.dtype.as_dtype_ptr()
+            || unsafe {
+                PY_ARRAY_API.PyArray_EquivTypes(element.py(), descr, self.dtype.as_dtype_ptr()) != 0
+            }
+    }
+
+    /// The bytes of `num_rows` rows from `at` on.
+    pub(crate) fn bytes_mut(&mut self, at: usize, num_rows: usize) -> &mut [u8] {
+        assert!(at + num_rows <= self.num_rows, "rows beyond the end of the array");
+        let start = self.start.wrapping_add(at * self.row_len);
+        // SAFETY: inside the array by the assertion above, and not used by anyone else as the
+        // callers of `of` promise; `like` keeps apart elements that lie in these rows.
+        unsafe { std::slice::from_raw_parts_mut(start, num_rows * self.row_len) }
+    }
+
+    /// Copies the values of `element`, whatever its layout, into row `at`.
+    pub(crate) fn copy_values(&self, element: &Bound<'py, PyAny>, at: usize) -> PyResult<()> {
+        let row = self
+            .array
+            .as_any()
+            .get_item((self.first + at, pyo3::types::PyEllipsis::get(element.py())))?;
+        let (row, element) = (row.cast::<PyUntypedArray>()?, element.cast::<PyUntypedArray>()?);
+        // SAFETY: two arrays of the same shape; NumPy checks the rest and sets an exception.
+        let failed = unsafe {
+            PY_ARRAY_API.PyArray_CopyInto(row.py(), row.as_array_ptr(), element.as_array_ptr())
+        };
+        if failed < 0 { Err(PyErr::fetch(row.py())) } else { Ok(()) }
+    }
+}
+
+fn fields<'a>(array: &'a Bound<'_, PyUntypedArray>) -> &'a npyffi::PyArrayObject_fields {
+    // SAFETY: a live array object, whose fields NumPy keeps valid as long as it lives.
+    unsafe { &(*array.as_array_ptr()).fields }
+}

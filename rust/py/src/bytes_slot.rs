@@ -1,0 +1,39 @@
+//! `bytes` objects that the engine fills after they have been made, so that records are not copied
+//! once more on their way to Python.
+#![expect(unsafe_code, reason = "Python has no safe way to make a `bytes` before its content")]
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+/// The memory of one `bytes` object that nobody else has seen yet.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    begin: *mut u8,
+    len: usize,
+}
+
+// SAFETY: a slot is the only way to its memory until its `bytes` is handed to Python, which
+// `PyRecordFiles` and `PyPendingRead` do after reading has ended.
+unsafe impl Send for Slot {}
+
+impl AsMut<[u8]> for Slot {
+    fn as_mut(&mut self) -> &mut [u8] {
+        // SAFETY: `new_slot` made `begin` with room for `len` bytes. The `bytes` is kept alive
+        // beside the slot by `Slots`, and no byte is read before it has been written: readers of
+        // a slot only write it, then hash what they wrote.
+        unsafe { std::slice::from_raw_parts_mut(self.begin, self.len) }
+    }
+}
+
+/// A `bytes` of `len` bytes, not yet to be shown to anybody, and its memory.
+pub(crate) fn new_slot(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyBytes>, Slot)> {
+    let size = ffi::Py_ssize_t::try_from(len)?;
+    // SAFETY: a null pointer asks for memory that is not initialised, of `size` bytes.
+    let object = unsafe { ffi::PyBytes_FromStringAndSize(std::ptr::null(), size) };
+    // SAFETY: the call above gave a new reference, or null with an exception set.
+    let object = unsafe { Bound::from_owned_ptr_or_err(py, object) }?.cast_into::<PyBytes>()?;
+    // SAFETY: `object` is a `bytes`.
+    let begin = unsafe { ffi::PyBytes_AsString(object.as_ptr()) };
+    Ok((object, Slot { begin: begin.cast(), len }))
+}

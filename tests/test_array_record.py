@@ -1,0 +1,340 @@
+"""Reading ArrayRecord files from Python: right files, damaged ones, and faults really caused."""
+
+import contextlib
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from grainmill import _native
+from grainmill.array_record import ArrayRecordReader
+from grainmill.sources import ArrayRecordDataSource
+
+DATA = Path(__file__).parent / "data" / "array_record"
+SHARED = Path(__file__).parents[2] / "shared" / "data" / "array_record"
+# The whole corpus where it is present, else the part of it that the repository carries.
+CORPUS = SHARED if SHARED.is_dir() else DATA
+
+
+def manifest(directory):
+    entries = json.loads((directory / "manifest.json").read_text())["files"]
+    assert entries
+    return [entry for entry in entries if (directory / entry["file"]).exists()]
+
+
+def digest(records):
+    total = hashlib.sha256()
+    for record in records:
+        total.update(len(record).to_bytes(8, "little"))
+        total.update(record)
+    return total.hexdigest()
+
+
+def record_files(*paths):
+    return _native.RecordFiles([(str(path), 0, None) for path in paths])
+
+
+def all_of(files):
+    return files.read(np.arange(len(files), dtype=np.int64))
+
+
+def run_python(code, *args):
+    """Runs `code` in a fresh process; its last line of output, or what it wrote of its failure."""
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+@pytest.mark.parametrize("entry", manifest(CORPUS), ids=lambda entry: entry["file"])
+def test_file_reads_with_the_hashes_of_its_manifest(entry):
+    path = CORPUS / entry["file"]
+    with ArrayRecordReader(path) as reader:
+        assert len(reader) == entry["num_records"]
+        assert reader.writer_options_string() == entry["writer_options"]
+        assert digest(reader.read_all()) == entry["records_sha256"]
+        assert digest(reader) == entry["records_sha256"]
+        for index, expected in entry["sample_sha256"].items():
+            assert hashlib.sha256(reader[int(index)]).hexdigest() == expected
+
+
+@pytest.mark.parametrize("entry", manifest(CORPUS / "bad"), ids=lambda entry: entry["file"])
+def test_damaged_file_gets_its_strict_verdict(entry):
+    path, verdict = CORPUS / "bad" / entry["file"], entry["reference"]
+    if "open_error" in verdict:
+        with pytest.raises(_native.GrainmillError, match=path.name):
+            record_files(path)
+        reader = ArrayRecordReader(path)
+        assert (reader.ok(), reader.num_records()) == (False, 0)
+        for act in (reader.read, reader.read_all, reader.close):
+            with pytest.raises(RuntimeError, match=path.name):
+                act()
+        return
+    files = record_files(path)
+    assert len(files) == verdict["num_records"]
+    for index in range(len(files)):
+        if str(index) in verdict["failed"]:
+            with pytest.raises(_native.GrainmillError, match=rf"{path.name}: chunk .*record"):
+                files.read_one(index)
+        else:
+            assert files.read(np.array([index])) == [files.read_one(index)]
+    if verdict["records_sha256"]:
+        assert digest(all_of(files)) == verdict["records_sha256"]
+
+
+def test_records_come_in_the_order_asked_for_with_duplicates():
+    path = CORPUS / "grid_g16_zstd3.array_record"
+    plain = CORPUS / "grid_g1_uncompressed.array_record"
+    files = record_files(path, plain)
+    expected = all_of(record_files(path)) + all_of(record_files(plain))
+    asked = np.random.default_rng(0).integers(0, len(files), 2_000)
+    assert files.read(asked) == [expected[index] for index in asked]
+    assert files.start(asked).finish() == [expected[index] for index in asked]
+    assert files.read(np.array([], dtype=np.int64)) == []
+
+
+def test_index_out_of_range_is_named():
+    files = record_files(CORPUS / "count_10_default.array_record")
+    for index in (10, 2**62):
+        with pytest.raises(IndexError, match=str(index)):
+            files.read(np.array([0, index]))
+    with pytest.raises(IndexError, match="-1"):
+        files.read_one(-1)
+
+
+def test_sub_ranges_of_files_form_one_sequence():
+    path = str(CORPUS / "count_10_default.array_record")
+    files = _native.RecordFiles([(path, 2, 3), (path, 0, 0), (path, 9, None)])
+    assert files.num_records == [3, 0, 1]
+    assert all_of(files) == [b"2", b"3", b"4", b"9"]
+    with pytest.raises(IndexError, match=r"\[8:11\].*has 10"):
+        _native.RecordFiles([(path, 8, 3)])
+
+
+@pytest.fixture
+def many_blocks(tmp_path):
+    """A copy of a file of many blocks, to be damaged."""
+    return Path(shutil.copy(CORPUS / "chunk_many_blocks_g8.array_record", tmp_path))
+
+
+def test_file_truncated_while_open_is_an_error(many_blocks):
+    files = record_files(many_blocks)
+    assert all_of(files)
+    os.truncate(many_blocks, 70_000)
+    with pytest.raises(_native.GrainmillError, match="cut short, overwritten or replaced"):
+        all_of(files)
+
+
+def test_file_overwritten_while_open_is_an_error(many_blocks):
+    files = record_files(many_blocks)
+    content = many_blocks.read_bytes()
+    os.utime(many_blocks, (1, 1))
+    many_blocks.write_bytes(content)
+    with pytest.raises(_native.GrainmillError, match=many_blocks.name):
+        files.read_one(0)
+
+
+def test_file_replaced_while_closed_is_an_error(many_blocks, tmp_path):
+    files = record_files(many_blocks)
+    source = CORPUS / "count_1_default.array_record"
+    # More than are held open at a time.
+    others = [shutil.copy(source, tmp_path / f"{number}") for number in range(300)]
+    crowd = record_files(*others)
+    assert len(all_of(crowd)) == 300
+    replacement = Path(shutil.copy(CORPUS / "grid_g1_zstd3.array_record", tmp_path / "new"))
+    replacement.replace(many_blocks)
+    with pytest.raises(_native.GrainmillError, match="replaced"):
+        files.read_one(0)
+
+
+def test_five_thousand_files_work_with_a_thousand_descriptors(tmp_path):
+    count = run_python(
+        """
+        import os, resource, shutil, sys
+        import numpy as np
+        from grainmill import _native
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+        source, directory = sys.argv[1:]
+        shutil.copy(source, f"{directory}/0")
+        for number in range(1, 5000):
+            os.symlink(f"{directory}/0", f"{directory}/{number}")
+        files = _native.RecordFiles([(f"{directory}/{n}", 0, None) for n in range(5000)])
+        asked = np.random.default_rng(0).permutation(len(files))[:10_000]
+        records = files.read(asked)
+        assert records == [b"%d" % (index % 10) for index in asked]
+        print(len(files), len(os.listdir("/proc/self/fd")) < 400)
+        """,
+        CORPUS / "count_10_default.array_record",
+        tmp_path,
+    )
+    assert count == "50000 True"
+
+
+def test_fewer_descriptors_than_usual_are_made_do_with(tmp_path):
+    paths = [
+        shutil.copy(CORPUS / "count_10_default.array_record", tmp_path / f"{n}") for n in range(80)
+    ]
+    printed = run_python(
+        """
+        import resource, sys
+        import numpy as np
+        from grainmill import _native
+        files = _native.RecordFiles([(path, 0, None) for path in sys.argv[1:]])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+        more = _native.RecordFiles([(path, 0, None) for path in sys.argv[1:]])
+        print(len(files.read(np.arange(800))), len(more.read(np.arange(800))))
+        """,
+        *paths,
+    )
+    assert printed == "800 800"
+
+
+def test_missing_file_directory_and_empty_file_have_their_own_sentence(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        record_files(tmp_path / "nowhere")
+    with pytest.raises(IsADirectoryError):
+        record_files(tmp_path)
+    (tmp_path / "empty").touch()
+    with pytest.raises(_native.GrainmillError, match="empty file"):
+        record_files(tmp_path / "empty")
+    with pytest.raises(NotADirectoryError):
+        record_files(tmp_path / "empty" / "below")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(_native.GrainmillError, match="not a regular file"):
+        record_files(tmp_path / "pipe")
+
+
+def test_tfrecord_is_told_from_a_damaged_array_record():
+    for name in ("tfrecord_small", "tfrecord_large"):
+        with pytest.raises(_native.GrainmillError, match="a TFRecord file, not an ArrayRecord"):
+            record_files(CORPUS / "bad" / f"{name}.array_record")
+    with pytest.raises(_native.GrainmillError, match="cut short or its writer was not closed"):
+        record_files(CORPUS / "bad" / "cut_mid_chunk.array_record")
+
+
+def test_file_without_permission_is_refused(tmp_path):
+    path = Path(shutil.copy(CORPUS / "count_10_default.array_record", tmp_path))
+    path.chmod(0)
+    directory = tmp_path
+    while directory != directory.parent:  # so that the other user gets as far as the file
+        with contextlib.suppress(PermissionError):
+            directory.chmod(directory.stat().st_mode | 0o055)
+        directory = directory.parent
+    printed = run_python(
+        """
+        import os, sys
+        from grainmill import _native
+        if os.geteuid() == 0:
+            os.seteuid(65534)  # checks of permission do not apply to root
+        try:
+            _native.RecordFiles([(sys.argv[1], 0, None)])
+        except PermissionError as error:
+            print(error.filename == sys.argv[1])
+        """,
+        path,
+    )
+    assert printed == "True"
+
+
+def test_abandoned_reads_and_exit_do_not_hang():
+    printed = run_python(
+        """
+        import sys
+        import numpy as np
+        from grainmill import _native
+        files = _native.RecordFiles([(sys.argv[1], 0, None)])
+        asked = np.arange(len(files)).repeat(20)
+        for _ in range(50):
+            files.start(asked)
+        kept = [files.start(asked) for _ in range(5)]
+        print("done")
+        """,
+        CORPUS / "chunk_many_blocks_g8.array_record",
+    )
+    assert printed == "done"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forked_child_reads_what_it_asks_for_and_what_its_parent_began():
+    files = record_files(CORPUS / "chunk_many_blocks_g8.array_record")
+    asked = np.arange(len(files)).repeat(5)
+    expected = files.start(asked).finish()
+    begun = files.start(asked)
+    child = os.fork()
+    if child == 0:
+        same = files.start(asked).finish() == expected == files.read(asked) == begun.finish()
+        os._exit(0 if same else 1)
+    assert begun.finish() == expected
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_pending_read_can_be_taken_once():
+    pending = record_files(CORPUS / "count_10_default.array_record").start(np.array([3]))
+    assert pending.finish() == [b"3"]
+    with pytest.raises(ValueError, match="taken already"):
+        pending.finish()
+
+
+def test_reader_reads_next_ranges_and_lists():
+    reader = ArrayRecordReader(str(CORPUS / "count_10_default.array_record"))
+    assert [reader.read(), reader.read(), reader.record_index()] == [b"0", b"1", 2]
+    assert reader.read([7, 7, 1]) == [b"7", b"7", b"1"]
+    assert reader.read(-3, -1) == [b"7", b"8"]
+    reader.seek(9)
+    assert reader.read() == b"9"
+    with pytest.raises(IndexError, match="Out of range of num_records: 10"):
+        reader.read()
+    with pytest.raises(IndexError, match=r"\[0, 11\) is of range of \[0, 10\)"):
+        reader.read(0, 11)
+    with pytest.raises(RuntimeError, match="index 10 out of bound 10"):
+        reader.read([10])
+    for wrong in ([-1], [1.0], {1}, "12"):
+        with pytest.raises(TypeError):
+            reader.read(wrong)
+    assert (reader[-1], reader[2:4], list(reader)[:2]) == (b"9", [b"2", b"3"], [b"0", b"1"])
+    reader.close()
+    reader.close()
+    with pytest.raises(RuntimeError, match="Object closed"):
+        reader.read()
+
+
+def test_damaged_record_raises_and_leaves_the_rest_readable():
+    reader = ArrayRecordReader(CORPUS / "bad" / "flip_chunk0_data_values.array_record")
+    with pytest.raises(RuntimeError, match="chunk 0 at byte 64"):
+        reader.read()
+    reader.seek(4)
+    assert len([reader.read() for _ in range(16)]) == 16
+
+
+def test_source_is_pickled_without_its_open_files():
+    path = CORPUS / "count_10_default.array_record"
+    source = ArrayRecordDataSource([path, f"{path}[2:5]"])
+    copy = pickle.loads(pickle.dumps(source))
+    assert copy._opened is None
+    assert list(copy) == list(source) == [b"%d" % n for n in [*range(10), 2, 3, 4]]
+    assert repr(copy) == repr(source)
+
+
+def test_source_checks_keys_and_takes_lists_of_them():
+    source = ArrayRecordDataSource(CORPUS / "count_10_default.array_record")
+    assert source.__getitems__([]) == []
+    assert source.__getitems__([9, 0, 9]) == [b"9", b"0", b"9"]
+    for key in (10, -1):
+        with pytest.raises(ValueError, match=r"Record key should be in \[0, num_records\)"):
+            source[key]
+    with source as entered:
+        assert entered[1] == b"1"
+    assert source[2] == b"2"

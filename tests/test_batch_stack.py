@@ -1,0 +1,366 @@
+"""Batches of elements: what `numpy.stack` gives, in memory that is reused but never early."""
+
+import gc
+import re
+from collections import OrderedDict, defaultdict, namedtuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as nps
+from oracle_stack import assert_same, padded, stacked
+
+from grainmill._evaluate import stack as stacking
+from grainmill._evaluate import tree
+from grainmill._evaluate.stack import BatchBuilder, batch_and_pad, stack
+from grainmill._native import Arena, copy_rows, scalars_to_rows
+
+Point = namedtuple("Point", ["x", "y"])  # noqa: PYI024
+UNLIKE = "Expected all input elements to have the same structure but got:"
+ML_DTYPES = [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.int4]
+DTYPES = [
+    *map(np.dtype, ["?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "c8", "c16", "g"]),
+    *map(np.dtype, [">i4", ">f8", "S3", "U2", "V5", "M8[s]", "m8[D]", ">M8[us]", "O"]),
+    np.dtype([("a", "i4"), ("b", "f8", (2,))]),
+    np.dtype([("a", "u1"), ("b", "f8")], align=True),
+    np.dtype([("a", ">i2"), ("b", "S2")]),
+    np.dtype([("a", "i2"), ("b", "O")]),
+    *map(np.dtype, ML_DTYPES),
+]
+LAYOUTS = {
+    "c": lambda a: a,
+    "fortran": np.asfortranarray,
+    "reversed": lambda a: np.ascontiguousarray(a[::-1])[::-1] if a.ndim else a,
+    "strided": lambda a: np.repeat(a, 2, axis=-1)[..., ::2] if a.ndim else a,
+    "readonly": lambda a: np.broadcast_to(a, a.shape),
+    "broadcast": lambda a: np.broadcast_to(a[:1], a.shape) if a.ndim else a,
+}
+SCALARS = [np.int64(1), np.float32(2), np.uint8(3), np.bool_(1), np.str_("a"), np.bytes_(b"bc")]
+
+
+def array_of(dtype, shape, seed):
+    numbers = (np.arange(int(np.prod(shape))) * 7 + seed * 13) % 5
+    array = np.zeros(shape, dtype)
+    if dtype.names is not None:
+        array[dtype.names[0]] = numbers.reshape(shape)
+    elif dtype.type is np.void and dtype.kind == "V" and dtype.isbuiltin == 1:
+        array = np.frombuffer(numbers.astype("u1").repeat(dtype.itemsize), dtype).reshape(shape)
+    else:
+        array[...] = numbers.astype(dtype).reshape(shape)
+    return array
+
+
+@st.composite
+def leaves(draw, num_elements):
+    """One leaf of every element."""
+    values = {
+        "int": st.integers(-(2**64), 2**64) | st.integers(-5, 5),
+        "float": st.floats(allow_nan=False) | st.integers(-5, 5),
+        "bool": st.booleans(),
+        "str": st.text(st.characters(codec="utf-8"), max_size=4),
+        "bytes": st.binary(max_size=4),
+    }
+    kind = draw(st.sampled_from(["array", "array", "scalar", *values]))
+    if kind == "scalar":
+        return [draw(st.sampled_from(SCALARS))] * num_elements
+    if kind != "array":
+        return draw(st.lists(values[kind], min_size=num_elements, max_size=num_elements))
+    dtypes = [draw(st.sampled_from(DTYPES))]
+    if draw(st.integers(0, 4)) == 0:
+        dtypes = [np.dtype(name) for name in draw(st.permutations(["i4", "f4", "u1"]))]
+    shape = draw(nps.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
+    layout = LAYOUTS[draw(st.sampled_from(sorted(LAYOUTS)))]
+    return [layout(array_of(dtypes[i % len(dtypes)], shape, i)) for i in range(num_elements)]
+
+
+@st.composite
+def batches(draw):
+    """Elements of one random structure."""
+    num_elements = draw(st.integers(1, 9))
+
+    def column(depth):
+        kind = draw(st.sampled_from(["leaf", "leaf", "dict", "list", "tuple", "point", "none"]))
+        if depth == 0 or kind == "leaf":
+            return draw(leaves(num_elements))
+        if kind == "none":
+            return [None] * num_elements
+        if kind == "dict":
+            names = draw(st.lists(st.sampled_from("zyxwab"), unique=True, max_size=4))
+            parts = [(name, column(depth - 1)) for name in names]
+            orders = [parts, parts[::-1]]
+            return [{k: v[i] for k, v in orders[i % 2]} for i in range(num_elements)]
+        parts = [column(depth - 1) for _ in range(2)]
+        make = {"list": list, "tuple": tuple, "point": lambda pair: Point(*pair)}[kind]
+        return [make([part[i] for part in parts]) for i in range(num_elements)]
+
+    return column(draw(st.integers(0, 2)))
+
+
+def bytes_of(batch):
+    return [leaf.tobytes() for leaf in tree.flatten(batch)[0]]
+
+
+def push_and_finish(builder, *blocks):
+    for block in blocks:
+        builder.push(block)
+    return builder.finish()
+
+
+@pytest.fixture(scope="module")
+def arena():
+    return Arena(poison=True)
+
+
+@settings(max_examples=150, deadline=None)
+@given(elements=batches(), cuts=st.lists(st.integers(1, 4), max_size=9), room=st.integers(0, 5))
+def test_builder_matches_numpy_stack(arena, elements, cuts, room):
+    builder = BatchBuilder(len(elements) + room, arena)
+    rest = elements
+    for cut in cuts:
+        builder.push(rest[:cut])
+        rest = rest[cut:]
+    assert_same(push_and_finish(builder, rest), stacked(elements))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_elements", [1, 2, 300])
+def test_every_dtype_matches_numpy_stack(arena, dtype, num_elements):
+    elements = [array_of(dtype, (3, 2), seed) for seed in range(num_elements)]
+    assert_same(stack(elements, arena), stacked(elements))
+    scalars = [element[0, 0] for element in elements]
+    assert_same(stack(scalars, arena), stacked(scalars))
+
+
+def test_other_libraries_arrays_become_numpy_arrays(arena, tmp_path):
+    elements = [{"x": jnp.full((2, 3), i, jnp.bfloat16), "y": jnp.int32(i)} for i in range(3)]
+    assert_same(stack(elements, arena), stacked(elements))
+    np.save(tmp_path / "rows.npy", np.arange(2000.0).reshape(2, 1000))
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    assert type(mapped[0]) is np.memmap
+    assert_same(stack([mapped[0], mapped[1]], arena), np.arange(2000.0).reshape(2, 1000))
+
+
+def test_containers_keep_their_types(arena):
+    element = OrderedDict(b=1, a=defaultdict(int, z=Point(1, (2,)), c=[3.0]))
+    batch = stack([element, element], arena)
+    assert_same(batch, stacked([element, element]))
+    assert type(batch["a"]["z"]) is Point
+    assert list(stack([{"b": 1, "a": 2}], arena)) == ["a", "b"]
+
+
+def test_types_registered_with_jax_are_containers(arena):
+    class Pair:
+        def __init__(self, left, right):
+            self.left, self.right = left, right
+
+    jax.tree_util.register_pytree_node(
+        Pair, lambda pair: ((pair.left, pair.right), None), lambda _, parts: Pair(*parts)
+    )
+    batch = stack([Pair(1, np.zeros(3)), Pair(2, np.ones(3))], arena)
+    assert batch.left.tolist() == [1, 2]
+    assert batch.right.tolist() == [[0.0] * 3, [1.0] * 3]
+
+
+@pytest.mark.parametrize(
+    ("elements", "place", "expected", "found"),
+    [
+        ([np.zeros(3), np.zeros(3), np.zeros(2)], "", r"shape \(3,\)", r"102 has shape \(2,\)"),
+        ([{"a": 1, "b": [1, np.zeros(2)]}, {"a": 1, "b": [1, np.zeros((2, 1))]}],
+         "at `['b'][1]` ", r"shape \(2,\)", r"101 has shape \(2, 1\)"),
+        ([{"a": 1}, {"b": 1}], "", r"a dict of \['a'\]", r"101 has a dict of \['b'\]"),
+        ([{"a": 1}, {"a": 1, "b": 1}], "", r"a dict of \['a'\]", "101 has a dict of "),
+        ([{"a": 1}, {"a": 1}, 3], "", "a dict of", "102 has a value of type int"),
+        ([{"a": 1}, {"a": [1]}], "at `['a']` ", "a value of type int", "101 has a list of"),
+        ([{"a": np.zeros(())}, {"a": {}}], "at `['a']` ", r"shape \(\)", "has an empty dict"),
+        ([(1, 2), (1, 2, 3)], "", "a tuple of", "101 has a tuple of"),
+        ([(1, 2), [1, 2]], "", "a tuple of", "101 has a list of"),
+        ([None, 1], "", "an empty NoneType", "101 has a value of type int"),
+        ([1, None], "", "a value of type int", "101 has an empty NoneType"),
+        ([1, np.zeros(2)], "", "a value of type int", r"101 has shape \(2,\)"),
+        (["a", "b", np.array(["a"])], "", "a value of type str", r"102 has shape \(1,\)"),
+        ([np.datetime64("2020"), 1.5], "", ".*dtype datetime64", "101 has a value of type float"),
+        ([np.zeros(2), np.zeros(2, "M8[s]")], "", ".*dtype float64", ".*dtype datetime64"),
+    ],
+)  # fmt: skip
+def test_unlike_elements_are_named(arena, elements, place, expected, found):
+    message = f"{UNLIKE} {re.escape(place)}element 100 has {expected}.* and element .*{found}"
+    for cut in range(len(elements)):
+        builder = BatchBuilder(10, arena, first_position=100)
+        with pytest.raises(ValueError, match=message):
+            push_and_finish(builder, elements[:cut], elements[cut:])
+        builder.push(elements[:1])
+        assert_same(builder.finish(), stacked(elements[:1]))
+
+
+def test_positions_in_errors_count_on_from_batch_to_batch(arena):
+    builder = BatchBuilder(2, arena)
+    push_and_finish(builder, [np.zeros(2), np.zeros(2)])
+    with pytest.raises(ValueError, match=r"element 2 has shape \(2,\).* element 3 has shape \(1,"):
+        push_and_finish(builder, [np.zeros(2), np.zeros(1)])
+
+
+def test_batch_takes_no_more_than_its_size(arena):
+    builder = BatchBuilder(2, arena)
+    with pytest.raises(ValueError, match="a batch holds 2 elements, got 3"):
+        builder.push([1, 2, 3])
+    with pytest.raises(ValueError, match="at least 1 element, got 0"):
+        builder.finish()
+    with pytest.raises(ValueError, match="`batch_size` must be at least 1, got 0"):
+        BatchBuilder(0, arena)
+
+
+def test_batch_larger_than_what_is_reserved_grows(arena, monkeypatch):
+    monkeypatch.setattr(stacking, "_RESERVED_BYTES", 1 << 14)
+    builder = BatchBuilder(2**62, arena)
+    for i in range(40):
+        builder.push([np.full(1 << 12, i, "u1")])
+    batch = builder.finish()
+    assert batch.shape == (40, 1 << 12)
+    assert (batch == np.arange(40)[:, None]).all()
+
+
+def test_earlier_batches_never_change_while_alive(arena):
+    rng = np.random.default_rng(0)
+    builder = BatchBuilder(4, arena)
+    alive = []
+    for step in range(200):
+        builder.push([{"x": np.full(1000, step + i), "y": float(step)} for i in range(4)])
+        batch = builder.finish()
+        view = {"x": batch["x"][1:, ::3], "y": batch["y"]}
+        alive.append((view, bytes_of(view)))
+        del batch, view
+        if len(alive) > 6:
+            del alive[rng.integers(len(alive))]
+        assert all(bytes_of(view) == expected for view, expected in alive)
+
+
+def test_dropped_batch_is_used_again():
+    arena = Arena(poison=True)
+    elements = [np.arange(1000) for _ in range(4)]
+    addresses = set()
+    for _ in range(20):
+        batch = stack(elements, arena)
+        assert batch.ctypes.data % 64 == 0
+        addresses.add(batch.ctypes.data)
+        del batch
+    assert len(addresses) == 1
+
+
+def test_batch_outlives_builder_and_arena():
+    arena = Arena(poison=True)
+    batch = stack([np.arange(1000)] * 3, arena)[1]
+    del arena
+    gc.collect()
+    assert batch.tolist() == list(range(1000))
+
+
+def test_jax_array_made_of_a_batch_keeps_its_values():
+    builder = BatchBuilder(8, Arena(poison=True))
+    kept = []
+    for step in range(20):
+        builder.push([np.full(4096, step, np.float32) for _ in range(8)])
+        kept.append(jnp.asarray(builder.finish()))
+    for step, array in enumerate(kept):
+        assert (np.asarray(array) == step).all()
+
+
+def test_slot_is_writable_memory_that_its_views_keep():
+    arena = Arena(poison=True)
+    slot = arena.slot(4000)
+    assert len(slot) == 4000
+    floats = np.frombuffer(slot, np.float32)
+    floats[:] = 2.5
+    del slot
+    gc.collect()
+    others = [np.frombuffer(arena.slot(4000), np.uint8) for _ in range(5)]
+    assert (floats == 2.5).all()
+    assert arena.free_bytes == 0
+    del others
+    assert arena.free_bytes > 0
+
+
+def test_elements_that_lie_in_the_batch_itself_are_copied(arena):
+    rows = arena.array((4, 5000), np.dtype("f8"))
+    rows[:] = np.arange(4)[:, None]
+    assert copy_rows(rows, [rows[3], rows[2], rows[1]], 0) == 3
+    assert rows[:, 0].tolist() == [3.0, 2.0, 2.0, 3.0]
+
+
+def test_rows_beyond_the_end_are_not_copied(arena):
+    rows = arena.array((4, 2), np.dtype("f8"))
+    elements = [np.ones(2)] * 6
+    assert copy_rows(rows, elements, 0) == 4
+    assert copy_rows(rows, elements, 3) == 1
+    assert copy_rows(rows, elements, 9) == 0
+
+
+@pytest.mark.parametrize("dtype", ["O", "T", [("a", "O")]])
+def test_slots_hold_no_references(arena, dtype):
+    with pytest.raises(TypeError, match="cannot live in a slot"):
+        arena.array((3,), np.dtype(dtype))
+    with pytest.raises(ValueError, match="array of plain values"):
+        copy_rows(np.empty((3, 1), dtype), [np.empty(1, dtype)], 0)
+
+
+def test_impossible_sizes_are_errors(arena):
+    with pytest.raises(ValueError, match="too large"):
+        arena.array((2**40, 2**40), np.dtype("f8"))
+    with pytest.raises(ValueError, match="no memory for a slot"):
+        arena.slot(2**62)
+
+
+@given(st.lists(st.integers(-(2**65), 2**65)) | st.lists(st.booleans()) | st.lists(st.floats())
+       | st.lists(st.booleans() | st.floats() | st.integers() | st.none()))  # fmt: skip
+def test_scalars_to_rows_matches_numpy_or_declines(values):
+    rows = scalars_to_rows(values)
+    kinds = set(map(type, values))
+    fits = all(type(v) is not int or -(2**63) <= v < 2**63 for v in values)
+    if len(kinds) != 1 or kinds == {type(None)} or not fits:
+        assert rows is None
+    else:
+        assert_same(rows, np.stack(values))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    elements=st.lists(st.integers(0, 9) | st.floats(0, 9), min_size=1, max_size=5),
+    extra=st.integers(0, 3),
+    pad_value=st.integers(0, 1),
+)
+def test_batch_and_pad_matches_oracle(elements, extra, pad_value):
+    elements = [{"x": e, "y": (np.full((2, 3), e), np.float32([e]))} for e in elements]
+    batch_size = len(elements) + extra
+    expected = padded(elements, batch_size, pad_value)
+    assert_same(batch_and_pad(elements, batch_size=batch_size, pad_value=pad_value), expected)
+
+
+@pytest.mark.parametrize("num_values", [0, 4])
+def test_batch_and_pad_refuses_none_and_too_many(num_values):
+    with pytest.raises(ValueError, match=f"Cannot batch {num_values} values"):
+        batch_and_pad([1] * num_values, batch_size=3)
+
+
+def test_tree_without_jax_keeps_order_and_none(arena, monkeypatch):
+    monkeypatch.setattr(tree, "jax_installed", lambda: False)
+    batch = stack([{"b": 1, "a": None}, {"a": None, "b": 2}], arena)
+    assert list(batch) == ["b", "a"]
+    assert batch["a"].dtype == object
+    assert batch["a"].tolist() == [None, None]
+
+
+@settings(max_examples=50, deadline=None)
+@given(elements=batches())
+def test_flatten_matches_jax(elements):
+    for element in elements:
+        found, structure = tree.flatten(element)
+        paths, _ = jax.tree_util.tree_flatten_with_path(element)
+        assert [id(leaf) for leaf in found] == [id(leaf) for _, leaf in paths]
+        named = tree.flatten_with_path(element)
+        assert [path for path, _ in named] == [jax.tree_util.keystr(path) for path, _ in paths]
+        rebuilt = jax.tree_util.tree_structure(structure.unflatten(found))
+        assert rebuilt == jax.tree_util.tree_structure(element)
+        assert tree.flatten(element)[1] == structure

@@ -1,0 +1,232 @@
+"""Which part may use which, and who starts threads: read from the sources."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CORE = ROOT / "rust/core/src"
+FACE = ROOT / "python/grainmill"
+
+# Each uses only itself and what stands before it; `batch` and `pack` do not know each other.
+CORE_LAYERS = [{"error"}, {"order"}, {"records"}, {"batch", "pack"}, {"pipeline"}]
+FACE_LAYERS = [
+    {"_native"},
+    {"_plan"},
+    {"_evaluate"},
+    {"_iterators"},
+    {"_workers", "_loader", "_checkpoint"},
+    {"_dataset"},
+]
+
+# References upward that are agreed on: (file, layer) -> why.
+CORE_EXCEPTIONS: dict[tuple[str, str], str] = {}
+
+# Python files that import inside a function: file -> what, and why it cannot stand on top.
+LATE_IMPORTS = {
+    # JAX is optional and takes a second to import.
+    "experimental.py": {"grainmill.jax"},
+}
+# Files that start threads: the engine's pools, and the Python threads of user functions.
+CORE_THREADS = {"batch/stack.rs"}  # Beside `pipeline`: the pool that copies rows of one batch.
+FACE_THREADS = {"_evaluate/ahead.py"}
+
+STARTS_THREADS = {
+    "rs": re.compile(r"thread::(spawn|scope|Builder)|ThreadPoolBuilder|rayon::(spawn|scope|join)"),
+    "py": re.compile(r"\bThread\(|ThreadPoolExecutor|start_new_thread|ThreadPool\b"),
+}
+
+
+def rank_of(layer: str, layers: list[set[str]]) -> int | None:
+    return next((rank for rank, names in enumerate(layers) if layer in names), None)
+
+
+def upward(user: str, used: str, layers: list[set[str]]) -> bool:
+    """Whether `user` names a layer that is not below it."""
+    user_rank, used_rank = rank_of(user, layers), rank_of(used, layers)
+    return (
+        used != user
+        and used_rank is not None
+        and user_rank is not None
+        and (used_rank >= user_rank)
+    )
+
+
+# --- the core ---------------------------------------------------------------------------------
+
+
+def crate_layers_named_in(path: Path, source: str) -> set[str]:
+    """The modules at the crate's root that a Rust file names, by `crate::` or enough `super::`."""
+    code = re.sub(r"//[^\n]*", "", source)
+    parts = path.relative_to(CORE).with_suffix("").parts
+    depth = len(parts) - (parts[-1] in {"mod", "lib"})
+    roots = [r"\bcrate::"]
+    if depth:
+        # A `mod tests` inside the file is one step deeper.
+        roots += [rf"(?<![\w:])(?:super::){{{depth}}}(?!super)"]
+        roots += [rf"(?<![\w:])(?:super::){{{depth + 1}}}(?!super)"]
+    named: set[str] = set()
+    for root in roots:
+        named |= set(re.findall(root + r"(\w+)", code))
+        for group in re.findall(root + r"\{(.*?)\};", code, flags=re.DOTALL):
+            named |= set(re.findall(r"(?:^|,)\s*(\w+)", group))
+    return named
+
+
+def core_references() -> list[tuple[str, str, str]]:
+    """(file, its layer, a layer it names) of every file below a layer of the core."""
+    found = []
+    for path in sorted(CORE.rglob("*.rs")):
+        name = str(path.relative_to(CORE))
+        layer = path.relative_to(CORE).with_suffix("").parts[0]
+        if layer == "lib":
+            continue
+        source = path.read_text("utf-8")
+        found += [(name, layer, used) for used in crate_layers_named_in(path, source)]
+    return found
+
+
+def test_core_layers_use_only_lower_ones():
+    references = core_references()
+    assert {layer for _, layer, _ in references} >= {"order", "records", "batch"}
+    wrong = {(file, used) for file, layer, used in references if upward(layer, used, CORE_LAYERS)}
+    assert wrong == set(CORE_EXCEPTIONS)
+
+
+def test_every_module_of_the_core_has_a_layer():
+    declared = re.findall(
+        r"^pub mod (\w+);", (CORE / "lib.rs").read_text("utf-8"), flags=re.MULTILINE
+    )
+    assert set(declared) == set().union(*CORE_LAYERS)
+
+
+def test_core_knows_no_python():
+    for path in [*CORE.rglob("*.rs"), CORE.parent / "Cargo.toml"]:
+        assert not re.search(r"\bpyo3\b|\bnumpy::", path.read_text("utf-8")), path
+
+
+def test_order_has_no_clock_no_file_and_no_thread():
+    banned = re.compile(r"std::(fs|io|net|time|thread|env)\b|\brayon\b|\brustix\b|\bstatic mut\b")
+    for path in (CORE / "order").rglob("*.rs"):
+        assert not banned.search(re.sub(r"//[^\n]*", "", path.read_text("utf-8"))), path
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "named"),
+    [
+        ("order/mix.rs", "use crate::{Error, records::files};", {"Error", "records"}),
+        ("order/mix.rs", "fn f() { super::super::pack::place() }", {"pack"}),
+        ("records/riegeli/chunk.rs", "use super::block::Block;", set()),
+        ("order/mix.rs", "// see crate::pipeline", set()),
+    ],
+)
+def test_references_are_found(file, source, named):
+    assert crate_layers_named_in(CORE / file, source) == named
+
+
+# --- the face ---------------------------------------------------------------------------------
+
+
+def imports_of(tree: ast.Module) -> list[tuple[str, bool]]:
+    """(module, whether the import stands inside a function) of every import."""
+    found: list[tuple[str, bool]] = []
+
+    def visit(node: ast.AST, *, late: bool) -> None:
+        if isinstance(node, ast.Import):
+            found.extend((alias.name, late) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            found.append((node.module or "", late))
+            found.extend((f"{node.module}.{alias.name}", late) for alias in node.names)
+        for child in ast.iter_child_nodes(node):
+            visit(child, late=late or isinstance(node, ast.FunctionDef | ast.Lambda))
+
+    visit(tree, late=False)
+    return found
+
+
+def face_imports() -> list[tuple[str, str, bool]]:
+    """(file, module, late) of every import in the package."""
+    return [
+        (str(path.relative_to(FACE)), module, late)
+        for path in sorted(FACE.rglob("*.py"))
+        for module, late in imports_of(ast.parse(path.read_text("utf-8")))
+    ]
+
+
+def layer_in_face(name: str) -> str:
+    """The layer of a dotted module of the package, or of a file's path in it."""
+    return name.removesuffix(".py").replace("/", ".").removeprefix("grainmill.").split(".")[0]
+
+
+def test_face_layers_use_only_lower_ones():
+    for file, module, _ in face_imports():
+        if module.startswith("grainmill."):
+            user, used = layer_in_face(file), layer_in_face(module)
+            assert not upward(user, used, FACE_LAYERS), f"{file} imports {module}"
+
+
+def test_no_layer_uses_a_public_module():
+    public = {layer_in_face(str(p.relative_to(FACE))) for p in FACE.glob("[!_]*")} | {"__init__"}
+    for file, module, _ in face_imports():
+        if rank_of(layer_in_face(file), FACE_LAYERS) is not None:
+            assert module != "grainmill", f"{file} imports the package"
+            if module.startswith("grainmill."):
+                assert layer_in_face(module) not in public, f"{file} imports {module}"
+
+
+def test_imports_stand_on_top():
+    late: dict[str, set[str]] = {}
+    for file, module, inside in face_imports():
+        if inside:
+            late.setdefault(file, set()).add(module)
+    for file, modules in late.items():
+        for module in modules:
+            agreed = LATE_IMPORTS.get(file, set())
+            assert any(module == name or module.startswith(f"{name}.") for name in agreed), (
+                f"{file} imports {module} inside a function"
+            )
+
+
+def test_only_one_module_imports_jax():
+    importers = {
+        file for file, module, late in face_imports() if module.split(".")[0] == "jax" and not late
+    }
+    assert importers == {"jax.py"}
+
+
+def test_plan_nodes_know_no_thread():
+    for path in (FACE / "_plan").rglob("*.py"):
+        for module, _ in imports_of(ast.parse(path.read_text("utf-8"))):
+            assert module.split(".")[0] not in {
+                "threading",
+                "concurrent",
+                "queue",
+                "multiprocessing",
+            }
+
+
+# --- threads ----------------------------------------------------------------------------------
+
+
+def starters(root: Path, suffix: str) -> set[str]:
+    """The files below `root` that start threads, in code that is no unit test."""
+    not_run = {"rs": r"//[^\n]*|#\[cfg\(test\)\].*", "py": r"#[^\n]*"}[suffix]
+    flags = re.DOTALL if suffix == "rs" else 0
+    return {
+        str(path.relative_to(root))
+        for path in root.rglob(f"*.{suffix}")
+        if STARTS_THREADS[suffix].search(re.sub(not_run, "", path.read_text("utf-8"), flags=flags))
+    }
+
+
+def test_engine_starts_threads_in_named_places_only():
+    found = starters(CORE, "rs")
+    assert {file for file in found if not file.startswith("pipeline/")} == CORE_THREADS
+    assert not starters(ROOT / "rust/py/src", "rs")
+
+
+def test_face_starts_threads_in_named_places_only():
+    assert starters(FACE, "py") == FACE_THREADS
