@@ -7,7 +7,7 @@ import random
 from grainmill._iterators.stage import Block, Stage
 
 
-class Boom(Exception):
+class Boom(Exception):  # noqa: N818
     """What a failing element raises."""
 
 
@@ -125,10 +125,10 @@ def check_stage(make, expected, *, same_states=True):
         saved = json.loads(json.dumps(state))
         kept = copy.deepcopy(saved)
         fresh = make(source)
-        for _ in range(2):
+        for again in range(2):
             fresh.restore(saved)
             assert saved == kept
-            if same_states:
+            if same_states or not again:
                 assert fresh.state() == state
             elements, after = drain(fresh)
             assert elements == expected[k:], f"restored at {k}"
@@ -178,7 +178,7 @@ def assert_survives_failures(make, expected, states):
                 return ListStage(elements, failing=failing)
 
             stage = make(failing)
-            elements, after = drain(stage, lambda: dice.randint(1, largest))
+            elements, after = drain(stage, lambda largest=largest: dice.randint(1, largest))
             assert elements == expected
             if expected:
                 assert [one() for one in after] == states

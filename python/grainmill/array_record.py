@@ -14,8 +14,9 @@ from typing import NamedTuple, Self, overload
 import numpy as np
 
 from grainmill import _native
+from grainmill._native import ArrayRecordWriter
 
-__all__ = ["ArrayRecordReader"]
+__all__ = ["ArrayRecordReader", "ArrayRecordWriter"]
 
 _READ_LEN = 1 << 20
 _MAX_BYTES = 1 << 30

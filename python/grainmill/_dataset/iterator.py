@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from grainmill._iterators.table import open_stage
+from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +100,6 @@ class PlannedIterator(DatasetIterator[T]):
         self._node = node
         self._stage = stage
         self._name = name
-        self._burst = stage.burst
         self._block: Block | None = None
         # Waiting elements, next one last: what is delivered is not held on to.
         self._waiting: list[T] = []
@@ -123,7 +123,8 @@ class PlannedIterator(DatasetIterator[T]):
     def _pull(self) -> T:
         if self._closed:
             raise ValueError(self._closed_message())
-        block = self._stage.pull(self._burst, interior=self._burst > 1)
+        burst = self._stage.burst
+        block = self._stage.pull(burst, interior=burst > 1)
         self._block = block
         if not block.elements:
             raise StopIteration
@@ -191,6 +192,23 @@ class PlannedIterator(DatasetIterator[T]):
             self._closed = True
             self._forget()
             self._stage.close()
+
+
+class ThreadPrefetchDatasetIterator(PlannedIterator[T]):
+    """Prefetches from any iterator, on one thread.
+
+    Args:
+        parent: Any object with `__next__`; with `get_state` and `set_state` it can be saved.
+        prefetch_buffer_size: The most elements made ahead; 0 makes none.
+
+    Raises:
+        ValueError: `prefetch_buffer_size` is negative.
+    """
+
+    def __init__(self, parent: Iterator[T], prefetch_buffer_size: int) -> None:
+        stage = ThreadPrefetchStage.around(parent, prefetch_buffer_size)
+        name = f"ThreadPrefetchDatasetIterator(prefetch_buffer_size={prefetch_buffer_size})"
+        super().__init__(None, stage, name)
 
 
 def get_next_index(iterator: DatasetIterator[Any]) -> int:

@@ -79,7 +79,7 @@ def _batched(node: Any) -> Any:
             )
         return output_spec(spec, batch_size=node.batch_size, drop_remainder=node.drop_remainder)
     rows = node.batch_size if node.drop_remainder else None
-    return tree.map_leaves(lambda leaf: ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype), spec)
+    return tree.map_structure(lambda leaf: ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype), spec)
 
 
 def _first_part(node: Any) -> Any:

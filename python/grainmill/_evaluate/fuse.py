@@ -49,7 +49,7 @@ class Fused:
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = tuple(steps)
-        self._loop = _loop(tuple(step.kind for step in steps))
+        self._loop = _loop(tuple(step.kind for step in steps)) if steps else None
         self._functions = [step.function for step in steps]
         self._generators = [step.generators for step in steps if step.kind == "random"]
 
@@ -60,7 +60,7 @@ class Fused:
             elements: What goes in; indices where the first step reads.
             columns: One index per element for each step that takes one, in order.
         """
-        if not self.steps:
+        if self._loop is None:
             return Evaluated(list(elements), None)
         made: list[Any] = []
         try:

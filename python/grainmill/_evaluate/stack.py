@@ -6,6 +6,7 @@ at the end. A slot returns to the arena only when the last view of it is gone, s
 outlive the builder, the arena and the iterator.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
@@ -106,6 +107,12 @@ class BatchBuilder:
         )
 
 
+@functools.cache
+def shared_arena() -> Arena:
+    """The arena of this process that batches come from."""
+    return Arena()
+
+
 def stack(elements: list[Any], arena: Arena) -> Any:
     """One batch of all `elements`.
 
@@ -133,7 +140,7 @@ def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0)
     if len(values) > batch_size:
         raise ValueError(f"Cannot batch {len(values)} values to {batch_size}.")
     missing = batch_size - len(values)
-    batch = stack(list(values), Arena())
+    batch = stack(list(values), shared_arena())
 
     def padded(leaf: Any) -> Any:
         row = np.full(leaf.shape[1:], pad_value, dtype=leaf.dtype)

@@ -112,6 +112,5 @@ class CacheStage(Stage):
             super().start_prefetch()
 
 
-
 def _state(parent: State, position: int, *, filled: bool) -> State:
     return {"parent": parent, "position": position, "cache_filled": filled}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from grainmill._iterators.part import After, Start, fixed
 from grainmill._iterators.stage import Block, Stage, State
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from grainmill._plan.sequential import FlatMap
 
 
@@ -44,15 +45,16 @@ class FlatMapStage(Stage):
         last, last_taken = self._place
         while self._taken == len(self._pieces):
             if not self._advance():
-                after, taken = self._place
-                return Block([], lambda _: _state(after, taken))
+                return self._end()
         begin, (after, _) = self._taken, self._place
         pieces = self._pieces_up_to(min(begin + limit, len(self._pieces)))
         self._taken += len(pieces)
         self._place = (after, self._taken)
-        return Block(
-            pieces, lambda k: _state(after, begin + k) if k else _state(last, last_taken)
-        )
+        return Block(pieces, lambda k: _state(after, begin + k) if k else _state(last, last_taken))
+
+    def _end(self) -> Block:
+        after, taken = self._place
+        return Block([], lambda _: _state(after, taken))
 
     def _advance(self) -> bool:
         """Splits the next element; `False` at the end of the parent."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from grainmill._iterators.opening import Openings
@@ -11,6 +10,8 @@ from grainmill._iterators.part import After, Part, fixed
 from grainmill._iterators.stage import Block, Stage, State
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from grainmill._plan.sequential import Interleave
 
 
@@ -22,9 +23,7 @@ class InterleaveStage(Stage):
     `open_part(num_parts - 1)`, each opened when it is first needed or a little ahead.
     """
 
-    def __init__(
-        self, node: Interleave, open_part: Callable[[int], Stage], num_parts: int
-    ) -> None:
+    def __init__(self, node: Interleave, open_part: Callable[[int], Stage], num_parts: int) -> None:
         super().__init__()
         self._num_parts = num_parts
         self._num_slots = min(node.cycle_length, num_parts)
@@ -38,17 +37,21 @@ class InterleaveStage(Stage):
         self._turn = 0
         self._next_part = self._num_slots
         self._future: dict[int, State] = {}
+        self._before: _Standing | None = None
 
     def pull(self, limit: int, *, interior: bool = True) -> Block:  # noqa: ARG002
         """See `Stage.pull`."""
         slots = self._opened()
         self._openings.look_ahead(self._next_part)
-        before = self._standing()
+        # A pull that fails may have moved past slots at their end; the state shows it afterwards.
+        before = self._before = self._before or self._standing()
         want = -(-limit // max(1, len(slots)))
-        if not self._find_turn(want):
+        found = self._find_turn(want)
+        self._before = None
+        if not found:
             return Block([], self._standing().state)
-        standing = self._standing()
         ring, run = self._ring(want, limit)
+        standing = self._standing()
         elements: list[Any] = [None] * run
         for turn, number in enumerate(ring[:run]):
             elements[turn :: len(ring)] = slots[number].take(_turns(run, turn, len(ring)))
@@ -115,7 +118,7 @@ class InterleaveStage(Stage):
 
     def state(self) -> State:
         """See `Stage.state`; opens the first parts, whose states belong to it."""
-        return self._standing().state()
+        return (self._before or self._standing()).state()
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`; parts that are open stay so where the state has them too."""
@@ -135,6 +138,7 @@ class InterleaveStage(Stage):
             slot.close()
         self._openings.close()
         self._slots = slots
+        self._before = None
         self._turn = state["next_index_in_cycle"]
         self._next_part = state["next_index_in_datasets"]
         future = state.get("future_states") or {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from grainmill._iterators.part import Part, Place
@@ -12,6 +11,8 @@ from grainmill._iterators.stage import Block, Stage, State
 from grainmill._native import MixSchedule
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from grainmill._plan.sequential import Mix
 
 _TURNS = 512

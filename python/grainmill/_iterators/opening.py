@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from grainmill._iterators.stage import Stage
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from grainmill._iterators.stage import Stage
 
 
 class Openings:
@@ -64,7 +67,7 @@ class _Opening:
         try:
             stage = self._open_part(self._index)
             stage.start_prefetch()
-        except BaseException as failure:  # noqa: BLE001 - raised to whoever takes the part
+        except BaseException as failure:
             self._failure = failure
         else:
             with self._lock:

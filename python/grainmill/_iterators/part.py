@@ -44,7 +44,7 @@ class Start:
         if self._after is None and self._failure is None:
             try:
                 self._after = fixed(self._stage.state())
-            except Exception as failure:  # noqa: BLE001 - raised to whoever asks
+            except Exception as failure:
                 self._failure = failure
 
 
@@ -85,7 +85,7 @@ class Part:
             return count
         try:
             block = self.stage.pull(max(want, self.stage.burst))
-        except Exception as failure:  # noqa: BLE001 - raised when the part has its turn
+        except Exception as failure:
             self._failure = failure
             return 0
         self._start.settle(block.state_after)
@@ -124,6 +124,7 @@ class Part:
         self._start.freeze()
         self.stage.restore(state)
         self._begin()
+        self.place = (fixed(state), 0)
 
     def rewind(self) -> None:
         """Gives back the elements at hand, so that the stage stands where the part does."""

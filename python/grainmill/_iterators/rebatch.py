@@ -36,6 +36,7 @@ class RebatchStage(Stage):
         self._current = _Rows([], None, 0, after)
         self._row = 0
         self._skip = row
+        self._pending: Block | None = None
 
     def pull(self, limit: int, *, interior: bool = True) -> Block:  # noqa: ARG002
         """See `Stage.pull`; a block ends where the parent's batch does."""
@@ -83,11 +84,12 @@ class RebatchStage(Stage):
 
     def _advance(self) -> bool:
         """Moves on to the parent's next batch; `False` at its end."""
-        block = self._parent.pull(1)
+        block = self._pending or self._parent.pull(1)
         self._start.settle(block.state_after)
         if not block.elements:
             self._current.after = block.state_after
             return False
+        self._pending = block
         leaves, structure = flatten(block.elements[0])
         if self._slices and structure != self._current.structure:
             raise ValueError("batches to be joined must have the same structure")
@@ -98,6 +100,7 @@ class RebatchStage(Stage):
             )
         self._current = _Rows(leaves, structure, count, block.state_after)
         self._row, self._skip = self._skip, 0
+        self._pending = None
         return True
 
     def state(self) -> State:

@@ -39,23 +39,26 @@ class RepeatStage(Stage):
 
     def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`."""
-        (last, position), last_epoch = self._place, self._epoch
+        last, last_epoch = self._place, self._epoch
         initial = self._first_state()
         while not self._ended:
             block = self._parent.pull(limit, interior=interior)
-            after, epoch = block.state_after, self._epoch
-            self._start.settle(after)
+            self._start.settle(block.state_after)
+            self._place = (block.state_after, len(block.elements))
             if block.elements:
-                self._place = (after, len(block.elements))
                 self._empty = False
-                return Block(
-                    block.elements,
-                    lambda k: _state(after(k), epoch) if k else _state(last(position), last_epoch),
-                )
-            self._place = (after, 0)
+                return self._block(block, last, last_epoch)
             self._next_epoch(initial)
         (end, count), epoch = self._place, self._epoch
         return Block([], lambda _: _state(end(count), epoch))
+
+    def _block(self, block: Block, last: Place, last_epoch: int) -> Block:
+        """The parent's `block`, before which this stage stood at `last`."""
+        after, epoch, (before, position) = block.state_after, self._epoch, last
+        return Block(
+            block.elements,
+            lambda k: _state(after(k), epoch) if k else _state(before(position), last_epoch),
+        )
 
     def _next_epoch(self, initial: State) -> None:
         self._ended = self._empty or self._epoch + 1 == self._num_epochs

@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from grainmill._iterators import elementwise
 from grainmill._iterators.batch import BatchStage
+from grainmill._iterators.cache import CacheStage
+from grainmill._iterators.flat_map import FlatMapStage
 from grainmill._iterators.foreign import ForeignStage
+from grainmill._iterators.interleave import InterleaveStage
+from grainmill._iterators.limit import LimitStage
+from grainmill._iterators.mix import MixStage
 from grainmill._iterators.read import ReadStage
+from grainmill._iterators.rebatch import RebatchStage
+from grainmill._iterators.repeat import RepeatStage
+from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
+from grainmill._iterators.window_shuffle import WindowShuffleStage
+from grainmill._iterators.zip import ZipStage
 from grainmill._plan import sequential as plan
 from grainmill._plan.options import DatasetOptions
 
@@ -47,6 +57,19 @@ def _parents(node: Node, options: DatasetOptions) -> list[Stage]:
     return [_open(parent, options) for parent in node.parents]
 
 
+def _interleave(node: plan.Interleave, options: DatasetOptions) -> Stage:
+    datasets = node.datasets
+
+    def open_part(index: int) -> Stage:
+        part = datasets[index]
+        to_iter_dataset = getattr(part, "to_iter_dataset", None)
+        if to_iter_dataset is not None:
+            part = to_iter_dataset()
+        return _open(part._plan_node(), options)  # noqa: SLF001 - the plan is what is shared
+
+    return InterleaveStage(node, open_part, len(datasets))
+
+
 _STAGES: dict[type[Node], Callable[[Any, DatasetOptions], Stage]] = {
     plan.Read: ReadStage,
     plan.Foreign: lambda node, _: ForeignStage(iter(node.dataset)),
@@ -55,6 +78,16 @@ _STAGES: dict[type[Node], Callable[[Any, DatasetOptions], Stage]] = {
     plan.RandomMap: lambda node, o: elementwise.RandomMapStage(node, _parent(node, o)),
     plan.Filter: lambda node, o: elementwise.FilterStage(node, _parent(node, o), o),
     plan.Batch: lambda node, o: BatchStage(node, _parent(node, o)),
+    plan.Rebatch: lambda node, o: RebatchStage(node, _parent(node, o)),
+    plan.Mix: lambda node, o: MixStage(node, _parents(node, o)),
+    plan.Zip: lambda node, o: ZipStage(node, _parents(node, o)),
+    plan.Interleave: _interleave,
+    plan.Repeat: lambda node, o: RepeatStage(node, _parent(node, o)),
+    plan.Cache: lambda node, o: CacheStage(node, _parent(node, o)),
+    plan.Limit: lambda node, o: LimitStage(node, _parent(node, o)),
+    plan.FlatMap: lambda node, o: FlatMapStage(node, _parent(node, o)),
+    plan.WindowShuffle: lambda node, o: WindowShuffleStage(node, _parent(node, o)),
+    plan.ThreadPrefetch: lambda node, o: ThreadPrefetchStage(node, _parent(node, o)),
     plan.Seed: _parent,
     plan.WithOptions: _parent,
 }

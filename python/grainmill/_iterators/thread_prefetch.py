@@ -13,13 +13,15 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from grainmill._iterators.foreign import ForeignStage
 from grainmill._iterators.part import After, Place, Start
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.sequential import ThreadPrefetch, check_prefetch_buffer_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _PATIENCE_S = 0.1
 _EXIT_PATIENCE_S = 0.5
@@ -278,7 +280,7 @@ def _fill(feed: _Feed) -> None:
     try:
         while feed.make():
             pass
-    except BaseException as failure:  # noqa: BLE001 - raised to the consumer
+    except BaseException as failure:
         feed.put(failure)
 
 

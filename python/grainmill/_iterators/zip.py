@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from grainmill._iterators.part import Part, Place
 from grainmill._iterators.stage import Block, Stage, State
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from grainmill._plan.sequential import Zip
 
 

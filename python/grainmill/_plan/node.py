@@ -22,13 +22,17 @@ class Node:
     parents: tuple[Node, ...]
 
     dataset_name: ClassVar[str] = ""
-    own_seed: ClassVar[int | None] = None
 
     def __str__(self) -> str:
         return f"{self.dataset_name}{self._arguments()}"
 
     def _arguments(self) -> str:
         return ""
+
+    @property
+    def own_seed(self) -> int | None:
+        """The seed it gives to random stages below it, if any."""
+        return None
 
     @property
     def parent(self) -> Node:

@@ -27,7 +27,7 @@ struct InFlight {
     made: Made,
 }
 
-/// Many ArrayRecord files, or parts of them, as one sequence of records.
+/// Many `ArrayRecord` files, or parts of them, as one sequence of records.
 #[pyclass(frozen, name = "RecordFiles", module = "grainmill._native")]
 pub(crate) struct PyRecordFiles(Arc<Files>);
 
@@ -123,16 +123,13 @@ impl PyRecordFiles {
         let (mut made, mut slots) =
             (Vec::with_capacity(lens.len()), Vec::with_capacity(lens.len()));
         for len in lens {
-            match len {
-                Some(len @ 1..=MAX_SLOT_LEN) => {
-                    let (object, slot) = new_slot(py, len)?;
-                    made.push(Some(object.unbind()));
-                    slots.push(Some(slot));
-                }
-                _ => {
-                    made.push(None);
-                    slots.push(None);
-                }
+            if let Some(len @ 1..=MAX_SLOT_LEN) = len {
+                let (object, slot) = new_slot(py, len)?;
+                made.push(Some(object.unbind()));
+                slots.push(Some(slot));
+            } else {
+                made.push(None);
+                slots.push(None);
             }
         }
         Ok((plan, made, slots))

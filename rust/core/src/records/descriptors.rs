@@ -30,23 +30,18 @@ struct Identity {
     device: u64,
     inode: u64,
     len: u64,
-    modified: (i64, i64),
+    modified: (i64, u64),
 }
 
 impl Identity {
-    #[expect(
-        clippy::allow_attributes,
-        clippy::useless_conversion,
-        clippy::cast_possible_wrap,
-        clippy::cast_sign_loss,
-        reason = "the types of `stat` differ between platforms"
-    )]
+    #[expect(clippy::cast_sign_loss, reason = "lengths and fractions are not negative")]
+    #[expect(clippy::unnecessary_cast, reason = "the types of `stat` differ between platforms")]
     fn of(stat: &Stat) -> Self {
         Self {
             device: stat.st_dev as u64,
             inode: stat.st_ino as u64,
             len: stat.st_size as u64,
-            modified: (stat.st_mtime as i64, stat.st_mtime_nsec as i64),
+            modified: (stat.st_mtime as i64, stat.st_mtime_nsec as u64),
         }
     }
 }
@@ -126,13 +121,13 @@ impl OnDisk {
 
     /// The file, open, after a look whether it is still the one that was opened first.
     pub(crate) fn file(&self) -> Result<Arc<OwnedFd>> {
-        let file = match with_open(|open| open.get(self.id)) {
-            Some(file) => file,
-            None => {
-                let file = Arc::new(open_fd(&self.path)?);
-                with_open(|open| open.insert(self.id, Arc::clone(&file)));
-                file
-            }
+        let held = with_open(|open| open.get(self.id));
+        let file = if let Some(file) = held {
+            file
+        } else {
+            let file = Arc::new(open_fd(&self.path)?);
+            with_open(|open| open.insert(self.id, Arc::clone(&file)));
+            file
         };
         let stat = rustix::fs::fstat(&file).map_err(|errno| failed(&self.path, "stat", errno))?;
         if Identity::of(&stat) == self.identity {

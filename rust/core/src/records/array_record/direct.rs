@@ -7,7 +7,9 @@
 use std::io::IoSliceMut;
 use std::ops::Range;
 
-use super::super::riegeli::block::{BLOCK_HEADER_LEN, BLOCK_LEN, BlockHeader, headers_between};
+use super::super::riegeli::block::{
+    BLOCK_HEADER_LEN, BLOCK_LEN, BlockHeader, HEADER_BYTES, headers_between,
+};
 use super::super::riegeli::chunk::{self, CHUNK_HEADER_LEN, kind};
 use super::super::riegeli::hash::Hasher;
 use super::super::riegeli::varint::{push_varint, varint_len};
@@ -17,7 +19,9 @@ use crate::Result;
 /// The compression byte and the length of the lengths, which is one byte.
 const BEFORE_LEN: u64 = 2;
 /// The most pieces a record may be in; the system takes 1,024.
-const MAX_PIECES: u64 = 400;
+const MAX_PIECES: usize = 400;
+/// How many bytes lie between two block headers.
+const BETWEEN_HEADERS: usize = (1 << 16) - HEADER_BYTES;
 
 /// How long the one record of an uncompressed chunk with this extent is.
 pub(crate) fn record_len(extent: &Range<u64>) -> Option<u64> {
@@ -45,7 +49,7 @@ pub(crate) fn read(
     push_varint(&mut prefix, out.len() as u64);
     let head_len = CHUNK_HEADER_LEN + prefix.len();
     let at = begin + head_len as u64;
-    let num_headers = headers_between(at, extent.end);
+    let num_headers = usize::try_from(headers_between(at, extent.end)).unwrap_or(usize::MAX);
     if begin.is_multiple_of(BLOCK_LEN)
         || at / BLOCK_LEN != begin / BLOCK_LEN
         || num_headers > MAX_PIECES
@@ -54,7 +58,7 @@ pub(crate) fn read(
     }
     let mut head = [0; CHUNK_HEADER_LEN + 12];
     let head = &mut head[..head_len];
-    let mut block_headers = vec![[0; BLOCK_HEADER_LEN as usize]; num_headers as usize];
+    let mut block_headers = vec![[0; HEADER_BYTES]; num_headers];
     if !file.read_pieces(lease, &mut pieces(head, &mut block_headers, out, at), begin)? {
         return Ok(false);
     }
@@ -81,7 +85,7 @@ pub(crate) fn read(
 /// block header wherever one interrupts it.
 fn pieces<'a>(
     head: &'a mut [u8],
-    block_headers: &'a mut [[u8; BLOCK_HEADER_LEN as usize]],
+    block_headers: &'a mut [[u8; HEADER_BYTES]],
     mut out: &'a mut [u8],
     at: u64,
 ) -> Vec<IoSliceMut<'a>> {
@@ -93,7 +97,7 @@ fn pieces<'a>(
     out = rest;
     for header in block_headers {
         pieces.push(IoSliceMut::new(header));
-        let len = out.len().min((BLOCK_LEN - BLOCK_HEADER_LEN) as usize);
+        let len = out.len().min(BETWEEN_HEADERS);
         let (piece, rest) = out.split_at_mut(len);
         pieces.push(IoSliceMut::new(piece));
         out = rest;

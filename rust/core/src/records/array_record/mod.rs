@@ -7,7 +7,6 @@ pub mod options;
 pub mod reader;
 pub mod writer;
 
-pub use reader::ArrayRecordFile;
 pub use options::WriterOptions;
 pub use reader::ArrayRecordFile;
 pub use writer::RecordWriter;

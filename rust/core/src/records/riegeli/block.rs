@@ -6,6 +6,8 @@ use super::hash::hash;
 pub const BLOCK_LEN: u64 = 1 << 16;
 /// The length of a block header.
 pub const BLOCK_HEADER_LEN: u64 = 24;
+/// The same, in memory.
+pub(crate) const HEADER_BYTES: usize = 24;
 /// What a block holds beside its header.
 pub const USABLE_LEN: u64 = BLOCK_LEN - BLOCK_HEADER_LEN;
 

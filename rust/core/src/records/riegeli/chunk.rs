@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::Problem;
 use super::block::{
-    BLOCK_HEADER_LEN, BLOCK_LEN, BlockHeader, end_after, headers_between, is_boundary, round_up,
+    BLOCK_LEN, BlockHeader, HEADER_BYTES, end_after, headers_between, is_boundary, round_up,
 };
 use super::hash::hash;
 
@@ -102,7 +102,7 @@ pub struct Opened {
 }
 
 /// The most bytes that lie between the begin of a chunk and its data.
-pub const MAX_DATA_AT: usize = CHUNK_HEADER_LEN + 2 * BLOCK_HEADER_LEN as usize;
+pub const MAX_DATA_AT: usize = CHUNK_HEADER_LEN + 2 * HEADER_BYTES;
 
 /// Reads the header of the chunk that begins at `begin` from `raw`, the bytes of the file from
 /// there on, of which as many as [`MAX_DATA_AT`] are enough. The chunk must end by `limit`.
@@ -149,7 +149,7 @@ fn open_interrupted(raw: &[u8], begin: u64, limit: u64) -> Result<Opened, Proble
         let pos = begin + at as u64;
         if pos.is_multiple_of(BLOCK_LEN) {
             block = Some((pos, block_header(raw, at, pos)?));
-            at += BLOCK_HEADER_LEN as usize;
+            at += HEADER_BYTES;
         }
         let left = BLOCK_LEN - (begin + at as u64) % BLOCK_LEN;
         let step = (CHUNK_HEADER_LEN - filled).min(usize::try_from(left).unwrap_or(usize::MAX));
@@ -238,7 +238,7 @@ impl Opened {
             let pos = begin + from as u64;
             if pos.is_multiple_of(BLOCK_LEN) {
                 expect_block(block_header(raw, from, pos)?, begin, self.end, pos)?;
-                from += BLOCK_HEADER_LEN as usize;
+                from += HEADER_BYTES;
             }
             let left = BLOCK_LEN - (begin + from as u64) % BLOCK_LEN;
             let piece_end =

@@ -214,7 +214,7 @@ impl Machine {
 }
 
 fn is_varint(tag: u32) -> bool {
-    tag >= 8 && tag & 7 == 0
+    tag >= 8 && tag.is_multiple_of(8)
 }
 
 impl State {

@@ -164,7 +164,7 @@ mod tests {
 
         // Reversed bytes, so that putting in front is pushing.
         let mut out: Vec<u8> = Vec::new();
-        let mut put = |out: &mut Vec<u8>, bytes: &[u8]| out.extend(bytes.iter().rev());
+        let put = |out: &mut Vec<u8>, bytes: &[u8]| out.extend(bytes.iter().rev());
         let (mut records, mut open, mut repeat) = (Vec::new(), Vec::new(), 0);
         loop {
             let tag = tags[state];

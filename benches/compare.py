@@ -1,0 +1,297 @@
+"""Compares grainmill with Grain, other libraries and bare Python on the same work, in one run.
+
+The work, the data sets and the adapters of the libraries are those of a separate benchmark
+suite; this program says which of its cases stand for which target, runs them in rounds, and
+leaves a dated table in `benches/record`. What is compared is CPU time (user and system, all
+threads) per unit, a median over rounds: on a shared machine it moves less than wall time.
+
+    python benches/compare.py --suite ../shared/bench --runs 3
+    python benches/compare.py --quick       # small data, one round: shows that it works
+    python benches/compare.py --report      # the table of the last record again
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from grainmill._native import Permutation
+
+ROOT = Path(__file__).parents[1]
+RECORD = ROOT / "benches/record"
+SUITE_FILES = ("bench.py", "cases.py", "peers/__init__.py")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of the table: a case of the suite, and what has to be reached."""
+
+    name: str
+    case: str
+    must: float
+    aim: float
+    default: str
+    """The variant with default options, of Grain's interface."""
+    others: tuple[str, ...] = ()
+    """More variants of Grain's interface; the best of all is shown beside the default."""
+    peers: tuple[str, ...] = ()
+    """Variants of other libraries, as `peer/variant`, where they are installed."""
+    net_of: str | None = None
+    """A variant whose cost is taken off, such as that of the input alone."""
+
+
+READ = ("dataset_t0", "dataset_t2", "dataset_t0_batch256")
+READ_PEERS = ("array_record/reader_read_list_1024", "array_record/reader_read_list_16384")
+BATCH = ("t0_w0", "t2_w0", "batch_then_iter_t0_w0", "batch_then_iter_t2_w0")
+ROWS = (
+    Row("1 KiB record, shuffled", "read_random.1k", 2.5, 1.5, "dataset_t16", READ, READ_PEERS),
+    Row("the same, zstd", "read_random.1kz", 6, 4.5, "dataset_t16", READ, READ_PEERS),
+    Row("100 KiB record", "read_random.100k", 42, 33, "dataset_t16", READ, READ_PEERS),
+    Row("150 KB image, batch 128", "shuffle_batch.img", 40, 30, "t16_w0", BATCH),
+    Row("8 KB token row, batch 256", "shuffle_batch.tok", 7, 4, "t16_w0", BATCH),
+    Row("packed text row, tokenizer", "text_pipeline.tok", 300, 270, "t16", ("t0", "t2")),
+    Row("packed text row, pure Python", "text_pipeline.py", 150, 125, "t16", ("t0", "t2")),
+    Row("element, no map", "overhead.k0", 0.10, 0.04, "t16", ("t0", "batch_then_iter_t0")),
+    Row("element, 1 map", "overhead.k1", 0.15, 0.08, "t16", ("t0", "batch_then_iter_t0")),
+    Row("element, 10 maps", "overhead.k10", 0.40, 0.32, "t16", ("t0", "batch_then_iter_t0")),
+    Row("token, first-fit 30 bins, net", "packing.2048", 0.02, 0.008, "first_fit_30",
+        net_of="source_only"),
+    Row("token, first-fit 1000 bins, net", "packing.2048", 0.02, 0.008, "first_fit_1000",
+        net_of="source_only"),
+    Row("permuted index", "index_shuffle.1e7", 0.034, 0.02, "index_shuffle_loop"),
+)  # fmt: skip
+BARE = {
+    "shuffle_batch": "getitems_stack",
+    "text_pipeline": "loop",
+    "overhead": "loop",
+    "index_shuffle": "numpy_permutation",
+}
+
+
+# --- running -----------------------------------------------------------------------------------
+
+
+def suite_folder(given: str | None) -> Path:
+    """The benchmark suite: from the option, the environment, or beside the repository."""
+    folder = Path(given or os.environ.get("GRAINMILL_BENCH_SUITE") or ROOT.parent / "shared/bench")
+    missing = [name for name in SUITE_FILES if not (folder / name).is_file()]
+    if missing:
+        sys.exit(
+            f"{folder}: no benchmark suite here ({missing[0]} is missing); name its folder with "
+            "--suite or GRAINMILL_BENCH_SUITE. The benches of the engine need none: cargo bench"
+        )
+    return folder.resolve()
+
+
+def run_suite(suite: Path, options: argparse.Namespace) -> dict:
+    """Runs the rows' cases and returns the suite's results."""
+    variants = {name for row in ROWS for name in (row.default, *row.others, row.net_of) if name}
+    variants |= {peer.split("/")[1] for row in ROWS for peer in row.peers} | set(BARE.values())
+    cases = dict.fromkeys(row.case for row in ROWS if row.case.startswith(options.cases))
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        command = [sys.executable, "bench.py", "--rank", "cpu", "--json", str(out)]
+        command += ["--peers", options.peers, "--cases", ",".join(cases)]
+        command += ["--variants", ",".join(sorted(variants)), "--runs", str(options.runs)]
+        command += ["--scale", str(options.scale), "--cache", options.cache, "--verbose"]
+        command += ["--seconds", str(options.seconds)]
+        subprocess.run(command, cwd=suite, check=True)
+        return json.loads(out.read_text("utf-8"))
+
+
+def permuted_index_us(num_runs: int) -> dict[str, float]:
+    """CPU microseconds per index of an epoch of 10^7 records, made in blocks as pipelines do."""
+    num_records, block_len = 10_000_000, 1024
+    check = Permutation(1000, 42)
+    blocks = [check.block(start, 100) for start in range(0, 1000, 100)]
+    assert sorted(np.concatenate(blocks)) == list(range(1000)), "not a permutation"
+    costs = []
+    for _ in range(num_runs):
+        before = cpu_s()
+        permutation = Permutation(num_records, 42)
+        for start in range(0, num_records, block_len):
+            permutation.block(start, min(block_len, num_records - start))
+        costs.append((cpu_s() - before) / num_records * 1e6)
+    return {"med": statistics.median(costs), "min": min(costs), "max": max(costs)}
+
+
+def cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def costs_of(results: dict) -> dict[str, dict[str, dict[str, float]]]:
+    """Case -> `peer/variant` -> CPU microseconds per unit (median, least, most)."""
+    return {
+        case: {
+            who: {"runs": found["runs"], **found["cpu_s_per_m"]}
+            for who, found in by_variant.items()
+            if "cpu_s_per_m" in found
+        }
+        for case, by_variant in results["results"].items()
+    }
+
+
+def errors_of(results: dict) -> dict[str, str]:
+    return {
+        f"{case} {who}": found["errors"][-1].strip().splitlines()[-1]
+        for case, by_variant in results["results"].items()
+        for who, found in by_variant.items()
+        if found["errors"]
+    }
+
+
+# --- showing -----------------------------------------------------------------------------------
+
+
+def cost(costs: dict, case: str, who: str, net_of: str | None = None) -> float | None:
+    by_variant = costs.get(case, {})
+    if who not in by_variant:
+        return None
+    taken_off = by_variant.get(f"{who.split('/', maxsplit=1)[0]}/{net_of}", {}).get("med", 0.0)
+    return by_variant[who]["med"] - (taken_off if net_of else 0.0)
+
+
+def least(values: list[float | None]) -> float | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+def cells_of(row: Row, costs: dict) -> list[float | None]:
+    """Ours by default and best, Grain's, the best other library's, and bare Python's."""
+
+    def of(who: str, net_of: str | None = row.net_of) -> float | None:
+        return cost(costs, row.case, who, net_of)
+
+    pairs = [
+        (
+            of(f"{peer}/{row.default}"),
+            least([of(f"{peer}/{v}") for v in (row.default, *row.others)]),
+        )
+        for peer in ("grainmill", "grain")
+    ]
+    kind = row.case.split(".")[0]
+    if kind == "index_shuffle":
+        blocks = of("grainmill/blocks")
+        pairs[0] = (blocks, blocks)
+    elsewhere = [
+        of(who, None)
+        for who in costs.get(row.case, {})
+        if who.split("/")[0] not in {"grainmill", "grain", "plain"}
+    ]
+    bare = of(f"plain/{BARE[kind]}", None) if kind in BARE else None
+    return [*pairs[0], *pairs[1], least(elsewhere), bare]
+
+
+def table(record: dict) -> str:
+    """The record as Markdown: one line per case, targets beside the figures."""
+    lines = [
+        f"CPU microseconds per unit, {record['date']}, {record['machine']['cpu']}, "
+        f"{record['machine']['cpus']} CPUs, {record['runs']} runs, scale {record['scale']:g}.",
+        "",
+        f"`{record['command']}`, commit {record['commit']}; "
+        + ", ".join(f"{name} {version}" for name, version in sorted(record["versions"].items())),
+        "",
+        "| case | grainmill, default | grainmill, best | Grain, default | Grain, best "
+        "| best other library | bare Python | must reach | aim | reached |",
+        "| --- " * 10 + "|",
+    ]
+    for row in ROWS:
+        if row.case not in record["costs"]:
+            continue
+        cells = cells_of(row, record["costs"])
+        reached = cells[0] is not None and cells[0] <= row.must
+        shown = ["" if value is None else f"{value:.3g}" for value in cells]
+        verdict = "" if cells[0] is None else ("aim" if cells[0] <= row.aim else "yes")
+        verdict = verdict if reached or not verdict else f"{cells[0] / row.must:.2f} x"
+        lines.append(
+            "| " + " | ".join([row.name, *shown, f"{row.must:g}", f"{row.aim:g}", verdict]) + " |"
+        )
+    lines += [f"\nfailed: {who}: {error}" for who, error in sorted(record["errors"].items())]
+    return "\n".join(lines) + "\n"
+
+
+def machine() -> dict[str, str | int | None]:
+    cpu = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        cpu = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return {
+        "cpu": cpu,
+        "cpus": os.cpu_count(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "load": os.getloadavg()[0],
+    }
+
+
+def commit() -> str:
+    command = ["git", "describe", "--always", "--dirty"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def last_record() -> Path:
+    records = sorted(RECORD.glob("*-compare.json"))
+    if not records:
+        sys.exit(f"{RECORD}: no record of this program yet")
+    return records[-1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--suite", help="folder of the benchmark suite")
+    parser.add_argument(
+        "--peers", default="all", help="libraries; those not installed are left out"
+    )
+    parser.add_argument("--cases", default="", help="only cases whose name starts so")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=0, help="per variant; 0: as the case says")
+    parser.add_argument("--scale", type=float, default=1.0, help="size of the data sets")
+    parser.add_argument("--cache", default=str(Path(tempfile.gettempdir()) / "loader-bench"))
+    parser.add_argument("--record", type=Path, default=RECORD, help="folder of the results")
+    parser.add_argument("--quick", action="store_true", help="small data, one short round")
+    parser.add_argument("--report", action="store_true", help="show the last record and stop")
+    options = parser.parse_args()
+    if options.report:
+        print(table(json.loads(last_record().read_text("utf-8"))))
+        return
+    if options.quick:
+        options.runs, options.seconds, options.scale = 1, 0.3, 0.02
+        options.cache += "-quick"
+    suite = suite_folder(options.suite)
+    results = run_suite(suite, options)
+    costs = costs_of(results)
+    if "index_shuffle.1e7" in costs:
+        costs["index_shuffle.1e7"]["grainmill/blocks"] = permuted_index_us(options.runs)
+    record = {
+        "date": datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d %H:%M"),
+        "command": " ".join(["python benches/compare.py", *sys.argv[1:]]),
+        "commit": commit(),
+        "machine": machine(),
+        "versions": results["meta"]["versions"],
+        "runs": options.runs,
+        "scale": options.scale,
+        "costs": costs,
+        "errors": errors_of(results),
+    }
+    options.record.mkdir(parents=True, exist_ok=True)
+    name = f"{record['date'].replace(' ', '-').replace(':', '')}-compare"
+    (options.record / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    (options.record / f"{name}.md").write_text(table(record), "utf-8")
+    print(table(record))
+
+
+if __name__ == "__main__":
+    main()

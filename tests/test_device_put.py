@@ -1,0 +1,204 @@
+"""Batches on devices: placement, states, what is in flight, and the end of the threads."""
+
+import json
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import grainmill as grain
+from grainmill.experimental import device_put
+
+FOUR_DEVICES = "--xla_force_host_platform_device_count=4"
+EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
+
+
+def batches(num_elements=24, batch_size=4):
+    ds = grain.MapDataset.range(num_elements).map(lambda x: {"x": np.full((2,), x, np.int32)})
+    return ds.shuffle(seed=3).batch(batch_size).to_iter_dataset()
+
+
+def start_python(code, *arguments, xla_flags):
+    """A Python process of its own, since JAX fixes its devices when it starts."""
+    environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags, "PYTHONPATH": ":".join(sys.path)}
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def result_of(process):
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    return json.loads(out.splitlines()[-1])
+
+
+def test_batches_are_arrays_on_the_device():
+    device = jax.devices()[0]
+    found = list(device_put(batches(), device))
+    assert len(found) == 6
+    for batch, expected in zip(found, batches(), strict=True):
+        assert isinstance(batch["x"], jax.Array)
+        assert batch["x"].devices() == {device}
+        np.testing.assert_array_equal(batch["x"], expected["x"])
+
+
+def test_batches_are_not_overwritten_while_arrays_live():
+    found = list(device_put(batches(num_elements=400), jax.devices()[0]))
+    for batch, expected in zip(found, batches(num_elements=400), strict=True):
+        np.testing.assert_array_equal(batch["x"], expected["x"])
+
+
+def test_batches_are_split_over_the_devices_of_a_sharding():
+    found = result_of(
+        start_python(
+            """
+            import json
+            import jax, numpy as np
+            import grainmill as grain
+            mesh = jax.sharding.Mesh(np.array(jax.devices()), "data")
+            sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+            ds = grain.MapDataset.range(48).batch(16).to_iter_dataset()
+            ds = grain.experimental.device_put(ds, sharding)
+            print(json.dumps([
+                {str(shard.device.id): shard.data.tolist() for shard in batch.addressable_shards}
+                for batch in ds
+            ]))
+            """,
+            xla_flags=EIGHT_DEVICES,
+        )
+    )
+    assert found == [
+        {str(d): [16 * b + 2 * d, 16 * b + 2 * d + 1] for d in range(8)} for b in range(3)
+    ]
+
+
+def test_two_processes_hold_one_global_array():
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        port = listener.getsockname()[1]
+    code = """
+        import json, sys
+        import jax, numpy as np
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        process, port = map(int, sys.argv[1:])
+        jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=process)
+        import grainmill as grain
+        mesh = jax.sharding.Mesh(np.array(jax.devices()), "data")
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+        ds = grain.MapDataset.range(32)[process::2].batch(8).to_iter_dataset()
+        it = iter(grain.experimental.device_put(ds, sharding))
+        found = []
+        for batch in it:
+            local = [shard.data.tolist() for shard in batch.addressable_shards]
+            total = jax.jit(lambda x: x.sum())(batch)
+            found.append({"shape": batch.shape, "local": local, "sum": int(total)})
+        it.close()
+        jax.distributed.shutdown()
+        print(json.dumps(found))
+        """
+    processes = [start_python(code, i, port, xla_flags=FOUR_DEVICES) for i in range(2)]
+    for process_index, found in enumerate(map(result_of, processes)):
+        mine = range(32)[process_index::2]
+        assert [batch["shape"] for batch in found] == [[16], [16]]
+        assert [batch["sum"] for batch in found] == [sum(range(16)), sum(range(16, 32))]
+        local = [x for batch in found for shard in batch["local"] for x in shard]
+        assert local == list(mine)
+
+
+@pytest.mark.parametrize("sizes", [(4, 2), (1, 1), (0, 2), (2, 0), (0, 0)])
+def test_state_is_that_of_the_delivered_batch(sizes):
+    cpu_buffer_size, device_buffer_size = sizes
+    ds = device_put(
+        batches(),
+        jax.devices()[0],
+        cpu_buffer_size=cpu_buffer_size,
+        device_buffer_size=device_buffer_size,
+    )
+    plain, it = iter(batches()), iter(ds)
+    expected = [batch["x"].tolist() for batch in batches()]
+    for k in range(7):
+        state = it.get_state()
+        assert state == plain.get_state()
+        resumed = iter(ds)
+        resumed.set_state(json.loads(json.dumps(state)))
+        assert [batch["x"].tolist() for batch in resumed] == expected[k:]
+        if k < 6:
+            next(it)
+            next(plain)
+    it.close()
+
+
+def test_batches_in_flight_are_bounded():
+    num_made = 0
+
+    def counted(element):
+        nonlocal num_made
+        num_made += 1
+        return element
+
+    endless = grain.MapDataset.range(8).repeat().batch(2)
+    ds = endless.to_iter_dataset(grain.ReadOptions(num_threads=0)).map(counted)
+    it = iter(device_put(ds, jax.devices()[0], cpu_buffer_size=3, device_buffer_size=2))
+    for num_delivered in range(1, 20):
+        next(it)
+        # What both buffers hold, and what each of the two threads has in hand.
+        assert num_made <= num_delivered + 3 + 2 + 2
+    deadline = time.monotonic() + 10
+    while num_made < 19 + 3 + 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert 19 + 3 + 2 <= num_made <= 19 + 3 + 2 + 2
+    it.close()
+
+
+def test_closing_early_ends_the_threads():
+    before = set(threading.enumerate())
+    ds = device_put(batches().map(lambda batch: batch), jax.devices()[0])
+    it = iter(ds)
+    next(it)
+    assert set(threading.enumerate()) - before
+    it.close()
+    deadline = time.monotonic() + 10
+    while set(threading.enumerate()) - before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not set(threading.enumerate()) - before
+    with pytest.raises(ValueError, match="closed iterator"):
+        next(it)
+
+
+def test_user_errors_arrive_in_their_place():
+    def fails_at_two(element):
+        if element == 2:
+            raise RuntimeError("the third one")
+        return element
+
+    ds = grain.MapDataset.range(5).to_iter_dataset().map(fails_at_two)
+    it = iter(device_put(ds, jax.devices()[0]))
+    assert [int(next(it)), int(next(it))] == [0, 1]
+    with pytest.raises(RuntimeError, match="the third one"):
+        next(it)
+    it.close()
+
+
+def test_derived_seeds_count_three_nodes():
+    ds = grain.MapDataset.range(3).seed(42).to_iter_dataset()
+    drawn = [
+        int(x)
+        for x in device_put(ds, jax.devices()[0]).random_map(lambda _, rng: rng.integers(2**31))
+    ]
+    seed = np.random.SeedSequence([42, 5]).generate_state(1, np.uint32)[0]
+    key = np.random.SeedSequence(int(seed)).generate_state(2, np.uint64)
+    generators = [
+        np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, i])) for i in range(3)
+    ]
+    assert drawn == [int(generator.integers(2**31)) for generator in generators]

@@ -1,0 +1,44 @@
+"""The programs and the README's code that users start from do what they say."""
+
+import os
+import re
+import subprocess
+import sys
+
+import readme
+
+
+def run(*command, cwd):
+    environment = dict(os.environ, JAX_PLATFORMS="cpu")
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_readme_pipeline_makes_packed_batches(tmp_path):
+    assert len(readme.python_blocks()) == 2
+    found = run("-c", "\n".join(readme.python_blocks()), cwd=tmp_path)
+    names = ["tokens", "tokens_segment_ids", "tokens_positions"]
+    shapes = dict(re.findall(r"'(\w+)': (\(16, 128\))", found))
+    assert sorted(shapes) == sorted(names)
+
+
+def test_text_example_resumes_with_equal_batches(tmp_path):
+    found = run(str(readme.ROOT / "examples/text_pipeline.py"), "--quick", cwd=tmp_path)
+    assert "its 6 batches are equal to the last bit" in found
+    assert (tmp_path / ".cache/text_pipeline/resumed.json").exists()
+
+
+def test_image_example_learns(tmp_path):
+    found = run(str(readme.ROOT / "examples/images.py"), "--quick", cwd=tmp_path)
+    before, after = (float(x) for x in re.findall(r"accuracy .*: ([\d.]+)%", found))
+    assert after > max(before, 40)
+    assert "the next batch is equal to the last bit" in found

@@ -1,0 +1,211 @@
+"""A thread that makes elements ahead never changes what comes out, and never outlives its use."""
+
+import gc
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+from stage_harness import Boom, ListStage, drain
+
+from grainmill._iterators.stage import Block
+from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
+from grainmill._plan import sequential
+
+
+def prefetched(stage, size=2):
+    return ThreadPrefetchStage(sequential.ThreadPrefetch((), size), stage)
+
+
+def threads():
+    return [t for t in threading.enumerate() if t.name.startswith("grain-thread-prefetch")]
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+class GateStage(ListStage):
+    """Waits for a gate before each element."""
+
+    def __init__(self, elements):
+        super().__init__(elements)
+        self.gate = threading.Event()
+        self.entered = threading.Event()
+
+    def pull(self, limit, *, interior=True) -> Block:
+        self.entered.set()
+        self.gate.wait()
+        return super().pull(limit, interior=interior)
+
+
+def test_thread_keeps_to_its_buffer():
+    parent = ListStage(list(range(100)))
+    stage = prefetched(parent, 3)
+    assert stage.pull(1).elements == [0]
+    wait_until(lambda: parent.pulled == 4)
+    time.sleep(0.02)
+    assert parent.pulled == 4
+    stage.close()
+
+
+def test_ready_elements_come_together():
+    parent = ListStage(list(range(10)), burst=4)
+    stage = prefetched(parent, 4)
+    stage.start_prefetch()
+    wait_until(lambda: parent.pulled == 4)
+    block = stage.pull(3)
+    assert block.elements == [0, 1, 2]
+    assert [block.state_after(k)["next_index"] for k in range(4)] == [0, 1, 2, 3]
+    assert drain(stage)[0] == list(range(3, 10))
+
+
+def test_state_starts_no_thread():
+    parent = ListStage([1, 2])
+    stage = prefetched(parent)
+    assert stage.state() == {"next_index": 0}
+    assert not threads()
+    assert parent.pulled == 0
+
+
+def test_started_stage_still_has_its_first_state():
+    parent = ListStage(list(range(9)))
+    stage = prefetched(parent)
+    stage.start_prefetch()
+    wait_until(lambda: parent.pulled == 2)
+    assert stage.state() == {"next_index": 0}
+    assert drain(stage)[0] == list(range(9))
+
+
+def test_failure_comes_at_its_place_and_loses_nothing():
+    stage = prefetched(ListStage(list(range(5)), failing=[2]), 5)
+    assert [stage.pull(1).elements for _ in range(2)] == [[0], [1]]
+    with pytest.raises(Boom):
+        stage.pull(1)
+    assert stage.state() == {"next_index": 2}
+    assert drain(stage)[0] == [2, 3, 4]
+
+
+def test_index_is_of_the_next_element_handed_out():
+    parent = ListStage(list(range(9)))
+    stage = prefetched(parent, 3)
+    stage.pull(1)
+    wait_until(lambda: parent.pulled == 4)
+    assert stage.next_index() == 1
+    assert stage.pull(1).elements == [1]
+    stage.seek(7)
+    assert drain(stage)[0] == [7, 8]
+    stage.seek(8)
+    assert drain(stage)[0] == [8]
+
+
+def test_restore_waits_for_the_element_in_flight():
+    parent = GateStage(list(range(5)))
+    stage = prefetched(parent)
+    stage.start_prefetch()
+    parent.entered.wait()
+    threading.Timer(0.05, parent.gate.set).start()
+    stage.restore({"next_index": 3})
+    assert drain(stage)[0] == [3, 4]
+
+
+def test_closed_stage_refuses_to_be_used():
+    for size in (0, 2):
+        parent = ListStage(list(range(5)))
+        stage = prefetched(parent, size)
+        stage.pull(1)
+        stage.close()
+        stage.close()
+        assert parent.closed == 1
+        for use in (lambda stage=stage: stage.pull(1), stage.start_prefetch):
+            with pytest.raises(ValueError, match=r"^Attempting to use a closed iterator\.$"):
+                use()
+    wait_until(lambda: not threads())
+
+
+def test_close_does_not_wait_for_a_stuck_parent():
+    parent = GateStage([1])
+    stage = prefetched(parent)
+    stage.start_prefetch()
+    parent.entered.wait()
+    begin = time.monotonic()
+    stage.close()
+    assert time.monotonic() - begin < 2
+    assert parent.closed == 1
+    parent.gate.set()
+    wait_until(lambda: not threads())
+
+
+def test_close_wakes_a_waiting_consumer():
+    parent = GateStage([1])
+    stage = prefetched(parent)
+    threading.Timer(0.05, stage.close).start()
+    with pytest.raises(ValueError, match="closed iterator"):
+        stage.pull(1)
+    parent.gate.set()
+    wait_until(lambda: not threads())
+
+
+def test_abandoned_stages_end_their_threads():
+    gc.disable()
+    try:
+        for _ in range(20):
+            prefetched(ListStage(list(range(100)))).pull(1)
+        wait_until(lambda: not threads())
+    finally:
+        gc.enable()
+
+
+def test_any_iterator_can_be_wrapped():
+    class Counter:
+        def __init__(self):
+            self.at = 0
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            if self.at == 4:
+                raise StopIteration
+            self.at += 1
+            return self.at
+
+        def get_state(self):
+            return {"at": self.at}
+
+        def set_state(self, state):
+            self.at = state["at"]
+
+    stage = ThreadPrefetchStage.around(Counter(), 2)
+    stage.start_prefetch()
+    assert stage.pull(1).elements == [1]
+    assert stage.state() == {"at": 1}
+    assert drain(stage)[0] == [2, 3, 4]
+    stage.restore({"at": 2})
+    assert drain(stage)[0] == [3, 4]
+    with pytest.raises(ValueError, match="must be greater than or equal to 0, got -1"):
+        ThreadPrefetchStage.around(Counter(), -1)
+
+
+def test_interpreter_leaves_in_silence_while_a_parent_is_stuck():
+    program = textwrap.dedent("""
+        import time
+        from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
+        def stuck():
+            yield 1
+            time.sleep(1000)
+        def busy():
+            while True:
+                yield sum(range(1000))
+        kept = [ThreadPrefetchStage.around(make(), 2) for make in (stuck, busy, busy)]
+        print([len(stage.pull(1).elements) for stage in kept])
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[1, 1, 1]\n", "")

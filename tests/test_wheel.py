@@ -1,0 +1,70 @@
+"""The wheel installs into an empty environment of every Python on the machine and works there."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import readme
+
+DESCRIBES_ITSELF = """
+import sys, sysconfig
+assert sys.implementation.name == "cpython" and sys.version_info >= (3, 11)
+assert not sysconfig.get_config_var("Py_GIL_DISABLED")  # abi3 wheels are not for these
+print(sys.base_prefix, sys.version.split()[0])
+"""
+
+
+def interpreters() -> dict[str, str]:
+    """Version and place of each CPython from 3.11 on -> a command that starts it."""
+    names = ["python3", *(f"python3.{minor}" for minor in range(11, 30))]
+    commands = [sys.executable, *filter(None, map(shutil.which, names))]
+    commands += sorted(map(str, Path.home().glob(".pyenv/versions/3.*/bin/python")))
+    found = {}
+    for command in commands:
+        done = subprocess.run(
+            [command, "-c", DESCRIBES_ITSELF], capture_output=True, text=True, check=False
+        )
+        if done.returncode == 0:
+            prefix, version = done.stdout.rsplit(maxsplit=1)
+            found.setdefault(f"{version} in {prefix}", command)
+    return found
+
+
+def run(*command, **options):
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, check=False, **options
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    out = tmp_path_factory.mktemp("dist")
+    maturin = [sys.executable, "-m", "maturin", "build", "--release", "--locked", "--out", out]
+    run(*maturin, cwd=readme.ROOT, timeout=1200)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+INTERPRETERS = interpreters()
+
+
+@pytest.mark.timeout(1500)  # The build is counted too, where it has not been done before.
+@pytest.mark.parametrize("version", sorted(INTERPRETERS))
+def test_readme_pipeline_runs_from_the_wheel(version, wheel, tmp_path):
+    run(INTERPRETERS[version], "-m", "venv", "--without-pip", tmp_path / "env")
+    python = tmp_path / "env/bin/python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", wheel)
+    isolated = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    code = "\n".join([*readme.python_blocks(), "print(grain.__file__)"])
+    found = run(python, "-I", "-W", "error", "-c", code, cwd=tmp_path, env=isolated)
+    assert "'tokens': (16, 128)" in found
+    assert str(tmp_path) in found.splitlines()[-1]
+
+
+def test_wheel_serves_every_python_from_3_11_on(wheel):
+    assert "-cp311-abi3-" in wheel.name
