@@ -199,9 +199,7 @@ MESSAGES = [
     (
         "get_next_index_of_interleave",
         lambda: experimental.get_next_index(
-            iter(
-                experimental.InterleaveIterDataset([iter_ints(), iter_ints()], cycle_length=2)
-            )
+            iter(experimental.InterleaveIterDataset([iter_ints(), iter_ints()], cycle_length=2))
         ),
         NotImplementedError,
         "get_next_index is not supported for InterleaveDatasetIterator with more than one dataset.",
@@ -209,9 +207,7 @@ MESSAGES = [
     (
         "set_next_index_of_interleave",
         lambda: experimental.set_next_index(
-            iter(
-                experimental.InterleaveIterDataset([iter_ints(), iter_ints()], cycle_length=2)
-            ),
+            iter(experimental.InterleaveIterDataset([iter_ints(), iter_ints()], cycle_length=2)),
             1,
         ),
         NotImplementedError,
@@ -329,7 +325,9 @@ def test_batch_error_names_key_path_both_shapes_and_position():
     assert re.search(r"(element|position|index)\D*2", text), text
 
 
-@pytest.mark.parametrize("make", [iter_ints, lambda: iter_ints().map(add_one), lambda: iter_ints().batch(2)])
+@pytest.mark.parametrize(
+    "make", [iter_ints, lambda: iter_ints().map(add_one), lambda: iter_ints().batch(2)]
+)
 def test_next_after_close_raises(make):
     iterator = iter(make())
     next(iterator)
@@ -528,8 +526,8 @@ def fail_at(place):
 FAILING = {
     "map_inline": lambda f: ints(9).map(f).to_iter_dataset(INLINE),
     "map_default": lambda f: ints(9).map(f).to_iter_dataset(),
-    "map_one_thread": lambda f: ints(9).map(f).to_iter_dataset(
-        grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
+    "map_one_thread": lambda f: (
+        ints(9).map(f).to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4))
     ),
     "filter": lambda f: ints(9).filter(lambda x: f(x) is not None).to_iter_dataset(),
     "random_map": lambda f: ints(9).random_map(lambda x, _: f(x), seed=1).to_iter_dataset(),
@@ -656,10 +654,14 @@ def _raise(_):
     raise Broken("deep")
 
 
-@pytest.mark.parametrize("make", [
-    lambda ds: ds.to_iter_dataset(INLINE),
-    lambda ds: ds.to_iter_dataset(),
-], ids=["inline", "default"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda ds: ds.to_iter_dataset(INLINE),
+        lambda ds: ds.to_iter_dataset(),
+    ],
+    ids=["inline", "default"],
+)
 def test_hundred_maps_show_few_frames_and_the_users_last(make):
     dataset = ints(3).map(_raise)
     for _ in range(100):
@@ -727,4 +729,3 @@ def test_misuse_fails_when_the_plan_is_built():
     ):
         with pytest.raises(ValueError):  # noqa: PT011 - the texts are tested above
             wrong()
-

@@ -151,9 +151,7 @@ KEYWORDS = {
         _int_iter().batch(3), batch_size=2, drop_remainder=True
     ),
     "zip": lambda: experimental.ZipIterDataset([_int_iter(), _int_iter()], strict=True),
-    "index_shuffle": lambda: [
-        experimental.index_shuffle(index=1, max_index=9, seed=3, rounds=4)
-    ],
+    "index_shuffle": lambda: [experimental.index_shuffle(index=1, max_index=9, seed=3, rounds=4)],
     "pipe": lambda: MapDataset.range(8).pipe(lambda ds, a, b: ds[a:b], 1, b=4),
     "apply": lambda: MapDataset.range(8).apply(
         [grain.transforms.Batch(batch_size=2, drop_remainder=True)]
@@ -434,7 +432,10 @@ def test_elements_may_be_mutated_in_place():
 
 def test_batches_are_writable_and_do_not_change_later():
     dataset = MapDataset.range(64).map(lambda x: {"v": np.full(1000, x)}).batch(4)
-    for pipeline in (dataset.to_iter_dataset(), MapDataset.range(64).map(lambda x: {"v": np.full(1000, x)}).to_iter_dataset().batch(4)):
+    for pipeline in (
+        dataset.to_iter_dataset(),
+        MapDataset.range(64).map(lambda x: {"v": np.full(1000, x)}).to_iter_dataset().batch(4),
+    ):
         iterator = iter(pipeline)
         kept = [next(iterator) for _ in range(3)]
         for batch in kept:
@@ -454,7 +455,9 @@ def test_batches_are_writable_and_do_not_change_later():
 def test_batches_outlive_everything_even_through_views():
     views = []
     for k in range(20):
-        batch = next(iter(MapDataset.range(10, 10 + 64).map(lambda x, k=k: np.full(4096, x + k)).batch(64)))
+        batch = next(
+            iter(MapDataset.range(10, 10 + 64).map(lambda x, k=k: np.full(4096, x + k)).batch(64))
+        )
         views.append((k, batch[3:5, 7]))
         del batch
     for k, view in views:

@@ -36,6 +36,7 @@ class Maker:
         self.has_seed = False
         self.state_exact = True
         self.restores = True
+        self.restores_end = True
 
     # Parts ---------------------------------------------------------------------------------------
 
@@ -235,6 +236,9 @@ class Maker:
         # restoring in ours, are still compared.
         if name in ("interleave", "concat_split"):
             self.restores = False
+        # Grain's rebatch restored at its end gives an empty batch more.
+        if name == "rebatch":
+            self.restores_end = False
 
     def _iter_part(self):
         part, _ = self._simple_part()
@@ -338,7 +342,7 @@ def compare_by_index(ops, rng):
         assert found == expected, f"index {i}"
 
 
-def compare_by_iteration(ops, rng, *, restores=True):
+def compare_by_iteration(ops, rng, *, restores=True, restores_end=True):
     theirs, ours = iter(build(real, ops)), iter(build(grain, ops))
     states, elements, error = [], [], None
     while len(elements) < MAX_ELEMENTS:
@@ -361,9 +365,10 @@ def compare_by_iteration(ops, rng, *, restores=True):
     for k in sorted({0, rng.randrange(len(states)), rng.randrange(len(states)), len(states) - 1}):
         state = json.loads(states[k])
         budget = MAX_ELEMENTS - k
-        if restores or not IS_GRAIN:
+        grain_restores = restores and (restores_end or k < len(states) - 1)
+        if grain_restores or not IS_GRAIN:
             _continues(grain, ops, state, elements[k:], budget, f"ours from Grain's state {state}")
-        if restores:
+        if grain_restores:
             # Grain's `set_state` may keep and change what it is given.
             again = copy.deepcopy(state)
             _continues(real, ops, again, elements[k:], budget, f"Grain from our state {state}")
@@ -414,7 +419,9 @@ def test_iterated_pipelines_agree(seeds):
         _compare(
             seed,
             maker,
-            lambda rng, m=maker: compare_by_iteration(m.ops, rng, restores=m.restores),
+            lambda rng, m=maker: compare_by_iteration(
+                m.ops, rng, restores=m.restores, restores_end=m.restores_end
+            ),
         )
 
 
@@ -445,7 +452,7 @@ MISUSE = [
     [["range", 5], ["shuffle"]],
     [["range", 5], ["shuffle", -1]],
     [["range", 5], ["shuffle", 2**32]],
-    [["range", 5], ["seed", -1]],
+    [["range", 5], ["seed", -1], ["shuffle"]],
     [["range", 5], ["random_map", "add_rand"]],
     [["range", 5], ["repeat", 0]],
     [["range", 5], ["repeat"], ["repeat", 2]],
@@ -456,7 +463,6 @@ MISUSE = [
     [["mix", [[["range", 3]], [["range", 0]]]]],
     [["mix", [[["range", 3]], [["range", 3]]], [1, 0]]],
     [["mix", [[["range", 3]], [["range", 3]]], [1]]],
-    [["concat", []]],
     [["concat", [[["range", 3], ["repeat"]]]]],
     [["zip", []]],
     [["zip", [[["range", 3]], [["range", 4]]]]],
@@ -468,12 +474,10 @@ MISUSE = [
     [["range", 5], ["to_iter"], ["limit", -3]],
     [["range", 5], ["to_iter"], ["iter_repeat", 0]],
     [["range", 5], ["to_iter"], ["rebatch", 0]],
-    [["range", 5], ["to_iter"], ["window_shuffle", 0, 1]],
     [["range", 5], ["to_iter"], ["thread_prefetch", -1]],
     [["iter_mix", []]],
     [["iter_mix", [[["range", 3], ["to_iter"]]], [1, 2]]],
     [["iter_mix", [[["range", 3], ["to_iter"]], [["range", 3], ["to_iter"]]], [0, 1]]],
-    [["iter_mix_named", {"parts": {"a": [["range", 3], ["to_iter"]]}, "weights": {"b": 1}}]],
     [["iter_zip", [[["range", 3], ["to_iter"]], [["range", 4], ["to_iter"]]]]],
     [["iter_zip", [[["range", 4], ["to_iter"]], [["range", 3], ["to_iter"]]]]],
     [["range", 5], ["map", "to_dict"], ["batch", 2]],
