@@ -62,14 +62,15 @@ def _define_flags() -> Any:
         flag, about = f"grain_{name}", f"Setting `{name}` of grainmill."
         if flag in absl_flags.FLAGS:
             continue
+        # Grain, imported later by some other package, defines the same names.
         if name == "py_traceback_filtering":
-            absl_flags.DEFINE_enum(flag, default, _TRACEBACK_FILTERING, about)
+            absl_flags.DEFINE_enum(flag, default, _TRACEBACK_FILTERING, about, allow_override=True)
         elif isinstance(default, bool):
-            absl_flags.DEFINE_bool(flag, default, about)
+            absl_flags.DEFINE_bool(flag, default, about, allow_override=True)
         elif isinstance(default, int):
-            absl_flags.DEFINE_integer(flag, default, about)
+            absl_flags.DEFINE_integer(flag, default, about, allow_override=True)
         else:
-            absl_flags.DEFINE_string(flag, default, about)
+            absl_flags.DEFINE_string(flag, default, about, allow_override=True)
     return absl_flags.FLAGS
 
 
