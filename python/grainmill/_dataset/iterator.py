@@ -115,10 +115,8 @@ class PlannedIterator(DatasetIterator[T]):
         return str(self._node).replace("IterDataset", "DatasetIterator", 1)
 
     def __next__(self) -> T:
-        try:
-            return self._waiting.pop()
-        except IndexError:
-            return self._pull()
+        waiting = self._waiting
+        return waiting.pop() if waiting else self._pull()
 
     def _pull(self) -> T:
         if self._closed:

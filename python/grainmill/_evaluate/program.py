@@ -50,12 +50,8 @@ class Program:
         self._resolver = Resolver(self._tree)
         self.runs_user_code = _any_user_code(self._chain)
         self.mean_byte_len = max(leaf.mean_byte_len for _, leaf in _leaves(self._chain))
-        below = self._chain.below
-        self._numbers = (
-            below[1]
-            if isinstance(below[1], leaves.NumbersLeaf) and not self._chain.fused.steps
-            else None
-        )
+        self._started_early = _leaves(self._chain, read_in_loop=False)
+        self._numbers = _only_numbers(self._chain)
 
     def run(self, start: int, count: int) -> Evaluated:
         """The elements at `start, ..., start + count - 1`."""
@@ -77,8 +73,8 @@ class Program:
         columns = self._resolver.resolve_range(start, count)
         started = {
             number: leaf.start(columns[number][1])
-            for number, leaf in _leaves(self._chain)
-            if number in columns and leaf.first_step() is None
+            for number, leaf in self._started_early
+            if number in columns
         }
         return lambda: self._evaluate(columns, count, started)
 
@@ -98,7 +94,7 @@ def _run(
         if number not in columns:
             return np.empty(0, np.int64), Evaluated([], None)
         rows, index = columns[number]
-        if chain.fused.steps and chain.fused.steps[0].kind == "read":
+        if _reads_in_loop(chain):
             return rows, chain.fused(index.tolist(), steps)
         made = leaf.read(index) if started is None else leaf.finish(started[number])
     else:
@@ -127,10 +123,21 @@ def _merge(
     return whole, leaves.merged(within, len(whole))
 
 
-def _leaves(chain: Chain) -> list[tuple[int, Leaf]]:
+def _reads_in_loop(chain: Chain) -> bool:
+    return bool(chain.fused.steps) and chain.fused.steps[0].kind == "read"
+
+
+def _leaves(chain: Chain, *, read_in_loop: bool = True) -> list[tuple[int, Leaf]]:
+    """The leaves of `chain`, with or without those that its fused loop reads."""
     if isinstance(chain.below[0], int):
-        return [chain.below]
-    return [leaf for child in chain.below for leaf in _leaves(child)]
+        return [chain.below] if read_in_loop or not _reads_in_loop(chain) else []
+    return [leaf for child in chain.below for leaf in _leaves(child, read_in_loop=read_in_loop)]
+
+
+def _only_numbers(chain: Chain) -> leaves.NumbersLeaf | None:
+    below = chain.below[-1]
+    plain = isinstance(below, leaves.NumbersLeaf) and not chain.fused.steps
+    return below if plain else None
 
 
 def _any_user_code(chain: Chain) -> bool:

@@ -13,6 +13,7 @@ from grainmill._iterators.foreign import ForeignStage
 from grainmill._iterators.interleave import InterleaveStage
 from grainmill._iterators.limit import LimitStage
 from grainmill._iterators.mix import MixStage
+from grainmill._iterators.pack import FitPackStage
 from grainmill._iterators.read import ReadStage
 from grainmill._iterators.rebatch import RebatchStage
 from grainmill._iterators.repeat import RepeatStage
@@ -88,6 +89,8 @@ _STAGES: dict[type[Node], Callable[[Any, DatasetOptions], Stage]] = {
     plan.FlatMap: lambda node, o: FlatMapStage(node, _parent(node, o)),
     plan.WindowShuffle: lambda node, o: WindowShuffleStage(node, _parent(node, o)),
     plan.ThreadPrefetch: lambda node, o: ThreadPrefetchStage(node, _parent(node, o)),
+    plan.FitPack: lambda node, o: FitPackStage(node, _parent(node, o)),
+    plan.ConcatThenSplit: lambda node, o: ConcatThenSplitStage(node, _parent(node, o)),
     plan.Seed: _parent,
     plan.WithOptions: _parent,
 }

@@ -442,13 +442,13 @@ class Concatenate(MapNode):
 class Seed(MapNode):
     """Gives random stages below it that have no seed of their own something to draw from."""
 
-    own_seed: int | None = None
+    own_seed: int | None = dataclasses.field(default=None, kw_only=True)
     dataset_name: ClassVar[str] = "WithOptionsMapDataset"
 
     @classmethod
     def of(cls, parent: Node, seed: int) -> Self:
         """A node that carries `seed`, any non-negative integer."""
-        return cls((parent,), random_access(parent).length, checked_seed(seed))
+        return cls((parent,), random_access(parent).length, own_seed=checked_seed(seed))
 
 
 def checked_seed(seed: int) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from grainmill._plan import transforms
@@ -310,8 +311,8 @@ def check_prefetch_buffer_size(size: int) -> None:
 class BOSHandling(enum.Enum):
     """What concat-then-split packing does with the first token of each segment."""
 
-    DO_NOTHING = "do_nothing"
-    REPLACE_FIRST_TOKEN_WITH_BOS = "replace_first_token_with_bos"
+    DO_NOTHING = 1
+    REPLACE_FIRST_TOKEN_WITH_BOS = 2
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -319,7 +320,7 @@ class FitPack(Node):
     """Sequences put into the first, or the fullest, bin that has room for them."""
 
     best_fit: bool
-    length_struct: Mapping[str, int]
+    length_struct: Mapping[str, Any]
     num_packing_bins: int
     seed: int
     shuffle_bins: bool
@@ -328,6 +329,60 @@ class FitPack(Node):
     pack_alignment_struct: Mapping[str, int] | None
     padding_struct: Mapping[str, Any] | None
     max_sequences_per_bin: int | None
+
+    @classmethod
+    def of(
+        cls,
+        parent: Node,
+        *,
+        best_fit: bool,
+        length_struct: Mapping[str, Any],
+        num_packing_bins: int,
+        seed: int = 0,
+        shuffle_bins: bool = True,
+        shuffle_bins_group_by_feature: str | None = None,
+        meta_features: Collection[str] = (),
+        pack_alignment_struct: Mapping[str, Any] | None = None,
+        padding_struct: Mapping[str, Any] | None = None,
+        max_sequences_per_bin: int | None = None,
+    ) -> Self:
+        """A node that packs the sequences of `parent` into `num_packing_bins` bins at a time."""
+        if max_sequences_per_bin is not None and max_sequences_per_bin <= 0:
+            raise ValueError(
+                "If specified, `max_sequences_per_bin` must be a positive integer, but got "
+                f"{max_sequences_per_bin}."
+            )
+        if num_packing_bins < 1:
+            raise ValueError(f"`num_packing_bins` must be at least 1, got {num_packing_bins}")
+        lengths = dict(leaves(length_struct, "length_struct"))
+        if not lengths:
+            raise ValueError("`length_struct` must name at least one feature, got {}")
+        for path, length in lengths.items():
+            _check_at_least(length, 0, f"`length_struct` of `{'/'.join(map(str, path))}`")
+        for name, struct in (
+            ("pack_alignment_struct", pack_alignment_struct),
+            ("padding_struct", padding_struct),
+        ):
+            if struct is not None and {path for path, _ in leaves(struct, name)} != set(lengths):
+                raise ValueError(
+                    f"`{name}` must have the structure of `length_struct` {dict(length_struct)}, "
+                    f"got {dict(struct)}"
+                )
+        for path, cells in leaves(pack_alignment_struct or {}, "pack_alignment_struct"):
+            _check_at_least(cells, 1, f"`pack_alignment_struct` of `{'/'.join(map(str, path))}`")
+        return cls(
+            (parent,),
+            best_fit,
+            length_struct,
+            num_packing_bins,
+            seed,
+            shuffle_bins,
+            shuffle_bins_group_by_feature,
+            tuple(meta_features),
+            pack_alignment_struct,
+            padding_struct,
+            max_sequences_per_bin,
+        )
 
     def __str__(self) -> str:
         return "BestFitPackIterDataset" if self.best_fit else "FirstFitPackIterDataset"
@@ -344,6 +399,67 @@ class ConcatThenSplit(Node):
     bos_features: tuple[str, ...]
     bos_token_id: int | None
     dataset_name: ClassVar[str] = "ConcatThenSplitIterDataset"
+
+    @classmethod
+    def of(
+        cls,
+        parent: Node,
+        *,
+        length_struct: Mapping[str, int],
+        meta_features: Collection[str] = (),
+        split_full_length_features: bool = True,
+        bos_handling: BOSHandling = BOSHandling.DO_NOTHING,
+        bos_features: Collection[str] = (),
+        bos_token_id: int | None = None,
+    ) -> Self:
+        """A node that lays the sequences of `parent` end to end."""
+        if not length_struct:
+            raise ValueError("`length_struct` must name at least one feature, got {}")
+        for name, length in length_struct.items():
+            _check_at_least(length, 1, f"`length_struct` of `{name}`")
+        if bos_handling is BOSHandling.DO_NOTHING:
+            if bos_token_id is not None or bos_features:
+                raise ValueError(
+                    f"bos_handling={bos_handling} indicates that BOS handling is not used. So "
+                    "bos_token_id and bos_features should not be set."
+                )
+        elif bos_token_id is None:
+            raise ValueError(f"bos_token_id must be set if bos_handling is {bos_handling}.")
+        if set(bos_features) & set(meta_features):
+            raise ValueError(
+                "bos_features and meta_features should not overlap. bos_features: "
+                f"{list(bos_features)}, meta_features: {list(meta_features)}"
+            )
+        return cls(
+            (parent,),
+            dict(length_struct),
+            tuple(meta_features),
+            split_full_length_features,
+            bos_handling,
+            tuple(bos_features),
+            bos_token_id,
+        )
+
+
+def leaves(struct: Any, name: str) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yields (keys from the top, value) of each leaf of nested mappings, in order."""
+    if not isinstance(struct, Mapping):
+        raise ValueError(f"`{name}` must be a mapping from features, got {struct!r}")  # noqa: TRY004 - as Grain raises
+    for key, value in struct.items():
+        if isinstance(value, Mapping):
+            for path, leaf in leaves(value, name):
+                yield (key, *path), leaf
+        else:
+            yield (key,), value
+
+
+def _check_at_least(value: Any, least: int, name: str) -> None:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be an integer, got {value!r}") from None
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 mod array;
 mod batch;
 mod bytes_slot;
+mod cells;
 mod error;
 mod order;
 mod pack;

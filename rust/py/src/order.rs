@@ -3,11 +3,11 @@
 use std::sync::{Mutex, PoisonError};
 
 use grainmill_core::Result;
-use grainmill_core::order::permute::{MAX_RECORDS, SHUFFLE_ROUNDS};
+use grainmill_core::order::permute::SHUFFLE_ROUNDS;
 use grainmill_core::order::{Column, MixSchedule, Permutation, Resolver, Tree};
 use grainmill_core::order::{resolve, seed, window};
 use numpy::{PyArray1, PyReadonlyArray1};
-use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PyTuple};
 
@@ -218,28 +218,24 @@ fn tree_from(node: &Bound<'_, PyTuple>) -> PyResult<Tree> {
 #[pyfunction]
 fn index_shuffle(
     index: &Bound<'_, PyAny>,
-    max_index: u64,
+    max_index: i64,
     seed: &Bound<'_, PyAny>,
     rounds: i64,
 ) -> PyResult<u64> {
     let seed: u32 = seed
         .extract()
         .map_err(|_| PyTypeError::new_err(format!("`seed` must be in [0, 2**32), got {seed}")))?;
-    if max_index >= MAX_RECORDS {
-        let text = format!("`max_index` must be less than 2**63, got {max_index}");
-        return Err(PyOverflowError::new_err(text));
-    }
     let rounds = u32::try_from(rounds).map_err(|_| {
         PyValueError::new_err(format!(
             "rounds must be an even integer between 4 and 1024, but got rounds = {rounds}"
         ))
     })?;
-    let permutation = Permutation::new(max_index + 1, seed, rounds).map_err(Raised::from)?;
-    let Ok(place) = index.extract::<u64>() else {
+    let (Ok(place), Ok(max_index)) = (index.extract::<u64>(), u64::try_from(max_index)) else {
         return Err(PyValueError::new_err(format!(
             "index must be in [0, max_index], but got index = {index} and max_index = {max_index}"
         )));
     };
+    let permutation = Permutation::new(max_index + 1, seed, rounds).map_err(Raised::from)?;
     Ok(permutation.apply(place).map_err(Raised::from)?)
 }
 

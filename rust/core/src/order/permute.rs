@@ -14,7 +14,7 @@ pub const SHUFFLE_ROUNDS: u32 = 4;
 /// The most records a permutation is defined for: every `i64` index that is not negative.
 pub const MAX_RECORDS: u64 = 1 << 63;
 
-/// Blocks encrypted side by side, so that the rounds run in vector registers.
+/// Blocks are encrypted in multiples of so many, to fill vector registers.
 const LANES: usize = 16;
 
 /// Indices under way at once; what walks on is moved together, so that lanes stay full.
@@ -66,11 +66,13 @@ impl Permutation {
         if self.num_records == 1 {
             return Ok(0);
         }
-        let mut value = [index];
+        let mut left = [index >> self.half_bits];
+        let mut right = [index & ((1 << self.half_bits) - 1)];
         loop {
-            encrypt_wide(&mut value, &self.round_keys, self.half_bits);
-            if value[0] < self.num_records {
-                return Ok(value[0]);
+            encrypt_wide(&mut left, &mut right, &self.round_keys, self.half_bits);
+            let value = (left[0] << self.half_bits) | right[0];
+            if value < self.num_records {
+                return Ok(value);
             }
         }
     }
@@ -124,54 +126,55 @@ fn half_bits(max_index: u64) -> u32 {
 /// of indices with it.
 macro_rules! cipher {
     ($encrypt:ident, $walk:ident, $word:ty, $word_of:path) => {
-        #[inline(always)]
-        fn $encrypt<const N: usize>(group: &mut [$word; N], round_keys: &[u32], half_bits: u32) {
+        /// Encrypts blocks given as their halves, one round of all of them after the other: each
+        /// is a loop over slices that the compiler turns into vector instructions.
+        #[inline]
+        fn $encrypt(left: &mut [$word], right: &mut [$word], round_keys: &[u32], half_bits: u32) {
             let mask: $word = (1 << half_bits) - 1;
-            let mixed = |half: $word| {
-                // Written twice side by side, a half is rotated by one shift.
-                let twice = half | (half << half_bits);
-                let (once, eight) = (twice >> (half_bits - 1), twice >> (half_bits - 8));
-                (once & eight) ^ (twice >> (half_bits - 2))
+            let round = |into: &mut [$word], from: &[$word], key: u32| {
+                let key = <$word>::from(key);
+                for (into, &half) in into.iter_mut().zip(from) {
+                    // Written twice side by side, a half is rotated by one shift.
+                    let twice = half | (half << half_bits);
+                    let (once, eight) = (twice >> (half_bits - 1), twice >> (half_bits - 8));
+                    *into = (*into ^ (once & eight) ^ (twice >> (half_bits - 2)) ^ key) & mask;
+                }
             };
-            let mut left = group.map(|value| value >> half_bits);
-            let mut right = group.map(|value| value & mask);
             for keys in round_keys.chunks_exact(2) {
-                let (first, second) = (<$word>::from(keys[0]), <$word>::from(keys[1]));
-                for lane in 0..N {
-                    left[lane] = (left[lane] ^ mixed(right[lane]) ^ first) & mask;
-                }
-                for lane in 0..N {
-                    right[lane] = (right[lane] ^ mixed(left[lane]) ^ second) & mask;
-                }
-            }
-            for lane in 0..N {
-                group[lane] = (left[lane] << half_bits) | right[lane];
+                round(left, right, keys[0]);
+                round(right, left, keys[1]);
             }
         }
 
         /// Walks every index on until it is at most `max_index` again.
         fn $walk(index: &mut [i64], max_index: u64, round_keys: &[u32], half_bits: u32) {
             let max_index = $word_of(max_index);
-            let mut values: [$word; POOL_LEN] = [0; POOL_LEN];
+            let mask: $word = (1 << half_bits) - 1;
+            let mut left: [$word; POOL_LEN] = [0; POOL_LEN];
+            let mut right: [$word; POOL_LEN] = [0; POOL_LEN];
             let mut places = [0_usize; POOL_LEN];
             let (mut entered, mut live) = (0, 0);
             while live > 0 || entered < index.len() {
                 let entering = (POOL_LEN - live).min(index.len() - entered);
                 for (lane, place) in (live..).zip(entered..entered + entering) {
-                    values[lane] = $word_of(index[place].cast_unsigned());
+                    let value = $word_of(index[place].cast_unsigned());
+                    left[lane] = value >> half_bits;
+                    right[lane] = value & mask;
                     places[lane] = place;
                 }
                 entered += entering;
                 live += entering;
-                for group in &mut values.as_chunks_mut::<LANES>().0[..live.div_ceil(LANES)] {
-                    $encrypt(group, round_keys, half_bits);
-                }
+                // Whole vectors: what the lanes beyond the live ones hold does not matter.
+                let lanes = live.next_multiple_of(LANES);
+                $encrypt(&mut left[..lanes], &mut right[..lanes], round_keys, half_bits);
                 let mut walking = 0;
                 for lane in 0..live {
-                    let (value, place) = (values[lane], places[lane]);
+                    let (high, low, place) = (left[lane], right[lane], places[lane]);
+                    let value = (high << half_bits) | low;
                     // Written always: a value out of range is overwritten by a later one.
                     index[place] = u64::from(value).cast_signed();
-                    values[walking] = value;
+                    left[walking] = high;
+                    right[walking] = low;
                     places[walking] = place;
                     walking += usize::from(value > max_index);
                 }

@@ -115,9 +115,28 @@ impl Bins {
         &self.used[bin * features..][..features]
     }
 
-    /// The first feature whose length is beyond what any bin holds.
-    pub fn too_long(&self, lengths: &[usize]) -> Option<usize> {
-        lengths.iter().zip(&self.layout.capacities).position(|(length, capacity)| length > capacity)
+    /// Makes sure that an empty bin would hold a sequence with these lengths.
+    ///
+    /// # Errors
+    ///
+    /// If a feature is longer than any bin; `names` and `subject` are for the message.
+    pub fn check_lengths(&self, lengths: &[usize], names: &[String], subject: &str) -> Result<()> {
+        let capacities = &self.layout.capacities;
+        if lengths.iter().zip(capacities).all(|(length, capacity)| length <= capacity) {
+            return Ok(());
+        }
+        let exceeding: Vec<String> = lengths
+            .iter()
+            .zip(capacities)
+            .zip(names)
+            .filter(|((length, capacity), _)| length > capacity)
+            .map(|((length, capacity), name)| format!("('{name}', {length}, {capacity})"))
+            .collect();
+        Err(Error::InvalidArgument(format!(
+            "Inputs to {subject} must be truncated to max length. Exceeds: (feature_path, \
+             feature_length, max_length) = [{}]",
+            exceeding.join(", ")
+        )))
     }
 
     /// The bin for a sequence with these lengths by feature; `None` if none has room.
@@ -287,7 +306,9 @@ mod tests {
     #[test]
     fn sequence_longer_than_every_bin_is_told() {
         let bins = Bins::new(layout(), Fit::Best).unwrap();
-        assert_eq!(bins.too_long(&[4]), None);
-        assert_eq!(bins.too_long(&[5]), Some(0));
+        let names = ["tokens".to_owned()];
+        assert!(bins.check_lengths(&[4], &names, "packer").is_ok());
+        let told = bins.check_lengths(&[5], &names, "packer").unwrap_err().to_string();
+        assert!(told.ends_with("max_length) = [('tokens', 5, 4)]"), "{told}");
     }
 }

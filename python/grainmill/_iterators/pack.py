@@ -1,0 +1,203 @@
+"""Sequences put into bins, a batch of bins at a time; each bin becomes a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from grainmill import _native
+from grainmill._iterators.cells import Cells, rows_of
+from grainmill._iterators.stage import Block, Cursor, Stage, State
+from grainmill._plan import sequential
+
+_WANT = 256
+"""Elements asked of the parent at once."""
+
+
+class FitPackStage(Stage):
+    """Packs what `parent` yields as `node` says.
+
+    A batch of bins is packed, then handed out row by row. The state is that of the parent
+    before the batch and the rows already handed out, so restoring packs the batch again.
+    """
+
+    def __init__(self, node: sequential.FitPack, parent: Stage) -> None:
+        super().__init__(parent)
+        self._node = node
+        self._cursor = Cursor(parent)
+        self._features = _Features(node)
+        self._packer = self._features.packer()
+        self._rows: list[dict[str, Any]] | None = None
+        self._start = self._cursor.mark()
+        self._next_row = 0
+        self._counter = 0
+        self._taken = 0
+
+    @property
+    def burst(self) -> int:
+        """See `Stage.burst`: all rows of a batch are ready at once."""
+        return min(self._node.num_packing_bins, _WANT)
+
+    def pull(self, limit: int, *, interior: bool = True) -> Block:  # noqa: ARG002 - states inside cost nothing
+        """See `Stage.pull`."""
+        while self._rows is None or self._next_row >= len(self._rows):
+            if not self._pack():
+                state = self.state()
+                return Block([], lambda _: _copy(state))
+        first = self._next_row
+        elements = self._rows[first : first + limit]
+        state_after = self._states(first, len(self._rows))
+        self._next_row += len(elements)
+        return Block(elements, state_after)
+
+    def _states(self, first: int, num_rows: int) -> Callable[[int], State]:
+        start, end, counter = self._start, self._cursor.mark(), self._counter
+
+        def state_after(count: int) -> State:
+            row = first + count
+            if row < num_rows:
+                return {"parent": start(0), "next_row": row, "counter": counter + row}
+            return {"parent": end(0), "next_row": 0, "counter": counter + row}
+
+        return state_after
+
+    def _pack(self) -> bool:
+        """Packs one batch; `False` at the end of the data."""
+        if self._rows is not None:
+            self._counter += len(self._rows)
+            self._next_row -= len(self._rows)
+            self._rows = None
+            self._start = self._cursor.mark()
+        full = False
+        while not full:
+            elements = self._cursor.peek(_WANT)
+            if not elements:
+                break
+            count, full = self._push(elements)
+            self._cursor.advance(count)
+            self._taken += count
+        num_rows, columns, kept = self._packer.take()
+        if self._next_row > num_rows:
+            raise ValueError(
+                f"state was saved at row {self._next_row} of a batch of bins but the batch has "
+                f"{num_rows} rows; restore needs the same data and packing options"
+            )
+        if num_rows == 0:
+            return False
+        rows = self._features.rows(num_rows, columns, kept)
+        self._rows = [rows[row] for row in self._order(rows)]
+        return True
+
+    def _push(self, elements: list[Any]) -> tuple[int, bool]:
+        try:
+            return self._packer.push(elements, 0)
+        except Exception as failure:
+            failure.add_note(
+                f"Element {self._taken} of those this {self._node} took since it was made or "
+                "restored cannot be packed."
+            )
+            raise
+
+    def _order(self, rows: list[dict[str, Any]]) -> Sequence[int]:
+        if not self._node.shuffle_bins:
+            return range(len(rows))
+        rng = np.random.default_rng(self._node.seed + self._counter)
+        order: list[int] = rng.permuted(range(len(rows))).tolist()
+        feature = self._node.shuffle_bins_group_by_feature
+        if feature is not None:
+            order.sort(key=lambda row: _mean_of_unique(rows[row][feature]))
+        return order
+
+    def state(self) -> State:
+        """See `Stage.state`."""
+        if self._rows is not None:
+            return self._states(self._next_row, len(self._rows))(0)
+        counter = self._counter + self._next_row
+        return {"parent": self._start(0), "next_row": self._next_row, "counter": counter}
+
+    def restore(self, state: State) -> None:
+        """See `Stage.restore`."""
+        next_row, counter = int(state["next_row"]), int(state["counter"])
+        if next_row < 0 or counter < next_row:
+            raise ValueError(
+                f"`counter` of a packing state must be at least `next_row`, got {counter} and "
+                f"{next_row}"
+            )
+        self._cursor.restore(state["parent"])
+        self._packer.take()
+        self._rows = None
+        self._start = self._cursor.mark()
+        self._next_row = next_row
+        self._counter = counter - next_row
+        self._taken = 0
+
+
+def _mean_of_unique(cells: Any) -> Any:
+    unique = np.unique(np.asarray(cells))
+    return np.sum(unique) / np.count_nonzero(unique)
+
+
+def _copy(state: State) -> State:
+    return {**state, "parent": dict(state["parent"])}
+
+
+class _Features:
+    """What of an element goes where."""
+
+    def __init__(self, node: sequential.FitPack) -> None:
+        self._node = node
+        lengths = dict(sequential.leaves(node.length_struct, "length_struct"))
+        self._paths = list(lengths)
+        self._lengths = list(lengths.values())
+        self._marked = [path[0] not in node.meta_features for path in self._paths]
+        self._kept = [name for name in node.meta_features if name not in node.length_struct]
+
+    def packer(self) -> _native.BinPacker:
+        """Empty bins for these features."""
+        node = self._node
+        alignment = dict(sequential.leaves(node.pack_alignment_struct or {}, ""))
+        padding = dict(sequential.leaves(node.padding_struct or {}, ""))
+        names = ["/".join(map(str, path)) for path in self._paths]
+        return _native.BinPacker(
+            paths=self._paths,
+            names=names,
+            capacities=self._lengths,
+            alignments=[alignment.get(path, 1) for path in self._paths],
+            marked=self._marked,
+            kept=self._kept,
+            num_bins=node.num_packing_bins,
+            max_sequences=node.max_sequences_per_bin,
+            best_fit=node.best_fit,
+            cells=Cells(names, [padding[path] for path in self._paths] if padding else None),
+        )
+
+    def rows(
+        self, num_rows: int, columns: list[tuple[Any, ...]], kept: list[list[list[Any]]]
+    ) -> list[dict[str, Any]]:
+        """The rows as elements, with sorted keys."""
+        parts: dict[str, Any] = dict(zip(self._kept, kept, strict=True))
+        for path, length, column in zip(self._paths, self._lengths, columns, strict=True):
+            values, segment_ids, positions = rows_of(
+                column, self._node.num_packing_bins, num_rows, length
+            )
+            key, *inner = path
+            if inner:
+                _nest(parts.setdefault(key, [{} for _ in range(num_rows)]), inner, values)
+                continue
+            parts[key] = values
+            if segment_ids is not None:
+                parts[f"{key}_segment_ids"] = segment_ids
+                parts[f"{key}_positions"] = positions
+        keys = sorted(parts)
+        sequences = [parts[key] for key in keys]
+        return [dict(zip(keys, cells, strict=True)) for cells in zip(*sequences, strict=True)]
+
+
+def _nest(rows: list[dict[str, Any]], path: Sequence[Any], values: Any) -> None:
+    for row, cells in zip(rows, values, strict=True):
+        place = row
+        for key in path[:-1]:
+            place = place.setdefault(key, {})
+        place[path[-1]] = cells
