@@ -107,7 +107,8 @@ class FitPackStage(Stage):
         order: list[int] = rng.permuted(range(len(rows))).tolist()
         feature = self._node.shuffle_bins_group_by_feature
         if feature is not None:
-            order.sort(key=lambda row: _mean_of_unique(rows[row][feature]))
+            means = [_mean_of_unique(row[feature]) for row in rows]
+            return sorted(range(len(rows)), key=lambda row: (means[row], order[row]))
         return order
 
     def state(self) -> State:
