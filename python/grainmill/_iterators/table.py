@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from grainmill._iterators import elementwise
@@ -24,6 +23,8 @@ from grainmill._plan import sequential as plan
 from grainmill._plan.options import DatasetOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from grainmill._iterators.stage import Stage
     from grainmill._plan.node import Node
 
@@ -66,7 +67,7 @@ def _interleave(node: plan.Interleave, options: DatasetOptions) -> Stage:
         to_iter_dataset = getattr(part, "to_iter_dataset", None)
         if to_iter_dataset is not None:
             part = to_iter_dataset()
-        return _open(part._plan_node(), options)  # noqa: SLF001 - the plan is what is shared
+        return _open(part._plan_node(), options)  # noqa: SLF001 - datasets share plans
 
     return InterleaveStage(node, open_part, len(datasets))
 
