@@ -67,7 +67,11 @@ class Cells:
         """Returns the bytes of a cell without a sequence, `None` for zeros."""
         if self._padding is None:
             return None
-        return np.full(trailing, self._padding[feature], dtype).tobytes()
+        return self.cell(self._padding[feature], dtype, trailing)
+
+    def cell(self, value: Any, dtype: np.dtype[Any], trailing: tuple[int, ...]) -> bytes:
+        """Returns the bytes of a cell with `value` in it."""
+        return np.full(trailing, value, dtype).tobytes()
 
     def object_rows(
         self,

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from grainmill._iterators import elementwise
 from grainmill._iterators.batch import BatchStage
+from grainmill._iterators.concat_split import ConcatThenSplitStage
+from grainmill._iterators.pack import FitPackStage
 from grainmill._iterators.cache import CacheStage
 from grainmill._iterators.flat_map import FlatMapStage
 from grainmill._iterators.foreign import ForeignStage
@@ -89,6 +91,8 @@ _STAGES: dict[type[Node], Callable[[Any, DatasetOptions], Stage]] = {
     plan.Limit: lambda node, o: LimitStage(node, _parent(node, o)),
     plan.FlatMap: lambda node, o: FlatMapStage(node, _parent(node, o)),
     plan.WindowShuffle: lambda node, o: WindowShuffleStage(node, _parent(node, o)),
+    plan.FitPack: lambda node, o: FitPackStage(node, _parent(node, o)),
+    plan.ConcatThenSplit: lambda node, o: ConcatThenSplitStage(node, _parent(node, o)),
     plan.ThreadPrefetch: lambda node, o: ThreadPrefetchStage(node, _parent(node, o)),
     plan.FitPack: lambda node, o: FitPackStage(node, _parent(node, o)),
     plan.ConcatThenSplit: lambda node, o: ConcatThenSplitStage(node, _parent(node, o)),
