@@ -29,9 +29,10 @@ LATE_IMPORTS = {
     # JAX is optional and takes a second to import.
     "experimental.py": {"grainmill.jax"},
 }
-# Files that start threads: the engine's pools, and the Python threads of user functions.
-CORE_THREADS = {"batch/stack.rs"}  # Beside `pipeline`: the pool that copies rows of one batch.
-FACE_THREADS = {"_evaluate/ahead.py"}
+# Files that start threads. The engine's are `pipeline`'s, and the pool that copies the rows of
+# one batch; Python's are those that run user functions ahead of their use.
+CORE_THREADS = {"batch/stack.rs"}
+FACE_THREADS = {"_evaluate/ahead.py", "_iterators/opening.py", "_iterators/thread_prefetch.py"}
 
 STARTS_THREADS = {
     "rs": re.compile(r"thread::(spawn|scope|Builder)|ThreadPoolBuilder|rayon::(spawn|scope|join)"),
