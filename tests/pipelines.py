@@ -360,9 +360,7 @@ class _Ops:
     limit = staticmethod(lambda g, ds, n: g.experimental.LimitIterDataset(ds, n))
     iter_repeat = staticmethod(lambda g, ds, *n: g.experimental.RepeatIterDataset(ds, *n))
     cache = staticmethod(lambda g, ds: g.experimental.CacheIterDataset(ds))
-    rebatch = staticmethod(
-        lambda g, ds, n, **kw: g.experimental.RebatchIterDataset(ds, n, **kw)
-    )
+    rebatch = staticmethod(lambda g, ds, n, **kw: g.experimental.RebatchIterDataset(ds, n, **kw))
     thread_prefetch = staticmethod(
         lambda g, ds, n: g.experimental.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=n)
     )

@@ -215,7 +215,8 @@ def get_next_index(iterator: DatasetIterator[Any]) -> int:
     Raises:
         NotImplementedError: Elements of this pipeline have no index, as after a filter.
     """
-    return _indexed(iterator, "get_next_index")._get_next_index()  # noqa: SLF001
+    index: int = _method(iterator, "get_next_index")()
+    return index
 
 
 def set_next_index(iterator: DatasetIterator[Any], index: int) -> None:
@@ -225,13 +226,14 @@ def set_next_index(iterator: DatasetIterator[Any], index: int) -> None:
         NotImplementedError: Elements of this pipeline have no index, as after a filter.
         IndexError: `index` lies outside the data.
     """
-    _indexed(iterator, "set_next_index")._set_next_index(index)  # noqa: SLF001
+    _method(iterator, "set_next_index")(index)
 
 
-def _indexed(iterator: Any, what: str) -> Any:
-    if not callable(getattr(iterator, f"_{what}", None)):
-        raise NotImplementedError(f"{what} is not supported for {type(iterator).__name__}.")
-    return iterator
+def _method(iterator: Any, name: str) -> Callable[..., Any]:
+    method: Callable[..., Any] | None = getattr(iterator, f"_{name}", None)
+    if method is None:
+        raise NotImplementedError(f"{name} is not supported for {type(iterator).__name__}.")
+    return method
 
 
 def apply_each(dataset: T, transforms: Any, apply_one: Callable[[T, Any], T]) -> T:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -15,6 +14,8 @@ from grainmill._native import RecordFiles, Resolver
 from grainmill._plan import random_access as plan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from grainmill._evaluate.leaves import Indices, Leaf
     from grainmill._plan.node import MapNode, Node
 
@@ -78,9 +79,7 @@ class Program:
         }
         return lambda: self._evaluate(columns, count, started)
 
-    def _evaluate(
-        self, columns: Columns, count: int, started: dict[int, Any] | None
-    ) -> Evaluated:
+    def _evaluate(self, columns: Columns, count: int, started: dict[int, Any] | None) -> Evaluated:
         return _run(self._chain, columns, started, count)[1]
 
 
@@ -98,9 +97,7 @@ def _run(
             return rows, chain.fused(index.tolist(), steps)
         made = leaf.read(index) if started is None else leaf.finish(started[number])
     else:
-        rows, made = _merge(
-            [_run(child, columns, started, count) for child in chain.below], count
-        )
+        rows, made = _merge([_run(child, columns, started, count) for child in chain.below], count)
     if not chain.fused.steps:
         return rows, made
     mapped = chain.fused(made.elements, steps)
@@ -136,8 +133,9 @@ def _leaves(chain: Chain, *, read_in_loop: bool = True) -> list[tuple[int, Leaf]
 
 def _only_numbers(chain: Chain) -> leaves.NumbersLeaf | None:
     below = chain.below[-1]
-    plain = isinstance(below, leaves.NumbersLeaf) and not chain.fused.steps
-    return below if plain else None
+    if isinstance(below, leaves.NumbersLeaf) and not chain.fused.steps:
+        return below
+    return None
 
 
 def _any_user_code(chain: Chain) -> bool:
@@ -167,7 +165,7 @@ class _Compiler:
                 column = None
                 if isinstance(node, plan.MapWithIndex | plan.RandomMap):
                     column = self._number()
-                    stages.append(lambda below, tap=column: ("tap", tap, below))
+                    stages.append(_tap(column))
                 steps.append(_step(node, column))
             elif type(node) in _INDEX_STAGES:
                 arrange = _INDEX_STAGES[type(node)](node)
@@ -182,7 +180,7 @@ class _Compiler:
         return tree, chain
 
     def _bottom(self, node: MapNode, steps: list[Step]) -> tuple[Tree, Chain]:
-        steps = steps[::-1]
+        steps.reverse()
         if isinstance(node, plan.Mix | plan.Concatenate):
             compiled = [self.compile(plan.random_access(parent)) for parent in node.parents]
             trees = tuple(tree for tree, _ in compiled)
@@ -203,6 +201,10 @@ class _Compiler:
                 steps = [reads, *steps]
         columns = tuple(step.column for step in steps if step.column is not None)
         return tree, Chain(below, Fused(steps), columns)
+
+
+def _tap(column: int) -> Callable[[Tree], Tree]:
+    return lambda below: ("tap", column, below)
 
 
 def _step(node: plan.Map, column: int | None) -> Step:

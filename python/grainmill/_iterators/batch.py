@@ -31,7 +31,7 @@ class BatchStage(Stage):
         self._gathered = self._new_batch()
         self._start: State | None = None
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:  # noqa: ARG002
+    def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`; gives one batch."""
         numbers = self._pull_numbers()
         if numbers is not None:

@@ -37,7 +37,7 @@ class Cells:
             trailing: The sizes of the axes after the first, likewise.
         """
         if isinstance(value, Mapping):
-            raise ValueError(  # noqa: TRY004 - as Grain raises
+            raise ValueError(
                 f"Failed to extract segment ids for '{self._names[feature]}', which has type "
                 f"{type(value)} rather than np.ndarray. Perhaps it should be marked as a meta "
                 "feature?"
@@ -67,7 +67,11 @@ class Cells:
         """Returns the bytes of a cell without a sequence, `None` for zeros."""
         if self._padding is None:
             return None
-        return np.full(trailing, self._padding[feature], dtype).tobytes()
+        return self.cell(self._padding[feature], dtype, trailing)
+
+    def cell(self, value: Any, dtype: np.dtype[Any], trailing: tuple[int, ...]) -> bytes:
+        """Returns the bytes of a cell with `value` in it."""
+        return np.full(trailing, value, dtype).tobytes()
 
     def object_rows(
         self,

@@ -27,7 +27,7 @@ class MapStage(Stage):
     def _step(self, node: plan.Map) -> Step:
         return Step("map", node.function)
 
-    def _columns(self, count: int) -> list[range]:  # noqa: ARG002
+    def _columns(self, count: int) -> list[range]:
         return []
 
     def _count(self, count: int) -> None:
@@ -37,7 +37,7 @@ class MapStage(Stage):
         """Wraps the parent's state after `k` more elements into that of this stage."""
         return lambda _, parent: parent
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:  # noqa: ARG002
+    def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`."""
         elements = self._cursor.peek(limit)[:limit]
         mark, stateful = self._cursor.mark(), self._stateful()
@@ -112,8 +112,12 @@ class RandomMapStage(_CountingStage):
     _state_key = "index_for_rng"
 
     def _step(self, node: plan.Map) -> Step:
-        assert isinstance(node, plan.RandomMap)  # noqa: S101 - for the type checker
+        assert isinstance(node, plan.RandomMap)
         return Step("random", node.function, generators=IndexedGenerators(node.seed))
+
+
+def _picked(mark: Callable[[int], State], after: list[int]) -> Callable[[int], State]:
+    return lambda k: mark(after[k - 1] if k else 0)
 
 
 class FilterStage(Stage):
@@ -127,7 +131,7 @@ class FilterStage(Stage):
         self._drops = DropWatch(name, options)
         self._failure: Exception | None = None
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:  # noqa: ARG002
+    def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`."""
         while True:
             if self._failure is not None:
@@ -136,10 +140,10 @@ class FilterStage(Stage):
             elements = self._cursor.peek(limit)[:limit]
             mark = self._cursor.mark()
             if not elements:
-                return Block([], lambda _, mark=mark: mark(0))
+                return Block([], mark)
             kept, after = self._keep(elements)
             if kept:
-                return Block(kept, lambda k: mark(after[k - 1] if k else 0))
+                return Block(kept, _picked(mark, after))
 
     def _keep(self, elements: list[Any]) -> tuple[list[Any], list[int]]:
         """Those of `elements` that pass, and for each how many stand up to and including it."""

@@ -36,7 +36,7 @@ class MixStage(Stage):
         """See `Stage.burst`."""
         return min(parent.burst for parent in self.parents)
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:  # noqa: ARG002
+    def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`."""
         self._remember_starts()
         if self._stop:

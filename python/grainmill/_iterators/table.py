@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from grainmill._iterators import elementwise
 from grainmill._iterators.batch import BatchStage
+from grainmill._iterators.concat_split import ConcatThenSplitStage
+from grainmill._iterators.pack import FitPackStage
 from grainmill._iterators.cache import CacheStage
 from grainmill._iterators.flat_map import FlatMapStage
 from grainmill._iterators.foreign import ForeignStage
@@ -24,6 +25,8 @@ from grainmill._plan import sequential as plan
 from grainmill._plan.options import DatasetOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from grainmill._iterators.stage import Stage
     from grainmill._plan.node import Node
 
@@ -66,7 +69,7 @@ def _interleave(node: plan.Interleave, options: DatasetOptions) -> Stage:
         to_iter_dataset = getattr(part, "to_iter_dataset", None)
         if to_iter_dataset is not None:
             part = to_iter_dataset()
-        return _open(part._plan_node(), options)  # noqa: SLF001 - the plan is what is shared
+        return _open(part._plan_node(), options)  # noqa: SLF001 - datasets share plans
 
     return InterleaveStage(node, open_part, len(datasets))
 
@@ -88,6 +91,8 @@ _STAGES: dict[type[Node], Callable[[Any, DatasetOptions], Stage]] = {
     plan.Limit: lambda node, o: LimitStage(node, _parent(node, o)),
     plan.FlatMap: lambda node, o: FlatMapStage(node, _parent(node, o)),
     plan.WindowShuffle: lambda node, o: WindowShuffleStage(node, _parent(node, o)),
+    plan.FitPack: lambda node, o: FitPackStage(node, _parent(node, o)),
+    plan.ConcatThenSplit: lambda node, o: ConcatThenSplitStage(node, _parent(node, o)),
     plan.ThreadPrefetch: lambda node, o: ThreadPrefetchStage(node, _parent(node, o)),
     plan.FitPack: lambda node, o: FitPackStage(node, _parent(node, o)),
     plan.ConcatThenSplit: lambda node, o: ConcatThenSplitStage(node, _parent(node, o)),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from grainmill._plan import transforms
 from grainmill._plan.node import MapNode, Node, function_of, transform_name
 from grainmill._plan.seeds import checked_shuffle_seed, derived_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 ENDLESS = sys.maxsize
 

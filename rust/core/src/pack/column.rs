@@ -78,6 +78,17 @@ impl Column {
         self.mark(to);
     }
 
+    /// Overwrites one cell and leaves its segment and position.
+    ///
+    /// # Panics
+    ///
+    /// If `bytes` is not one cell or the place lies outside the row.
+    pub fn overwrite(&mut self, row: usize, cell: usize, bytes: &[u8]) {
+        let first = self.first_cell(Placement { row, start: cell, len: 1, segment: 0 });
+        let place = self.offset + first * self.cell_bytes;
+        self.values[place..][..self.cell_bytes].copy_from_slice(bytes);
+    }
+
     /// Writes segment ids and positions alone, where the cells are kept elsewhere.
     ///
     /// # Panics
@@ -127,8 +138,9 @@ mod tests {
     fn cells_land_in_their_row_with_segments_and_positions() {
         let mut column = Column::new(2, 4, 2, Some(&[7, 7]), true);
         column.write(Placement { row: 1, start: 1, len: 2, segment: 3 }, &[1, 2, 3, 4]);
+        column.overwrite(1, 2, &[5, 6]);
         let (values, offset) = column.take_values();
-        assert_eq!(&values[offset..offset + 16], [7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 1, 2, 3, 4, 7, 7]);
+        assert_eq!(&values[offset..offset + 16], [7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 1, 2, 5, 6, 7, 7]);
         assert_eq!(values[offset..].as_ptr().align_offset(64), 0);
         let (segment_ids, positions) = column.take_marks().unwrap();
         assert_eq!(segment_ids, [0, 0, 0, 0, 0, 3, 3, 0]);

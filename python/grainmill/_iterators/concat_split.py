@@ -1,0 +1,239 @@
+"""Sequences laid end to end and cut into full rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from grainmill import _native
+from grainmill._iterators.cells import Cells, rows_of
+from grainmill._iterators.stage import Block, Cursor, Stage, State
+from grainmill._plan import sequential
+
+_WANT = 256
+"""Elements asked of the parent at once."""
+
+_NONE = (-1, -1)
+"""The remainder of a feature where no sequence was cut."""
+
+_Slices = list[tuple[int, int]] | None
+
+
+class ConcatThenSplitStage(Stage):
+    """Fills rows with what `parent` yields as `node` says.
+
+    A step fills one row and meets the sequences that stand alone; its rows are then handed out.
+    The state is that of the parent before the step, what was left there of a cut sequence, and
+    the rows of the step already handed out.
+    """
+
+    def __init__(self, node: sequential.ConcatThenSplit, parent: Stage) -> None:
+        super().__init__(parent)
+        self._node = node
+        self._cursor = Cursor(parent)
+        self._features = [name for name in node.length_struct if name not in node.meta_features]
+        self._names = list(node.length_struct)
+        self._packer = self._row_packer()
+        self._rows: list[dict[str, Any]] = []
+        self._next_row = 0
+        self._skip = 0
+        self._start: tuple[Callable[[int], State], _Slices] = (self._cursor.mark(), None)
+        self._step: tuple[Callable[[int], State], _Slices] | None = None
+        self._taken = 0
+
+    def _row_packer(self) -> _native.RowPacker:
+        node = self._node
+        replace = node.bos_handling is sequential.BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS
+        return _native.RowPacker(
+            names=self._names,
+            capacities=list(node.length_struct.values()),
+            whole=[name in node.meta_features for name in self._names],
+            alone=not node.split_full_length_features,
+            begin_tokens=[
+                node.bos_token_id if replace and name in node.bos_features else None
+                for name in self._names
+            ],
+            cells=_FlatCells(self._names, node.length_struct),
+        )
+
+    def pull(self, limit: int, *, interior: bool = True) -> Block:  # noqa: ARG002 - states inside cost nothing
+        """See `Stage.pull`."""
+        while self._next_row >= len(self._rows):
+            if not self._fill():
+                state_after = self._states(self._next_row)
+                return Block([], state_after)
+        first = self._next_row
+        elements = self._rows[first : first + limit]
+        self._next_row += len(elements)
+        return Block(elements, self._states(first))
+
+    def _states(self, first: int) -> Callable[[int], State]:
+        start, remainder = self._start
+        names, features = self._names, self._features
+        first += self._skip
+
+        def state_after(count: int) -> State:
+            slices = dict(zip(names, remainder, strict=True)) if remainder else {}
+            return {
+                "parent_state": start(0),
+                "remainder_slices": {name: slices.get(name, _NONE) for name in features},
+                "elements_from_buffer_after_checkpoint": first + count,
+            }
+
+        return state_after
+
+    def _fill(self) -> bool:
+        """Makes the rows of one step; `False` at the end of the data."""
+        if self._step is None:
+            self._step = (self._cursor.mark(), self._packer.remainder)
+        ended = False
+        while not ended:
+            elements = self._cursor.peek(_WANT)
+            if not elements:
+                break
+            count, ended = self._push(elements)
+            self._cursor.advance(count)
+            self._taken += count
+        rows = [self._row(columns) for columns in self._packer.take()]
+        if not rows:
+            self._step = None
+            if self._skip:
+                raise _other_data(self._skip, 0)
+            return False
+        self._start, self._step = self._step, None
+        self._next_row, self._skip = self._skip, 0
+        if self._next_row > len(rows):
+            self._rows = []
+            raise _other_data(self._next_row, len(rows))
+        self._rows = rows
+        return True
+
+    def _push(self, elements: list[Any]) -> tuple[int, bool]:
+        try:
+            count, ended, limited = self._packer.push(elements, 0)
+        except Exception as failure:
+            failure.add_note(
+                f"Element {self._taken} of those this {self._node} took since it was made or "
+                "restored cannot be packed."
+            )
+            raise
+        if limited is not None:
+            name, length, room = limited
+            _LOG.error(
+                "Meta feature '%s' limited packing. Resulting sequences might have unnecessary "
+                "padding. Feature '%s' has sequence_length=%d but only have %d available tokens "
+                "(target_sequence_length=%d). Consider increasing the target sequence length for "
+                "'%s'.",
+                name,
+                name,
+                length,
+                room,
+                self._node.length_struct[name],
+                name,
+            )
+        return count, ended
+
+    def _row(self, columns: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+        row: dict[str, Any] = {}
+        meta: dict[str, Any] = {}
+        for name, column in zip(self._names, columns, strict=True):
+            length = self._node.length_struct[name]
+            values, segment_ids, positions = rows_of(column, 1, 1, length)
+            if segment_ids is None:
+                meta[name] = values[0]
+                continue
+            row[name] = values[0]
+            row[f"{name}_segment_ids"] = segment_ids[0]
+            row[f"{name}_positions"] = positions[0]
+        return row | meta
+
+    def state(self) -> State:
+        """See `Stage.state`."""
+        return self._states(self._next_row)(0)
+
+    def restore(self, state: State) -> None:
+        """See `Stage.restore`."""
+        slices = state["remainder_slices"]
+        if set(slices) != set(self._features):
+            raise ValueError(
+                f"`remainder_slices` of the state must have the features {self._features}, got "
+                f"{list(slices)}"
+            )
+        remainder: _Slices = None
+        if any(tuple(ends) != _NONE for ends in slices.values()):
+            remainder = [
+                _checked(name, slices[name]) if name in slices else (0, 0) for name in self._names
+            ]
+        skip = int(state["elements_from_buffer_after_checkpoint"])
+        if skip < 0:
+            raise ValueError(
+                f"`elements_from_buffer_after_checkpoint` must be at least 0, got {skip}"
+            )
+        self._cursor.restore(state["parent_state"])
+        self._packer.restart(remainder)
+        self._rows = []
+        self._next_row = 0
+        self._skip = skip
+        self._start = (self._cursor.mark(), remainder)
+        self._step = None
+        self._taken = 0
+
+
+def _checked(name: str, ends: Any) -> tuple[int, int]:
+    start, stop = (int(end) for end in ends)
+    if not 0 <= start <= stop:
+        raise ValueError(f"the remainder of `{name}` must be a slice, got {ends}")
+    return start, stop
+
+
+def _other_data(saved: int, found: int) -> ValueError:
+    return ValueError(
+        f"state was saved after {saved} rows of a step but the step has {found}; restore needs "
+        "the same data and packing options"
+    )
+
+
+_LOG = logging.getLogger("grainmill")
+
+
+class _FlatCells(Cells):
+    """Cells of elements that must be flat and have exactly the features of `length_struct`."""
+
+    def __init__(self, names: Sequence[str], length_struct: Mapping[str, int]) -> None:
+        super().__init__(names)
+        self._length_struct = dict(length_struct)
+
+    def refuse(self, element: Any) -> NoReturn:
+        """Raises what is wrong with the structure of `element`."""
+        if not isinstance(element, dict) or any(isinstance(v, Mapping) for v in element.values()):
+            raise ValueError(
+                f"Parent elements must be unnested dictionaries but got {_shown(element)}."
+            )
+        raise ValueError(
+            f"Parent element has structure {_shown(dict(sorted(element.items())))} but target "
+            f"sequence length is {self._length_struct}. There must be a sequence length for each "
+            "feature."
+        )
+
+    def coerce(
+        self,
+        feature: int,
+        value: Any,
+        dtype: np.dtype[Any] | None,
+        trailing: tuple[int, ...] | None,
+    ) -> np.ndarray[Any, Any]:
+        """See `Cells.coerce`."""
+        if isinstance(value, Mapping):
+            self.refuse({self._names[feature]: value})
+        return super().coerce(feature, value, dtype, trailing)
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _shown(part) for key, part in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+    return f"{type(value).__name__}[]"

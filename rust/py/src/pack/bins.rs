@@ -1,0 +1,157 @@
+//! Batches of bins, for Python.
+
+use std::sync::{Mutex, MutexGuard};
+
+use grainmill_core::pack::{Bins, Fit, Layout, Placement};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+
+use crate::error::Raised;
+use crate::pack::rows::{Array, Features, Rows};
+
+struct Batch {
+    bins: Bins,
+    rows: Vec<Rows>,
+    /// By kept feature, then row: the values of its sequences.
+    kept: Vec<Vec<Vec<Py<PyAny>>>>,
+    full: bool,
+}
+
+/// Packs the features of elements into a batch of bins.
+#[pyclass(module = "grainmill._native", frozen)]
+pub(crate) struct BinPacker {
+    features: Features,
+    /// Keys of features whose values are kept as they are.
+    kept: Vec<Py<PyAny>>,
+    best_fit: bool,
+    batch: Mutex<Batch>,
+}
+
+#[pymethods]
+impl BinPacker {
+    #[new]
+    #[pyo3(signature = (*, paths, names, capacities, alignments, marked, kept, num_bins,
+                        max_sequences, best_fit, cells))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of one call")]
+    fn new(
+        paths: Vec<Vec<Py<PyAny>>>,
+        names: Vec<String>,
+        capacities: Vec<usize>,
+        alignments: Vec<usize>,
+        marked: Vec<bool>,
+        kept: Vec<Py<PyAny>>,
+        num_bins: usize,
+        max_sequences: Option<usize>,
+        best_fit: bool,
+        cells: Py<PyAny>,
+    ) -> Result<Self, Raised> {
+        let layout = Layout { capacities, alignments, num_bins, max_sequences };
+        let bins = Bins::new(layout, if best_fit { Fit::Best } else { Fit::First })?;
+        let batch = Batch { bins, rows: Vec::new(), kept: Vec::new(), full: false };
+        let features = Features { paths, names, marked, exact: false, cells };
+        Ok(Self { features, kept, best_fit, batch: Mutex::new(batch) })
+    }
+
+    /// Puts elements of `elements` from `start` on into bins, until one fits nowhere.
+    ///
+    /// Returns how many were put, and whether the next one fits nowhere. An element that can
+    /// not be packed raises when it is the first, so those before it are never lost.
+    fn push(&self, elements: &Bound<'_, PyList>, start: usize) -> PyResult<(usize, bool)> {
+        let mut batch = self.locked()?;
+        let (mut arrays, mut lengths) = (Vec::new(), Vec::new());
+        let mut taken = 0;
+        for index in start..elements.len() {
+            let element = elements.get_item(index)?;
+            match self.add(&mut batch, &element, &mut arrays, &mut lengths) {
+                Ok(true) => taken += 1,
+                Ok(false) => break,
+                Err(failure) if taken == 0 => return Err(failure),
+                Err(_) => return Ok((taken, false)),
+            }
+        }
+        Ok((taken, batch.full))
+    }
+
+    /// Gives the rows filled so far and starts a new batch.
+    ///
+    /// Returns the number of rows, the features' arrays and, by kept feature, lists by row.
+    fn take<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<(usize, Vec<Bound<'py, PyTuple>>, Vec<Vec<Vec<Py<PyAny>>>>)> {
+        let mut batch = self.locked()?;
+        let num_rows = batch.bins.num_opened();
+        let mut kept = std::mem::take(&mut batch.kept);
+        for rows in &mut kept {
+            rows.truncate(num_rows);
+        }
+        let rows = std::mem::take(&mut batch.rows);
+        batch.bins.clear();
+        batch.full = false;
+        let columns = rows.into_iter().map(|rows| rows.into_python(py)).collect::<PyResult<_>>()?;
+        Ok((num_rows, columns, kept))
+    }
+}
+
+impl BinPacker {
+    fn locked(&self) -> PyResult<MutexGuard<'_, Batch>> {
+        self.batch.try_lock().map_err(|_| {
+            PyRuntimeError::new_err("a packing iterator was advanced by two threads at once")
+        })
+    }
+
+    /// Puts one element into a bin; `false` if none has room.
+    fn add<'py>(
+        &self,
+        batch: &mut Batch,
+        element: &Bound<'py, PyAny>,
+        arrays: &mut Vec<Array<'py>>,
+        lengths: &mut Vec<usize>,
+    ) -> PyResult<bool> {
+        self.features.gather(element, &batch.rows, arrays, lengths)?;
+        batch.bins.check_lengths(lengths, &self.features.names, self.subject()).map_err(Raised)?;
+        let kept = self.kept_values(element)?;
+        let Some(bin) = batch.bins.choose(lengths) else {
+            batch.full = true;
+            return Ok(false);
+        };
+        if batch.rows.is_empty() {
+            self.begin(batch, arrays)?;
+        }
+        let segment = i32::try_from(batch.bins.num_sequences(bin) + 1)?;
+        for (feature, (array, rows)) in arrays.iter().zip(&mut batch.rows).enumerate() {
+            let start = batch.bins.starts(bin)[feature];
+            let to = Placement { row: bin, start, len: lengths[feature], segment };
+            rows.write(array, 0, to)?;
+        }
+        for (rows, value) in batch.kept.iter_mut().zip(kept) {
+            rows[bin].push(value);
+        }
+        batch.bins.put(bin, lengths);
+        Ok(true)
+    }
+
+    fn subject(&self) -> &'static str {
+        if self.best_fit { "packer" } else { "PackedBatch" }
+    }
+
+    fn kept_values(&self, element: &Bound<'_, PyAny>) -> PyResult<Vec<Py<PyAny>>> {
+        self.kept.iter().map(|key| element.get_item(key).map(Bound::unbind)).collect()
+    }
+
+    /// Makes rows for a batch whose first element has these arrays.
+    fn begin(&self, batch: &mut Batch, arrays: &[Array<'_>]) -> PyResult<()> {
+        let layout = batch.bins.layout();
+        let rows = arrays.iter().enumerate().map(|(feature, array)| {
+            let size = (layout.num_bins, layout.capacities[feature]);
+            Rows::like(array, &self.features, feature, size)
+        });
+        let rows = rows.collect::<PyResult<_>>()?;
+        let num_bins = layout.num_bins;
+        let lists = || (0..num_bins).map(|_| Vec::new()).collect();
+        batch.kept = self.kept.iter().map(|_| lists()).collect();
+        batch.rows = rows;
+        Ok(())
+    }
+}

@@ -1,0 +1,177 @@
+//! Rows of sequences laid end to end, for Python.
+
+use std::sync::{Mutex, MutexGuard};
+
+use grainmill_core::pack::{Limits, Piece, Placement, RowFill, Taken};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+
+use crate::error::Raised;
+use crate::pack::rows::{Array, Features, Rows};
+
+/// The uncut feature that ended a row early: its name, its length and the room it had.
+type Limited = Option<(String, usize, usize)>;
+
+/// By feature, the cells that are left of a cut sequence.
+type Remainder = Option<Vec<(usize, usize)>>;
+
+struct State {
+    fill: RowFill,
+    rows: Vec<Rows>,
+    /// Rows of sequences that stand alone.
+    alone: Vec<Vec<Rows>>,
+}
+
+/// Lays the features of elements end to end and cuts them into rows.
+#[pyclass(module = "grainmill._native", frozen)]
+pub(crate) struct RowPacker {
+    features: Features,
+    /// By feature, the token that begins its segments.
+    begin_tokens: Vec<Option<Py<PyAny>>>,
+    state: Mutex<State>,
+}
+
+#[pymethods]
+impl RowPacker {
+    #[new]
+    #[pyo3(signature = (*, names, capacities, whole, alone, begin_tokens, cells))]
+    fn new(
+        py: Python<'_>,
+        names: Vec<String>,
+        capacities: Vec<usize>,
+        whole: Vec<bool>,
+        alone: bool,
+        begin_tokens: Vec<Option<Py<PyAny>>>,
+        cells: Py<PyAny>,
+    ) -> PyResult<Self> {
+        let key = |name: &String| Ok(vec![name.into_pyobject(py)?.into_any().unbind()]);
+        let paths = names.iter().map(key).collect::<PyResult<_>>()?;
+        let marked = whole.iter().map(|whole| !whole).collect();
+        let features = Features { paths, names: names.clone(), marked, exact: true, cells };
+        let limits = Limits { names, capacities, whole, alone };
+        let fill = RowFill::new(limits).map_err(Raised)?;
+        let state = Mutex::new(State { fill, rows: Vec::new(), alone: Vec::new() });
+        Ok(Self { features, begin_tokens, state })
+    }
+
+    /// Puts elements of `elements` from `start` on into the row, until it is at its end.
+    ///
+    /// Returns how many went in to their last cell, whether the row is at its end, and which
+    /// uncut feature ended it if one did. The next element of all belongs to the next row, with
+    /// what is left of it. An element that can not be packed raises when it is the first.
+    fn push(&self, elements: &Bound<'_, PyList>, start: usize) -> PyResult<(usize, bool, Limited)> {
+        let mut state = self.locked()?;
+        let (mut arrays, mut lengths) = (Vec::new(), Vec::new());
+        let mut taken = 0;
+        for index in start..elements.len() {
+            let element = elements.get_item(index)?;
+            match self.add(&mut state, &element, &mut arrays, &mut lengths) {
+                Ok(Taken::All | Taken::Alone) => taken += 1,
+                Ok(Taken::Part) => return Ok((taken, true, None)),
+                Ok(Taken::Nothing { limited_by }) => {
+                    let limited = limited_by.map(|(feature, room)| {
+                        (self.features.names[feature].clone(), lengths[feature], room)
+                    });
+                    return Ok((taken, true, limited));
+                }
+                Err(failure) if taken == 0 => return Err(failure),
+                Err(_) => return Ok((taken, false, None)),
+            }
+        }
+        Ok((taken, false, None))
+    }
+
+    /// Gives the row, if it has a sequence, and the rows that stand alone; starts the next row.
+    fn take<'py>(&self, py: Python<'py>) -> PyResult<Vec<Vec<Bound<'py, PyTuple>>>> {
+        let mut state = self.locked()?;
+        state.fill.next_row();
+        let mut all = std::mem::take(&mut state.alone);
+        let row = std::mem::take(&mut state.rows);
+        if !row.is_empty() {
+            all.insert(0, row);
+        }
+        all.into_iter()
+            .map(|row| row.into_iter().map(|rows| rows.into_python(py)).collect())
+            .collect()
+    }
+
+    /// What is left of the next element, `None` if all of it.
+    #[getter]
+    fn remainder(&self) -> PyResult<Remainder> {
+        Ok(self.locked()?.fill.remainder().map(<[_]>::to_vec))
+    }
+
+    /// Starts over with an empty row and `remainder` of the next element.
+    fn restart(&self, remainder: Remainder) -> PyResult<()> {
+        let mut state = self.locked()?;
+        state.fill.restart(remainder);
+        state.rows.clear();
+        state.alone.clear();
+        Ok(())
+    }
+}
+
+impl RowPacker {
+    fn locked(&self) -> PyResult<MutexGuard<'_, State>> {
+        self.state.try_lock().map_err(|_| {
+            PyRuntimeError::new_err("a packing iterator was advanced by two threads at once")
+        })
+    }
+
+    fn add<'py>(
+        &self,
+        state: &mut State,
+        element: &Bound<'py, PyAny>,
+        arrays: &mut Vec<Array<'py>>,
+        lengths: &mut Vec<usize>,
+    ) -> PyResult<Taken> {
+        self.features.gather(element, &state.rows, arrays, lengths)?;
+        let taken = state.fill.add(lengths).map_err(Raised)?;
+        match taken {
+            Taken::Nothing { .. } => {}
+            Taken::Alone => {
+                // On its own it keeps its own dtypes.
+                self.features.gather(element, &[], arrays, lengths)?;
+                let mut rows = self.begin(state, arrays)?;
+                let whole = lengths.iter().map(|&len| Piece { from: 0, start: 0, len });
+                self.write(&mut rows, arrays, whole, 1)?;
+                state.alone.push(rows);
+            }
+            Taken::All | Taken::Part => {
+                if state.rows.is_empty() {
+                    state.rows = self.begin(state, arrays)?;
+                }
+                let segment = i32::try_from(state.fill.num_sequences())?;
+                let pieces = state.fill.pieces().iter().copied();
+                self.write(&mut state.rows, arrays, pieces, segment)?;
+            }
+        }
+        Ok(taken)
+    }
+
+    fn begin(&self, state: &State, arrays: &[Array<'_>]) -> PyResult<Vec<Rows>> {
+        let capacities = &state.fill.limits().capacities;
+        let rows = arrays.iter().zip(capacities).enumerate().map(|(feature, (array, &cells))| {
+            Rows::like(array, &self.features, feature, (1, cells))
+        });
+        rows.collect()
+    }
+
+    fn write(
+        &self,
+        rows: &mut [Rows],
+        arrays: &[Array<'_>],
+        pieces: impl Iterator<Item = Piece>,
+        segment: i32,
+    ) -> PyResult<()> {
+        for (feature, (array, piece)) in arrays.iter().zip(pieces).enumerate() {
+            let to = Placement { row: 0, start: piece.start, len: piece.len, segment };
+            rows[feature].write(array, piece.from, to)?;
+            if let Some(token) = &self.begin_tokens[feature] {
+                rows[feature].begin_with(&self.features, token.bind(array.py()), to)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,214 @@
+//! Features of elements as arrays, and rows of cells that become arrays.
+
+use grainmill_core::pack::{Column, Placement};
+use numpy::{PyArray1, PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::exceptions::{PyKeyError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PySlice, PyTuple};
+
+use crate::cells::with_bytes;
+
+pub(crate) type Array<'py> = Bound<'py, PyUntypedArray>;
+
+/// Which parts of an element are laid out in cells, and who makes odd values plain.
+pub(crate) struct Features {
+    /// Keys from the element down to each feature.
+    pub(crate) paths: Vec<Vec<Py<PyAny>>>,
+    pub(crate) names: Vec<String>,
+    pub(crate) marked: Vec<bool>,
+    /// Whether elements have these features and no others.
+    pub(crate) exact: bool,
+    /// Python's `Cells`, asked about values that are not plain arrays.
+    pub(crate) cells: Py<PyAny>,
+}
+
+impl Features {
+    /// Collects the arrays of `element`; those of a batch under way have its dtypes.
+    pub(crate) fn gather<'py>(
+        &self,
+        element: &Bound<'py, PyAny>,
+        rows: &[Rows],
+        arrays: &mut Vec<Array<'py>>,
+        lengths: &mut Vec<usize>,
+    ) -> PyResult<()> {
+        arrays.clear();
+        lengths.clear();
+        if self.exact && !self.has_exactly_these(element)? {
+            self.cells.bind(element.py()).call_method1("refuse", (element,))?;
+        }
+        for (feature, path) in self.paths.iter().enumerate() {
+            let value = self.value(element, feature, path)?;
+            let rows = rows.get(feature);
+            let array = match value.cast_into::<PyUntypedArray>() {
+                Ok(array) if is_plain(&array, rows) => array,
+                Ok(array) => self.coerce(feature, array.as_any(), rows)?,
+                Err(other) => self.coerce(feature, &other.into_inner(), rows)?,
+            };
+            lengths.push(array.shape()[0]);
+            arrays.push(array);
+        }
+        Ok(())
+    }
+
+    fn has_exactly_these(&self, element: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let Ok(dict) = element.cast::<PyDict>() else { return Ok(false) };
+        if dict.len() != self.paths.len() {
+            return Ok(false);
+        }
+        for path in &self.paths {
+            if !dict.contains(path[0].bind(element.py()))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn value<'py>(
+        &self,
+        element: &Bound<'py, PyAny>,
+        feature: usize,
+        path: &[Py<PyAny>],
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = element.py();
+        let mut value = element.clone();
+        for key in path {
+            let Ok(dict) = value.cast::<PyDict>() else {
+                return Err(PyValueError::new_err(format!(
+                    "an element to pack must be a dictionary with the feature `{}`, got {} in its \
+                     place",
+                    self.names[feature],
+                    value.get_type()
+                )));
+            };
+            let Some(inner) = dict.get_item(key.bind(py))? else {
+                return Err(PyKeyError::new_err(key.clone_ref(py)));
+            };
+            value = inner;
+        }
+        Ok(value)
+    }
+
+    fn coerce<'py>(
+        &self,
+        feature: usize,
+        value: &Bound<'py, PyAny>,
+        rows: Option<&Rows>,
+    ) -> PyResult<Array<'py>> {
+        let py = value.py();
+        let wanted = rows.map(|rows| (rows.dtype.clone_ref(py), rows.trailing.clone()));
+        let (dtype, trailing) = wanted.unzip();
+        let trailing = trailing.map(|sizes| PyTuple::new(py, sizes)).transpose()?;
+        let arguments = (feature, value, dtype, trailing);
+        Ok(self.cells.bind(py).call_method1("coerce", arguments)?.cast_into::<PyUntypedArray>()?)
+    }
+}
+
+/// Whether the bytes of `array` can be copied as they are.
+fn is_plain(array: &Array<'_>, rows: Option<&Rows>) -> bool {
+    if array.ndim() == 0 || !array.is_c_contiguous() {
+        return false;
+    }
+    let dtype = array.dtype();
+    match rows {
+        Some(rows) => {
+            let wanted = rows.dtype.bind(array.py());
+            (dtype.is(wanted) || dtype.is_equiv_to(wanted)) && array.shape()[1..] == rows.trailing
+        }
+        None => true,
+    }
+}
+
+/// One feature of the batch under way.
+pub(crate) struct Rows {
+    dtype: Py<PyArrayDescr>,
+    /// Sizes of the axes after the first.
+    trailing: Vec<usize>,
+    cell_bytes: usize,
+    column: Column,
+    /// The rows themselves, where cells are Python objects.
+    objects: Option<Py<PyAny>>,
+}
+
+impl Rows {
+    /// Empty rows for values like `array`.
+    pub(crate) fn like(
+        array: &Array<'_>,
+        features: &Features,
+        feature: usize,
+        (num_rows, row_cells): (usize, usize),
+    ) -> PyResult<Self> {
+        let py = array.py();
+        let dtype = array.dtype();
+        let trailing = array.shape()[1..].to_vec();
+        let cells = features.cells.bind(py);
+        let sizes = PyTuple::new(py, &trailing)?;
+        let marked = features.marked[feature];
+        if dtype.has_object() {
+            let arguments = (feature, &dtype, num_rows, row_cells, sizes);
+            let objects = cells.call_method1("object_rows", arguments)?.unbind();
+            let column = Column::new(num_rows, row_cells, 0, None, marked);
+            let dtype = dtype.unbind();
+            return Ok(Self { dtype, trailing, cell_bytes: 0, column, objects: Some(objects) });
+        }
+        let padding = cells.call_method1("padding", (feature, &dtype, sizes))?;
+        let padding = padding.extract::<Option<Bound<'_, PyBytes>>>()?;
+        let cell_bytes = dtype.itemsize() * trailing.iter().product::<usize>();
+        let padding = padding.as_ref().map(|padding| padding.as_bytes());
+        let column = Column::new(num_rows, row_cells, cell_bytes, padding, marked);
+        Ok(Self { dtype: dtype.unbind(), trailing, cell_bytes, column, objects: None })
+    }
+
+    /// Copies the cells of `array` from `from` on to their place.
+    pub(crate) fn write(&mut self, array: &Array<'_>, from: usize, to: Placement) -> PyResult<()> {
+        if let Some(objects) = &self.objects {
+            let py = array.py();
+            let cells = array.as_any().get_item(slice(py, from, to.len)?)?;
+            objects.bind(py).set_item((to.row, slice(py, to.start, to.len)?), cells)?;
+            self.column.mark(to);
+        } else {
+            let cell_bytes = self.cell_bytes;
+            let cells = from * cell_bytes..(from + to.len) * cell_bytes;
+            with_bytes(array, |bytes| self.column.write(to, &bytes[cells]));
+        }
+        Ok(())
+    }
+
+    /// Puts the token `token` at the beginning of what was written to `to`.
+    pub(crate) fn begin_with(
+        &mut self,
+        features: &Features,
+        token: &Bound<'_, PyAny>,
+        to: Placement,
+    ) -> PyResult<()> {
+        let py = token.py();
+        if to.len == 0 {
+            return Ok(());
+        }
+        if let Some(objects) = &self.objects {
+            return objects.bind(py).set_item((to.row, to.start), token);
+        }
+        let sizes = PyTuple::new(py, &self.trailing)?;
+        let bytes = features.cells.bind(py).call_method1("cell", (token, &self.dtype, sizes))?;
+        self.column.overwrite(to.row, to.start, bytes.cast::<PyBytes>()?.as_bytes());
+        Ok(())
+    }
+
+    /// The rows as (values, first byte, dtype, trailing sizes, segment ids, positions).
+    pub(crate) fn into_python(mut self, py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
+        let (bytes, offset) = self.column.take_values();
+        let values = match self.objects {
+            Some(objects) => objects.into_bound(py),
+            None => PyArray1::from_vec(py, bytes).into_any(),
+        };
+        let marks = self.column.take_marks();
+        let (segment_ids, positions) = marks.unzip();
+        let vector = |cells: Option<Vec<i32>>| cells.map(|cells| PyArray1::from_vec(py, cells));
+        let trailing = PyTuple::new(py, &self.trailing)?;
+        (values, offset, self.dtype, trailing, vector(segment_ids), vector(positions))
+            .into_pyobject(py)
+    }
+}
+
+fn slice(py: Python<'_>, start: usize, len: usize) -> PyResult<Bound<'_, PySlice>> {
+    Ok(PySlice::new(py, isize::try_from(start)?, isize::try_from(start + len)?, 1))
+}
