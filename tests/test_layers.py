@@ -139,7 +139,8 @@ def imports_of(tree: ast.Module) -> list[tuple[str, bool]]:
             found.extend((alias.name, late) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            found.append((node.module or "", late))
+            if node.module != "grainmill":  # From there, each name is a module of its own.
+                found.append((node.module or "", late))
             found.extend((f"{node.module}.{alias.name}", late) for alias in node.names)
         for child in ast.iter_child_nodes(node):
             visit(child, late=late or isinstance(node, ast.FunctionDef | ast.Lambda))
