@@ -47,7 +47,7 @@ class FitPackStage(Stage):
         while self._rows is None or self._next_row >= len(self._rows):
             if not self._pack():
                 state = self.state()
-                return Block([], lambda _: _copy(state))
+                return Block([], lambda _, state=state: _copy(state))
         first = self._next_row
         elements = self._rows[first : first + limit]
         state_after = self._states(first, len(self._rows))

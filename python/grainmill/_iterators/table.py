@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from grainmill._iterators import elementwise
 from grainmill._iterators.batch import BatchStage
-from grainmill._iterators.concat_split import ConcatThenSplitStage
-from grainmill._iterators.pack import FitPackStage
 from grainmill._iterators.cache import CacheStage
+from grainmill._iterators.concat_split import ConcatThenSplitStage
 from grainmill._iterators.flat_map import FlatMapStage
 from grainmill._iterators.foreign import ForeignStage
 from grainmill._iterators.interleave import InterleaveStage
@@ -94,8 +93,6 @@ _STAGES: dict[type[Node], Callable[[Any, DatasetOptions], Stage]] = {
     plan.FitPack: lambda node, o: FitPackStage(node, _parent(node, o)),
     plan.ConcatThenSplit: lambda node, o: ConcatThenSplitStage(node, _parent(node, o)),
     plan.ThreadPrefetch: lambda node, o: ThreadPrefetchStage(node, _parent(node, o)),
-    plan.FitPack: lambda node, o: FitPackStage(node, _parent(node, o)),
-    plan.ConcatThenSplit: lambda node, o: ConcatThenSplitStage(node, _parent(node, o)),
     plan.Seed: _parent,
     plan.WithOptions: _parent,
 }
