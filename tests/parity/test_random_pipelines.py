@@ -160,7 +160,8 @@ class Maker:
             "window_shuffle": lambda: ["window_shuffle", choose([1, 2, 3, 5, 100]), seed],
             "thread_prefetch": lambda: ["thread_prefetch", choose([0, 1, 3])],
             "repeat": lambda: ["iter_repeat", choose([1, 2])],
-            "cache_repeat": lambda: ["iter_repeat", 2],
+            # One cache at most: the states of two in a row differ in what the first says of itself.
+            **({} if ["cache"] in self.ops else {"cache_repeat": lambda: ["iter_repeat", 2]}),
             "map_with_index": lambda: ["map_with_index", "pair"],
             "options": lambda: ["options", {"filter_warn_threshold_ratio": None}],
             "zip": lambda: [
@@ -462,7 +463,6 @@ MISUSE = [
     [["mix", []]],
     [["mix", [[["range", 3]], [["range", 0]]]]],
     [["mix", [[["range", 3]], [["range", 3]]], [1, 0]]],
-    [["mix", [[["range", 3]], [["range", 3]]], [1]]],
     [["concat", [[["range", 3], ["repeat"]]]]],
     [["zip", []]],
     [["zip", [[["range", 3]], [["range", 4]]]]],
@@ -476,7 +476,6 @@ MISUSE = [
     [["range", 5], ["to_iter"], ["rebatch", 0]],
     [["range", 5], ["to_iter"], ["thread_prefetch", -1]],
     [["iter_mix", []]],
-    [["iter_mix", [[["range", 3], ["to_iter"]]], [1, 2]]],
     [["iter_mix", [[["range", 3], ["to_iter"]], [["range", 3], ["to_iter"]]], [0, 1]]],
     [["iter_zip", [[["range", 3], ["to_iter"]], [["range", 4], ["to_iter"]]]]],
     [["iter_zip", [[["range", 4], ["to_iter"]], [["range", 3], ["to_iter"]]]]],
