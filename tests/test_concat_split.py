@@ -79,7 +79,9 @@ def test_concat_split_matches_slow_cut(lengths, capacity):
 )
 def test_restored_stage_continues_at_next_row(options, block):
     def stage():
-        return split([tokens(x) for x in range(40)], block=block, length_struct={"tokens": 7}, **options)
+        return split(
+            [tokens(x) for x in range(40)], block=block, length_struct={"tokens": 7}, **options
+        )
 
     rows = drain(stage())
     running = stage()
@@ -118,7 +120,10 @@ def test_failing_parent_loses_no_element():
 @pytest.mark.parametrize(
     ("element", "message"),
     [
-        ({"t": np.zeros(2, int), "u": 1}, r"structure {'t': 'int64\[2\]', 'u': 'int\[\]'} but target"),
+        (
+            {"t": np.zeros(2, int), "u": 1},
+            r"structure {'t': 'int64\[2\]', 'u': 'int\[\]'} but target",
+        ),
         ({"u": np.zeros(2, int)}, "There must be a sequence length for each feature."),
         (np.zeros(2, int), r"must be unnested dictionaries but got int64\[2\]."),
         ({"t": {"x": np.zeros(1)}}, "must be unnested dictionaries"),

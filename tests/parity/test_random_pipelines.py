@@ -4,7 +4,6 @@ Every pipeline comes from one seed, so a failure names the seed and the operatio
 it. Where Grain is known to be wrong the generator stays away, and says so.
 """
 
-import copy
 import json
 import logging
 import os
@@ -34,7 +33,7 @@ class Maker:
         self.kind = "int"
         self.droppable = False
         self.has_seed = False
-        self.state_exact = True
+        self.loose_states = False
         self.restores = True
         self.restores_end = True
 
@@ -237,6 +236,12 @@ class Maker:
         # restoring in ours, are still compared.
         if name in ("interleave", "concat_split"):
             self.restores = False
+        # States say the same in other words where elements were dropped (Grain's points in front of
+        # those, ours may point past them), and where a cache holds on to a state of its parent.
+        shown = json.dumps(self.ops)
+        self.loose_states = "cache" in shown or any(
+            f'"{word}"' in shown for word in ("filter", "drop_mult_3", "Even", "flat_map")
+        )
         # Grain's rebatch restored at its end gives an empty batch more.
         if name == "rebatch":
             self.restores_end = False
@@ -343,14 +348,13 @@ def compare_by_index(ops, rng):
         assert found == expected, f"index {i}"
 
 
-def compare_by_iteration(ops, rng, *, restores=True, restores_end=True):
+def compare_by_iteration(maker, rng):
+    ops = maker.ops
     theirs, ours = iter(build(real, ops)), iter(build(grain, ops))
     states, elements, error = [], [], None
     while len(elements) < MAX_ELEMENTS:
-        states.append(json.dumps(theirs.get_state()))
-        assert json.loads(json.dumps(ours.get_state())) == json.loads(states[-1]), (
-            f"place {len(elements)}"
-        )
+        # As JSON: a checkpoint is a file, and a later step must not change an earlier state.
+        states.append((json.dumps(theirs.get_state()), json.dumps(ours.get_state())))
         (expected, error), (found, our_error) = _next(theirs), _next(ours)
         _same_error(error, our_error, f"element {len(elements)}")
         if error is not None:
@@ -361,23 +365,26 @@ def compare_by_iteration(ops, rng, *, restores=True, restores_end=True):
         elements.append(encode(expected))
     close(theirs)
     close(ours)
+    unlike = [k for k, (a, b) in enumerate(states) if json.loads(a) != json.loads(b)]
+    for k in unlike:
+        assert maker.loose_states or k >= len(elements), f"state {k}: {states[k]}"
     if error is not None:
         return
-    for k in sorted({0, rng.randrange(len(states)), rng.randrange(len(states)), len(states) - 1}):
-        state = json.loads(states[k])
-        budget = MAX_ELEMENTS - k
-        grain_restores = restores and (restores_end or k < len(states) - 1)
+    places = {0, rng.randrange(len(states)), rng.randrange(len(states)), len(states) - 1}
+    for k in sorted(places | set(unlike[:2])):
+        their_state, our_state = states[k]
+        rest, budget = elements[k:], MAX_ELEMENTS - k
+        grain_restores = maker.restores and (maker.restores_end or k < len(states) - 1)
         if grain_restores or not IS_GRAIN:
-            _continues(grain, ops, state, elements[k:], budget, f"ours from Grain's state {state}")
+            _continues(grain, ops, their_state, rest, budget, f"ours from Grain's {their_state}")
+            _continues(grain, ops, our_state, rest, budget, f"ours from ours {our_state}")
         if grain_restores:
-            # Grain's `set_state` may keep and change what it is given.
-            again = copy.deepcopy(state)
-            _continues(real, ops, again, elements[k:], budget, f"Grain from our state {state}")
+            _continues(real, ops, our_state, rest, budget, f"Grain from ours {our_state}")
 
 
 def _continues(module, ops, state, expected, budget, what):
     iterator = iter(build(module, ops))
-    iterator.set_state(state)
+    iterator.set_state(json.loads(state))
     assert take(iterator, budget) == expected, what
     close(iterator)
 
@@ -420,9 +427,7 @@ def test_iterated_pipelines_agree(seeds):
         _compare(
             seed,
             maker,
-            lambda rng, m=maker: compare_by_iteration(
-                m.ops, rng, restores=m.restores, restores_end=m.restores_end
-            ),
+            lambda rng, m=maker: compare_by_iteration(m, rng),
         )
 
 
