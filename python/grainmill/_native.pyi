@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 __all__ = [
     "Arena",
     "ArrayRecordWriter",
+    "BinPacker",
     "GrainmillError",
     "MixSchedule",
     "PendingRead",
     "Permutation",
     "RecordFiles",
     "Resolver",
+    "RowPacker",
     "Slot",
     "copy_rows",
     "derived_seed",
@@ -114,3 +116,42 @@ class ArrayRecordWriter:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None: ...
+
+@final
+class BinPacker:
+    def __new__(
+        cls,
+        *,
+        paths: Sequence[Sequence[Any]],
+        names: Sequence[str],
+        capacities: Sequence[int],
+        alignments: Sequence[int],
+        marked: Sequence[bool],
+        kept: Sequence[Any],
+        num_bins: int,
+        max_sequences: int | None,
+        best_fit: bool,
+        cells: Any,
+    ) -> BinPacker: ...
+    def push(self, elements: list[Any], start: int) -> tuple[int, bool]: ...
+    def take(self) -> tuple[int, list[tuple[Any, ...]], list[list[list[Any]]]]: ...
+
+@final
+class RowPacker:
+    def __new__(
+        cls,
+        *,
+        names: Sequence[str],
+        capacities: Sequence[int],
+        whole: Sequence[bool],
+        alone: bool,
+        begin_tokens: Sequence[Any],
+        cells: Any,
+    ) -> RowPacker: ...
+    @property
+    def remainder(self) -> list[tuple[int, int]] | None: ...
+    def push(
+        self, elements: list[Any], start: int
+    ) -> tuple[int, bool, tuple[str, int, int] | None]: ...
+    def restart(self, remainder: Sequence[tuple[int, int]] | None) -> None: ...
+    def take(self) -> list[list[tuple[Any, ...]]]: ...
