@@ -213,8 +213,9 @@ def user_datasets(g):
 
         def __next__(self):
             if self._before is None:
-                self._before = self._parent.get_state()
+                before = self._parent.get_state()
                 self._held = next(self._parent)
+                self._before = before
                 return self._held
             self._before = None
             return self._held
