@@ -6,7 +6,7 @@ import pathlib
 from types import TracebackType
 from typing import Final
 
-from grainmill._config import config
+from grainmill._plan.settings import config
 
 _PACKAGE: Final = str(pathlib.Path(__file__).parent.parent)
 _FUSED: Final = "<grainmill"
