@@ -34,7 +34,7 @@ test: format-check ruff clippy rust-test rust-doc types python-test ## everythin
 
 lint: format-check ruff clippy types
 
-format:
+format: $(VENV)/.test
 	$(CARGO) fmt --all
 	$(BIN)/ruff check --fix --quiet .
 	$(BIN)/ruff format --quiet .

@@ -11,8 +11,12 @@ def pytest_configure(config):
     )
     if IS_GRAIN:
         # Grain's iterators raise from `__del__` when the interpreter or a test tears them down.
-        config.addinivalue_line("filterwarnings", "default::pytest.PytestUnraisableExceptionWarning")
-        config.addinivalue_line("filterwarnings", "default::pytest.PytestUnhandledThreadExceptionWarning")
+        config.addinivalue_line(
+            "filterwarnings", "default::pytest.PytestUnraisableExceptionWarning"
+        )
+        config.addinivalue_line(
+            "filterwarnings", "default::pytest.PytestUnhandledThreadExceptionWarning"
+        )
 
 
 def pytest_collection_modifyitems(items):

@@ -157,7 +157,10 @@ def mixed(num_elements, weights):
     for k in range(num_elements):
         rest, low, high = sum(counts), k, k + 1
         for part, weight in enumerate(counts):
-            next_low, next_high = given_to_rest(low, rest, weight), given_to_rest(high, rest, weight)
+            next_low, next_high = (
+                given_to_rest(low, rest, weight),
+                given_to_rest(high, rest, weight),
+            )
             if high - next_high > low - next_low:
                 out.append((part, high - next_high - 1))
                 break

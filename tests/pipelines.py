@@ -213,8 +213,9 @@ def user_datasets(g):
 
         def __next__(self):
             if self._before is None:
-                self._before = self._parent.get_state()
+                before = self._parent.get_state()
                 self._held = next(self._parent)
+                self._before = before
                 return self._held
             self._before = None
             return self._held
@@ -360,9 +361,7 @@ class _Ops:
     limit = staticmethod(lambda g, ds, n: g.experimental.LimitIterDataset(ds, n))
     iter_repeat = staticmethod(lambda g, ds, *n: g.experimental.RepeatIterDataset(ds, *n))
     cache = staticmethod(lambda g, ds: g.experimental.CacheIterDataset(ds))
-    rebatch = staticmethod(
-        lambda g, ds, n, **kw: g.experimental.RebatchIterDataset(ds, n, **kw)
-    )
+    rebatch = staticmethod(lambda g, ds, n, **kw: g.experimental.RebatchIterDataset(ds, n, **kw))
     thread_prefetch = staticmethod(
         lambda g, ds, n: g.experimental.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=n)
     )

@@ -9,6 +9,7 @@ import copy
 import hashlib
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,7 @@ NOT_YET = {
 
 NO_PERMUTATION = "Grain's `index_shuffle` is no permutation at sizes 4^k + 1; ours is"
 PAST_THE_EPOCH = "Grain's last window takes elements of the next epoch; ours stays inside the epoch"
+FLOAT_LENGTH = "Grain's length of an endless batch goes through floats; ours is exact"
 
 # {file: {case id: (reason, what ours must do instead)}}: where ours differs from Grain, on purpose.
 BETTER = {
@@ -61,6 +63,7 @@ BETTER = {
         "points": (NO_PERMUTATION, "other_sizes_equal"),
     },
     "shuffle": {"big65537": (NO_PERMUTATION, "epoch_is_permutation")},
+    "batch": {"infinite-len": (FLOAT_LENGTH, "length_is_exact")},
     "window_shuffle": {"map-ragged": (PAST_THE_EPOCH, "windows_stay_in_epoch")},
 }
 
@@ -88,8 +91,10 @@ def _reason_not_run(file, case_id):
     return reasons.get("*") or reasons.get(case_id)
 
 
-CASES = {**_read(HERE / "golden"), **_read(SHARED)}
-TO_RUN = [key for key in CASES if not _reason_not_run(*key) and key[1] not in BETTER.get(key[0], {})]
+CASES = {**_read(HERE / "golden" / "grain_vectors"), **_read(SHARED)}
+TO_RUN = [
+    key for key in CASES if not _reason_not_run(*key) and key[1] not in BETTER.get(key[0], {})
+]
 TO_IMPROVE = [
     (file, case_id) for file, rows in BETTER.items() for case_id in rows if (file, case_id) in CASES
 ]
@@ -277,7 +282,15 @@ def _windows_stay_in_epoch(case):
     assert [encode(dataset[i]) for i in range(full)] == case["expect"]["items"][:full]
 
 
+def _length_is_exact(case):
+    dataset = build(grain, case["ops"])
+    batch_size = case["ops"][-1][1]
+    assert len(dataset) == -(-sys.maxsize // batch_size)
+    assert [encode(dataset[i]) for i in case["indices"]] == case["expect"]["items"]
+
+
 REQUIRED = {
+    "length_is_exact": _length_is_exact,
     "permutation": _permutation,
     "other_sizes_equal": _other_sizes_equal,
     "epoch_is_permutation": _epoch_is_permutation,
@@ -299,7 +312,9 @@ def test_no_case_is_dropped_silently():
     assert {CASES[key]["kind"] for key in TO_RUN} == set(KINDS)
     if SHARED.is_dir():
         tables = [(f, c) for f, rows in {**NOT_YET, **BETTER}.items() for c in rows if c != "*"]
-        assert [key for key in tables if key not in CASES] == [], "a table names a case that is gone"
+        assert [key for key in tables if key not in CASES] == [], (
+            "a table names a case that is gone"
+        )
         assert [f for f in NOT_YET if not any(key[0] == f for key in CASES)] == []
 
 

@@ -153,9 +153,7 @@ WEIGHTS = st.lists(
 
 @given(WEIGHTS, st.data())
 def test_mix_matches_oracle(weights, data):
-    lengths = data.draw(
-        st.lists(st.integers(1, 20), min_size=len(weights), max_size=len(weights))
-    )
+    lengths = data.draw(st.lists(st.integers(1, 20), min_size=len(weights), max_size=len(weights)))
     parts = [grain.MapDataset.range(1000 * j, 1000 * j + n) for j, n in enumerate(lengths)]
     dataset = grain.MapDataset.mix(parts, weights)
     assert len(dataset) == oracle.mixed_length(lengths, weights)
@@ -166,9 +164,7 @@ def test_mix_matches_oracle(weights, data):
 
 @given(WEIGHTS, st.data())
 def test_mix_of_iter_datasets_matches_oracle(weights, data):
-    lengths = data.draw(
-        st.lists(st.integers(0, 15), min_size=len(weights), max_size=len(weights))
-    )
+    lengths = data.draw(st.lists(st.integers(0, 15), min_size=len(weights), max_size=len(weights)))
     parts = [list(range(1000 * j, 1000 * j + n)) for j, n in enumerate(lengths)]
     datasets = [grain.MapDataset.source(part).to_iter_dataset(INLINE) for part in parts]
     found = list(grain.IterDataset.mix(datasets, weights))
@@ -316,7 +312,10 @@ def test_batch_matches_stack(dtype, shape, n, batch_size):
 @given(st.lists(st.integers(0, 6), max_size=12), st.integers(1, 9), st.booleans())
 def test_rebatch_matches_slices_of_the_whole(sizes, batch_size, drop):
     ends = np.cumsum(sizes, dtype=np.int64)
-    parts = [{"x": np.arange(e - s, e) * 2, "y": np.arange(e - s, e)} for s, e in zip(sizes, ends, strict=True)]
+    parts = [
+        {"x": np.arange(e - s, e) * 2, "y": np.arange(e - s, e)}
+        for s, e in zip(sizes, ends, strict=True)
+    ]
     dataset = grain.MapDataset.source(parts).to_iter_dataset(INLINE)
     found = list(experimental.RebatchIterDataset(dataset, batch_size, drop_remainder=drop))
     total = sum(sizes)

@@ -270,7 +270,10 @@ def test_wrong_options_are_refused_when_the_plan_is_built(options, message):
         ([np.arange(6)[::2], [9]], np.array([0, 2, 4, 9])),
         ([np.array(["ab", "c"]), np.array(["def"])], np.array(["ab", "c", "de", ""])),
         ([np.array(["x", None], object)], np.array(["x", None, 0, 0], object)),
-        ([np.ones((2, 3)), np.full((1, 3), 2.0)], np.array([[1] * 3, [1] * 3, [2] * 3, [0] * 3], float)),
+        (
+            [np.ones((2, 3)), np.full((1, 3), 2.0)],
+            np.array([[1] * 3, [1] * 3, [2] * 3, [0] * 3], float),
+        ),
         ([np.arange(3, dtype=">i4")], np.array([0, 1, 2, 0], ">i4")),
         ([np.array(["2020-01-01"], "M8[D]")], np.array([18262, 0, 0, 0], "M8[D]")),
     ],

@@ -125,7 +125,12 @@ def fresh_process(tmp_path_factory):
     """What a fresh process finds after each state of each stage, beside what it should find."""
     expected, states = {}, {}
     for name in STAGES:
-        elements, texts = _full_pass(make(grain, name))
+        try:
+            elements, texts = _full_pass(make(grain, name))
+        except Exception as error:  # noqa: BLE001 - the other tests of this stage say more
+            expected[name] = states[name] = {}
+            print(f"{name}: {error!r}")
+            continue
         expected[name] = {str(k): elements[k:] for k in range(len(texts))}
         states[name] = {str(k): json.loads(text) for k, text in enumerate(texts)}
     path = tmp_path_factory.mktemp("resume") / "states.json"
@@ -145,6 +150,7 @@ def fresh_process(tmp_path_factory):
 @pytest.mark.parametrize("name", EVERY_STAGE)
 def test_stage_resumes_in_a_fresh_process(name, fresh_process):
     expected, found = fresh_process
+    assert expected[name], "the stage could not be iterated over"
     # Expected values go through JSON like those that come back.
     assert found[name] == json.loads(json.dumps(expected[name]))
 

@@ -1,7 +1,6 @@
 """The wheel installs into an empty environment of every Python on the machine and works there."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,9 +18,11 @@ print(sys.base_prefix, sys.version.split()[0])
 
 def interpreters() -> dict[str, str]:
     """Version and place of each CPython from 3.11 on -> a command that starts it."""
-    names = ["python3", *(f"python3.{minor}" for minor in range(11, 30))]
-    commands = [sys.executable, *filter(None, map(shutil.which, names))]
-    commands += sorted(map(str, Path.home().glob(".pyenv/versions/3.*/bin/python")))
+    folders = [Path(folder) for folder in os.get_exec_path()]
+    folders += Path.home().glob(".pyenv/versions/3.*/bin")
+    names = ["python3", "python3.[1-9][0-9]"]
+    commands = [sys.executable]
+    commands += sorted(str(p) for folder in folders for name in names for p in folder.glob(name))
     found = {}
     for command in commands:
         done = subprocess.run(

@@ -1,5 +1,6 @@
-"""Types of the compiled module, compared with the build by `stubtest`."""
+# Types of the compiled module, compared with the build by `stubtest`.
 
+import os
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, final
@@ -27,6 +28,8 @@ __all__ = [
     "window_order",
 ]
 
+__version__: str
+
 class GrainmillError(RuntimeError): ...
 
 @final
@@ -39,9 +42,7 @@ class Permutation:
 @final
 class MixSchedule:
     def __new__(cls, proportions: Sequence[int]) -> Self: ...
-    def choose(
-        self, start: int, count: int
-    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]: ...
+    def choose(self, start: int, count: int) -> tuple[NDArray[np.uint32], NDArray[np.int64]]: ...
 
 @final
 class Resolver:
@@ -54,11 +55,8 @@ class Resolver:
     ) -> dict[int, tuple[NDArray[np.int64] | None, NDArray[np.int64]]]: ...
 
 def index_shuffle(index: int, max_index: int, seed: int, rounds: int) -> int: ...
-
 def window_order(window_len: int, seed: int) -> NDArray[np.int64]: ...
-
 def philox_key(seed: int) -> tuple[int, int]: ...
-
 def derived_seed(seeds: Sequence[tuple[int, int]]) -> int: ...
 
 @final
@@ -99,7 +97,6 @@ class Slot:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 def copy_rows(array: NDArray[Any], elements: list[Any], at: int) -> int: ...
-
 def scalars_to_rows(elements: list[Any]) -> NDArray[Any] | None: ...
 
 @final

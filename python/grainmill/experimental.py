@@ -63,7 +63,7 @@ __all__ = [
     "apply_transformations",
     "assert_equal_output_after_checkpoint",
     "batch_and_pad",
-    "device_put",
+    "device_put",  # noqa: F822 - made on demand, below
     "get_element_spec",
     "get_next_index",
     "index_shuffle",

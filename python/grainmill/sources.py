@@ -140,7 +140,7 @@ def _listed(paths: object) -> Sequence[object]:
         return [paths]
     if not isinstance(paths, Sequence):
         # The text is that of the `array_record` package, except that it says what it got.
-        raise ValueError(  # noqa: TRY004
+        raise ValueError(
             "Unsupported path format was used. Path format must be a Sequence, String, "
             f"pathlib.Path or FileInstruction, got {type(paths).__name__}"
         )

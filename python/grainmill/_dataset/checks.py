@@ -24,14 +24,14 @@ def assert_equal_output_after_checkpoint(dataset: Any) -> None:
     for element in iterator:
         elements.append(copy.deepcopy(element))
         states.append(iterator.get_state())
-    assert elements, "the dataset has no elements to compare"  # noqa: S101
+    assert elements, "the dataset has no elements to compare"
     for done, state in enumerate(states):
         _assert_same_spec(states[0], state)
         restored = iter(dataset)
         restored.set_state(copy.deepcopy(state))
         _assert_equal(restored.get_state(), state, f"state after {done} elements")
         rest = list(restored)
-        assert len(rest) == len(elements) - done, (  # noqa: S101
+        assert len(rest) == len(elements) - done, (
             f"{len(rest)} elements followed the state after {done}, not {len(elements) - done}"
         )
         for number, element in enumerate(rest, start=done):
@@ -41,7 +41,7 @@ def assert_equal_output_after_checkpoint(dataset: Any) -> None:
 def _assert_equal(actual: Any, expected: Any, what: str) -> None:
     found, found_tree = tree.flatten(actual)
     wanted, wanted_tree = tree.flatten(expected)
-    assert found_tree == wanted_tree, f"{what}: {found_tree} is not {wanted_tree}"  # noqa: S101
+    assert found_tree == wanted_tree, f"{what}: {found_tree} is not {wanted_tree}"
     for got, want in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(got, want, err_msg=what, strict=isinstance(want, np.ndarray))
 
@@ -50,4 +50,4 @@ def _assert_same_spec(first: Any, state: Any) -> None:
     kinds = [
         [(type(leaf), np.shape(leaf)) for leaf in tree.flatten(one)[0]] for one in (first, state)
     ]
-    assert kinds[0] == kinds[1], f"the make-up of the state changed: {first} to {state}"  # noqa: S101
+    assert kinds[0] == kinds[1], f"the make-up of the state changed: {first} to {state}"

@@ -178,7 +178,9 @@ def node_of(dataset: Any) -> Node:
     return make_node()  # type: ignore[no-any-return]
 
 
-def after(dataset: IterDataset[Any], make: Callable[..., Node], *args: Any, **kw: Any) -> Any:
+def after(
+    dataset: IterDataset[Any], make: Callable[..., Node], *args: Any, **kw: Any
+) -> PlannedIterDataset[Any]:
     """`dataset` with the node that `make` appends to it."""
     return PlannedIterDataset(make(node_of(dataset), *args, **kw), (dataset,))
 
@@ -198,7 +200,7 @@ def _apply(dataset: IterDataset[Any], transform: Any) -> IterDataset[Any]:
         case transforms.MapWithIndex():
             return dataset.map_with_index(transform)
         case transforms.FlatMap():
-            return after(dataset, lambda node: plan.FlatMap((node,), transform))  # type: ignore[no-any-return]
+            return after(dataset, lambda node: plan.FlatMap((node,), transform))
         case transforms.Filter():
             return dataset.filter(transform)
         case _:

@@ -8,6 +8,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from grainmill._dataset.tracebacks import drop_inner_frames
 from grainmill._iterators.table import open_stage
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
 
@@ -115,16 +116,18 @@ class PlannedIterator(DatasetIterator[T]):
         return str(self._node).replace("IterDataset", "DatasetIterator", 1)
 
     def __next__(self) -> T:
-        try:
-            return self._waiting.pop()
-        except IndexError:
-            return self._pull()
+        waiting = self._waiting
+        return waiting.pop() if waiting else self._pull()
 
     def _pull(self) -> T:
         if self._closed:
             raise ValueError(self._closed_message())
         burst = self._stage.burst
-        block = self._stage.pull(burst, interior=burst > 1)
+        try:
+            block = self._stage.pull(burst, interior=burst > 1)
+        except Exception as failure:
+            drop_inner_frames(failure)
+            raise
         self._block = block
         if not block.elements:
             raise StopIteration
@@ -132,6 +135,8 @@ class PlannedIterator(DatasetIterator[T]):
         return self._waiting.pop()
 
     def _closed_message(self) -> str:
+        if isinstance(self._stage, ThreadPrefetchStage):
+            return "Attempting to use a closed iterator."
         return f"Trying to advance a closed iterator: '{self}'."
 
     def get_state(self) -> dict[str, Any]:
@@ -217,7 +222,8 @@ def get_next_index(iterator: DatasetIterator[Any]) -> int:
     Raises:
         NotImplementedError: Elements of this pipeline have no index, as after a filter.
     """
-    return _indexed(iterator, "get_next_index")._get_next_index()  # noqa: SLF001
+    index: int = _method(iterator, "get_next_index")()
+    return index
 
 
 def set_next_index(iterator: DatasetIterator[Any], index: int) -> None:
@@ -227,13 +233,14 @@ def set_next_index(iterator: DatasetIterator[Any], index: int) -> None:
         NotImplementedError: Elements of this pipeline have no index, as after a filter.
         IndexError: `index` lies outside the data.
     """
-    _indexed(iterator, "set_next_index")._set_next_index(index)  # noqa: SLF001
+    _method(iterator, "set_next_index")(index)
 
 
-def _indexed(iterator: Any, what: str) -> Any:
-    if not callable(getattr(iterator, f"_{what}", None)):
-        raise NotImplementedError(f"{what} is not supported for {type(iterator).__name__}.")
-    return iterator
+def _method(iterator: Any, name: str) -> Callable[..., Any]:
+    method: Callable[..., Any] | None = getattr(iterator, f"_{name}", None)
+    if method is None:
+        raise NotImplementedError(f"{name} is not supported for {type(iterator).__name__}.")
+    return method
 
 
 def apply_each(dataset: T, transforms: Any, apply_one: Callable[[T, Any], T]) -> T:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import abc
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, overload
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 import numpy as np
 
@@ -191,8 +191,7 @@ class MapDataset(Generic[T], metaclass=MapDatasetFactories):
     def map_with_index(
         self, transform: transforms.MapWithIndex | Callable[[int, T], S]
     ) -> MapDataset[S]:
-        """Replaces every element by `transform(index, element)`, `index` not reduced to an
-        epoch."""
+        """Replaces every element by `transform(index, element)`; `index` runs on over epochs."""
         return _after(self, plan.MapWithIndex.of, transform)
 
     def random_map(
@@ -305,7 +304,9 @@ class PlannedMapDataset(MapDataset[T]):
         return {**self.__dict__, "_program": None}
 
 
-def _after(dataset: MapDataset[Any], make: Callable[..., Node], *args: Any, **kw: Any) -> Any:
+def _after(
+    dataset: MapDataset[Any], make: Callable[..., Node], *args: Any, **kw: Any
+) -> PlannedMapDataset[Any]:
     return PlannedMapDataset(make(node_of(dataset), *args, **kw), (dataset,))
 
 
@@ -324,7 +325,7 @@ def _apply(dataset: MapDataset[Any], transform: Any) -> MapDataset[Any]:
         case transforms.MapWithIndex():
             return dataset.map_with_index(transform)
         case transforms.FlatMap():
-            return _after(dataset, plan.FlatMap.of, transform)  # type: ignore[no-any-return]
+            return _after(dataset, plan.FlatMap.of, transform)
         case transforms.Filter():
             return dataset.filter(transform)
         case _:

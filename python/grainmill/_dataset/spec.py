@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -12,6 +11,9 @@ from grainmill._dataset.iter_dataset import node_of
 from grainmill._evaluate import tree
 from grainmill._plan import random_access, sequential
 from grainmill._plan.node import Node, transform_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @runtime_checkable

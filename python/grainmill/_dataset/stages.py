@@ -105,7 +105,7 @@ class RebatchIterDataset(PlannedIterDataset[Any]):
         self,
         parent: IterDataset[Any],
         batch_size: int,
-        drop_remainder: bool = False,  # noqa: FBT001, FBT002 - the signature programs call
+        drop_remainder: bool = False,  # noqa: FBT001, FBT002 - as programs call it
     ) -> None:
         node = sequential.Rebatch.of(node_of(parent), batch_size, drop_remainder=drop_remainder)
         super().__init__(node, (parent,))

@@ -13,7 +13,6 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,8 @@ from grainmill._evaluate.leaves import block_len
 from grainmill._evaluate.thread_count import ThreadCount
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from grainmill._evaluate.program import Program
     from grainmill._plan.options import ReadOptions
 
@@ -55,10 +56,10 @@ class Blocks(abc.ABC):
         """Makes `position` the next; what was made ahead is dropped."""
         self.position = position
 
-    def start(self) -> None:
+    def start(self) -> None:  # noqa: B027 - there may be nothing to begin
         """Begins to make elements ahead."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - there may be nothing to stop
         """Stops what runs; safe to call again."""
 
 
@@ -108,7 +109,7 @@ class EngineBlocks(Blocks):
         self._count = block_len(program.mean_byte_len, max(1, at_most // 2))
         self._next: tuple[int, Callable[[], Evaluated]] | None = None
 
-    def take(self, limit: int) -> Evaluated:  # noqa: ARG002
+    def take(self, limit: int) -> Evaluated:
         """See `Blocks.take`."""
         self.start()
         if self._next is None:
@@ -143,7 +144,7 @@ class EngineBlocks(Blocks):
 class _Task:
     """One block on its way through a thread."""
 
-    __slots__ = ("count", "done", "elapsed_s", "make", "made")
+    __slots__ = ("count", "done", "elapsed_s", "made", "make")
 
     def __init__(self, count: int, make: Callable[[], Evaluated]) -> None:
         self.count = count
@@ -270,7 +271,7 @@ def _work(queue: SimpleQueue[_Task | None]) -> None:
             began = time.perf_counter()
             try:
                 task.made = make()
-            except Exception as failure:  # noqa: BLE001 - raised to the consumer
+            except Exception as failure:
                 task.made = Evaluated([], failure)
             task.elapsed_s = time.perf_counter() - began
         task.done.release()

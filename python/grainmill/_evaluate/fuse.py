@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from grainmill._evaluate.rng import IndexedGenerators
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from grainmill._evaluate.rng import IndexedGenerators
 
 StepKind: TypeAlias = Literal["read", "map", "filter", "indexed", "random", "test"]
 
@@ -69,7 +71,7 @@ class Fused:
             failure = RuntimeError("a user function raised StopIteration")
             failure.__cause__ = stop
             return Evaluated(made, failure)
-        except Exception as failure:  # noqa: BLE001 - handed over at its place in the order
+        except Exception as failure:
             return Evaluated(made, failure)
         return Evaluated(made, None)
 
@@ -88,5 +90,5 @@ def _loop(kinds: tuple[StepKind, ...]) -> Callable[..., None]:
         "        append(x)",
     ]
     scope: dict[str, Any] = {}
-    exec(compile("\n".join(lines), "<grainmill fused stages>", "exec"), scope)  # noqa: S102
+    exec(compile("\n".join(lines), "<grainmill fused stages>", "exec"), scope)
     return scope["loop"]  # type: ignore[no-any-return]

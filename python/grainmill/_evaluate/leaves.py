@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Indices: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 512 << 10
 
 
 class Leaf(abc.ABC):
@@ -93,7 +93,7 @@ class FilesLeaf(Leaf):
 def _all(make: Callable[[], list[Any]]) -> Evaluated:
     try:
         return Evaluated(make(), None)
-    except Exception as failure:  # noqa: BLE001 - handed over at its place in the order
+    except Exception as failure:
         return Evaluated([], failure)
 
 
@@ -102,7 +102,7 @@ def _one_by_one(read: Callable[[int], Any], index: Iterable[int]) -> Evaluated:
     try:
         for i in index:
             made.append(read(i))  # noqa: PERF401 - those before a failure are wanted
-    except Exception as failure:  # noqa: BLE001 - handed over at its place in the order
+    except Exception as failure:
         return Evaluated(made, failure)
     return Evaluated(made, None)
 
@@ -157,7 +157,7 @@ class BatchLeaf(Leaf):
             offset = epoch * self._parent_len
             try:
                 batches.append(self._batch(offset + first, offset + stop))
-            except Exception as failure:  # noqa: BLE001 - handed over at its place in the order
+            except Exception as failure:
                 return Evaluated(batches, failure)
         return Evaluated(batches, None)
 
@@ -176,7 +176,7 @@ class BatchLeaf(Leaf):
         for part in self._parts(start, stop):
             yield from part
 
-    def _parts(self, start: int, stop: int) -> Iterable[Sequence[Any]]:
+    def _parts(self, start: int, stop: int) -> Iterable[list[Any]]:
         size = block_len(self._parent.mean_byte_len, stop - start)
         for at in range(start, stop, size):
             made = self._parent.run(at, min(size, stop - at))
@@ -204,7 +204,8 @@ class FlatMapLeaf(Leaf):
     def finish(self, started: Indices) -> Evaluated:
         """See `Leaf.finish`; an element is split once for all pieces that stand together."""
         made: list[Any] = []
-        last, pieces = None, []
+        last: int | None = None
+        pieces: Sequence[Any] = ()
         for i in started.tolist():
             whole, piece = divmod(i, self._fan_out)
             if whole != last:
@@ -213,7 +214,7 @@ class FlatMapLeaf(Leaf):
                     return Evaluated(made, read.failure)
                 try:
                     pieces = self._pieces(read.elements[0])
-                except Exception as failure:  # noqa: BLE001 - handed over at its place
+                except Exception as failure:
                     return Evaluated(made, failure)
                 last = whole
             made.append(pieces[piece] if piece < len(pieces) else None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -15,6 +14,8 @@ from grainmill._native import RecordFiles, Resolver
 from grainmill._plan import random_access as plan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from grainmill._evaluate.leaves import Indices, Leaf
     from grainmill._plan.node import MapNode, Node
 
@@ -50,12 +51,8 @@ class Program:
         self._resolver = Resolver(self._tree)
         self.runs_user_code = _any_user_code(self._chain)
         self.mean_byte_len = max(leaf.mean_byte_len for _, leaf in _leaves(self._chain))
-        below = self._chain.below
-        self._numbers = (
-            below[1]
-            if isinstance(below[1], leaves.NumbersLeaf) and not self._chain.fused.steps
-            else None
-        )
+        self._started_early = _leaves(self._chain, read_in_loop=False)
+        self._numbers = _only_numbers(self._chain)
 
     def run(self, start: int, count: int) -> Evaluated:
         """The elements at `start, ..., start + count - 1`."""
@@ -77,14 +74,12 @@ class Program:
         columns = self._resolver.resolve_range(start, count)
         started = {
             number: leaf.start(columns[number][1])
-            for number, leaf in _leaves(self._chain)
-            if number in columns and leaf.first_step() is None
+            for number, leaf in self._started_early
+            if number in columns
         }
         return lambda: self._evaluate(columns, count, started)
 
-    def _evaluate(
-        self, columns: Columns, count: int, started: dict[int, Any] | None
-    ) -> Evaluated:
+    def _evaluate(self, columns: Columns, count: int, started: dict[int, Any] | None) -> Evaluated:
         return _run(self._chain, columns, started, count)[1]
 
 
@@ -98,13 +93,11 @@ def _run(
         if number not in columns:
             return np.empty(0, np.int64), Evaluated([], None)
         rows, index = columns[number]
-        if chain.fused.steps and chain.fused.steps[0].kind == "read":
+        if _reads_in_loop(chain):
             return rows, chain.fused(index.tolist(), steps)
         made = leaf.read(index) if started is None else leaf.finish(started[number])
     else:
-        rows, made = _merge(
-            [_run(child, columns, started, count) for child in chain.below], count
-        )
+        rows, made = _merge([_run(child, columns, started, count) for child in chain.below], count)
     if not chain.fused.steps:
         return rows, made
     mapped = chain.fused(made.elements, steps)
@@ -127,10 +120,22 @@ def _merge(
     return whole, leaves.merged(within, len(whole))
 
 
-def _leaves(chain: Chain) -> list[tuple[int, Leaf]]:
+def _reads_in_loop(chain: Chain) -> bool:
+    return bool(chain.fused.steps) and chain.fused.steps[0].kind == "read"
+
+
+def _leaves(chain: Chain, *, read_in_loop: bool = True) -> list[tuple[int, Leaf]]:
+    """The leaves of `chain`, with or without those that its fused loop reads."""
     if isinstance(chain.below[0], int):
-        return [chain.below]
-    return [leaf for child in chain.below for leaf in _leaves(child)]
+        return [chain.below] if read_in_loop or not _reads_in_loop(chain) else []
+    return [leaf for child in chain.below for leaf in _leaves(child, read_in_loop=read_in_loop)]
+
+
+def _only_numbers(chain: Chain) -> leaves.NumbersLeaf | None:
+    below = chain.below[-1]
+    if isinstance(below, leaves.NumbersLeaf) and not chain.fused.steps:
+        return below
+    return None
 
 
 def _any_user_code(chain: Chain) -> bool:
@@ -160,7 +165,7 @@ class _Compiler:
                 column = None
                 if isinstance(node, plan.MapWithIndex | plan.RandomMap):
                     column = self._number()
-                    stages.append(lambda below, tap=column: ("tap", tap, below))
+                    stages.append(_tap(column))
                 steps.append(_step(node, column))
             elif type(node) in _INDEX_STAGES:
                 arrange = _INDEX_STAGES[type(node)](node)
@@ -175,7 +180,7 @@ class _Compiler:
         return tree, chain
 
     def _bottom(self, node: MapNode, steps: list[Step]) -> tuple[Tree, Chain]:
-        steps = steps[::-1]
+        steps.reverse()
         if isinstance(node, plan.Mix | plan.Concatenate):
             compiled = [self.compile(plan.random_access(parent)) for parent in node.parents]
             trees = tuple(tree for tree, _ in compiled)
@@ -196,6 +201,10 @@ class _Compiler:
                 steps = [reads, *steps]
         columns = tuple(step.column for step in steps if step.column is not None)
         return tree, Chain(below, Fused(steps), columns)
+
+
+def _tap(column: int) -> Callable[[Tree], Tree]:
+    return lambda below: ("tap", column, below)
 
 
 def _step(node: plan.Map, column: int | None) -> Step:

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 
 
-class _PhiloxKey(ISeedSequence):  # type: ignore[misc]
+class _PhiloxKey(ISeedSequence):
     """Hands `Philox` its key; NumPy would otherwise gather entropy for each generator."""
 
     def __init__(self, seed: int) -> None:
         self._words = np.random.SeedSequence(seed).generate_state(2, np.uint64)
 
-    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:  # noqa: ARG002
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
         """Returns the two 64-bit words of the key."""
         return self._words
 
@@ -39,4 +39,5 @@ class IndexedGenerators:
         if index < 0:
             raise OverflowError(f"random maps need a non-negative index, got {index}")
         counter = np.array((0, 0, self._op_seed, index), np.uint64)
-        return np.random.Generator(np.random.Philox(self._key, counter=counter))
+        key: Any = self._key
+        return np.random.Generator(np.random.Philox(key, counter=counter))

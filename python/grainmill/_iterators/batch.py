@@ -31,11 +31,12 @@ class BatchStage(Stage):
         self._gathered = self._new_batch()
         self._start: State | None = None
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:  # noqa: ARG002
+    def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`; gives one batch."""
+        before = self._parent.state()
         numbers = self._pull_numbers()
         if numbers is not None:
-            return Block([numbers] if len(numbers) else [], self._after_parent())
+            return self._block_of_numbers(numbers, before)
         if self._start is None:
             self._start = self._parent.state()
         after = self._gather()
@@ -70,9 +71,11 @@ class BatchStage(Stage):
             return numbers
         return None
 
-    def _after_parent(self) -> Callable[[int], State]:
-        state = self._parent.state()
-        return lambda _: state
+    def _block_of_numbers(self, numbers: Any, before: State) -> Block:
+        after = self._parent.state()
+        if not len(numbers):
+            return Block([], lambda _: dict(after))
+        return Block([numbers], lambda k: dict(after if k else before))
 
     def _reset(self) -> None:
         self._gathered = self._new_batch()

@@ -21,7 +21,7 @@ class CacheStage(Stage):
     its start, up to the place of the state.
     """
 
-    def __init__(self, node: Cache, parent: Stage) -> None:  # noqa: ARG002
+    def __init__(self, node: Cache, parent: Stage) -> None:
         super().__init__(parent)
         self._parent = parent
         self._initial: State | None = None

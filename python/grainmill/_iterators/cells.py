@@ -37,7 +37,7 @@ class Cells:
             trailing: The sizes of the axes after the first, likewise.
         """
         if isinstance(value, Mapping):
-            raise ValueError(  # noqa: TRY004 - as Grain raises
+            raise ValueError(
                 f"Failed to extract segment ids for '{self._names[feature]}', which has type "
                 f"{type(value)} rather than np.ndarray. Perhaps it should be marked as a meta "
                 "feature?"

@@ -59,7 +59,7 @@ class ConcatThenSplitStage(Stage):
             cells=_FlatCells(self._names, node.length_struct),
         )
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:  # noqa: ARG002 - states inside cost nothing
+    def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`."""
         while self._next_row >= len(self._rows):
             if not self._fill():

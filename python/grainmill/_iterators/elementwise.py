@@ -8,26 +8,23 @@ from grainmill._evaluate.fuse import Fused, Step
 from grainmill._evaluate.rng import IndexedGenerators
 from grainmill._iterators.drops import DropWatch
 from grainmill._iterators.stage import Block, Cursor, Stage, State
-from grainmill._plan import sequential as plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from grainmill._plan import sequential as plan
     from grainmill._plan.options import DatasetOptions
 
 
 class MapStage(Stage):
-    """Applies a function to every element; `None` stays `None`."""
+    """Applies functions, one after another, to every element; `None` stays `None`."""
 
-    def __init__(self, node: plan.Map, parent: Stage) -> None:
+    def __init__(self, parent: Stage, steps: Sequence[Step]) -> None:
         super().__init__(parent)
         self._cursor = Cursor(parent)
-        self._fused = Fused([self._step(node)])
+        self._fused = Fused(steps)
 
-    def _step(self, node: plan.Map) -> Step:
-        return Step("map", node.function)
-
-    def _columns(self, count: int) -> list[range]:  # noqa: ARG002
+    def _columns(self, count: int) -> list[range]:
         return []
 
     def _count(self, count: int) -> None:
@@ -37,7 +34,7 @@ class MapStage(Stage):
         """Wraps the parent's state after `k` more elements into that of this stage."""
         return lambda _, parent: parent
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:  # noqa: ARG002
+    def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`."""
         elements = self._cursor.peek(limit)[:limit]
         mark, stateful = self._cursor.mark(), self._stateful()
@@ -72,8 +69,8 @@ class _CountingStage(MapStage):
 
     _state_key: str
 
-    def __init__(self, node: plan.Map, parent: Stage) -> None:
-        super().__init__(node, parent)
+    def __init__(self, parent: Stage, step: Step) -> None:
+        super().__init__(parent, [step])
         self._passed = 0
 
     def _columns(self, count: int) -> list[range]:
@@ -102,8 +99,8 @@ class MapWithIndexStage(_CountingStage):
 
     _state_key = "counter"
 
-    def _step(self, node: plan.Map) -> Step:
-        return Step("indexed", node.function)
+    def __init__(self, node: plan.MapWithIndex, parent: Stage) -> None:
+        super().__init__(parent, Step("indexed", node.function))
 
 
 class RandomMapStage(_CountingStage):
@@ -111,9 +108,13 @@ class RandomMapStage(_CountingStage):
 
     _state_key = "index_for_rng"
 
-    def _step(self, node: plan.Map) -> Step:
-        assert isinstance(node, plan.RandomMap)  # noqa: S101 - for the type checker
-        return Step("random", node.function, generators=IndexedGenerators(node.seed))
+    def __init__(self, node: plan.RandomMap, parent: Stage) -> None:
+        generators = IndexedGenerators(node.seed)
+        super().__init__(parent, Step("random", node.function, generators=generators))
+
+
+def _picked(mark: Callable[[int], State], after: list[int]) -> Callable[[int], State]:
+    return lambda k: mark(after[k - 1] if k else 0)
 
 
 class FilterStage(Stage):
@@ -127,7 +128,7 @@ class FilterStage(Stage):
         self._drops = DropWatch(name, options)
         self._failure: Exception | None = None
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:  # noqa: ARG002
+    def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`."""
         while True:
             if self._failure is not None:
@@ -136,10 +137,10 @@ class FilterStage(Stage):
             elements = self._cursor.peek(limit)[:limit]
             mark = self._cursor.mark()
             if not elements:
-                return Block([], lambda _, mark=mark: mark(0))
+                return Block([], mark)
             kept, after = self._keep(elements)
             if kept:
-                return Block(kept, lambda k: mark(after[k - 1] if k else 0))
+                return Block(kept, _picked(mark, after))
 
     def _keep(self, elements: list[Any]) -> tuple[list[Any], list[int]]:
         """Those of `elements` that pass, and for each how many stand up to and including it."""

@@ -40,7 +40,7 @@ class FlatMapStage(Stage):
         there = isinstance(self._pieces, list | tuple)
         return max(1, len(self._pieces) - self._taken) if there else 1
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:  # noqa: ARG002
+    def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`."""
         last, last_taken = self._place
         while self._taken == len(self._pieces):

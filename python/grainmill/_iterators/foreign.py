@@ -97,7 +97,7 @@ class _Place:
         if self._state is None and self._failure is None:
             try:
                 self._state = copy.deepcopy(self._iterator.get_state())  # type: ignore[attr-defined]
-            except Exception as failure:  # noqa: BLE001 - raised to whoever asks
+            except Exception as failure:
                 self._failure = failure
 
     def state(self) -> State:

@@ -39,7 +39,7 @@ class InterleaveStage(Stage):
         self._future: dict[int, State] = {}
         self._before: _Standing | None = None
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:  # noqa: ARG002
+    def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`."""
         slots = self._opened()
         self._openings.look_ahead(self._next_part)

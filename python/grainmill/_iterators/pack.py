@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,6 +10,9 @@ from grainmill import _native
 from grainmill._iterators.cells import Cells, rows_of
 from grainmill._iterators.stage import Block, Cursor, Stage, State
 from grainmill._plan import sequential
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 _WANT = 256
 """Elements asked of the parent at once."""
@@ -40,12 +42,12 @@ class FitPackStage(Stage):
         """See `Stage.burst`: all rows of a batch are ready at once."""
         return min(self._node.num_packing_bins, _WANT)
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:  # noqa: ARG002 - states inside cost nothing
+    def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`."""
         while self._rows is None or self._next_row >= len(self._rows):
             if not self._pack():
                 state = self.state()
-                return Block([], lambda _: _copy(state))
+                return Block([], lambda _, state=state: _copy(state))
         first = self._next_row
         elements = self._rows[first : first + limit]
         state_after = self._states(first, len(self._rows))

@@ -11,6 +11,8 @@ from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.random_access import random_access
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
 
     from grainmill._plan import sequential as plan
@@ -26,7 +28,7 @@ class ReadStage(Stage):
         self._allow_nones = node.allow_nones
         self._program = Program(node.parent)
         self._blocks = _blocks(self._program, self._length, node)
-        self._burst = max(1, node.options.prefetch_buffer_size)
+        self._burst = max(1, node.options.prefetch_buffer_size // 2)
         name = f"PrefetchDatasetIterator{str(node).removeprefix(node.dataset_name)}"
         self._drops = DropWatch(name, options)
         self._made: list[Any] = []
@@ -41,14 +43,14 @@ class ReadStage(Stage):
     def _position(self) -> int:
         return self._blocks.position - len(self._made) + self._at
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:  # noqa: ARG002
+    def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`."""
         while True:
             if self._at >= len(self._made):
                 self._refill(limit)
             if not self._made:
                 end = self._position()
-                return Block([], lambda _: {"next_index": end})
+                return Block([], _at(end))
             start = self._position()
             part = self._made[self._at : self._at + limit] if self._at else self._made[:limit]
             self._at += len(part)
@@ -58,8 +60,8 @@ class ReadStage(Stage):
 
     def _refill(self, limit: int) -> None:
         if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+            raised, self._failure = self._failure, None
+            raise raised
         self._made, self._at = [], 0
         self._made, failure = self._blocks.take(limit)
         if failure is not None and not self._made:
@@ -68,20 +70,21 @@ class ReadStage(Stage):
 
     def _kept(self, part: list[Any], start: int) -> Block:
         if self._allow_nones or not self._program.runs_user_code:
-            return Block(part, lambda k: {"next_index": start + k})
+            return Block(part, _at(start))
         kept = [element for element in part if element is not None]
         if len(kept) == len(part):
             self._drops.kept_only(len(part))
-            return Block(part, lambda k: {"next_index": start + k})
+            return Block(part, _at(start))
         verdicts = [element is not None for element in part]
         excess = self._drops.first_excess(verdicts)
         if excess is not None:
-            seen, self._failure = excess
+            seen, failure = excess
+            self._failure = failure
             self._cut(len(part) - seen)
             part, verdicts = part[:seen], verdicts[:seen]
             kept = [element for element in part if element is not None]
             if not kept:
-                failure, self._failure = self._failure, None
+                self._failure = None
                 raise failure
         after = [start + place + 1 for place, keep in enumerate(verdicts) if keep]
         return Block(kept, lambda k: {"next_index": after[k - 1] if k else start})
@@ -133,6 +136,10 @@ class ReadStage(Stage):
         """See `Stage.close`."""
         self._made, self._at = [], 0
         self._blocks.close()
+
+
+def _at(start: int) -> Callable[[int], State]:
+    return lambda k: {"next_index": start + k}
 
 
 def _blocks(program: Program, length: int, node: plan.Read) -> Blocks:

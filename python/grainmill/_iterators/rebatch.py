@@ -38,7 +38,7 @@ class RebatchStage(Stage):
         self._skip = row
         self._pending: Block | None = None
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:  # noqa: ARG002
+    def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`; a block ends where the parent's batch does."""
         last = self._place
         places = [last]

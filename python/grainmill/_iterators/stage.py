@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 State: TypeAlias = dict[str, Any]
 
@@ -42,8 +44,7 @@ class Stage(abc.ABC):
 
     @property
     def burst(self) -> int:
-        """Elements to pull at once when the consumer wants one: more than 1 only where
-        they are made ahead anyway."""
+        """Elements to pull where one is wanted: above 1 only if they are made ahead anyway."""
         return 1
 
     @abc.abstractmethod
@@ -100,8 +101,7 @@ class Cursor:
         self._position = 0
 
     def peek(self, want: int = 1) -> list[Any]:
-        """Returns elements not yet taken, pulling up to `want` if there are none; `[]` at the
-        end."""
+        """Returns elements not yet taken; pulls up to `want` if there are none; `[]` at the end."""
         if self._block is None or self._position >= len(self._block.elements):
             self._block = self.stage.pull(want)
             self._position = 0

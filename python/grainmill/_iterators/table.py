@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from grainmill._evaluate.fuse import Step
 from grainmill._iterators import elementwise
 from grainmill._iterators.batch import BatchStage
-from grainmill._iterators.concat_split import ConcatThenSplitStage
-from grainmill._iterators.pack import FitPackStage
 from grainmill._iterators.cache import CacheStage
+from grainmill._iterators.concat_split import ConcatThenSplitStage
 from grainmill._iterators.flat_map import FlatMapStage
 from grainmill._iterators.foreign import ForeignStage
 from grainmill._iterators.interleave import InterleaveStage
 from grainmill._iterators.limit import LimitStage
 from grainmill._iterators.mix import MixStage
+from grainmill._iterators.pack import FitPackStage
 from grainmill._iterators.read import ReadStage
 from grainmill._iterators.rebatch import RebatchStage
 from grainmill._iterators.repeat import RepeatStage
@@ -25,6 +25,8 @@ from grainmill._plan import sequential as plan
 from grainmill._plan.options import DatasetOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from grainmill._iterators.stage import Stage
     from grainmill._plan.node import Node
 
@@ -59,6 +61,17 @@ def _parents(node: Node, options: DatasetOptions) -> list[Stage]:
     return [_open(parent, options) for parent in node.parents]
 
 
+def _maps(node: plan.Map, options: DatasetOptions) -> Stage:
+    """Maps that follow each other are one stage: they keep no state of their own."""
+    functions = [node.function]
+    above = node.parent
+    while type(above) is plan.Map:
+        functions.append(above.function)
+        above = above.parent
+    steps = [Step("map", function) for function in reversed(functions)]
+    return elementwise.MapStage(_open(above, options), steps)
+
+
 def _interleave(node: plan.Interleave, options: DatasetOptions) -> Stage:
     datasets = node.datasets
 
@@ -67,7 +80,7 @@ def _interleave(node: plan.Interleave, options: DatasetOptions) -> Stage:
         to_iter_dataset = getattr(part, "to_iter_dataset", None)
         if to_iter_dataset is not None:
             part = to_iter_dataset()
-        return _open(part._plan_node(), options)  # noqa: SLF001 - the plan is what is shared
+        return _open(part._plan_node(), options)  # noqa: SLF001 - datasets share plans
 
     return InterleaveStage(node, open_part, len(datasets))
 
@@ -75,7 +88,7 @@ def _interleave(node: plan.Interleave, options: DatasetOptions) -> Stage:
 _STAGES: dict[type[Node], Callable[[Any, DatasetOptions], Stage]] = {
     plan.Read: ReadStage,
     plan.Foreign: lambda node, _: ForeignStage(iter(node.dataset)),
-    plan.Map: lambda node, o: elementwise.MapStage(node, _parent(node, o)),
+    plan.Map: _maps,
     plan.MapWithIndex: lambda node, o: elementwise.MapWithIndexStage(node, _parent(node, o)),
     plan.RandomMap: lambda node, o: elementwise.RandomMapStage(node, _parent(node, o)),
     plan.Filter: lambda node, o: elementwise.FilterStage(node, _parent(node, o), o),

@@ -41,7 +41,7 @@ class WindowShuffleStage(Stage):
         """See `Stage.burst`; the rest of a window is there already."""
         return max(1, len(self._window) - self._position)
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:  # noqa: ARG002
+    def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`."""
         last = self._place
         while self._position == len(self._window):

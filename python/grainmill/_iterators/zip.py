@@ -26,7 +26,7 @@ class ZipStage(Stage):
         """See `Stage.burst`."""
         return min((parent.burst for parent in self.parents), default=1)
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:  # noqa: ARG002
+    def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`."""
         count = limit if self._parts else 0
         for number, part in enumerate(self._parts):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+import pathlib
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from grainmill._plan import transforms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -82,11 +84,12 @@ def transform_name(transform: Any) -> str:
     code = getattr(function, "__code__", None)
     if code is None:
         return name
-    parts = code.co_filename.split(os.sep)
-    where = os.path.join("...", *parts[-3:]) if len(parts) > 3 else code.co_filename  # noqa: PLR2004, PTH118
+    path = pathlib.PurePath(code.co_filename)
+    where = pathlib.PurePath("...", *path.parts[-_SHOWN_PARTS:]) if path.is_absolute() else path
     return f"{name} @ {where}:{code.co_firstlineno}"
 
 
+_SHOWN_PARTS = 3
 _TRANSFORM_CLASSES = (
     transforms.Map,
     transforms.RandomMap,

@@ -75,7 +75,7 @@ class DatasetOptions:
 
     filter_warn_threshold_ratio: float | None = _default(0.9)
     filter_raise_threshold_ratio: float | None = _default(None)
-    execution_tracking_mode: ExecutionTrackingMode = _default(ExecutionTrackingMode.DISABLED)
+    execution_tracking_mode: ExecutionTrackingMode = _default(ExecutionTrackingMode.DISABLED)  # noqa: RUF009 - it makes a field
     min_shm_size: int = _default(0)
     _set: frozenset[str] = dataclasses.field(init=False, repr=False, default=frozenset())
 
@@ -93,7 +93,7 @@ class DatasetOptions:
         """Returns these options, completed by those that only `other` sets."""
         if other is None:
             return self
-        chosen = {name: getattr(other, name) for name in other._set}  # noqa: SLF001
+        chosen = {name: getattr(other, name) for name in other._set}  # noqa: SLF001 - of its own class
         chosen |= {name: getattr(self, name) for name in self._set}
         return DatasetOptions(**chosen)
 

@@ -6,11 +6,10 @@ import dataclasses
 import enum
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from grainmill._plan import transforms
 from grainmill._plan.node import Node, function_of, transform_name
-from grainmill._plan.options import DatasetOptions, ReadOptions
 from grainmill._plan.random_access import (
     check_batch_size,
     check_weights,
@@ -20,6 +19,9 @@ from grainmill._plan.random_access import (
     random_map_seed,
 )
 from grainmill._plan.seeds import checked_shuffle_seed
+
+if TYPE_CHECKING:
+    from grainmill._plan.options import DatasetOptions, ReadOptions
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -303,9 +305,7 @@ class ThreadPrefetch(Node):
 def check_prefetch_buffer_size(size: int) -> None:
     """Raises `ValueError` where `size` is negative."""
     if size < 0:
-        raise ValueError(
-            f"`prefetch_buffer_size` must be greater than or equal to 0, got {size}."
-        )
+        raise ValueError(f"`prefetch_buffer_size` must be greater than or equal to 0, got {size}.")
 
 
 class BOSHandling(enum.Enum):
@@ -444,7 +444,7 @@ class ConcatThenSplit(Node):
 def leaves(struct: Any, name: str) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Yields (keys from the top, value) of each leaf of nested mappings, in order."""
     if not isinstance(struct, Mapping):
-        raise ValueError(f"`{name}` must be a mapping from features, got {struct!r}")  # noqa: TRY004 - as Grain raises
+        raise ValueError(f"`{name}` must be a mapping from features, got {struct!r}")
     for key, value in struct.items():
         if isinstance(value, Mapping):
             for path, leaf in leaves(value, name):
@@ -489,5 +489,3 @@ class WithOptions(Node):
 def read(parent: Node, options: ReadOptions, *, allow_nones: bool) -> Read:
     """The node that reads the random-access plan `parent` in order."""
     return Read((random_access(parent),), options, allow_nones)
-
-

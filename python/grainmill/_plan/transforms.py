@@ -5,9 +5,10 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Map(abc.ABC):
@@ -79,9 +80,7 @@ class Batch:
     batch_fn: Callable[[Sequence[Any]], Any] | None = None
 
 
-Transformation: TypeAlias = (
-    Batch | Map | RandomMap | TfRandomMap | Filter | FlatMap | MapWithIndex
-)
+Transformation: TypeAlias = Batch | Map | RandomMap | TfRandomMap | Filter | FlatMap | MapWithIndex
 Transformations: TypeAlias = Sequence[Transformation]
 
 

@@ -1,4 +1,9 @@
 """`grainmill.experimental` under its older place."""
 
-from grainmill.experimental import *  # noqa: F403
-from grainmill.experimental import __all__ as __all__  # noqa: PLC0414
+from grainmill import experimental as _experimental
+
+__all__ = _experimental.__all__
+
+
+def __getattr__(name: str) -> object:
+    return getattr(_experimental, name)

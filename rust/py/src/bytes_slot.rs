@@ -2,6 +2,8 @@
 //! once more on their way to Python.
 #![expect(unsafe_code, reason = "Python has no safe way to make a `bytes` before its content")]
 
+use std::sync::Once;
+
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -26,8 +28,20 @@ impl AsMut<[u8]> for Slot {
     }
 }
 
+/// Large `bytes` live in memory of the C heap. Until a block this large has been freed once, glibc
+/// asks the system for fresh pages for each and gives them back at once, which costs more than the
+/// reading; afterwards it keeps blocks up to this size, and twice as much, for the next.
+const KEPT_LEN: usize = 16 << 20;
+
+/// Makes and frees one block without touching it.
+fn warm_heap() {
+    static WARM: Once = Once::new();
+    WARM.call_once(|| drop(std::hint::black_box(Vec::<u8>::with_capacity(KEPT_LEN))));
+}
+
 /// A `bytes` of `len` bytes, not yet to be shown to anybody, and its memory.
 pub(crate) fn new_slot(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyBytes>, Slot)> {
+    warm_heap();
     let size = ffi::Py_ssize_t::try_from(len)?;
     // SAFETY: a null pointer asks for memory that is not initialised, of `size` bytes.
     let object = unsafe { ffi::PyBytes_FromStringAndSize(std::ptr::null(), size) };

@@ -19,7 +19,7 @@ const RUN_LEN: u64 = 128 << 10;
 /// Unwanted bytes that are read along when that saves a system call.
 const GAP_LEN: u64 = 1 << 10;
 /// Parts of a plan hold about this many bytes; a smaller plan is not worth a second thread.
-const PART_LEN: u64 = 512 << 10;
+const PART_LEN: u64 = 1 << 20;
 /// Records from this length on are read straight into their slots.
 const DIRECT_LEN: usize = 4 << 10;
 /// Memory above this is given back after use.

@@ -58,18 +58,19 @@ def _define_flags() -> Any:
     if importlib.util.find_spec("absl") is None:
         return None
     absl_flags: Any = importlib.import_module("absl.flags")
+    later = {"allow_override": True}  # Grain, imported later, may define them again
     for name, default in _DEFAULTS.items():
         flag, about = f"grain_{name}", f"Setting `{name}` of grainmill."
         if flag in absl_flags.FLAGS:
             continue
         if name == "py_traceback_filtering":
-            absl_flags.DEFINE_enum(flag, default, _TRACEBACK_FILTERING, about)
+            absl_flags.DEFINE_enum(flag, default, _TRACEBACK_FILTERING, about, **later)
         elif isinstance(default, bool):
-            absl_flags.DEFINE_bool(flag, default, about)
+            absl_flags.DEFINE_bool(flag, default, about, **later)
         elif isinstance(default, int):
-            absl_flags.DEFINE_integer(flag, default, about)
+            absl_flags.DEFINE_integer(flag, default, about, **later)
         else:
-            absl_flags.DEFINE_string(flag, default, about)
+            absl_flags.DEFINE_string(flag, default, about, **later)
     return absl_flags.FLAGS
 
 

@@ -1,0 +1,731 @@
+"""What goes wrong is said where it happens: texts programs match on, positions, thresholds, tracebacks."""
+
+import logging
+import re
+import traceback
+
+import numpy as np
+import pytest
+from pipelines import add_one, fixed_dict, is_even, tokens, tokens2
+from under_test import INLINE, NAME, experimental, grain
+
+MapDataset = grain.MapDataset
+
+# --- texts ---------------------------------------------------------------------------------------
+
+
+def ints(n=5):
+    return MapDataset.range(n)
+
+
+def iter_ints(n=5):
+    return MapDataset.range(n).to_iter_dataset()
+
+
+def iter_tokens(f=tokens, n=5):
+    return MapDataset.range(n).map(f).to_iter_dataset(INLINE)
+
+
+class _FanThree(experimental.FlatMapTransform):
+    max_fan_out = 2
+
+    def flat_map(self, element):
+        return [element] * 3
+
+
+class _Opaque:
+    """A map without `output_spec`."""
+
+    def __call__(self, element):
+        return element
+
+
+def first_fit(dataset, **options):
+    return experimental.FirstFitPackIterDataset(
+        dataset, **{"length_struct": {"tokens": 12}, "num_packing_bins": 2, **options}
+    )
+
+
+# (name, action, type, text that the message contains)
+MESSAGES = [
+    (
+        "batch_after_filter",
+        lambda: ints().filter(is_even).batch(2),
+        ValueError,
+        "`MapDataset.batch` can not follow `MapDataset.filter` because",
+    ),
+    (
+        "batch_after_filter_and_map",
+        lambda: ints().filter(is_even).map(add_one).shuffle(1).batch(2),
+        ValueError,
+        "`MapDataset.batch` can not follow `MapDataset.filter` because",
+    ),
+    (
+        "batch_after_flat_map",
+        lambda: experimental.FlatMapMapDataset(ints(), _FanThree()).batch(2),
+        ValueError,
+        "can not follow `FlatMapMapDataset` because",
+    ),
+    (
+        "batch_unlike_shapes",
+        lambda: MapDataset.source([np.zeros(2), np.zeros(3)]).batch(2)[0],
+        ValueError,
+        "Expected all input elements to have the same structure but got:",
+    ),
+    (
+        "batch_unlike_keys",
+        lambda: list(MapDataset.source([{"a": 1}, {"b": 1}]).to_iter_dataset(INLINE).batch(2)),
+        ValueError,
+        "Expected all input elements to have the same structure but got:",
+    ),
+    ("batch_zero", lambda: ints().batch(0), ValueError, "batch_size must be positive."),
+    ("iter_batch_zero", lambda: iter_ints().batch(0), ValueError, "batch_size must be positive."),
+    (
+        "shuffle_without_seed",
+        lambda: ints().shuffle(),
+        ValueError,
+        "`shuffle` requires a seed. Please provide it with `ds.seed(seed)`",
+    ),
+    (
+        "random_map_without_seed",
+        lambda: ints().random_map(lambda x, _: x),
+        ValueError,
+        "`random_map` requires a seed.",
+    ),
+    (
+        "iter_random_map_without_seed",
+        lambda: iter_ints().random_map(lambda x, _: x),
+        ValueError,
+        "`random_map` requires a seed.",
+    ),
+    (
+        "shuffle_seed_too_big",
+        lambda: ints().shuffle(2**32),
+        ValueError,
+        "Seed must be an integer between 0 and 2**32-1 (got seed=4294967296).",
+    ),
+    (
+        "shuffle_seed_negative",
+        lambda: ints().shuffle(-1),
+        ValueError,
+        "Seed must be an integer between 0 and 2**32-1 (got seed=-1).",
+    ),
+    (
+        "repeat_zero",
+        lambda: ints().repeat(0),
+        ValueError,
+        "num_epochs must be positive, but got 0.",
+    ),
+    (
+        "repeat_endless",
+        lambda: ints().repeat().repeat(2),
+        ValueError,
+        re.compile(r"Repeating already infinite dataset .* does nothing\.", re.DOTALL),
+    ),
+    (
+        "mix_zero_weight",
+        lambda: MapDataset.mix([ints(), ints()], [0, 1]),
+        ValueError,
+        "Must specify all non-zero proportions for mixing.",
+    ),
+    (
+        "mix_empty_parts",
+        lambda: MapDataset.mix([ints(0), ints(), ints(0)]),
+        ValueError,
+        re.compile(
+            r"All datasets must have positive length for mixing, but dataset\(s\) at "
+            r"index 0 \(RangeMapDataset\(start=0, stop=0, step=1\)\), "
+            r"index 2 \(RangeMapDataset\(start=0, stop=0, step=1\)\) have length 0\."
+        ),
+    ),
+    (
+        "concatenate_endless",
+        lambda: MapDataset.concatenate([ints().repeat(), ints()]),
+        ValueError,
+        re.compile(r"Cannot concatenate infinite datasets\. .* is infinite\.", re.DOTALL),
+    ),
+    (
+        "zip_third_shorter",
+        lambda: list(experimental.ZipIterDataset([iter_ints(), iter_ints(), iter_ints(4)])),
+        ValueError,
+        "ZipIterDataset argument 3 is shorter than arguments 1-2",
+    ),
+    (
+        "zip_second_shorter",
+        lambda: list(experimental.ZipIterDataset([iter_ints(), iter_ints(4)])),
+        ValueError,
+        "ZipIterDataset argument 2 is shorter than argument 1",
+    ),
+    (
+        "zip_second_longer",
+        lambda: list(experimental.ZipIterDataset([iter_ints(4), iter_ints()])),
+        ValueError,
+        "ZipIterDataset argument 2 is longer than argument 1",
+    ),
+    (
+        "state_out_of_range",
+        lambda: iter(iter_ints()).set_state({"next_index": 6}),
+        IndexError,
+        "Checkpoint `next_index` 6 is out of range for dataset of length 5.",
+    ),
+    (
+        "thread_prefetch_negative",
+        lambda: experimental.ThreadPrefetchIterDataset(iter_ints(), prefetch_buffer_size=-2),
+        ValueError,
+        "`prefetch_buffer_size` must be greater than or equal to 0, got -2",
+    ),
+    (
+        "num_threads_negative",
+        lambda: grain.ReadOptions(num_threads=-1),
+        ValueError,
+        "num_threads must be non-negative, got -1",
+    ),
+    (
+        "prefetch_buffer_size_negative",
+        lambda: grain.ReadOptions(prefetch_buffer_size=-1),
+        ValueError,
+        "prefetch_buffer_size must be non-negative, got -1",
+    ),
+    (
+        "element_spec_of_map",
+        lambda: experimental.get_element_spec(ints().map(_Opaque())),
+        ValueError,
+        re.compile(
+            r"Cannot infer element spec for transform .* because it does not implement "
+            r"`output_spec` method\.",
+            re.DOTALL,
+        ),
+    ),
+    (
+        "get_next_index_of_interleave",
+        lambda: experimental.get_next_index(
+            iter(experimental.InterleaveIterDataset([iter_ints(), iter_ints()], cycle_length=2))
+        ),
+        NotImplementedError,
+        "get_next_index is not supported for InterleaveDatasetIterator with more than one dataset.",
+    ),
+    (
+        "set_next_index_of_interleave",
+        lambda: experimental.set_next_index(
+            iter(experimental.InterleaveIterDataset([iter_ints(), iter_ints()], cycle_length=2)),
+            1,
+        ),
+        NotImplementedError,
+        "set_next_index is not supported for InterleaveDatasetIterator with more than one dataset.",
+    ),
+    (
+        "pack_max_sequences_zero",
+        lambda: first_fit(iter_tokens(), max_sequences_per_bin=0),
+        ValueError,
+        "If specified, `max_sequences_per_bin` must be a positive integer, but got 0.",
+    ),
+    (
+        "pack_nested_feature",
+        lambda: list(first_fit(iter_tokens(fixed_dict), length_struct={"a": 4, "b": 4})),
+        ValueError,
+        "Failed to extract segment ids for 'b', which has type <class 'dict'> rather than "
+        "np.ndarray. Perhaps it should be marked as a meta feature?",
+    ),
+    (
+        "first_fit_too_long",
+        lambda: list(first_fit(iter_tokens(), length_struct={"tokens": 2})),
+        ValueError,
+        "Inputs to PackedBatch must be truncated to max length",
+    ),
+    (
+        "best_fit_too_long",
+        lambda: list(
+            experimental.BestFitPackIterDataset(
+                iter_tokens(), length_struct={"tokens": 2}, num_packing_bins=2
+            )
+        ),
+        ValueError,
+        "Inputs to packer",
+    ),
+    (
+        "concat_split_missing_length",
+        lambda: list(
+            experimental.ConcatThenSplitIterDataset(
+                iter_tokens(tokens2), length_struct={"inputs": 4}
+            )
+        ),
+        ValueError,
+        re.compile(
+            r"Parent element has structure .* but target sequence length is .*"
+            r"There must be a sequence length for each feature\.",
+            re.DOTALL,
+        ),
+    ),
+    (
+        "concat_split_nested",
+        lambda: list(
+            experimental.ConcatThenSplitIterDataset(
+                iter_tokens(fixed_dict), length_struct={"a": 4, "b": 4}
+            )
+        ),
+        ValueError,
+        "Parent elements must be unnested dictionaries but got",
+    ),
+    (
+        "flat_map_beyond_fan_out",
+        lambda: experimental.FlatMapMapDataset(ints(), _FanThree())[0],
+        ValueError,
+        "The user-provided FlatMapTransform has a split that exceeds specified max fan-out size.",
+    ),
+    (
+        "index_shuffle_rounds",
+        lambda: experimental.index_shuffle(0, max_index=5, seed=1, rounds=3),
+        ValueError,
+        "rounds must be an even integer between 4 and 1024, but got rounds = 3",
+    ),
+    (
+        "index_shuffle_index",
+        lambda: experimental.index_shuffle(6, max_index=5, seed=1, rounds=4),
+        ValueError,
+        "index must be in [0, max_index], but got index = 6 and max_index = 5",
+    ),
+    (
+        "config_unknown",
+        lambda: grain.config.update("py_no_such_option", 1),
+        ValueError,
+        "Unrecognized config option: ",
+    ),
+    (
+        "config_assigned",
+        lambda: setattr(grain.config, "py_debug_mode", True),
+        ValueError,
+        "Please use update().",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("action", "error", "text"),
+    [pytest.param(*row[1:], id=row[0]) for row in MESSAGES],
+)
+def test_message_contains_what_programs_match(action, error, text):
+    pattern = text if isinstance(text, re.Pattern) else re.escape(text)
+    with pytest.raises(error, match=pattern):
+        action()
+
+
+def _message(action):
+    with pytest.raises(Exception) as info:  # noqa: PT011 - the text is what is looked at
+        action()
+    return "\n".join([str(info.value), *getattr(info.value, "__notes__", [])])
+
+
+@pytest.mark.better_than_grain("Grain's structure dump names no key path and no position")
+def test_batch_error_names_key_path_both_shapes_and_position():
+    elements = [{"x": {"y": np.zeros(2)}}, {"x": {"y": np.zeros(2)}}, {"x": {"y": np.zeros(3)}}]
+    text = _message(lambda: MapDataset.source(elements).batch(3)[0])
+    assert "y" in text
+    assert "2" in text
+    assert "3" in text
+    assert re.search(r"(element|position|index)\D*2", text), text
+
+
+@pytest.mark.parametrize(
+    "make", [iter_ints, lambda: iter_ints().map(add_one), lambda: iter_ints().batch(2)]
+)
+def test_next_after_close_raises(make):
+    iterator = iter(make())
+    next(iterator)
+    iterator.close()
+    with pytest.raises(ValueError, match="Trying to advance a closed iterator: '"):
+        next(iterator)
+
+
+def test_next_after_close_of_thread_prefetch_raises():
+    iterator = iter(experimental.ThreadPrefetchIterDataset(iter_ints(), prefetch_buffer_size=2))
+    next(iterator)
+    iterator.close()
+    with pytest.raises(ValueError, match=r"Attempting to use a closed iterator\."):
+        next(iterator)
+
+
+STRINGS = [
+    (lambda: MapDataset.range(3), "RangeMapDataset(start=0, stop=3, step=1)"),
+    (lambda: MapDataset.source([1, 2]), "SourceMapDataset(source=list)"),
+    (lambda: MapDataset.range(3).shuffle(1), "ShuffleMapDataset"),
+    (lambda: MapDataset.range(3).batch(2), "BatchMapDataset(batch_size=2, drop_remainder=False)"),
+    (lambda: MapDataset.range(3).repeat(), "RepeatMapDataset(num_epochs=None)"),
+    (lambda: MapDataset.range(3)[1:3], "SliceMapDataset[1:3:1]"),
+    (lambda: MapDataset.mix([ints(), ints()]), "MixedMapDataset[2 parents]"),
+    (
+        lambda: MapDataset.range(3).to_iter_dataset(grain.ReadOptions()),
+        "PrefetchIterDataset(read_options=ReadOptions(num_threads=16, prefetch_buffer_size=500), "
+        "allow_nones=False)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "text"), STRINGS, ids=[text for _, text in STRINGS])
+def test_dataset_says_what_it_is(make, text):
+    assert str(make()) == text
+
+
+def test_map_says_what_it_calls_and_where():
+    text = str(ints().map(add_one))
+    assert re.fullmatch(r"MapMapDataset\(transform=add_one @ .*pipelines\.py:\d+\)", text), text
+
+
+# --- None, and nothing ---------------------------------------------------------------------------
+
+
+def test_map_dataset_maps_skip_none():
+    seen = []
+    dataset = MapDataset.source([1, None, 3]).map(lambda x: seen.append(x) or x * 10)
+    assert [dataset[i] for i in range(3)] == [10, None, 30]
+    assert seen == [1, 3]
+    assert list(dataset) == [10, 30]
+
+
+def test_nones_of_a_source_are_dropped_unless_allowed():
+    dataset = MapDataset.source([1, None, 3])
+    assert list(dataset.to_iter_dataset()) == [1, 3]
+    assert list(dataset.to_iter_dataset(allow_nones=True)) == [1, None, 3]
+
+
+def test_iter_dataset_keeps_a_none_that_a_map_returns():
+    dataset = iter_ints().map(lambda x: None if x == 2 else x)
+    assert list(dataset) == [0, 1, None, 3, 4]
+
+
+def test_iter_dataset_maps_pass_none_on_but_count_it():
+    source = MapDataset.source([5, None, 7]).to_iter_dataset(INLINE, allow_nones=True)
+    called = []
+    assert list(source.map(lambda x: called.append(x) or x + 1)) == [6, None, 8]
+    assert called == [5, 7]
+    assert list(source.map_with_index(lambda i, x: (i, x))) == [(0, 5), None, (2, 7)]
+    drawn = list(source.random_map(lambda x, rng: (x, int(rng.integers(2**32))), seed=3))
+    whole = list(iter_ints(3).random_map(lambda _, rng: int(rng.integers(2**32)), seed=3))
+    assert drawn == [(5, whole[0]), None, (7, whole[2])]
+
+
+def test_iter_dataset_filter_asks_about_none():
+    source = MapDataset.source([5, None, 7]).to_iter_dataset(INLINE, allow_nones=True)
+    assert list(source.filter(lambda x: x is None)) == [None]
+
+
+def test_empty_dataset_has_no_elements_and_no_index():
+    assert list(ints(0)) == []
+    with pytest.raises(ZeroDivisionError):
+        ints(0)[0]
+    assert len(ints(0).repeat()) == 0
+    assert list(ints(0).repeat()) == []
+    assert list(ints(0).batch(3)) == []
+
+
+def test_everything_filtered_ends():
+    assert list(ints(50).filter(lambda _: False)) == []
+    assert list(iter_ints(50).filter(lambda _: False)) == []
+
+
+@pytest.mark.better_than_grain("an endless repeat of nothing never returns")
+def test_endless_repeat_of_nothing_ends():
+    if NAME == "grain":
+        pytest.fail("would never return")
+    iterator = iter(experimental.RepeatIterDataset(iter_ints(0)))
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
+# --- filter thresholds ---------------------------------------------------------------------------
+
+
+def with_options(dataset, **options):
+    return experimental.WithOptionsIterDataset(dataset, experimental.DatasetOptions(**options))
+
+
+def test_filter_that_drops_too_much_raises_where_asked():
+    dataset = iter_ints(1000).filter(lambda _: False)
+    with pytest.raises(
+        ValueError,
+        match=r"FilterDatasetIterator\(transform=.*\) skipped 100\.00 % of the last seen 1000",
+    ):
+        list(with_options(dataset, filter_raise_threshold_ratio=0.9))
+
+
+def test_map_dataset_filter_is_checked_at_the_reading_iterator():
+    dataset = ints(1000).filter(lambda _: False).to_iter_dataset(grain.ReadOptions())
+    with pytest.raises(
+        ValueError,
+        match=re.escape(
+            "PrefetchDatasetIterator(read_options=ReadOptions(num_threads=16, "
+            "prefetch_buffer_size=500), allow_nones=False) skipped 100.00 % of the last seen 1000"
+        ),
+    ):
+        list(with_options(dataset, filter_raise_threshold_ratio=0.9))
+
+
+@pytest.mark.parametrize(
+    ("n", "kept", "threshold", "raises"),
+    [
+        (999, 0, 0.9, False),
+        (1000, 100, 0.9, True),
+        (1000, 101, 0.9, False),
+        (1999, 1000, 0.9, False),
+        (2000, 1000, 0.9, True),
+        (1000, 0, 0.0, False),
+        (1000, 0, None, False),
+    ],
+)
+def test_filter_threshold_is_of_whole_windows(n, kept, threshold, raises, caplog):
+    dataset = with_options(
+        iter_ints(n).filter(lambda x: x < kept), filter_raise_threshold_ratio=threshold
+    )
+    with caplog.at_level(logging.ERROR):
+        if raises:
+            with pytest.raises(ValueError, match="skipped"):
+                list(dataset)
+        else:
+            assert list(dataset) == list(range(kept))
+
+
+def _warnings_of_skipping(caplog):
+    return [r for r in caplog.records if "skipped" in r.getMessage()]
+
+
+def test_filter_that_drops_too_much_warns_in_the_log(caplog):
+    with caplog.at_level(logging.WARNING):
+        assert list(iter_ints(1000).filter(lambda _: False)) == []
+    assert len(_warnings_of_skipping(caplog)) == 1
+    assert _warnings_of_skipping(caplog)[0].levelno == logging.WARNING
+
+
+def test_small_dataset_never_warns(caplog):
+    with caplog.at_level(logging.WARNING):
+        assert list(iter_ints(999).filter(lambda _: False)) == []
+    assert _warnings_of_skipping(caplog) == []
+
+
+def test_warning_can_be_turned_off(caplog):
+    dataset = iter_ints(1000).filter(lambda _: False)
+    with caplog.at_level(logging.WARNING):
+        assert list(with_options(dataset, filter_warn_threshold_ratio=None)) == []
+    assert _warnings_of_skipping(caplog) == []
+
+
+# --- exceptions of users' functions --------------------------------------------------------------
+
+
+class Broken(Exception):
+    """What the user's function raises."""
+
+
+def fail_at(place):
+    def check(x):
+        if x == place:
+            raise Broken(f"element {place}")
+        return x
+
+    return check
+
+
+FAILING = {
+    "map_inline": lambda f: ints(9).map(f).to_iter_dataset(INLINE),
+    "map_default": lambda f: ints(9).map(f).to_iter_dataset(),
+    "map_one_thread": lambda f: (
+        ints(9).map(f).to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4))
+    ),
+    "filter": lambda f: ints(9).filter(lambda x: f(x) is not None).to_iter_dataset(),
+    "random_map": lambda f: ints(9).random_map(lambda x, _: f(x), seed=1).to_iter_dataset(),
+    "map_with_index": lambda f: ints(9).map_with_index(lambda _, x: f(x)).to_iter_dataset(),
+    "iter_map": lambda f: iter_ints(9).map(f),
+    "iter_filter": lambda f: iter_ints(9).filter(lambda x: f(x) is not None),
+    "iter_random_map": lambda f: iter_ints(9).random_map(lambda x, _: f(x), seed=1),
+    "iter_map_with_index": lambda f: iter_ints(9).map_with_index(lambda _, x: f(x)),
+    "thread_prefetch": lambda f: experimental.ThreadPrefetchIterDataset(
+        iter_ints(9).map(f), prefetch_buffer_size=3
+    ),
+    "mix": lambda f: grain.IterDataset.mix([iter_ints(9).map(f)]),
+    "limit": lambda f: experimental.LimitIterDataset(iter_ints(9).map(f), 8),
+    "repeat": lambda f: experimental.RepeatIterDataset(iter_ints(9).map(f), 1),
+}
+
+
+@pytest.mark.parametrize("place", [0, 4, 7])
+@pytest.mark.parametrize("name", FAILING)
+def test_exception_surfaces_at_its_element(name, place):
+    iterator = iter(FAILING[name](fail_at(place)))
+    assert [next(iterator) for _ in range(place)] == list(range(place))
+    with pytest.raises(Broken, match=f"element {place}"):
+        next(iterator)
+    iterator.close()
+
+
+@pytest.mark.better_than_grain("after an exception Grain loses its place")
+@pytest.mark.parametrize("name", FAILING)
+def test_exception_is_never_taken_for_the_end(name):
+    iterator = iter(FAILING[name](fail_at(4)))
+    assert [next(iterator) for _ in range(4)] == [0, 1, 2, 3]
+    state = iterator.get_state()
+    for _ in range(3):
+        with pytest.raises(Broken):
+            next(iterator)
+    # Nothing was passed over: the state is that of the element that fails.
+    assert iterator.get_state() == state
+    iterator.close()
+
+
+@pytest.mark.better_than_grain("after an exception Grain loses its place")
+@pytest.mark.parametrize("name", FAILING)
+def test_element_that_fails_once_is_delivered_later(name):
+    failures = [Broken("once")]
+
+    def fail_once(x):
+        if x == 4 and failures:
+            raise failures.pop()
+        return x
+
+    iterator = iter(FAILING[name](fail_once))
+    assert [next(iterator) for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(Broken):
+        next(iterator)
+    # No element is lost, whether the exception is kept for the place or the element tried again.
+    state = iterator.get_state()
+    iterator.set_state(state)
+    assert [next(iterator) for _ in range(4)] == [4, 5, 6, 7]
+    iterator.close()
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_state_before_the_exception_restores(name):
+    iterator = iter(FAILING[name](fail_at(4)))
+    for _ in range(4):
+        next(iterator)
+    state = iterator.get_state()
+    with pytest.raises(Broken):
+        next(iterator)
+    iterator.close()
+    healthy = iter(FAILING[name](lambda x: x))
+    healthy.set_state(state)
+    assert [next(healthy) for _ in range(4)] == [4, 5, 6, 7]
+    healthy.close()
+
+
+def test_exception_of_a_batch_in_a_map_dataset_surfaces_at_its_batch():
+    iterator = iter(ints(9).map(fail_at(4)).batch(3).to_iter_dataset())
+    assert next(iterator).tolist() == [0, 1, 2]
+    with pytest.raises(Broken, match="element 4"):
+        next(iterator)
+    iterator.close()
+
+
+def test_exception_of_a_source_surfaces():
+    class Source:
+        def __len__(self):
+            return 9
+
+        def __getitem__(self, index):
+            return fail_at(4)(index)
+
+    iterator = iter(MapDataset.source(Source()).map(add_one).to_iter_dataset())
+    assert [next(iterator) for _ in range(4)] == [1, 2, 3, 4]
+    with pytest.raises(Broken, match="element 4"):
+        next(iterator)
+    iterator.close()
+
+
+def test_index_of_a_map_dataset_raises_the_users_exception():
+    with pytest.raises(Broken, match="element 4"):
+        ints(9).map(fail_at(4))[4]
+
+
+def test_stop_iteration_of_a_users_function_is_not_the_end():
+    def stop(x):
+        if x == 2:
+            raise StopIteration("from the user")
+        return x
+
+    found, error = [], None
+    iterator = iter(ints(5).map(stop).to_iter_dataset(INLINE))
+    try:
+        for element in iterator:
+            found.append(element)
+    except Exception as raised:  # noqa: BLE001 - an error is what is wanted
+        error = raised
+    assert found == [0, 1]
+    assert error is not None or NAME == "grain", "the pipeline ended early in silence"
+
+
+def _raise(_):
+    raise Broken("deep")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda ds: ds.to_iter_dataset(INLINE),
+        lambda ds: ds.to_iter_dataset(),
+    ],
+    ids=["inline", "default"],
+)
+def test_hundred_maps_show_few_frames_and_the_users_last(make):
+    dataset = ints(3).map(_raise)
+    for _ in range(100):
+        dataset = dataset.map(add_one)
+    iterator = iter(make(dataset))
+    try:
+        next(iterator)
+    except Broken as error:
+        frames = traceback.extract_tb(error.__traceback__)
+    else:
+        pytest.fail("nothing was raised")
+    assert len(frames) <= 15
+    assert frames[-1].name == "_raise"
+    iterator.close()
+
+
+def test_hundred_iter_maps_show_few_frames_and_the_users_last():
+    dataset = iter_ints(3).map(_raise)
+    for _ in range(100):
+        dataset = dataset.map(add_one)
+    iterator = iter(dataset)
+    try:
+        next(iterator)
+    except Broken as error:
+        frames = traceback.extract_tb(error.__traceback__)
+    else:
+        pytest.fail("nothing was raised")
+    assert len(frames) <= 15
+    assert frames[-1].name == "_raise"
+
+
+def test_hundreds_of_stages_do_not_exhaust_the_stack():
+    dataset = ints(3)
+    for _ in range(300):
+        dataset = dataset.map(add_one)
+    assert list(dataset) == [300, 301, 302]
+
+
+def test_mix_names_the_part_that_failed():
+    parts = {"good": iter_ints(9), "bad": iter_ints(9).map(fail_at(0))}
+    with pytest.raises(Broken) as info:
+        list(grain.IterDataset.mix(parts, {"good": 1, "bad": 1}))
+    assert any("bad" in note for note in info.value.__notes__)
+
+
+def test_misuse_fails_when_the_plan_is_built():
+    """Nothing needs to be read to find out that arguments are wrong."""
+
+    class Untouched:
+        def __len__(self):
+            return 5
+
+        def __getitem__(self, index):
+            pytest.fail("read while building")
+
+    dataset = MapDataset.source(Untouched())
+    for wrong in (
+        lambda: dataset.batch(-1),
+        lambda: dataset.shuffle(-1),
+        lambda: dataset.repeat(-1),
+        lambda: dataset.to_iter_dataset().batch(0),
+        lambda: experimental.LimitIterDataset(dataset.to_iter_dataset(), 0),
+        lambda: experimental.RebatchIterDataset(dataset.to_iter_dataset(), 0),
+        lambda: experimental.RepeatIterDataset(dataset.to_iter_dataset(), 0),
+    ):
+        with pytest.raises(ValueError):  # noqa: PT011 - the texts are tested above
+            wrong()

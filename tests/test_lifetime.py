@@ -1,0 +1,370 @@
+"""What is opened is closed: threads, files, memory, cycles, forks and the end of the interpreter."""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from pipelines import add_one, take, tokens
+from under_test import INLINE, NAME, experimental, grain
+
+MapDataset = grain.MapDataset
+HERE = Path(__file__).parent
+
+
+def _default():
+    return MapDataset.range(10_000).shuffle(1).map(add_one).to_iter_dataset()
+
+
+PIPELINES = {
+    "read_inline": lambda: MapDataset.range(10_000).map(add_one).to_iter_dataset(INLINE),
+    "read_default": _default,
+    "read_endless": lambda: (
+        MapDataset.range(100).shuffle(1).repeat().map(add_one).to_iter_dataset()
+    ),
+    "batch": lambda: _default().batch(8),
+    "map_batch": lambda: MapDataset.range(10_000).map(add_one).batch(8).to_iter_dataset(),
+    "thread_prefetch": lambda: experimental.ThreadPrefetchIterDataset(
+        _default(), prefetch_buffer_size=4
+    ),
+    "mix": lambda: grain.IterDataset.mix([_default(), _default()]),
+    "interleave": lambda: experimental.InterleaveIterDataset(
+        [_default(), _default(), _default()], cycle_length=2
+    ),
+    "window_shuffle": lambda: experimental.WindowShuffleIterDataset(
+        _default(), window_size=50, seed=1
+    ),
+    "packed": lambda: experimental.FirstFitPackIterDataset(
+        MapDataset.range(10_000).map(tokens).to_iter_dataset(),
+        length_struct={"tokens": 12},
+        num_packing_bins=4,
+    ).batch(2),
+    "random_map": lambda: _default().random_map(lambda x, rng: x + rng.integers(9), seed=1),
+}
+
+
+def _settled(measure, limit, timeout_s=10.0):
+    """`measure()` once it is at most `limit`, or what it is when time is up."""
+    until = time.monotonic() + timeout_s
+    while (found := measure()) > limit and time.monotonic() < until:
+        gc.collect()
+        time.sleep(0.02)
+    return found
+
+
+def _num_threads():
+    """All threads of the process, the engine's own included."""
+    return psutil.Process().num_threads()
+
+
+def _abandon(make, times, *, steps=3):
+    for _ in range(times):
+        iterator = iter(make())
+        for _ in range(steps):
+            next(iterator)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_abandoned_iterators_leave_no_threads_and_files(name):
+    make = PIPELINES[name]
+    # A pool that is made once for the process may stay.
+    _abandon(make, 3)
+    gc.collect()
+    time.sleep(0.1)
+    process = psutil.Process()
+    threads, files = _num_threads(), process.num_fds()
+    _abandon(make, 100 if NAME != "grain" else 15)
+    assert _settled(_num_threads, threads) <= threads
+    assert _settled(process.num_fds, files) <= files
+
+
+@pytest.mark.parametrize("name", ["read_default", "map_batch", "thread_prefetch", "packed"])
+def test_abandoned_iterators_leave_no_memory(name):
+    make = PIPELINES[name]
+    _abandon(make, 30)
+    gc.collect()
+    process = psutil.Process()
+    before = process.memory_info().rss
+    _abandon(make, 100 if NAME != "grain" else 15)
+    gc.collect()
+    assert _settled(lambda: process.memory_info().rss - before, 24 << 20) <= 24 << 20
+
+
+def test_big_buffers_of_abandoned_iterators_are_freed():
+    """Each holds tens of MB ahead; a hundred of them would not fit beside each other."""
+
+    def make():
+        big = MapDataset.range(100).map(lambda x: np.full(1 << 20, x, dtype=np.uint8))
+        return big.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=32))
+
+    _abandon(make, 3)
+    gc.collect()
+    process = psutil.Process()
+    before = process.memory_info().rss
+    peak = 0
+    for _ in range(100 if NAME != "grain" else 20):
+        _abandon(make, 1)
+        peak = max(peak, process.memory_info().rss - before)
+    assert peak < 600 << 20
+    assert _settled(lambda: process.memory_info().rss - before, 100 << 20) <= 100 << 20
+
+
+def test_dropped_batches_return_their_memory():
+    def batch_of_8_mb(x):
+        return np.full(1 << 20, x, dtype=np.float64)
+
+    iterator = iter(MapDataset.range(400).map(batch_of_8_mb).batch(1).to_iter_dataset(INLINE))
+    for _ in range(10):
+        next(iterator)
+    process = psutil.Process()
+    before = process.memory_info().rss
+    for batch in iterator:
+        assert batch.shape == (1, 1 << 20)
+    assert process.memory_info().rss - before < 64 << 20
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_close_is_idempotent_and_final(name):
+    iterator = iter(PIPELINES[name]())
+    next(iterator)
+    iterator.close()
+    iterator.close()
+    with pytest.raises(ValueError, match="closed iterator"):
+        next(iterator)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_close_before_the_first_element(name):
+    iterator = iter(PIPELINES[name]())
+    iterator.close()
+    with pytest.raises(ValueError, match="closed iterator"):
+        next(iterator)
+
+
+@pytest.mark.parametrize("name", ["read_default", "thread_prefetch", "window_shuffle"])
+def test_close_stops_reading(name):
+    read = []
+
+    class Slow:
+        def __len__(self):
+            return 10**6
+
+        def __getitem__(self, index):
+            read.append(index)
+            time.sleep(0.001)
+            return index
+
+    source = MapDataset.source(Slow()).to_iter_dataset(
+        grain.ReadOptions(num_threads=2, prefetch_buffer_size=200)
+    )
+    dataset = {
+        "read_default": lambda: source,
+        "thread_prefetch": lambda: experimental.ThreadPrefetchIterDataset(
+            source, prefetch_buffer_size=5
+        ),
+        "window_shuffle": lambda: experimental.WindowShuffleIterDataset(
+            source, window_size=5, seed=1
+        ),
+    }[name]()
+    iterator = iter(dataset)
+    next(iterator)
+    iterator.close()
+    time.sleep(0.05)
+    after = len(read)
+    time.sleep(0.2)
+    assert len(read) <= after + 2
+    assert len(read) < 10**4
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_state_and_iter_start_no_thread(name):
+    threads = set(threading.enumerate())
+    native = _num_threads()
+    iterator = iter(PIPELINES[name]())
+    iterator.get_state()
+    assert set(threading.enumerate()) == threads
+    assert _num_threads() <= native
+    iterator.close()
+
+
+@pytest.mark.parametrize("name", ["read_default", "thread_prefetch", "batch"])
+def test_restoring_starts_no_thread(name):
+    first = iter(PIPELINES[name]())
+    next(first)
+    state = json.loads(json.dumps(first.get_state()))
+    first.close()
+    _settled(threading.active_count, 1, timeout_s=1)
+    threads = set(threading.enumerate())
+    iterator = iter(PIPELINES[name]())
+    iterator.set_state(state)
+    assert iterator.get_state() == state
+    assert set(threading.enumerate()) <= threads
+    iterator.close()
+
+
+@pytest.fixture
+def _no_gc():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_no_gc")
+@pytest.mark.parametrize("name", PIPELINES)
+def test_datasets_are_freed_without_the_collector(name):
+    dataset = PIPELINES[name]()
+    gone = weakref.ref(dataset)
+    iterator = iter(dataset)
+    next(iterator)
+    iterator.close()
+    del iterator, dataset
+    until = time.monotonic() + 5
+    while gone() is not None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert gone() is None
+
+
+@pytest.mark.usefixtures("_no_gc")
+@pytest.mark.parametrize("name", PIPELINES)
+def test_abandoned_iterator_is_freed_without_the_collector(name):
+    iterator = iter(PIPELINES[name]())
+    next(iterator)
+    gone = weakref.ref(iterator)
+    del iterator
+    until = time.monotonic() + 5
+    while gone() is not None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert gone() is None
+
+
+@pytest.mark.usefixtures("_no_gc")
+@pytest.mark.parametrize("name", ["read_inline", "batch", "mix", "packed"])
+def test_reference_counts_stay_while_iterating(name):
+    dataset = PIPELINES[name]()
+    iterator = iter(dataset)
+    for _ in range(5):
+        next(iterator)
+    before = sys.getrefcount(dataset), sys.getrefcount(iterator)
+    for _ in range(50):
+        next(iterator)
+        iterator.get_state()
+    assert (sys.getrefcount(dataset), sys.getrefcount(iterator)) == before
+    iterator.close()
+
+
+@pytest.mark.usefixtures("_no_gc")
+def test_elements_handed_out_are_not_kept():
+    class Element:
+        pass
+
+    iterator = iter(MapDataset.range(100).map(lambda _: Element()).to_iter_dataset(INLINE))
+    seen = [weakref.ref(next(iterator)) for _ in range(10)]
+    assert sum(ref() is not None for ref in seen) <= 1
+    iterator.close()
+
+
+# --- in processes of their own -------------------------------------------------------------------
+
+
+def _run(body, timeout_s=60):
+    """Runs `body` as a script; `grain`, `experimental` and `MapDataset` are there."""
+    lines = [
+        "import os, sys, threading, time",
+        "from under_test import grain, experimental",
+        "MapDataset = grain.MapDataset",
+        body,
+    ]
+    return subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout_s,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
+    )
+
+
+LIVE = {
+    "read_default": "MapDataset.range(10**6).map(lambda x: x + 1).to_iter_dataset()",
+    "thread_prefetch": "experimental.ThreadPrefetchIterDataset("
+    "MapDataset.range(10**6).map(lambda x: x + 1).to_iter_dataset(), prefetch_buffer_size=3)",
+    "slow_map": "MapDataset.range(10**6).map(lambda x: time.sleep(0.01) or x).to_iter_dataset()",
+    "slow_prefetch": "experimental.ThreadPrefetchIterDataset("
+    "MapDataset.range(10**6).map(lambda x: time.sleep(0.01) or x).to_iter_dataset(), "
+    "prefetch_buffer_size=3)",
+    "batch": "MapDataset.range(10**6).map(lambda x: x + 1).to_iter_dataset().batch(8)",
+}
+
+
+@pytest.mark.better_than_grain("Grain makes noise and takes its time")
+@pytest.mark.parametrize("name", LIVE)
+def test_interpreter_ends_quietly_with_a_live_iterator(name):
+    process = _run(
+        f"iterator = iter({LIVE[name]})\nnext(iterator)\nnext(iterator)\nprint(time.monotonic())"
+    )
+    ended = time.monotonic()
+    assert process.returncode == 0, process.stderr
+    assert process.stderr == ""
+    # From the last statement to the end of the process.
+    assert ended - float(process.stdout) < 5
+
+
+@pytest.mark.better_than_grain("Grain makes noise and takes its time")
+def test_interpreter_ends_quietly_while_a_cycle_holds_an_iterator():
+    process = _run(
+        f"class Holder: pass\nholder = Holder()\nholder.me = holder\n"
+        f"holder.iterator = iter({LIVE['read_default']})\nnext(holder.iterator)\n"
+        "sys.keep = holder"
+    )
+    assert (process.returncode, process.stderr) == (0, "")
+
+
+FORK = """
+iterator = iter(MapDataset.range(1000).shuffle(1).map(lambda x: x + 1).to_iter_dataset())
+first = [next(iterator) for _ in range(3)]
+expected = list(MapDataset.range(1000).shuffle(1).map(lambda x: x + 1))
+pid = os.fork()
+if pid == 0:
+    # A new iterator works in the child, whatever the parent's threads did at the time.
+    found = list(MapDataset.range(1000).shuffle(1).map(lambda x: x + 1).to_iter_dataset())
+    batches = list(MapDataset.range(64).map(lambda x: x + 1).batch(8))
+    os._exit(0 if found == expected and len(batches) == 8 else 3)
+_, status = os.waitpid(pid, 0)
+assert os.waitstatus_to_exitcode(status) == 0, status
+assert first + list(iterator) == expected
+"""
+
+
+def test_new_iterators_work_in_a_forked_child():
+    process = _run("import warnings\nwarnings.simplefilter('ignore')\n" + FORK)
+    assert process.returncode == 0, process.stderr
+
+
+def test_importing_starts_no_thread_and_imports_no_jax():
+    process = _run(
+        "import psutil\n"
+        "print(psutil.Process().num_threads(), threading.active_count(), 'jax' in sys.modules, "
+        "'tensorflow' in sys.modules)"
+    )
+    assert process.returncode == 0, process.stderr
+    num_threads, active, jax, tensorflow = process.stdout.split()
+    if NAME != "grain":
+        assert jax == "False"
+        assert int(num_threads) <= 1 + os.cpu_count()  # NumPy's BLAS has its pool
+    assert (active, tensorflow) == ("1", "False")
+
+
+def test_take_helper_leaves_the_rest():
+    """`take` reads no further than asked; the tests above count on it."""
+    iterator = iter(MapDataset.range(5).to_iter_dataset())
+    assert take(iterator, 2) == [0, 1]
+    assert take(iterator, None) == [2, 3, 4]
