@@ -1,6 +1,7 @@
 # Types of the compiled module, compared with the build by `stubtest`.
 
 import os
+import sys
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, final
@@ -25,6 +26,7 @@ __all__ = [
     "index_shuffle",
     "philox_key",
     "scalars_to_rows",
+    "__version__",
     "window_order",
 ]
 
@@ -94,7 +96,8 @@ class Arena:
 @final
 class Slot:
     def __len__(self) -> int: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
+    if sys.version_info >= (3, 12):
+        def __buffer__(self, flags: int, /) -> memoryview: ...
 
 def copy_rows(array: NDArray[Any], elements: list[Any], at: int) -> int: ...
 def scalars_to_rows(elements: list[Any]) -> NDArray[Any] | None: ...
