@@ -6,7 +6,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 # The first interpreter that is new enough and can make a virtual environment.
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.14 python3.11 python \
 	"$$HOME"/.pyenv/versions/3.*/bin/python; do \
-	"$$python" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
+	"$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
 	&& echo "$$python" && break; done)
 CARGO ?= cargo
 
@@ -95,12 +95,9 @@ $(VENV)/.demo: pyproject.toml | $(VENV)/.python
 	$(BIN)/python -m pip install $$($(call requirements,None,'demo'))
 	@touch $@
 
-# Where Python comes without pip (Debian packs it apart), pip installs itself.
 $(VENV)/.python: | $(VENV)/.rust
 	@test -n "$(PYTHON)" || { echo "no Python from 3.11 on found; name one with PYTHON=..."; exit 1; }
-	$(PYTHON) -m venv $(VENV) >/dev/null || { \
-		$(PYTHON) -m venv --without-pip $(VENV) && $(BIN)/python -c "import urllib.request as u; \
-		exec(u.urlopen('https://bootstrap.pypa.io/get-pip.py').read())" --quiet; }
+	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
 $(VENV)/.rust:

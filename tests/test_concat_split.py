@@ -68,6 +68,20 @@ def test_concat_split_matches_slow_cut(lengths, capacity):
         np.testing.assert_array_equal([row["t"], row["t_segment_ids"], row["t_positions"]], other)
 
 
+@settings(max_examples=60, deadline=None)
+@given(lengths=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=20))
+def test_every_token_of_every_feature_comes_once(lengths):
+    elements = [
+        {"t": np.arange(t) + 100 * x, "u": np.arange(u) + 100 * x}
+        for x, (t, u) in enumerate(lengths)
+    ]
+    rows = drain(split(elements, length_struct={"t": 5, "u": 3}))
+    for name in ("t", "u"):
+        tokens = [row[name][row[f"{name}_segment_ids"] > 0] for row in rows]
+        expected = [element[name] for element in elements]
+        assert np.concatenate([[], *tokens]).tolist() == np.concatenate([[], *expected]).tolist()
+
+
 @pytest.mark.parametrize("block", [1, 4, 100])
 @pytest.mark.parametrize(
     "options",

@@ -4,12 +4,12 @@ The names are those of Grain, so that `import grainmill as grain` runs a Grain p
 """
 
 from grainmill import constants, experimental, sources, transforms
-from grainmill._config import config
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
 from grainmill._dataset.map_dataset import MapDataset
 from grainmill._native import GrainmillError, __version__
 from grainmill._plan.options import ReadOptions
+from grainmill._plan.settings import config
 
 __version_info__ = tuple(int(part) for part in __version__.split("."))
 

@@ -1,6 +1,7 @@
 # Types of the compiled module, compared with the build by `stubtest`.
 
 import os
+import sys
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, final
@@ -11,18 +12,21 @@ from numpy.typing import NDArray
 __all__ = [
     "Arena",
     "ArrayRecordWriter",
+    "BinPacker",
     "GrainmillError",
     "MixSchedule",
     "PendingRead",
     "Permutation",
     "RecordFiles",
     "Resolver",
+    "RowPacker",
     "Slot",
     "copy_rows",
     "derived_seed",
     "index_shuffle",
     "philox_key",
     "scalars_to_rows",
+    "__version__",
     "window_order",
 ]
 
@@ -92,7 +96,8 @@ class Arena:
 @final
 class Slot:
     def __len__(self) -> int: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
+    if sys.version_info >= (3, 12):
+        def __buffer__(self, flags: int, /) -> memoryview: ...
 
 def copy_rows(array: NDArray[Any], elements: list[Any], at: int) -> int: ...
 def scalars_to_rows(elements: list[Any]) -> NDArray[Any] | None: ...
@@ -111,3 +116,42 @@ class ArrayRecordWriter:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None: ...
+
+@final
+class BinPacker:
+    def __new__(
+        cls,
+        *,
+        paths: Sequence[Sequence[Any]],
+        names: Sequence[str],
+        capacities: Sequence[int],
+        alignments: Sequence[int],
+        marked: Sequence[bool],
+        kept: Sequence[Any],
+        num_bins: int,
+        max_sequences: int | None,
+        best_fit: bool,
+        cells: Any,
+    ) -> BinPacker: ...
+    def push(self, elements: list[Any], start: int) -> tuple[int, bool]: ...
+    def take(self) -> tuple[int, list[tuple[Any, ...]], list[list[list[Any]]]]: ...
+
+@final
+class RowPacker:
+    def __new__(
+        cls,
+        *,
+        names: Sequence[str],
+        capacities: Sequence[int],
+        whole: Sequence[bool],
+        alone: bool,
+        begin_tokens: Sequence[Any],
+        cells: Any,
+    ) -> RowPacker: ...
+    @property
+    def remainder(self) -> list[tuple[int, int]] | None: ...
+    def push(
+        self, elements: list[Any], start: int
+    ) -> tuple[int, bool, tuple[str, int, int] | None]: ...
+    def restart(self, remainder: Sequence[tuple[int, int]] | None) -> None: ...
+    def take(self) -> list[list[tuple[Any, ...]]]: ...

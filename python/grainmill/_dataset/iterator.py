@@ -8,6 +8,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from grainmill._dataset.tracebacks import drop_inner_frames
 from grainmill._iterators.table import open_stage
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
 
@@ -122,7 +123,11 @@ class PlannedIterator(DatasetIterator[T]):
         if self._closed:
             raise ValueError(self._closed_message())
         burst = self._stage.burst
-        block = self._stage.pull(burst, interior=burst > 1)
+        try:
+            block = self._stage.pull(burst, interior=burst > 1)
+        except Exception as failure:
+            drop_inner_frames(failure)
+            raise
         self._block = block
         if not block.elements:
             raise StopIteration
@@ -130,6 +135,8 @@ class PlannedIterator(DatasetIterator[T]):
         return self._waiting.pop()
 
     def _closed_message(self) -> str:
+        if isinstance(self._stage, ThreadPrefetchStage):
+            return "Attempting to use a closed iterator."
         return f"Trying to advance a closed iterator: '{self}'."
 
     def get_state(self) -> dict[str, Any]:

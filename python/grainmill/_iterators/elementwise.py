@@ -8,24 +8,21 @@ from grainmill._evaluate.fuse import Fused, Step
 from grainmill._evaluate.rng import IndexedGenerators
 from grainmill._iterators.drops import DropWatch
 from grainmill._iterators.stage import Block, Cursor, Stage, State
-from grainmill._plan import sequential as plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from grainmill._plan import sequential as plan
     from grainmill._plan.options import DatasetOptions
 
 
 class MapStage(Stage):
-    """Applies a function to every element; `None` stays `None`."""
+    """Applies functions, one after another, to every element; `None` stays `None`."""
 
-    def __init__(self, node: plan.Map, parent: Stage) -> None:
+    def __init__(self, parent: Stage, steps: Sequence[Step]) -> None:
         super().__init__(parent)
         self._cursor = Cursor(parent)
-        self._fused = Fused([self._step(node)])
-
-    def _step(self, node: plan.Map) -> Step:
-        return Step("map", node.function)
+        self._fused = Fused(steps)
 
     def _columns(self, count: int) -> list[range]:
         return []
@@ -72,8 +69,8 @@ class _CountingStage(MapStage):
 
     _state_key: str
 
-    def __init__(self, node: plan.Map, parent: Stage) -> None:
-        super().__init__(node, parent)
+    def __init__(self, parent: Stage, step: Step) -> None:
+        super().__init__(parent, [step])
         self._passed = 0
 
     def _columns(self, count: int) -> list[range]:
@@ -102,8 +99,8 @@ class MapWithIndexStage(_CountingStage):
 
     _state_key = "counter"
 
-    def _step(self, node: plan.Map) -> Step:
-        return Step("indexed", node.function)
+    def __init__(self, node: plan.MapWithIndex, parent: Stage) -> None:
+        super().__init__(parent, Step("indexed", node.function))
 
 
 class RandomMapStage(_CountingStage):
@@ -111,9 +108,9 @@ class RandomMapStage(_CountingStage):
 
     _state_key = "index_for_rng"
 
-    def _step(self, node: plan.Map) -> Step:
-        assert isinstance(node, plan.RandomMap)
-        return Step("random", node.function, generators=IndexedGenerators(node.seed))
+    def __init__(self, node: plan.RandomMap, parent: Stage) -> None:
+        generators = IndexedGenerators(node.seed)
+        super().__init__(parent, Step("random", node.function, generators=generators))
 
 
 def _picked(mark: Callable[[int], State], after: list[int]) -> Callable[[int], State]:

@@ -80,7 +80,8 @@ class MixStage(Stage):
         try:
             self._parts[number].finish()
         except Exception as failure:
-            note = f"Exception caught while processing dataset @ input_index={number}"
+            name = f" (`{self._names[number]}`)" if self._names is not None else ""
+            note = f"Exception caught while processing dataset @ input_index={number}{name}"
             if note not in getattr(failure, "__notes__", ()):
                 failure.add_note(note)
             raise

@@ -8,6 +8,7 @@ import numpy as np
 
 from grainmill import _native
 from grainmill._iterators.cells import Cells, rows_of
+from grainmill._iterators.part import fixed
 from grainmill._iterators.stage import Block, Cursor, Stage, State
 from grainmill._plan import sequential
 
@@ -46,8 +47,7 @@ class FitPackStage(Stage):
         """See `Stage.pull`."""
         while self._rows is None or self._next_row >= len(self._rows):
             if not self._pack():
-                state = self.state()
-                return Block([], lambda _, state=state: _copy(state))
+                return Block([], fixed(self.state()))
         first = self._next_row
         elements = self._rows[first : first + limit]
         state_after = self._states(first, len(self._rows))
@@ -140,10 +140,6 @@ class FitPackStage(Stage):
 def _mean_of_unique(cells: Any) -> Any:
     unique = np.unique(np.asarray(cells))
     return np.sum(unique) / np.count_nonzero(unique)
-
-
-def _copy(state: State) -> State:
-    return {**state, "parent": dict(state["parent"])}
 
 
 class _Features:

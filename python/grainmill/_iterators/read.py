@@ -28,7 +28,7 @@ class ReadStage(Stage):
         self._allow_nones = node.allow_nones
         self._program = Program(node.parent)
         self._blocks = _blocks(self._program, self._length, node)
-        self._burst = max(1, node.options.prefetch_buffer_size)
+        self._burst = max(1, node.options.prefetch_buffer_size // 2)
         name = f"PrefetchDatasetIterator{str(node).removeprefix(node.dataset_name)}"
         self._drops = DropWatch(name, options)
         self._made: list[Any] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from grainmill._evaluate.fuse import Step
 from grainmill._iterators import elementwise
 from grainmill._iterators.batch import BatchStage
 from grainmill._iterators.cache import CacheStage
@@ -60,6 +61,17 @@ def _parents(node: Node, options: DatasetOptions) -> list[Stage]:
     return [_open(parent, options) for parent in node.parents]
 
 
+def _maps(node: plan.Map, options: DatasetOptions) -> Stage:
+    """Maps that follow each other are one stage: they keep no state of their own."""
+    functions = [node.function]
+    above = node.parent
+    while type(above) is plan.Map:
+        functions.append(above.function)
+        above = above.parent
+    steps = [Step("map", function) for function in reversed(functions)]
+    return elementwise.MapStage(_open(above, options), steps)
+
+
 def _interleave(node: plan.Interleave, options: DatasetOptions) -> Stage:
     datasets = node.datasets
 
@@ -76,7 +88,7 @@ def _interleave(node: plan.Interleave, options: DatasetOptions) -> Stage:
 _STAGES: dict[type[Node], Callable[[Any, DatasetOptions], Stage]] = {
     plan.Read: ReadStage,
     plan.Foreign: lambda node, _: ForeignStage(iter(node.dataset)),
-    plan.Map: lambda node, o: elementwise.MapStage(node, _parent(node, o)),
+    plan.Map: _maps,
     plan.MapWithIndex: lambda node, o: elementwise.MapWithIndexStage(node, _parent(node, o)),
     plan.RandomMap: lambda node, o: elementwise.RandomMapStage(node, _parent(node, o)),
     plan.Filter: lambda node, o: elementwise.FilterStage(node, _parent(node, o), o),

@@ -364,13 +364,13 @@ class Mix(MapNode):
                 "All datasets must have positive length for mixing, but dataset(s) at "
                 f"{', '.join(empty)} have length 0."
             )
-        total = sum(chosen)
-        length = min(
-            int(length / (weight / total)) if length < ENDLESS else ENDLESS
-            for length, weight in zip(lengths, chosen, strict=True)
-        )
         proportions = (1,) * len(parents) if weights is None else integer_proportions(chosen)
-        return cls(tuple(parents), min(ENDLESS, length), proportions)
+        total = sum(proportions)
+        # In floating point, as the nominal length has always been counted.
+        length = min(
+            length / (part / total) for length, part in zip(lengths, proportions, strict=True)
+        )
+        return cls(tuple(parents), min(ENDLESS, int(length)), proportions)
 
     def __str__(self) -> str:
         return f"{self.dataset_name}[{len(self.parents)} parents]"

@@ -18,7 +18,7 @@ struct PyArena(Arena);
 #[pymethods]
 impl PyArena {
     #[new]
-    #[pyo3(signature = (max_free_bytes = 1 << 30, *, poison = None))]
+    #[pyo3(signature = (max_free_bytes = 1_073_741_824, *, poison = None))]
     fn new(max_free_bytes: usize, poison: Option<bool>) -> Self {
         Self(match poison {
             Some(poison) => Arena::with_poison(max_free_bytes, poison),

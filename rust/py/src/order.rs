@@ -3,7 +3,6 @@
 use std::sync::{Mutex, PoisonError};
 
 use grainmill_core::Result;
-use grainmill_core::order::permute::SHUFFLE_ROUNDS;
 use grainmill_core::order::{Column, MixSchedule, Permutation, Resolver, Tree};
 use grainmill_core::order::{resolve, seed, window};
 use numpy::{PyArray1, PyReadonlyArray1};
@@ -28,7 +27,7 @@ struct PyPermutation(Permutation);
 #[pymethods]
 impl PyPermutation {
     #[new]
-    #[pyo3(signature = (num_records, seed, rounds = SHUFFLE_ROUNDS))]
+    #[pyo3(signature = (num_records, seed, rounds = 4))]
     fn new(num_records: u64, seed: u32, rounds: u32) -> Result<Self, Raised> {
         Ok(Self(Permutation::new(num_records, seed, rounds)?))
     }

@@ -1,0 +1,37 @@
+"""Tracebacks that show the user's code, not the layers between."""
+
+from __future__ import annotations
+
+import pathlib
+from types import TracebackType
+from typing import Final
+
+from grainmill._plan.settings import config
+
+_PACKAGE: Final = str(pathlib.Path(__file__).parent.parent)
+_FUSED: Final = "<grainmill"
+
+
+def drop_inner_frames(failure: BaseException) -> None:
+    """Takes the frames of this package out of the traceback of `failure`, but for the first.
+
+    What raised it inside this package stays in sight where no frame of the user's follows. The
+    setting `py_traceback_filtering="off"` keeps everything.
+    """
+    if config.py_traceback_filtering == "off":
+        return
+    frames = []
+    traceback = failure.__traceback__
+    while traceback is not None:
+        frames.append(traceback)
+        traceback = traceback.tb_next
+    shown = [frame for frame in frames if not _is_inner(frame)] or frames[-1:]
+    chain: TracebackType | None = None
+    for frame in reversed(shown):
+        chain = TracebackType(chain, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    failure.__traceback__ = chain
+
+
+def _is_inner(frame: TracebackType) -> bool:
+    file = frame.tb_frame.f_code.co_filename
+    return file.startswith((_PACKAGE, _FUSED))
