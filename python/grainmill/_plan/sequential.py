@@ -357,6 +357,12 @@ class FitPack(Node):
         lengths = dict(leaves(length_struct, "length_struct"))
         if not lengths:
             raise ValueError("`length_struct` must name at least one feature, got {}")
+        for name, inner in length_struct.items():
+            if isinstance(inner, Mapping) and name not in meta_features:
+                raise ValueError(
+                    f"Failed to extract segment ids for '{name}', which has type {type(inner)} "
+                    "rather than np.ndarray. Perhaps it should be marked as a meta feature?"
+                )
         for path, length in lengths.items():
             _check_at_least(length, 0, f"`length_struct` of `{'/'.join(map(str, path))}`")
         for name, struct in (
