@@ -1,4 +1,4 @@
-"""Settings shared by all tests: what is marked, and the noise of the real Grain that is let through."""
+"""Settings shared by all tests: what is marked, and noise of the real Grain that is let by."""
 
 import pytest
 from under_test import IS_GRAIN

@@ -176,7 +176,7 @@ def mixed_length(lengths, weights):
 
 
 def iter_mixed(parts, weights):
-    """The elements of a mixture of `IterDataset`s: ends when the part whose turn it is has ended."""
+    """The elements of a mixture of `IterDataset`s, up to the first turn of an ended part."""
     out = []
     for part, position in mixed(sum(map(len, parts)) + 1, weights):
         if position >= len(parts[part]):
@@ -189,7 +189,7 @@ def iter_mixed(parts, weights):
 
 
 def fitted(sequences, capacity, num_bins, *, best, max_sequences=None, alignment=1):
-    """Rows of `[(start, sequence)]`, whole sequences placed one after the other, rows in bin order."""
+    """Rows of `[(start, sequence)]`: whole sequences one after the other, in order of bins."""
     rows, bins = [], [[] for _ in range(num_bins)]
 
     def used(content):

@@ -1,4 +1,4 @@
-"""A small language for pipelines: lists of operations as JSON, built with any module that has Grain's names.
+"""A small language for pipelines: operations as JSON, built with any module like Grain.
 
 `../shared/data/grain_vectors` is written in it, and so are the resume and the parity tests, so that
 one pipeline can be built in this process, in a fresh one, by grainmill and by Grain.
@@ -287,7 +287,7 @@ def _parts(g, parts):
 
 
 class _Ops:
-    """One function for each operation: `(module, dataset so far, arguments)` to the next dataset."""
+    """One function for each operation: `(module, dataset so far, arguments)` to a dataset."""
 
     # sources and joins
     range = staticmethod(lambda g, _, *args: g.MapDataset.range(*args))
@@ -405,8 +405,8 @@ OPERATIONS = {name for name, _ in inspect.getmembers(_Ops) if not name.startswit
 # --- looking at what comes out -------------------------------------------------------------------
 
 
-def encode(x):
-    """`x` as JSON that keeps types: equal encodings mean equal values, dtypes, shapes and containers."""
+def encode(x):  # noqa: PLR0911
+    """`x` as JSON that keeps types: equal encodings mean equal values, dtypes, containers."""
     match x:
         case np.ndarray() if x.dtype == object:
             return {"nd": ["object", list(x.shape), [encode(v) for v in x.ravel()]]}
@@ -428,7 +428,7 @@ def encode(x):
 
 
 def take(iterator, n):
-    """Up to `n` further elements, encoded at once: a later element must not change an earlier one."""
+    """Up to `n` further elements, encoded at once: later ones must not change earlier ones."""
     return [encode(x) for x in itertools.islice(iterator, n)]
 
 

@@ -1,6 +1,6 @@
-"""Restores states in a process of its own: reads `{stage: {place: state}}`, prints what is left at each.
+"""Restores states in a process of its own: prints what is left after each.
 
-The first argument is the directory of the tests, the second the file with the states.
+The argument is a file with `{stage: {place: state}}`.
 """
 
 import json
@@ -19,7 +19,7 @@ def remaining(stage, state):
         iterator.set_state(state)
         found = take(iterator, None)
         close(iterator)
-    except Exception as error:  # noqa: BLE001 - reported by the test that reads it
+    except Exception as error:
         return f"{type(error).__name__}: {error}"
     return found
 

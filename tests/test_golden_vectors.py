@@ -1,4 +1,6 @@
-"""Orders, elements, states and errors that Grain gave: `../shared/data/grain_vectors`, and a part in `golden/`.
+"""Orders, elements, states and errors that Grain gave.
+
+They stand in `../shared/data/grain_vectors`, and a small part of them in `golden/`.
 
 A change in what passes here breaks users' checkpoints. Every case of every file is either run, or
 stands in `NOT_YET` with the reason.
@@ -188,7 +190,7 @@ def _provoke(case):
 def run_error(case):
     try:
         _provoke(case)
-    except Exception as error:  # noqa: BLE001 - any type may be what Grain raises
+    except Exception as error:  # any type may be what Grain raises
         return {"type": type(error).__name__, "bases": [c.__name__ for c in type(error).__mro__]}
     return {"type": None, "bases": []}
 

@@ -1,4 +1,4 @@
-"""What is opened is closed: threads, files, memory, cycles, forks and the end of the interpreter."""
+"""What is opened is closed: threads, files, memory, cycles, forks and the interpreter's end."""
 
 import gc
 import json

@@ -19,7 +19,7 @@ PER_TEST = 20
 FIRST_SEED = int(os.environ.get("GRAINMILL_PARITY_SEED", "0"))
 MAX_ELEMENTS = 40
 
-# Inline reading: Grain starts 16 threads for every iterator otherwise, and the elements are the same.
+# Inline: Grain starts 16 threads for every iterator otherwise, and the elements are the same.
 READ = {"num_threads": 0, "prefetch_buffer_size": 0}
 
 
@@ -230,17 +230,21 @@ class Maker:
             self.kind = "packed"
         elif name == "batch":
             self.kind = "batch" if self.kind == "int" else self.kind + "_batch"
-        # Grain's concat-then-split loses its place in JSON (its empty remainder is a tuple), and its
-        # interleave keeps and changes the state it is given; a flat map's end state leaves the old
-        # buffer in a used iterator, a new one is restored here. Their own states, and elements after
+        # Grain's concat-then-split loses its place in JSON (its empty remainder is a tuple), and
+        # its interleave keeps and changes the state it is given; a flat map's end state leaves the
+        # old buffer in a used iterator, so a new one is restored here. States, and elements after
         # restoring in ours, are still compared.
         if name in ("interleave", "concat_split"):
             self.restores = False
-        # States say the same in other words where elements were dropped (Grain's points in front of
-        # those, ours may point past them), and where a cache holds on to a state of its parent.
+        # States say the same in other words where elements were dropped (ours may point past them
+        # already), where a cache holds on to a state of its parent, and where a window starts
+        # between two elements of a concat-then-split (k rows of one, or none of the next).
         shown = json.dumps(self.ops)
-        self.loose_states = "cache" in shown or any(
-            f'"{word}"' in shown for word in ("filter", "drop_mult_3", "Even", "flat_map")
+        self.loose_states = (
+            "cache" in shown
+            or "concat_split" in shown
+            and "window_sh" in shown
+            or any(f'"{word}"' in shown for word in ("filter", "drop_mult_3", "Even", "flat_map"))
         )
         # Grain's rebatch restored at its end gives an empty batch more.
         if name == "rebatch":
@@ -288,10 +292,11 @@ class Maker:
             options["meta_features"] = ["id"]
         elif self.rng.random() < 0.3:
             options["split_full_length_features"] = False
-        if self.rng.random() < 0.3:
+        # With two features Grain writes the token past the end of a feature that is full already.
+        if self.kind != "tokens2" and self.rng.random() < 0.3:
             options |= {
                 "bos_handling": "REPLACE_FIRST_TOKEN_WITH_BOS",
-                "bos_features": [sorted(lengths)[0]],
+                "bos_features": ["tokens"],
                 "bos_token_id": 1,
             }
         return ["concat_split", options]
@@ -321,7 +326,7 @@ def _outcome(action):
     """The value of `action()`, or the type of what it raises."""
     try:
         return action(), None
-    except Exception as error:  # noqa: BLE001 - types are compared
+    except Exception as error:
         return None, error
 
 
@@ -382,7 +387,7 @@ def compare_by_iteration(maker, rng):
             _continues(real, ops, our_state, rest, budget, f"Grain from ours {our_state}")
 
 
-def _continues(module, ops, state, expected, budget, what):
+def _continues(module, ops, state, expected, budget, what):  # noqa: PLR0917
     iterator = iter(build(module, ops))
     iterator.set_state(json.loads(state))
     assert take(iterator, budget) == expected, what
