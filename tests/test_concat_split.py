@@ -93,7 +93,9 @@ def test_every_token_of_every_feature_comes_once(lengths):
 )
 def test_restored_stage_continues_at_next_row(options, block):
     def stage():
-        return split([tokens(x) for x in range(40)], block=block, length_struct={"tokens": 7}, **options)
+        return split(
+            [tokens(x) for x in range(40)], block=block, length_struct={"tokens": 7}, **options
+        )
 
     rows = drain(stage())
     running = stage()
@@ -132,7 +134,10 @@ def test_failing_parent_loses_no_element():
 @pytest.mark.parametrize(
     ("element", "message"),
     [
-        ({"t": np.zeros(2, int), "u": 1}, r"structure {'t': 'int64\[2\]', 'u': 'int\[\]'} but target"),
+        (
+            {"t": np.zeros(2, int), "u": 1},
+            r"structure {'t': 'int64\[2\]', 'u': 'int\[\]'} but target",
+        ),
         ({"u": np.zeros(2, int)}, "There must be a sequence length for each feature."),
         (np.zeros(2, int), r"must be unnested dictionaries but got int64\[2\]."),
         ({"t": {"x": np.zeros(1)}}, "must be unnested dictionaries"),
@@ -181,6 +186,10 @@ def test_wrong_options_are_refused_when_the_plan_is_built(options, message):
 def test_states_of_other_data_are_refused(change, message):
     stage = split([tokens(x) for x in range(6)], length_struct={"tokens": 7})
     state = {**stage.state(), **change}
-    with pytest.raises(ValueError, match=message):
+
+    def resume():
         stage.restore(state)
         stage.pull(1)
+
+    with pytest.raises(ValueError, match=message):
+        resume()
