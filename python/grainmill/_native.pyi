@@ -21,12 +21,12 @@ __all__ = [
     "Resolver",
     "RowPacker",
     "Slot",
+    "__version__",
     "copy_rows",
     "derived_seed",
     "index_shuffle",
     "philox_key",
     "scalars_to_rows",
-    "__version__",
     "window_order",
 ]
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from grainmill import _native
 from grainmill._iterators.cells import Cells, rows_of
-from grainmill._iterators.part import fixed
 from grainmill._iterators.stage import Block, Cursor, Stage, State
 from grainmill._plan import sequential
 
@@ -49,11 +48,7 @@ class FitPackStage(Stage):
         """See `Stage.pull`."""
         while self._rows is None or self._next_row >= len(self._rows):
             if not self._pack():
-<<<<<<< HEAD
-                return Block([], fixed(self.state()))
-=======
                 return Block([], self._at_end())
->>>>>>> pack
         first = self._next_row
         elements = self._rows[first : first + limit]
         state_after = self._states(first, len(self._rows))
