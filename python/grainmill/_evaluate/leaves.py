@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Indices: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
 # What a block of records may hold and still be in a core's cache when its rows are copied.
-BLOCK_BYTES = 256 << 10
+BLOCK_BYTES = 480 << 10
 
 
 class Leaf(abc.ABC):
