@@ -286,16 +286,16 @@ def test_slot_is_writable_memory_that_its_views_keep():
 def test_elements_that_lie_in_the_batch_itself_are_copied(arena):
     rows = arena.array((4, 5000), np.dtype("f8"))
     rows[:] = np.arange(4)[:, None]
-    assert copy_rows(rows, [rows[3], rows[2], rows[1]], 0) == 3
+    assert copy_rows(rows, [rows[3], rows[2], rows[1]], 0, hot=False) == 3
     assert rows[:, 0].tolist() == [3.0, 2.0, 2.0, 3.0]
 
 
 def test_rows_beyond_the_end_are_not_copied(arena):
     rows = arena.array((4, 2), np.dtype("f8"))
     elements = [np.ones(2)] * 6
-    assert copy_rows(rows, elements, 0) == 4
-    assert copy_rows(rows, elements, 3) == 1
-    assert copy_rows(rows, elements, 9) == 0
+    assert copy_rows(rows, elements, 0, hot=False) == 4
+    assert copy_rows(rows, elements, 3, hot=False) == 1
+    assert copy_rows(rows, elements, 9, hot=False) == 0
 
 
 @pytest.mark.parametrize("dtype", ["O", "T", [("a", "O")]])
@@ -303,7 +303,7 @@ def test_slots_hold_no_references(arena, dtype):
     with pytest.raises(TypeError, match="cannot live in a slot"):
         arena.array((3,), np.dtype(dtype))
     with pytest.raises(ValueError, match="array of plain values"):
-        copy_rows(np.empty((3, 1), dtype), [np.empty(1, dtype)], 0)
+        copy_rows(np.empty((3, 1), dtype), [np.empty(1, dtype)], 0, hot=False)
 
 
 def test_impossible_sizes_are_errors(arena):

@@ -186,6 +186,10 @@ def test_wrong_options_are_refused_when_the_plan_is_built(options, message):
 def test_states_of_other_data_are_refused(change, message):
     stage = split([tokens(x) for x in range(6)], length_struct={"tokens": 7})
     state = {**stage.state(), **change}
-    with pytest.raises(ValueError, match=message):
+
+    def resume():
         stage.restore(state)
         stage.pull(1)
+
+    with pytest.raises(ValueError, match=message):
+        resume()

@@ -21,12 +21,12 @@ __all__ = [
     "Resolver",
     "RowPacker",
     "Slot",
+    "__version__",
     "copy_rows",
     "derived_seed",
     "index_shuffle",
     "philox_key",
     "scalars_to_rows",
-    "__version__",
     "window_order",
 ]
 
@@ -99,7 +99,7 @@ class Slot:
     if sys.version_info >= (3, 12):
         def __buffer__(self, flags: int, /) -> memoryview: ...
 
-def copy_rows(array: NDArray[Any], elements: list[Any], at: int) -> int: ...
+def copy_rows(array: NDArray[Any], elements: list[Any], at: int, *, hot: bool) -> int: ...
 def scalars_to_rows(elements: list[Any]) -> NDArray[Any] | None: ...
 
 @final

@@ -6,7 +6,6 @@ import json
 
 import numpy as np
 import pytest
-
 from pack_parent import ListStage
 from test_packing import assert_same
 
@@ -50,7 +49,9 @@ def check(make_stage, theirs):
 
 
 def sequence(rng, longest, dtype=np.int32):
-    return rng.integers(1, 50, rng.integers(0 if rng.random() < 0.2 else 1, longest + 1)).astype(dtype)
+    return rng.integers(1, 50, rng.integers(0 if rng.random() < 0.2 else 1, longest + 1)).astype(
+        dtype
+    )
 
 
 @pytest.mark.parametrize("seed", range(120))

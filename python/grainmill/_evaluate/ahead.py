@@ -144,13 +144,13 @@ class EngineBlocks(Blocks):
 class _Task:
     """One block on its way through a thread."""
 
-    __slots__ = ("count", "done", "elapsed_s", "made", "make")
+    __slots__ = ("count", "cpu_s", "done", "elapsed_s", "made", "make")
 
     def __init__(self, count: int, make: Callable[[], Evaluated]) -> None:
         self.count = count
         self.make: Callable[[], Evaluated] | None = make
         self.made = Evaluated([], None)
-        self.elapsed_s = 0.0
+        self.elapsed_s = self.cpu_s = 0.0
         self.done = threading.Lock()
         self.done.acquire()
 
@@ -194,7 +194,7 @@ class ThreadBlocks(Blocks):
         self._tasks.popleft()
         made = task.made
         self._pace.record(task.count, task.elapsed_s)
-        self._thread_count.record(task.count, waited_s)
+        self._thread_count.record(task.count, waited_s, task.cpu_s)
         self.position += len(made.elements)
         if made.failure is not None:
             self.restart(self.position)
@@ -268,12 +268,13 @@ def _work(queue: SimpleQueue[_Task | None]) -> None:
     while (task := queue.get()) is not None:
         make = task.make
         if make is not None:
-            began = time.perf_counter()
+            began, cpu_began = time.perf_counter(), time.thread_time()
             try:
                 task.made = make()
             except Exception as failure:
                 task.made = Evaluated([], failure)
             task.elapsed_s = time.perf_counter() - began
+            task.cpu_s = time.thread_time() - cpu_began
         task.done.release()
         del task, make
 

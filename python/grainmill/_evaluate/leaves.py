@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 Indices: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
-BLOCK_BYTES = 512 << 10
+# What a block of records may hold and still be in a core's cache when its rows are copied.
+BLOCK_BYTES = 480 << 10
 
 
 class Leaf(abc.ABC):

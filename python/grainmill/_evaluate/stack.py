@@ -238,7 +238,9 @@ class _LeafColumn:
             self._pending.extend(values)
             return
         self._reserve(at + len(values))
-        num_copied = copy_rows(self._rows, values, at)
+        # Part of a batch has just been made; all of it at once is more than a cache holds.
+        hot = len(values) < self._batch_size
+        num_copied = copy_rows(self._rows, values, at, hot=hot)
         if num_copied < len(values):
             self._push_unlike(values[num_copied:], at + num_copied)
 
@@ -272,7 +274,7 @@ class _LeafColumn:
         if rows is None:
             raise AssertionError("a column without rows compares nothing")
         arrays = [_as_array(value) for value in values]
-        num_copied = copy_rows(rows, arrays, at)
+        num_copied = copy_rows(rows, arrays, at, hot=True)
         if num_copied < len(arrays):
             other = arrays[num_copied]
             if np.shape(other) != rows.shape[1:] or branch(other) is not None:

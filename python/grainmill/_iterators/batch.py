@@ -58,10 +58,11 @@ class BatchStage(Stage):
         while True:
             missing = self._size - len(self._gathered)
             block = self._parent.pull(missing, interior=False)
+            count, state_after = len(block.elements), block.state_after
             self._gathered.push(block.elements)
-            count = len(block.elements)
+            del block  # its memory is free for the next one, still in cache
             if count == missing or not count:
-                return lambda _: block.state_after(count)
+                return lambda _: state_after(count)
 
     def _pull_numbers(self) -> Any:
         if self._gathered.takes_numbers and isinstance(self._parent, ReadStage):

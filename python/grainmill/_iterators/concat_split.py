@@ -13,7 +13,7 @@ from grainmill._iterators.cells import Cells, rows_of
 from grainmill._iterators.stage import Block, Cursor, Stage, State
 from grainmill._plan import sequential
 
-_WANT = 256
+_WANT = 32
 """Elements asked of the parent at once."""
 
 _NONE = (-1, -1)

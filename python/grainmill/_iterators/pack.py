@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from grainmill import _native
 from grainmill._iterators.cells import Cells, rows_of
-from grainmill._iterators.part import fixed
 from grainmill._iterators.stage import Block, Cursor, Stage, State
 from grainmill._plan import sequential
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_WANT = 256
-"""Elements asked of the parent at once."""
+_LEAST, _MOST = 32, 256
+"""Elements asked of the parent at once: as many as a batch took before, within these."""
 
 
 class FitPackStage(Stage):
@@ -37,22 +37,27 @@ class FitPackStage(Stage):
         self._next_row = 0
         self._counter = 0
         self._taken = 0
+        self._want = _LEAST
 
     @property
     def burst(self) -> int:
         """See `Stage.burst`: all rows of a batch are ready at once."""
-        return min(self._node.num_packing_bins, _WANT)
+        return min(self._node.num_packing_bins, _MOST)
 
     def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`."""
         while self._rows is None or self._next_row >= len(self._rows):
             if not self._pack():
-                return Block([], fixed(self.state()))
+                return Block([], self._at_end())
         first = self._next_row
         elements = self._rows[first : first + limit]
         state_after = self._states(first, len(self._rows))
         self._next_row += len(elements)
         return Block(elements, state_after)
+
+    def _at_end(self) -> Callable[[int], State]:
+        state = self.state()
+        return lambda _: copy.deepcopy(state)
 
     def _states(self, first: int, num_rows: int) -> Callable[[int], State]:
         start, end, counter = self._start, self._cursor.mark(), self._counter
@@ -72,14 +77,15 @@ class FitPackStage(Stage):
             self._next_row -= len(self._rows)
             self._rows = None
             self._start = self._cursor.mark()
-        full = False
+        full, before = False, self._taken
         while not full:
-            elements = self._cursor.peek(_WANT)
+            elements = self._cursor.peek(self._want)
             if not elements:
                 break
             count, full = self._push(elements)
             self._cursor.advance(count)
             self._taken += count
+        self._want = min(max(self._taken - before, _LEAST), _MOST)
         num_rows, columns, kept = self._packer.take()
         if self._next_row > num_rows:
             raise ValueError(

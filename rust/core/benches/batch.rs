@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use grainmill_core::batch::{Arena, copy_rows};
+use grainmill_core::batch::{Arena, Warmth, copy_rows};
 
 /// Name, bytes of a row, rows of a batch.
 const WORKLOADS: [(&str, usize, usize); 3] =
@@ -17,7 +17,7 @@ fn copy_into_reused_slot(criterion: &mut Criterion) {
         let rows: Vec<&[u8]> = elements.iter().map(Vec::as_slice).collect();
         let stack = || {
             let mut slot = arena.slot(row_len * num_rows).unwrap();
-            copy_rows(&rows, row_len, slot.bytes_mut());
+            copy_rows(&rows, row_len, slot.bytes_mut(), Warmth::Cold);
             slot
         };
         assert_eq!(stack().bytes(), rows.concat());

@@ -1,6 +1,6 @@
 //! The layer `batch` of the engine, for Python.
 
-use grainmill_core::batch::{self, Arena};
+use grainmill_core::batch::{self, Arena, Warmth};
 use numpy::{Element, PyArray1, PyArrayDescr, PyUntypedArray};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList};
@@ -52,14 +52,18 @@ impl PyArena {
 /// Copies `elements` into the rows of `array` from row `at` on, up to the first element that is no
 /// array of the same dtype and shape as a row; returns how many were copied.
 ///
-/// Nobody else may read or write these rows meanwhile.
+/// Nobody else may read or write these rows meanwhile. `hot` says that they were made on this
+/// thread a moment ago.
 #[pyfunction]
+#[pyo3(signature = (array, elements, at, *, hot))]
 fn copy_rows<'py>(
     py: Python<'py>,
     array: Bound<'py, PyUntypedArray>,
     elements: Bound<'py, PyList>,
     at: usize,
+    hot: bool,
 ) -> PyResult<usize> {
+    let warmth = if hot { Warmth::Hot } else { Warmth::Cold };
     let mut rows = RowBytes::of(array, at)?;
     // The list may change while the copy runs without the interpreter lock: own its elements.
     let elements = elements.to_tuple();
@@ -69,25 +73,31 @@ fn copy_rows<'py>(
         match rows.like(element) {
             Like::Bytes(bytes) => alike.push(bytes),
             Like::Values => {
-                num_copied += copy_bytes(py, &mut rows, num_copied, &mut alike);
+                num_copied += copy_bytes(py, &mut rows, num_copied, &mut alike, warmth);
                 rows.copy_values(&element, num_copied)?;
                 num_copied += 1;
             }
             Like::No => break,
         }
     }
-    num_copied += copy_bytes(py, &mut rows, num_copied, &mut alike);
+    num_copied += copy_bytes(py, &mut rows, num_copied, &mut alike, warmth);
     Ok(num_copied)
 }
 
 /// Copies `alike` into consecutive rows from `at` on and empties it; returns how many there were.
-fn copy_bytes(py: Python<'_>, rows: &mut RowBytes<'_>, at: usize, alike: &mut Vec<&[u8]>) -> usize {
+fn copy_bytes(
+    py: Python<'_>,
+    rows: &mut RowBytes<'_>,
+    at: usize,
+    alike: &mut Vec<&[u8]>,
+    warmth: Warmth,
+) -> usize {
     let (num_rows, row_len) = (alike.len(), rows.row_len);
     let out = rows.bytes_mut(at, num_rows);
     if out.len() < DETACH_BYTES {
-        batch::copy_rows(alike, row_len, out);
+        batch::copy_rows(alike, row_len, out, warmth);
     } else {
-        py.detach(|| batch::copy_rows(alike, row_len, out));
+        py.detach(|| batch::copy_rows(alike, row_len, out, warmth));
     }
     alike.clear();
     num_rows

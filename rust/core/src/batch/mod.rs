@@ -6,4 +6,4 @@ mod stack;
 
 pub use arena::{Arena, Slot};
 pub use memory::ALIGNMENT;
-pub use stack::copy_rows;
+pub use stack::{Warmth, copy_rows};

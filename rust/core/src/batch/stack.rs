@@ -4,25 +4,35 @@ use std::sync::OnceLock;
 
 use rayon::prelude::*;
 
-/// Below this many bytes in a call, a second thread costs more than it saves.
+/// From this many bytes in a call on, cold rows are copied by several threads.
 const PARALLEL_BYTES: usize = 256 << 10;
 /// Copying is bound by memory, which a few threads saturate.
 const MAX_THREADS: usize = 4;
 
+/// Whether the rows to copy were written a moment ago.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Warmth {
+    /// They are in the cache of this thread's core, so no other thread would copy them faster.
+    Hot,
+    /// They come from memory, which one core alone does not saturate.
+    Cold,
+}
+
 /// Copies `rows`, each of `row_len` bytes, into consecutive rows of `out`.
 ///
-/// Calls that move much are shared among threads of the engine's own.
+/// Calls that move many cold bytes are shared among threads of the engine's own.
 ///
 /// # Panics
 ///
 /// If a row is not `row_len` bytes long or `out` not as long as all of them.
-pub fn copy_rows(rows: &[&[u8]], row_len: usize, out: &mut [u8]) {
+pub fn copy_rows(rows: &[&[u8]], row_len: usize, out: &mut [u8], warmth: Warmth) {
     assert!(rows.iter().all(|row| row.len() == row_len), "a row differs in length");
     assert_eq!(Some(out.len()), rows.len().checked_mul(row_len), "rows do not fill `out`");
     if row_len == 0 {
         return;
     }
-    match pool().filter(|_| out.len() >= PARALLEL_BYTES) {
+    let shared = warmth == Warmth::Cold && out.len() >= PARALLEL_BYTES;
+    match shared.then(pool).flatten() {
         Some(pool) => pool.install(|| copy_in_parallel(rows, row_len, out)),
         None => copy_in_turn(rows, row_len, out),
     }

@@ -10,11 +10,14 @@ use pyo3::types::{PyList, PyTuple};
 use crate::error::Raised;
 use crate::pack::rows::{Array, Features, Rows};
 
+/// By row, the values of its sequences.
+type Kept = Vec<Vec<Py<PyAny>>>;
+
 struct Batch {
     bins: Bins,
     rows: Vec<Rows>,
-    /// By kept feature, then row: the values of its sequences.
-    kept: Vec<Vec<Vec<Py<PyAny>>>>,
+    /// By kept feature.
+    kept: Vec<Kept>,
     full: bool,
 }
 
@@ -76,10 +79,7 @@ impl BinPacker {
     /// Gives the rows filled so far and starts a new batch.
     ///
     /// Returns the number of rows, the features' arrays and, by kept feature, lists by row.
-    fn take<'py>(
-        &self,
-        py: Python<'py>,
-    ) -> PyResult<(usize, Vec<Bound<'py, PyTuple>>, Vec<Vec<Vec<Py<PyAny>>>>)> {
+    fn take<'py>(&self, py: Python<'py>) -> PyResult<(usize, Vec<Bound<'py, PyTuple>>, Vec<Kept>)> {
         let mut batch = self.locked()?;
         let num_rows = batch.bins.num_opened();
         let mut kept = std::mem::take(&mut batch.kept);

@@ -4,7 +4,7 @@ use grainmill_core::pack::{Column, Placement};
 use numpy::{PyArray1, PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyKeyError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PySlice, PyTuple};
+use pyo3::types::{PyBytes, PyBytesMethods, PyDict, PySlice, PyTuple};
 
 use crate::cells::with_bytes;
 
@@ -153,7 +153,7 @@ impl Rows {
         let padding = cells.call_method1("padding", (feature, &dtype, sizes))?;
         let padding = padding.extract::<Option<Bound<'_, PyBytes>>>()?;
         let cell_bytes = dtype.itemsize() * trailing.iter().product::<usize>();
-        let padding = padding.as_ref().map(|padding| padding.as_bytes());
+        let padding = padding.as_ref().map(PyBytesMethods::as_bytes);
         let column = Column::new(num_rows, row_cells, cell_bytes, padding, marked);
         Ok(Self { dtype: dtype.unbind(), trailing, cell_bytes, column, objects: None })
     }
