@@ -242,8 +242,7 @@ class Maker:
         shown = json.dumps(self.ops)
         self.loose_states = (
             "cache" in shown
-            or "concat_split" in shown
-            and "window_sh" in shown
+            or ("concat_split" in shown and "window_sh" in shown)
             or any(f'"{word}"' in shown for word in ("filter", "drop_mult_3", "Even", "flat_map"))
         )
         # Grain's rebatch restored at its end gives an empty batch more.
