@@ -19,13 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from grainmill.array_record import ArrayRecordWriter
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 from scipy import ndimage
 from sklearn.datasets import load_digits
 
 import grainmill as grain
+from grainmill.array_record import ArrayRecordWriter
 
 SIDE = 8
 NUM_TEST = 360

@@ -31,12 +31,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from grainmill.array_record import ArrayRecordWriter
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 import grainmill as grain
+from grainmill.array_record import ArrayRecordWriter
 
 SEQUENCE_LEN = 128
 NUM_SHARD_FILES = 4
