@@ -9,6 +9,8 @@ import pytest
 from pipelines import add_one, fixed_dict, is_even, tokens, tokens2
 from under_test import INLINE, NAME, experimental, grain
 
+from grainmill.array_record import ArrayRecordWriter
+
 MapDataset = grain.MapDataset
 
 # --- texts ---------------------------------------------------------------------------------------
@@ -730,3 +732,34 @@ def test_misuse_fails_when_the_plan_is_built():
     ):
         with pytest.raises(ValueError):  # noqa: PT011 - the texts are tested above
             wrong()
+
+
+def damaged_file(path, *, num_records, damaged):
+    """An ArrayRecord file of small records, one of which does not match its checksum."""
+    marks = [f"record {number:06d} of the file".encode() for number in range(num_records)]
+    with ArrayRecordWriter(str(path), "group_size:1,uncompressed") as writer:
+        for mark in marks:
+            writer.write(mark)
+    content = bytearray(path.read_bytes())
+    content[content.index(marks[damaged]) + 3] ^= 1
+    path.write_bytes(content)
+    return marks
+
+
+@pytest.mark.parametrize("threads", [0, 1, 16])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_records_before_a_damaged_one_are_delivered(tmp_path, threads, mapped):
+    path = tmp_path / "damaged.array_record"
+    marks = damaged_file(path, num_records=400, damaged=233)
+    ds = grain.MapDataset.source(grain.sources.ArrayRecordDataSource(str(path)))
+    ds = ds.map(bytes.upper) if mapped else ds
+    expected = [mark.upper() if mapped else mark for mark in marks]
+    it = iter(ds.to_iter_dataset(grain.ReadOptions(threads, 500 if threads else 100)))
+    for mark in expected[:233]:
+        assert next(it) == mark
+    for _ in range(2):  # the end is not pretended
+        with pytest.raises(grain.GrainmillError, match=r"damaged\.array_record.*233"):
+            next(it)
+        assert it.get_state() == {"next_index": 233}
+    it.set_state({"next_index": 234})
+    assert list(it) == expected[234:]

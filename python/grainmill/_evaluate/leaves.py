@@ -77,17 +77,22 @@ class FilesLeaf(Leaf):
         self._files = files
         self.mean_byte_len = files.mean_byte_len
 
-    def start(self, index: Indices) -> PendingRead:
+    def start(self, index: Indices) -> tuple[Indices, PendingRead]:
         """See `Leaf.start`."""
-        return self._files.start(index)
+        return index, self._files.start(index)
 
-    def finish(self, started: PendingRead) -> Evaluated:
+    def finish(self, started: tuple[Indices, PendingRead]) -> Evaluated:
         """See `Leaf.finish`."""
-        return _all(started.finish)
+        index, pending = started
+        return self._read(index, pending.finish)
 
     def read(self, index: Indices) -> Evaluated:
-        """See `Leaf.read`; one failing record does not hide those before it."""
-        read = _all(lambda: self._files.read(index))
+        """See `Leaf.read`."""
+        return self._read(index, lambda: self._files.read(index))
+
+    def _read(self, index: Indices, read_all: Callable[[], list[bytes]]) -> Evaluated:
+        """A record that can not be read does not hide those before it."""
+        read = _all(read_all)
         return _one_by_one(self._files.read_one, index.tolist()) if read.failure else read
 
 
