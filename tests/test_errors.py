@@ -763,3 +763,20 @@ def test_records_before_a_damaged_one_are_delivered(tmp_path, threads, mapped):
         assert it.get_state() == {"next_index": 233}
     it.set_state({"next_index": 234})
     assert list(it) == expected[234:]
+
+
+@pytest.mark.parametrize("raised", [SystemExit, GeneratorExit, KeyboardInterrupt, StopIteration])
+def test_what_a_function_raises_to_leave_arrives_in_order(raised):
+    """A thread that ends with its function would leave the consumer waiting for ever."""
+
+    def leave_at_seven(number):
+        if number == 7:
+            raise raised
+        return number
+
+    ds = MapDataset.range(20).map(leave_at_seven).to_iter_dataset(grain.ReadOptions(4, 10))
+    it = iter(ds)
+    assert [next(it) for _ in range(7)] == list(range(7))
+    with pytest.raises(RuntimeError if raised is StopIteration else raised):
+        next(it)
+    it.close()

@@ -271,7 +271,7 @@ def _work(queue: SimpleQueue[_Task | None]) -> None:
             began, cpu_began = time.perf_counter(), time.thread_time()
             try:
                 task.made = make()
-            except Exception as failure:
+            except BaseException as failure:
                 task.made = Evaluated([], failure)
             task.elapsed_s = time.perf_counter() - began
             task.cpu_s = time.thread_time() - cpu_began

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Evaluated(NamedTuple):
     """Elements in order, up to the one whose making raised `failure`, if any did."""
 
     elements: list[Any]
-    failure: Exception | None
+    failure: BaseException | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,6 +73,10 @@ class Fused:
             failure.__cause__ = stop
             return Evaluated(made, failure)
         except Exception as failure:
+            return Evaluated(made, failure)
+        except BaseException as failure:
+            if threading.current_thread() is threading.main_thread():
+                raise  # Ctrl-C should not wait for its turn
             return Evaluated(made, failure)
         return Evaluated(made, None)
 

@@ -280,7 +280,7 @@ class SelectLeaf(Leaf):
 
 
 def merged(
-    parts: Sequence[tuple[Any, Evaluated]], length: int, failure: Exception | None = None
+    parts: Sequence[tuple[Any, Evaluated]], length: int, failure: BaseException | None = None
 ) -> Evaluated:
     """Elements of several plans at their places among `length`, up to the first failure.
 

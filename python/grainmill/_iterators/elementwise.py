@@ -126,7 +126,7 @@ class FilterStage(Stage):
         self._verdicts = Fused([Step("test", node.function)])
         name = f"FilterDatasetIterator{str(node).removeprefix(node.dataset_name)}"
         self._drops = DropWatch(name, options)
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
 
     def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`."""

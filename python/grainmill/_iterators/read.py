@@ -33,7 +33,7 @@ class ReadStage(Stage):
         self._drops = DropWatch(name, options)
         self._made: list[Any] = []
         self._at = 0
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
 
     @property
     def burst(self) -> int:
