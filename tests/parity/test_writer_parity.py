@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from grainmill._native import ArrayRecordWriter
+from grainmill._native import ArrayRecordWriter, RecordFiles
 
 module = pytest.importorskip("array_record.python.array_record_module")
 
@@ -123,6 +123,25 @@ def test_bad_options_are_refused_in_the_same_words(tmp_path, options):
     with pytest.raises(ValueError, match="ption") as ours:
         ArrayRecordWriter(str(tmp_path / "file"), options)
     assert str(ours.value) == str(theirs.value)
+
+
+def number_records(byte_len):
+    """Records that a codec gains on as much as its settings let it."""
+    rng = random.Random(byte_len)
+    numbers = [rng.randrange(1000) for _ in range(500_000)]
+    data = struct.pack(f"<{len(numbers)}i", *numbers)
+    return [data[at : at + byte_len] for at in range(0, len(data), byte_len)]
+
+
+@pytest.mark.parametrize("byte_len", [30, 1_000, 4_000, 4_200, 16_000, 100_000, 250_000, 400_000])
+def test_zstd_files_are_about_as_short_as_those_of_array_record(tmp_path, byte_len):
+    records = number_records(byte_len)[:20_000]
+    stored = []
+    for number, writer_type in enumerate((ArrayRecordWriter, module.ArrayRecordWriter)):
+        path = tmp_path / f"{number}"
+        write(writer_type, path, "zstd:3", records)
+        stored.append(RecordFiles([(str(path), 0, None)]).mean_byte_len)
+    assert abs(stored[0] / stored[1] - 1) < 0.02
 
 
 def test_transposed_files_are_about_as_short_as_those_of_array_record(tmp_path):

@@ -201,6 +201,22 @@ fn read_metadata(record: &[u8]) -> Result<Footer, Problem> {
 #[inline]
 fn read_entry(record: &[u8]) -> Result<(Option<u64>, u64), Problem> {
     let (mut offset, mut count) = (None, 0);
+    let mut cursor = Cursor::new(record);
+    // The three fields that writers put there; anything else is read again in the general way.
+    while !cursor.is_empty() {
+        match cursor.byte()? {
+            0x08 => offset = Some(cursor.varint64()?),
+            0x10 => drop(cursor.varint64()?),
+            0x18 => count = cursor.varint64()?,
+            _ => return read_unusual_entry(record),
+        }
+    }
+    Ok((offset, count))
+}
+
+#[cold]
+fn read_unusual_entry(record: &[u8]) -> Result<(Option<u64>, u64), Problem> {
+    let (mut offset, mut count) = (None, 0);
     fields(record, |number, field| match (number, field) {
         (1, Field::Integer(value)) => offset = Some(value),
         (3, Field::Integer(value)) => count = value,
