@@ -29,7 +29,8 @@ def message(rng, depth=0):
         number = rng.choice([1, 2, 3, 15, 16, 2047, 300_000, (1 << 29) - 1])
         wire = rng.choice([0, 0, 1, 2, 2, 3, 5])
         key = varint(number << 3 | wire)
-        inner = message(rng, depth + 1) if depth < 6 else b""
+        nested = wire == 3 or (wire == 2 and rng.random() < 0.6)
+        inner = message(rng, depth + 1) if nested and depth < 6 else b""
         match wire:
             case 0:
                 out += key + varint(rng.choice([0, 1, 4, 127, 128, rng.getrandbits(64)]))
@@ -38,7 +39,7 @@ def message(rng, depth=0):
             case 3:
                 out += key + inner + varint(number << 3 | 4)
             case _:
-                body = inner if rng.random() < 0.6 else rng.randbytes(rng.randrange(12))
+                body = inner if nested else rng.randbytes(rng.randrange(12))
                 out += key + varint(len(body)) + body
     return out
 
@@ -76,7 +77,11 @@ def write(writer_type, path, options, records):
 def test_array_record_reads_every_kind_of_file(tmp_path, codec, layout):
     records = records_of_all_kinds()
     for group_size in GROUPS:
-        few = records[::5] if group_size == 1 and "pad" in layout else records
+        # Padded chunks take 64 KiB each; brotli takes its time to begin each of many buckets.
+        costly = (group_size == 1 and "pad" in layout) or (
+            "size:1" in layout and codec == "brotli:6"
+        )
+        few = records[::10] if costly else records
         options = f"group_size:{group_size},{codec},{layout}"
         write(ArrayRecordWriter, tmp_path / "ours", options, few)
         reader = module.ArrayRecordReader(str(tmp_path / "ours"))
