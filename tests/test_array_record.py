@@ -183,6 +183,42 @@ def test_five_thousand_files_work_with_a_thousand_descriptors(tmp_path):
     assert count == "50000 True"
 
 
+@pytest.mark.parametrize("codec", ["uncompressed", "zstd"])
+def test_index_takes_four_bytes_a_chunk_and_none_before_the_first_record(tmp_path, codec):
+    path = tmp_path / "file"
+    num_records = 1_000_000
+    writer = _native.ArrayRecordWriter(str(path), f"group_size:1,{codec}")
+    for _ in range(num_records):
+        writer.write(b"x")
+    writer.close()
+    printed = run_python(
+        """
+        import sys
+        from pathlib import Path
+        from grainmill import _native
+
+        def kib(key):
+            status = Path("/proc/self/status").read_text()
+            return int(status.split(f"{key}:")[1].split()[0])
+
+        small = _native.RecordFiles([(sys.argv[2], 0, None)])
+        small.read_one(0)
+        bare = kib("VmRSS")
+        files = _native.RecordFiles([(sys.argv[1], 0, None)])
+        opened, peak_opened = kib("VmRSS"), kib("VmHWM")
+        assert files.read_one(len(files) // 2) == files.read_one(len(files) - 1) == b"x"
+        print(len(files), opened - bare, peak_opened - bare, kib("VmHWM") - bare)
+        """,
+        path,
+        CORPUS / "count_10_default.array_record",
+    )
+    count, opened, peak_opened, peak = map(int, printed.split())
+    assert count == num_records
+    # Opening takes a window and a byte a chunk for a moment; then four bytes a chunk are kept.
+    assert max(opened, peak_opened) * 1024 < 3 * num_records
+    assert peak * 1024 < 10 * num_records
+
+
 def test_fewer_descriptors_than_usual_are_made_do_with(tmp_path):
     paths = [
         shutil.copy(CORPUS / "count_10_default.array_record", tmp_path / f"{n}") for n in range(80)

@@ -1,9 +1,10 @@
 //! Reading records: random and sequential, as they stand, compressed and transposed.
 
 use std::hint::black_box;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use grainmill_core::records::array_record::RecordWriter;
 use grainmill_core::records::{Files, Source};
 
 /// Opens a file that the repository carries.
@@ -48,12 +49,62 @@ fn read(criterion: &mut Criterion) {
     }
 }
 
+/// A file of `num_records` records of a few bytes, each in a chunk of its own.
+fn write_tiny(dir: &Path, num_records: u64) -> PathBuf {
+    let path = dir.join(format!("{num_records}.array_record"));
+    let options = "uncompressed".parse().expect("options that exist");
+    let mut writer = RecordWriter::create(&path, options).expect("room for a file");
+    for number in 0..num_records {
+        writer.write(number.to_string().as_bytes()).expect("room for a record");
+    }
+    writer.close().expect("room for an index");
+    path
+}
+
+fn open_path(path: &Path) -> Files {
+    Files::open([Source::from(path.to_owned())]).expect("the file is sound")
+}
+
 fn open_file(criterion: &mut Criterion) {
     assert_eq!(open("grid_g1_zstd3").len(), 600);
     criterion.bench_function("records/open/zstd_g1/chunks_600", |bencher| {
         bencher.iter(|| open(black_box("grid_g1_zstd3")));
     });
+    let dir = tempfile::tempdir().expect("a directory for files");
+    let mut group = criterion.benchmark_group("records/open/plain");
+    group.sample_size(10);
+    for (size, num_records) in SIZES {
+        let path = write_tiny(dir.path(), num_records);
+        assert_eq!(open_path(&path).len(), num_records);
+        group.throughput(Throughput::Elements(num_records));
+        group.bench_function(format!("chunks_{size}"), |bencher| {
+            bencher.iter(|| open_path(black_box(&path)));
+        });
+    }
 }
 
-criterion_group!(benches, read, open_file);
+const SIZES: [(&str, u64); 2] = [("1e3", 1_000), ("1e6", 1_000_000)];
+
+/// One record at a time, which costs the same however many there are.
+fn random_read(criterion: &mut Criterion) {
+    let dir = tempfile::tempdir().expect("a directory for files");
+    for (size, num_records) in SIZES {
+        let files = open_path(&write_tiny(dir.path(), num_records));
+        let mut position = 0;
+        let mut read_next = || {
+            position = (position + 617_411) % num_records;
+            let records = files.read(&[position]).expect("the file is sound");
+            (position, records)
+        };
+        for _ in 0..100 {
+            let (position, records) = read_next();
+            assert!(records.iter().eq([position.to_string().as_bytes()]), "record {position}");
+        }
+        criterion.bench_function(&format!("records/random_read/plain/n_{size}"), |bencher| {
+            bencher.iter(&mut read_next);
+        });
+    }
+}
+
+criterion_group!(benches, read, open_file, random_read);
 criterion_main!(benches);

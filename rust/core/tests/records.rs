@@ -214,7 +214,7 @@ proptest! {
     ) {
         let path = &victims()[victim];
         let files = open(path).unwrap();
-        let extent = files.files().next().unwrap().extent(0);
+        let extent = files.files().next().unwrap().extent(0).unwrap();
         let bytes = std::fs::read(path).unwrap();
         let mut raw = bytes[extent.start as usize..extent.end as usize].to_vec();
         let opened = chunk::open(&raw, extent.start, extent.end).unwrap();

@@ -130,7 +130,8 @@ impl Files {
     /// Decides how the records at `positions` are read.
     ///
     /// # Errors
-    /// If a position is not below [`Self::len`].
+    /// If a position is not below [`Self::len`], or a file of which the first record is asked for
+    /// does not tell where its chunks begin.
     pub fn plan(&self, positions: &[u64]) -> Result<Plan> {
         let mut picks = Vec::with_capacity(positions.len());
         for (out, &position) in positions.iter().enumerate() {
@@ -153,11 +154,11 @@ impl Files {
         if !picks.is_sorted_by_key(order) {
             picks.sort_unstable_by_key(order);
         }
-        Ok(Plan { parts: self.parts(&picks), picks })
+        Ok(Plan { parts: self.parts(&picks)?, picks })
     }
 
     /// Cuts picks between chunks into pieces of about [`PART_LEN`].
-    fn parts(&self, picks: &[Pick]) -> Vec<Range<usize>> {
+    fn parts(&self, picks: &[Pick]) -> Result<Vec<Range<usize>>> {
         let (mut parts, mut begin, mut len) = (Vec::new(), 0, 0);
         for (at, pick) in picks.iter().enumerate() {
             if at > 0 && picks[at - 1].is_beside(pick) {
@@ -167,13 +168,13 @@ impl Files {
                 parts.push(begin..at);
                 (begin, len) = (at, 0);
             }
-            let extent = self.files[pick.file].file.extent(pick.chunk);
+            let extent = self.files[pick.file].file.extent(pick.chunk)?;
             len += extent.end - extent.start;
         }
         if begin < picks.len() {
             parts.push(begin..picks.len());
         }
-        parts
+        Ok(parts)
     }
 
     /// Reads the records at `positions`, in that order.
@@ -249,7 +250,7 @@ fn read_direct<S: AsMut<[u8]>>(
     if out.len() < DIRECT_LEN || file.predicted_len(picks[0].chunk) != Some(out.len()) {
         return Ok(false);
     }
-    let read = direct::read(file, lease, &file.extent(picks[0].chunk), out)?;
+    let read = direct::read(file, lease, &file.extent(picks[0].chunk)?, out)?;
     if read {
         sink.in_slot();
     }
@@ -264,11 +265,11 @@ fn read_run<'a, S: AsMut<[u8]>>(
     scratch: &mut Scratch,
     sink: &mut Sink<'_, S>,
 ) -> Result<&'a [Pick]> {
-    let first = file.extent(picks[0].chunk);
+    let first = file.extent(picks[0].chunk)?;
     let longest = RUN_LEN.max(first.end - first.start);
     let (mut end, mut count) = (first.end, 1);
     for pick in &picks[1..] {
-        let extent = file.extent(pick.chunk);
+        let extent = file.extent(pick.chunk)?;
         if extent.end - first.start > longest || extent.start.saturating_sub(end) > GAP_LEN {
             break;
         }
@@ -287,7 +288,7 @@ fn read_run<'a, S: AsMut<[u8]>>(
     file.read_at(lease, raw, first.start)?;
     for same_chunk in run.chunk_by(Pick::is_beside) {
         let chunk = same_chunk[0].chunk;
-        let extent = file.extent(chunk);
+        let extent = file.extent(chunk)?;
         let at = usize::try_from(extent.start - first.start).unwrap_or(usize::MAX);
         let len = usize::try_from(extent.end - extent.start).unwrap_or(usize::MAX);
         let decoded = file.decode_chunk(chunk, &mut raw[at..at + len], &mut scratch.decoder)?;

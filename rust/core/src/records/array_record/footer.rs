@@ -2,6 +2,7 @@
 
 use super::super::riegeli::varint::Cursor;
 use super::super::riegeli::{ChunkRecords, Problem};
+use super::offsets::Offsets;
 
 /// What the postscript carries so that it can be told from other messages.
 pub const MAGIC: u64 = 0x7193_0e70_4fda_e05e;
@@ -15,6 +16,7 @@ enum Field<'a> {
 }
 
 /// Calls `field` with each field of a protocol buffer message.
+#[inline]
 fn fields<'a>(message: &'a [u8], mut field: impl FnMut(u32, Field<'a>)) -> Result<(), Problem> {
     let mut cursor = Cursor::new(message);
     while !cursor.is_empty() {
@@ -54,72 +56,122 @@ pub fn footer_offset(records: ChunkRecords<'_>) -> Result<u64, Problem> {
     offset.ok_or(Problem::fixed("no offset of the footer"))
 }
 
-/// The index of a file.
-#[derive(Debug, Default, PartialEq, Eq)]
+/// What the footer says of a file as a whole.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Footer {
     /// How many records the file holds.
     pub num_records: u64,
+    /// How many chunks the file holds.
+    pub num_chunks: u64,
     /// How many records each chunk holds, but for the last, which may hold fewer.
     pub group_size: u64,
-    /// Where each chunk begins, in rising order.
-    pub offsets: Vec<u64>,
+    /// Where the first chunk begins; the footer itself, if there is none.
+    pub first_offset: u64,
     /// The options of the writer as it noted them.
     pub writer_options: Option<String>,
 }
 
-/// The index from the records of the footer chunk that begins at `footer_offset`.
-///
-/// # Errors
-/// If anything in it contradicts itself or could lead a reader astray.
-pub fn read(records: ChunkRecords<'_>, footer_offset: u64) -> Result<Footer, Problem> {
-    let first = records.get(0).ok_or(Problem::fixed("no footer record"))?;
-    let (mut footer, num_chunks) = read_metadata(first)?;
-    let num_entries = records.len() as u64 - 1;
-    if num_entries != num_chunks {
-        return Err(Problem::new(format!("{num_entries} entries for {num_chunks} chunks")));
+/// A footer of which some records have been read.
+#[derive(Debug)]
+pub struct Reading {
+    footer: Footer,
+    footer_offset: u64,
+    offsets: Option<Offsets>,
+    num_entries: u64,
+    last_offset: Option<u64>,
+    last_count: u64,
+    sum: u64,
+}
+
+impl Reading {
+    /// Begins with the first record of the footer at `footer_offset`, which `num_entries` follow.
+    /// Keeps the offsets of chunks unless they are more than `most`.
+    ///
+    /// # Errors
+    /// If the record does not describe a file of so many chunks.
+    pub fn new(
+        record: &[u8],
+        num_entries: u64,
+        footer_offset: u64,
+        most: u64,
+    ) -> Result<Self, Problem> {
+        let mut footer = read_metadata(record)?;
+        if num_entries != footer.num_chunks {
+            let num_chunks = footer.num_chunks;
+            return Err(Problem::new(format!("{num_entries} entries for {num_chunks} chunks")));
+        }
+        footer.first_offset = footer_offset;
+        let offsets = (num_entries <= most).then(Offsets::default);
+        Ok(Self {
+            footer,
+            footer_offset,
+            offsets,
+            num_entries: 0,
+            last_offset: None,
+            last_count: 0,
+            sum: 0,
+        })
     }
-    footer.offsets.reserve_exact(records.len() - 1);
-    let (mut last_offset, mut last_count, mut sum) = (None, None, 0_u64);
-    for entry in 0..records.len() - 1 {
-        let (offset, count) = read_entry(records.get(entry + 1).unwrap_or_default())?;
+
+    /// Takes the next record, which describes a chunk.
+    ///
+    /// # Errors
+    /// If it contradicts those before it or could lead a reader astray.
+    #[inline]
+    pub fn entry(&mut self, record: &[u8]) -> Result<(), Problem> {
+        let entry = self.num_entries;
+        let (offset, count) = read_entry(record)?;
         let offset =
             offset.ok_or_else(|| Problem::new(format!("entry {entry} has no chunk offset")))?;
-        if last_offset.is_some_and(|last| last >= offset) || offset >= footer_offset {
+        if self.last_offset.is_some_and(|last| last >= offset) || offset >= self.footer_offset {
             return Err(Problem::new(format!("entry {entry}: chunk offset {offset} out of order")));
         }
-        if last_count.is_some_and(|last| last != footer.group_size) {
+        if entry == 0 {
+            self.footer.group_size = count;
+            self.footer.first_offset = offset;
+        } else if self.last_count != self.footer.group_size {
             return Err(Problem::new(format!(
                 "entry {} has {} records where each chunk but the last has {}",
                 entry - 1,
-                last_count.unwrap_or(0),
+                self.last_count,
+                self.footer.group_size
+            )));
+        }
+        self.sum = self.sum.saturating_add(count);
+        (self.last_offset, self.last_count) = (Some(offset), count);
+        self.num_entries += 1;
+        if let Some(offsets) = &mut self.offsets {
+            offsets.push(offset);
+        }
+        Ok(())
+    }
+
+    /// What the footer says, after its last record.
+    ///
+    /// # Errors
+    /// If its records contradict each other.
+    pub fn finish(self) -> Result<(Footer, Option<Offsets>), Problem> {
+        let Self { footer, mut offsets, last_count, .. } = self;
+        if self.num_entries > 0 && !(1..=footer.group_size).contains(&last_count) {
+            return Err(Problem::new(format!(
+                "the last entry has {last_count} records, expected 1 to {}",
                 footer.group_size
             )));
         }
-        if entry == 0 {
-            footer.group_size = count;
+        if self.sum != footer.num_records {
+            return Err(Problem::new(format!(
+                "entries of {} records where the file states {}",
+                self.sum, footer.num_records
+            )));
         }
-        sum = sum.saturating_add(count);
-        (last_offset, last_count) = (Some(offset), Some(count));
-        footer.offsets.push(offset);
+        if let Some(offsets) = &mut offsets {
+            offsets.shrink();
+        }
+        Ok((footer, offsets))
     }
-    if let Some(count) = last_count
-        && !(1..=footer.group_size).contains(&count)
-    {
-        return Err(Problem::new(format!(
-            "the last entry has {count} records, expected 1 to {}",
-            footer.group_size
-        )));
-    }
-    if sum != footer.num_records {
-        return Err(Problem::new(format!(
-            "entries of {sum} records where the file states {}",
-            footer.num_records
-        )));
-    }
-    Ok(footer)
 }
 
-fn read_metadata(record: &[u8]) -> Result<(Footer, u64), Problem> {
+fn read_metadata(record: &[u8]) -> Result<Footer, Problem> {
     let mut metadata = None;
     fields(record, |number, field| {
         if let (1, Field::Bytes(bytes)) = (number, field) {
@@ -127,11 +179,11 @@ fn read_metadata(record: &[u8]) -> Result<(Footer, u64), Problem> {
         }
     })?;
     let metadata = metadata.ok_or(Problem::fixed("no ArrayRecord metadata"))?;
-    let (mut version, mut num_chunks, mut footer) = (None, 0, Footer::default());
+    let (mut version, mut footer) = (None, Footer::default());
     let mut options = None;
     fields(metadata, |number, field| match (number, field) {
         (1, Field::Integer(value)) => version = Some(value),
-        (2, Field::Integer(value)) => num_chunks = value,
+        (2, Field::Integer(value)) => footer.num_chunks = value,
         (3, Field::Integer(value)) => footer.num_records = value,
         (4, Field::Bytes(bytes)) => options = Some(bytes),
         _ => {}
@@ -142,11 +194,28 @@ fn read_metadata(record: &[u8]) -> Result<(Footer, u64), Problem> {
         None => return Err(Problem::fixed("no version")),
     }
     footer.writer_options = options.map(|bytes| String::from_utf8_lossy(bytes).into_owned());
-    Ok((footer, num_chunks))
+    Ok(footer)
 }
 
 /// The chunk offset and the number of records of an entry.
+#[inline]
 fn read_entry(record: &[u8]) -> Result<(Option<u64>, u64), Problem> {
+    let (mut offset, mut count) = (None, 0);
+    let mut cursor = Cursor::new(record);
+    // The three fields that writers put there; anything else is read again in the general way.
+    while !cursor.is_empty() {
+        match cursor.byte()? {
+            0x08 => offset = Some(cursor.varint64()?),
+            0x10 => drop(cursor.varint64()?),
+            0x18 => count = cursor.varint64()?,
+            _ => return read_unusual_entry(record),
+        }
+    }
+    Ok((offset, count))
+}
+
+#[cold]
+fn read_unusual_entry(record: &[u8]) -> Result<(Option<u64>, u64), Problem> {
     let (mut offset, mut count) = (None, 0);
     fields(record, |number, field| match (number, field) {
         (1, Field::Integer(value)) => offset = Some(value),

@@ -3,7 +3,10 @@
 mod diagnose;
 pub(crate) mod direct;
 pub mod footer;
+mod index;
+pub mod offsets;
 pub mod options;
+mod pieces;
 pub mod reader;
 pub mod writer;
 

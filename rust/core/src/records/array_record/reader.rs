@@ -4,26 +4,39 @@ use std::io::IoSliceMut;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::super::descriptors::OnDisk;
 use super::super::riegeli::block::BLOCK_LEN;
 use super::super::riegeli::chunk::{self, MAX_DATA_AT, Opened};
+use super::super::riegeli::inflate::Halt;
 use super::super::riegeli::{ChunkRecords, Decoder, Problem};
 use super::footer::{self, Footer};
-use super::{diagnose, direct};
+use super::offsets::Offsets;
+use super::{diagnose, direct, index};
+use crate::process::PerProcess;
 use crate::{Error, Result};
 
 /// Chunks up to this length are read in one go; of longer ones the header comes first, so that
 /// memory is asked for only once a checked header says that it is needed.
 pub(crate) const WHOLE_READ_LEN: u64 = 1 << 20;
 
+/// Where chunks begin is kept from the start in files of up to this many; in others it is read
+/// again when the first record is.
+const KEPT_CHUNKS: u64 = 4096;
+
+/// Held while the offsets of a file are read, lest two threads do that at once.
+static LOADING: PerProcess<Mutex<()>> = PerProcess::new(|| Mutex::new(()));
+
 /// An open `ArrayRecord` file.
 #[derive(Debug)]
 pub struct ArrayRecordFile {
     disk: OnDisk,
     footer: Footer,
-    footer_offset: u64,
+    /// Where the footer lies.
+    footer_extent: Range<u64>,
+    /// Where the chunks begin, once that is needed.
+    offsets: OnceLock<Offsets>,
     /// Whether each chunk holds one record that is not compressed, as far as the writer's options
     /// tell; the length of a record then follows from the extent of its chunk.
     plain: bool,
@@ -31,7 +44,7 @@ pub struct ArrayRecordFile {
 
 /// A file that is held open for some reads.
 #[derive(Debug, Clone)]
-pub(crate) struct Lease(Arc<OwnedFd>);
+pub(crate) struct Lease(pub(super) Arc<OwnedFd>);
 
 impl ArrayRecordFile {
     /// Opens the file at `path` and reads its index.
@@ -50,22 +63,16 @@ impl ArrayRecordFile {
             .and_then(|(opened, data)| decoder.decode(&opened.header, &raw[data]))
             .and_then(footer::footer_offset)
             .map_err(unreadable)?;
-        let in_footer = |problem: Problem| Error::Corrupt {
-            path: path.display().to_string(),
-            place: format!("footer at byte {footer_offset}"),
-            problem: problem.to_string(),
-        };
         if footer_offset >= postscript_at {
-            return Err(in_footer(Problem::new(format!(
-                "lies past the postscript at byte {postscript_at}"
-            ))));
+            let text = format!("lies past the postscript at byte {postscript_at}");
+            return Err(in_footer(&disk, footer_offset, Problem::new(text).into()));
         }
-        let footer = read_chunk(&disk, &lease, footer_offset..postscript_at, &mut raw)?
-            .and_then(|(opened, data)| decoder.decode(&opened.header, &raw[data]))
-            .and_then(|records| footer::read(records, footer_offset))
-            .map_err(in_footer)?;
+        let footer_extent = footer_offset..postscript_at;
+        let (footer, offsets) = index::read(&disk, &lease, &footer_extent, KEPT_CHUNKS)
+            .map_err(|halt| in_footer(&disk, footer_offset, halt))?;
         let plain = is_plain(&footer);
-        Ok(Self { disk, footer, footer_offset, plain })
+        let offsets = offsets.map_or_else(OnceLock::new, OnceLock::from);
+        Ok(Self { disk, footer, footer_extent, offsets, plain })
     }
 
     /// Where the file is.
@@ -80,7 +87,7 @@ impl ArrayRecordFile {
 
     /// How many chunks it holds.
     pub fn num_chunks(&self) -> u64 {
-        self.footer.offsets.len() as u64
+        self.footer.num_chunks
     }
 
     /// How many records each chunk holds, but for the last, which may hold fewer; 0 in a file
@@ -96,18 +103,41 @@ impl ArrayRecordFile {
 
     /// How many bytes of the file hold records.
     pub fn stored_len(&self) -> u64 {
-        self.footer.offsets.first().map_or(0, |first| self.footer_offset - first)
+        self.footer_extent.start - self.footer.first_offset
     }
 
     /// The bytes of the file in which `chunk` lies, up to the next chunk.
     ///
+    /// # Errors
+    /// If this is the first chunk asked for, and where chunks begin cannot be read.
+    ///
     /// # Panics
     /// If there is no such chunk.
     #[inline]
-    pub fn extent(&self, chunk: u64) -> Range<u64> {
-        let offsets = &self.footer.offsets;
+    pub fn extent(&self, chunk: u64) -> Result<Range<u64>> {
+        let offsets = match self.offsets.get() {
+            Some(offsets) => offsets,
+            None => self.load()?,
+        };
         let at = usize::try_from(chunk).expect("the number of a chunk");
-        offsets[at]..offsets.get(at + 1).copied().unwrap_or(self.footer_offset)
+        let begin = offsets.get(at).expect("the number of a chunk");
+        Ok(begin..offsets.get(at + 1).unwrap_or(self.footer_extent.start))
+    }
+
+    /// Reads where the chunks begin: four bytes each, which the file keeps from then on.
+    #[cold]
+    fn load(&self) -> Result<&Offsets> {
+        let _alone = LOADING.get().lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(offsets) = self.offsets.get() {
+            return Ok(offsets);
+        }
+        let (footer, offsets) =
+            index::read(&self.disk, &self.lease()?, &self.footer_extent, u64::MAX)
+                .map_err(|halt| in_footer(&self.disk, self.footer_extent.start, halt))?;
+        match offsets {
+            Some(offsets) if footer == self.footer => Ok(self.offsets.get_or_init(|| offsets)),
+            _ => Err(Error::Changed { path: self.path().display().to_string() }),
+        }
     }
 
     /// How long the one record of `chunk` is, if it can be told from the index. A hint: the chunk
@@ -115,7 +145,7 @@ impl ArrayRecordFile {
     #[inline]
     pub(crate) fn predicted_len(&self, chunk: u64) -> Option<usize> {
         self.plain
-            .then(|| direct::record_len(&self.extent(chunk)))
+            .then(|| direct::record_len(&self.extent(chunk).ok()?))
             .flatten()
             .and_then(|len| usize::try_from(len).ok())
     }
@@ -148,7 +178,7 @@ impl ArrayRecordFile {
         raw: &'a mut Vec<u8>,
         decoder: &'a mut Decoder,
     ) -> Result<ChunkRecords<'a>> {
-        let found = read_chunk(&self.disk, lease, self.extent(chunk), raw)?;
+        let found = read_chunk(&self.disk, lease, self.extent(chunk)?, raw)?;
         found
             .and_then(|(opened, data)| self.decode(chunk, &opened, &raw[data], decoder))
             .map_err(|problem| self.damaged(chunk, &problem))
@@ -162,7 +192,7 @@ impl ArrayRecordFile {
         raw: &'a mut [u8],
         decoder: &'a mut Decoder,
     ) -> Result<ChunkRecords<'a>> {
-        let extent = self.extent(chunk);
+        let extent = self.extent(chunk)?;
         let found = chunk::open(raw, extent.start, extent.end)
             .and_then(|opened| Ok((opened, opened.data(raw, extent.start)?)));
         found
@@ -202,11 +232,25 @@ impl ArrayRecordFile {
         } else {
             format!("records {} to {}", records.start, records.end - 1)
         };
+        let begin = self.extent(chunk).map_or(0, |extent| extent.start);
         Error::Corrupt {
             path: self.path().display().to_string(),
-            place: format!("chunk {chunk} at byte {} ({records})", self.extent(chunk).start),
+            place: format!("chunk {chunk} at byte {begin} ({records})"),
             problem: problem.to_string(),
         }
+    }
+}
+
+/// The error that `halt` in the footer at `footer_offset` is.
+#[cold]
+fn in_footer(disk: &OnDisk, footer_offset: u64, halt: Halt) -> Error {
+    match halt {
+        Halt::File(error) => error,
+        Halt::Data(problem) => Error::Corrupt {
+            path: disk.path().display().to_string(),
+            place: format!("footer at byte {footer_offset}"),
+            problem: problem.to_string(),
+        },
     }
 }
 
@@ -221,7 +265,7 @@ fn is_plain(footer: &Footer) -> bool {
 }
 
 /// Reads the chunk that begins and must end in `extent` into `raw`; its data lie in the range.
-fn read_chunk(
+pub(super) fn read_chunk(
     disk: &OnDisk,
     lease: &Lease,
     extent: Range<u64>,

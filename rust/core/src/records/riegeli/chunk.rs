@@ -177,6 +177,19 @@ fn check_block(bytes: &[u8; 24], pos: u64) -> Result<BlockHeader, Problem> {
     })
 }
 
+/// Checks the block header that lies `at` in `raw` and at `pos` in the file, inside `chunk`.
+///
+/// # Errors
+/// If it is cut short, its hash differs or it tells of another chunk.
+pub(crate) fn check_inner_block(
+    raw: &[u8],
+    at: usize,
+    chunk: &Range<u64>,
+    pos: u64,
+) -> Result<(), Problem> {
+    expect_block(block_header(raw, at, pos)?, chunk.start, chunk.end, pos)
+}
+
 fn expect_block(found: BlockHeader, begin: u64, end: u64, pos: u64) -> Result<(), Problem> {
     let expected = BlockHeader::inside(begin, end, pos);
     if found == expected {

@@ -3,7 +3,8 @@
 use std::fmt;
 
 use brotli::enc::BrotliEncoderParams;
-use zstd_safe::{CCtx, CParameter};
+use zstd_safe::zstd_sys::ZSTD_EndDirective;
+use zstd_safe::{CCtx, CParameter, InBuffer, OutBuffer};
 
 use super::Problem;
 use super::varint::push_varint;
@@ -121,12 +122,42 @@ fn zstd_problem(code: usize) -> Problem {
     Problem::new(format!("zstd: {}", zstd_safe::get_error_name(code)))
 }
 
+/// Blocks up to this length are compressed by a table of zstd's for their length.
+///
+/// For longer ones the length stays unsaid, as `array_record` has it: the tables for lengths up to
+/// 16 KiB and 256 KiB give files of numbers that are up to a tenth longer.
+const ZSTD_PLEDGED_LEN: usize = 4095;
+
 fn append_zstd(context: &mut CCtx, plain: &[u8], out: &mut Vec<u8>) -> Result<(), Problem> {
     let begin = out.len();
     out.resize(begin + zstd_safe::compress_bound(plain.len()), 0);
-    let len = context.compress2(&mut out[begin..], plain).map_err(zstd_problem)?;
+    let len = if plain.len() <= ZSTD_PLEDGED_LEN {
+        context.compress2(&mut out[begin..], plain).map_err(zstd_problem)?
+    } else {
+        stream_zstd(context, plain, &mut out[begin..])?
+    };
     out.truncate(begin + len);
     Ok(())
+}
+
+/// Compresses `plain`, not saying before the end how long it is; `out` has room for the bound.
+fn stream_zstd(context: &mut CCtx, plain: &[u8], out: &mut [u8]) -> Result<usize, Problem> {
+    let room = out.len();
+    let (mut from, mut to) = (InBuffer::around(plain), OutBuffer::around(out));
+    let mut step = |end| {
+        let left = context.compress_stream2(&mut to, &mut from, end).map_err(zstd_problem)?;
+        Ok((left, to.pos()))
+    };
+    step(ZSTD_EndDirective::ZSTD_e_continue)?;
+    loop {
+        let (left, written) = step(ZSTD_EndDirective::ZSTD_e_end)?;
+        if left == 0 {
+            return Ok(written);
+        }
+        if written == room {
+            return Err(Problem::fixed("zstd: a block is longer than its bound"));
+        }
+    }
 }
 
 fn append_snappy(

@@ -180,6 +180,6 @@ fn brotli(stream: &[u8], stated: u64, out: &mut Vec<u8>) -> Result<(), Problem> 
     }
 }
 
-fn wrong_len(found: u64, stated: u64) -> Problem {
+pub(crate) fn wrong_len(found: u64, stated: u64) -> Problem {
     Problem::new(format!("decoded {found} bytes where {stated} were stated"))
 }

@@ -6,6 +6,7 @@ pub mod compress;
 pub mod decompress;
 pub mod encode;
 pub mod hash;
+pub mod inflate;
 pub mod simple;
 pub mod sink;
 pub mod transposed;

@@ -100,6 +100,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
+    #[inline]
     fn long_varint(&mut self, bits: u32) -> Result<u64, Problem> {
         let mut value = 0_u64;
         for (at, &byte) in self.rest.iter().enumerate().take(bits.div_ceil(7) as usize) {

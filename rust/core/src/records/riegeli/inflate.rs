@@ -1,0 +1,390 @@
+//! A compressed block decoded piece by piece, so that only a window of it is in memory.
+
+use std::fmt;
+
+use brotli::BrotliDecompressStream;
+use brotli::enc::StandardAlloc;
+use zstd_safe::{DCtx, DParameter, InBuffer, OutBuffer};
+
+use super::Problem;
+use super::decompress::{codec, reserve, wrong_len};
+use super::varint::{Cursor, MAX_VARINT_LEN};
+use crate::Error;
+
+/// Why reading in pieces ended early.
+#[derive(Debug)]
+pub enum Halt {
+    /// The file cannot be read.
+    File(Error),
+    /// What it holds is not what it should be.
+    Data(Problem),
+}
+
+impl From<Error> for Halt {
+    fn from(error: Error) -> Self {
+        Self::File(error)
+    }
+}
+
+impl From<Problem> for Halt {
+    fn from(problem: Problem) -> Self {
+        Self::Data(problem)
+    }
+}
+
+/// Bytes that come in pieces.
+pub trait Pieces {
+    /// The bytes that come next, as many as are at hand; none at the end.
+    ///
+    /// # Errors
+    /// If the next ones cannot be had.
+    fn fill(&mut self) -> Result<&[u8], Halt>;
+
+    /// Goes past `len` bytes of those.
+    fn consume(&mut self, len: usize);
+}
+
+impl Pieces for &[u8] {
+    fn fill(&mut self) -> Result<&[u8], Halt> {
+        Ok(self)
+    }
+
+    fn consume(&mut self, len: usize) {
+        *self = &self[len..];
+    }
+}
+
+impl<P: Pieces> Pieces for &mut P {
+    fn fill(&mut self) -> Result<&[u8], Halt> {
+        (**self).fill()
+    }
+
+    fn consume(&mut self, len: usize) {
+        (**self).consume(len);
+    }
+}
+
+/// Reads a varint.
+///
+/// # Errors
+/// If it is cut short or does not fit 64 bits.
+pub fn varint64(pieces: &mut impl Pieces) -> Result<u64, Halt> {
+    let mut bytes = Vec::with_capacity(MAX_VARINT_LEN);
+    while bytes.len() < MAX_VARINT_LEN {
+        let Some(&byte) = pieces.fill()?.first() else { break };
+        pieces.consume(1);
+        bytes.push(byte);
+        if byte < 0x80 {
+            break;
+        }
+    }
+    Ok(Cursor::new(&bytes).varint64()?)
+}
+
+/// How many decoded bytes are kept at hand.
+const WINDOW_LEN: usize = 64 << 10;
+
+/// A compressed block, read front to back.
+#[derive(Debug)]
+pub struct Inflated<P> {
+    pieces: P,
+    stream: Stream,
+    /// How long it is, as far as that is stated.
+    stated: Option<u64>,
+    decoded_len: u64,
+    window: Vec<u8>,
+    /// Which bytes of the window have been decoded and not read.
+    from: usize,
+    to: usize,
+}
+
+impl<P: Pieces> Inflated<P> {
+    /// Whether blocks that were compressed like this can be read in pieces.
+    pub fn takes(codec: u8) -> bool {
+        matches!(codec, codec::NONE | codec::ZSTD | codec::BROTLI)
+    }
+
+    /// Begins to read the block `pieces`, which [takes](Self::takes) `codec`.
+    ///
+    /// # Errors
+    /// If it has no length before it, or memory is short.
+    pub fn new(codec: u8, mut pieces: P) -> Result<Self, Halt> {
+        let stated = if codec == codec::NONE { None } else { Some(varint64(&mut pieces)?) };
+        let stream = Stream::new(codec)?;
+        Ok(Self { pieces, stream, stated, decoded_len: 0, window: Vec::new(), from: 0, to: 0 })
+    }
+
+    /// The next `len` bytes.
+    ///
+    /// # Errors
+    /// If there are fewer, or the block is damaged.
+    #[inline]
+    pub fn take(&mut self, len: usize) -> Result<&[u8], Halt> {
+        if self.to - self.from < len {
+            self.gather(len)?;
+        }
+        let begin = self.from;
+        let end = begin + len;
+        if end > self.to {
+            let text = format!("{len} bytes expected, {} left", self.to - begin);
+            return Err(Problem::new(text).into());
+        }
+        self.from = end;
+        Ok(&self.window[begin..end])
+    }
+
+    /// The next varint.
+    ///
+    /// # Errors
+    /// If there is none, or the block is damaged.
+    #[inline]
+    pub fn varint64(&mut self) -> Result<u64, Halt> {
+        match self.window[self.from..self.to].first() {
+            Some(&byte) if byte < 0x80 => {
+                self.from += 1;
+                Ok(u64::from(byte))
+            }
+            _ => self.long_varint(),
+        }
+    }
+
+    #[cold]
+    fn long_varint(&mut self) -> Result<u64, Halt> {
+        self.gather(MAX_VARINT_LEN)?;
+        let mut cursor = Cursor::new(&self.window[self.from..self.to]);
+        let value = cursor.varint64()?;
+        self.from = self.to - cursor.rest().len();
+        Ok(value)
+    }
+
+    /// Checks that everything has been read and the block ends there.
+    ///
+    /// # Errors
+    /// If something is left, or the block is damaged.
+    pub fn finish(mut self) -> Result<(), Halt> {
+        self.gather(1)?;
+        if self.from < self.to {
+            return Err(Problem::fixed("more bytes than records").into());
+        }
+        if !self.stream.is_done {
+            return Err(Problem::fixed("compressed stream is cut short").into());
+        }
+        if !self.pieces.fill()?.is_empty() {
+            return Err(Problem::fixed("compressed stream does not end with the block").into());
+        }
+        match self.stated {
+            Some(stated) if stated != self.decoded_len => {
+                Err(wrong_len(self.decoded_len, stated).into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Decodes until `len` bytes are at hand or there are no more.
+    #[cold]
+    fn gather(&mut self, len: usize) -> Result<(), Halt> {
+        self.window.copy_within(self.from..self.to, 0);
+        (self.from, self.to) = (0, self.to - self.from);
+        while self.to < len {
+            if self.to == self.window.len() {
+                // Doubling: memory follows what the stream has yielded, not what it claims.
+                let more = self.window.len().max(WINDOW_LEN);
+                reserve(&mut self.window, more)?;
+                self.window.resize(self.window.len() + more, 0);
+            }
+            let input = self.pieces.fill()?;
+            let is_last = input.is_empty();
+            let (read, written) = self.stream.step(input, &mut self.window[self.to..])?;
+            self.pieces.consume(read);
+            self.to += written;
+            self.decoded_len += written as u64;
+            if self.stated.is_some_and(|stated| self.decoded_len > stated) {
+                return Err(wrong_len(self.decoded_len, self.stated.unwrap_or(0)).into());
+            }
+            if written == 0 && (is_last || self.stream.is_done || read == 0) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A decompressor in the middle of its work.
+struct Stream {
+    engine: Engine,
+    is_done: bool,
+}
+
+enum Engine {
+    Plain,
+    Zstd(DCtx<'static>),
+    Brotli(Box<brotli::BrotliState<StandardAlloc, StandardAlloc, StandardAlloc>>),
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Stream").field("is_done", &self.is_done).finish_non_exhaustive()
+    }
+}
+
+impl Stream {
+    fn new(codec: u8) -> Result<Self, Problem> {
+        let engine = match codec {
+            codec::NONE => Engine::Plain,
+            codec::ZSTD => {
+                let mut context = DCtx::try_create()
+                    .ok_or(Problem::fixed("no memory for a zstd decompressor"))?;
+                context.set_parameter(DParameter::WindowLogMax(31)).map_err(damaged)?;
+                Engine::Zstd(context)
+            }
+            codec::BROTLI => Engine::Brotli(Box::new(brotli::BrotliState::new(
+                StandardAlloc::default(),
+                StandardAlloc::default(),
+                StandardAlloc::default(),
+            ))),
+            _ => return Err(Problem::new(format!("unknown compression type {codec:#04x}"))),
+        };
+        Ok(Self { engine, is_done: false })
+    }
+
+    /// Decodes some of `input` into `out`; returns how much was read and written.
+    fn step(&mut self, input: &[u8], out: &mut [u8]) -> Result<(usize, usize), Problem> {
+        if self.is_done {
+            return Ok((0, 0));
+        }
+        match &mut self.engine {
+            Engine::Plain => {
+                let len = input.len().min(out.len());
+                out[..len].copy_from_slice(&input[..len]);
+                self.is_done = input.is_empty();
+                Ok((len, len))
+            }
+            Engine::Zstd(context) => {
+                let mut from = InBuffer::around(input);
+                let mut to = OutBuffer::around(out);
+                let left = context.decompress_stream(&mut to, &mut from).map_err(damaged)?;
+                self.is_done = left == 0;
+                Ok((from.pos(), to.pos()))
+            }
+            Engine::Brotli(state) => {
+                let (mut unread, mut read) = (input.len(), 0);
+                let (mut room, mut written, mut total) = (out.len(), 0, 0);
+                let result = BrotliDecompressStream(
+                    &mut unread,
+                    &mut read,
+                    input,
+                    &mut room,
+                    &mut written,
+                    out,
+                    &mut total,
+                    state,
+                );
+                self.is_done = matches!(result, brotli::BrotliResult::ResultSuccess);
+                match result {
+                    brotli::BrotliResult::ResultFailure => {
+                        Err(Problem::fixed("brotli stream is damaged"))
+                    }
+                    _ => Ok((read, written)),
+                }
+            }
+        }
+    }
+}
+
+#[cold]
+fn damaged(code: usize) -> Problem {
+    Problem::new(format!("zstd stream is damaged: {}", zstd_safe::get_error_name(code)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::compress::{Codec, Compressor};
+    use super::*;
+
+    /// Bytes handed out a few at a time.
+    struct Slowly<'a>(&'a [u8]);
+
+    impl Pieces for Slowly<'_> {
+        fn fill(&mut self) -> Result<&[u8], Halt> {
+            Ok(&self.0[..self.0.len().min(7)])
+        }
+
+        fn consume(&mut self, len: usize) {
+            self.0 = &self.0[len..];
+        }
+    }
+
+    fn block_of(codec: Codec, plain: &[u8]) -> Vec<u8> {
+        let mut block = Vec::new();
+        Compressor::new(codec).unwrap().append(plain, &mut block).unwrap();
+        block
+    }
+
+    const CODECS: [Codec; 3] = [
+        Codec::Uncompressed,
+        Codec::Zstd { level: 3, window_log: 20 },
+        Codec::Brotli { level: 5, window_log: None },
+    ];
+
+    fn text_of(halt: Result<(), Halt>) -> String {
+        match halt {
+            Ok(()) => "fine".to_owned(),
+            Err(Halt::Data(problem)) => problem.to_string(),
+            Err(Halt::File(error)) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn blocks_come_in_pieces_as_they_come_whole() {
+        let plain: Vec<u8> = (0..100_000_u32).flat_map(|n| (n / 3).to_le_bytes()).collect();
+        for codec in CODECS {
+            let block = block_of(codec, &plain);
+            let mut inflated = Inflated::new(codec.code(), Slowly(&block)).unwrap();
+            let mut found = Vec::new();
+            for len in [1, 0, 70_000, 3, 200_000, 129_996] {
+                found.extend_from_slice(inflated.take(len).unwrap());
+            }
+            assert!(found == plain, "{codec:?}");
+            inflated.finish().unwrap();
+        }
+    }
+
+    #[test]
+    fn blocks_that_end_elsewhere_are_refused() {
+        for codec in CODECS {
+            let read_two = |block: &[u8]| {
+                let mut inflated = Inflated::new(codec.code(), Slowly(block))?;
+                inflated.take(2)?;
+                inflated.finish()
+            };
+            let block = block_of(codec, b"ab");
+            assert_eq!(text_of(read_two(&block)), "fine", "{codec:?}");
+            for wrong in [&block[..block.len() - 1], &[&block[..], b"x"].concat(), b"", b"\x02"] {
+                assert_ne!(text_of(read_two(wrong)), "fine", "{codec:?}: {wrong:?}");
+            }
+            let longer = block_of(codec, b"abc");
+            assert_eq!(text_of(read_two(&longer)), "more bytes than records", "{codec:?}");
+        }
+    }
+
+    #[test]
+    fn stated_lengths_are_checked() {
+        let mut block = block_of(CODECS[1], b"ab");
+        for stated in [1, 3] {
+            block[0] = stated;
+            let mut inflated = Inflated::new(b'z', &block[..]).unwrap();
+            let result = inflated.take(2).map(drop).and_then(|()| inflated.finish());
+            assert!(text_of(result).starts_with("decoded 2 bytes where"), "stated {stated}");
+        }
+    }
+
+    #[test]
+    fn varints_may_lie_across_pieces() {
+        let block = [b"abcde".as_slice(), &[0x81, 0x82, 0x83, 0x04], b"\x07"].concat();
+        let mut inflated = Inflated::new(0, Slowly(&block)).unwrap();
+        inflated.take(5).unwrap();
+        assert_eq!(inflated.varint64().unwrap(), 1 | 2 << 7 | 3 << 14 | 4 << 21);
+        assert_eq!(inflated.varint64().unwrap(), 7);
+        assert!(inflated.varint64().is_err());
+    }
+}
