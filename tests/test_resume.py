@@ -21,6 +21,7 @@ PREFETCH_STATE = "what follows a concat-then-split or an interleave inherits its
 GRAIN_FAILS = {
     **dict.fromkeys([s for s in STAGES if s.startswith("concat_split")], JSON_SENTINEL),
     **dict.fromkeys([s for s in STAGES if s.startswith("interleave")], KEPT_STATE),
+    "cache_repeat": "a restored state reads differently before the first element",
     "flat_map": FLAT_MAP_END,
     "mix_of_packed": PREFETCH_STATE,
 }
@@ -173,6 +174,7 @@ def test_state_of_an_endless_pipeline_is_small():
     assert take(restored, 20) == expected
 
 
+@pytest.mark.better_than_grain("the refused state has changed the iterator already")
 @pytest.mark.parametrize("next_index", [-1, 8])
 def test_state_out_of_range_is_refused(next_index):
     iterator = iter(grain.MapDataset.range(7).to_iter_dataset())
