@@ -1,12 +1,12 @@
 """Packing, prefetching, windows and what else is newer than the core of the interface."""
 
+from grainmill._dataset.apply import apply_each as apply_transformations
 from grainmill._dataset.checks import assert_equal_output_after_checkpoint
 from grainmill._dataset.iterator import (
     ThreadPrefetchDatasetIterator,
     get_next_index,
     set_next_index,
 )
-from grainmill._dataset.map_dataset import apply_transformations
 from grainmill._dataset.rng_pool import RngPool
 from grainmill._dataset.spec import ShapeDtypeStruct, ShapeDtypeStructProtocol, get_element_spec
 from grainmill._dataset.stages import (

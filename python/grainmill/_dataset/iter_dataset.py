@@ -6,7 +6,8 @@ import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from grainmill._dataset.iterator import DatasetIterator, PlannedIterator, apply_each
+from grainmill._dataset.apply import apply_each
+from grainmill._dataset.iterator import DatasetIterator, PlannedIterator
 from grainmill._plan import sequential as plan
 from grainmill._plan import transforms
 
@@ -140,7 +141,11 @@ class IterDataset(Iterable[T], Generic[T], metaclass=IterDatasetFactories):
         Raises:
             NotImplementedError: An object is not of a known transform class.
         """
-        return apply_each(self, transformations, _apply)
+        result: IterDataset[Any] = apply_each(self, transformations)
+        return result
+
+    def _flat_map(self, transform: transforms.FlatMap) -> IterDataset[Any]:
+        return after(self, lambda node: plan.FlatMap((node,), transform))
 
     def pipe(self, func: Callable[..., S], *args: Any, **kwargs: Any) -> S:
         """Returns `func(self, *args, **kwargs)`, for chaining."""
@@ -183,25 +188,3 @@ def after(
 ) -> PlannedIterDataset[Any]:
     """`dataset` with the node that `make` appends to it."""
     return PlannedIterDataset(make(node_of(dataset), *args, **kw), (dataset,))
-
-
-def _apply(dataset: IterDataset[Any], transform: Any) -> IterDataset[Any]:
-    match transform:
-        case transforms.Batch():
-            return dataset.batch(
-                transform.batch_size,
-                drop_remainder=transform.drop_remainder,
-                batch_fn=transform.batch_fn,
-            )
-        case transforms.Map():
-            return dataset.map(transform)
-        case transforms.RandomMap():
-            return dataset.random_map(transform)
-        case transforms.MapWithIndex():
-            return dataset.map_with_index(transform)
-        case transforms.FlatMap():
-            return after(dataset, lambda node: plan.FlatMap((node,), transform))
-        case transforms.Filter():
-            return dataset.filter(transform)
-        case _:
-            raise NotImplementedError(f"Transformation type: {transform} is not supported.")

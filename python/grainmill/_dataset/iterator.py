@@ -241,10 +241,3 @@ def _method(iterator: Any, name: str) -> Callable[..., Any]:
     if method is None:
         raise NotImplementedError(f"{name} is not supported for {type(iterator).__name__}.")
     return method
-
-
-def apply_each(dataset: T, transforms: Any, apply_one: Callable[[T, Any], T]) -> T:
-    """Applies one transform, or several in turn."""
-    for transform in transforms if isinstance(transforms, Sequence) else (transforms,):
-        dataset = apply_one(dataset, transform)
-    return dataset

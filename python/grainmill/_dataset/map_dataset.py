@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 import numpy as np
 
+from grainmill._dataset.apply import apply_each
 from grainmill._dataset.iter_dataset import IterDataset, PlannedIterDataset, node_of
-from grainmill._dataset.iterator import apply_each
 from grainmill._evaluate.program import Program
 from grainmill._plan import random_access as plan
 from grainmill._plan import sequential, transforms
@@ -223,7 +223,11 @@ class MapDataset(Generic[T], metaclass=MapDatasetFactories):
         Raises:
             NotImplementedError: An object is not of a known transform class.
         """
-        return apply_each(self, transformations, _apply)
+        result: MapDataset[Any] = apply_each(self, transformations)
+        return result
+
+    def _flat_map(self, transform: transforms.FlatMap) -> MapDataset[Any]:
+        return _after(self, plan.FlatMap.of, transform)
 
     def pipe(self, func: Callable[..., S], *args: Any, **kwargs: Any) -> S:
         """Returns `func(self, *args, **kwargs)`, for chaining."""
@@ -308,32 +312,3 @@ def _after(
     dataset: MapDataset[Any], make: Callable[..., Node], *args: Any, **kw: Any
 ) -> PlannedMapDataset[Any]:
     return PlannedMapDataset(make(node_of(dataset), *args, **kw), (dataset,))
-
-
-def _apply(dataset: MapDataset[Any], transform: Any) -> MapDataset[Any]:
-    match transform:
-        case transforms.Batch():
-            return dataset.batch(
-                transform.batch_size,
-                drop_remainder=transform.drop_remainder,
-                batch_fn=transform.batch_fn,
-            )
-        case transforms.Map():
-            return dataset.map(transform)
-        case transforms.RandomMap():
-            return dataset.random_map(transform)
-        case transforms.MapWithIndex():
-            return dataset.map_with_index(transform)
-        case transforms.FlatMap():
-            return _after(dataset, plan.FlatMap.of, transform)
-        case transforms.Filter():
-            return dataset.filter(transform)
-        case _:
-            raise NotImplementedError(f"Transformation type: {transform} is not supported.")
-
-
-def apply_transformations(
-    dataset: Any, transformations: transforms.Transformation | transforms.Transformations
-) -> Any:
-    """Appends transforms given as objects to a dataset of either kind."""
-    return dataset.apply(transformations)

@@ -1,0 +1,42 @@
+"""Transforms given as objects, turned into the methods that append them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from grainmill._plan import transforms
+
+
+def apply_each(dataset: Any, transformations: Any) -> Any:
+    """Appends one transform, or several in turn, to a dataset of either kind.
+
+    Raises:
+        NotImplementedError: An object is not of a known transform class.
+    """
+    several = isinstance(transformations, Sequence)
+    for transform in transformations if several else (transformations,):
+        dataset = _apply(dataset, transform)
+    return dataset
+
+
+def _apply(dataset: Any, transform: Any) -> Any:
+    match transform:
+        case transforms.Batch():
+            return dataset.batch(
+                transform.batch_size,
+                drop_remainder=transform.drop_remainder,
+                batch_fn=transform.batch_fn,
+            )
+        case transforms.Map():
+            return dataset.map(transform)
+        case transforms.RandomMap():
+            return dataset.random_map(transform)
+        case transforms.MapWithIndex():
+            return dataset.map_with_index(transform)
+        case transforms.FlatMap():
+            return dataset._flat_map(transform)  # noqa: SLF001 - a method of datasets alone
+        case transforms.Filter():
+            return dataset.filter(transform)
+        case _:
+            raise NotImplementedError(f"Transformation type: {transform} is not supported.")
