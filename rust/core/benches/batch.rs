@@ -1,4 +1,5 @@
 //! The layer `batch`, through its public API: rows into slots.
+#![expect(clippy::unwrap_used, reason = "a bench that cannot go on should fail")]
 
 use std::hint::black_box;
 

@@ -1,4 +1,5 @@
 //! How fast records are written: the chunk, the codec, the transposition.
+#![expect(clippy::unwrap_used, reason = "a bench that cannot go on should fail")]
 
 use std::fmt::Write as _;
 use std::hint::black_box;

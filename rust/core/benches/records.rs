@@ -16,7 +16,8 @@ fn open(name: &str) -> Files {
 
 /// Visits every one of `len` positions in an order that is far from rising.
 fn scattered(len: u64) -> Vec<u64> {
-    let step = (len * 5 / 8..).find(|step| len % step != 0 && step % 2 == 1).unwrap_or(1);
+    let step =
+        (len * 5 / 8..=len).find(|&step| !len.is_multiple_of(step) && step % 2 == 1).unwrap_or(1);
     (0..len).map(|at| at * step % len).collect()
 }
 

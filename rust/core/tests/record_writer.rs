@@ -1,4 +1,5 @@
 //! Files that the record writer makes: byte for byte where the format leaves no choice.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should fail")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -43,14 +44,15 @@ fn corpus() -> PathBuf {
 }
 
 fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    let digest = Sha256::digest(bytes);
+    digest.iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
 }
 
 fn numbers(count: u32) -> Vec<Vec<u8>> {
     (0..count).map(|number| number.to_string().into_bytes()).collect()
 }
 
-/// (name of a golden file, its hash, options, records); what array_record 0.8.6 wrote.
+/// (name of a golden file, its hash, options, records); what `array_record` 0.8.6 wrote.
 fn plain_cases() -> Vec<(&'static str, &'static str, &'static str, Vec<Vec<u8>>)> {
     vec![
         (
@@ -116,7 +118,7 @@ fn golden_files_are_written_again_alike() {
 
 #[test]
 fn large_records_come_back_under_every_codec() {
-    let text: Vec<u8> = (0..700_000_u32).flat_map(|number| number.to_le_bytes()).collect();
+    let text: Vec<u8> = (0..700_000_u32).flat_map(u32::to_le_bytes).collect();
     let records = vec![b"before".to_vec(), text.repeat(24), Vec::new(), text];
     for codec in ["uncompressed", "snappy", "zstd:1", "brotli:1", "transpose,zstd:1"] {
         assert!(read_back(&format!("group_size:3,{codec}"), &records) == records, "{codec}");
@@ -131,7 +133,7 @@ fn a_million_empty_records_fit_one_chunk() {
 
 #[test]
 fn windows_of_every_size_come_back() {
-    let record: Vec<u8> = (0..300_000_u32).flat_map(|number| number.to_be_bytes()).collect();
+    let record: Vec<u8> = (0..300_000_u32).flat_map(u32::to_be_bytes).collect();
     for options in ["zstd,window_log:10", "zstd,window_log:31", "brotli:5,window_log:10"] {
         let records = [record.clone()];
         assert!(read_back(options, &records) == records, "{options}");
@@ -144,7 +146,7 @@ fn a_writer_that_is_dropped_leaves_a_file_that_is_refused() {
     let path = dir.path().join("file.array_record");
     let mut writer = RecordWriter::create(&path, "uncompressed".parse().unwrap()).unwrap();
     for _ in 0..40 {
-        writer.write(&[7; 100_000]).unwrap();
+        writer.write(&vec![7; 100_000]).unwrap();
     }
     drop(writer);
     assert!(fs::metadata(&path).unwrap().len() > 1 << 20, "much was written");
@@ -154,7 +156,7 @@ fn a_writer_that_is_dropped_leaves_a_file_that_is_refused() {
 #[test]
 fn a_full_disk_fails_every_call_from_then_on() {
     let mut writer = RecordWriter::create("/dev/full", "uncompressed".parse().unwrap()).unwrap();
-    let first = writer.write(&[0; 2 << 20]).unwrap_err().to_string();
+    let first = writer.write(&vec![0; 2 << 20]).unwrap_err().to_string();
     assert!(first.starts_with("/dev/full: write: No space left on device"), "{first}");
     assert!(!writer.is_ok());
     assert_eq!(writer.write(b"x").unwrap_err().to_string(), first);

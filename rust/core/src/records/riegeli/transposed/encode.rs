@@ -145,7 +145,7 @@ mod tests {
         let num_states = header.varint64().unwrap();
         let tags = numbers(&mut header, num_states);
         let nexts = numbers(&mut header, num_states);
-        let is_varint = |tag: usize| tag >= 8 && tag % 8 == 0;
+        let is_varint = |tag: usize| tag >= 8 && tag.is_multiple_of(8);
         let mut subtype_of = vec![0; tags.len()];
         for at in (0..tags.len()).filter(|&at| is_varint(tags[at])) {
             subtype_of[at] = usize::from(header.byte().unwrap());
@@ -171,7 +171,7 @@ mod tests {
             let mut key = Vec::new();
             push_varint(&mut key, tag as u64);
             match (tag, tag % 8) {
-                (0, _) => {}
+                (0 | 3, _) => {}
                 (1, _) => {
                     let len = columns.last_mut().unwrap().varint64().unwrap();
                     put(&mut out, columns[column_of[state]].take(len).unwrap());
@@ -183,7 +183,6 @@ mod tests {
                     put(&mut out, &len);
                     put(&mut out, &key);
                 }
-                (3, _) => {}
                 (_, 0) if subtype_of[state] >= 10 => {
                     put(&mut out, &[u8::try_from(subtype_of[state] - 10).unwrap()]);
                     put(&mut out, &key);
