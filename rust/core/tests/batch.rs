@@ -19,7 +19,7 @@ proptest! {
             .collect();
         let rows: Vec<&[u8]> = elements.iter().map(Vec::as_slice).collect();
         let mut slot = Arena::new(1 << 30).slot(row_len * num_rows).unwrap();
-        let warmth = if rows.len() % 2 == 0 { Warmth::Hot } else { Warmth::Cold };
+        let warmth = if rows.len().is_multiple_of(2) { Warmth::Hot } else { Warmth::Cold };
         copy_rows(&rows, row_len, slot.bytes_mut(), warmth);
         prop_assert_eq!(slot.bytes(), rows.concat());
     }
