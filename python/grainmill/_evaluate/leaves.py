@@ -10,6 +10,7 @@ import numpy as np
 
 from grainmill._evaluate.fuse import Evaluated, Step
 from grainmill._evaluate.stack import BatchBuilder, shared_arena
+from grainmill._evaluate.storage import StorageWatch
 
 if TYPE_CHECKING:
     from grainmill._evaluate.program import Program
@@ -75,20 +76,22 @@ class FilesLeaf(Leaf):
 
     def __init__(self, files: RecordFiles) -> None:
         self._files = files
+        self._storage = StorageWatch()
         self.mean_byte_len = files.mean_byte_len
 
-    def start(self, index: Indices) -> tuple[Indices, PendingRead]:
-        """See `Leaf.start`."""
-        return index, self._files.start(index)
+    def start(self, index: Indices) -> tuple[Indices, PendingRead | None]:
+        """See `Leaf.start`; records at hand in memory are left to `finish`."""
+        return index, self._files.start(index) if self._storage.is_slow() else None
 
-    def finish(self, started: tuple[Indices, PendingRead]) -> Evaluated:
+    def finish(self, started: tuple[Indices, PendingRead | None]) -> Evaluated:
         """See `Leaf.finish`."""
         index, pending = started
-        return self._read(index, pending.finish)
+        return self.read(index) if pending is None else self._read(index, pending.finish)
 
     def read(self, index: Indices) -> Evaluated:
         """See `Leaf.read`."""
-        return self._read(index, lambda: self._files.read(index))
+        with self._storage.watching(len(index)):
+            return self._read(index, lambda: self._files.read(index))
 
     def _read(self, index: Indices, read_all: Callable[[], list[bytes]]) -> Evaluated:
         """A record that can not be read does not hide those before it."""

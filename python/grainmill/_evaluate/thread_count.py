@@ -8,20 +8,38 @@ from typing import NamedTuple
 _WINDOW_S = 0.1
 _BLOCKS_PER_THREAD = 4
 _STARVED_SHARE = 0.5
-_WORTHWHILE = 1.15
+_WORTHWHILE = 1.3
+_TOGETHER_CORES = 1.2
+_WAITING_CORES = 0.6
 _TOLERABLE = 1.1
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
-# Below this, differences are those of the clock and of a thread that wakes up.
-_CLOCK_S = 20e-6
+# A function that waits may spend this much of its waiting on waking up.
+_WAKING_SHARE = 0.02
 
 
 class _Measured(NamedTuple):
-    """What a window of time brought with `active` threads."""
+    """What a window of time brought with `active` threads, which kept `cores` busy."""
 
     active: int
     elements_per_s: float
     cpu_s_per_element: float
+    cores: float
+
+    def is_worth(self, before: _Measured) -> bool:
+        """Whether these threads do better than those `before`.
+
+        The clock rate of a shared machine may double from one window to the next, so a higher
+        rate counts only where it can have come from the threads: they ran at the same time, or
+        they wait more than they compute.
+        """
+        together = self.cores > _TOGETHER_CORES or before.cores < _WAITING_CORES
+        dearest = _TOLERABLE * before.cpu_s_per_element + _WAKING_SHARE / before.elements_per_s
+        return (
+            together
+            and self.elements_per_s >= _WORTHWHILE * before.elements_per_s
+            and self.cpu_s_per_element <= dearest
+        )
 
 
 class ThreadCount:
@@ -63,16 +81,18 @@ class ThreadCount:
         if elapsed_s < _WINDOW_S or self._blocks < _BLOCKS_PER_THREAD * self.active:
             return
         elements = max(1, self._elements)
-        measured = _Measured(self.active, elements / elapsed_s, self._cpu_s / elements)
+        measured = _Measured(
+            self.active,
+            elements / elapsed_s,
+            self._cpu_s / elements,
+            self._cpu_s / elapsed_s,
+        )
         self._decide(now, measured, self._waited_s / elapsed_s)
         self._open_window(now)
 
     def _decide(self, now: float, measured: _Measured, starved: float) -> None:
         before, self._before = self._before, None
-        if before is not None and (
-            measured.elements_per_s < _WORTHWHILE * before.elements_per_s
-            or measured.cpu_s_per_element > _TOLERABLE * before.cpu_s_per_element + _CLOCK_S
-        ):
+        if before is not None and not measured.is_worth(before):
             self.active = before.active
             self._next_trial = now + self._pause_s
             self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s)
