@@ -1,10 +1,15 @@
 """Records in memory are read where they are needed, slow ones ahead of that."""
 
+import threading
 import time
 
 import numpy as np
+import pytest
 
+from grainmill import MapDataset
 from grainmill._evaluate.leaves import FilesLeaf
+from grainmill.array_record import ArrayRecordWriter
+from grainmill.sources import ArrayRecordDataSource
 
 
 class Files:
@@ -63,3 +68,32 @@ def test_storage_that_became_fast_is_noticed():
     assert started == 31
     leaf.finish(leaf.start(index))
     assert files.started == started
+
+
+def numbered_file(path):
+    with ArrayRecordWriter(str(path), "group_size:1") as writer:
+        for number in range(100):
+            writer.write(b"%d" % number)
+    return str(path)
+
+
+def test_pipelines_read_files_by_blocks_in_the_engine(tmp_path, monkeypatch):
+    source = ArrayRecordDataSource(numbered_file(tmp_path / "numbers.array_record"))
+
+    def unused(*_):
+        pytest.fail("asked for single records or lists of them")
+
+    monkeypatch.setattr(ArrayRecordDataSource, "__getitems__", unused)
+    assert list(MapDataset.source(source)) == [b"%d" % number for number in range(100)]
+    assert not any(thread.name.startswith("grain-prefetch") for thread in threading.enumerate())
+
+
+def test_sources_that_change_records_keep_their_say(tmp_path):
+    class Doubled(ArrayRecordDataSource):
+        def __getitem__(self, record_key):
+            return super().__getitem__(record_key) * 2
+
+        __getitems__ = None
+
+    source = Doubled(numbered_file(tmp_path / "numbers.array_record"))
+    assert list(MapDataset.source(source))[7] == b"77"

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from grainmill._evaluate import thread_count
 from grainmill._evaluate.thread_count import ThreadCount
 
@@ -44,7 +45,7 @@ def test_functions_that_hold_the_lock_keep_one_thread_whatever_the_clock_does(mo
     speed = np.random.default_rng(seed).uniform(0.5, 2, 1000)
     used = []
     for windows in range(20, 100, 20):
-        rate = lambda n, w: 1000 * speed[w] * (1 if n == 1 else 0.95)  # noqa: E731, ARG005
+        rate = lambda n, w: 1000 * speed[w] * (1 if n == 1 else 0.95)  # noqa: E731
         used.append(active_after(monkeypatch, windows, rate, lambda _: 0.9e-3 / 2))
     assert set(used) <= {1, 2}, used  # 2 while a trial lasts
     assert used.count(1) >= 2

@@ -98,6 +98,9 @@ class ArrayRecordDataSource:
     def __getitem__(self, record_key: SupportsIndex) -> bytes:
         return self._files.read_one(self._checked(record_key))
 
+    # Where a class still has this `__getitem__`, pipelines read `_files` by blocks instead.
+    _getitem_of_files = __getitem__
+
     def __getitems__(self, record_keys: Sequence[SupportsIndex]) -> list[bytes]:
         """Reads many records at once, in the order of their keys."""
         keys = [self._checked(key) for key in record_keys]

@@ -10,7 +10,7 @@ import numpy as np
 from grainmill._evaluate import leaves
 from grainmill._evaluate.fuse import Evaluated, Fused, Step
 from grainmill._evaluate.rng import IndexedGenerators
-from grainmill._native import RecordFiles, Resolver
+from grainmill._native import Resolver
 from grainmill._plan import random_access as plan
 
 if TYPE_CHECKING:
@@ -255,9 +255,9 @@ _INDEX_STAGES: dict[type[MapNode], Callable[[Any], Callable[[Tree], Tree] | None
 
 def _source(node: plan.Source) -> Leaf:
     source = node.source
-    files = getattr(source, "_files", None)
-    if isinstance(files, RecordFiles) and getattr(type(source).__getitem__, "reads_files", False):
-        return leaves.FilesLeaf(files)
+    getitem = getattr(type(source), "__getitem__", None)
+    if getitem is not None and getitem is getattr(type(source), "_getitem_of_files", None):
+        return leaves.FilesLeaf(source._files)  # noqa: SLF001 - that is what it has them for
     if callable(getattr(type(source), "__getitems__", None)):
         return leaves.BlockObjectLeaf(source)
     return leaves.ObjectLeaf(source)
