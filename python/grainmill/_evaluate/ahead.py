@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate.fuse import Evaluated
-from grainmill._evaluate.leaves import block_len
+from grainmill._evaluate.leaves import BLOCK_BYTES, block_len
 from grainmill._evaluate.thread_count import ThreadCount
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _INLINE_BLOCK_S = 0.002
 _THREAD_BLOCK_S = 0.005
 _MOST_DEMANDED = 1024
+# A block that changes threads leaves its core's cache anyway: fewer, larger ones cost less.
+_HANDED_OVER_BYTES = 4 * BLOCK_BYTES
 _EXIT_WAIT_S = 1.0
 
 
@@ -165,8 +167,9 @@ class ThreadBlocks(Blocks):
     def __init__(self, program: Program, length: int, options: ReadOptions) -> None:
         super().__init__(program, length)
         self._at_most = options.prefetch_buffer_size
-        most = block_len(program.mean_byte_len, max(1, self._at_most // 2))
-        self._byte_most = block_len(program.mean_byte_len, _MOST_DEMANDED)
+        mean = program.mean_byte_len
+        most = block_len(mean, max(1, self._at_most // 2), _HANDED_OVER_BYTES)
+        self._byte_most = block_len(mean, _MOST_DEMANDED, _HANDED_OVER_BYTES)
         self._pace = _Pace(most, _THREAD_BLOCK_S, 1)
         self._thread_count = ThreadCount(options.num_threads)
         self._pid = os.getpid()

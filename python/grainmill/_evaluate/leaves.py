@@ -194,11 +194,11 @@ class BatchLeaf(Leaf):
             yield made.elements
 
 
-def block_len(mean_byte_len: float, at_most: int) -> int:
-    """Elements in a block that stays in cache, 1 to `at_most`."""
+def block_len(mean_byte_len: float, at_most: int, block_bytes: int = BLOCK_BYTES) -> int:
+    """Elements in a block of about `block_bytes`, 1 to `at_most`."""
     if mean_byte_len <= 0:
         return max(1, at_most)
-    return max(1, min(at_most, int(BLOCK_BYTES / mean_byte_len)))
+    return max(1, min(at_most, int(block_bytes / mean_byte_len)))
 
 
 class FlatMapLeaf(Leaf):
