@@ -26,19 +26,18 @@ class BatchStage(Stage):
         self._parent = parent
         self._size = node.batch_size
         self._drop_remainder = node.drop_remainder
-        self._gathered: _Gathered
         self._new_batch = _new_batch(node)
         self._gathered = self._new_batch()
         self._start: State | None = None
 
     def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`; gives one batch."""
-        before = self._parent.state()
-        numbers = self._pull_numbers()
-        if numbers is not None:
-            return self._block_of_numbers(numbers, before)
         if self._start is None:
             self._start = self._parent.state()
+        numbers = self._pull_numbers()
+        if numbers is not None:
+            before, self._start = self._start, None
+            return self._block_of_numbers(numbers, before)
         after = self._gather()
         if len(self._gathered) < self._size and (self._drop_remainder or not len(self._gathered)):
             self._reset()

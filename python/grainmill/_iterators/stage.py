@@ -111,16 +111,16 @@ class Cursor:
         """Takes `count` of the elements that `peek` returned."""
         self._position += count
 
-    def state(self, ahead: int = 0) -> State:
-        """The parent's state after the elements taken and `ahead` more of those peeked at."""
+    def state(self) -> State:
+        """The parent's state after the elements taken."""
         if self._block is None:
             return self.stage.state()
-        return self._block.state_after(self._position + ahead)
+        return self._block.state_after(self._position)
 
     def mark(self) -> Callable[[int], State]:
-        """A function from `ahead` to `state(ahead)` that stays valid when the cursor moves on.
+        """A function that stays valid when the cursor moves on: the state some elements ahead.
 
-        Its argument may go up to the number of elements that `peek` returned.
+        It takes how many, up to the number that `peek` returned.
         """
         if self._block is None:
             state = self.stage.state()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import logging
-from typing import Any, Final
+from typing import Any
 
 
 @dataclasses.dataclass(slots=True)
@@ -96,6 +96,3 @@ class DatasetOptions:
         chosen = {name: getattr(other, name) for name in other._set}  # noqa: SLF001 - of its own class
         chosen |= {name: getattr(self, name) for name in self._set}
         return DatasetOptions(**chosen)
-
-
-DEFAULT_READ_OPTIONS: Final = ReadOptions()
