@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import atexit
+import functools
 import os
 import threading
 import time
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate.fuse import Evaluated
 from grainmill._evaluate.leaves import BLOCK_BYTES, block_len
+from grainmill._evaluate.rows import StackedRows, batched
 from grainmill._evaluate.thread_count import ThreadCount
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ _THREAD_BLOCK_S = 0.005
 _MOST_DEMANDED = 1024
 # A block that changes threads leaves its core's cache anyway: fewer, larger ones cost less.
 _HANDED_OVER_BYTES = 4 * BLOCK_BYTES
+_WHOLE_BATCH_S = 0.05
 _EXIT_WAIT_S = 1.0
 
 
@@ -39,15 +42,19 @@ class Blocks(abc.ABC):
 
     Attributes:
         position: Where the next block begins.
+        batch_size: Elements that make a batch further on, counted from the last `restart`; 0 if
+            none do, or no longer. Blocks made ahead are then batches where that is possible.
     """
 
     def __init__(self, program: Program, length: int) -> None:
         self.position = 0
+        self.batch_size = 0
         self._program = program
         self._length = length
+        self._first = 0
 
     @abc.abstractmethod
-    def take(self, limit: int) -> Evaluated:
+    def take(self, limit: int) -> Evaluated | StackedRows:
         """Returns the elements from `position` on, and moves it past those made.
 
         There is at least one, unless the first fails or the plan is at its end. A block may hold
@@ -55,8 +62,17 @@ class Blocks(abc.ABC):
         """
 
     def restart(self, position: int) -> None:
-        """Makes `position` the next; what was made ahead is dropped."""
+        """Makes `position` the next, where a batch begins; what was made ahead is dropped."""
+        self.rewind(position)
+        self._first = position
+
+    def rewind(self, position: int) -> None:
+        """Makes `position` the next, in mid-batch or not; what was made ahead is dropped."""
         self.position = position
+
+    def _until_batch(self, position: int) -> int:
+        """Elements from `position` to where a batch begins."""
+        return (self._first - position) % self.batch_size if self.batch_size else 0
 
     def start(self) -> None:  # noqa: B027 - there may be nothing to begin
         """Begins to make elements ahead."""
@@ -65,16 +81,24 @@ class Blocks(abc.ABC):
         """Stops what runs; safe to call again."""
 
 
-class _Pace:
-    """How many elements to make at once, so that a block takes about `block_s` seconds."""
+class Pace:
+    """How many elements to make at once, so that a block takes about `block_s` seconds.
+
+    Attributes:
+        most: The most that may be made at once.
+        count: How many to make at once now.
+        element_s: What one element took in the last block; `None` before the first.
+    """
 
     def __init__(self, most: int, block_s: float, first: int) -> None:
         self.most = max(1, most)
         self.count = min(self.most, first)
+        self.element_s: float | None = None
         self._block_s = block_s
 
     def record(self, count: int, elapsed_s: float) -> None:
         """Takes note that `count` elements took `elapsed_s`."""
+        self.element_s = elapsed_s / count
         if elapsed_s > self._block_s:
             self.count = max(1, min(self.count, count) // 2)
         elif elapsed_s < self._block_s / 2 and count >= self.count:
@@ -88,7 +112,7 @@ class InlineBlocks(Blocks):
         super().__init__(program, length)
         self._ahead = at_most > 0
         most = block_len(program.mean_byte_len, at_most or _MOST_DEMANDED)
-        self._pace = _Pace(most, _INLINE_BLOCK_S, 1 if program.runs_user_code else most)
+        self._pace = Pace(most, _INLINE_BLOCK_S, 1 if program.runs_user_code else most)
 
     def take(self, limit: int) -> Evaluated:
         """See `Blocks.take`."""
@@ -128,9 +152,9 @@ class EngineBlocks(Blocks):
         count = min(self._count, self._length - position)
         return (count, self._program.begin(position, count)) if count > 0 else None
 
-    def restart(self, position: int) -> None:
-        """See `Blocks.restart`."""
-        super().restart(position)
+    def rewind(self, position: int) -> None:
+        """See `Blocks.rewind`."""
+        super().rewind(position)
         self._next = None
 
     def start(self) -> None:
@@ -148,10 +172,10 @@ class _Task:
 
     __slots__ = ("count", "cpu_s", "done", "elapsed_s", "made", "make")
 
-    def __init__(self, count: int, make: Callable[[], Evaluated]) -> None:
+    def __init__(self, count: int, make: Callable[[], Evaluated | StackedRows]) -> None:
         self.count = count
-        self.make: Callable[[], Evaluated] | None = make
-        self.made = Evaluated([], None)
+        self.make: Callable[[], Evaluated | StackedRows] | None = make
+        self.made: Evaluated | StackedRows = Evaluated([], None)
         self.elapsed_s = self.cpu_s = 0.0
         self.done = threading.Lock()
         self.done.acquire()
@@ -161,7 +185,9 @@ class ThreadBlocks(Blocks):
     """Makes elements on threads named `grain-prefetch_<n>`, in order and a bounded way ahead.
 
     The consumer hands out the blocks and takes them back; threads never share a block. How many
-    of the allowed threads get work is found out while running (`ThreadCount`).
+    of the allowed threads get work is found out while running (`ThreadCount`). Where a batch
+    follows that is made in a moment, it is one block: its rows are copied by the core that has
+    just made them.
     """
 
     def __init__(self, program: Program, length: int, options: ReadOptions) -> None:
@@ -170,7 +196,7 @@ class ThreadBlocks(Blocks):
         mean = program.mean_byte_len
         most = block_len(mean, max(1, self._at_most // 2), _HANDED_OVER_BYTES)
         self._byte_most = block_len(mean, _MOST_DEMANDED, _HANDED_OVER_BYTES)
-        self._pace = _Pace(most, _THREAD_BLOCK_S, 1)
+        self._pace = Pace(most, _THREAD_BLOCK_S, 1)
         self._thread_count = ThreadCount(options.num_threads)
         self._pid = os.getpid()
         self._reset()
@@ -182,7 +208,7 @@ class ThreadBlocks(Blocks):
         self._crew = _Crew()
         weakref.finalize(self, self._crew.dismiss).atexit = False
 
-    def take(self, limit: int) -> Evaluated:
+    def take(self, limit: int) -> Evaluated | StackedRows:
         """See `Blocks.take`."""
         if self._pid != os.getpid():  # a fork leaves the threads behind
             self._pid = os.getpid()
@@ -198,29 +224,46 @@ class ThreadBlocks(Blocks):
         made = task.made
         self._pace.record(task.count, task.elapsed_s)
         self._thread_count.record(task.count, waited_s, task.cpu_s)
+        if isinstance(made, StackedRows):
+            self.position += len(made)
+            return made
         self.position += len(made.elements)
-        if made.failure is not None:
-            self.restart(self.position)
+        if made.failure is not None or len(made.elements) < task.count:
+            self.rewind(self.position)
         return made
 
     def _hand_out(self, limit: int) -> None:
         demanded = min(limit, self._byte_most) if limit > self._pace.most else 0
         block = max(self._pace.count, demanded if self._pace.count == self._pace.most else 0)
         bound = max(self._at_most, 2 * demanded)
+        whole = self._makes_whole_batches()
         while len(self._tasks) <= self._thread_count.active or not self._tasks:
-            count = min(block, self._length - self._handed_out)
+            missing = self._until_batch(self._handed_out)
+            count = self.batch_size if whole and not missing else min(block, missing or block)
+            count = min(count, self._length - self._handed_out)
             ahead = self._handed_out + count - self.position
-            if count <= 0 or (self._tasks and ahead > bound):
+            if count <= 0 or (self._tasks and ahead > (2 * self.batch_size if whole else bound)):
                 return
-            task = _Task(count, self._program.begin(self._handed_out, count))
+            start = self._handed_out
+            if whole and not missing:
+                task = _Task(count, functools.partial(batched, self._program, start, count))
+            else:
+                task = _Task(count, self._program.begin(start, count))
             self._tasks.append(task)
             self._handed_out += count
             self._crew.give(self._turn % self._thread_count.active, task)
             self._turn += 1
 
-    def restart(self, position: int) -> None:
-        """See `Blocks.restart`."""
-        super().restart(position)
+    def _makes_whole_batches(self) -> bool:
+        """Whether a block may be as large as a batch: not where other threads might help with it."""
+        element_s = self._pace.element_s
+        if not self.batch_size or element_s is None or self._program.waits_for_storage:
+            return False
+        return element_s * self.batch_size <= _WHOLE_BATCH_S
+
+    def rewind(self, position: int) -> None:
+        """See `Blocks.rewind`."""
+        super().rewind(position)
         for task in self._tasks:
             task.make = None
         self._tasks.clear()
@@ -232,7 +275,7 @@ class ThreadBlocks(Blocks):
 
     def close(self) -> None:
         """See `Blocks.close`."""
-        self.restart(self.position)
+        self.rewind(self.position)
         self._crew.dismiss()
 
 

@@ -75,10 +75,22 @@ class Fused:
         except Exception as failure:
             return Evaluated(made, failure)
         except BaseException as failure:
-            if threading.current_thread() is threading.main_thread():
+            if _leaves_at_once and threading.current_thread() is threading.main_thread():
                 raise  # Ctrl-C should not wait for its turn
             return Evaluated(made, failure)
         return Evaluated(made, None)
+
+
+_leaves_at_once = True
+
+
+def defer_interrupts() -> None:
+    """Has what is no `Exception`, such as Ctrl-C, wait for its turn in the main thread too.
+
+    For processes that no Ctrl-C is meant for.
+    """
+    global _leaves_at_once  # noqa: PLW0603 - a property of the process
+    _leaves_at_once = False
 
 
 @functools.lru_cache(maxsize=256)

@@ -34,6 +34,11 @@ class Leaf(abc.ABC):
     runs_user_code = True
     mean_byte_len = 0.0
 
+    @property
+    def waits(self) -> bool:
+        """Whether what it read lately had to be waited for."""
+        return False
+
     def start(self, index: Indices) -> Any:
         """Begins what can go on without the interpreter; `finish` takes what this returns."""
         return index
@@ -78,6 +83,11 @@ class FilesLeaf(Leaf):
         self._files = files
         self._storage = StorageWatch()
         self.mean_byte_len = files.mean_byte_len
+
+    @property
+    def waits(self) -> bool:
+        """See `Leaf.waits`."""
+        return self._storage.slow
 
     def start(self, index: Indices) -> tuple[Indices, PendingRead | None]:
         """See `Leaf.start`; records at hand in memory are left to `finish`."""

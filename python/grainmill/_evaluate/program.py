@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -14,7 +15,7 @@ from grainmill._native import Resolver
 from grainmill._plan import random_access as plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from grainmill._evaluate.leaves import Indices, Leaf
     from grainmill._plan.node import MapNode, Node
@@ -53,10 +54,25 @@ class Program:
         self.mean_byte_len = max(leaf.mean_byte_len for _, leaf in _leaves(self._chain))
         self._started_early = _leaves(self._chain, read_in_loop=False)
         self._numbers = _only_numbers(self._chain)
+        self._mark: Callable[[int], None] | None = None
+
+    @property
+    def waits_for_storage(self) -> bool:
+        """Whether records lately had to be waited for."""
+        return any(leaf.waits for _, leaf in _leaves(self._chain))
+
+    def report(self, mark: Callable[[int], None]) -> None:
+        """Has `mark` called with the position of each element that user functions begin to make."""
+        self._mark = mark
 
     def run(self, start: int, count: int) -> Evaluated:
         """The elements at `start, ..., start + count - 1`."""
-        return self._evaluate(self._resolver.resolve_range(start, count), count, None)
+        columns = self._resolver.resolve_range(start, count)
+        if self._mark is None:
+            return self._evaluate(columns, count, None)
+        self._mark(start)
+        marked = functools.partial(_marked, self._mark, start)
+        return _run(self._chain, columns, None, count, marked)[1]
 
     def run_at(self, index: Indices) -> Evaluated:
         """The elements at `index`."""
@@ -83,8 +99,19 @@ class Program:
         return _run(self._chain, columns, started, count)[1]
 
 
+def _marked(mark: Callable[[int], None], start: int, elements: Iterable[Any]) -> Iterator[Any]:
+    """The elements that go into a loop of user functions, each told of before it is begun."""
+    for position, element in enumerate(elements, start):
+        mark(position)
+        yield element
+
+
 def _run(
-    chain: Chain, columns: Columns, started: dict[int, Any] | None, count: int
+    chain: Chain,
+    columns: Columns,
+    started: dict[int, Any] | None,
+    count: int,
+    watched: Callable[[Iterable[Any]], Iterable[Any]] = iter,
 ) -> tuple[Indices | None, Evaluated]:
     """The places in the block that `chain` fills (`None` for all) and what it has for them."""
     steps = [columns[number][1].tolist() for number in chain.index_columns if number in columns]
@@ -94,13 +121,13 @@ def _run(
             return np.empty(0, np.int64), Evaluated([], None)
         rows, index = columns[number]
         if _reads_in_loop(chain):
-            return rows, chain.fused(index.tolist(), steps)
+            return rows, chain.fused(watched(index.tolist()), steps)
         made = leaf.read(index) if started is None else leaf.finish(started[number])
     else:
         rows, made = _merge([_run(child, columns, started, count) for child in chain.below], count)
     if not chain.fused.steps:
         return rows, made
-    mapped = chain.fused(made.elements, steps)
+    mapped = chain.fused(watched(made.elements), steps)
     return rows, Evaluated(mapped.elements, mapped.failure or made.failure)
 
 

@@ -6,7 +6,6 @@ at the end. A slot returns to the arena only when the last view of it is gone, s
 outlive the builder, the arena and the iterator.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
@@ -23,6 +22,13 @@ _RESERVED_BYTES: Final = 1 << 28
 _PLAIN_KINDS: Final = frozenset("biufcmMSUV")
 
 
+class ArraySource(Protocol):
+    """Where the memory of batches comes from."""
+
+    def array(self, shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
+        """An array with whatever bytes its memory held."""
+
+
 class BatchBuilder:
     """Takes elements a few at a time and makes batches of them.
 
@@ -37,7 +43,7 @@ class BatchBuilder:
         {'x': array([1, 2])}
     """
 
-    def __init__(self, batch_size: int, arena: Arena, *, first_position: int = 0) -> None:
+    def __init__(self, batch_size: int, arena: ArraySource, *, first_position: int = 0) -> None:
         if batch_size < 1:
             raise ValueError(f"`batch_size` must be at least 1, got {batch_size}")
         self.first_position = first_position
@@ -45,6 +51,7 @@ class BatchBuilder:
         self._arena = arena
         self._column: _Column | None = None
         self._num_elements = 0
+        self._exact = True
 
     def __len__(self) -> int:
         """How many elements the batch has so far."""
@@ -74,6 +81,14 @@ class BatchBuilder:
             raise
         self._num_elements = total
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether the rows of the batch last finished stack just as the elements did.
+
+        That is not so where NumPy found a dtype for values of several.
+        """
+        return self._exact
+
     def finish(self) -> Any:
         """The batch of the elements added since the last one; the builder starts afresh.
 
@@ -85,6 +100,7 @@ class BatchBuilder:
             raise ValueError("a batch needs at least 1 element, got 0")
         try:
             batch = column.finish(num_elements)
+            self._exact = column.is_exact
         except _UnlikeError as unlike:
             raise self._explained(unlike) from None
         finally:
@@ -107,13 +123,22 @@ class BatchBuilder:
         )
 
 
-@functools.cache
-def shared_arena() -> Arena:
+_arenas: list[ArraySource] = []
+
+
+def shared_arena() -> ArraySource:
     """The arena of this process that batches come from."""
-    return Arena()
+    if not _arenas:
+        _arenas.append(Arena())
+    return _arenas[0]
 
 
-def stack(elements: list[Any], arena: Arena) -> Any:
+def take_arrays_from(arena: ArraySource) -> None:
+    """Makes `arena` the one of this process."""
+    _arenas[:] = [arena]
+
+
+def stack(elements: list[Any], arena: ArraySource) -> Any:
     """One batch of all `elements`.
 
     Raises:
@@ -160,12 +185,15 @@ class _UnlikeError(Exception):
 class _Column(Protocol):
     """One place in the structure, over the elements of a batch."""
 
+    @property
+    def is_exact(self) -> bool: ...
+
     def push(self, values: list[Any], at: int) -> None: ...
 
     def finish(self, num_rows: int) -> Any: ...
 
 
-def _column(first: Any, batch_size: int, arena: Arena, path: str) -> _Column:
+def _column(first: Any, batch_size: int, arena: ArraySource, path: str) -> _Column:
     parts = branch(first)
     if parts is None:
         return _LeafColumn(batch_size, arena, path)
@@ -184,6 +212,10 @@ class _BranchColumn:
         self._children = children
         self._path = path
         self._described = _described(first)
+
+    @property
+    def is_exact(self) -> bool:
+        return all(child.is_exact for child in self._children)
 
     def push(self, values: list[Any], at: int) -> None:
         for child, column in zip(self._children, self._columns(values, at), strict=True):
@@ -224,12 +256,13 @@ class _IndexedColumn(_BranchColumn):
 class _LeafColumn:
     """A leaf in every element: rows of one array, or values still to be stacked."""
 
-    def __init__(self, batch_size: int, arena: Arena, path: str) -> None:
+    def __init__(self, batch_size: int, arena: ArraySource, path: str) -> None:
         self._batch_size = batch_size
         self._arena = arena
         self._path = path
         self._rows: np.ndarray[Any, Any] | None = None
         self._pending: list[Any] = []
+        self.is_exact = True
 
     def push(self, values: list[Any], at: int) -> None:
         if at == 0:
@@ -246,7 +279,8 @@ class _LeafColumn:
 
     def finish(self, num_rows: int) -> Any:
         if self._rows is None:
-            return _stacked(self._pending, self._path)
+            batch, self.is_exact = _stacked(self._pending, self._path)
+            return batch
         return self._rows if len(self._rows) == num_rows else self._rows[:num_rows]
 
     def _begin(self, values: list[Any]) -> None:
@@ -305,24 +339,24 @@ def _stacks_as_it_is(dtype: Any) -> bool:
     return known
 
 
-def _stacked(values: list[Any], path: str) -> Any:
-    """The leaves of a batch as `numpy.stack` makes them."""
+def _stacked(values: list[Any], path: str) -> tuple[Any, bool]:
+    """The leaves of a batch as `numpy.stack` makes them, and whether all have one type."""
     rows = scalars_to_rows(values)
     if rows is not None:
-        return rows
+        return rows, True
     kind = type(values[0])
     uniform = set(map(type, values)) == {kind}
     if uniform and (kind is str or kind is bytes or issubclass(kind, np.number | np.bool_)):
-        return np.array(values)
+        return np.array(values), True
     arrays = []
     for row, value in enumerate(values):
         arrays.append(np.asanyarray(value))
         if arrays[-1].shape != arrays[0].shape or branch(value) is not None:
             raise _UnlikeError(path, row, _described(values[0]), _described(value))
     if len(arrays) == 1:
-        return np.expand_dims(arrays[0].copy(), 0)
+        return np.expand_dims(arrays[0].copy(), 0), False
     try:
-        return np.stack(arrays)
+        return np.stack(arrays), False
     except TypeError as error:  # No dtype holds both, as with dates and numbers.
         row = next(i for i, array in enumerate(arrays) if array.dtype != arrays[0].dtype)
         found = f"{_described(values[row])} ({error})"

@@ -21,17 +21,20 @@ class StorageWatch:
     bytes from one core's cache to another's. A read that waits for a device sleeps once for each
     piece, and other threads can wait meanwhile. While storage is slow, one block in 32 is read
     at once all the same, since by then it may be in memory.
+
+    Attributes:
+        slow: Whether it was, when last looked at.
     """
 
     def __init__(self) -> None:
-        self._slow = False
+        self.slow = False
         self._blocks = 0
 
     def is_slow(self) -> bool:
         """Whether the next block is worth another thread."""
-        if self._slow:
+        if self.slow:
             self._blocks += 1
-        return self._slow and self._blocks % _BLOCKS_UNTIL_LOOK != 0
+        return self.slow and self._blocks % _BLOCKS_UNTIL_LOOK != 0
 
     @contextlib.contextmanager
     def watching(self, num_records: int) -> Iterator[None]:
@@ -39,7 +42,7 @@ class StorageWatch:
         before = _sleeps()
         yield
         waits = _sleeps() - before
-        self._slow = waits > _WAITS_BESIDE_READING + num_records / _RECORDS_PER_WAIT
+        self.slow = waits > _WAITS_BESIDE_READING + num_records / _RECORDS_PER_WAIT
 
 
 def _sleeps() -> int:

@@ -29,15 +29,17 @@ class BatchStage(Stage):
         self._new_batch = _new_batch(node)
         self._gathered = self._new_batch()
         self._start: State | None = None
+        if isinstance(parent, ReadStage) and node.batch_fn is None:
+            parent.expect_batches(node.batch_size)
 
     def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`; gives one batch."""
         if self._start is None:
             self._start = self._parent.state()
-        numbers = self._pull_numbers()
-        if numbers is not None:
+        whole = self._pull_whole()
+        if whole is not None:
             before, self._start = self._start, None
-            return self._block_of_numbers(numbers, before)
+            return self._whole_block(*whole, before)
         after = self._gather()
         if len(self._gathered) < self._size and (self._drop_remainder or not len(self._gathered)):
             self._reset()
@@ -63,19 +65,22 @@ class BatchStage(Stage):
             if count == missing or not count:
                 return lambda _: state_after(count)
 
-    def _pull_numbers(self) -> Any:
-        if self._gathered.takes_numbers and isinstance(self._parent, ReadStage):
-            numbers = self._parent.pull_numbers(self._size)
-            if numbers is not None and self._drop_remainder and len(numbers) < self._size:
-                return numbers[:0]
-            return numbers
-        return None
+    def _pull_whole(self) -> tuple[Any, int] | None:
+        """The next batch and its elements' number, where the parent makes it in one piece."""
+        parent = self._parent
+        if len(self._gathered) or not self._gathered.is_stacked or not isinstance(parent, ReadStage):
+            return None
+        numbers = parent.pull_numbers(self._size)
+        if numbers is not None:
+            return numbers, len(numbers)
+        rows = parent.pull_batch(self._size)
+        return None if rows is None else (rows.batch, len(rows))
 
-    def _block_of_numbers(self, numbers: Any, before: State) -> Block:
+    def _whole_block(self, batch: Any, count: int, before: State) -> Block:
         after = self._parent.state()
-        if not len(numbers):
+        if not count or (self._drop_remainder and count < self._size):
             return Block([], lambda _: dict(after))
-        return Block([numbers], lambda k: dict(after if k else before))
+        return Block([batch], lambda k: dict(after if k else before))
 
     def _reset(self) -> None:
         self._gathered = self._new_batch()
@@ -103,7 +108,7 @@ class BatchStage(Stage):
 class _Gathered:
     """Elements of one batch to be stacked."""
 
-    takes_numbers = True
+    is_stacked = True
 
     def __init__(self, batch_size: int) -> None:
         self._builder = BatchBuilder(batch_size, shared_arena())
@@ -126,7 +131,7 @@ class _Gathered:
 class _GatheredList(_Gathered):
     """Elements of one batch for a user's batch function."""
 
-    takes_numbers = False
+    is_stacked = False
 
     def __init__(self, batch_fn: Callable[[list[Any]], Any]) -> None:
         self._batch_fn = batch_fn

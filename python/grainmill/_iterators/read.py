@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate.ahead import Blocks, EngineBlocks, InlineBlocks, ThreadBlocks
+from grainmill._evaluate.processes import ProcessBlocks
 from grainmill._evaluate.program import Program
+from grainmill._evaluate.rows import StackedRows
 from grainmill._iterators.drops import DropWatch
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.random_access import random_access
@@ -31,7 +33,7 @@ class ReadStage(Stage):
         self._burst = max(1, node.options.prefetch_buffer_size // 2)
         name = f"PrefetchDatasetIterator{str(node).removeprefix(node.dataset_name)}"
         self._drops = DropWatch(name, options)
-        self._made: list[Any] = []
+        self._made: list[Any] | StackedRows = []
         self._at = 0
         self._failure: BaseException | None = None
 
@@ -43,11 +45,18 @@ class ReadStage(Stage):
     def _position(self) -> int:
         return self._blocks.position - len(self._made) + self._at
 
+    def expect_batches(self, batch_size: int) -> None:
+        """Has elements made as batches where they are made ahead; `pull_batch` gives them."""
+        self._blocks.batch_size = batch_size
+
     def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`."""
         while True:
             if self._at >= len(self._made):
                 self._refill(limit)
+            if isinstance(self._made, StackedRows):
+                self._unstack()
+                continue
             if not self._made:
                 end = self._position()
                 return Block([], _at(end))
@@ -63,7 +72,11 @@ class ReadStage(Stage):
             raised, self._failure = self._failure, None
             raise raised
         self._made, self._at = [], 0
-        self._made, failure = self._blocks.take(limit)
+        made = self._blocks.take(limit)
+        if isinstance(made, StackedRows):
+            self._made = made
+            return
+        self._made, failure = made
         if failure is not None and not self._made:
             raise failure
         self._failure = failure
@@ -75,6 +88,7 @@ class ReadStage(Stage):
         if len(kept) == len(part):
             self._drops.kept_only(len(part))
             return Block(part, _at(start))
+        self._blocks.batch_size = 0  # batches no longer begin at multiples
         verdicts = [element is not None for element in part]
         excess = self._drops.first_excess(verdicts)
         if excess is not None:
@@ -93,7 +107,29 @@ class ReadStage(Stage):
         """Un-makes the last `count` elements taken and all beyond, behind a failure."""
         position = self._position() - count
         self._made, self._at = [], 0
-        self._blocks.restart(position)
+        self._blocks.rewind(position)
+
+    def pull_batch(self, batch_size: int) -> Any:
+        """The next `batch_size` elements, or those left, as a batch if that is how they come."""
+        if self._at >= len(self._made):
+            self._refill(batch_size)
+        made = self._made
+        if self._at or not isinstance(made, StackedRows):
+            return None
+        if len(made) != batch_size and self._blocks.position < self._length:
+            return None
+        self._drops.kept_only(len(made))
+        self._made, self._at = [], 0
+        return made
+
+    def _unstack(self) -> None:
+        """Takes a batch apart that is not one here, and has no more of them made."""
+        self._blocks.batch_size = 0
+        rows, self._made = self._made, []
+        if isinstance(rows, StackedRows):
+            start = self._blocks.position - len(rows)
+            self._blocks.rewind(self._blocks.position if rows.exact else start)
+            self._made = rows.elements() if rows.exact else []
 
     def pull_numbers(self, count: int) -> np.ndarray[Any, Any] | None:
         """The next `count` elements, or those left, as an array where they are plain numbers."""
@@ -144,6 +180,8 @@ def _at(start: int) -> Callable[[int], State]:
 
 def _blocks(program: Program, length: int, node: plan.Read) -> Blocks:
     options = node.options
+    if options.num_workers and program.runs_user_code:
+        return ProcessBlocks(program, length, node)
     if not options.num_threads or not options.prefetch_buffer_size:
         return InlineBlocks(program, length, options.prefetch_buffer_size)
     if program.runs_user_code:

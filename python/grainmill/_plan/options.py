@@ -5,27 +5,53 @@ from __future__ import annotations
 import dataclasses
 import enum
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, repr=False)
 class ReadOptions:
     """How `to_iter_dataset` reads ahead.
+
+    Elements, their order and saved states are the same whatever is chosen here.
 
     Attributes:
         num_threads: The most threads that run user functions; 0 runs them in the
             caller. One thread is used while more would not help.
         prefetch_buffer_size: The most elements held ready or in the making; 0 makes
             each element when it is asked for.
+        num_workers: Processes that run user functions, in place of threads; 0 for none.
+            Functions that hold the interpreter lock run side by side only so.
+        worker_init_fn: Called in each worker with its number and `num_workers`, first of all.
+        stall_warning_s: Seconds without a result after which a warning names the worker and
+            the element; `None` for no warning.
+        timeout_s: Seconds without a result after which an error does; `None` for none.
+        ram_budget_bytes: The most that workers hold ready or in the making together, in
+            bytes; `None` for a quarter of the machine's memory.
 
     Raises:
-        ValueError: One of them is negative.
+        ValueError: One of them is negative, or a time or budget is not positive.
     """
 
     num_threads: int = 16
     prefetch_buffer_size: int = 500
+    num_workers: int = 0
+    worker_init_fn: Callable[[int, int], None] | None = dataclasses.field(
+        default=None, kw_only=True
+    )
+    stall_warning_s: float | None = dataclasses.field(default=30.0, kw_only=True)
+    timeout_s: float | None = dataclasses.field(default=None, kw_only=True)
+    ram_budget_bytes: int | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        if self.num_workers < 0:
+            raise ValueError(f"num_workers must be non-negative, got {self.num_workers}")
+        for name in ("stall_warning_s", "timeout_s", "ram_budget_bytes"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"`{name}` must be positive or None, got {value}")
         if self.num_threads < 0:
             raise ValueError(f"num_threads must be non-negative, got {self.num_threads}")
         if self.prefetch_buffer_size < 0:
@@ -38,6 +64,18 @@ class ReadOptions:
                 self.prefetch_buffer_size,
                 self.num_threads,
             )
+
+    def __repr__(self) -> str:
+        """What Grain has is always shown, the rest where it was chosen: messages hold this."""
+        shown = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for place, field in enumerate(dataclasses.fields(self))
+            if place < _SHOWN_ALWAYS or getattr(self, field.name) != field.default
+        ]
+        return f"ReadOptions({', '.join(shown)})"
+
+
+_SHOWN_ALWAYS = 2
 
 
 class ExecutionTrackingMode(enum.Flag):

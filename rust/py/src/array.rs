@@ -5,6 +5,7 @@
 #![expect(unsafe_code, reason = "NumPy's C interface is the only way to its memory without a copy")]
 
 use std::ffi::{c_int, c_void};
+use std::os::fd::IntoRawFd;
 use std::ptr;
 
 use grainmill_core::batch::Slot;
@@ -23,6 +24,18 @@ pub(crate) struct PySlot(pub(crate) Slot);
 impl PySlot {
     fn __len__(&self) -> usize {
         self.0.byte_len()
+    }
+
+    /// The number by which another process knows the slot; None in one that it cannot map.
+    #[getter]
+    fn shared_id(&self) -> Option<u64> {
+        self.0.shared_id()
+    }
+
+    /// A descriptor of the slot's memory, which the caller closes, and the length in bytes: what
+    /// another process needs to map it. None where it was given before.
+    fn take_file(&self) -> Option<(c_int, usize)> {
+        self.0.take_file().map(|(file, byte_len)| (file.into_raw_fd(), byte_len))
     }
 
     /// # Safety
@@ -61,17 +74,37 @@ pub(crate) fn array_byte_len(shape: &[usize], dtype: &Bound<'_, PyArrayDescr>) -
     })
 }
 
+/// Bytes that a Python object keeps alive.
+pub(crate) struct Held<'py> {
+    pub(crate) owner: Bound<'py, PyAny>,
+    pub(crate) start: *mut u8,
+    pub(crate) byte_len: usize,
+}
+
 /// The start of `slot` as a C-contiguous array, which keeps the slot alive.
 pub(crate) fn array_in_slot<'py>(
     slot: &Bound<'py, PySlot>,
     shape: &[usize],
     dtype: Bound<'py, PyArrayDescr>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let py = slot.py();
-    let byte_len = slot.get().0.byte_len();
-    if array_byte_len(shape, &dtype)? > byte_len {
+    let (start, byte_len) = (slot.get().0.as_ptr(), slot.get().0.byte_len());
+    array_in(&Held { owner: slot.as_any().clone(), start, byte_len }, 0, shape, dtype)
+}
+
+/// A writable, C-contiguous array from byte `offset` of `held` on, which keeps its owner alive.
+pub(crate) fn array_in<'py>(
+    held: &Held<'py>,
+    offset: usize,
+    shape: &[usize],
+    dtype: Bound<'py, PyArrayDescr>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = held.owner.py();
+    let end = offset.checked_add(array_byte_len(shape, &dtype)?);
+    if end.is_none_or(|end| end > held.byte_len) {
+        let byte_len = held.byte_len;
         return Err(PyValueError::new_err(format!(
-            "an array of shape {shape:?} and dtype {dtype} does not fit in a slot of {byte_len} bytes"
+            "an array of shape {shape:?} and dtype {dtype} at {offset} does not fit in a slot of \
+             {byte_len} bytes"
         )));
     }
     let ndim = c_int::try_from(shape.len())?;
@@ -79,8 +112,8 @@ pub(crate) fn array_in_slot<'py>(
     let dims = shape.as_ptr().cast_mut().cast::<npy_intp>();
     // SAFETY: NumPy's own type object; the API table loads or panics on first use.
     let subtype = unsafe { npyffi::get_type_object(py, NpyTypes::PyArray_Type) };
-    // SAFETY: the slot has room for `shape` x `dtype` (checked above); NumPy copies the dims and
-    // steals the reference to the dtype.
+    // SAFETY: the slot has room for `shape` x `dtype` from `offset` on (checked above); NumPy
+    // copies the dims and steals the reference to the dtype.
     let made = unsafe {
         PY_ARRAY_API.PyArray_NewFromDescr(
             py,
@@ -89,17 +122,46 @@ pub(crate) fn array_in_slot<'py>(
             ndim,
             dims,
             ptr::null_mut(),
-            slot.get().0.as_ptr().cast::<c_void>(),
+            held.start.wrapping_add(offset).cast::<c_void>(),
             npyffi::NPY_ARRAY_WRITEABLE,
             ptr::null_mut(),
         )
     };
     // SAFETY: a new reference, or null with an exception set.
     let array = unsafe { Bound::from_owned_ptr_or_err(py, made) }?;
-    let base = slot.clone().into_any().into_ptr();
+    let base = held.owner.clone().into_ptr();
     // SAFETY: `array` is an array of ours without a base; the reference `base` is stolen.
     let failed = unsafe { PY_ARRAY_API.PyArray_SetBaseObject(py, made.cast(), base) };
     if failed < 0 { Err(PyErr::fetch(py)) } else { Ok(array) }
+}
+
+/// Whether `object` is an array that is its bytes, one value after another.
+pub(crate) fn as_plain_array<'a, 'py>(
+    object: Borrowed<'a, 'py, PyAny>,
+) -> Option<Borrowed<'a, 'py, PyUntypedArray>> {
+    // SAFETY: any object may be asked for its exact type.
+    if unsafe { npyffi::PyArray_CheckExact(object.py(), object.as_ptr()) } == 0 {
+        return None;
+    }
+    // SAFETY: the check above says that this is an array.
+    let array = unsafe { object.cast_unchecked::<PyUntypedArray>() };
+    (array.is_c_contiguous() && is_plain(&array.dtype())).then_some(array)
+}
+
+/// The first byte of `array`.
+pub(crate) fn start_of(array: &Bound<'_, PyUntypedArray>) -> *mut u8 {
+    fields(array).data.cast::<u8>()
+}
+
+/// The object that keeps the bytes of `array` alive, where they are not its own.
+pub(crate) fn owner_of<'py>(array: &Bound<'py, PyUntypedArray>) -> Option<Bound<'py, PyAny>> {
+    // SAFETY: the base of a live array is null or an object that the array keeps alive.
+    unsafe { Bound::from_borrowed_ptr_or_opt(array.py(), fields(array).base) }
+}
+
+/// Whether two dtypes are one.
+pub(crate) fn same_dtype(a: &Bound<'_, PyArrayDescr>, b: &Bound<'_, PyArrayDescr>) -> bool {
+    a.as_dtype_ptr() == b.as_dtype_ptr() || a.is_equiv_to(b)
 }
 
 /// A writable, C-contiguous array as equal rows of bytes along its first axis.

@@ -18,11 +18,13 @@ struct PyArena(Arena);
 #[pymethods]
 impl PyArena {
     #[new]
-    #[pyo3(signature = (max_free_bytes = 1_073_741_824, *, poison = None))]
-    fn new(max_free_bytes: usize, poison: Option<bool>) -> Self {
-        Self(match poison {
-            Some(poison) => Arena::with_poison(max_free_bytes, poison),
-            None => Arena::new(max_free_bytes),
+    #[pyo3(signature = (max_free_bytes = 1_073_741_824, *, poison = None, shared = false))]
+    fn new(max_free_bytes: usize, poison: Option<bool>, shared: bool) -> Self {
+        let poison = poison.unwrap_or_else(batch::poison_by_default);
+        Self(if shared {
+            Arena::shared(poison)
+        } else {
+            Arena::with_poison(max_free_bytes, poison)
         })
     }
 
@@ -46,6 +48,23 @@ impl PyArena {
     #[getter]
     fn free_bytes(&self) -> usize {
         self.0.free_bytes()
+    }
+
+    /// Bytes of all slots, those in use and those that wait.
+    #[getter]
+    fn total_bytes(&self) -> usize {
+        self.0.total_bytes()
+    }
+
+    /// Bytes of memory that a slot of `byte_len` bytes would add to those the arena has.
+    fn growth(&self, byte_len: usize) -> usize {
+        self.0.growth(byte_len)
+    }
+
+    /// Gives waiting slots back to the system until at most `max_free_bytes` wait; returns the
+    /// numbers by which other processes know them.
+    fn trim(&self, max_free_bytes: usize) -> Vec<u64> {
+        self.0.trim(max_free_bytes)
     }
 }
 

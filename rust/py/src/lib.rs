@@ -12,6 +12,7 @@ mod order;
 mod pack;
 mod record_writer;
 mod records;
+mod shared;
 
 #[pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -21,5 +22,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     records::register(module)?;
     record_writer::register(module)?;
     batch::register(module)?;
+    shared::register(module)?;
     pack::register(module)
 }

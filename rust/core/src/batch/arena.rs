@@ -5,6 +5,8 @@
 //! a slot returns only by being dropped, so memory that anyone can still see is never handed out.
 
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::memory::Memory;
@@ -13,7 +15,7 @@ use crate::Result;
 /// Free slots kept of one size: the batch being filled, the one in use and one between them.
 const MAX_FREE_PER_SIZE: usize = 3;
 /// What recycled slots are filled with in debug and test runs.
-const POISON: u8 = 0xA5;
+pub(super) const POISON: u8 = 0xA5;
 
 /// Where the memory of batches comes from and returns to; clones share their free slots.
 #[derive(Clone, Debug)]
@@ -38,14 +40,19 @@ impl Arena {
     /// Recycled slots are filled with a poison byte in debug builds, and in release builds
     /// where the environment has `GRAINMILL_POISON`.
     pub fn new(max_free_bytes: usize) -> Self {
-        let poison = cfg!(debug_assertions) || std::env::var_os("GRAINMILL_POISON").is_some();
-        Self::with_poison(max_free_bytes, poison)
+        Self::with_poison(max_free_bytes, poison_by_default())
     }
 
     /// As [`Arena::new`], with the poisoning of recycled slots set by the caller.
     pub fn with_poison(max_free_bytes: usize, poison: bool) -> Self {
-        let free = Mutex::default();
-        Self { shelf: Arc::new(Shelf { max_free_bytes, poison, free }) }
+        let shelf = Shelf::new(Memory::zeroed, MAX_FREE_PER_SIZE, max_free_bytes, poison);
+        Self { shelf: Arc::new(shelf) }
+    }
+
+    /// An arena whose slots another process can map. It keeps all that come back until it is
+    /// trimmed, so that its owner knows which are gone.
+    pub fn shared(poison: bool) -> Self {
+        Self { shelf: Arc::new(Shelf::new(Memory::shared, usize::MAX, usize::MAX, poison)) }
     }
 
     /// A slot of `byte_len` bytes, with whatever its last owner left in them.
@@ -58,7 +65,7 @@ impl Arena {
         let recycled = self.shelf.lock().take(size);
         let memory = match recycled {
             Some(memory) => memory,
-            None => Memory::zeroed(size)?,
+            None => self.shelf.made(size)?,
         };
         Ok(Slot { memory: Some(memory), byte_len, shelf: Arc::clone(&self.shelf) })
     }
@@ -66,6 +73,27 @@ impl Arena {
     /// Bytes of the slots that wait to be used again.
     pub fn free_bytes(&self) -> usize {
         self.shelf.lock().byte_len
+    }
+
+    /// Bytes of all slots, those in use and those that wait.
+    pub fn total_bytes(&self) -> usize {
+        self.shelf.total_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of memory that a slot of `byte_len` bytes would add to those the arena has.
+    pub fn growth(&self, byte_len: usize) -> usize {
+        let size = size_class(byte_len);
+        let waits = self.shelf.lock().by_size.get(&size).is_some_and(|kept| !kept.is_empty());
+        if waits { 0 } else { size }
+    }
+
+    /// Gives waiting slots back to the system, those that waited longest first, until at most
+    /// `max_free_bytes` wait; returns the numbers by which other processes know them.
+    pub fn trim(&self, max_free_bytes: usize) -> Vec<u64> {
+        let released = self.shelf.lock().release(max_free_bytes);
+        let ids = released.iter().filter_map(|memory| Some(memory.identity()?.id)).collect();
+        self.shelf.let_go(released);
+        ids
     }
 }
 
@@ -78,6 +106,18 @@ impl Slot {
     /// Where the slot begins: a multiple of [`ALIGNMENT`](super::ALIGNMENT).
     pub fn as_ptr(&self) -> *mut u8 {
         self.memory.as_ref().map_or(std::ptr::null_mut(), Memory::as_ptr)
+    }
+
+    /// The number by which another process knows the slot's memory; None in one that it cannot map.
+    pub fn shared_id(&self) -> Option<u64> {
+        Some(self.memory.as_ref()?.identity()?.id)
+    }
+
+    /// The file behind the slot's memory and its length in bytes, for the process that maps it.
+    /// It is given once in the life of that memory.
+    pub fn take_file(&self) -> Option<(OwnedFd, usize)> {
+        let memory = self.memory.as_ref()?;
+        Some((memory.identity()?.take_file()?, memory.byte_len()))
     }
 
     /// The bytes of the slot.
@@ -99,15 +139,39 @@ impl Drop for Slot {
     }
 }
 
+/// Whether recycled slots are poisoned where nobody said.
+pub fn poison_by_default() -> bool {
+    cfg!(debug_assertions) || std::env::var_os("GRAINMILL_POISON").is_some()
+}
+
 /// The free slots of an arena, and the rules for keeping them.
 #[derive(Debug)]
 struct Shelf {
+    make: fn(usize) -> Result<Memory>,
+    max_free_per_size: usize,
     max_free_bytes: usize,
     poison: bool,
+    total_bytes: AtomicUsize,
     free: Mutex<Free>,
 }
 
 impl Shelf {
+    fn new(
+        make: fn(usize) -> Result<Memory>,
+        max_free_per_size: usize,
+        max_free_bytes: usize,
+        poison: bool,
+    ) -> Self {
+        let (total_bytes, free) = (AtomicUsize::new(0), Mutex::default());
+        Self { make, max_free_per_size, max_free_bytes, poison, total_bytes, free }
+    }
+
+    fn made(&self, size: usize) -> Result<Memory> {
+        let memory = (self.make)(size)?;
+        self.total_bytes.fetch_add(size, Ordering::Relaxed);
+        Ok(memory)
+    }
+
     /// Nothing done under this lock calls out, so no panic leaves it half done, and a thread
     /// that holds Python's lock may wait for it.
     fn lock(&self) -> MutexGuard<'_, Free> {
@@ -118,9 +182,14 @@ impl Shelf {
         if self.poison {
             memory.bytes_mut().fill(POISON);
         }
-        let released = self.lock().put(memory, self.max_free_bytes);
-        // Giving pages back to the system is slow: not under the lock.
-        drop(released);
+        let released = self.lock().put(memory, self.max_free_per_size, self.max_free_bytes);
+        self.let_go(released);
+    }
+
+    /// Gives memory back to the system, which is slow: not under the lock.
+    fn let_go(&self, released: Vec<Memory>) {
+        let byte_len = released.iter().map(Memory::byte_len).sum();
+        self.total_bytes.fetch_sub(byte_len, Ordering::Relaxed);
     }
 }
 
@@ -147,16 +216,23 @@ impl Free {
     }
 
     /// Keeps `memory`, and hands back what is too much now.
-    fn put(&mut self, memory: Memory, max_byte_len: usize) -> Vec<Memory> {
+    fn put(&mut self, memory: Memory, max_per_size: usize, max_byte_len: usize) -> Vec<Memory> {
         let size = memory.byte_len();
         self.byte_len += size;
         self.num_returned += 1;
         let same_size = self.by_size.entry(size).or_default();
         same_size.push(Returned { at: self.num_returned, memory });
         let mut released = Vec::new();
-        if same_size.len() > MAX_FREE_PER_SIZE {
+        if same_size.len() > max_per_size {
             released.extend(self.take_oldest(size));
         }
+        released.extend(self.release(max_byte_len));
+        released
+    }
+
+    /// Takes out what waited longest until at most `max_byte_len` bytes wait.
+    fn release(&mut self, max_byte_len: usize) -> Vec<Memory> {
+        let mut released = Vec::new();
         while self.byte_len > max_byte_len {
             released.extend(self.size_of_oldest().and_then(|oldest| self.take_oldest(oldest)));
         }
@@ -244,6 +320,30 @@ mod tests {
         slot.bytes_mut().fill(7);
         drop(slot);
         assert!(arena.slot(1000).unwrap().bytes().iter().all(|&byte| byte == 7));
+    }
+
+    #[test]
+    fn shared_arena_keeps_its_slots_until_it_is_trimmed() {
+        let arena = Arena::shared(false);
+        let slots: Vec<Slot> = (0..20).map(|_| arena.slot(5000).unwrap()).collect();
+        let ids: Vec<u64> = slots.iter().filter_map(Slot::shared_id).collect();
+        let held = arena.total_bytes();
+        drop(slots);
+        assert_eq!((arena.total_bytes(), arena.free_bytes()), (held, held));
+        assert_eq!(arena.growth(5000), 0);
+        assert_eq!(arena.trim(held / 2).len(), 10);
+        let mut dropped = arena.trim(0);
+        dropped.sort_unstable();
+        assert_eq!(dropped, ids[10..]);
+        assert_eq!((arena.total_bytes(), arena.growth(5000)), (0, 5120));
+    }
+
+    #[test]
+    fn file_of_a_slot_is_given_once() {
+        let slot = Arena::shared(false).slot(5000).unwrap();
+        assert_eq!(slot.take_file().map(|(_, byte_len)| byte_len), Some(5120));
+        assert!(slot.take_file().is_none());
+        assert!(Arena::new(0).slot(5000).unwrap().take_file().is_none());
     }
 
     #[test]

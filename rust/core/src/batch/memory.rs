@@ -2,8 +2,12 @@
 #![expect(unsafe_code, reason = "aligned memory whose pages are only touched when written")]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
+use super::shared::Mapping;
 use crate::{Error, Result};
 
 /// Every slot begins at a multiple of this: a cache line, and what JAX asks of memory it borrows.
@@ -12,10 +16,31 @@ pub const ALIGNMENT: usize = 64;
 /// Memory that belongs to one owner, zeroed by the system when it was made.
 #[derive(Debug)]
 pub(super) struct Memory {
-    base: NonNull<u8>,
-    layout: Layout,
     start: NonNull<u8>,
     byte_len: usize,
+    home: Home,
+}
+
+/// Where the bytes come from, and how they go back.
+#[derive(Debug)]
+enum Home {
+    Heap { base: NonNull<u8>, layout: Layout },
+    Shared { _mapping: Mapping, identity: Identity },
+}
+
+/// What another process needs to find a run of bytes.
+#[derive(Debug)]
+pub(super) struct Identity {
+    /// Of all the memory of this process, only this has the number.
+    pub(super) id: u64,
+    file: Mutex<Option<OwnedFd>>,
+}
+
+impl Identity {
+    /// The file behind the bytes; one is enough for each other process.
+    pub(super) fn take_file(&self) -> Option<OwnedFd> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 // SAFETY: the pointers are to memory that only this value owns and frees; nothing is tied to a thread.
@@ -39,7 +64,26 @@ impl Memory {
         let skipped = base.align_offset(ALIGNMENT).min(ALIGNMENT);
         // SAFETY: `skipped` is at most `ALIGNMENT`, by which `layout` exceeds `byte_len`.
         let start = unsafe { base.add(skipped) };
-        Ok(Self { base, layout, start, byte_len })
+        Ok(Self { start, byte_len, home: Home::Heap { base, layout } })
+    }
+
+    /// The same, in memory that another process can map.
+    pub(super) fn shared(byte_len: usize) -> Result<Self> {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+        let (mapping, file) = Mapping::create(byte_len)?;
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let identity = Identity { id, file: Mutex::new(Some(file)) };
+        let start = NonNull::new(mapping.as_ptr())
+            .ok_or_else(|| Error::InvalidArgument("shared memory at address 0".into()))?;
+        Ok(Self { start, byte_len, home: Home::Shared { _mapping: mapping, identity } })
+    }
+
+    /// How another process finds the bytes, where it can.
+    pub(super) fn identity(&self) -> Option<&Identity> {
+        match &self.home {
+            Home::Heap { .. } => None,
+            Home::Shared { identity, .. } => Some(identity),
+        }
     }
 
     pub(super) fn byte_len(&self) -> usize {
@@ -51,7 +95,8 @@ impl Memory {
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
-        // SAFETY: `zeroed` made `byte_len` initialised bytes at `start`, freed only in `drop`.
+        // SAFETY: `zeroed` or `shared` made `byte_len` initialised bytes at `start`, which go only
+        // in `drop`. Another process that maps them reads only while this one does not write.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.byte_len) }
     }
 
@@ -63,8 +108,10 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: `base` came from `alloc_zeroed` with this same `layout`, in `zeroed`.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+        if let Home::Heap { base, layout } = self.home {
+            // SAFETY: `base` came from `alloc_zeroed` with this same `layout`, in `zeroed`.
+            unsafe { dealloc(base.as_ptr(), layout) }
+        }
     }
 }
 

@@ -1,9 +1,14 @@
-//! Elements into rows of a slot: the reused memory of batches, and copying rows into it.
+//! Elements into rows of a slot: the reused memory of batches, in this process or shared with
+//! another, and copying rows into it.
 
 mod arena;
+mod lent;
 mod memory;
+mod shared;
 mod stack;
 
-pub use arena::{Arena, Slot};
+pub use arena::{Arena, Slot, poison_by_default};
+pub use lent::{Lender, Lent};
 pub use memory::ALIGNMENT;
-pub use stack::{Warmth, copy_rows};
+pub use shared::Mapping;
+pub use stack::{Warmth, copied_bytes, copy_rows};

@@ -1,6 +1,7 @@
 //! Stacking: equal-length rows of bytes copied side by side.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rayon::prelude::*;
 
@@ -8,6 +9,13 @@ use rayon::prelude::*;
 const PARALLEL_BYTES: usize = 256 << 10;
 /// Copying is bound by memory, which a few threads saturate.
 const MAX_THREADS: usize = 4;
+
+static COPIED: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes that [`copy_rows`] copied in this process so far.
+pub fn copied_bytes() -> u64 {
+    COPIED.load(Ordering::Relaxed)
+}
 
 /// Whether the rows to copy were written a moment ago.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +39,7 @@ pub fn copy_rows(rows: &[&[u8]], row_len: usize, out: &mut [u8], warmth: Warmth)
     if row_len == 0 {
         return;
     }
+    COPIED.fetch_add(u64::try_from(out.len()).unwrap_or(u64::MAX), Ordering::Relaxed);
     let shared = warmth == Warmth::Cold && out.len() >= PARALLEL_BYTES;
     match shared.then(pool).flatten() {
         Some(pool) => pool.install(|| copy_in_parallel(rows, row_len, out)),

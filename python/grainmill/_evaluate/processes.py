@@ -1,0 +1,218 @@
+"""Blocks of a program's elements made by worker processes, in order and a bounded way ahead."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from grainmill._evaluate.ahead import Blocks, Pace
+from grainmill._evaluate.fuse import Evaluated, defer_interrupts
+from grainmill._evaluate.leaves import block_len
+from grainmill._evaluate.program import Program
+from grainmill._evaluate.rows import StackedRows, batched
+from grainmill._evaluate.stack import take_arrays_from
+from grainmill._workers.failures import WorkerError
+from grainmill._workers.pool import Limits, Pool
+from grainmill._workers.worker import Job, Outcome, Place, Runner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from grainmill._plan import sequential as plan
+    from grainmill._plan.node import Node
+    from grainmill._workers.pool import Result, Ticket
+
+_BLOCK_S = 0.005
+_BLOCK_BYTES = 4 << 20
+_MOST = 1024
+_TASKS_PER_WORKER = 2
+
+
+class ProcessBlocks(Blocks):
+    """Makes elements in workers.
+
+    The consumer hands out tasks, each a block of positions, and takes the results in order. Where
+    a batch follows, a task is one batch or several, which the workers stack in shared memory. A
+    worker that dies is met when its block has its turn; whoever goes on after that gets new ones.
+    """
+
+    def __init__(self, program: Program, length: int, node: plan.Read) -> None:
+        super().__init__(program, length)
+        self._node = node
+        options = node.options
+        self._workers = options.num_workers
+        self._at_most = options.prefetch_buffer_size
+        shared = max(1, self._at_most // (_TASKS_PER_WORKER * self._workers))
+        self._most = block_len(program.mean_byte_len, min(_MOST, shared), _BLOCK_BYTES)
+        self._pace = Pace(self._most, _BLOCK_S, 1)
+        self._limits = Limits.of(
+            options.stall_warning_s, options.timeout_s, options.ram_budget_bytes
+        )
+        self._pool: Pool | None = None
+        self._tasks: deque[tuple[Ticket, int]] = deque()
+        self._made: deque[StackedRows] = deque()
+        self._handed_out = 0
+
+    def take(self, limit: int) -> Evaluated | StackedRows:
+        """See `Blocks.take`."""
+        if self._made:
+            rows = self._made.popleft()
+            self.position += len(rows)
+            return rows
+        pool = self._hand_out()
+        if not self._tasks:
+            return Evaluated([], None)
+        ticket, count = self._tasks[0]
+        try:
+            result = pool.take(ticket)
+        except WorkerError:
+            self.close()
+            raise
+        self._tasks.popleft()
+        made = self._made_of(result, count)
+        if self._tasks:
+            self._hand_out()  # workers go on while the consumer has this
+        return made
+
+    def _made_of(self, result: Result, count: int) -> Evaluated | StackedRows:
+        extra: _Extra | None = result.extra
+        if extra is not None:
+            self._pace.record(max(1, extra.count), extra.elapsed_s)
+        if extra is not None and extra.rows:
+            made = zip(result.elements, extra.rows, strict=True)
+            self._made.extend(StackedRows(b, n, exact=exact) for b, (n, exact) in made)
+            if extra.count < count:
+                self._drop_tasks(self.position + extra.count)
+            rows = self._made.popleft()
+            self.position += len(rows)
+            return rows
+        self.position += len(result.elements)
+        if result.failure is not None or len(result.elements) < count:
+            self._drop_tasks(self.position)
+        return Evaluated(result.elements, result.failure)
+
+    def _hand_out(self) -> Pool:
+        if self._pool is None or self._pool.closed:
+            self._drop_tasks(self.position)
+            self._pool = Pool(_MakeJob(self._node), self._workers, self._limits, _parts(self._node))
+        pool = self._pool
+        while True:
+            worker = min(range(self._workers), key=pool.num_unfinished)
+            if pool.num_unfinished(worker) >= _TASKS_PER_WORKER:
+                return pool
+            task = self._next_task()
+            ahead = self._handed_out + task.count - self.position
+            most = max(self._at_most, 2 * self._workers * task.batch_size)
+            if task.count <= 0 or (self._tasks and ahead > most):
+                return pool
+            about = f"elements {task.start} to {task.start + task.count - 1}"
+            self._tasks.append((pool.give(worker, task, about), task.count))
+            self._handed_out += task.count
+
+    def _next_task(self) -> _Task:
+        start, left = self._handed_out, self._length - self._handed_out
+        missing = self._until_batch(start)
+        size = self.batch_size
+        if size and not missing:
+            count = size * max(1, min(self._pace.count, self._most) // size)
+            return _Task(start, min(count, left), size)
+        return _Task(start, min(self._pace.count, missing or left, left), 0)
+
+    def _drop_tasks(self, position: int) -> None:
+        """Has the elements from `position` on made anew; what is under way is not waited for."""
+        for ticket, _ in self._tasks:
+            if self._pool is not None:
+                self._pool.drop(ticket)
+        self._tasks.clear()
+        self._handed_out = position
+
+    def rewind(self, position: int) -> None:
+        """See `Blocks.rewind`."""
+        super().rewind(position)
+        self._made.clear()
+        self._drop_tasks(position)
+
+    def start(self) -> None:
+        """See `Blocks.start`."""
+        self._hand_out()
+
+    def close(self) -> None:
+        """See `Blocks.close`."""
+        pool, self._pool = self._pool, None
+        self.rewind(self.position)
+        if pool is not None:
+            pool.close()
+
+
+class _Task(NamedTuple):
+    """The elements to make; as batches of `batch_size` where that is not 0."""
+
+    start: int
+    count: int
+    batch_size: int
+
+
+class _Extra(NamedTuple):
+    """Beside the elements: how long they took, and, of each batch, its size and exactness."""
+
+    count: int
+    elapsed_s: float
+    rows: list[tuple[int, bool]]
+
+
+class _MakeJob(Job):
+    """Runs a random-access plan."""
+
+    def __init__(self, node: plan.Read) -> None:
+        self._parent = node.parent
+        self._worker_init_fn: Callable[[int, int], None] | None = node.options.worker_init_fn
+
+    def open(self, place: Place) -> Runner:
+        """See `Job.open`."""
+        defer_interrupts()
+        take_arrays_from(place.arena)
+        if self._worker_init_fn is not None:
+            self._worker_init_fn(place.worker, place.count)
+        program = Program(self._parent)
+        program.report(place.mark)
+        return _Maker(program)
+
+
+class _Maker(Runner):
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def run(self, task: _Task) -> Outcome:
+        """See `Runner.run`."""
+        began = time.perf_counter()
+        if not task.batch_size:
+            made = self._program.run(task.start, task.count)
+            return self._outcome(task, made, began)
+        batches: list[Any] = []
+        rows: list[tuple[int, bool]] = []
+        stop = task.start + task.count
+        for start in range(task.start, stop, task.batch_size):
+            piece = batched(self._program, start, min(task.batch_size, stop - start))
+            if not isinstance(piece, StackedRows):
+                if not batches:
+                    return self._outcome(task, piece, began)
+                break
+            batches.append(piece.batch)
+            rows.append((len(piece), piece.exact))
+        count = sum(count for count, _ in rows)
+        return Outcome(
+            batches, None, task.start, _Extra(count, time.perf_counter() - began, rows)
+        )
+
+    def _outcome(self, task: _Task, made: Evaluated, began: float) -> Outcome:
+        extra = _Extra(len(made.elements), time.perf_counter() - began, [])
+        return Outcome(made.elements, made.failure, task.start, extra)
+
+
+def _parts(node: Node) -> list[Node]:
+    """The nodes of a plan, each after those above it."""
+    found: list[Node] = []
+    for parent in node.parents:
+        found += _parts(parent)
+    return [*found, node]

@@ -1,0 +1,81 @@
+"""Blocks that are made as the batch they become: every element goes into its row at once."""
+
+from __future__ import annotations
+
+from itertools import repeat
+from operator import is_
+from typing import TYPE_CHECKING, Any
+
+from grainmill._evaluate.fuse import Evaluated
+from grainmill._evaluate.leaves import block_len
+from grainmill._evaluate.stack import BatchBuilder, shared_arena
+from grainmill._evaluate.tree import flatten
+
+if TYPE_CHECKING:
+    from grainmill._evaluate.program import Program
+
+
+class StackedRows:
+    """Consecutive elements as one batch.
+
+    Attributes:
+        batch: The elements, stacked.
+        exact: Whether `elements` stack again to the same values and dtypes, however grouped.
+    """
+
+    __slots__ = ("_count", "batch", "exact")
+
+    def __init__(self, batch: Any, count: int, *, exact: bool) -> None:
+        self.batch = batch
+        self.exact = exact
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def elements(self) -> list[Any]:
+        """The elements one by one, as views of the batch."""
+        leaves, structure = flatten(self.batch)
+        return [structure.unflatten([leaf[row] for leaf in leaves]) for row in range(len(self))]
+
+
+def batched(program: Program, start: int, count: int) -> StackedRows | Evaluated:
+    """The `count` elements from `start` on, as a batch if they make one.
+
+    They do not where one fails or is left out, or where they are unlike; then what can be
+    had of them comes as it is, for the one who stacks to find out.
+    """
+    builder = BatchBuilder(count, shared_arena())
+    size = block_len(program.mean_byte_len, count)
+    at, stop = start, start + count
+    while at < stop:
+        made = program.run(at, min(size, stop - at))
+        if made.failure is not None or any(map(is_, made.elements, repeat(None))):
+            return _joined(_unstacked(program, builder, start, at), made)
+        try:
+            builder.push(made.elements)
+        except ValueError:
+            return _joined(program.run(start, at - start), made)
+        at += len(made.elements)
+    try:
+        batch = builder.finish()
+    except ValueError:
+        return program.run(start, count)
+    return StackedRows(batch, count, exact=builder.is_exact)
+
+
+def _unstacked(program: Program, builder: BatchBuilder, start: int, stop: int) -> Evaluated:
+    """The elements that are in `builder`, made anew where they can not be had from there."""
+    if start == stop:
+        return Evaluated([], None)
+    try:
+        rows = StackedRows(builder.finish(), stop - start, exact=builder.is_exact)
+    except ValueError:
+        return program.run(start, stop - start)
+    return Evaluated(rows.elements(), None) if rows.exact else program.run(start, stop - start)
+
+
+def _joined(first: Evaluated, then: Evaluated) -> Evaluated:
+    if first.failure is not None:
+        return first
+    return Evaluated(first.elements + then.elements, then.failure)

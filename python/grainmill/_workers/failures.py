@@ -1,0 +1,136 @@
+"""Exceptions on their way from a worker: rebuilt as they were, or told by a `WorkerError`."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import traceback
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from grainmill._native import GrainmillError
+from grainmill._plan.tracebacks import drop_inner_frames
+from grainmill._workers.messages import dumps, loads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Told: TypeAlias = "dict[str, Any]"
+
+_LONGEST_CHAIN = 16
+
+
+class WorkerError(GrainmillError):
+    """What happened in a worker, where it can not be told by the exception that was raised there.
+
+    That is so where a worker ends before its time, and where an exception can not be pickled.
+    """
+
+
+def tell(failure: BaseException, links: int = _LONGEST_CHAIN) -> Told:
+    """All about `failure` that can cross to another process, its chain included."""
+    drop_inner_frames(failure)
+    lines = traceback.format_exception(type(failure), failure, failure.__traceback__, chain=False)
+    told: Told = {
+        "text": "".join(lines),
+        "summary": "".join(traceback.format_exception_only(failure)).strip(),
+        "ways": _ways(failure),
+        "suppress": failure.__suppress_context__,
+    }
+    for name in ("__cause__", "__context__"):
+        link = getattr(failure, name)
+        told[name] = tell(link, links - 1) if link is not None and links else None
+    return told
+
+
+def _ways(failure: BaseException) -> list[tuple[str, bytes]]:
+    """How to make `failure` again, best first; each is known to give the same type and text."""
+    ways = []
+    for name, state in (("pickle", lambda: failure), ("parts", lambda: _parts(failure))):
+        with contextlib.suppress(BaseException):
+            data = dumps(state())
+            again = _REBUILD[name](data)
+            if type(again) is type(failure) and _text(again) == _text(failure):
+                ways.append((name, data))
+                break
+    return ways
+
+
+def _parts(failure: BaseException) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
+    """The class, the arguments and what else can be pickled of the attributes."""
+    kept = {}
+    for name, value in vars(failure).items():
+        with contextlib.suppress(Exception):
+            dumps(value)
+            kept[name] = value
+    return type(failure), tuple(_sendable(argument) for argument in failure.args), kept
+
+
+def _sendable(argument: Any) -> Any:
+    try:
+        dumps(argument)
+    except Exception:
+        return repr(argument)
+    return argument
+
+
+def _from_parts(data: bytes) -> BaseException:
+    kind, arguments, attributes = loads(data)
+    made: BaseException = kind.__new__(kind, *arguments)
+    made.args = arguments
+    vars(made).update(attributes)
+    return made
+
+
+_REBUILD: dict[str, Callable[[bytes], BaseException]] = {"pickle": loads, "parts": _from_parts}
+
+
+def _text(failure: BaseException) -> str:
+    return f"{failure}"
+
+
+def rebuilt(told: Told, where: str) -> BaseException:
+    """The exception that `tell` was given, with a note on where it was raised."""
+    failure = _alone(told, where)
+    failure.add_note(f"{where}:\n{told['text'].rstrip()}")
+    for name in ("__cause__", "__context__"):
+        if told[name] is not None:
+            setattr(failure, name, _chained(told[name]))
+    failure.__suppress_context__ = told["suppress"]
+    return failure
+
+
+def _chained(told: Told) -> BaseException:
+    failure = _alone(told, "in a worker")
+    for name in ("__cause__", "__context__"):
+        if told[name] is not None:
+            setattr(failure, name, _chained(told[name]))
+    failure.__suppress_context__ = told["suppress"]
+    return failure
+
+
+def _alone(told: Told, where: str) -> BaseException:
+    for name, data in told["ways"]:
+        with contextlib.suppress(Exception):
+            return _REBUILD[name](data)
+    return WorkerError(f"{where}: {told['summary']}")
+
+
+def death(worker: int, code: int | None, doing: str) -> WorkerError:
+    """What is raised where a worker has ended by itself; negative codes are signals."""
+    if code is None:
+        how = "is gone with the process that started it"
+    elif code < 0:
+        how = f"was killed by {_signal_name(-code)}"
+    else:
+        how = f"left with exit code {code}"
+    return WorkerError(
+        f"worker {worker} {how} {doing}: Worker process was terminated unexpectedly with exit "
+        f"code {code}. Search the logs above for the source of the crash."
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

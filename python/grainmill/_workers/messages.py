@@ -1,0 +1,312 @@
+"""Elements between two processes: arrays in shared slots, everything else pickled beside them.
+
+A list of elements is taken apart column by column. A column of plain arrays of one dtype is
+written into one slot, each array aligned to 64 bytes, and arrives as views of it; an array that
+lies in a shared slot already, such as a batch, is not even written. Whatever is no such column is
+pickled, with the memory of its arrays in the slot too.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import cloudpickle
+import numpy as np
+
+from grainmill._native import common_layout, slot_of, write_arrays
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from grainmill._native import Arena, LentSlot, Slot
+
+# Arrays of fewer bytes are not worth a slot of their own.
+OWN_SLOT_BYTES = 64 << 10
+# What a message may hold itself; beyond that its text goes into the slot too.
+INLINE_BYTES = 16 << 10
+_ALIGNMENT = 64
+_SMALLEST_SLOT = 4 << 10
+_DEEPEST = 16
+_PROTOCOL = 5
+_MAIN = "__main__"
+
+
+class UnsendableError(Exception):
+    """An element that can not be pickled.
+
+    Attributes:
+        position: Its place in the list.
+        problem: What it is about it.
+    """
+
+    def __init__(self, position: int, problem: str) -> None:
+        super().__init__(position, problem)
+        self.position = position
+        self.problem = problem
+
+
+class Packed(NamedTuple):
+    """Elements ready to be sent.
+
+    Attributes:
+        text: How to put them together again.
+        slots: The shared slots that hold their memory, which stay untouched until returned.
+    """
+
+    text: bytes | tuple[int, int, int]
+    slots: list[Slot]
+
+
+class SlotMaker(Protocol):
+    """Where slots for messages come from."""
+
+    def slot(self, byte_len: int) -> Slot:
+        """A slot of `byte_len` bytes in shared memory."""
+
+
+def pack(elements: list[Any], arena: Arena | SlotMaker) -> Packed:
+    """Writes what `elements` hold into shared memory.
+
+    Raises:
+        UnsendableError: One of them can not be pickled.
+    """
+    writer = _Writer()
+    try:
+        column = writer.column(elements, 0)
+    except Exception as failure:
+        raise _culprit(elements, failure) from failure
+    return writer.finish(column, arena)
+
+
+def unpack(text: bytes | tuple[int, int, int], lend: Callable[[int], LentSlot]) -> list[Any]:
+    """The elements that `pack` made `text` of; their arrays keep the slots they lie in."""
+    slots: dict[int, LentSlot] = {}
+    if isinstance(text, tuple):
+        number, offset, length = text
+        slots[number] = lend(number)
+        text = memoryview(slots[number])[offset : offset + length]  # type: ignore[arg-type]
+    numbers, message, column = pickle.loads(text)
+    for number in numbers:
+        if number not in slots:
+            slots[number] = lend(number)
+    return _elements(column, slots, None if message is None else slots[message])
+
+
+class _Writer:
+    """Collects what goes into the slot of one message."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._arrays: list[tuple[int, list[Any]]] = []
+        self._in_place: dict[int, Slot] = {}
+
+    def _reserve(self, byte_len: int) -> int:
+        offset = self._size
+        self._size += -(-byte_len // _ALIGNMENT) * _ALIGNMENT
+        return offset
+
+    def column(self, values: list[Any], depth: int) -> Any:
+        """What `_elements` needs to make `values` again."""
+        kind = type(values[0]) if values else None
+        if kind is np.ndarray:
+            return self._array_column(values)
+        if kind in {dict, list, tuple} and depth < _DEEPEST and values[0]:
+            names = _common_names(values, kind)
+            if names is not None:
+                children = [[value[name] for value in values] for name in names]
+                columns = [self.column(child, depth + 1) for child in children]
+                return (kind, list(names) if kind is dict else None, columns)
+        return self._pickled(values)
+
+    def _array_column(self, values: list[Any]) -> Any:
+        there = [slot_of(value) for value in values] if values[0].nbytes >= OWN_SLOT_BYTES else [None]
+        if None not in there:
+            return ("there", [self._left(value, *found) for value, found in zip(values, there)])
+        layout = common_layout(values)
+        if layout is None:
+            return self._pickled(values)
+        dtype, shapes, byte_len = layout
+        offset = self._reserve(byte_len)
+        self._arrays.append((offset, values))
+        return ("arrays", offset, shapes.shape, shapes.tobytes(), dtype)
+
+    def _left(self, value: Any, slot: Slot, offset: int) -> Any:
+        number = slot.shared_id
+        if number is None:
+            raise TypeError("only slots in shared memory can be sent")
+        self._in_place[number] = slot
+        return number, offset, value.shape, value.dtype
+
+    def _pickled(self, values: list[Any]) -> Any:
+        buffers: list[pickle.PickleBuffer] = []
+        text = _dumped(values, buffers)
+        places = [self._placed(buffer) for buffer in buffers]
+        if len(text) > INLINE_BYTES:
+            return ("pickled", self._placed(text), places)
+        return ("pickled", text, places)
+
+    def _placed(self, buffer: pickle.PickleBuffer | bytes) -> tuple[int, int]:
+        raw = buffer.raw() if isinstance(buffer, pickle.PickleBuffer) else buffer
+        array = np.frombuffer(raw, np.uint8)
+        offset = self._reserve(len(array))
+        self._arrays.append((offset, [array]))
+        return offset, len(array)
+
+    def finish(self, column: Any, arena: Arena | SlotMaker) -> Packed:
+        slots = list(self._in_place.values())
+        numbers = list(self._in_place)
+        text = _text(numbers, None, column)
+        if not self._arrays and len(text) <= INLINE_BYTES:
+            return Packed(text, slots)
+        # The number of the slot, which the text names too, may make it this much longer.
+        at = self._reserve(len(text) + _ALIGNMENT)
+        slot = arena.slot(_slot_size(self._size))
+        number = slot.shared_id
+        if number is None:
+            raise TypeError("messages need slots in shared memory")
+        for offset, arrays in self._arrays:
+            write_arrays(slot, offset, arrays)
+        slots.append(slot)
+        text = _text([*numbers, number], number, column)
+        if len(text) <= INLINE_BYTES:
+            return Packed(text, slots)
+        write_arrays(slot, at, [np.frombuffer(text, np.uint8)])
+        return Packed((number, at, len(text)), slots)
+
+
+def _text(numbers: list[int], message: int | None, column: Any) -> bytes:
+    return pickle.dumps((numbers, message, column), _PROTOCOL)
+
+
+def _slot_size(byte_len: int) -> int:
+    """Sizes that come again, so that messages of other lengths share their slots."""
+    return max(_SMALLEST_SLOT, 1 << (byte_len - 1).bit_length())
+
+
+def _common_names(values: list[Any], kind: Any) -> Sequence[Any] | None:
+    """The keys, in order, or the places that all of `values` have."""
+    if set(map(type, values)) != {kind}:
+        return None
+    if kind is dict:
+        names = tuple(values[0])
+        return names if all(tuple(value) == names for value in values) else None
+    return range(len(values[0])) if len(set(map(len, values))) == 1 else None
+
+
+def _elements(column: Any, slots: dict[int, LentSlot], message: LentSlot | None) -> list[Any]:
+    kind = column[0]
+    if kind == "there":
+        return [slots[number].array(*place) for number, *place in column[1]]
+    if kind == "arrays":
+        _, offset, shape, shapes, dtype = column
+        return _lent(message).arrays(offset, np.frombuffer(shapes, np.int64).reshape(shape), dtype)
+    if kind == "pickled":
+        return _unpickled(column, message)
+    _, names, columns = column
+    children = [_elements(child, slots, message) for child in columns]
+    if kind is dict:
+        return [dict(zip(names, row, strict=True)) for row in zip(*children, strict=True)]
+    rows = zip(*children, strict=True)
+    return list(rows) if kind is tuple else [list(row) for row in rows]
+
+
+def _unpickled(column: Any, message: LentSlot | None) -> list[Any]:
+    _, text, places = column
+    bytes_of = memoryview(message) if message is not None else None  # type: ignore[arg-type]
+    if isinstance(text, tuple):
+        offset, length = text
+        text = _lent(bytes_of)[offset : offset + length]
+    buffers = [_lent(bytes_of)[offset : offset + length] for offset, length in places]
+    return _Unpickler(_reader(text), buffers=buffers).load()  # type: ignore[no-any-return]
+
+
+def _lent(message: Any) -> Any:
+    if message is None:
+        raise ValueError("a message names a slot that it does not have")
+    return message
+
+
+def _reader(text: Any) -> io.BytesIO:
+    return io.BytesIO(text)
+
+
+def _dumped(values: Any, buffers: list[pickle.PickleBuffer]) -> bytes:
+    try:
+        return pickle.dumps(values, _PROTOCOL, buffer_callback=buffers.append)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        # Classes and functions of the main script, lambdas and the like need more than that.
+        buffers.clear()
+        file = io.BytesIO()
+        _Pickler(file, protocol=_PROTOCOL, buffer_callback=buffers.append).dump(values)
+        return file.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Names the classes of the main script, which the receiver has, instead of copying them."""
+
+    def persistent_id(self, value: Any) -> Any:
+        if isinstance(value, type) and value.__module__ == _MAIN and "<" not in value.__qualname__:
+            return value.__qualname__
+        return None
+
+
+class _Unpickler(pickle.Unpickler):
+    def persistent_load(self, name: str) -> Any:
+        found: Any = sys.modules[_MAIN]
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found
+
+
+def dumps(value: Any) -> bytes:
+    """`value` as bytes, classes of the main script by name.
+
+    Raises:
+        Exception: It can not be pickled.
+    """
+    file = io.BytesIO()
+    _Pickler(file, protocol=_PROTOCOL).dump(value)
+    return file.getvalue()
+
+
+def loads(data: bytes) -> Any:
+    """What `dumps` made `data` of."""
+    return _Unpickler(io.BytesIO(data)).load()
+
+
+def _culprit(elements: list[Any], failure: Exception) -> UnsendableError:
+    for position, element in enumerate(elements):
+        try:
+            _dumped(element, [])
+        except Exception as cause:
+            path, part = _offending(element, "")
+            place = f"at `{path}` " if path else ""
+            return UnsendableError(
+                position, f"{place}a value of type {type(part).__name__}: {_one_line(cause)}"
+            )
+    return UnsendableError(0, _one_line(failure))
+
+
+def _offending(part: Any, path: str) -> tuple[str, Any]:
+    """The innermost part that can not be pickled, and the way to it."""
+    if isinstance(part, dict):
+        inner = [(f"[{key!r}]", value) for key, value in part.items()]
+    elif isinstance(part, list | tuple):
+        inner = [(f"[{i}]", value) for i, value in enumerate(part)]
+    else:
+        inner = [(f".{name}", value) for name, value in getattr(part, "__dict__", {}).items()]
+    for entry, value in inner:
+        try:
+            _dumped(value, [])
+        except RecursionError:
+            break
+        except Exception:
+            return _offending(value, path + entry)
+    return path, part
+
+
+def _one_line(failure: Exception) -> str:
+    return f"{type(failure).__name__}: {failure}"

@@ -1,0 +1,115 @@
+"""The process that workers are forked from: small, with one thread, and watching all of them.
+
+It is started with `exec`, imports what every worker needs, and forks. It never runs a line of the
+user's code. When a worker ends it says so; when the parent ends, or asks it to, it ends all
+workers and itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import select
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from grainmill._native import end_with
+from grainmill._workers import worker
+
+if TYPE_CHECKING:
+    from grainmill._workers.worker import SetUp
+
+_LARGEST_MESSAGE = 8 << 20
+_FILES = 3
+_GRACE_S = 0.25
+
+
+def main(control_file: int, parent: int) -> None:
+    """Serves the process `parent`, at the other end of the socket `control_file`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control = socket.socket(fileno=control_file)
+    parent_file = os.pidfd_open(parent)
+    if os.getppid() == parent:
+        gc.collect()
+        gc.freeze()
+        _Zygote(control, parent_file).serve()
+    os._exit(0)
+
+
+class _Zygote:
+    def __init__(self, control: socket.socket, parent_file: int) -> None:
+        self._control = control
+        self._parent_file = parent_file
+        self._workers: dict[int, tuple[int, int]] = {}  # pidfd -> (number, pid)
+
+    def serve(self) -> None:
+        """Forks and reports until the parent is gone or has hung up."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._parent_file, select.POLLIN)
+        while True:
+            for file, _ in poll.poll():
+                if file in self._workers:
+                    poll.unregister(file)
+                    self._report(file)
+                elif file == self._parent_file or not self._obey(poll):
+                    self._end_all()
+                    return
+
+    def _obey(self, poll: select.poll) -> bool:
+        data, files, _, _ = socket.recv_fds(self._control, _LARGEST_MESSAGE, _FILES)
+        if not data:
+            return False
+        poll.register(self._fork(pickle.loads(data), files), select.POLLIN)
+        return True
+
+    def _fork(self, set_up: SetUp, files: list[int]) -> int:
+        zygote = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(set_up, files, zygote)
+        for file in files:
+            os.close(file)
+        pidfd = os.pidfd_open(pid)
+        self._workers[pidfd] = (set_up.worker, pid)
+        return pidfd
+
+    def _become_worker(self, set_up: SetUp, files: list[int], zygote: int) -> None:
+        try:
+            if not end_with(zygote):
+                return
+            self._control.close()
+            for file in (self._parent_file, *self._workers):
+                os.close(file)
+            connection, job_file, board_file = files
+            worker.run(socket.socket(fileno=connection), job_file, board_file, set_up)
+        finally:
+            os._exit(1)
+
+    def _report(self, pidfd: int) -> None:
+        number, pid = self._workers.pop(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        with contextlib.suppress(OSError):  # the parent may be gone
+            self._control.send(pickle.dumps((number, os.waitstatus_to_exitcode(status))))
+
+    def _end_all(self) -> None:
+        """Gives workers that have nothing to do a moment to leave by themselves."""
+        deadline = time.monotonic() + _GRACE_S
+        poll = select.poll()
+        for pidfd in self._workers:
+            poll.register(pidfd, select.POLLIN)
+        left = dict(self._workers)
+        while left and (wait_s := deadline - time.monotonic()) > 0:
+            for pidfd, _ in poll.poll(wait_s * 1000):
+                poll.unregister(pidfd)
+                _, pid = left.pop(pidfd)
+                os.waitpid(pid, 0)
+        for _, pid in left.values():
+            os.kill(pid, signal.SIGKILL)
+        for _, pid in left.values():
+            os.waitpid(pid, 0)

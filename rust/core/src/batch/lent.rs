@@ -1,0 +1,203 @@
+//! Slots of another process, lent to this one until their last user is gone.
+//!
+//! The process that made a slot writes it and sends it; this one reads it, hands it to the user
+//! and says so when it is free again. A changer must not break this: a slot is told as returned
+//! only by dropping what was lent, so its maker never writes what anyone can still see.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::arena::POISON;
+use super::shared::Mapping;
+use crate::{Error, Result};
+
+/// The slots of one other process that this one has mapped.
+#[derive(Debug)]
+pub struct Lender {
+    ledger: Arc<Mutex<Ledger>>,
+    poison: bool,
+}
+
+/// One slot of another process, this one's until it is dropped.
+///
+/// Share it behind an `Arc`: the last owner's drop returns it.
+#[derive(Debug)]
+pub struct Lent {
+    id: u64,
+    mapping: Arc<Mapping>,
+    ledger: Arc<Mutex<Ledger>>,
+    poison: bool,
+}
+
+#[derive(Debug, Default)]
+struct Ledger {
+    slots: HashMap<u64, Known>,
+    returned: Vec<u64>,
+}
+
+#[derive(Debug)]
+struct Known {
+    mapping: Arc<Mapping>,
+    holder: Holder,
+}
+
+/// Who may write a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Holder {
+    Maker,
+    User,
+}
+
+impl Lender {
+    /// No slots yet. With `poison`, slots are filled with a byte of no meaning when they are
+    /// given back.
+    pub fn new(poison: bool) -> Self {
+        Self { ledger: Arc::default(), poison }
+    }
+
+    /// Makes the slot `id` known, whose bytes are those of `file`; its maker holds it.
+    ///
+    /// # Errors
+    ///
+    /// If the slot is known already or cannot be mapped.
+    pub fn add(&self, id: u64, file: BorrowedFd<'_>, byte_len: usize) -> Result<()> {
+        let mapping = Arc::new(Mapping::open(file, byte_len)?);
+        match lock(&self.ledger).slots.entry(id) {
+            Entry::Occupied(_) => Err(Error::InvalidArgument(format!("slot {id} came twice"))),
+            Entry::Vacant(place) => {
+                place.insert(Known { mapping, holder: Holder::Maker });
+                Ok(())
+            }
+        }
+    }
+
+    /// The slot `id`, which its maker has just sent.
+    ///
+    /// # Errors
+    ///
+    /// If the slot is not known, or its maker was not told that it is free again.
+    pub fn lend(&self, id: u64) -> Result<Lent> {
+        let mut ledger = lock(&self.ledger);
+        let Some(known) = ledger.slots.get_mut(&id) else {
+            return Err(Error::InvalidArgument(format!("slot {id} is not known")));
+        };
+        if known.holder == Holder::User {
+            return Err(Error::InvalidArgument(format!("slot {id} was sent while in use")));
+        }
+        known.holder = Holder::User;
+        let mapping = Arc::clone(&known.mapping);
+        drop(ledger);
+        Ok(Lent { id, mapping, ledger: Arc::clone(&self.ledger), poison: self.poison })
+    }
+
+    /// The slots given back since this was last asked, to be told to their maker, who holds them
+    /// from now on.
+    pub fn take_returned(&self) -> Vec<u64> {
+        let mut ledger = lock(&self.ledger);
+        let returned = std::mem::take(&mut ledger.returned);
+        for id in &returned {
+            if let Some(known) = ledger.slots.get_mut(id) {
+                known.holder = Holder::Maker;
+            }
+        }
+        returned
+    }
+
+    /// Forgets the slot `id`; its memory goes with its last user.
+    pub fn forget(&self, id: u64) {
+        let forgotten = lock(&self.ledger).slots.remove(&id);
+        // Giving pages back to the system is slow: not under the lock.
+        drop(forgotten);
+    }
+}
+
+impl Lent {
+    /// How many bytes there are.
+    pub fn byte_len(&self) -> usize {
+        self.mapping.byte_len()
+    }
+
+    /// Where they begin.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.mapping.as_ptr()
+    }
+}
+
+impl Drop for Lent {
+    #[expect(unsafe_code, reason = "a mapping gives out a bare pointer only")]
+    fn drop(&mut self) {
+        if self.poison {
+            // SAFETY: the slot is this value's alone until its maker is told, after this.
+            unsafe { self.as_ptr().write_bytes(POISON, self.byte_len()) };
+        }
+        let mut ledger = lock(&self.ledger);
+        if ledger.slots.contains_key(&self.id) {
+            ledger.returned.push(self.id);
+        }
+    }
+}
+
+/// Nothing done under this lock calls out, so no panic leaves it half done, and a thread that
+/// holds Python's lock may wait for it.
+fn lock(ledger: &Mutex<Ledger>) -> MutexGuard<'_, Ledger> {
+    ledger.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    fn lender_with_slot(poison: bool) -> (Lender, Mapping) {
+        let (mapping, file) = Mapping::create(4096).unwrap();
+        let lender = Lender::new(poison);
+        lender.add(1, file.as_fd(), 4096).unwrap();
+        (lender, mapping)
+    }
+
+    #[test]
+    fn slot_is_returned_when_the_last_owner_is_gone() {
+        let (lender, _maker) = lender_with_slot(false);
+        let lent = Arc::new(lender.lend(1).unwrap());
+        let other = Arc::clone(&lent);
+        drop(lent);
+        assert!(lender.take_returned().is_empty());
+        drop(other);
+        assert_eq!(lender.take_returned(), [1]);
+        assert!(lender.take_returned().is_empty());
+    }
+
+    #[test]
+    fn slot_in_use_is_not_lent_again() {
+        let (lender, _maker) = lender_with_slot(false);
+        let lent = lender.lend(1).unwrap();
+        assert!(lender.lend(1).is_err());
+        drop(lent);
+        assert!(lender.lend(1).is_err(), "its maker does not know yet that it is free");
+        lender.take_returned();
+        assert!(lender.lend(1).is_ok());
+    }
+
+    #[test]
+    fn forgotten_slot_stays_readable_and_is_not_returned() {
+        let (lender, _maker) = lender_with_slot(false);
+        let lent = lender.lend(1).unwrap();
+        lender.forget(1);
+        drop(lender.lend(1).unwrap_err());
+        assert_eq!(lent.byte_len(), 4096);
+        drop(lent);
+        assert!(lender.take_returned().is_empty());
+    }
+
+    #[test]
+    #[expect(unsafe_code, reason = "a mapping gives out a bare pointer only")]
+    fn returned_slot_is_poisoned() {
+        let (lender, maker) = lender_with_slot(true);
+        drop(lender.lend(1).unwrap());
+        // SAFETY: the mapping is 4096 bytes long, and its maker holds it again.
+        assert_eq!(unsafe { maker.as_ptr().add(4095).read() }, POISON);
+    }
+}

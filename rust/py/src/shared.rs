@@ -1,0 +1,285 @@
+//! Arrays that go from one process to another in shared slots, for Python.
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd};
+
+use grainmill_core::batch::{self, ALIGNMENT, Lender, Lent, Warmth};
+use grainmill_core::pipeline::{self, Board};
+use numpy::{
+    PyArray1, PyArray2, PyArrayDescr, PyArrayDescrMethods, PyArrayMethods, PyReadonlyArray2,
+    PyUntypedArray, PyUntypedArrayMethods,
+};
+use pyo3::exceptions::PyValueError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use crate::array::{
+    Held, PySlot, array_byte_len, array_in, as_plain_array, owner_of, same_dtype, start_of,
+};
+use crate::cells::with_bytes;
+use crate::error::Raised;
+
+/// The slots of one other process, as far as this one has mapped them.
+#[pyclass(frozen, name = "Lender", module = "grainmill._native")]
+struct PyLender(Lender);
+
+/// One slot of another process, as writable bytes; it is given back when the last array or
+/// buffer over it is gone.
+#[pyclass(frozen, name = "LentSlot", module = "grainmill._native")]
+struct PyLent(Lent);
+
+#[pymethods]
+impl PyLender {
+    #[new]
+    #[pyo3(signature = (*, poison = None))]
+    fn new(poison: Option<bool>) -> Self {
+        Self(Lender::new(poison.unwrap_or_else(batch::poison_by_default)))
+    }
+
+    /// Maps the slot `id`. The descriptor is closed.
+    #[expect(unsafe_code, reason = "descriptors come from Python as bare numbers")]
+    fn add(&self, id: u64, file: c_int, byte_len: usize) -> Result<(), Raised> {
+        // SAFETY: the caller received the descriptor from the slot's maker and hands it over.
+        let file = unsafe { OwnedFd::from_raw_fd(file) };
+        Ok(self.0.add(id, file.as_fd(), byte_len)?)
+    }
+
+    /// The slot `id`, which its maker has just sent.
+    fn lend(&self, id: u64) -> Result<PyLent, Raised> {
+        Ok(PyLent(self.0.lend(id)?))
+    }
+
+    /// The slots given back since this was last asked, to be told to their maker.
+    fn take_returned(&self) -> Vec<u64> {
+        self.0.take_returned()
+    }
+
+    /// Forgets the slot `id`; its memory goes with its last user.
+    fn forget(&self, id: u64) {
+        self.0.forget(id);
+    }
+}
+
+#[pymethods]
+impl PyLent {
+    fn __len__(&self) -> usize {
+        self.0.byte_len()
+    }
+
+    /// A writable array over the bytes from `offset` on.
+    fn array<'py>(
+        slf: &Bound<'py, Self>,
+        offset: usize,
+        shape: Vec<usize>,
+        dtype: Bound<'py, PyArrayDescr>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        array_in(&Self::held(slf), offset, &shape, dtype)
+    }
+
+    /// Arrays one after another from `offset` on, as `write_arrays` leaves them; `shapes` has a
+    /// row for each.
+    fn arrays<'py>(
+        slf: &Bound<'py, Self>,
+        offset: usize,
+        shapes: PyReadonlyArray2<'py, i64>,
+        dtype: Bound<'py, PyArrayDescr>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let held = Self::held(slf);
+        let list = PyList::empty(slf.py());
+        let mut at = offset;
+        let mut shape = Vec::new();
+        for row in shapes.as_array().rows() {
+            shape.clear();
+            for &len in row {
+                shape.push(usize::try_from(len)?);
+            }
+            list.append(array_in(&held, at, &shape, dtype.clone())?)?;
+            at += padded(array_byte_len(&shape, &dtype)?);
+        }
+        Ok(list)
+    }
+
+    /// # Safety
+    ///
+    /// Called by the interpreter only, with a `view` to fill.
+    #[expect(unsafe_code, reason = "the buffer protocol is a C interface")]
+    unsafe fn __getbuffer__(
+        slf: &Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let lent = &slf.get().0;
+        let len = ffi::Py_ssize_t::try_from(lent.byte_len())?;
+        let start = lent.as_ptr().cast::<c_void>();
+        // SAFETY: the interpreter passes a view to fill. It takes a reference to the slot, which
+        // keeps `start` alive until the view is released.
+        let failed = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, 0, flags) };
+        if failed < 0 { Err(PyErr::fetch(slf.py())) } else { Ok(()) }
+    }
+}
+
+impl PyLent {
+    fn held<'py>(slf: &Bound<'py, Self>) -> Held<'py> {
+        let lent = &slf.get().0;
+        Held { owner: slf.as_any().clone(), start: lent.as_ptr(), byte_len: lent.byte_len() }
+    }
+}
+
+/// Bytes that an array of `byte_len` bytes takes where arrays follow each other, aligned.
+fn padded(byte_len: usize) -> usize {
+    byte_len.next_multiple_of(ALIGNMENT)
+}
+
+/// What `elements` are in common, if they are plain C-contiguous arrays of one dtype and number
+/// of dimensions: (dtype, a row with the shape of each, bytes that `write_arrays` needs).
+#[pyfunction]
+fn common_layout<'py>(
+    elements: &Bound<'py, PyList>,
+) -> PyResult<Option<(Bound<'py, PyArrayDescr>, Bound<'py, PyArray2<i64>>, usize)>> {
+    let py = elements.py();
+    let elements = elements.to_tuple();
+    let mut common: Option<(Bound<'py, PyArrayDescr>, usize)> = None;
+    let mut shapes = Vec::with_capacity(elements.len());
+    let mut byte_len = 0;
+    for element in elements.iter_borrowed() {
+        let Some(array) = as_plain_array(element) else { return Ok(None) };
+        let (dtype, ndim) = common.get_or_insert_with(|| (array.dtype(), array.ndim()));
+        if array.ndim() != *ndim || !same_dtype(&array.dtype(), dtype) {
+            return Ok(None);
+        }
+        for &len in array.shape() {
+            shapes.push(i64::try_from(len)?);
+        }
+        byte_len += padded(array.len() * dtype.itemsize());
+    }
+    let Some((dtype, ndim)) = common else { return Ok(None) };
+    let shapes = PyArray1::from_vec(py, shapes).reshape([elements.len(), ndim])?;
+    Ok(Some((dtype, shapes, byte_len)))
+}
+
+/// Copies arrays, as `common_layout` finds them alike, one after another into `slot` from byte
+/// `offset` on, each aligned to 64 bytes. Nobody else may use these bytes meanwhile.
+#[pyfunction]
+fn write_arrays(
+    slot: &Bound<'_, PySlot>,
+    offset: usize,
+    elements: &Bound<'_, PyList>,
+) -> PyResult<()> {
+    let slot = &slot.get().0;
+    let mut at = offset;
+    for element in elements.to_tuple().iter_borrowed() {
+        let array = as_plain_array(element)
+            .ok_or_else(|| PyValueError::new_err("only plain arrays are written"))?;
+        let byte_len = array.len() * array.dtype().itemsize();
+        if at.checked_add(byte_len).is_none_or(|end| end > slot.byte_len()) {
+            return Err(PyValueError::new_err("the arrays do not fit in the slot"));
+        }
+        #[expect(unsafe_code, reason = "a slot in Python's hands gives out a bare pointer only")]
+        with_bytes(&array, |bytes| {
+            // SAFETY: inside the slot, as checked above, and nobody else uses these bytes, as the
+            // caller promises.
+            let out = unsafe {
+                std::slice::from_raw_parts_mut(slot.as_ptr().wrapping_add(at), bytes.len())
+            };
+            batch::copy_rows(&[bytes], bytes.len(), out, Warmth::Hot);
+        });
+        at += padded(byte_len);
+    }
+    Ok(())
+}
+
+/// The shared slot that holds the bytes of `array`, and where in it they begin; None where they
+/// do not lie one after another in such a slot.
+#[pyfunction]
+fn slot_of<'py>(array: &Bound<'py, PyAny>) -> Option<(Bound<'py, PySlot>, usize)> {
+    let array = as_plain_array(array.as_borrowed())?;
+    let mut owner = owner_of(&array)?;
+    while let Ok(base) = owner.cast::<PyUntypedArray>() {
+        owner = owner_of(base)?;
+    }
+    let slot = owner.cast_into::<PySlot>().ok()?;
+    slot.get().0.shared_id()?;
+    let offset = start_of(&array).addr().checked_sub(slot.get().0.as_ptr().addr())?;
+    Some((slot, offset))
+}
+
+/// Bytes that the engine copied in this process since it began.
+#[pyfunction]
+fn copied_bytes() -> u64 {
+    batch::copied_bytes()
+}
+
+/// A page that the processes of a pool share: the memory they have in common, and where each
+/// stands.
+#[pyclass(frozen, name = "Board", module = "grainmill._native")]
+struct PyBoard(Board);
+
+#[pymethods]
+impl PyBoard {
+    /// A page for `num_processes` and a descriptor of it, which the caller closes.
+    #[staticmethod]
+    fn create(num_processes: usize, budget_bytes: u64) -> Result<(Self, c_int), Raised> {
+        let (board, file) = Board::create(num_processes, budget_bytes)?;
+        Ok((Self(board), file.into_raw_fd()))
+    }
+
+    /// The page behind a descriptor, in another process. The descriptor is closed.
+    #[staticmethod]
+    #[expect(unsafe_code, reason = "descriptors come from Python as bare numbers")]
+    fn open(file: c_int, num_processes: usize, budget_bytes: u64) -> Result<Self, Raised> {
+        // SAFETY: the caller received the descriptor from the page's maker and hands it over.
+        let file = unsafe { OwnedFd::from_raw_fd(file) };
+        Ok(Self(Board::open(file.as_fd(), num_processes, budget_bytes)?))
+    }
+
+    /// Reserves `byte_len` bytes if `spare_bytes` more would fit beside them; says whether.
+    #[pyo3(signature = (byte_len, spare_bytes = 0))]
+    fn reserve(&self, byte_len: u64, spare_bytes: u64) -> bool {
+        self.0.reserve(byte_len, spare_bytes)
+    }
+
+    /// Reserves `byte_len` bytes in any case; says whether the budget is kept all the same.
+    fn reserve_anyway(&self, byte_len: u64) -> bool {
+        self.0.reserve_anyway(byte_len)
+    }
+
+    /// Gives reserved bytes back.
+    fn release(&self, byte_len: u64) {
+        self.0.release(byte_len);
+    }
+
+    /// Bytes reserved at the moment.
+    #[getter]
+    fn reserved(&self) -> u64 {
+        self.0.reserved()
+    }
+
+    /// Writes down where process `number` stands.
+    fn mark(&self, number: usize, place: u64) -> Result<(), Raised> {
+        Ok(self.0.mark(number, place)?)
+    }
+
+    /// What process `number` last wrote down, 0 at first.
+    fn marked(&self, number: usize) -> Result<u64, Raised> {
+        Ok(self.0.marked(number)?)
+    }
+}
+
+/// Has the system kill this process as soon as its parent's thread that made it ends; false where
+/// `parent` is not, or no longer, its parent.
+#[pyfunction]
+fn end_with(parent: u32) -> PyResult<bool> {
+    Ok(pipeline::end_with(parent)?)
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PyLender>()?;
+    module.add_class::<PyLent>()?;
+    module.add_class::<PyBoard>()?;
+    module.add_function(wrap_pyfunction!(common_layout, module)?)?;
+    module.add_function(wrap_pyfunction!(write_arrays, module)?)?;
+    module.add_function(wrap_pyfunction!(slot_of, module)?)?;
+    module.add_function(wrap_pyfunction!(copied_bytes, module)?)?;
+    module.add_function(wrap_pyfunction!(end_with, module)?)
+}
