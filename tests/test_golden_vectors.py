@@ -22,25 +22,15 @@ from under_test import IS_GRAIN, experimental, grain
 HERE = Path(__file__).parent
 SHARED = HERE.parent.parent / "shared" / "data" / "grain_vectors"
 
-WORKERS = "worker processes come with a later issue"
 LOADER = "`DataLoader` and its samplers come with a later issue"
 ELASTIC = "elastic iteration comes with a later issue"
 
 # {file: {case id, or "*" for the whole file: reason}}
 NOT_YET = {
-    "mp_prefetch": {"*": WORKERS},
     "data_loader": {"*": LOADER},
     "samplers": {"*": LOADER},
     "elastic": {"*": ELASTIC},
-    "checkpoints": {
-        "multithread_prefetch": WORKERS,
-        "mp_prefetch-1": WORKERS,
-        "mp_prefetch-2": WORKERS,
-        "mp_prefetch-2-batch": WORKERS,
-    },
     "errors": {
-        "mp-prefetch-buffer-0": WORKERS,
-        "random-after-mp-prefetch": WORKERS,
         "sampler-0-records": LOADER,
         "sampler-0-epochs": LOADER,
         "sampler-shuffle-no-seed": LOADER,

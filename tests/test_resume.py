@@ -21,6 +21,8 @@ PREFETCH_STATE = "what follows a concat-then-split or an interleave inherits its
 GRAIN_FAILS = {
     **dict.fromkeys([s for s in STAGES if s.startswith("concat_split")], JSON_SENTINEL),
     **dict.fromkeys([s for s in STAGES if s.startswith("interleave")], KEPT_STATE),
+    **dict.fromkeys([s for s in STAGES if "mp_prefetch" in s], KEPT_STATE),
+    **dict.fromkeys([s for s in STAGES if s.startswith("multithread_prefetch")], KEPT_STATE),
     "cache_repeat": "a restored state reads differently before the first element",
     "flat_map": FLAT_MAP_END,
     "mix_of_packed": PREFETCH_STATE,

@@ -16,17 +16,19 @@ MapDataset, IterDataset = grain.MapDataset, grain.IterDataset
 
 # --- names ---------------------------------------------------------------------------------------
 
-# Worker processes, `DataLoader`, Orbax, elastic iteration and statistics follow in later issues.
+# Orbax, elastic iteration and statistics follow in later issues.
 NAMES = {
-    "": "DatasetIterator IterDataset MapDataset ReadOptions config experimental constants sources "
-    "transforms __version__ __version_info__",
+    "": "DatasetIterator IterDataset MapDataset ReadOptions MultiprocessingOptions config "
+    "experimental constants multiprocessing sources transforms __version__ __version_info__",
     "experimental": "FlatMapTransform DatasetOptions apply_transformations WithOptionsIterDataset "
     "batch_and_pad CacheIterDataset FlatMapMapDataset FlatMapIterDataset InterleaveIterDataset "
     "LimitIterDataset RngPool FirstFitPackIterDataset BestFitPackIterDataset BOSHandling "
     "ConcatThenSplitIterDataset ThreadPrefetchIterDataset ThreadPrefetchDatasetIterator "
     "RebatchIterDataset RepeatIterDataset WindowShuffleMapDataset WindowShuffleIterDataset "
     "ZipMapDataset ZipIterDataset index_shuffle assert_equal_output_after_checkpoint device_put "
-    "get_element_spec set_next_index get_next_index ShapeDtypeStruct MapWithIndexTransform",
+    "get_element_spec set_next_index get_next_index ShapeDtypeStruct MapWithIndexTransform "
+    "multithread_prefetch",
+    "multiprocessing": "MultiprocessingOptions",
     "constants": "INDEX RECORD_KEY DATASET_INDEX EPOCH SEED RECORD META_FEATURES",
     "sources": "ArrayRecordDataSource SharedMemoryDataSource RangeDataSource "
     "RandomAccessDataSource",
@@ -34,7 +36,8 @@ NAMES = {
     "Transformations DatasetSelectionMap",
     "python": "FilterTransform MapTransform MapWithIndexTransform RandomMapTransform Batch "
     "ArrayRecordDataSource InMemoryDataSource RangeDataSource RandomAccessDataSource MapDataset "
-    "IterDataset DatasetIterator ReadOptions config experimental INDEX RECORD_KEY",
+    "IterDataset DatasetIterator ReadOptions MultiprocessingOptions config experimental INDEX "
+    "RECORD_KEY",
 }
 
 
@@ -154,6 +157,16 @@ KEYWORDS = {
     ),
     "zip": lambda: experimental.ZipIterDataset([_int_iter(), _int_iter()], strict=True),
     "index_shuffle": lambda: [experimental.index_shuffle(index=1, max_index=9, seed=3, rounds=4)],
+    "multiprocessing_options": lambda: _int_iter().mp_prefetch(
+        options=grain.MultiprocessingOptions(
+            num_workers=2, per_worker_buffer_size=1, enable_profiling=False
+        ),
+        worker_init_fn=None,
+        sequential_slice=False,
+    ),
+    "multithread_prefetch": lambda: experimental.multithread_prefetch(
+        _int_iter(), num_threads=2, buffer_size=1, sequential_slice=False
+    ),
     "pipe": lambda: MapDataset.range(8).pipe(lambda ds, a, b: ds[a:b], 1, b=4),
     "apply": lambda: MapDataset.range(8).apply(
         [grain.transforms.Batch(batch_size=2, drop_remainder=True)]

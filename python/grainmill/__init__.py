@@ -3,11 +3,12 @@
 The names are those of Grain, so that `import grainmill as grain` runs a Grain program.
 """
 
-from grainmill import constants, experimental, sources, transforms
+from grainmill import constants, experimental, multiprocessing, sources, transforms
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
 from grainmill._dataset.map_dataset import MapDataset
 from grainmill._native import GrainmillError, __version__
+from grainmill._plan.multiprocessing_options import MultiprocessingOptions
 from grainmill._plan.options import ReadOptions
 from grainmill._plan.settings import config
 
@@ -18,12 +19,14 @@ __all__ = [
     "GrainmillError",
     "IterDataset",
     "MapDataset",
+    "MultiprocessingOptions",
     "ReadOptions",
     "__version__",
     "__version_info__",
     "config",
     "constants",
     "experimental",
+    "multiprocessing",
     "sources",
     "transforms",
 ]

@@ -26,6 +26,7 @@ from grainmill._dataset.stages import (
     WithOptionsIterDataset,
     ZipIterDataset,
     ZipMapDataset,
+    multithread_prefetch,
 )
 from grainmill._evaluate.stack import batch_and_pad
 from grainmill._native import index_shuffle
@@ -67,6 +68,7 @@ __all__ = [
     "get_element_spec",
     "get_next_index",
     "index_shuffle",
+    "multithread_prefetch",
     "set_next_index",
 ]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import copy
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -10,6 +12,8 @@ from grainmill._dataset.apply import apply_each
 from grainmill._dataset.iterator import DatasetIterator, PlannedIterator
 from grainmill._plan import sequential as plan
 from grainmill._plan import transforms
+from grainmill._plan.multiprocessing_options import MultiprocessingOptions
+from grainmill._plan.slicing import check_sliceable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,13 +42,14 @@ class IterDatasetFactories(abc.ABCMeta):
         Raises:
             ValueError: A weight is missing or not positive.
         """
-        parents = list(datasets.values()) if isinstance(datasets, Mapping) else list(datasets)
         nodes: Any = (
             {name: node_of(dataset) for name, dataset in datasets.items()}
             if isinstance(datasets, Mapping)
             else [node_of(dataset) for dataset in datasets]
         )
-        return PlannedIterDataset(plan.Mix.of(nodes, weights), parents)
+        node = plan.Mix.of(nodes, weights)
+        keys: Any = range(len(datasets)) if node.names is None else node.names
+        return PlannedIterDataset(node, [datasets[key] for key in keys])
 
 
 class IterDataset(Iterable[T], Generic[T], metaclass=IterDatasetFactories):
@@ -147,9 +152,61 @@ class IterDataset(Iterable[T], Generic[T], metaclass=IterDatasetFactories):
     def _flat_map(self, transform: transforms.FlatMap) -> IterDataset[Any]:
         return after(self, lambda node: plan.FlatMap((node,), transform))
 
+    def mp_prefetch(
+        self,
+        options: MultiprocessingOptions | None = None,
+        worker_init_fn: Callable[[int, int], None] | None = None,
+        sequential_slice: bool = False,  # noqa: FBT001, FBT002 - as programs call it
+    ) -> IterDataset[T]:
+        """Makes elements ahead in worker processes.
+
+        Every worker runs all stages above on a share of the elements: of each dataset with
+        random access, every `num_workers`-th element, cut after its last stage. So stages of
+        an `IterDataset`, as batches, count per worker. One element of each worker is taken in
+        turn; where stages neither drop nor join elements, the order is that without workers.
+
+        Args:
+            options: How many workers, and how far ahead; 10 workers if `None`. With 0 workers
+                nothing is added.
+            worker_init_fn: Called in each worker with its number and the number of workers,
+                before it makes anything.
+            sequential_slice: Whether a worker gets a run of consecutive elements of each source
+                instead, before they are shuffled.
+
+        Raises:
+            ValueError: An option is out of range, a source can not be shared between workers,
+                or there are workers above already.
+        """
+        options = MultiprocessingOptions(num_workers=10) if options is None else options
+        if not options.num_workers:
+            return self
+        node = after(
+            self,
+            plan.MultiprocessPrefetch.of,
+            options,
+            worker_init_fn,
+            sequential_slice=sequential_slice,
+        )
+        check_sliceable(node_of(self), options.num_workers, sequential=sequential_slice)
+        return node
+
+    def prefetch(self, multiprocessing_options: MultiprocessingOptions) -> IterDataset[T]:
+        """An older name of `mp_prefetch`."""
+        warnings.warn(
+            "`prefetch` is deprecated, use `mp_prefetch` instead.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.mp_prefetch(multiprocessing_options)
+
     def pipe(self, func: Callable[..., S], *args: Any, **kwargs: Any) -> S:
         """Returns `func(self, *args, **kwargs)`, for chaining."""
         return func(self, *args, **kwargs)
+
+    def _over(self, node: Any) -> IterDataset[T]:
+        """This dataset where its node is replaced by `node`, the same on other parents."""
+        copied: IterDataset[T] = node.dataset
+        return copied
 
     def _plan_node(self) -> Node:
         return plan.Foreign(tuple(node_of(parent) for parent in self.parents), self)
@@ -168,6 +225,10 @@ class PlannedIterDataset(IterDataset[T]):
     def _plan_node(self) -> Node:
         return self._node
 
+    def _over(self, node: Any) -> IterDataset[T]:
+        copied: PlannedIterDataset[T] = with_node(self, node)
+        return copied
+
     def __iter__(self) -> DatasetIterator[T]:
         return PlannedIterator.over(self._node)
 
@@ -181,6 +242,17 @@ def node_of(dataset: Any) -> Node:
     if make_node is None:
         raise TypeError(f"expected a dataset, got {type(dataset).__name__}")
     return make_node()  # type: ignore[no-any-return]
+
+
+def with_node(dataset: Any, node: Node) -> Any:
+    """A copy of a dataset that is a plan, with `node` as its plan."""
+    copied = copy.copy(dataset)
+    changed: dict[str, Any] = {"_node": node}
+    if len(node.parents) == len(dataset.parents):
+        above = zip(dataset.parents, node.parents, strict=True)
+        changed["_parents"] = tuple(parent._over(its) for parent, its in above)  # noqa: SLF001
+    vars(copied).update(changed)
+    return copied
 
 
 def after(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 import numpy as np
 
 from grainmill._dataset.apply import apply_each
-from grainmill._dataset.iter_dataset import IterDataset, PlannedIterDataset, node_of
+from grainmill._dataset.iter_dataset import IterDataset, PlannedIterDataset, node_of, with_node
 from grainmill._evaluate.program import Program
 from grainmill._plan import random_access as plan
 from grainmill._plan import sequential, transforms
@@ -251,6 +251,13 @@ class MapDataset(Generic[T], metaclass=MapDatasetFactories):
             sequential.read(node, read_options, allow_nones=allow_nones), (self,)
         )
 
+    def _over(self, node: Any) -> MapDataset[T]:
+        """This dataset where its node is replaced by `node`: on other parents, or a slice of it."""
+        if isinstance(node, plan.Foreign):
+            copied: MapDataset[T] = node.dataset
+            return copied
+        return PlannedMapDataset(node, (self,))
+
     def _plan_node(self) -> Node:
         return plan.Foreign.of(self, [node_of(parent) for parent in self.parents])
 
@@ -265,6 +272,15 @@ class PlannedMapDataset(MapDataset[T]):
         super().__init__(parents)
         self._node = plan.random_access(node)
         self._program: Program | None = None
+
+    def _over(self, node: Any) -> MapDataset[T]:
+        if node is self._node:
+            return self
+        if self._node in node.parents:
+            return PlannedMapDataset(node, (self,))
+        copied: PlannedMapDataset[T] = with_node(self, node)
+        copied._program = None
+        return copied
 
     def _plan_node(self) -> Node:
         return self._node

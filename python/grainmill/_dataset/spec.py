@@ -117,6 +117,8 @@ _RULES: dict[type[Node], Callable[[Any], Any]] = {
             sequential.Limit,
             sequential.WindowShuffle,
             sequential.ThreadPrefetch,
+            sequential.MultithreadPrefetch,
+            sequential.MultiprocessPrefetch,
             sequential.Seed,
             sequential.WithOptions,
         ),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._dataset.map_dataset import PlannedMapDataset
 from grainmill._plan import random_access, sequential
+from grainmill._plan.slicing import check_sliceable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -117,6 +118,33 @@ class ThreadPrefetchIterDataset(PlannedIterDataset[T]):
     def __init__(self, parent: IterDataset[T], *, prefetch_buffer_size: int) -> None:
         node = sequential.ThreadPrefetch.of(node_of(parent), prefetch_buffer_size)
         super().__init__(node, (parent,))
+
+
+def multithread_prefetch(
+    ds: IterDataset[T],
+    num_threads: int,
+    buffer_size: int,
+    sequential_slice: bool = False,  # noqa: FBT001, FBT002 - as programs call it
+) -> IterDataset[T]:
+    """Makes elements ahead on threads, which share them as workers of `mp_prefetch` do.
+
+    Args:
+        ds: The dataset.
+        num_threads: With 0, `ds` is returned as it is.
+        buffer_size: The most elements each thread holds ready; 0 makes each when it is asked for.
+        sequential_slice: Whether a thread gets a run of consecutive elements of each source
+            instead of every `num_threads`-th of them.
+
+    Raises:
+        ValueError: A number is negative, or a source can not be shared.
+    """
+    if not num_threads:
+        return ds
+    node = sequential.MultithreadPrefetch.of(
+        node_of(ds), num_threads, buffer_size, sequential_slice=sequential_slice
+    )
+    check_sliceable(node_of(ds), num_threads, sequential=sequential_slice)
+    return PlannedIterDataset(node, (ds,))
 
 
 class InterleaveIterDataset(PlannedIterDataset[T]):

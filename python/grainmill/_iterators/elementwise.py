@@ -111,6 +111,12 @@ class RandomMapStage(_CountingStage):
     def __init__(self, node: plan.RandomMap, parent: Stage) -> None:
         generators = IndexedGenerators(node.seed)
         super().__init__(parent, Step("random", node.function, generators=generators))
+        self._first, self._step = node.first_number, node.number_step
+
+    def _columns(self, count: int) -> list[range]:
+        (passed,) = super()._columns(count)
+        first, step = self._first, self._step
+        return [range(first + passed.start * step, first + passed.stop * step, step)]
 
 
 def _picked(mark: Callable[[int], State], after: list[int]) -> Callable[[int], State]:

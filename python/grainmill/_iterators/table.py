@@ -20,6 +20,7 @@ from grainmill._iterators.rebatch import RebatchStage
 from grainmill._iterators.repeat import RepeatStage
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
 from grainmill._iterators.window_shuffle import WindowShuffleStage
+from grainmill._iterators.worker_parts import WorkerPartsStage
 from grainmill._iterators.zip import ZipStage
 from grainmill._plan import sequential as plan
 from grainmill._plan.options import DatasetOptions
@@ -85,6 +86,12 @@ def _interleave(node: plan.Interleave, options: DatasetOptions) -> Stage:
     return InterleaveStage(node, open_part, len(datasets))
 
 
+def _workers(
+    node: plan.MultiprocessPrefetch | plan.MultithreadPrefetch, options: DatasetOptions
+) -> Stage:
+    return WorkerPartsStage(node, lambda part: _open(part, options))
+
+
 _STAGES: dict[type[Node], Callable[[Any, DatasetOptions], Stage]] = {
     plan.Read: ReadStage,
     plan.Foreign: lambda node, _: ForeignStage(iter(node.dataset)),
@@ -105,6 +112,8 @@ _STAGES: dict[type[Node], Callable[[Any, DatasetOptions], Stage]] = {
     plan.FitPack: lambda node, o: FitPackStage(node, _parent(node, o)),
     plan.ConcatThenSplit: lambda node, o: ConcatThenSplitStage(node, _parent(node, o)),
     plan.ThreadPrefetch: lambda node, o: ThreadPrefetchStage(node, _parent(node, o)),
+    plan.MultithreadPrefetch: _workers,
+    plan.MultiprocessPrefetch: _workers,
     plan.Seed: _parent,
     plan.WithOptions: _parent,
 }

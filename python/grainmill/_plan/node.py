@@ -19,11 +19,14 @@ class Node:
 
     Attributes:
         parents: The steps it takes elements from.
+        dataset_name: What it is called in texts.
+        passes_seeds: Whether random steps below it may draw from seeds above it.
     """
 
     parents: tuple[Node, ...]
 
     dataset_name: ClassVar[str] = ""
+    passes_seeds: ClassVar[bool] = True
 
     def __str__(self) -> str:
         return f"{self.dataset_name}{self._arguments()}"

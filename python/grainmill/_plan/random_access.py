@@ -355,22 +355,27 @@ class Mix(MapNode):
     @classmethod
     def of(cls, parents: Sequence[Node], weights: Sequence[float] | None) -> Self:
         """A node that mixes `parents` by `weights`, evenly if `None`."""
-        lengths = [random_access(parent).length for parent in parents]
         chosen = tuple(weights) if weights is not None else (1.0,) * len(parents)
         check_weights(parents, chosen)
+        proportions = (1,) * len(parents) if weights is None else integer_proportions(chosen)
+        return cls(tuple(parents), cls.length_of(parents, proportions), proportions)
+
+    @staticmethod
+    def length_of(parents: Sequence[Node], proportions: Sequence[int]) -> int:
+        """Elements until the first of `parents`, none of them empty, would be used up."""
+        lengths = [random_access(parent).length for parent in parents]
         empty = [f"index {k} ({parents[k]})" for k, length in enumerate(lengths) if not length]
         if empty:
             raise ValueError(
                 "All datasets must have positive length for mixing, but dataset(s) at "
                 f"{', '.join(empty)} have length 0."
             )
-        proportions = (1,) * len(parents) if weights is None else integer_proportions(chosen)
         total = sum(proportions)
         # In floating point, as the nominal length has always been counted.
         length = min(
             length / (part / total) for length, part in zip(lengths, proportions, strict=True)
         )
-        return cls(tuple(parents), min(ENDLESS, int(length)), proportions)
+        return min(ENDLESS, int(length))
 
     def __str__(self) -> str:
         return f"{self.dataset_name}[{len(self.parents)} parents]"

@@ -25,7 +25,7 @@ def derived_seed(node: Node) -> int | None:
         above, distance = waiting.popleft()
         if above.own_seed is not None:
             words += [above.own_seed, distance]
-        else:
+        elif above.passes_seeds:
             waiting.extend((parent, distance + 1) for parent in above.parents)
     if not words:
         return None

@@ -21,6 +21,7 @@ from grainmill._plan.random_access import (
 from grainmill._plan.seeds import checked_shuffle_seed
 
 if TYPE_CHECKING:
+    from grainmill._plan.multiprocessing_options import MultiprocessingOptions
     from grainmill._plan.options import DatasetOptions, ReadOptions
 
 
@@ -90,9 +91,15 @@ class Filter(Map):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class RandomMap(Map):
-    """A function of the element and a generator keyed by (`seed`, number of the element)."""
+    """A function of the element and a generator keyed by (`seed`, number of the element).
+
+    Elements have the numbers `first_number`, `first_number + number_step`, ...: where several
+    workers share the elements, each counts as one iterator over all of them would.
+    """
 
     seed: int
+    first_number: int = 0
+    number_step: int = 1
     dataset_name: ClassVar[str] = "RandomMapIterDataset"
 
     @classmethod
@@ -306,6 +313,81 @@ def check_prefetch_buffer_size(size: int) -> None:
     """Raises `ValueError` where `size` is negative."""
     if size < 0:
         raise ValueError(f"`prefetch_buffer_size` must be greater than or equal to 0, got {size}.")
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class MultiprocessPrefetch(Node):
+    """Elements made ahead by worker processes, each of which runs a slice of the plan above."""
+
+    options: MultiprocessingOptions
+    worker_init_fn: Callable[[int, int], None] | None
+    sequential_slice: bool
+    dataset_name: ClassVar[str] = "MultiprocessPrefetchIterDataset"
+    passes_seeds: ClassVar[bool] = False
+
+    @classmethod
+    def of(
+        cls,
+        parent: Node,
+        options: MultiprocessingOptions,
+        worker_init_fn: Callable[[int, int], None] | None,
+        *,
+        sequential_slice: bool,
+    ) -> Self:
+        """A node that runs `parent` in `options.num_workers` worker processes, at least 1."""
+        _check_at_least(options.num_workers, 1, "`num_workers`")
+        if options.per_worker_buffer_size < 1:
+            raise ValueError(
+                f"`buffer_size` must be greater than 0, got {options.per_worker_buffer_size}."
+            )
+        for above in parent.walk():
+            if isinstance(above, cls):
+                raise ValueError(
+                    "`mp_prefetch` can not follow `mp_prefetch`: worker processes have no workers "
+                    "of their own. Call it once, at the end."
+                )
+        return cls((parent,), options, worker_init_fn, sequential_slice)
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers share the elements."""
+        return self.options.num_workers
+
+    @property
+    def buffer_size(self) -> int:
+        """The most elements each worker holds ready."""
+        return self.options.per_worker_buffer_size
+
+    def _arguments(self) -> str:
+        return f"(multiprocessing_options={self.options})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class MultithreadPrefetch(Node):
+    """Elements made ahead by threads, each of which runs a slice of the plan above."""
+
+    num_threads: int
+    buffer_size: int
+    sequential_slice: bool
+    dataset_name: ClassVar[str] = "MultithreadPrefetchIterDataset"
+    passes_seeds: ClassVar[bool] = False
+
+    @classmethod
+    def of(
+        cls, parent: Node, num_threads: int, buffer_size: int, *, sequential_slice: bool
+    ) -> Self:
+        """A node that runs `parent` on `num_threads` threads, at least 1."""
+        _check_at_least(num_threads, 1, "`num_threads`")
+        _check_at_least(buffer_size, 0, "`buffer_size`")
+        return cls((parent,), num_threads, buffer_size, sequential_slice)
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers share the elements."""
+        return self.num_threads
+
+    def _arguments(self) -> str:
+        return f"(num_threads={self.num_threads}, buffer_size={self.buffer_size})"
 
 
 class BOSHandling(enum.Enum):

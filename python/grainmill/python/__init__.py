@@ -1,6 +1,13 @@
 """The interface under its older names, for `import grainmill.python as pygrain`."""
 
-from grainmill import DatasetIterator, IterDataset, MapDataset, ReadOptions, config
+from grainmill import (
+    DatasetIterator,
+    IterDataset,
+    MapDataset,
+    MultiprocessingOptions,
+    ReadOptions,
+    config,
+)
 from grainmill.constants import (
     DATASET_INDEX,
     EPOCH,
@@ -37,6 +44,7 @@ __all__ = [
     "MapDataset",
     "MapTransform",
     "MapWithIndexTransform",
+    "MultiprocessingOptions",
     "RandomAccessDataSource",
     "RandomMapTransform",
     "RangeDataSource",

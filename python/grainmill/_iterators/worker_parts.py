@@ -1,0 +1,74 @@
+"""Elements of several workers in turn, each of which makes a slice of the plan ahead."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, TypeAlias
+
+from grainmill._iterators.interleave import InterleaveStage
+from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
+from grainmill._plan.sequential import Interleave, MultiprocessPrefetch, ThreadPrefetch
+from grainmill._plan.slicing import sliced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from grainmill._iterators.stage import Block, Stage, State
+    from grainmill._plan.node import Node
+    from grainmill._plan.sequential import MultithreadPrefetch
+
+    WorkersNode: TypeAlias = MultiprocessPrefetch | MultithreadPrefetch
+
+
+class WorkerPartsStage(InterleaveStage):
+    """Round robin over workers, all of which are at work from the first element on."""
+
+    def __init__(self, node: WorkersNode, open_plan: Callable[[Node], Stage]) -> None:
+        if isinstance(node, MultiprocessPrefetch) and node.worker_init_fn is not None:
+            logging.getLogger("grainmill").warning(
+                "`worker_init_fn` is ignored: workers are threads here, not processes"
+            )
+        count = node.num_workers
+        ring = Interleave(
+            (),
+            range(count),
+            cycle_length=count,
+            num_make_iter_threads=0,
+            make_iter_buffer_size=0,
+            iter_buffer_size=node.buffer_size,
+        )
+        super().__init__(ring, lambda worker: open_part(node, worker, open_plan), count)
+        self._at_work = False
+
+    def pull(self, limit: int, *, interior: bool = True) -> Block:
+        """See `Stage.pull`; the first one sets all workers to work."""
+        if not self._at_work:
+            self.start_prefetch()
+        return super().pull(limit, interior=interior)
+
+    def start_prefetch(self) -> None:
+        """See `Stage.start_prefetch`."""
+        super().start_prefetch()
+        self._at_work = True
+
+    def restore(self, state: State) -> None:
+        """See `Stage.restore`; workers rest until the next `pull`."""
+        super().restore(state)
+        self._at_work = False
+
+    def seek(self, index: int) -> None:
+        """See `Stage.seek`."""
+        super().seek(index)
+        self._at_work = False
+
+
+def open_part(node: WorkersNode, worker: int, open_plan: Callable[[Node], Stage]) -> Stage:
+    """The part of one worker, made ahead by a thread; its state is that of the worker's plan.
+
+    Args:
+        node: Says how many workers there are and what they run.
+        worker: From 0.
+        open_plan: Makes a plan ready to run.
+    """
+    part = sliced(node.parent, worker, node.num_workers, sequential=node.sequential_slice)
+    return ThreadPrefetchStage(ThreadPrefetch((), node.buffer_size), open_plan(part))

@@ -1,0 +1,50 @@
+"""Options of worker processes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(slots=True, repr=False)
+class MultiprocessingOptions:
+    """How worker processes make elements ahead.
+
+    Attributes:
+        num_workers: Worker processes; 0 does all the work in this one.
+        per_worker_buffer_size: The most elements each worker holds ready, at least 1.
+        enable_profiling: Accepted for programs that set it; nothing is recorded.
+        stall_warning_s: Seconds without an element after which a warning names the worker that
+            is waited for; `None` never warns.
+        timeout_s: Seconds without an element after which the wait ends in an error; `None`
+            waits for ever.
+        ram_budget_bytes: The most memory that elements of all workers may take, in bytes;
+            `None` is a quarter of the machine's.
+
+    Raises:
+        ValueError: A time or the budget is not positive.
+    """
+
+    num_workers: int = 0
+    per_worker_buffer_size: int = 1
+    enable_profiling: bool = False
+    _: dataclasses.KW_ONLY
+    stall_warning_s: float | None = 30.0
+    timeout_s: float | None = None
+    ram_budget_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("stall_warning_s", "timeout_s", "ram_budget_bytes"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"`{name}` must be positive or None, got {value}")
+
+    def __repr__(self) -> str:
+        """The options that Grain has, and of the others those that differ from the default."""
+        shown: dict[str, Any] = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if not field.kw_only or getattr(self, field.name) != field.default
+        }
+        arguments = ", ".join(f"{name}={value!r}" for name, value in shown.items())
+        return f"{type(self).__name__}({arguments})"
