@@ -15,9 +15,10 @@ CORE_LAYERS = [{"error"}, {"order"}, {"records"}, {"batch", "pack"}, {"pipeline"
 FACE_LAYERS = [
     {"_native"},
     {"_plan"},
+    {"_workers"},
     {"_evaluate"},
     {"_iterators"},
-    {"_workers", "_loader", "_checkpoint"},
+    {"_loader", "_checkpoint"},
     {"_dataset"},
 ]
 

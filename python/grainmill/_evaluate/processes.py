@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from grainmill._plan import sequential as plan
-    from grainmill._plan.node import Node
     from grainmill._workers.pool import Result, Ticket
 
 _BLOCK_S = 0.005
@@ -95,7 +94,7 @@ class ProcessBlocks(Blocks):
     def _hand_out(self) -> Pool:
         if self._pool is None or self._pool.closed:
             self._drop_tasks(self.position)
-            self._pool = Pool(_MakeJob(self._node), self._workers, self._limits, _parts(self._node))
+            self._pool = Pool(_MakeJob(self._node), self._workers, self._limits, self._node.parent.walk_up())
         pool = self._pool
         while True:
             worker = min(range(self._workers), key=pool.num_unfinished)
@@ -209,10 +208,3 @@ class _Maker(Runner):
         extra = _Extra(len(made.elements), time.perf_counter() - began, [])
         return Outcome(made.elements, made.failure, task.start, extra)
 
-
-def _parts(node: Node) -> list[Node]:
-    """The nodes of a plan, each after those above it."""
-    found: list[Node] = []
-    for parent in node.parents:
-        found += _parts(parent)
-    return [*found, node]

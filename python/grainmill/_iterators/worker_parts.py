@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import TYPE_CHECKING, TypeAlias
 
 from grainmill._iterators.interleave import InterleaveStage
+from grainmill._iterators.remote import RemoteWorkers
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
 from grainmill._plan.sequential import Interleave, MultiprocessPrefetch, ThreadPrefetch
 from grainmill._plan.slicing import sliced
@@ -24,7 +26,10 @@ class WorkerPartsStage(InterleaveStage):
     """Round robin over workers, all of which are at work from the first element on."""
 
     def __init__(self, node: WorkersNode, open_plan: Callable[[Node], Stage]) -> None:
-        if isinstance(node, MultiprocessPrefetch) and node.worker_init_fn is not None:
+        self._workers: RemoteWorkers | None = None
+        if isinstance(node, MultiprocessPrefetch) and _threads_hold_a_lock():
+            self._workers = RemoteWorkers(node, open_plan)
+        elif isinstance(node, MultiprocessPrefetch) and node.worker_init_fn is not None:
             logging.getLogger("grainmill").warning(
                 "`worker_init_fn` is ignored: workers are threads here, not processes"
             )
@@ -37,7 +42,14 @@ class WorkerPartsStage(InterleaveStage):
             make_iter_buffer_size=0,
             iter_buffer_size=node.buffer_size,
         )
-        super().__init__(ring, lambda worker: open_part(node, worker, open_plan), count)
+        workers = self._workers
+
+        def open_worker(worker: int) -> Stage:
+            if workers is not None:
+                return workers.part(worker)
+            return open_part(node, worker, open_plan)
+
+        super().__init__(ring, open_worker, count)
         self._at_work = False
 
     def pull(self, limit: int, *, interior: bool = True) -> Block:
@@ -60,6 +72,19 @@ class WorkerPartsStage(InterleaveStage):
         """See `Stage.seek`."""
         super().seek(index)
         self._at_work = False
+
+
+    def close(self) -> None:
+        """See `Stage.close`."""
+        super().close()
+        if self._workers is not None:
+            self._workers.close()
+
+
+def _threads_hold_a_lock() -> bool:
+    """Whether Python code runs on one thread at a time, so that processes are worth their cost."""
+    enabled = getattr(sys, "_is_gil_enabled", None)
+    return enabled is None or bool(enabled())
 
 
 def open_part(node: WorkersNode, worker: int, open_plan: Callable[[Node], Stage]) -> Stage:

@@ -45,6 +45,12 @@ class Node:
         (parent,) = self.parents
         return parent
 
+    def walk_up(self) -> Iterator[Node]:
+        """Yields all nodes above this one and then itself, each after its parents."""
+        for parent in self.parents:
+            yield from parent.walk_up()
+        yield self
+
     def walk(self) -> Iterator[Node]:
         """Yields this node and all above it, each once."""
         seen = {id(self)}

@@ -1,0 +1,271 @@
+"""Pipelines that run in worker processes, each a part of what its parent gives in turn."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from grainmill._evaluate.fuse import defer_interrupts
+from grainmill._evaluate.stack import take_arrays_from
+from grainmill._iterators.part import fixed
+from grainmill._iterators.stage import Block, Stage, State
+from grainmill._plan.slicing import sliced
+from grainmill._workers.failures import WorkerError
+from grainmill._workers.pool import Limits, Pool
+from grainmill._workers.worker import Job, Outcome, Place, Runner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from grainmill._iterators.part import After
+    from grainmill._plan.node import Node
+    from grainmill._plan.sequential import MultiprocessPrefetch
+    from grainmill._workers.pool import Ticket
+
+_TASKS = 2
+# Elements that are made in a moment come many at once, whatever the buffer's size.
+_BLOCK_S = 0.002
+_BLOCK_LEN = 64
+
+
+class RemoteWorkers:
+    """The workers of one stage; started when first needed, and again after one has died.
+
+    Attributes:
+        generation: Which set of workers is at work.
+    """
+
+    def __init__(self, node: MultiprocessPrefetch, open_plan: Callable[[Node], Stage]) -> None:
+        self._node = node
+        self._open_plan = open_plan
+        self._pool: Pool | None = None
+        self.generation = 0
+
+    def part(self, worker: int) -> RemotePart:
+        """What one of them makes."""
+        return RemotePart(self, worker, self._node.buffer_size)
+
+    def pool(self) -> Pool:
+        """The workers at work."""
+        if self._pool is None or self._pool.closed:
+            node, options = self._node, self._node.options
+            limits = Limits.of(
+                options.stall_warning_s, options.timeout_s, options.ram_budget_bytes
+            )
+            plans = [self._plan(worker) for worker in range(node.num_workers)]
+            job = _RunJob(plans, node.worker_init_fn, self._open_plan)
+            self.generation += 1
+            self._pool = Pool(job, node.num_workers, limits, node.parent.walk_up())
+        return self._pool
+
+    def _plan(self, worker: int) -> Node:
+        node = self._node
+        return sliced(node.parent, worker, node.num_workers, sequential=node.sequential_slice)
+
+    def local(self, worker: int) -> Stage:
+        """The same pipeline in this process, from its start."""
+        return self._open_plan(self._plan(worker))
+
+    def close(self) -> None:
+        """Ends the workers; those that are needed after that are new ones."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+
+class RemotePart(Stage):
+    """The elements that one worker makes, up to `buffer_size` of them ahead."""
+
+    def __init__(self, workers: RemoteWorkers, worker: int, buffer_size: int) -> None:
+        super().__init__()
+        self._workers = workers
+        self._worker = worker
+        self._size = -(-buffer_size // _TASKS)
+        self._tickets: deque[Ticket] = deque()
+        self._generation = 0
+        self._after: After | None = None  # `None`: at the start
+        self._count = 0
+        self._restart = False
+        self._ended = False
+        self._failure: BaseException | None = None
+
+    def pull(self, limit: int, *, interior: bool = True) -> Block:
+        """See `Stage.pull`; returns what the worker made at once, which may be more."""
+        before = self._after
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        if self._ended:
+            return Block([], lambda _: self._state(before))
+        pool = self._request()
+        try:
+            result = pool.take(self._tickets[0])
+        except WorkerError:
+            self._workers.close()
+            raise
+        self._tickets.popleft()
+        self._failure = result.failure
+        states: list[State] = result.extra or []
+        if result.failure is not None:
+            self._drop_tickets()
+        elif states and len(result.elements) == len(states):
+            self._request()
+        if not result.elements:
+            if result.failure is not None:
+                return self.pull(limit)
+            self._ended = True
+            return Block([], lambda _: self._state(before))
+        states = states[: len(result.elements)]
+        self._after = lambda _: copy.deepcopy(states[-1])
+        self._count += len(result.elements)
+        return Block(
+            result.elements,
+            lambda k: copy.deepcopy(states[k - 1]) if k else self._state(before),
+        )
+
+    def _request(self) -> Pool:
+        pool = self._workers.pool()
+        if self._generation != self._workers.generation:
+            self._generation = self._workers.generation
+            self._tickets.clear()
+            self._restart = self._after is not None
+        while len(self._tickets) < _TASKS:
+            state = _Standing(self.state(), self._count) if self._restart else None
+            self._restart = False
+            task = _Task(state, self._size)
+            self._tickets.append(pool.give(self._worker, task, "its next element"))
+        return pool
+
+    def _drop_tickets(self) -> None:
+        """Has the worker go back to the element after those that were pulled."""
+        pool = self._workers.pool() if self._tickets else None
+        for ticket in self._tickets:
+            if pool is not None and self._generation == self._workers.generation:
+                pool.drop(ticket)
+        self._tickets.clear()
+        self._restart = True
+
+    def _state(self, after: After | None) -> State:
+        if after is None:
+            stage = self._workers.local(self._worker)
+            try:
+                return stage.state()
+            finally:
+                stage.close()
+        return after(0)
+
+    def state(self) -> State:
+        """See `Stage.state`; starts no process."""
+        return self._state(self._after)
+
+    def restore(self, state: State) -> None:
+        """See `Stage.restore`."""
+        self._drop_tickets()
+        self._failure = None
+        self._ended = False
+        self._after, self._count = fixed(state), 0
+
+    def next_index(self) -> int:
+        """See `Stage.next_index`."""
+        stage = self._here()
+        try:
+            return stage.next_index()
+        finally:
+            stage.close()
+
+    def seek(self, index: int) -> None:
+        """See `Stage.seek`."""
+        stage = self._here()
+        try:
+            stage.seek(index)
+            self.restore(stage.state())
+        finally:
+            stage.close()
+
+    def _here(self) -> Stage:
+        """The pipeline in this process, where the worker's stands for the consumer."""
+        stage = self._workers.local(self._worker)
+        if self._after is not None:
+            stage.restore(self.state())
+        return stage
+
+    def start_prefetch(self) -> None:
+        """See `Stage.start_prefetch`."""
+        if not self._ended and self._failure is None:
+            self._request()
+
+    def close(self) -> None:
+        """See `Stage.close`; the workers stay, for the other parts."""
+        if self._tickets:
+            self._drop_tickets()
+
+
+class _Standing(NamedTuple):
+    """Where to go on, and how many elements were given before that."""
+
+    state: State
+    count: int
+
+
+class _Task(NamedTuple):
+    """The next elements, at least one and `count` or so, from `state` on if there is one."""
+
+    state: _Standing | None
+    count: int
+
+
+class _RunJob(Job):
+    """Runs a sequential plan of its own in each worker."""
+
+    def __init__(
+        self,
+        plans: list[Node],
+        worker_init_fn: Callable[[int, int], None] | None,
+        open_plan: Callable[[Node], Stage],
+    ) -> None:
+        self._plans = plans
+        self._worker_init_fn = worker_init_fn
+        self._open_plan = open_plan
+
+    def open(self, place: Place) -> Runner:
+        """See `Job.open`."""
+        defer_interrupts()
+        take_arrays_from(place.arena)
+        if self._worker_init_fn is not None:
+            self._worker_init_fn(place.worker, place.count)
+        return _PartRunner(self._open_plan(self._plans[place.worker]), place.mark)
+
+
+class _PartRunner(Runner):
+    """Attributes of a stage under way: the stage, and how many elements it gave."""
+
+    def __init__(self, stage: Stage, mark: Callable[[int], None]) -> None:
+        self._stage = stage
+        self._mark = mark
+        self._count = 0
+
+    def run(self, task: _Task) -> Outcome:
+        """See `Runner.run`."""
+        first = self._count
+        elements: list[Any] = []
+        states: list[State] = []
+        try:
+            if task.state is not None:
+                self._stage.restore(task.state.state)
+                first = self._count = task.state.count
+            deadline = time.perf_counter() + _BLOCK_S
+            for count in itertools.chain([task.count], itertools.repeat(1)):
+                self._mark(self._count)
+                block = self._stage.pull(count)
+                made = len(block.elements)
+                self._count += made
+                elements += block.elements
+                states += [block.state_after(k) for k in range(1, made + 1)]
+                if not made or len(elements) >= _BLOCK_LEN or time.perf_counter() > deadline:
+                    break
+        except BaseException as failure:
+            return Outcome(elements, failure, first, states)
+        return Outcome(elements, None, first, states)
