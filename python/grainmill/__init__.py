@@ -12,6 +12,8 @@ from grainmill._plan.multiprocessing_options import MultiprocessingOptions
 from grainmill._plan.options import ReadOptions
 from grainmill._plan.settings import config
 
+config.define_flags()
+
 __version_info__ = tuple(int(part) for part in __version__.split("."))
 
 __all__ = [

@@ -8,9 +8,9 @@ import copy
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from grainmill._plan.tracebacks import drop_inner_frames
 from grainmill._iterators.table import open_stage
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
+from grainmill._plan.tracebacks import drop_inner_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from grainmill._evaluate.ahead import Blocks, Pace
-from grainmill._evaluate.fuse import Evaluated, defer_interrupts
+from grainmill._evaluate.fuse import Evaluated
 from grainmill._evaluate.leaves import block_len
-from grainmill._evaluate.program import Program
-from grainmill._evaluate.rows import StackedRows, batched
-from grainmill._evaluate.stack import take_arrays_from
+from grainmill._evaluate.make_job import Extra, MakeJob, Task
+from grainmill._evaluate.rows import StackedRows
 from grainmill._workers.failures import WorkerError
 from grainmill._workers.pool import Limits, Pool
-from grainmill._workers.worker import Job, Outcome, Place, Runner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from grainmill._evaluate.program import Program
     from grainmill._plan import sequential as plan
     from grainmill._workers.pool import Result, Ticket
 
@@ -75,7 +71,7 @@ class ProcessBlocks(Blocks):
         return made
 
     def _made_of(self, result: Result, count: int) -> Evaluated | StackedRows:
-        extra: _Extra | None = result.extra
+        extra: Extra | None = result.extra
         if extra is not None:
             self._pace.record(max(1, extra.count), extra.elapsed_s)
         if extra is not None and extra.rows:
@@ -94,7 +90,7 @@ class ProcessBlocks(Blocks):
     def _hand_out(self) -> Pool:
         if self._pool is None or self._pool.closed:
             self._drop_tasks(self.position)
-            self._pool = Pool(_MakeJob(self._node), self._workers, self._limits, self._node.parent.walk_up())
+            self._pool = Pool(MakeJob(self._node.parent, self._node.options.worker_init_fn), self._workers, self._limits, self._node.parent.walk_up())
         pool = self._pool
         while True:
             worker = min(range(self._workers), key=pool.num_unfinished)
@@ -109,14 +105,14 @@ class ProcessBlocks(Blocks):
             self._tasks.append((pool.give(worker, task, about), task.count))
             self._handed_out += task.count
 
-    def _next_task(self) -> _Task:
+    def _next_task(self) -> Task:
         start, left = self._handed_out, self._length - self._handed_out
         missing = self._until_batch(start)
         size = self.batch_size
         if size and not missing:
             count = size * max(1, min(self._pace.count, self._most) // size)
-            return _Task(start, min(count, left), size)
-        return _Task(start, min(self._pace.count, missing or left, left), 0)
+            return Task(start, min(count, left), size)
+        return Task(start, min(self._pace.count, missing or left, left), 0)
 
     def _drop_tasks(self, position: int) -> None:
         """Has the elements from `position` on made anew; what is under way is not waited for."""
@@ -142,69 +138,3 @@ class ProcessBlocks(Blocks):
         self.rewind(self.position)
         if pool is not None:
             pool.close()
-
-
-class _Task(NamedTuple):
-    """The elements to make; as batches of `batch_size` where that is not 0."""
-
-    start: int
-    count: int
-    batch_size: int
-
-
-class _Extra(NamedTuple):
-    """Beside the elements: how long they took, and, of each batch, its size and exactness."""
-
-    count: int
-    elapsed_s: float
-    rows: list[tuple[int, bool]]
-
-
-class _MakeJob(Job):
-    """Runs a random-access plan."""
-
-    def __init__(self, node: plan.Read) -> None:
-        self._parent = node.parent
-        self._worker_init_fn: Callable[[int, int], None] | None = node.options.worker_init_fn
-
-    def open(self, place: Place) -> Runner:
-        """See `Job.open`."""
-        defer_interrupts()
-        take_arrays_from(place.arena)
-        if self._worker_init_fn is not None:
-            self._worker_init_fn(place.worker, place.count)
-        program = Program(self._parent)
-        program.report(place.mark)
-        return _Maker(program)
-
-
-class _Maker(Runner):
-    def __init__(self, program: Program) -> None:
-        self._program = program
-
-    def run(self, task: _Task) -> Outcome:
-        """See `Runner.run`."""
-        began = time.perf_counter()
-        if not task.batch_size:
-            made = self._program.run(task.start, task.count)
-            return self._outcome(task, made, began)
-        batches: list[Any] = []
-        rows: list[tuple[int, bool]] = []
-        stop = task.start + task.count
-        for start in range(task.start, stop, task.batch_size):
-            piece = batched(self._program, start, min(task.batch_size, stop - start))
-            if not isinstance(piece, StackedRows):
-                if not batches:
-                    return self._outcome(task, piece, began)
-                break
-            batches.append(piece.batch)
-            rows.append((len(piece), piece.exact))
-        count = sum(count for count, _ in rows)
-        return Outcome(
-            batches, None, task.start, _Extra(count, time.perf_counter() - began, rows)
-        )
-
-    def _outcome(self, task: _Task, made: Evaluated, began: float) -> Outcome:
-        extra = _Extra(len(made.elements), time.perf_counter() - began, [])
-        return Outcome(made.elements, made.failure, task.start, extra)
-

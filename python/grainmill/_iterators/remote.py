@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import copy
-import itertools
-import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-from grainmill._evaluate.fuse import defer_interrupts
-from grainmill._evaluate.stack import take_arrays_from
 from grainmill._iterators.part import fixed
+from grainmill._iterators.run_job import RunJob, Standing, Task
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.slicing import sliced
 from grainmill._workers.failures import WorkerError
 from grainmill._workers.pool import Limits, Pool
-from grainmill._workers.worker import Job, Outcome, Place, Runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,9 +22,6 @@ if TYPE_CHECKING:
     from grainmill._workers.pool import Ticket
 
 _TASKS = 2
-# Elements that are made in a moment come many at once, whatever the buffer's size.
-_BLOCK_S = 0.002
-_BLOCK_LEN = 64
 
 
 class RemoteWorkers:
@@ -56,7 +49,7 @@ class RemoteWorkers:
                 options.stall_warning_s, options.timeout_s, options.ram_budget_bytes
             )
             plans = [self._plan(worker) for worker in range(node.num_workers)]
-            job = _RunJob(plans, node.worker_init_fn, self._open_plan)
+            job = RunJob(plans, node.worker_init_fn, self._open_plan)
             self.generation += 1
             self._pool = Pool(job, node.num_workers, limits, node.parent.walk_up())
         return self._pool
@@ -133,9 +126,9 @@ class RemotePart(Stage):
             self._tickets.clear()
             self._restart = self._after is not None
         while len(self._tickets) < _TASKS:
-            state = _Standing(self.state(), self._count) if self._restart else None
+            state = Standing(self.state(), self._count) if self._restart else None
             self._restart = False
-            task = _Task(state, self._size)
+            task = Task(state, self._size)
             self._tickets.append(pool.give(self._worker, task, "its next element"))
         return pool
 
@@ -201,71 +194,3 @@ class RemotePart(Stage):
         """See `Stage.close`; the workers stay, for the other parts."""
         if self._tickets:
             self._drop_tickets()
-
-
-class _Standing(NamedTuple):
-    """Where to go on, and how many elements were given before that."""
-
-    state: State
-    count: int
-
-
-class _Task(NamedTuple):
-    """The next elements, at least one and `count` or so, from `state` on if there is one."""
-
-    state: _Standing | None
-    count: int
-
-
-class _RunJob(Job):
-    """Runs a sequential plan of its own in each worker."""
-
-    def __init__(
-        self,
-        plans: list[Node],
-        worker_init_fn: Callable[[int, int], None] | None,
-        open_plan: Callable[[Node], Stage],
-    ) -> None:
-        self._plans = plans
-        self._worker_init_fn = worker_init_fn
-        self._open_plan = open_plan
-
-    def open(self, place: Place) -> Runner:
-        """See `Job.open`."""
-        defer_interrupts()
-        take_arrays_from(place.arena)
-        if self._worker_init_fn is not None:
-            self._worker_init_fn(place.worker, place.count)
-        return _PartRunner(self._open_plan(self._plans[place.worker]), place.mark)
-
-
-class _PartRunner(Runner):
-    """Attributes of a stage under way: the stage, and how many elements it gave."""
-
-    def __init__(self, stage: Stage, mark: Callable[[int], None]) -> None:
-        self._stage = stage
-        self._mark = mark
-        self._count = 0
-
-    def run(self, task: _Task) -> Outcome:
-        """See `Runner.run`."""
-        first = self._count
-        elements: list[Any] = []
-        states: list[State] = []
-        try:
-            if task.state is not None:
-                self._stage.restore(task.state.state)
-                first = self._count = task.state.count
-            deadline = time.perf_counter() + _BLOCK_S
-            for count in itertools.chain([task.count], itertools.repeat(1)):
-                self._mark(self._count)
-                block = self._stage.pull(count)
-                made = len(block.elements)
-                self._count += made
-                elements += block.elements
-                states += [block.state_after(k) for k in range(1, made + 1)]
-                if not made or len(elements) >= _BLOCK_LEN or time.perf_counter() > deadline:
-                    break
-        except BaseException as failure:
-            return Outcome(elements, failure, first, states)
-        return Outcome(elements, None, first, states)

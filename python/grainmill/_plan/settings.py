@@ -28,7 +28,7 @@ class Config:
 
     def __init__(self) -> None:
         self.__dict__["_values"] = dict(_DEFAULTS)
-        self.__dict__["_flags"] = _define_flags()
+        self.__dict__["_flags"] = None
 
     def __getattr__(self, name: str) -> Any:
         if name not in _DEFAULTS:
@@ -40,6 +40,10 @@ class Config:
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise ValueError("Please use update().")
+
+    def define_flags(self) -> None:
+        """Has absl, where it is installed, know the settings as flags of the command line."""
+        self.__dict__["_flags"] = _define_flags()
 
     def update(self, name: str, value: Any) -> None:
         """Sets `name` to `value`.

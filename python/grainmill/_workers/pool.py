@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pathlib
 import pickle
 import select
 import socket
@@ -44,9 +45,11 @@ _LOGGER = logging.getLogger("grainmill")
 # Libraries that would start threads of their own in the process that workers are forked from.
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _LAUNCH = (
-    "import sys; sys.path[:] = {path!r}; "
-    "from grainmill._workers.zygote import main; main({control}, {parent})"
+    "import sys; sys.path[:] = {path!r}; import importlib.util as u; "
+    "s = u.spec_from_file_location('launch', {launch!r}); m = u.module_from_spec(s); "
+    "s.loader.exec_module(m); m.main({control}, {parent}, {modules!r})"
 )
+_LAUNCHER = str(pathlib.Path(__file__).with_name("launch.py"))
 
 
 class Limits(NamedTuple):
@@ -123,7 +126,7 @@ class Pool:
         self._numbers = 0
         self._pid = os.getpid()
         data, buffers = _pickled(job, parts)
-        self._crew = _Crew(num_workers, limits.budget_bytes, data, buffers)
+        self._crew = _Crew(num_workers, limits.budget_bytes, data, buffers, job.modules)
         self._finalizer = weakref.finalize(self, _end, self._crew, self._pid)
         self._unfinished: list[deque[Ticket]] = [deque() for _ in range(num_workers)]
         self._needs: dict[int, int] = {}
@@ -320,7 +323,12 @@ class _Crew:
     """
 
     def __init__(
-        self, num_workers: int, budget_bytes: int, data: bytes, buffers: Sequence[Any]
+        self,
+        num_workers: int,
+        budget_bytes: int,
+        data: bytes,
+        buffers: Sequence[Any],
+        modules: Sequence[str],
     ) -> None:
         self._ended = False
         self._codes: dict[int, int] = {}
@@ -330,7 +338,7 @@ class _Crew:
             files.callback(os.close, board_file)
             job_file, job = _job_file(data, buffers)
             files.callback(os.close, job_file)
-            self._zygote, self._control = _start_zygote()
+            self._zygote, self._control = _start_zygote(modules)
             self.connections = []
             for worker in range(num_workers):
                 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -404,10 +412,16 @@ def _end(crew: _Crew, pid: int) -> None:
         crew.abandon()
 
 
-def _start_zygote() -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _start_zygote(modules: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        code = _LAUNCH.format(path=sys.path, control=theirs.fileno(), parent=os.getpid())
+        code = _LAUNCH.format(
+            path=sys.path,
+            launch=_LAUNCHER,
+            control=theirs.fileno(),
+            parent=os.getpid(),
+            modules=list(modules),
+        )
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001 - as `multiprocessing` starts its own
         process = subprocess.Popen(
             [sys.executable, *flags, "-c", code],

@@ -75,6 +75,11 @@ class Place(NamedTuple):
 class Job(abc.ABC):
     """What the workers of a pool are for; it is pickled once and opened in each of them."""
 
+    @property
+    def modules(self) -> Sequence[str]:
+        """What is imported once, before the workers are forked."""
+        return (type(self).__module__,)
+
     @abc.abstractmethod
     def open(self, place: Place) -> Runner:
         """Makes the job ready in a worker."""
@@ -310,7 +315,8 @@ def _settle_in(set_up: SetUp) -> None:
         os.environ.update(set_up.environment)
     with contextlib.suppress(OSError):
         os.chdir(set_up.directory)
-    np.random.seed()  # noqa: NPY002 - what is forked with every worker must not be the same in all
+    if "numpy.random" in sys.modules:  # forked with every worker, but not to be the same in all
+        np.random.seed()  # noqa: NPY002
     with contextlib.suppress(Exception):
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     handler = logging.StreamHandler()

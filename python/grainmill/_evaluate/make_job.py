@@ -1,0 +1,86 @@
+"""What a worker does that makes blocks of a random-access plan."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from grainmill._evaluate.fuse import defer_interrupts
+from grainmill._evaluate.program import Program
+from grainmill._evaluate.rows import StackedRows, batched
+from grainmill._evaluate.stack import take_arrays_from
+from grainmill._workers.worker import Job, Outcome, Place, Runner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from grainmill._evaluate.fuse import Evaluated
+    from grainmill._plan.node import Node
+
+
+class Task(NamedTuple):
+    """The elements to make; as batches of `batch_size` where that is not 0."""
+
+    start: int
+    count: int
+    batch_size: int
+
+
+class Extra(NamedTuple):
+    """Beside the elements: how long they took, and, of each batch, its size and exactness."""
+
+    count: int
+    elapsed_s: float
+    rows: list[tuple[int, bool]]
+
+
+class MakeJob(Job):
+    """Runs a random-access plan."""
+
+    def __init__(
+        self, node: Node, worker_init_fn: Callable[[int, int], None] | None = None
+    ) -> None:
+        self._node = node
+        self._worker_init_fn = worker_init_fn
+
+    def open(self, place: Place) -> Runner:
+        """See `Job.open`."""
+        defer_interrupts()
+        take_arrays_from(place.arena)
+        if self._worker_init_fn is not None:
+            self._worker_init_fn(place.worker, place.count)
+        program = Program(self._node)
+        program.report(place.mark)
+        return _Maker(program)
+
+
+class _Maker(Runner):
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def run(self, task: Task) -> Outcome:
+        """See `Runner.run`."""
+        began = time.perf_counter()
+        if not task.batch_size:
+            made = self._program.run(task.start, task.count)
+            return self._outcome(task, made, began)
+        batches: list[Any] = []
+        rows: list[tuple[int, bool]] = []
+        stop = task.start + task.count
+        for start in range(task.start, stop, task.batch_size):
+            piece = batched(self._program, start, min(task.batch_size, stop - start))
+            if not isinstance(piece, StackedRows):
+                if not batches:
+                    return self._outcome(task, piece, began)
+                break
+            batches.append(piece.batch)
+            rows.append((len(piece), piece.exact))
+        count = sum(count for count, _ in rows)
+        return Outcome(
+            batches, None, task.start, Extra(count, time.perf_counter() - began, rows)
+        )
+
+    def _outcome(self, task: Task, made: Evaluated, began: float) -> Outcome:
+        extra = Extra(len(made.elements), time.perf_counter() - began, [])
+        return Outcome(made.elements, made.failure, task.start, extra)
+

@@ -1,0 +1,45 @@
+"""What the zygote runs first: the package without its face, which no worker needs at once.
+
+This file is loaded by its path, before the package, so it imports nothing of it.
+"""
+
+import importlib
+import importlib.util
+import pathlib
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+_ROOT = pathlib.Path(__file__).parent.parent
+_NAME = "grainmill"
+
+
+class _Package(ModuleType):
+    """The package, whose own names come with the first of them that is asked for."""
+
+    def __getattr__(self, name: str) -> object:
+        spec = self.__spec__
+        if name.startswith("__") or self.__class__ is ModuleType or spec is None:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        self.__class__ = ModuleType
+        if spec.loader is not None:
+            spec.loader.exec_module(self)
+        return getattr(self, name)
+
+
+def main(control_file: int, parent: int, modules: Sequence[str]) -> None:
+    """Imports `modules` of the package, then serves as the zygote of the process `parent`."""
+    init = _ROOT / "__init__.py"
+    spec = importlib.util.spec_from_file_location(
+        _NAME, init, submodule_search_locations=[str(_ROOT)]
+    )
+    if spec is None:
+        raise ImportError(f"{init} can not be loaded")
+    package = _Package(_NAME)
+    package.__spec__ = spec
+    package.__path__ = [str(_ROOT)]
+    package.__file__ = str(init)
+    sys.modules[_NAME] = package
+    for module in modules:
+        importlib.import_module(module)
+    importlib.import_module(f"{_NAME}._workers.zygote").main(control_file, parent)
