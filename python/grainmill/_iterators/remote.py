@@ -10,11 +10,10 @@ from grainmill._iterators.part import fixed
 from grainmill._iterators.run_job import RunJob, Standing, Task
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.slicing import sliced
-from grainmill._workers.failures import WorkerError
 from grainmill._workers.pool import Limits, Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from grainmill._iterators.part import After
     from grainmill._plan.node import Node
@@ -45,9 +44,7 @@ class RemoteWorkers:
         """The workers at work."""
         if self._pool is None or self._pool.closed:
             node, options = self._node, self._node.options
-            limits = Limits.of(
-                options.stall_warning_s, options.timeout_s, options.ram_budget_bytes
-            )
+            limits = Limits.of(options.stall_warning_s, options.timeout_s, options.ram_budget_bytes)
             plans = [self._plan(worker) for worker in range(node.num_workers)]
             job = RunJob(plans, node.worker_init_fn, self._open_plan)
             self.generation += 1
@@ -61,6 +58,12 @@ class RemoteWorkers:
     def local(self, worker: int) -> Stage:
         """The same pipeline in this process, from its start."""
         return self._open_plan(self._plan(worker))
+
+    def drop(self, tickets: Iterable[Ticket], generation: int) -> None:
+        """Gives up tasks of a set of workers, where that is the one at work."""
+        if self._pool is not None and generation == self.generation:
+            for ticket in tickets:
+                self._pool.drop(ticket)
 
     def close(self) -> None:
         """Ends the workers; those that are needed after that are new ones."""
@@ -96,10 +99,10 @@ class RemotePart(Stage):
         pool = self._request()
         try:
             result = pool.take(self._tickets[0])
-        except WorkerError:
+            self._tickets.popleft()
+        except BaseException:  # Ctrl-C too, which may have cost a message
             self._workers.close()
             raise
-        self._tickets.popleft()
         self._failure = result.failure
         states: list[State] = result.extra or []
         if result.failure is not None:
@@ -134,10 +137,7 @@ class RemotePart(Stage):
 
     def _drop_tickets(self) -> None:
         """Has the worker go back to the element after those that were pulled."""
-        pool = self._workers.pool() if self._tickets else None
-        for ticket in self._tickets:
-            if pool is not None and self._generation == self._workers.generation:
-                pool.drop(ticket)
+        self._workers.drop(self._tickets, self._generation)
         self._tickets.clear()
         self._restart = True
 
