@@ -10,46 +10,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import pathlib
-import pickle
 import select
 import socket
-import subprocess
-import sys
 import time
-import warnings
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import cloudpickle
-
-from grainmill._native import Board, Lender
-from grainmill._workers import failures, messages
-from grainmill._workers.worker import SetUp
+from grainmill._workers import failures, messages, wire
+from grainmill._workers.crew import Crew
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from grainmill._workers.worker import Job
 
-_LARGEST_MESSAGE = 128 << 10
-_FILES_PER_MESSAGE = 253
-_ALIGNMENT = 64
-_CLOSE_WAIT_S = 1.5
-_STATUS_WAIT_S = 1.0
 _BUDGET_SHARE = 4
-_CLOSED = "Attempting to use a closed iterator."
 _LOGGER = logging.getLogger("grainmill")
-
-# Libraries that would start threads of their own in the process that workers are forked from.
-_ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-_LAUNCH = (
-    "import sys; sys.path[:] = {path!r}; import importlib.util as u; "
-    "s = u.spec_from_file_location('launch', {launch!r}); m = u.module_from_spec(s); "
-    "s.loader.exec_module(m); m.main({control}, {parent}, {modules!r})"
-)
-_LAUNCHER = str(pathlib.Path(__file__).with_name("launch.py"))
 
 
 class Limits(NamedTuple):
@@ -89,18 +66,21 @@ class Ticket:
     """One task that was given to a worker.
 
     Attributes:
+        number: Tasks are numbered in the order in which they were given.
         worker: The worker it was given to.
         about: What it makes, for messages.
+        answer: What the worker sent, until that is taken.
+        dropped: Whether nobody wants the answer any more.
     """
 
-    __slots__ = ("_answer", "_dropped", "about", "number", "worker")
+    __slots__ = ("about", "answer", "dropped", "number", "worker")
 
     def __init__(self, number: int, worker: int, about: str) -> None:
         self.number = number
         self.worker = worker
         self.about = about
-        self._answer: tuple[Any, ...] | None = None
-        self._dropped = False
+        self.answer: tuple[Any, ...] | None = None
+        self.dropped = False
 
 
 class Pool:
@@ -125,38 +105,45 @@ class Pool:
         self._limits = limits
         self._numbers = 0
         self._pid = os.getpid()
-        data, buffers = _pickled(job, parts)
-        self._crew = _Crew(num_workers, limits.budget_bytes, data, buffers, job.modules)
+        self._crew = Crew(job, num_workers, limits.budget_bytes, parts)
         self._finalizer = weakref.finalize(self, _end, self._crew, self._pid)
         self._unfinished: list[deque[Ticket]] = [deque() for _ in range(num_workers)]
         self._needs: dict[int, int] = {}
         self._lent: dict[tuple[int, int], int] = {}
-        self._dead: dict[int, BaseException] = {}
+        self._dead: dict[int, Callable[[], BaseException]] = {}
+        self._buried: set[int] = set()
         self._poll = select.poll()
-        self._by_file: dict[int, int] = {}
-        for worker, connection in enumerate(self._crew.connections):
-            self._by_file[connection.fileno()] = worker
-            self._poll.register(connection, select.POLLIN)
+        self._poll.register(self._crew.control, select.POLLIN)
+        self._files = [connection.fileno() for connection in self._crew.connections]
+        for file in self._files:
+            self._poll.register(file, select.POLLIN)
 
     def give(self, worker: int, task: Any, about: str) -> Ticket:
         """Sends a task to a worker, which does its tasks one after another."""
         self._numbers += 1
         ticket = Ticket(self._numbers, worker, about)
         self._unfinished[worker].append(ticket)
-        message = (ticket.number, task, self._returned(worker))
-        with contextlib.suppress(ConnectionError):  # its end is met by whoever waits for it
-            self._crew.connections[worker].send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        self._send(worker, (ticket.number, task, self._returned(worker)))
         return ticket
+
+    def _send(self, worker: int, message: Any) -> None:
+        try:
+            wire.send(self._crew.connections[worker], message)
+        except ConnectionError:
+            pass  # its end is met by whoever waits for it
+        except OSError:
+            self._crew.check_open()
+            raise
 
     def drop(self, ticket: Ticket) -> None:
         """Gives up the result of a task; what holds it is free once the worker is done."""
-        ticket._dropped = True
-        if ticket._answer is not None:
+        ticket.dropped = True
+        if ticket.answer is not None:
             self._free(ticket)
 
     def _free(self, ticket: Ticket) -> None:
         """Takes the result of a dropped task over and lets it go."""
-        answer, ticket._answer = ticket._answer, None
+        answer, ticket.answer = ticket.answer, None
         for slot in answer[3] if answer else ():
             self._lend(ticket.worker, slot)
 
@@ -165,30 +152,33 @@ class Pool:
         return len(self._unfinished[worker])
 
     def take(self, ticket: Ticket) -> Result:
-        """Waits for the result of a task.
+        """Waits for the result of a task. Whatever is raised, the pool is best closed then.
 
         Raises:
             WorkerError: The worker ended instead, or nothing came within `timeout_s`.
             ValueError: The pool was closed meanwhile.
         """
         self._hear(0)
-        if ticket._answer is None:
+        if ticket.answer is None:
             self._wait_for(ticket)
-        answer = ticket._answer
+        answer = ticket.answer
         if answer is None:
             raise AssertionError("a task that was waited for has an answer")
         text, failure_text, extra, _ = answer
-        ticket._answer = None
+        ticket.answer = None
         worker = ticket.worker
         elements = messages.unpack(text, lambda slot: self._lend(worker, slot)) if text else []
-        failure = self._rebuilt(worker, failure_text) if failure_text else None
-        return Result(elements, failure, extra)
+        if not failure_text:
+            return Result(elements, None, extra)
+        told = self._told(worker, failure_text)
+        where = f"in worker {worker}"
+        if told["element"] is not None:
+            where += f", at element {told['element']}"
+        return Result(elements, failures.rebuilt(told, where), extra)
 
-    def _rebuilt(self, worker: int, text: Any) -> BaseException:
+    def _told(self, worker: int, text: Any) -> failures.Told:
         (told,) = messages.unpack(text, lambda slot: self._lend(worker, slot))
-        element = told.get("element")
-        where = f"in worker {worker}" + ("" if element is None else f", at element {element}")
-        return failures.rebuilt(told, where)
+        return told  # type: ignore[no-any-return]
 
     def _lend(self, worker: int, slot: int) -> Any:
         """A slot for the user; what the user holds no longer counts as the pool's."""
@@ -199,7 +189,7 @@ class Pool:
 
     def _returned(self, worker: int) -> list[int]:
         """The worker's slots that the user is through with; they count again."""
-        returned = self._crew.lenders[worker].take_returned()
+        returned: list[int] = self._crew.lenders[worker].take_returned()
         for slot in returned:
             self._crew.board.reserve_anyway(self._lent.pop((worker, slot)))
         return returned
@@ -207,9 +197,9 @@ class Pool:
     def _wait_for(self, ticket: Ticket) -> None:
         began = time.monotonic()
         warned = False
-        while ticket._answer is None:
+        while ticket.answer is None:
             if ticket.worker in self._dead:
-                raise self._dead[ticket.worker]
+                raise self._dead[ticket.worker]()
             waited_s = time.monotonic() - began
             waits = []
             if self._limits.stall_warning_s is not None and not warned:
@@ -239,23 +229,38 @@ class Pool:
     def _hear(self, wait_s: float | None) -> None:
         """Takes in what workers have sent; waits for something if there is nothing."""
         for file, _ in self._poll.poll(None if wait_s is None else max(0.0, wait_s) * 1000):
-            worker = self._by_file[file]
-            connection = self._crew.connections[worker]
             try:
-                data, files, _, _ = socket.recv_fds(
-                    connection, _LARGEST_MESSAGE, _FILES_PER_MESSAGE
-                )
-            except ConnectionError:
-                data, files = b"", []
+                if file not in self._files:
+                    self._crew.hear_of_ends()
+                elif (worker := self._files.index(file)) not in self._crew.ended:
+                    self._hear_from(worker)
             except OSError:
                 self._crew.check_open()
                 raise
-            if data:
-                self._note(worker, pickle.loads(data), files)
-                continue
+        for worker in self._crew.ended.keys() - self._buried:
+            self._bury(worker)
+
+    def _hear_from(self, worker: int) -> None:
+        try:
+            message, files = wire.receive(self._crew.connections[worker])
+        except EOFError:
             self._crew.check_open()
-            self._poll.unregister(file)
-            self._dead.setdefault(worker, self._death(worker))
+            self._crew.await_end(worker)
+        else:
+            self._note(worker, message, files)
+
+    def _bury(self, worker: int) -> None:
+        """Takes what is left of a worker that has ended; its children may hold its socket open."""
+        self._buried.add(worker)
+        self._poll.unregister(self._files[worker])
+        connection = self._crew.connections[worker]
+        with contextlib.suppress(EOFError, BlockingIOError):
+            while True:
+                self._note(worker, *wire.receive(connection, socket.MSG_DONTWAIT))
+        queue = self._unfinished[worker]
+        doing = self._doing(queue[0]) if queue else "with nothing to do"
+        code = self._crew.ended[worker]
+        self._dead.setdefault(worker, lambda: failures.death(worker, code, doing))
 
     def _note(self, worker: int, message: Any, files: list[int]) -> None:
         kind, *rest = message
@@ -264,8 +269,8 @@ class Pool:
             ticket = self._unfinished[worker].popleft()
             if ticket.number != number:
                 raise AssertionError("a worker answers its tasks in order")
-            ticket._answer = (text, failure_text, extra, slots)
-            if ticket._dropped:
+            ticket.answer = (text, failure_text, extra, slots)
+            if ticket.dropped:
                 self._free(ticket)
             for slot in dropped:
                 self._crew.lenders[worker].forget(slot)
@@ -276,7 +281,8 @@ class Pool:
             self._needs[worker] = rest[0]
             self._grant(None)
         else:
-            self._dead[worker] = self._rebuilt(worker, rest[0])
+            told = self._told(worker, rest[0])
+            self._dead[worker] = lambda: failures.rebuilt(told, f"in worker {worker}")
 
     def _grant(self, awaited: Ticket | None) -> None:
         """Lets workers go on that wait for memory, those whose tasks are older first.
@@ -284,24 +290,21 @@ class Pool:
         The one whose result is awaited gets what it needs in any case; the others only what
         leaves as much for each task before theirs.
         """
-        waiting = (worker for worker in self._needs if worker not in self._dead)
-        for worker in sorted(waiting, key=lambda worker: self._unfinished[worker][0].number):
+        turns = {worker: self._turn(worker) for worker in self._needs if worker not in self._dead}
+        for worker in sorted(turns, key=turns.__getitem__):
             byte_len = self._needs[worker]
-            number = self._unfinished[worker][0].number
-            earlier = sum(bool(queue) and queue[0].number < number for queue in self._unfinished)
-            if awaited is not None and number == awaited.number:
+            earlier = sum(bool(q) and q[0].number < turns[worker] for q in self._unfinished)
+            if awaited is not None and worker == awaited.worker:
+                # What it is at may have been dropped, but the awaited comes after it.
                 self._crew.board.reserve_anyway(byte_len)
             elif not self._crew.board.reserve(byte_len, earlier * byte_len):
                 continue
             del self._needs[worker]
-            with contextlib.suppress(ConnectionError):
-                self._crew.connections[worker].send(pickle.dumps(None))
+            self._send(worker, None)
 
-    def _death(self, worker: int) -> BaseException:
-        code = self._crew.exit_code(worker)
+    def _turn(self, worker: int) -> int:
         queue = self._unfinished[worker]
-        doing = self._doing(queue[0]) if queue else "with nothing to do"
-        return failures.death(worker, code, doing)
+        return queue[0].number if queue else self._numbers + 1
 
     def close(self) -> None:
         """Ends all workers, in the middle of what they do; safe to call again."""
@@ -313,174 +316,9 @@ class Pool:
         return not self._finalizer.alive or self._pid != os.getpid()
 
 
-class _Crew:
-    """The processes of a pool and the sockets to them.
-
-    Attributes:
-        connections: One socket for each worker.
-        lenders: The slots of each worker.
-        board: The page they share.
-    """
-
-    def __init__(
-        self,
-        num_workers: int,
-        budget_bytes: int,
-        data: bytes,
-        buffers: Sequence[Any],
-        modules: Sequence[str],
-    ) -> None:
-        self._ended = False
-        self._codes: dict[int, int] = {}
-        self.lenders = [Lender() for _ in range(num_workers)]
-        self.board, board_file = Board.create(num_workers, budget_bytes)
-        with contextlib.ExitStack() as files:
-            files.callback(os.close, board_file)
-            job_file, job = _job_file(data, buffers)
-            files.callback(os.close, job_file)
-            self._zygote, self._control = _start_zygote(modules)
-            self.connections = []
-            for worker in range(num_workers):
-                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                self.connections.append(ours)
-                set_up = SetUp(
-                    worker,
-                    num_workers,
-                    budget_bytes,
-                    job,
-                    list(sys.path),
-                    _directory(),
-                    dict(os.environ),
-                    logging.getLogger().getEffectiveLevel(),
-                )
-                with theirs, contextlib.suppress(ConnectionError):
-                    message = pickle.dumps(set_up, pickle.HIGHEST_PROTOCOL)
-                    sent = [theirs.fileno(), job_file, board_file]
-                    socket.send_fds(self._control, [message], sent)
-
-    def check_open(self) -> None:
-        """Raises `ValueError` where the workers were told to end."""
-        if self._ended:
-            raise ValueError(_CLOSED)
-
-    def exit_code(self, worker: int) -> int | None:
-        """How a worker that is gone has ended; `None` where nobody is left who knows."""
-        deadline = time.monotonic() + _STATUS_WAIT_S
-        poll = select.poll()
-        poll.register(self._control, select.POLLIN)
-        while worker not in self._codes:
-            wait_s = deadline - time.monotonic()
-            if wait_s <= 0 or not poll.poll(wait_s * 1000):
-                return None
-            with contextlib.suppress(ConnectionError):
-                data = self._control.recv(_LARGEST_MESSAGE)
-                if data:
-                    number, code = pickle.loads(data)
-                    self._codes[number] = code
-                    continue
-            return None
-        return self._codes[worker]
-
-    def end(self) -> None:
-        """Has all processes of the pool end, and waits until they are gone."""
-        if self._ended:
-            return
-        self._ended = True
-        # Forked children of this process may hold these sockets too, so closing is not enough.
-        for connection in (*self.connections, self._control):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        try:
-            self._zygote.wait(_CLOSE_WAIT_S)
-        except subprocess.TimeoutExpired:
-            self._zygote.kill()  # its workers go with it
-            self._zygote.wait()
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Closes this process's ends, without a word to the others."""
-        self._ended = True
-        for connection in (*self.connections, self._control):
-            connection.close()
-
-
-def _end(crew: _Crew, pid: int) -> None:
+def _end(crew: Crew, pid: int) -> None:
     """Ends a pool; in a child forked from its owner, only lets go of it."""
     if os.getpid() == pid:
         crew.end()
     else:
         crew.abandon()
-
-
-def _start_zygote(modules: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        code = _LAUNCH.format(
-            path=sys.path,
-            launch=_LAUNCHER,
-            control=theirs.fileno(),
-            parent=os.getpid(),
-            modules=list(modules),
-        )
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001 - as `multiprocessing` starts its own
-        process = subprocess.Popen(
-            [sys.executable, *flags, "-c", code],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, **dict.fromkeys(_ONE_THREAD, "1")},
-        )
-    return process, ours
-
-
-def _directory() -> str:
-    try:
-        return str(os.getcwd())  # noqa: PTH109 - `Path.cwd` is the same
-    except FileNotFoundError:
-        return "/"
-
-
-def _pickled(job: Job, parts: Iterable[Any]) -> tuple[bytes, list[Any]]:
-    buffers: list[pickle.PickleBuffer] = []
-    try:
-        data = cloudpickle.dumps(job, protocol=5, buffer_callback=buffers.append)
-    except Exception as failure:
-        for part in parts:
-            try:
-                cloudpickle.dumps(part)
-            except Exception:
-                failure.add_note(f"Dataset: {part} cannot be pickled!")
-                break
-        raise
-    return data, [buffer.raw() for buffer in buffers]
-
-
-def _job_file(
-    data: bytes, buffers: Sequence[Any]
-) -> tuple[int, tuple[int, list[tuple[int, int]]]]:
-    """An anonymous file with the pickled job, and where in it everything is."""
-    file = os.memfd_create("grainmill-job", os.MFD_CLOEXEC)
-    places = []
-    at = _written(file, data, 0)
-    for buffer in buffers:
-        places.append((at, len(buffer)))
-        at = _written(file, buffer, at)
-    os.ftruncate(file, max(at, 1))
-    return file, (len(data), places)
-
-
-def _written(file: int, data: Any, at: int) -> int:
-    """Writes `data` at `at`; returns the next aligned place."""
-    view = memoryview(data)
-    while view:
-        count = os.pwrite(file, view, at)
-        view, at = view[count:], at + count
-    return -(-at // _ALIGNMENT) * _ALIGNMENT
-
-
-def warn_of_spawn() -> None:
-    """Says once that workers start slowly here."""
-    warnings.warn(
-        "this system can not fork: each worker starts a Python of its own",
-        RuntimeWarning,
-        stacklevel=2,
-    )

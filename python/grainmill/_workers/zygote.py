@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import pickle
 import select
 import signal
 import socket
@@ -18,19 +17,20 @@ import time
 from typing import TYPE_CHECKING
 
 from grainmill._native import end_with
-from grainmill._workers import worker
+from grainmill._workers import wire, worker
 
 if TYPE_CHECKING:
     from grainmill._workers.worker import SetUp
 
-_LARGEST_MESSAGE = 8 << 20
-_FILES = 3
 _GRACE_S = 0.25
 
 
 def main(control_file: int, parent: int) -> None:
     """Serves the process `parent`, at the other end of the socket `control_file`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What the parent ignores or blocks would be so here and in every worker.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     control = socket.socket(fileno=control_file)
     parent_file = os.pidfd_open(parent)
     if os.getppid() == parent:
@@ -61,10 +61,11 @@ class _Zygote:
                     return
 
     def _obey(self, poll: select.poll) -> bool:
-        data, files, _, _ = socket.recv_fds(self._control, _LARGEST_MESSAGE, _FILES)
-        if not data:
+        try:
+            set_up, files = wire.receive(self._control)
+        except EOFError:
             return False
-        poll.register(self._fork(pickle.loads(data), files), select.POLLIN)
+        poll.register(self._fork(set_up, files), select.POLLIN)
         return True
 
     def _fork(self, set_up: SetUp, files: list[int]) -> int:
@@ -95,7 +96,7 @@ class _Zygote:
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
         with contextlib.suppress(OSError):  # the parent may be gone
-            self._control.send(pickle.dumps((number, os.waitstatus_to_exitcode(status))))
+            wire.send(self._control, (number, os.waitstatus_to_exitcode(status)))
 
     def _end_all(self) -> None:
         """Gives workers that have nothing to do a moment to leave by themselves."""
