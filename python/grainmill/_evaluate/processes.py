@@ -55,9 +55,11 @@ class ProcessBlocks(Blocks):
             rows = self._made.popleft()
             self.position += len(rows)
             return rows
-        pool = self._hand_out()
-        if not self._tasks:
-            return Evaluated([], None)
+        pool = self._pool
+        if pool is None or pool.closed or not self._tasks:
+            pool = self._hand_out()
+            if not self._tasks:
+                return Evaluated([], None)
         ticket, count = self._tasks[0]
         try:
             result = pool.take(ticket)
