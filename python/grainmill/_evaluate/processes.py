@@ -75,12 +75,12 @@ class ProcessBlocks(Blocks):
     def _made_of(self, result: Result, count: int) -> Evaluated | StackedRows:
         extra: Extra | None = result.extra
         if extra is not None:
-            self._pace.record(max(1, extra.count), extra.elapsed_s)
+            self._pace.record(max(1, extra.num_elements), extra.elapsed_s)
         if extra is not None and extra.rows:
             made = zip(result.elements, extra.rows, strict=True)
             self._made.extend(StackedRows(b, n, exact=exact) for b, (n, exact) in made)
-            if extra.count < count:
-                self._drop_tasks(self.position + extra.count)
+            if extra.num_elements < count:
+                self._drop_tasks(self.position + extra.num_elements)
             rows = self._made.popleft()
             self.position += len(rows)
             return rows
@@ -92,20 +92,25 @@ class ProcessBlocks(Blocks):
     def _hand_out(self) -> Pool:
         if self._pool is None or self._pool.closed:
             self._drop_tasks(self.position)
-            self._pool = Pool(MakeJob(self._node.parent, self._node.options.worker_init_fn), self._workers, self._limits, self._node.parent.walk_up())
+            self._pool = Pool(
+                MakeJob(self._node.parent, self._node.options.worker_init_fn),
+                self._workers,
+                self._limits,
+                self._node.parent.walk_up(),
+            )
         pool = self._pool
         while True:
             worker = min(range(self._workers), key=pool.num_unfinished)
             if pool.num_unfinished(worker) >= _TASKS_PER_WORKER:
                 return pool
             task = self._next_task()
-            ahead = self._handed_out + task.count - self.position
+            ahead = self._handed_out + task.num_elements - self.position
             most = max(self._at_most, 2 * self._workers * task.batch_size)
-            if task.count <= 0 or (self._tasks and ahead > most):
+            if task.num_elements <= 0 or (self._tasks and ahead > most):
                 return pool
-            about = f"elements {task.start} to {task.start + task.count - 1}"
-            self._tasks.append((pool.give(worker, task, about), task.count))
-            self._handed_out += task.count
+            about = f"elements {task.start} to {task.start + task.num_elements - 1}"
+            self._tasks.append((pool.give(worker, task, about), task.num_elements))
+            self._handed_out += task.num_elements
 
     def _next_task(self) -> Task:
         start, left = self._handed_out, self._length - self._handed_out

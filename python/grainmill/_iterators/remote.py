@@ -45,9 +45,7 @@ class RemoteWorkers:
         """The workers at work."""
         if self._pool is None or self._pool.closed:
             node, options = self._node, self._node.options
-            limits = Limits.of(
-                options.stall_warning_s, options.timeout_s, options.ram_budget_bytes
-            )
+            limits = Limits.of(options.stall_warning_s, options.timeout_s, options.ram_budget_bytes)
             plans = [self._plan(worker) for worker in range(node.num_workers)]
             job = RunJob(plans, node.worker_init_fn, self._open_plan)
             self.generation += 1

@@ -84,11 +84,12 @@ def pack(elements: list[Any], arena: Arena | SlotMaker) -> Packed:
 def unpack(text: bytes | tuple[int, int, int], lend: Callable[[int], LentSlot]) -> list[Any]:
     """The elements that `pack` made `text` of; their arrays keep the slots they lie in."""
     slots: dict[int, LentSlot] = {}
+    data: Any = text
     if isinstance(text, tuple):
         number, offset, length = text
         slots[number] = lend(number)
-        text = memoryview(slots[number])[offset : offset + length]  # type: ignore[arg-type]
-    numbers, message, column = pickle.loads(text)
+        data = memoryview(slots[number])[offset : offset + length]  # type: ignore[arg-type]
+    numbers, message, column = pickle.loads(data)
     for number in numbers:
         if number not in slots:
             slots[number] = lend(number)
@@ -122,7 +123,9 @@ class _Writer:
         return self._pickled(values)
 
     def _array_column(self, values: list[Any]) -> Any:
-        there = [slot_of(value) for value in values] if values[0].nbytes >= OWN_SLOT_BYTES else [None]
+        there = (
+            [slot_of(value) for value in values] if values[0].nbytes >= OWN_SLOT_BYTES else [None]
+        )
         if None not in there:
             return ("there", [self._left(value, *found) for value, found in zip(values, there)])
         layout = common_layout(values)
@@ -133,12 +136,14 @@ class _Writer:
         self._arrays.append((offset, values))
         return ("arrays", offset, shapes.shape, shapes.tobytes(), dtype)
 
-    def _left(self, value: Any, slot: Slot, offset: int) -> Any:
-        number = slot.shared_id
-        if number is None:
-            raise TypeError("only slots in shared memory can be sent")
-        self._in_place[number] = slot
-        return number, offset, value.shape, value.dtype
+    def _place(self, value: Any) -> tuple[int, int, tuple[int, ...], Any] | None:
+        """Where `value` lies, if that is a shared slot."""
+        found = slot_of(value)
+        number = None if found is None else found[0].shared_id
+        if found is None or number is None:
+            return None
+        self._in_place[number] = found[0]
+        return number, found[1], value.shape, value.dtype
 
     def _pickled(self, values: list[Any]) -> Any:
         buffers: list[pickle.PickleBuffer] = []
@@ -202,7 +207,8 @@ def _elements(column: Any, slots: dict[int, LentSlot], message: LentSlot | None)
         return [slots[number].array(*place) for number, *place in column[1]]
     if kind == "arrays":
         _, offset, shape, shapes, dtype = column
-        return _lent(message).arrays(offset, np.frombuffer(shapes, np.int64).reshape(shape), dtype)
+        rows = np.frombuffer(shapes, np.int64).reshape(shape)
+        return list(_lent(message).arrays(offset, rows, dtype))
     if kind == "pickled":
         return _unpickled(column, message)
     _, names, columns = column
@@ -244,7 +250,7 @@ def _dumped(values: Any, buffers: list[pickle.PickleBuffer]) -> bytes:
         return file.getvalue()
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Names the classes of the main script, which the receiver has, instead of copying them."""
 
     def persistent_id(self, value: Any) -> Any:

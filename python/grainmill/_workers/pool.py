@@ -91,16 +91,19 @@ class Ticket:
     Attributes:
         worker: The worker it was given to.
         about: What it makes, for messages.
+        number: Its place among all tasks of the pool.
+        answer: What came back of it, until it is taken.
+        dropped: Whether nobody wants what comes back.
     """
 
-    __slots__ = ("_answer", "_dropped", "about", "number", "worker")
+    __slots__ = ("about", "answer", "dropped", "number", "worker")
 
     def __init__(self, number: int, worker: int, about: str) -> None:
         self.number = number
         self.worker = worker
         self.about = about
-        self._answer: tuple[Any, ...] | None = None
-        self._dropped = False
+        self.answer: tuple[Any, ...] | None = None
+        self.dropped = False
 
 
 class Pool:
@@ -150,13 +153,13 @@ class Pool:
 
     def drop(self, ticket: Ticket) -> None:
         """Gives up the result of a task; what holds it is free once the worker is done."""
-        ticket._dropped = True
-        if ticket._answer is not None:
+        ticket.dropped = True
+        if ticket.answer is not None:
             self._free(ticket)
 
     def _free(self, ticket: Ticket) -> None:
         """Takes the result of a dropped task over and lets it go."""
-        answer, ticket._answer = ticket._answer, None
+        answer, ticket.answer = ticket.answer, None
         for slot in answer[3] if answer else ():
             self._lend(ticket.worker, slot)
 
@@ -171,15 +174,15 @@ class Pool:
             WorkerError: The worker ended instead, or nothing came within `timeout_s`.
             ValueError: The pool was closed meanwhile.
         """
-        if ticket._answer is None:
+        if ticket.answer is None:
             self._wait_for(ticket)
         else:
             self._hear(0)
-        answer = ticket._answer
+        answer = ticket.answer
         if answer is None:
             raise AssertionError("a task that was waited for has an answer")
         text, failure_text, extra, _ = answer
-        ticket._answer = None
+        ticket.answer = None
         worker = ticket.worker
         elements = messages.unpack(text, lambda slot: self._lend(worker, slot)) if text else []
         failure = self._rebuilt(worker, failure_text) if failure_text else None
@@ -208,7 +211,7 @@ class Pool:
     def _wait_for(self, ticket: Ticket) -> None:
         began = time.monotonic()
         warned = False
-        while ticket._answer is None:
+        while ticket.answer is None:
             if ticket.worker in self._dead:
                 raise self._dead[ticket.worker]
             waited_s = time.monotonic() - began
@@ -266,8 +269,8 @@ class Pool:
             ticket = self._unfinished[worker].popleft()
             if ticket.number != number:
                 raise AssertionError("a worker answers its tasks in order")
-            ticket._answer = (text, failure_text, extra, slots)
-            if ticket._dropped:
+            ticket.answer = (text, failure_text, extra, slots)
+            if ticket.dropped:
                 self._free(ticket)
             for slot in dropped:
                 self._crew.lenders[worker].forget(slot)
@@ -456,9 +459,7 @@ def _pickled(job: Job, parts: Iterable[Any]) -> tuple[bytes, list[Any]]:
     return data, [buffer.raw() for buffer in buffers]
 
 
-def _job_file(
-    data: bytes, buffers: Sequence[Any]
-) -> tuple[int, tuple[int, list[tuple[int, int]]]]:
+def _job_file(data: bytes, buffers: Sequence[Any]) -> tuple[int, tuple[int, list[tuple[int, int]]]]:
     """An anonymous file with the pickled job, and where in it everything is."""
     file = os.memfd_create("grainmill-job", os.MFD_CLOEXEC)
     places = []

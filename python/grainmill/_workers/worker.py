@@ -61,13 +61,13 @@ class Place(NamedTuple):
 
     Attributes:
         worker: The worker's number, from 0.
-        count: How many there are.
+        num_workers: How many there are.
         arena: Where arrays that are to be sent are best made.
         mark: Notes the number of the element in the making, for when the worker dies or hangs.
     """
 
     worker: int
-    count: int
+    num_workers: int
     arena: SharedArena
     mark: Callable[[int], None]
 
@@ -90,7 +90,7 @@ class SetUp(NamedTuple):
 
     Attributes:
         worker: Its number.
-        count: How many there are.
+        num_workers: How many there are.
         budget_bytes: What all of them may hold in shared memory.
         job: Bytes of the pickled job, and the place of each buffer of it, in the job's file.
         path: The parent's `sys.path`.
@@ -100,7 +100,7 @@ class SetUp(NamedTuple):
     """
 
     worker: int
-    count: int
+    num_workers: int
     budget_bytes: int
     job: tuple[int, Sequence[tuple[int, int]]]
     path: list[str]
@@ -215,36 +215,47 @@ class SharedArena:
         self._spare = _SPARE_PER_WORKER * count
         self._ask = ask
         self._thread = threading.get_ident()
+        self._lock = threading.Lock()
         self._dropped: list[int] = []
 
-    def array(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+    def array(self, shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
         """An array in a slot of its own, where it is large enough for that.
 
-        Only the thread that does the tasks can wait for room: the arrays of others lie in
-        memory of their own, to be copied when they are sent.
+        Only the thread that does the tasks can wait for room: where there is none, the arrays of
+        others lie in memory of their own, to be copied when they are sent.
         """
         byte_len = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        if byte_len < messages.OWN_SLOT_BYTES or threading.get_ident() != self._thread:
+        if byte_len < messages.OWN_SLOT_BYTES:
             return self._private.array(shape, dtype)
-        self._make_room(byte_len)
-        return self._arena.array(shape, dtype)
+        with self._lock:
+            growth = self._missing(byte_len)
+            if not growth:
+                return self._arena.array(shape, dtype)
+            if threading.get_ident() != self._thread:
+                return self._private.array(shape, dtype)
+            self._ask(growth)
+            return self._arena.array(shape, dtype)
 
     def slot(self, byte_len: int) -> Slot:
         """A slot of `byte_len` bytes."""
-        self._make_room(byte_len)
-        return self._arena.slot(byte_len)
+        with self._lock:
+            growth = self._missing(byte_len)
+            if growth:
+                self._ask(growth)
+            return self._arena.slot(byte_len)
 
-    def _make_room(self, byte_len: int) -> None:
+    def _missing(self, byte_len: int) -> int:
+        """Makes room for a slot of `byte_len` bytes; returns how many must be asked for."""
         growth = self._arena.growth(byte_len)
         if not growth or self._board.reserve(growth, self._spare * growth):
-            return
+            return 0
         free = self._arena.free_bytes
         if free:
             self._dropped += self._arena.trim(0)
             self._board.release(free)
             if self._board.reserve(growth, self._spare * growth):
-                return
-        self._ask(growth)
+                return 0
+        return growth
 
     def take_dropped(self) -> list[int]:
         """The slots that are gone since this was last asked."""
@@ -268,14 +279,14 @@ def run(connection: socket.socket, job_file: int, board_file: int, set_up: SetUp
 
 
 def _serve(connection: socket.socket, job_file: int, board_file: int, set_up: SetUp) -> None:
-    board = Board.open(board_file, set_up.count, set_up.budget_bytes)
-    channel = _Channel(connection, set_up.worker, set_up.count, board)
+    board = Board.open(board_file, set_up.num_workers, set_up.budget_bytes)
+    channel = _Channel(connection, set_up.worker, set_up.num_workers, board)
     forked = _ForkWatch()
     try:
         _settle_in(set_up)
         place = Place(
             set_up.worker,
-            set_up.count,
+            set_up.num_workers,
             channel.arena,
             lambda element: board.mark(set_up.worker, element + 1),
         )
