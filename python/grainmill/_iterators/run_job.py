@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grainmill._evaluate.fuse import defer_interrupts
 from grainmill._evaluate.stack import take_arrays_from
-from grainmill._iterators.stage import Stage, State
 from grainmill._workers.worker import Job, Outcome, Place, Runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from grainmill._iterators.stage import Stage, State
     from grainmill._plan.node import Node
 
 # Elements that are made in a moment come many at once, whatever the buffer's size.

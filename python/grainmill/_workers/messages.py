@@ -123,11 +123,10 @@ class _Writer:
         return self._pickled(values)
 
     def _array_column(self, values: list[Any]) -> Any:
-        there = (
-            [slot_of(value) for value in values] if values[0].nbytes >= OWN_SLOT_BYTES else [None]
-        )
-        if None not in there:
-            return ("there", [self._left(value, *found) for value, found in zip(values, there)])
+        if values[0].nbytes >= OWN_SLOT_BYTES:
+            places = [self._place(value) for value in values]
+            if None not in places:
+                return ("there", places)
         layout = common_layout(values)
         if layout is None:
             return self._pickled(values)
@@ -215,8 +214,8 @@ def _elements(column: Any, slots: dict[int, LentSlot], message: LentSlot | None)
     children = [_elements(child, slots, message) for child in columns]
     if kind is dict:
         return [dict(zip(names, row, strict=True)) for row in zip(*children, strict=True)]
-    rows = zip(*children, strict=True)
-    return list(rows) if kind is tuple else [list(row) for row in rows]
+    made = zip(*children, strict=True)
+    return list(made) if kind is tuple else [list(row) for row in made]
 
 
 def _unpickled(column: Any, message: LentSlot | None) -> list[Any]:
