@@ -245,8 +245,8 @@ class MapDataset(Generic[T], metaclass=MapDatasetFactories):
         node = node_of(self)
         if read_options is None:
             # Numbers cost nothing to make, so nothing is gained by making them ahead.
-            ahead = {"prefetch_buffer_size": 0} if isinstance(node, plan.Range) else {}
-            read_options = ReadOptions(**ahead)
+            numbers = isinstance(node, plan.Range)
+            read_options = ReadOptions(prefetch_buffer_size=0) if numbers else ReadOptions()
         return PlannedIterDataset(
             sequential.read(node, read_options, allow_nones=allow_nones), (self,)
         )

@@ -255,7 +255,7 @@ class ThreadBlocks(Blocks):
             self._turn += 1
 
     def _makes_whole_batches(self) -> bool:
-        """Whether a block may be as large as a batch: not where other threads might help with it."""
+        """Whether a block may be a whole batch: not where other threads might help with it."""
         element_s = self._pace.element_s
         if not self.batch_size or element_s is None or self._program.waits_for_storage:
             return False

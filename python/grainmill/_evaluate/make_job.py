@@ -22,14 +22,14 @@ class Task(NamedTuple):
     """The elements to make; as batches of `batch_size` where that is not 0."""
 
     start: int
-    count: int
+    num_elements: int
     batch_size: int
 
 
 class Extra(NamedTuple):
     """Beside the elements: how long they took, and, of each batch, its size and exactness."""
 
-    count: int
+    num_elements: int
     elapsed_s: float
     rows: list[tuple[int, bool]]
 
@@ -48,7 +48,7 @@ class MakeJob(Job):
         defer_interrupts()
         take_arrays_from(place.arena)
         if self._worker_init_fn is not None:
-            self._worker_init_fn(place.worker, place.count)
+            self._worker_init_fn(place.worker, place.num_workers)
         program = Program(self._node)
         program.report(place.mark)
         return _Maker(program)
@@ -68,11 +68,11 @@ class _Maker(Runner):
     def _run(self, task: Task) -> Outcome:
         began = time.perf_counter()
         if not task.batch_size:
-            made = self._program.run(task.start, task.count)
+            made = self._program.run(task.start, task.num_elements)
             return self._outcome(task, made, began)
         batches: list[Any] = []
         rows: list[tuple[int, bool]] = []
-        stop = task.start + task.count
+        stop = task.start + task.num_elements
         for start in range(task.start, stop, task.batch_size):
             piece = batched(self._program, start, min(task.batch_size, stop - start))
             if not isinstance(piece, StackedRows):

@@ -54,9 +54,11 @@ class ProcessBlocks(Blocks):
             rows = self._made.popleft()
             self.position += len(rows)
             return rows
-        pool = self._hand_out()
-        if not self._tasks:
-            return Evaluated([], None)
+        pool = self._pool
+        if pool is None or pool.closed or not self._tasks:
+            pool = self._hand_out()
+            if not self._tasks:
+                return Evaluated([], None)
         ticket, count = self._tasks[0]
         before = self.position
         try:
@@ -74,7 +76,7 @@ class ProcessBlocks(Blocks):
     def _made_of(self, result: Result, count: int) -> Evaluated | StackedRows:
         extra: Extra | None = result.extra
         if extra is not None:
-            self._pace.record(max(1, extra.count), extra.elapsed_s)
+            self._pace.record(max(1, extra.num_elements), extra.elapsed_s)
         if extra is not None and extra.rows and result.elements:
             made = list(zip(result.elements, extra.rows, strict=False))  # up to the failure
             self._made.extend(StackedRows(b, n, exact=exact) for b, (n, exact) in made)
@@ -102,13 +104,13 @@ class ProcessBlocks(Blocks):
             if self._tasks and pool.num_unfinished(worker) >= _TASKS_PER_WORKER:
                 return pool
             task = self._next_task()
-            ahead = self._handed_out + task.count - self.position
+            ahead = self._handed_out + task.num_elements - self.position
             most = max(self._at_most, 2 * self._workers * task.batch_size)
-            if task.count <= 0 or (self._tasks and ahead > most):
+            if task.num_elements <= 0 or (self._tasks and ahead > most):
                 return pool
-            about = f"elements {task.start} to {task.start + task.count - 1}"
-            self._tasks.append((pool.give(worker, task, about), task.count))
-            self._handed_out += task.count
+            about = f"elements {task.start} to {task.start + task.num_elements - 1}"
+            self._tasks.append((pool.give(worker, task, about), task.num_elements))
+            self._handed_out += task.num_elements
 
     def _next_task(self) -> Task:
         start, left = self._handed_out, self._length - self._handed_out

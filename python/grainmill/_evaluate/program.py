@@ -45,6 +45,8 @@ class Program:
     Attributes:
         runs_user_code: Whether user functions or objects take part.
         mean_byte_len: Bytes of an element at its source on average, 0 where unknown.
+        row_byte_len: Bytes of an element, or of its source if these are more, as last seen in a
+            batch; 0 at first.
     """
 
     def __init__(self, node: Node) -> None:
@@ -54,6 +56,7 @@ class Program:
         self.mean_byte_len = max(leaf.mean_byte_len for _, leaf in _leaves(self._chain))
         self._started_early = _leaves(self._chain, read_in_loop=False)
         self._numbers = _only_numbers(self._chain)
+        self.row_byte_len = self.mean_byte_len
         self._mark: Callable[[int], None] | None = None
 
     @property

@@ -46,7 +46,8 @@ def batched(program: Program, start: int, count: int) -> StackedRows | Evaluated
     had of them comes as it is, for the one who stacks to find out.
     """
     builder = BatchBuilder(count, shared_arena())
-    size = block_len(program.mean_byte_len, count)
+    # How large elements are may show only in the first. Rows are copied while in cache.
+    size = block_len(program.row_byte_len, count) if program.row_byte_len else 1
     at, stop = start, start + count
     while at < stop:
         made = program.run(at, min(size, stop - at))
@@ -57,6 +58,8 @@ def batched(program: Program, start: int, count: int) -> StackedRows | Evaluated
         except ValueError:
             return _joined(program.run(start, at - start), made)
         at += len(made.elements)
+        program.row_byte_len = max(1.0, program.mean_byte_len, builder.row_byte_len)
+        size = block_len(program.row_byte_len, count)
     try:
         batch = builder.finish()
     except ValueError:

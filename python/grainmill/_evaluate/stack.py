@@ -82,6 +82,11 @@ class BatchBuilder:
         self._num_elements = total
 
     @property
+    def row_byte_len(self) -> int:
+        """Bytes that the arrays of one element take; 0 before the first."""
+        return 0 if self._column is None else self._column.row_byte_len
+
+    @property
     def is_exact(self) -> bool:
         """Whether the rows of the batch last finished stack just as the elements did.
 
@@ -188,6 +193,9 @@ class _Column(Protocol):
     @property
     def is_exact(self) -> bool: ...
 
+    @property
+    def row_byte_len(self) -> int: ...
+
     def push(self, values: list[Any], at: int) -> None: ...
 
     def finish(self, num_rows: int) -> Any: ...
@@ -216,6 +224,10 @@ class _BranchColumn:
     @property
     def is_exact(self) -> bool:
         return all(child.is_exact for child in self._children)
+
+    @property
+    def row_byte_len(self) -> int:
+        return sum(child.row_byte_len for child in self._children)
 
     def push(self, values: list[Any], at: int) -> None:
         for child, column in zip(self._children, self._columns(values, at), strict=True):
@@ -263,6 +275,10 @@ class _LeafColumn:
         self._rows: np.ndarray[Any, Any] | None = None
         self._pending: list[Any] = []
         self.is_exact = True
+
+    @property
+    def row_byte_len(self) -> int:
+        return 0 if self._rows is None else self._rows.nbytes // max(1, len(self._rows))
 
     def push(self, values: list[Any], at: int) -> None:
         if at == 0:

@@ -68,7 +68,11 @@ class BatchStage(Stage):
     def _pull_whole(self) -> tuple[Any, int] | None:
         """The next batch and its elements' number, where the parent makes it in one piece."""
         parent = self._parent
-        if len(self._gathered) or not self._gathered.is_stacked or not isinstance(parent, ReadStage):
+        if (
+            len(self._gathered)
+            or not self._gathered.is_stacked
+            or not isinstance(parent, ReadStage)
+        ):
             return None
         numbers = parent.pull_numbers(self._size)
         if numbers is not None:

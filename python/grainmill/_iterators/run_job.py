@@ -25,14 +25,14 @@ class Standing(NamedTuple):
     """Where to go on, and how many elements were given before that."""
 
     state: State
-    count: int
+    num_given: int
 
 
 class Task(NamedTuple):
-    """The next elements, at least one and `count` or so, from `state` on if there is one."""
+    """The next elements, at least one and `num_elements` or so, from `state` on if there is one."""
 
     state: Standing | None
-    count: int
+    num_elements: int
 
 
 class RunJob(Job):
@@ -58,7 +58,7 @@ class RunJob(Job):
         defer_interrupts()
         take_arrays_from(place.arena)
         if self._worker_init_fn is not None:
-            self._worker_init_fn(place.worker, place.count)
+            self._worker_init_fn(place.worker, place.num_workers)
         return _PartRunner(self._open_plan(self._plans[place.worker]), place.mark)
 
 
@@ -78,9 +78,9 @@ class _PartRunner(Runner):
         try:
             if task.state is not None:
                 self._stage.restore(task.state.state)
-                first = self._count = task.state.count
+                first = self._count = task.state.num_given
             deadline = time.perf_counter() + _BLOCK_S
-            for count in itertools.chain([task.count], itertools.repeat(1)):
+            for count in itertools.chain([task.num_elements], itertools.repeat(1)):
                 self._mark(self._count)
                 block = self._stage.pull(count)
                 made = len(block.elements)

@@ -73,7 +73,6 @@ class WorkerPartsStage(InterleaveStage):
         super().seek(index)
         self._at_work = False
 
-
     def close(self) -> None:
         """See `Stage.close`."""
         super().close()

@@ -19,9 +19,9 @@ class _Package(ModuleType):
 
     def __getattr__(self, name: str) -> object:
         spec = self.__spec__
-        if name.startswith("__") or self.__class__ is ModuleType or spec is None:
+        if name.startswith("__") or type(self) is ModuleType or spec is None:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        self.__class__ = ModuleType
+        object.__setattr__(self, "__class__", ModuleType)
         if spec.loader is not None:
             spec.loader.exec_module(self)
         return getattr(self, name)

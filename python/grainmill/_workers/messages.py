@@ -86,11 +86,12 @@ def pack(elements: list[Any], arena: Arena | SlotMaker) -> Packed:
 def unpack(text: bytes | tuple[int, int, int], lend: Callable[[int], LentSlot]) -> list[Any]:
     """The elements that `pack` made `text` of; their arrays keep the slots they lie in."""
     slots: dict[int, LentSlot] = {}
+    data: Any = text
     if isinstance(text, tuple):
         number, offset, length = text
         slots[number] = lend(number)
-        text = memoryview(slots[number])[offset : offset + length]  # type: ignore[arg-type]
-    numbers, message, column = pickle.loads(text)
+        data = memoryview(slots[number])[offset : offset + length]  # type: ignore[arg-type]
+    numbers, message, column = pickle.loads(data)
     for number in numbers:
         if number not in slots:
             slots[number] = lend(number)
@@ -129,10 +130,10 @@ class _Writer:
         return self._pickled(values)
 
     def _array_column(self, values: list[Any], above: tuple[list[Any], ...]) -> Any:
-        if values[0].nbytes >= OWN_SLOT_BYTES:
+        if values[0].nbytes >= OWN_SLOT_BYTES and _held_by_none_else(values, above):
             found = [slot_of(value) for value in values]
             there = [place for place in found if place is not None]
-            if len(there) == len(found) and _held_by_none_else(values, above):
+            if len(there) == len(found):
                 places = zip(values, there, strict=True)
                 return ("there", [self._left(value, *place) for value, place in places])
         layout = common_layout(values)
@@ -144,9 +145,7 @@ class _Writer:
         return ("arrays", offset, shapes.shape, shapes.tobytes(), dtype)
 
     def _left(self, value: Any, slot: Slot, offset: int) -> Any:
-        number = slot.shared_id
-        if number is None:
-            raise TypeError("only slots in shared memory can be sent")
+        number = _number_of(slot)
         self._in_place[number] = slot
         return number, offset, value.shape, value.dtype
 
@@ -174,9 +173,7 @@ class _Writer:
         # The number of the slot, which the text names too, may make it this much longer.
         at = self._reserve(len(text) + _ALIGNMENT)
         slot = arena.slot(_slot_size(self._size))
-        number = slot.shared_id
-        if number is None:
-            raise TypeError("messages need slots in shared memory")
+        number = _number_of(slot)
         for offset, arrays in self._arrays:
             write_arrays(slot, offset, arrays)
         slots.append(slot)
@@ -185,6 +182,13 @@ class _Writer:
             return Packed(text, slots)
         write_arrays(slot, at, [np.frombuffer(text, np.uint8)])
         return Packed((number, at, len(text)), slots)
+
+
+def _number_of(slot: Slot) -> int:
+    number = slot.shared_id
+    if number is None:
+        raise TypeError("only slots in shared memory can be sent")
+    return number
 
 
 def _text(numbers: list[int], message: int | None, column: Any) -> bytes:
@@ -251,15 +255,16 @@ def _elements(column: Any, slots: dict[int, LentSlot], message: LentSlot | None)
         return [slots[number].array(*place) for number, *place in column[1]]
     if kind == "arrays":
         _, offset, shape, shapes, dtype = column
-        return _lent(message).arrays(offset, np.frombuffer(shapes, np.int64).reshape(shape), dtype)
+        rows = np.frombuffer(shapes, np.int64).reshape(shape)
+        return list(_lent(message).arrays(offset, rows, dtype))
     if kind == "pickled":
         return _unpickled(column, message)
     _, names, columns = column
     children = [_elements(child, slots, message) for child in columns]
     if kind is dict:
         return [dict(zip(names, row, strict=True)) for row in zip(*children, strict=True)]
-    rows = zip(*children, strict=True)
-    return list(rows) if kind is tuple else [list(row) for row in rows]
+    made = zip(*children, strict=True)
+    return list(made) if kind is tuple else [list(row) for row in made]
 
 
 def _unpickled(column: Any, message: LentSlot | None) -> list[Any]:
@@ -317,7 +322,7 @@ def expect_classes(names: Iterable[str]) -> None:
     _receivers_classes.update(names)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] - it comes without types
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Names the classes that the receiver has in its main script, instead of copying them."""
 
     def persistent_id(self, value: Any) -> Any:

@@ -158,9 +158,10 @@ class Pool:
             WorkerError: The worker ended instead, or nothing came within `timeout_s`.
             ValueError: The pool was closed meanwhile.
         """
-        self._hear(0)
         if ticket.answer is None:
             self._wait_for(ticket)
+        else:
+            self._hear(0)
         answer = ticket.answer
         if answer is None:
             raise AssertionError("a task that was waited for has an answer")
@@ -207,7 +208,8 @@ class Pool:
             if self._limits.timeout_s is not None:
                 waits.append(self._limits.timeout_s - waited_s)
             if not waits or min(waits) > 0:
-                self._grant(ticket)
+                if self._needs:
+                    self._grant(ticket)
                 self._hear(min(waits) if waits else None)
                 continue
             doing = self._doing(ticket)

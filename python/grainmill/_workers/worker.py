@@ -9,27 +9,21 @@ import mmap
 import os
 import pickle
 import sys
-import threading
 import traceback
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from grainmill._native import Arena, Board
+from grainmill._native import Board
 from grainmill._workers import failures, messages, wire
+from grainmill._workers.shared_arena import SharedArena
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
     from grainmill._native import Slot
-
-# Slots that the parent was not sent yet hold a descriptor each, of those that a process may have.
-_MOST_UNSENT = 128
-_TASKS_UNTIL_TIDY = 32
-# What a worker takes without asking leaves room for so many like it from each of the others.
-_SPARE_PER_WORKER = 2
 
 
 class Outcome(NamedTuple):
@@ -63,13 +57,13 @@ class Place(NamedTuple):
 
     Attributes:
         worker: The worker's number, from 0.
-        count: How many there are.
+        num_workers: How many there are.
         arena: Where arrays that are to be sent are best made.
         mark: Notes the number of the element in the making, for when the worker dies or hangs.
     """
 
     worker: int
-    count: int  # type: ignore[assignment] - a tuple has a method of this name
+    num_workers: int
     arena: SharedArena
     mark: Callable[[int], None]
 
@@ -92,7 +86,7 @@ class SetUp(NamedTuple):
 
     Attributes:
         worker: Its number.
-        count: How many there are.
+        num_workers: How many there are.
         budget_bytes: What all of them may hold in shared memory.
         job: Bytes of the pickled job, and the place of each buffer of it, in the job's file.
         path: The parent's `sys.path`.
@@ -103,7 +97,7 @@ class SetUp(NamedTuple):
     """
 
     worker: int
-    count: int  # type: ignore[assignment] - a tuple has a method of this name
+    num_workers: int
     budget_bytes: int
     job: tuple[int, Sequence[tuple[int, int]]]
     path: list[str]
@@ -215,97 +209,6 @@ def _name_of(outcome: Outcome, position: int) -> str:
     return f"the batch of elements {first} to {first + outcome.batch_size - 1}"
 
 
-class SharedArena:
-    """The worker's slots, within the memory that all workers have together."""
-
-    def __init__(
-        self, board: Board, count: int, budget_bytes: int, ask: Callable[[int], None]
-    ) -> None:
-        self._num_made = 0
-        self._sent: set[int] = set()  # of the slots there are, those that the parent knows
-        self._budget_bytes = budget_bytes
-        self._num_tasks = 0
-        self._least_free = 0
-        self._arena = Arena(shared=True)
-        self._private = Arena()
-        self._board = board
-        self._spare = _SPARE_PER_WORKER * count
-        self._ask = ask
-        self._thread = threading.get_ident()
-        self._dropped: list[int] = []
-
-    def array(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-        """An array in a slot of its own, where it is large enough for that.
-
-        Only the thread that does the tasks can wait for room: the arrays of others lie in
-        memory of their own, to be copied when they are sent.
-        """
-        byte_len = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        if byte_len < messages.OWN_SLOT_BYTES or threading.get_ident() != self._thread:
-            return self._private.array(shape, dtype)
-        growth = self._arena.growth(byte_len)
-        if growth and self._num_made - len(self._sent) >= _MOST_UNSENT:
-            return self._private.array(shape, dtype)
-        self._make_room(growth)
-        try:
-            array: np.ndarray[Any, Any] = self._arena.array(shape, dtype)
-        except ValueError:  # no descriptor is left: then by copy, through the one that is
-            self._board.release(growth)
-            return self._private.array(shape, dtype)
-        self._num_made += bool(growth)
-        return array
-
-    def slot(self, byte_len: int) -> Slot:
-        """A slot of `byte_len` bytes."""
-        growth = self._arena.growth(byte_len)
-        self._make_room(growth)
-        try:
-            slot = self._arena.slot(byte_len)
-        except ValueError:
-            self._board.release(growth)
-            raise
-        self._num_made += bool(growth)
-        return slot
-
-    def note_sent(self, numbers: list[int]) -> None:
-        """Takes note that the parent has slots from now on."""
-        self._sent.update(numbers)
-
-    def _make_room(self, growth: int) -> None:
-        """Reserves `growth` bytes, if it takes its time."""
-        if not growth or self._board.reserve(growth, self._spare * growth):
-            return
-        self._trim(0)
-        if not self._board.reserve(growth, self._spare * growth):
-            self._ask(growth)
-
-    def tidy(self) -> None:
-        """Gives back slots that are too many, or that no task has needed for a while."""
-        free = self._arena.free_bytes
-        excess = self._board.reserved - self._budget_bytes
-        if free and excess > 0:
-            self._trim(max(0, free - excess))
-        self._least_free = min(self._least_free, free)
-        self._num_tasks += 1
-        if self._num_tasks % _TASKS_UNTIL_TIDY == 0:
-            if self._least_free:
-                self._trim(max(0, self._arena.free_bytes - self._least_free))
-            self._least_free = self._arena.free_bytes
-
-    def _trim(self, most_free: int) -> None:
-        before = self._arena.free_bytes
-        dropped = self._arena.trim(most_free)
-        self._num_made -= len(dropped)
-        self._sent.difference_update(dropped)
-        self._dropped += dropped
-        self._board.release(before - self._arena.free_bytes)
-
-    def take_dropped(self) -> list[int]:
-        """The slots that are gone since this was last asked."""
-        dropped, self._dropped = self._dropped, []
-        return dropped
-
-
 def run(connection: socket.socket, job_file: int, board_file: int, set_up: SetUp) -> NoReturn:
     """Does tasks until told to leave, then ends the process."""
     code = 1
@@ -324,8 +227,8 @@ def run(connection: socket.socket, job_file: int, board_file: int, set_up: SetUp
 
 
 def _serve(connection: socket.socket, job_file: int, board_file: int, set_up: SetUp) -> None:
-    board = Board.open(board_file, set_up.count, set_up.budget_bytes)
-    channel = _Channel(connection, set_up.worker, set_up.count, board, set_up.budget_bytes)
+    board = Board.open(board_file, set_up.num_workers, set_up.budget_bytes)
+    channel = _Channel(connection, set_up.worker, set_up.num_workers, board, set_up.budget_bytes)
     forked = _ForkWatch()
     try:
         _settle_in(set_up)
@@ -335,7 +238,7 @@ def _serve(connection: socket.socket, job_file: int, board_file: int, set_up: Se
                 forked.leave_if_child(None)  # it was to make one element, not those after it
             board.mark(set_up.worker, element + 1)
 
-        place = Place(set_up.worker, set_up.count, channel.arena, mark)
+        place = Place(set_up.worker, set_up.num_workers, channel.arena, mark)
         runner = _job(job_file, set_up).open(place)
     except BaseException as failure:
         forked.leave_if_child(failure)

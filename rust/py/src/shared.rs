@@ -37,17 +37,17 @@ impl PyLender {
         Self(Lender::new(poison.unwrap_or_else(batch::poison_by_default)))
     }
 
-    /// Maps the slot `id`. The descriptor is closed.
+    /// Maps slot number `slot`. The descriptor is closed.
     #[expect(unsafe_code, reason = "descriptors come from Python as bare numbers")]
-    fn add(&self, id: u64, file: c_int, byte_len: usize) -> Result<(), Raised> {
+    fn add(&self, slot: u64, file: c_int, byte_len: usize) -> Result<(), Raised> {
         // SAFETY: the caller received the descriptor from the slot's maker and hands it over.
         let file = unsafe { OwnedFd::from_raw_fd(file) };
-        Ok(self.0.add(id, file.as_fd(), byte_len)?)
+        Ok(self.0.add(slot, file.as_fd(), byte_len)?)
     }
 
-    /// The slot `id`, which its maker has just sent.
-    fn lend(&self, id: u64) -> Result<PyLent, Raised> {
-        Ok(PyLent(self.0.lend(id)?))
+    /// Slot number `slot`, which its maker has just sent.
+    fn lend(&self, slot: u64) -> Result<PyLent, Raised> {
+        Ok(PyLent(self.0.lend(slot)?))
     }
 
     /// The slots given back since this was last asked, to be told to their maker.
@@ -55,9 +55,9 @@ impl PyLender {
         self.0.take_returned()
     }
 
-    /// Forgets the slot `id`; its memory goes with its last user.
-    fn forget(&self, id: u64) {
-        self.0.forget(id);
+    /// Forgets slot number `slot`; its memory goes with its last user.
+    fn forget(&self, slot: u64) {
+        self.0.forget(slot);
     }
 }
 
