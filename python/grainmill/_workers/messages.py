@@ -31,6 +31,7 @@ OWN_SLOT_BYTES = 64 << 10
 INLINE_BYTES = 16 << 10
 _ALIGNMENT = 64
 _SMALLEST_SLOT = 4 << 10
+_LARGE_SLOT = 256 << 10
 _DEEPEST = 16
 _PROTOCOL = 5
 _MAIN = "__main__"
@@ -203,6 +204,8 @@ def _text(numbers: list[int], message: int | None, column: Any) -> bytes:
 
 def _slot_size(byte_len: int) -> int:
     """Sizes that come again, so that messages of other lengths share their slots."""
+    if byte_len > _LARGE_SLOT:  # the arena's own sizes waste less
+        return byte_len
     return max(_SMALLEST_SLOT, 1 << (byte_len - 1).bit_length())
 
 

@@ -1,0 +1,525 @@
+"""Workers that die, hang or are left alone: an error or recovery, soon, and nothing lost."""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from under_test import IS_GRAIN, grain
+from worker_harness import (
+    ENTRANCES,
+    SOON_S,
+    all_of,
+    environment,
+    gone,
+    opened,
+    run_script,
+    workers,
+    zygotes,
+)
+
+pytestmark = pytest.mark.skipif(IS_GRAIN, reason="about the pool of workers")
+both = pytest.mark.parametrize("entrance", ENTRANCES)
+# With GRAINMILL_MANY_KILLS=1 a thousand, which takes minutes.
+RANDOM_POOLS, RANDOM_ROUNDS = 10, 50 if os.environ.get("GRAINMILL_MANY_KILLS") else 6
+
+
+def _raised(iterator, limit=1000):
+    """The elements up to the first error, the error, and how long it took to come."""
+    made = []
+    began = time.monotonic()
+    try:
+        for _ in range(limit):
+            began = time.monotonic()
+            made.append(next(iterator))
+    except Exception as failure:
+        return made, failure, time.monotonic() - began
+    return made, None, 0.0
+
+
+# --- death ---------------------------------------------------------------------------------------
+
+DEATHS = {
+    "sigkill": (lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL", -9),
+    "sigterm": (lambda: os.kill(os.getpid(), signal.SIGTERM), "SIGTERM", -15),
+    "sigsegv": (lambda: os.kill(os.getpid(), signal.SIGSEGV), "SIGSEGV", -11),
+    "abort": (os.abort, "SIGABRT", -6),
+    "sys_exit": (lambda: sys.exit(0), "exit code 0", 0),
+    "os_exit": (lambda: os._exit(0), "exit code 0", 0),
+    "sys_exit_text": (lambda: sys.exit("enough"), "exit code 1", 1),
+}
+
+
+@both
+@pytest.mark.parametrize("death", DEATHS)
+def test_death_in_user_code_names_worker_cause_and_element(entrance, death, tmp_path):
+    die, cause, code = DEATHS[death]
+    flag = tmp_path / "died"
+
+    def dies_once(x):
+        if x == 7 and not flag.exists():
+            flag.touch()
+            die()
+        return x * 10
+
+    with_none = [x * 10 for x in range(12)]
+    iterator = opened(grain.MapDataset.range(12).map(dies_once), entrance)
+    made, failure, took_s = _raised(iterator)
+    assert made == with_none[: len(made)]
+    assert took_s < SOON_S
+    message = str(failure)
+    assert isinstance(failure, grain_worker_error()), message
+    assert "Worker process was terminated unexpectedly" in message
+    assert f"exit code {code}" in message
+    assert cause in message
+    # Element 7 is the fourth one of worker 1, where each worker has a pipeline of its own.
+    assert "element 7" in message if entrance == "read" else "worker 1" in message, message
+    assert [*made, *all_of(iterator)] == with_none
+    began = time.monotonic()
+    iterator.close()
+    assert time.monotonic() - began < SOON_S
+
+
+def grain_worker_error():
+    from grainmill._workers.failures import WorkerError  # noqa: PLC0415 - Grain has no such thing
+
+    return WorkerError
+
+
+@both
+def test_the_error_comes_again_where_a_worker_dies_again(entrance):
+    def dies(x):
+        if x == 3:
+            os._exit(5)
+        return x
+
+    iterator = opened(grain.MapDataset.range(6).map(dies), entrance, 1)
+    made = []
+    for _ in range(5):
+        more, failure, _ = _raised(iterator)
+        made += more
+        assert "exit code 5" in str(failure)
+    # Threads of a worker that has a pipeline of its own may run ahead into death.
+    assert made == [0, 1, 2] if entrance == "read" else made == [0, 1, 2][: len(made)]
+    iterator.close()
+
+
+@both
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_death_at_rest_is_met_and_gone_on_from(entrance, number):
+    iterator = opened(grain.MapDataset.range(3000).map(lambda x: x + 1), entrance)
+    made = all_of(iterator, 5)
+    time.sleep(0.2)
+    for worker in workers():
+        worker.send_signal(number)
+    while len(made) < 3000:
+        more, failure, took_s = _raised(iterator, 3000 - len(made))
+        made += more
+        if failure is not None:
+            assert took_s < SOON_S
+            assert signal.Signals(number).name in str(failure)
+    assert made == list(range(1, 3001))
+    iterator.close()
+
+
+@both
+def test_death_in_the_middle_of_a_large_batch(entrance):
+    """The write of 64 MB takes long enough to be hit."""
+    ds = grain.MapDataset.range(64).map(lambda x: np.full(1 << 20, x))
+    iterator = opened(ds, entrance, 2, batch_size=8)
+    rng = random.Random(4)
+    sums = []
+    errors = 0
+    until = time.monotonic() + 20
+    while len(sums) < 8 and time.monotonic() < until:
+        if errors < 4:
+            timer = threading.Timer(rng.uniform(0.02, 0.3), _kill_one, (rng.random(),))
+            timer.start()
+        try:
+            sums.append(next(iterator)[:, [0, -1]].tolist())
+        except grain_worker_error():
+            errors += 1
+        finally:
+            if errors < 4:
+                timer.join()
+    iterator.close()
+    order = list(range(64))
+    if entrance == "parts":
+        order = [x for row in range(4) for w in (0, 1) for x in range(16 * row + w, 64, 2)[:8]]
+    assert [pair for batch in sums for pair in batch] == [[x, x] for x in order]
+
+
+def _kill_one(chance):
+    found = workers()
+    if found:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found[int(chance * len(found))].kill()
+
+
+@pytest.mark.timeout(1200)
+def test_deaths_at_random_moments_cost_nothing():
+    rng = random.Random(20)
+    kills = errors = 0
+    for pool in range(RANDOM_POOLS):
+        ds = grain.MapDataset.range(10**6).map(lambda x: np.full(9, x)).seed(1)
+        entrance = ENTRANCES[pool % 5 == 4]
+        iterator = (
+            opened(ds, entrance, 2, prefetch_buffer_size=16)
+            if entrance == "read"
+            else (opened(ds, entrance, 2))
+        )
+        expected = 0
+        for _ in range(RANDOM_ROUNDS):
+            for worker in (0, 1):
+                for _ in range(rng.randrange(8)):
+                    expected, failed = _checked_next(iterator, expected)
+                    errors += failed
+                alive = workers()
+                if rng.random() < 0.5:
+                    time.sleep(rng.uniform(0, 0.002))
+                if worker < len(alive):
+                    alive[worker].send_signal(rng.choice([signal.SIGKILL, signal.SIGTERM]))
+                    kills += 1
+        for _ in range(100):
+            expected, failed = _checked_next(iterator, expected)
+            errors += failed
+        began = time.monotonic()
+        iterator.close()
+        assert time.monotonic() - began < SOON_S
+    assert kills > RANDOM_POOLS * RANDOM_ROUNDS * 0.5
+    assert errors > kills * 0.1
+    assert not zygotes()
+
+
+def _checked_next(iterator, expected):
+    began = time.monotonic()
+    try:
+        element = next(iterator)
+    except grain_worker_error():
+        assert time.monotonic() - began < SOON_S
+        return expected, 1
+    assert element.tolist() == [expected] * 9
+    return expected + 1, 0
+
+
+@both
+def test_death_of_the_zygote_is_met_and_gone_on_from(entrance):
+    iterator = opened(grain.MapDataset.range(1000).map(lambda x: x), entrance)
+    made = all_of(iterator, 3)
+    before = workers()
+    for zygote in zygotes():
+        zygote.kill()
+    while len(made) < 1000:
+        more, failure, took_s = _raised(iterator, 1000 - len(made))
+        made += more
+        assert took_s < SOON_S
+        assert failure is None or isinstance(failure, grain_worker_error())
+    assert made == list(range(1000))
+    assert gone(before)
+    iterator.close()
+
+
+def test_worker_whose_child_holds_its_socket_dies_noticed():
+    def forks_and_dies(x):
+        if x == 2:
+            if os.fork() == 0:
+                time.sleep(8)
+                os._exit(0)
+            os._exit(9)
+        return x
+
+    iterator = opened(grain.MapDataset.range(5).map(forks_and_dies), "read", 1)
+    made, failure, took_s = _raised(iterator)
+    assert made == [0, 1]
+    assert "exit code 9" in str(failure)
+    assert took_s < SOON_S
+    iterator.close()
+
+
+# --- hanging -------------------------------------------------------------------------------------
+
+HANGS = {"busy": "while True: pass", "asleep": "__import__('time').sleep(1e9)"}
+
+
+def _hangs(how):
+    def hangs(x):
+        if x >= 4:
+            exec(HANGS[how])
+        time.sleep(0.02)  # such elements travel one by one
+        return x
+
+    return hangs
+
+
+@both
+@pytest.mark.parametrize("how", HANGS)
+def test_close_and_collection_do_not_wait_for_what_hangs(entrance, how):
+    for end in ("close", "collect"):
+        iterator = opened(grain.MapDataset.range(9).map(_hangs(how)), entrance)
+        assert all_of(iterator, 2) == [0, 1]
+        time.sleep(0.3)
+        processes = [*workers(), *zygotes()]
+        assert len(processes) == 3
+        began = time.monotonic()
+        if end == "close":
+            iterator.close()
+        else:
+            del iterator
+        assert time.monotonic() - began < SOON_S
+        assert gone(processes)
+
+
+@both
+def test_close_from_another_thread_ends_the_wait(entrance):
+    iterator = opened(grain.MapDataset.range(9).map(_hangs("asleep")), entrance)
+    assert all_of(iterator, 4) == [0, 1, 2, 3]
+    threading.Timer(0.3, iterator.close).start()
+    began = time.monotonic()
+    with pytest.raises(ValueError, match=r"closed iterator"):
+        next(iterator)
+    assert time.monotonic() - began < SOON_S
+
+
+@both
+def test_stall_is_warned_of_and_timeout_raises(entrance, caplog):
+    iterator = opened(
+        grain.MapDataset.range(9).map(_hangs("asleep")),
+        entrance,
+        stall_warning_s=0.2,
+        timeout_s=0.8,
+    )
+    assert all_of(iterator, 4) == [0, 1, 2, 3]
+    with pytest.raises(grain_worker_error(), match=r"worker 0 gave nothing for .* element \d"):
+        next(iterator)
+    assert [r for r in caplog.records if "worker 0 has given nothing for 0.2 s" in r.getMessage()]
+    assert "element" in caplog.text
+    with pytest.raises(grain_worker_error(), match="timeout_s"):
+        next(iterator)
+    began = time.monotonic()
+    iterator.close()
+    assert time.monotonic() - began < SOON_S
+
+
+HANGING_SCRIPT = """
+import sys, time, threading
+import grainmill as grain
+from worker_harness import opened, workers, zygotes
+
+def hangs(x):
+    if x >= 4:
+        {hang}
+    time.sleep(0.02)
+    return x
+
+iterator = opened(grain.MapDataset.range(9).map(hangs), {entrance!r})
+for _ in range(4):
+    next(iterator)
+time.sleep(0.2)
+print("pids", *[p.pid for p in [*zygotes(), *workers()]], flush=True)
+{then}
+"""
+
+
+def _hanging(entrance, how, then):
+    text = HANGING_SCRIPT.format(hang=HANGS[how], entrance=entrance, then=then)
+    process = subprocess.Popen(
+        [sys.executable, "-c", text],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        start_new_session=True,
+    )
+    pids = [int(pid) for pid in process.stdout.readline().split()[1:]]
+    assert len(pids) == 3, process.communicate()
+    return process, [psutil.Process(pid) for pid in pids]
+
+
+@both
+@pytest.mark.parametrize("how", HANGS)
+def test_interpreter_ends_though_a_worker_hangs(entrance, how):
+    process, processes = _hanging(entrance, how, "")
+    began = time.monotonic()
+    _, errors = process.communicate(timeout=30)
+    assert time.monotonic() - began < SOON_S
+    assert process.returncode == 0
+    assert gone(processes)
+    assert not errors
+
+
+@both
+@pytest.mark.parametrize("how", HANGS)
+def test_ctrl_c_ends_the_wait_and_the_program(entrance, how):
+    process, processes = _hanging(entrance, how, "next(iterator)")
+    time.sleep(0.3)
+    began = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert time.monotonic() - began < SOON_S
+    assert errors.rstrip().endswith("KeyboardInterrupt"), errors
+    assert errors.count("Traceback") == 1, errors
+    assert gone(processes)
+
+
+def test_after_ctrl_c_the_iterator_goes_on(tmp_path):
+    text = """
+    import os, signal, threading, time
+    import grainmill as grain
+    from worker_harness import opened
+    iterator = opened(
+        grain.MapDataset.range(300).map(lambda x: time.sleep(0.002) or x), "read", 2
+    )
+    made, stops = [], 0
+    while True:
+        timer = None
+        if stops < 5:
+            timer = threading.Timer(0.06, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+        try:
+            if timer is None:
+                made += list(iterator)
+                break
+            while True:
+                made.append(next(iterator))
+        except KeyboardInterrupt:
+            stops += 1
+        except StopIteration:
+            break
+    assert set(made) <= set(range(300)) and made == sorted(made)
+    assert len(made) >= 300 - stops, len(made)  # one may be lost on its way to the list
+    print("stops", stops)
+    """
+    done = run_script(textwrap.dedent(text), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "stops" in done.stdout
+
+
+# --- the parent's end ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", HANGS)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("with_zygote", [False, True], ids=["parent", "with_zygote"])
+def test_workers_go_with_their_parent(how, number, with_zygote):
+    process, processes = _hanging("read", how, "next(iterator)")
+    time.sleep(0.1)
+    os.kill(process.pid, number)
+    if with_zygote:
+        processes[0].send_signal(number)
+    process.wait(5)
+    assert gone(processes)
+    process.communicate()
+
+
+def test_nothing_is_left_in_files_and_dev_shm_is_not_used(tmp_path):
+    """Batches of 100 MB, with /dev/shm at whatever size it has."""
+
+    def listing():
+        return sorted(Path("/dev/shm").iterdir())
+
+    ds = grain.MapDataset.range(4).map(lambda x: np.full(100 << 20, x, np.uint8))
+    before = listing()
+    iterator = opened(ds, "read", 2, batch_size=1)
+    for x in range(4):
+        batch = next(iterator)
+        assert batch.nbytes == 100 << 20
+        assert batch[0, 0] == batch[0, -1] == x
+        for process in [psutil.Process(), *workers()]:
+            used = Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8")
+            mapped = [
+                line for line in used.splitlines() if "memfd:" in line or "grainmill-" in line
+            ]
+            assert not [line for line in used.splitlines() if "/dev/shm" in line]
+            assert all("memfd:" in line for line in mapped)
+    del batch
+    for worker in workers():
+        worker.kill()
+    iterator.close()
+    assert listing() == before
+    assert not sorted(tmp_path.iterdir())
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def _slot_bytes():
+    """Bytes of slots that processes of the pool have, each slot once."""
+    found = {}
+    for process in [psutil.Process(), *workers()]:
+        try:
+            lines = Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8").splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            place, *_, inode, path = line.split(maxsplit=5)
+            if "memfd:grainmill-slot" in path:
+                start, stop = (int(part, 16) for part in place.split("-"))
+                found[inode] = stop - start
+    return sum(found.values())
+
+
+@both
+def test_budget_bounds_what_is_held_ready(entrance):
+    size, budget = 1 << 20, 12 << 20
+    ds = grain.MapDataset.range(60).map(lambda x: np.full(size // 8, x))
+    kwargs = {"prefetch_buffer_size": 500} if entrance == "read" else {}
+    iterator = opened(ds, entrance, 3, batch_size=1, ram_budget_bytes=budget, **kwargs)
+    held, most = [], 0
+    for x in range(60):
+        held.append(next(iterator))
+        assert held[-1][0, -1] == x
+        time.sleep(0.01)
+        # Slots are up to an eighth larger than what lies in them.
+        most = max(most, _slot_bytes() - len(held) * size * 9 // 8)
+    assert most <= budget * 1.1
+    assert len({batch.ctypes.data for batch in held}) == 60
+    assert [int(batch[0, 0]) for batch in held] == list(range(60))
+    iterator.close()
+
+
+@both
+def test_batches_larger_than_the_budget_still_come(entrance):
+    ds = grain.MapDataset.range(40).map(lambda x: np.full(100_000, x))
+    iterator = opened(ds, entrance, 3, batch_size=4, ram_budget_bytes=1000)
+    state = iterator.get_state()
+    batches = [batch[:, 0].tolist() for batch in iterator]
+    for _ in range(3):
+        iterator.set_state(state)
+        assert next(iterator)[:, 0].tolist() == batches[0]
+        time.sleep(0.05)
+    assert sorted(x for batch in batches for x in batch) == list(range(40))
+    iterator.close()
+
+
+def test_batches_dropped_at_once_are_given_back():
+    size = 1 << 20
+    ds = grain.MapDataset.range(10**6).map(lambda x: np.full(size // 8, x))
+    iterator = opened(ds, "read", 2, batch_size=1, ram_budget_bytes=24 << 20)
+    held = [next(iterator) for _ in range(150)]
+    assert _slot_bytes() >= 150 * size
+    held.clear()
+    for _ in range(60):
+        next(iterator)
+    assert _slot_bytes() <= 40 * size
+    iterator.close()
+
+
+def test_slots_that_are_not_needed_any_more_are_given_back_without_pressure():
+    size = 1 << 20
+    ds = grain.MapDataset.range(10**6).map(lambda x: np.full(size // 8, x))
+    iterator = opened(ds, "read", 1, batch_size=1, num_threads=1, prefetch_buffer_size=4)
+    held = [next(iterator) for _ in range(60)]
+    held.clear()
+    for _ in range(160):
+        next(iterator)
+    assert _slot_bytes() <= 20 * size
+    iterator.close()

@@ -1,0 +1,257 @@
+"""Pools that open and close leave nothing; forks of worker and parent, JAX, kept memory."""
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from under_test import IS_GRAIN, grain
+from worker_harness import (
+    ENTRANCES,
+    all_of,
+    environment,
+    gone,
+    opened,
+    run_script,
+    workers,
+    zygotes,
+)
+
+pytestmark = pytest.mark.skipif(IS_GRAIN, reason="about the pool of workers")
+both = pytest.mark.parametrize("entrance", ENTRANCES)
+WITH_TENSORFLOW = "/tmp/gvp/bin/python"
+
+
+def _footprint():
+    gc.collect()
+    process = psutil.Process()
+    names = len(list(Path("/proc/self/fd").iterdir())), len(process.children(recursive=True))
+    return (*names, threading.active_count())
+
+
+def test_a_hundred_cycles_leave_nothing():
+    """25 of them with workers; memory may settle for the first few."""
+
+    def cycle(number):
+        ds = grain.MapDataset.range(64).map(lambda x: np.full(20_000, x))
+        with_workers = number % 4 == 0
+        made = opened(ds, ENTRANCES[number % 8 == 4], 2 if with_workers else 0, batch_size=4)
+        all_of(made, 3)
+        if number % 3:
+            made.close()
+
+    for number in range(12):
+        cycle(number)
+    before = _footprint()
+    memory = []
+    for number in range(100):
+        cycle(number)
+        if number % 20 == 19:
+            gc.collect()
+            memory.append(psutil.Process().memory_info().rss)
+    assert _footprint() == before
+    assert memory[-1] - memory[1] < 8 << 20
+    assert not zygotes()
+
+
+def test_two_thousand_batches_are_kept_with_few_descriptors():
+    text = """
+    import resource
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+    import numpy as np
+    import grainmill as grain
+    from worker_harness import opened
+    ds = grain.MapDataset.range(8000).map(lambda x: np.full(5000, x))
+    made = opened(ds, "read", 2, batch_size=4)
+    held = list(made)
+    assert [int(batch[i, -1]) for batch in held for i in range(4)] == list(range(8000))
+    many = {f"k{i}": 0 for i in range(1500)}
+    leaves = grain.MapDataset.range(8).map(lambda x: {k: np.full(5000, x) for k in many})
+    made = opened(leaves, "read", 1, batch_size=4)
+    for start, batch in zip((0, 4), made):
+        assert len(batch) == 1500
+        assert all(rows[:, 0].tolist() == [start + i for i in range(4)] for rows in batch.values())
+    print("fine")
+    """
+    done = run_script(textwrap.dedent(text))
+    assert done.stdout == "fine\n", done.stderr
+
+
+CHILDREN = {
+    "returns": "os.fork()",
+    "sys_exit": "os.fork() or sys.exit(0)",
+    "os_exit": "os.fork() or os._exit(0)",
+    "raises": "os.fork() or 1 / 0",
+    "subprocess": "subprocess.run([sys.executable, '-c', 'pass'], check=True)",
+    "multiprocessing": (
+        "(lambda p: (p.start(), p.join()))("
+        "multiprocessing.get_context('fork').Process(target=len, args=('a',)))"
+    ),
+}
+
+
+@both
+@pytest.mark.parametrize("child", CHILDREN)
+def test_children_that_user_code_forks_do_no_harm(entrance, child, tmp_path):
+    code = CHILDREN[child]
+
+    def forks(x):
+        import multiprocessing  # noqa: PLC0415
+
+        scope = {"os": os, "sys": sys, "subprocess": subprocess, "multiprocessing": multiprocessing}
+        if x % 5 == 2:
+            exec(code, scope)
+        with (tmp_path / "made").open("a") as file:
+            file.write(f"{x}\n")
+        return x
+
+    made = opened(grain.MapDataset.range(30).map(forks), entrance, 2)
+    assert list(made) == list(range(30))
+    made.close()
+    # A child that returns finishes its element, not the others of its parent's block.
+    found = (tmp_path / "made").read_text().split()
+    if child == "returns" and entrance == "read":
+        assert len(found) <= 30 + 6
+    assert set(map(int, found)) == set(range(30))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_child_of_the_parent_leaves_its_pools_alone(tmp_path):
+    text = """
+    import atexit, os, sys
+    import grainmill as grain
+    from worker_harness import opened
+    ds = grain.MapDataset.range(500).map(lambda x: x + 1)
+    made = [opened(ds, entrance) for entrance in ("read", "parts")]
+    head = [[next(it) for _ in range(5)] for it in made]
+    for how in ("exit", "own", "go_on", "close"):
+        pid = os.fork()
+        if pid == 0:
+            if how == "own":
+                own = opened(ds, "read")
+                assert list(own) == list(range(1, 501))
+                own.close()
+            if how == "go_on":
+                assert [next(it) for it in made] == [6, 6]
+            if how == "close":
+                [it.close() for it in made]
+            sys.exit(0)
+        assert os.waitpid(pid, 0)[1] == 0, how
+    for start, it in zip(head, made):
+        assert start + list(it) == list(range(1, 501))
+        it.close()
+    print("fine")
+    """
+    done = run_script(textwrap.dedent(text), tmp_path)
+    assert done.stdout == "fine\n", done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("library", ["jax", "tensorflow", "torch"])
+def test_libraries_with_threads_in_the_parent_do_no_harm(library, tmp_path):
+    python = sys.executable if library == "jax" else WITH_TENSORFLOW
+    if not Path(python).exists():
+        pytest.skip("no interpreter with it")
+    warm = {
+        "jax": "jnp = __import__('jax.numpy').numpy; jnp.ones(9).sum().block_until_ready()",
+        "tensorflow": "tensorflow.reduce_sum(tensorflow.ones((300, 300)))",
+        "torch": "torch.ones(300, 300) @ torch.ones(300, 300)",
+    }[library]
+    text = f"""
+    import {library}
+    {warm}
+    import grainmill as grain
+    from worker_harness import opened
+    for entrance in ("read", "parts"):
+        made = opened(grain.MapDataset.range(40).map(lambda x: x * 2), entrance)
+        assert list(made) == list(range(0, 80, 2))
+        made.close()
+    print("fine")
+    """
+    done = run_script(textwrap.dedent(text), tmp_path, python=python, timeout_s=120)
+    if "ModuleNotFoundError" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[-1])
+    assert done.stdout.endswith("fine\n"), done.stderr
+
+
+POISON = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+import grainmill as grain
+from worker_harness import opened
+
+size = 50_000
+ds = grain.MapDataset.range(10**6).map(lambda x: np.full(size, x, np.float32))
+for entrance in ("read", "parts"):
+    made = opened(ds, entrance, 2, batch_size=4)
+    first = next(made)
+    expected = first.copy()
+    kept = {
+        "asarray": jnp.asarray(first),
+        "device_put": jax.device_put(first),
+        "view": first[1:, ::7],
+        "reshaped": first.reshape(-1)[3:],
+    }
+    wanted = {name: np.array(value) for name, value in kept.items()}
+    start = first.ctypes.data
+    del first
+    addresses = set()
+    for _ in range(60):
+        batch = next(made)
+        addresses.add(batch.ctypes.data)
+        assert (batch[:, 0] == batch[:, -1]).all()
+        jax.device_put(batch).sum().block_until_ready()
+        del batch
+    assert start not in addresses
+    for name, value in kept.items():
+        assert (np.asarray(value) == wanted[name]).all(), name
+    assert len(addresses) < 30, "slots are used again"
+    # So that this can fail: memory that nothing keeps is poisoned when it is returned.
+    import ctypes
+    seen = False
+    for _ in range(40):
+        batch = next(made)
+        address = batch.ctypes.data
+        del batch
+        for _ in range(3):  # the last ones are the iterator's too
+            next(made)
+        seen |= ctypes.string_at(address + 64, 8) == b"\\xa5" * 8
+    assert seen
+    made.close()
+print("fine")
+"""
+
+
+def test_what_is_kept_of_batches_keeps_its_values_under_poison():
+    pytest.importorskip("jax")
+    done = subprocess.run(
+        [sys.executable, "-c", POISON],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=environment(GRAINMILL_POISON="1", JAX_PLATFORMS="cpu"),
+    )
+    assert done.stdout == "fine\n", done.stderr
+
+
+@both
+def test_batches_outlive_their_pool(entrance):
+    ds = grain.MapDataset.range(40).map(lambda x: np.full(20_000, x))
+    made = opened(ds, entrance, 2, batch_size=2)
+    batches = all_of(made)
+    processes = [*workers(), *zygotes()]
+    made.close()
+    del made
+    assert gone(processes)
+    values = sorted(int(row[-1]) for batch in batches for row in batch)
+    assert values == list(range(40))
+    batches[0][:] = 0
+    time.sleep(0)

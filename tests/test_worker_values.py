@@ -1,0 +1,712 @@
+"""What workers make arrives as it was made: values, types and order, and exceptions as well."""
+
+import collections
+import dataclasses
+import gc
+import os
+import signal
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+from under_test import IS_GRAIN, grain
+from worker_harness import ENTRANCES, all_of, opened, run_script
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
+
+pytestmark = pytest.mark.skipif(IS_GRAIN, reason="about the pool of workers")
+both = pytest.mark.parametrize("entrance", ENTRANCES)
+
+Point = collections.namedtuple("Point", "x y")  # noqa: PYI024
+
+
+@dataclasses.dataclass
+class Record:
+    name: str
+    array: np.ndarray
+
+
+class Strange(dict):
+    """A dict, but not only."""
+
+
+def _nested(depth):
+    value = np.arange(3)
+    for level in range(depth):
+        value = [value] if level % 2 else {"in": value}
+    return value
+
+
+def _cyclic(x):
+    value = [x, {"self": None}]
+    value[1]["self"] = value
+    return value
+
+
+def _masked(x):
+    return np.ma.masked_array(np.arange(4) + x, mask=[0, 1, 0, 1])
+
+
+def _aliased(x):
+    array, inner = np.arange(3) + x, [x]
+    return [array, array, inner, inner, {"a": array}]
+
+
+STRUCTURED = np.dtype([("a", "<i4"), ("b", "S3"), ("c", "<f8", (2,))])
+
+VALUES = {
+    "scalars": lambda x: (x, float(x), bool(x % 2), None, str(x), bytes([x]), 1j * x, 10**30 + x),
+    "numpy_scalars": lambda x: [
+        np.int8(x),
+        np.float16(x),
+        np.bool_(x),
+        np.str_(x),
+        np.bytes_(b"ab"),
+    ],
+    "datetimes": lambda x: {
+        "a": np.array([x, x + 1], "datetime64[us]"),
+        "b": np.datetime64(x, "D"),
+        "c": np.array(x, "timedelta64[s]"),
+    },
+    "namedtuple": lambda x: Point(np.arange(x), Point(x, "y")),
+    "dataclass": lambda x: Record(str(x), np.arange(x)),
+    "dict_subclass": lambda x: Strange(a=x),
+    "ordered_dict": lambda x: collections.OrderedDict([("b", x), ("a", np.arange(2))]),
+    "dict_order": lambda x: {"z": x, "a": 1} if x % 2 else {"a": 1, "z": x},
+    "key_types": lambda x: {1: "int", "1": "str", (1, 2): np.arange(2), None: x, 2.5: 0},
+    "equal_keys": lambda x: {1: x} if x % 2 else {True: x},
+    "masked": _masked,
+    "record_array": lambda x: np.rec.array([(x, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
+    "zero_d": lambda x: {"a": np.array(x), "b": np.array(1.5), "c": np.array("text")},
+    "zero_length": lambda x: [np.zeros((0, 3)), np.zeros((x % 3, 0), "U0"), np.array([], object)],
+    "fortran": lambda x: np.asfortranarray(np.arange(12.0).reshape(3, 4) + x),
+    "fortran_large": lambda x: np.asfortranarray(np.arange(40_000.0).reshape(200, 200) + x),
+    "negative_strides": lambda x: (np.arange(10)[::-1] + x)[::-2],
+    "transposed": lambda x: np.ones((2, 3, 4), np.int16).transpose(2, 0, 1) * x,
+    "broadcast": lambda x: np.broadcast_to(np.array(x), (4, 5)),
+    "objects": lambda x: np.array([x, "text", None, [1]], object),
+    "bfloat16": lambda x: np.arange(5).astype(ml_dtypes.bfloat16) + x,
+    "float8": lambda _: np.arange(5).astype(ml_dtypes.float8_e4m3fn),
+    "big_endian": lambda x: np.arange(5, dtype=">i4") + x,
+    "strings": lambda x: np.array(["a", "bcd" * x, ""]),
+    "bytes": lambda _: np.array([b"a", b"bc"]),
+    "structured": lambda x: np.array([(x, b"ab", (1, 2))] * 2, STRUCTURED),
+    "structured_scalar": lambda x: np.array([(x, b"ab", (1, 2))], STRUCTURED)[0],
+    "nones": lambda x: {"a": None, "b": [None, x], "c": (None,)},
+    "empties": lambda x: ({}, [], (), "", b"", set(), frozenset([x])),
+    "mixed_dtypes": lambda x: np.arange(3, dtype=[np.int32, np.int64][x % 2]),
+    "mixed_ranks": lambda x: np.zeros((2,) * (x % 3)),
+    "mixed_types": lambda x: [x, np.arange(3), "s", {"a": 1}][x % 4],
+    "deep": lambda _: _nested(150),
+    "many_arrays": lambda x: {f"k{i}": np.full(i % 5, x) for i in range(1500)},
+    "aliased": _aliased,
+    "arrays_of_64k": lambda x: [np.full(20_000, x)] * 2,
+    "large": lambda x: {"a": np.full((300, 300), x), "b": x},
+}
+
+
+def same(left, right):  # noqa: PLR0911
+    """Whether two values agree in type, dtype, order and content."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, np.ndarray):
+        if left.dtype != right.dtype or left.shape != right.shape:
+            return False
+        if left.dtype == object:
+            return all(map(same, left.ravel().tolist(), right.ravel().tolist()))
+        if isinstance(left, np.ma.MaskedArray):
+            return np.array_equal(np.ma.getmaskarray(left), np.ma.getmaskarray(right)) and same(
+                left.data, right.data
+            )
+        fortran = left.flags.f_contiguous and not left.flags.c_contiguous
+        if fortran and not right.flags.f_contiguous:
+            return False
+        return left.tobytes() == right.tobytes()
+    if isinstance(left, np.generic):
+        return left.dtype == right.dtype and left.tobytes() == right.tobytes()
+    if isinstance(left, dict):
+        if len(left) != len(right):
+            return False
+        return all(same(k, j) and same(left[k], right[j]) for k, j in zip(left, right, strict=True))
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    if dataclasses.is_dataclass(left):
+        return same(vars(left), vars(right))
+    return left == right
+
+
+@both
+@pytest.mark.parametrize("names", [list(VALUES)[i::4] for i in range(4)], ids=range(4))
+def test_elements_arrive_as_they_were_made(entrance, names):
+    """One pool makes all kinds, several elements of each so that they travel together."""
+    count = 9
+
+    def make(i):
+        return {"value": VALUES[names[i // count]](i % count + 1)}
+
+    made = opened(grain.MapDataset.range(count * len(names)).map(make), entrance, 2)
+    try:
+        for i in range(count * len(names)):
+            found, expected = next(made), make(i)
+            assert same(found, expected), (names[i // count], found, expected)
+    finally:
+        made.close()
+
+
+@both
+def test_cyclic_elements_stay_cyclic(entrance):
+    made = opened(grain.MapDataset.range(6).map(_cyclic), entrance, 2)
+    for x, element in enumerate(made):
+        assert element[0] == x
+        assert element[1]["self"] is element
+    made.close()
+
+
+BATCHED = [
+    "zero_d",
+    "zero_length",
+    "fortran",
+    "negative_strides",
+    "broadcast",
+    "bfloat16",
+    "float8",
+    "big_endian",
+    "strings",
+    "bytes",
+    "structured",
+    "datetimes",
+    "numpy_scalars",
+    "mixed_dtypes",
+    "many_arrays",
+    "large",
+    "masked",
+    "nones",
+]
+
+
+@both
+@pytest.mark.parametrize("names", [BATCHED[i::3] for i in range(3)], ids=range(3))
+def test_batches_are_those_of_no_workers(entrance, names):
+    for name in names:
+        ds = grain.MapDataset.range(6).map(lambda x, make=VALUES[name]: {"v": make(x + 1)})
+        plain = iter(ds.to_iter_dataset().batch(3))
+        made = opened(ds, entrance, 1, batch_size=3)
+        try:
+            while True:
+                try:
+                    expected = next(plain, None)
+                except Exception as failure:
+                    with pytest.raises(type(failure)):
+                        next(made)
+                    break
+                assert same(next(made, None), expected), name
+                if expected is None:
+                    break
+        finally:
+            made.close()
+            plain.close()
+
+
+@both
+def test_arrays_that_the_worker_keeps_are_its_own(entrance):
+    """A batch that is sent again, or changed later, is not what was delivered."""
+    kept = []
+
+    def first_again(batch):
+        if not kept:
+            kept.append(batch)
+        return {"first": kept[0]["x"], "now": batch["x"]}
+
+    ds = grain.MapDataset.range(160).map(lambda x: {"x": np.full(9000, x)})
+    made = opened(ds.batch(4).map(first_again), entrance, 1)
+    held = []
+    for i, element in enumerate(made):
+        assert element["now"][:, 0].tolist() == [4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3]
+        element["now"][:] = -1
+        held.append(element["first"])
+    assert len(held) == 40
+    assert all(first[:, -1].tolist() == [0, 1, 2, 3] for first in held)
+    made.close()
+
+
+def test_batches_stay_in_their_slot_on_the_way():
+    """A batch's bytes are copied once in the worker, and not at all in the parent."""
+    native = pytest.importorskip("grainmill._native")
+
+    def copied(batch):
+        return {"x": batch["x"], "copied": native.copied_bytes()}
+
+    size = 4 * 100_000 * 8
+    ds = grain.MapDataset.range(120).map(lambda x: {"x": np.full(100_000, x)}).batch(4)
+    for num_workers, in_parent in ((1, 0), (0, 30)):
+        before = native.copied_bytes()
+        made = all_of(opened(ds.map(copied), "read", num_workers, prefetch_buffer_size=4))
+        grown = native.copied_bytes() - before
+        assert in_parent * size <= grown <= (in_parent + 0.1) * size + size
+        if num_workers:
+            in_worker = int(made[-1]["copied"]) - int(made[0]["copied"])
+            assert 29 * size <= in_worker <= 29.5 * size
+
+
+# --- what can not be sent ------------------------------------------------------------------------
+
+UNSENDABLE = {
+    "lock": (threading.Lock, "lock", ""),
+    "generator": (lambda: (i for i in range(3)), "generator", ""),
+    "open_file": (lambda: open(os.devnull), "TextIOWrapper", ""),  # noqa: PTH123, SIM115
+    "in_dict": (lambda: {"a": {"b": [0, threading.Lock()]}}, "lock", "['a']['b'][1]"),
+    "in_dataclass": (lambda: {"r": Record("r", threading.Lock())}, "lock", "['r'].array"),
+    "in_objects": (lambda: {"o": np.array([1, threading.Lock()], object)}, "lock", "['o'][1]"),
+}
+
+
+@both
+@pytest.mark.parametrize("name", UNSENDABLE)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_what_can_not_be_sent_is_named(entrance, name):
+    make, kind, place = UNSENDABLE[name]
+    made = opened(grain.MapDataset.range(9).map(lambda x: make() if x == 6 else x), entrance, 1)
+    assert all_of(made, 6) == [0, 1, 2, 3, 4, 5]
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"element 6 can not be sent by worker 0") as caught:
+            next(made)
+        assert f"a value of type {kind}" in str(caught.value)
+        assert place in str(caught.value)
+    made.close()
+
+
+def test_batch_that_can_not_be_sent_is_named():
+    def make(x):
+        return {"x": x, "o": threading.Lock() if x == 13 else object}
+
+    ds = grain.MapDataset.range(40).map(make)
+    made = opened(ds, "read", 1, batch_size=4)
+    assert [next(made)["x"].tolist()[0] for _ in range(3)] == [0, 4, 8]
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"batch of elements 12 to 15 .*\['o'\]\[1\].* lock"):
+            next(made)
+    made.close()
+
+
+# --- exceptions ----------------------------------------------------------------------------------
+
+
+class TwoArgumentsError(Exception):
+    def __init__(self, code, reason):
+        super().__init__(f"{code}: {reason}")
+        self.code = code
+
+
+def _raise_local():
+    class LocalError(LookupError):
+        pass
+
+    raise LocalError("local")
+
+
+def _raise_holding():
+    failure = RuntimeError("holds", 3)
+    failure.lock = threading.Lock()
+    failure.number = 5
+    raise failure
+
+
+def _raise_chained():
+    try:
+        {}["key"]
+    except KeyError as missing:
+        raise ValueError("from") from missing
+
+
+def _raise_in_handler():
+    try:
+        x = []
+        x[3]
+    except IndexError:
+        raise ValueError("while handling")  # noqa: B904
+
+
+def _recurse(x=0):
+    return _recurse(x + 1)
+
+
+def _raising(failure):
+    raise failure
+
+
+class _BadTextError(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def _raise_without_text():
+    raise _BadTextError
+
+
+RAISED = {
+    "value": (lambda: _raising(ValueError("bad")), ValueError, "bad"),
+    "local": (_raise_local, LookupError, "local"),
+    "two_arguments": (lambda: _raising(TwoArgumentsError(3, "why")), TwoArgumentsError, "3: why"),
+    "holding_a_lock": (_raise_holding, RuntimeError, "holds"),
+    "chained": (_raise_chained, ValueError, "from"),
+    "in_handler": (_raise_in_handler, ValueError, "while handling"),
+    "stop_iteration": (lambda: next(iter([])), RuntimeError, "StopIteration"),
+    "keyboard_interrupt": (lambda: _raising(KeyboardInterrupt("k")), KeyboardInterrupt, "k"),
+    "generator_exit": (lambda: _raising(GeneratorExit("g")), GeneratorExit, "g"),
+    "memory": (lambda: _raising(MemoryError("no room")), MemoryError, "no room"),
+    "recursion": (_recurse, RecursionError, "maximum recursion depth"),
+    "os": (lambda: open("/nowhere/at/all"), FileNotFoundError, "/nowhere/at/all"),  # noqa: PTH123, SIM115
+    "unicode": (lambda: b"\xff".decode(), UnicodeDecodeError, "0xff"),
+    "group": (lambda: _raising(ExceptionGroup("g", [ValueError("in")])), ExceptionGroup, "g"),
+    "bad_text": (_raise_without_text, Exception, ""),
+}
+
+
+@both
+@pytest.mark.parametrize("name", RAISED)
+def test_exceptions_reach_the_consumer_in_their_place(entrance, name):
+    action, kind, text = RAISED[name]
+    made = opened(grain.MapDataset.range(9).map(lambda x: action() if x == 5 else x), entrance, 1)
+    assert all_of(made, 5) == [0, 1, 2, 3, 4]
+    for _ in range(2):
+        try:
+            next(made)
+        except BaseException as failure:
+            caught = failure
+        else:
+            pytest.fail("nothing was raised")
+        assert isinstance(caught, kind)
+        if name != "bad_text":
+            assert text in str(caught)
+        notes = "\n".join(caught.__notes__)
+        assert "in worker 0" in notes
+        assert "element 5" in notes
+        assert "Traceback" in notes
+    if name == "chained":
+        assert isinstance(caught.__cause__, KeyError)
+    if name == "in_handler":
+        assert isinstance(caught.__context__, IndexError)
+    if name == "holding_a_lock":
+        assert caught.number == 5
+        assert caught.args == ("holds", 3)
+    if name == "two_arguments":
+        assert caught.code == 3
+    del caught
+    made.close()
+
+
+@both
+def test_exception_of_one_worker_waits_for_its_turn(entrance):
+    def slow_or_bad(x):
+        if x % 2 == 0:
+            time.sleep(0.02)
+        elif x >= 7:
+            raise KeyboardInterrupt(x)
+        return x
+
+    made = opened(grain.MapDataset.range(20).map(slow_or_bad), entrance, 2)
+    assert all_of(made, 7) == list(range(7))
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            next(made)
+    made.close()
+
+
+@both
+def test_message_of_100_mb_arrives(entrance):
+    def shouts(_):
+        raise ValueError("x" * (100 << 20))
+
+    made = opened(grain.MapDataset.range(2).map(shouts), entrance, 1)
+    with pytest.raises(ValueError, match=r"^x") as caught:
+        next(made)
+    assert len(str(caught.value)) == 100 << 20
+    del caught
+    gc.collect()
+    made.close()
+
+
+def test_large_states_tasks_and_set_ups_cross():
+    import json  # noqa: PLC0415
+
+    parts = [grain.MapDataset.range(2).map(lambda x: x).to_iter_dataset() for _ in range(700)]
+    ds = grain.experimental.InterleaveIterDataset(parts, cycle_length=700)
+    options = grain.MultiprocessingOptions(num_workers=1, per_worker_buffer_size=4)
+    ds = ds.mp_prefetch(options)
+    made = iter(ds)
+    first = all_of(made, 5)
+    state = made.get_state()
+    assert len(json.dumps(state)) > 1 << 14
+    second = all_of(made, 5)
+    made.set_state(state)
+    assert all_of(made, 5) == second
+    assert first == [0] * 5
+    made.close()
+
+
+def test_large_sources_and_environments_cross(monkeypatch):
+    for i in range(400):
+        monkeypatch.setenv(f"GRAINMILL_TEST_{i}", "x" * 1000)
+    source = [np.full(3, i) for i in range(20_000)]
+    ds = grain.MapDataset.source(source).map(lambda x: (x, os.environ["GRAINMILL_TEST_399"]))
+    made = opened(ds, "read", 1)
+    for i, (x, text) in enumerate(made):
+        assert x[0] == i
+        assert len(text) == 1000
+    assert i == 19_999
+    made.close()
+
+
+# --- the main script -----------------------------------------------------------------------------
+
+MAIN = """
+import collections, dataclasses, functools, threading
+import numpy as np
+import grainmill as grain
+from worker_harness import opened
+
+class MainError(Exception):
+    def __init__(self, a, b):
+        super().__init__(a)
+        self.b = b
+
+@dataclasses.dataclass
+class MainRecord:
+    x: int
+    array: np.ndarray
+
+class Outer:
+    class Inner(tuple):
+        pass
+
+MainPoint = collections.namedtuple("MainPoint", "x y")
+
+class Adder:
+    def __init__(self, n):
+        self.n = n
+    def add(self, x):
+        return x + self.n
+    def __call__(self, x):
+        return x * self.n
+
+def fails(x):
+    if x == 3:
+        raise MainError("main", x)
+    return x
+
+def made_here(x):
+    Made = collections.namedtuple("Made", "x")
+    return Made(x)
+
+offset = 7
+for entrance in ("read", "parts"):
+    def check(function, expected, n=5):
+        made = opened(grain.MapDataset.range(n).map(function), entrance, 2)
+        found = list(made)
+        made.close()
+        assert found == expected, (entrance, found)
+        return found
+    check(lambda x: x + offset, [7, 8, 9, 10, 11])
+    check(functools.partial(max, 3), [3, 3, 3, 3, 4])
+    check(Adder(2).add, [2, 3, 4, 5, 6])
+    check(Adder(2), [0, 2, 4, 6, 8])
+    found = check(lambda x: MainPoint(x, x), [MainPoint(x, x) for x in range(5)])
+    assert all(type(p) is MainPoint for p in found)
+    found = check(lambda x: Outer.Inner((x,)), [(x,) for x in range(5)])
+    assert all(type(p) is Outer.Inner for p in found)
+    found = check(made_here, [(x,) for x in range(5)])
+    assert found[1].x == 1
+    ds = grain.MapDataset.range(3).map(lambda x: MainRecord(x, np.arange(x)))
+    records = list(opened(ds, entrance))
+    assert all(type(r) is MainRecord and len(r.array) == r.x for r in records)
+    made = opened(grain.MapDataset.range(5).map(fails), entrance, 1)
+    assert [next(made) for _ in range(3)] == [0, 1, 2]
+    try:
+        next(made)
+    except MainError as failure:
+        assert failure.b == 3 and "element 3" in failure.__notes__[0]
+    else:
+        raise SystemExit("not raised")
+    made.close()
+print("fine")
+"""
+
+IN_INTERPRETER = """
+import code
+interpreter = code.InteractiveInterpreter({{"__name__": "__main__"}})
+import __main__
+__main__.__dict__.update(interpreter.locals)
+interpreter.locals = __main__.__dict__
+done = interpreter.runsource({text!r}, "<cell>", "exec")
+"""
+IN_ABSL = """
+from absl import app
+{text}
+def run():
+    exec(compile(TEXT, "cell", "exec"), globals())
+def main(argv):
+    run()
+TEXT = {text!r}
+app.run(main)
+"""
+
+
+@pytest.mark.parametrize("way", ["script", "c", "stdin", "interpreter", "absl"])
+def test_programs_of_all_kinds_need_no_guard(way, tmp_path):
+    if way == "script":
+        done = run_script(MAIN, tmp_path)
+    elif way == "c":
+        done = run_script(MAIN)
+    elif way == "stdin":
+        done = run_script("import sys; exec(compile(sys.stdin.read(), '-', 'exec'))", input=MAIN)
+    elif way == "absl":
+        pytest.importorskip("absl")
+        done = run_script(IN_ABSL.format(text=MAIN), tmp_path)
+    else:
+        done = run_script(IN_INTERPRETER.format(text=MAIN))
+    assert "fine" in done.stdout, done.stderr
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_workers_print_and_log_arrives(tmp_path):
+    text = """
+    import logging, os, sys
+    import grainmill as grain
+    from worker_harness import opened
+    logging.basicConfig(level=logging.INFO)
+    order = []
+    def init(worker, count):
+        order.append((worker, count))
+    def speaks(x):
+        assert order in ([(0, 2)], [(1, 2)]), order
+        assert os.environ["LATE"] == "1" and sys.path[0] == "/late"
+        print("printed", x)
+        logging.getLogger("user").info("logged %d", x)
+        return x
+    os.environ["LATE"] = "1"
+    sys.path.insert(0, "/late")
+    for entrance in ("read", "parts"):
+        made = opened(grain.MapDataset.range(3).map(speaks), entrance, worker_init_fn=init)
+        assert list(made) == [0, 1, 2]
+        made.close()
+    """
+    done = run_script(textwrap.dedent(text), tmp_path)
+    assert done.returncode == 0, done.stderr
+    for x in range(3):
+        assert f"printed {x}" in done.stdout
+        lines = [line for line in done.stderr.splitlines() if f"logged {x}" in line]
+        assert len(lines) == 2
+        assert all(line.startswith(("worker 0:", "worker 1:")) for line in lines)
+
+
+@both
+def test_dataset_that_can_not_be_pickled_is_named(entrance):
+    lock = threading.Lock()
+
+    def holds(x):
+        return lock and x
+
+    ds = grain.MapDataset.range(3).map(lambda x: x).map(holds).map(lambda x: x)
+    with pytest.raises(TypeError, match="cannot pickle") as caught:
+        next(opened(ds, entrance))
+    (note,) = caught.value.__notes__
+    assert note.startswith("Dataset: MapMapDataset(transform=")
+    assert note.endswith("cannot be pickled!")
+    assert "holds" in note
+
+
+@both
+def test_worker_init_fn_that_raises_is_told(entrance):
+    def init(_, count):
+        raise LookupError(f"init {count}")
+
+    made = opened(grain.MapDataset.range(3).map(lambda x: x), entrance, worker_init_fn=init)
+    for _ in range(2):
+        with pytest.raises(LookupError, match="init 2") as caught:
+            next(made)
+        assert "in worker" in caught.value.__notes__[0]
+    made.close()
+
+
+class ReopenedFile:
+    """A source over an open file, which it opens again where it is unpickled."""
+
+    def __init__(self, path):
+        self._path = path
+        self._file = open(path, "rb")  # noqa: PTH123, SIM115
+
+    def __len__(self):
+        return 26
+
+    def __getitem__(self, index):
+        return os.pread(self._file.fileno(), 1, index)
+
+    def __getstate__(self):
+        return self._path
+
+    def __setstate__(self, path):
+        self.__init__(path)
+
+    def close(self):
+        self._file.close()
+
+
+@both
+def test_sources_with_open_files_are_opened_again(entrance, tmp_path):
+    path = tmp_path / "letters"
+    path.write_bytes(bytes(range(97, 123)))
+    source = ReopenedFile(path)
+    made = opened(grain.MapDataset.source(source).map(lambda x: x.decode()), entrance)
+    assert "".join(made) == "abcdefghijklmnopqrstuvwxyz"
+    made.close()
+    source.close()
+
+
+def test_array_records_are_read_in_workers(tmp_path):
+    writer_of = pytest.importorskip("array_record.python.array_record_module").ArrayRecordWriter
+    path = str(tmp_path / "x.array_record")
+    writer = writer_of(path, "group_size:1")
+    for i in range(50):
+        writer.write(b"%d" % i)
+    writer.close()
+    source = grain.sources.ArrayRecordDataSource(path)
+    assert source[3] == b"3"  # it is open when it is pickled
+    for entrance in ENTRANCES:
+        made = opened(grain.MapDataset.source(source).map(int), entrance)
+        assert list(made) == list(range(50))
+        made.close()
+
+
+def _exits_at_2():
+    return grain.MapDataset.range(4).map(lambda x: os._exit(3) if x == 2 else x)
+
+
+@both
+def test_parent_that_ignores_or_blocks_signals_has_its_workers_all_the_same(entrance):
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        made = opened(_exits_at_2(), entrance, 1)
+        assert all_of(made, 2) == [0, 1]
+        with pytest.raises(Exception, match="exit code 3"):
+            next(made)
+        made.close()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+
+
+def test_pool_inside_a_worker():
+    def sums(x):
+        inner = opened(grain.MapDataset.range(x + 1).map(lambda y: y), "read", 1)
+        try:
+            return sum(inner)
+        finally:
+            inner.close()
+
+    made = opened(grain.MapDataset.range(3).map(sums), "read", 1)
+    assert list(made) == [0, 1, 3]
+    made.close()

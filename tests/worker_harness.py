@@ -1,0 +1,88 @@
+"""Pools of workers for tests: the two ways in, their processes, and programs run beside."""
+
+import contextlib
+import itertools
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+from under_test import grain
+
+HERE = Path(__file__).parent
+# What is promised is 2 s; a busy machine may need more.
+SOON_S = 5.0
+
+ENTRANCES = ["read", "parts"]
+
+
+def opened(ds, entrance, num_workers=2, *, batch_size=0, worker_init_fn=None, **options):
+    """An iterator over `ds`, made by workers through one of the two ways in."""
+    if entrance == "read":
+        read = grain.ReadOptions(num_workers=num_workers, worker_init_fn=worker_init_fn, **options)
+        ds = ds.to_iter_dataset(read)
+        return iter(ds.batch(batch_size) if batch_size else ds)
+    ds = ds.to_iter_dataset()
+    ds = ds.batch(batch_size) if batch_size else ds
+    multi = grain.MultiprocessingOptions(num_workers=num_workers, **options)
+    return iter(ds.mp_prefetch(multi, worker_init_fn=worker_init_fn))
+
+
+def zygotes(parent=None):
+    """The processes that workers of `parent`, by default this process, are forked from."""
+    found = []
+    for child in psutil.Process(parent).children():
+        with contextlib.suppress(psutil.Error):
+            if any("launch" in part for part in child.cmdline()):
+                found.append(child)
+    return found
+
+
+def workers(parent=None):
+    """The worker processes, in the order in which they were forked."""
+    found = []
+    for zygote in zygotes(parent):
+        with contextlib.suppress(psutil.Error):
+            found += sorted(zygote.children(), key=lambda process: process.pid)
+    return found
+
+
+def gone(processes, timeout_s=SOON_S):
+    """Whether all of `processes` end within the time; a zombie has not been waited for."""
+    until = time.monotonic() + timeout_s
+    while any(process.is_running() for process in processes):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def all_of(iterator, most=None):
+    """What is left of `iterator`, up to `most` elements."""
+    return list(itertools.islice(iterator, most))
+
+
+def run_script(text, tmp_path=None, *, python=sys.executable, args=(), timeout_s=60, **options):
+    """Runs a program, from a file if `tmp_path` is given, else with `-c`."""
+    command = [python, "-c", text, *args]
+    if tmp_path is not None:
+        path = tmp_path / "script.py"
+        path.write_text(text, encoding="utf-8")
+        command = [python, str(path), *args]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env=environment(),
+        **options,
+    )
+
+
+def environment(**more):
+    """The environment in which programs find what is tested, and this folder."""
+    path = os.pathsep.join([str(Path(grain.__file__).parents[1]), str(HERE)])
+    return {**os.environ, "PYTHONPATH": path, **more}
