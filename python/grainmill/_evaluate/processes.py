@@ -11,7 +11,7 @@ from grainmill._evaluate.leaves import block_len
 from grainmill._evaluate.make_job import Extra, MakeJob, Task
 from grainmill._evaluate.rows import StackedRows
 from grainmill._workers.failures import WorkerError
-from grainmill._workers.pool import Limits, Pool
+from grainmill._workers.pool import ForkRefusedError, Limits, Pool, spawn_from_now_on
 
 if TYPE_CHECKING:
     from grainmill._evaluate.program import Program
@@ -66,6 +66,10 @@ class ProcessBlocks(Blocks):
         except WorkerError:
             self.close()
             raise
+        except ForkRefusedError as refused:
+            self.close()
+            spawn_from_now_on(refused)
+            return self.take(limit)
         self._tasks.popleft()
         made = self._made_of(result, count)
         if self._tasks:

@@ -11,7 +11,7 @@ from grainmill._iterators.run_job import RunJob, Standing, Task
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.slicing import sliced
 from grainmill._workers.failures import WorkerError
-from grainmill._workers.pool import Limits, Pool
+from grainmill._workers.pool import ForkRefusedError, Limits, Pool, spawn_from_now_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,6 +97,10 @@ class RemotePart(Stage):
         except WorkerError:
             self._workers.close()
             raise
+        except ForkRefusedError as refused:
+            self._workers.close()
+            spawn_from_now_on(refused)
+            return self.pull(limit)
         self._tickets.popleft()
         self._failure = result.failure
         states: list[State] = result.extra or []

@@ -47,7 +47,7 @@ _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _LAUNCH = (
     "import sys; sys.path[:] = {path!r}; import importlib.util as u; "
     "s = u.spec_from_file_location('launch', {launch!r}); m = u.module_from_spec(s); "
-    "s.loader.exec_module(m); m.main({control}, {parent}, {modules!r})"
+    "s.loader.exec_module(m); m.main({control}, {parent}, {modules!r}, fork={fork})"
 )
 _LAUNCHER = str(pathlib.Path(__file__).with_name("launch.py"))
 
@@ -343,9 +343,12 @@ class _Crew:
             files.callback(os.close, board_file)
             job_file, job = _job_file(data, buffers)
             files.callback(os.close, job_file)
-            self._zygote, self._control = _start_zygote(modules)
+            self._forks = fork = _can_fork[0]
+            self._launched = [_Launched(modules, fork=fork)]
             self.connections = []
             for worker in range(num_workers):
+                if worker and not fork:
+                    self._launched.append(_Launched(modules, fork=False))
                 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 self.connections.append(ours)
                 set_up = SetUp(
@@ -361,7 +364,7 @@ class _Crew:
                 with theirs, contextlib.suppress(ConnectionError):
                     message = pickle.dumps(set_up, pickle.HIGHEST_PROTOCOL)
                     sent = [theirs.fileno(), job_file, board_file]
-                    socket.send_fds(self._control, [message], sent)
+                    socket.send_fds(self._launched[-1].control, [message], sent)
 
     def check_open(self) -> None:
         """Raises `ValueError` where the workers were told to end."""
@@ -369,21 +372,21 @@ class _Crew:
             raise ValueError(_CLOSED)
 
     def exit_code(self, worker: int) -> int | None:
-        """How a worker that is gone has ended; `None` where nobody is left who knows."""
-        deadline = time.monotonic() + _STATUS_WAIT_S
-        poll = select.poll()
-        poll.register(self._control, select.POLLIN)
+        """How a worker that is gone has ended; `None` where nobody is left who knows.
+
+        Raises:
+            ForkRefusedError: It was never forked.
+        """
+        if not self._forks:
+            return self._launched[worker].exit_code()
         while worker not in self._codes:
-            wait_s = deadline - time.monotonic()
-            if wait_s <= 0 or not poll.poll(wait_s * 1000):
+            told = self._launched[0].next_report()
+            if told is None:
                 return None
-            with contextlib.suppress(ConnectionError):
-                data = self._control.recv(_LARGEST_MESSAGE)
-                if data:
-                    number, code = pickle.loads(data)
-                    self._codes[number] = code
-                    continue
-            return None
+            number, code = told
+            if number is None:
+                raise ForkRefusedError(code)
+            self._codes[number] = code
         return self._codes[worker]
 
     def end(self) -> None:
@@ -392,21 +395,97 @@ class _Crew:
             return
         self._ended = True
         # Forked children of this process may hold these sockets too, so closing is not enough.
-        for connection in (*self.connections, self._control):
+        for connection in (*self.connections, *(launched.control for launched in self._launched)):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        try:
-            self._zygote.wait(_CLOSE_WAIT_S)
-        except subprocess.TimeoutExpired:
-            self._zygote.kill()  # its workers go with it
-            self._zygote.wait()
+        deadline = time.monotonic() + _CLOSE_WAIT_S
+        for launched in self._launched:
+            launched.wait(deadline)
         self.abandon()
 
     def abandon(self) -> None:
         """Closes this process's ends, without a word to the others."""
         self._ended = True
-        for connection in (*self.connections, self._control):
+        for connection in (*self.connections, *(launched.control for launched in self._launched)):
             connection.close()
+
+
+class ForkRefusedError(Exception):
+    """The zygote has threads that it did not start, so that its children might hang."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        self.threads = threads
+
+
+# Whether workers may be forked, as far as is known.
+_can_fork = [hasattr(os, "fork")]
+
+
+def spawn_from_now_on(refused: ForkRefusedError) -> None:
+    """Has each worker of every later pool start a Python of its own, and says so."""
+    _can_fork[0] = False
+    warnings.warn(
+        f"a fresh Python process has {refused.threads} threads here, so workers can not be forked "
+        "from one: each starts by itself, which takes longer. Threads at start come from a "
+        "`sitecustomize` or a `.pth` file",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+class _Launched:
+    """A process that forks workers, or is one.
+
+    Attributes:
+        control: The socket to it.
+    """
+
+    def __init__(self, modules: Sequence[str], *, fork: bool) -> None:
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            code = _LAUNCH.format(
+                path=sys.path,
+                launch=_LAUNCHER,
+                control=theirs.fileno(),
+                parent=os.getpid(),
+                modules=list(modules),
+                fork=fork,
+            )
+            flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001 - as `multiprocessing` starts its own
+            self._process = subprocess.Popen(
+                [sys.executable, *flags, "-c", code],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **dict.fromkeys(_ONE_THREAD, "1")},
+            )
+
+    def next_report(self) -> tuple[int | None, int] | None:
+        """What it says next of the workers it forked; `None` if it is gone too."""
+        poll = select.poll()
+        poll.register(self.control, select.POLLIN)
+        if not poll.poll(_STATUS_WAIT_S * 1000):
+            return None
+        with contextlib.suppress(ConnectionError):
+            data = self.control.recv(_LARGEST_MESSAGE)
+            if data:
+                told: tuple[int | None, int] = pickle.loads(data)
+                return told
+        return None
+
+    def exit_code(self) -> int | None:
+        """How it ended, once it has."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(_STATUS_WAIT_S)
+        return None
+
+    def wait(self, deadline: float) -> None:
+        """Waits until it is gone; from `deadline` on, ends it."""
+        try:
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # its workers go with it
+            self._process.wait()
 
 
 def _end(crew: _Crew, pid: int) -> None:
@@ -415,26 +494,6 @@ def _end(crew: _Crew, pid: int) -> None:
         crew.end()
     else:
         crew.abandon()
-
-
-def _start_zygote(modules: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        code = _LAUNCH.format(
-            path=sys.path,
-            launch=_LAUNCHER,
-            control=theirs.fileno(),
-            parent=os.getpid(),
-            modules=list(modules),
-        )
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001 - as `multiprocessing` starts its own
-        process = subprocess.Popen(
-            [sys.executable, *flags, "-c", code],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, **dict.fromkeys(_ONE_THREAD, "1")},
-        )
-    return process, ours
 
 
 def _directory() -> str:
@@ -478,12 +537,3 @@ def _written(file: int, data: Any, at: int) -> int:
         count = os.pwrite(file, view, at)
         view, at = view[count:], at + count
     return -(-at // _ALIGNMENT) * _ALIGNMENT
-
-
-def warn_of_spawn() -> None:
-    """Says once that workers start slowly here."""
-    warnings.warn(
-        "this system can not fork: each worker starts a Python of its own",
-        RuntimeWarning,
-        stacklevel=2,
-    )

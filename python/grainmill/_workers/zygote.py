@@ -14,6 +14,7 @@ import pickle
 import select
 import signal
 import socket
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -28,15 +29,22 @@ _FILES = 3
 _GRACE_S = 0.25
 
 
-def main(control_file: int, parent: int) -> None:
-    """Serves the process `parent`, at the other end of the socket `control_file`."""
+def main(control_file: int, parent: int, *, fork: bool) -> None:
+    """Serves the process `parent`, at the other end of the socket `control_file`.
+
+    Without `fork` this process is the first worker asked for, and has no others.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=control_file)
     parent_file = os.pidfd_open(parent)
     if os.getppid() == parent:
         gc.collect()
         gc.freeze()
-        _Zygote(control, parent_file).serve()
+        zygote = _Zygote(control, parent_file)
+        if fork:
+            zygote.serve()
+        else:
+            zygote.work()
     os._exit(0)
 
 
@@ -64,8 +72,31 @@ class _Zygote:
         data, files, _, _ = socket.recv_fds(self._control, _LARGEST_MESSAGE, _FILES)
         if not data:
             return False
+        threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - of two names
+        if threads > 1:
+            # Locks that another thread holds would stay closed in the child for ever.
+            self._control.send(pickle.dumps((None, threads)))
+            return False
         poll.register(self._fork(pickle.loads(data), files), select.POLLIN)
         return True
+
+    def work(self) -> None:
+        """Is a worker itself; its parent's death is met as the end of its socket."""
+        data, files, _, _ = socket.recv_fds(self._control, _LARGEST_MESSAGE, _FILES)
+        if data:
+            threading.Thread(target=self._end_with_parent, daemon=True).start()
+            connection, job_file, board_file = files
+            set_up = pickle.loads(data)
+            worker.run(socket.socket(fileno=connection), job_file, board_file, set_up)
+
+    def _end_with_parent(self) -> None:
+        """Ends this process as soon as the parent is gone or has hung up, whatever it does."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._parent_file, select.POLLIN)
+        poll.poll()
+        time.sleep(_GRACE_S)
+        os._exit(0)
 
     def _fork(self, set_up: SetUp, files: list[int]) -> int:
         zygote = os.getpid()
