@@ -60,6 +60,12 @@ class _Maker(Runner):
 
     def run(self, task: Task) -> Outcome:
         """See `Runner.run`."""
+        try:
+            return self._run(task)
+        except BaseException as failure:
+            return Outcome([], failure, task.start)
+
+    def _run(self, task: Task) -> Outcome:
         began = time.perf_counter()
         if not task.batch_size:
             made = self._program.run(task.start, task.num_elements)
@@ -76,7 +82,8 @@ class _Maker(Runner):
             batches.append(piece.batch)
             rows.append((len(piece), piece.exact))
         count = sum(count for count, _ in rows)
-        return Outcome(batches, None, task.start, Extra(count, time.perf_counter() - began, rows))
+        extra = Extra(count, time.perf_counter() - began, rows)
+        return Outcome(batches, None, task.start, extra, task.batch_size)
 
     def _outcome(self, task: Task, made: Evaluated, began: float) -> Outcome:
         extra = Extra(len(made.elements), time.perf_counter() - began, [])

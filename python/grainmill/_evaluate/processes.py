@@ -10,8 +10,8 @@ from grainmill._evaluate.fuse import Evaluated
 from grainmill._evaluate.leaves import block_len
 from grainmill._evaluate.make_job import Extra, MakeJob, Task
 from grainmill._evaluate.rows import StackedRows
-from grainmill._workers.failures import WorkerError
-from grainmill._workers.pool import ForkRefusedError, Limits, Pool, spawn_from_now_on
+from grainmill._workers.crew import ForkRefusedError, spawn_from_now_on
+from grainmill._workers.pool import Limits, Pool
 
 if TYPE_CHECKING:
     from grainmill._evaluate.program import Program
@@ -61,30 +61,32 @@ class ProcessBlocks(Blocks):
             if not self._tasks:
                 return Evaluated([], None)
         ticket, count = self._tasks[0]
+        before = self.position
         try:
             result = pool.take(ticket)
-        except WorkerError:
+            self._tasks.popleft()
+            made = self._made_of(result, count)
+            if self._tasks:
+                self._hand_out()  # workers go on while the consumer has this
+        except BaseException as failure:  # Ctrl-C too, which may have cost a message
+            self.position = before
             self.close()
+            if isinstance(failure, ForkRefusedError):
+                spawn_from_now_on(failure)
+                return self.take(limit)
             raise
-        except ForkRefusedError as refused:
-            self.close()
-            spawn_from_now_on(refused)
-            return self.take(limit)
-        self._tasks.popleft()
-        made = self._made_of(result, count)
-        if self._tasks:
-            self._hand_out()  # workers go on while the consumer has this
         return made
 
     def _made_of(self, result: Result, count: int) -> Evaluated | StackedRows:
         extra: Extra | None = result.extra
         if extra is not None:
             self._pace.record(max(1, extra.num_elements), extra.elapsed_s)
-        if extra is not None and extra.rows:
-            made = zip(result.elements, extra.rows, strict=True)
+        if extra is not None and extra.rows and result.elements:
+            made = list(zip(result.elements, extra.rows, strict=False))  # up to the failure
             self._made.extend(StackedRows(b, n, exact=exact) for b, (n, exact) in made)
-            if extra.num_elements < count:
-                self._drop_tasks(self.position + extra.num_elements)
+            made_count = sum(n for _, (n, _) in made)
+            if made_count < count:
+                self._drop_tasks(self.position + made_count)
             rows = self._made.popleft()
             self.position += len(rows)
             return rows
@@ -96,16 +98,14 @@ class ProcessBlocks(Blocks):
     def _hand_out(self) -> Pool:
         if self._pool is None or self._pool.closed:
             self._drop_tasks(self.position)
-            self._pool = Pool(
-                MakeJob(self._node.parent, self._node.options.worker_init_fn),
-                self._workers,
-                self._limits,
-                self._node.parent.walk_up(),
-            )
+            plan = self._node.parent
+            job = MakeJob(plan, self._node.options.worker_init_fn)
+            self._pool = Pool(job, self._workers, self._limits, plan.walk_up())
         pool = self._pool
         while True:
             worker = min(range(self._workers), key=pool.num_unfinished)
-            if pool.num_unfinished(worker) >= _TASKS_PER_WORKER:
+            # What is awaited has to be under way, however much was dropped before it.
+            if self._tasks and pool.num_unfinished(worker) >= _TASKS_PER_WORKER:
                 return pool
             task = self._next_task()
             ahead = self._handed_out + task.num_elements - self.position

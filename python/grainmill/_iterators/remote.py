@@ -10,11 +10,11 @@ from grainmill._iterators.part import fixed
 from grainmill._iterators.run_job import RunJob, Standing, Task
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.slicing import sliced
-from grainmill._workers.failures import WorkerError
-from grainmill._workers.pool import ForkRefusedError, Limits, Pool, spawn_from_now_on
+from grainmill._workers.crew import ForkRefusedError, spawn_from_now_on
+from grainmill._workers.pool import Limits, Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from grainmill._iterators.part import After
     from grainmill._plan.node import Node
@@ -60,6 +60,12 @@ class RemoteWorkers:
         """The same pipeline in this process, from its start."""
         return self._open_plan(self._plan(worker))
 
+    def drop(self, tickets: Iterable[Ticket], generation: int) -> None:
+        """Gives up tasks of a set of workers, where that is the one at work."""
+        if self._pool is not None and generation == self.generation:
+            for ticket in tickets:
+                self._pool.drop(ticket)
+
     def close(self) -> None:
         """Ends the workers; those that are needed after that are new ones."""
         pool, self._pool = self._pool, None
@@ -94,14 +100,13 @@ class RemotePart(Stage):
         pool = self._request()
         try:
             result = pool.take(self._tickets[0])
-        except WorkerError:
+            self._tickets.popleft()
+        except BaseException as failure:  # Ctrl-C too, which may have cost a message
             self._workers.close()
+            if isinstance(failure, ForkRefusedError):
+                spawn_from_now_on(failure)
+                return self.pull(limit)
             raise
-        except ForkRefusedError as refused:
-            self._workers.close()
-            spawn_from_now_on(refused)
-            return self.pull(limit)
-        self._tickets.popleft()
         self._failure = result.failure
         states: list[State] = result.extra or []
         if result.failure is not None:
@@ -136,10 +141,7 @@ class RemotePart(Stage):
 
     def _drop_tickets(self) -> None:
         """Has the worker go back to the element after those that were pulled."""
-        pool = self._workers.pool() if self._tickets else None
-        for ticket in self._tickets:
-            if pool is not None and self._generation == self._workers.generation:
-                pool.drop(ticket)
+        self._workers.drop(self._tickets, self._generation)
         self._tickets.clear()
         self._restart = True
 

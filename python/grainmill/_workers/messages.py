@@ -2,12 +2,14 @@
 
 A list of elements is taken apart column by column. A column of plain arrays of one dtype is
 written into one slot, each array aligned to 64 bytes, and arrives as views of it; an array that
-lies in a shared slot already, such as a batch, is not even written. Whatever is no such column is
-pickled, with the memory of its arrays in the slot too.
+lies in a shared slot already, such as a batch, is not even written, provided that nobody here
+keeps it: the slot is the receiver's from then on. Whatever is no such column is pickled, with the
+memory of its arrays in the slot too.
 """
 
 from __future__ import annotations
 
+import collections
 import io
 import pickle
 import sys
@@ -19,7 +21,7 @@ import numpy as np
 from grainmill._native import common_layout, slot_of, write_arrays
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from grainmill._native import Arena, LentSlot, Slot
 
@@ -75,7 +77,7 @@ def pack(elements: list[Any], arena: Arena | SlotMaker) -> Packed:
     """
     writer = _Writer()
     try:
-        column = writer.column(elements, 0)
+        column = writer.column(elements, ())
     except Exception as failure:
         raise _culprit(elements, failure) from failure
     return writer.finish(column, arena)
@@ -109,24 +111,31 @@ class _Writer:
         self._size += -(-byte_len // _ALIGNMENT) * _ALIGNMENT
         return offset
 
-    def column(self, values: list[Any], depth: int) -> Any:
-        """What `_elements` needs to make `values` again."""
+    def column(self, values: list[Any], above: tuple[list[Any], ...]) -> Any:
+        """What `_elements` needs to make `values` again.
+
+        Args:
+            values: One for each element.
+            above: What they were taken from, and that from, up to the elements.
+        """
         kind = type(values[0]) if values else None
         if kind is np.ndarray:
-            return self._array_column(values)
-        if kind in {dict, list, tuple} and depth < _DEEPEST and values[0]:
+            return self._array_column(values, above)
+        if kind in {dict, list, tuple} and len(above) < _DEEPEST and values[0]:
             names = _common_names(values, kind)
-            if names is not None:
+            if names is not None and not _cyclic(values, above):
                 children = [[value[name] for value in values] for name in names]
-                columns = [self.column(child, depth + 1) for child in children]
+                columns = [self.column(child, (*above, values)) for child in children]
                 return (kind, list(names) if kind is dict else None, columns)
         return self._pickled(values)
 
-    def _array_column(self, values: list[Any]) -> Any:
+    def _array_column(self, values: list[Any], above: tuple[list[Any], ...]) -> Any:
         if values[0].nbytes >= OWN_SLOT_BYTES:
-            places = [self._place(value) for value in values]
-            if None not in places:
-                return ("there", places)
+            found = [slot_of(value) for value in values]
+            there = [place for place in found if place is not None]
+            if len(there) == len(found) and _held_by_none_else(values, above):
+                places = zip(values, there, strict=True)
+                return ("there", [self._left(value, *place) for value, place in places])
         layout = common_layout(values)
         if layout is None:
             return self._pickled(values)
@@ -135,14 +144,12 @@ class _Writer:
         self._arrays.append((offset, values))
         return ("arrays", offset, shapes.shape, shapes.tobytes(), dtype)
 
-    def _place(self, value: Any) -> tuple[int, int, tuple[int, ...], Any] | None:
-        """Where `value` lies, if that is a shared slot."""
-        found = slot_of(value)
-        number = None if found is None else found[0].shared_id
-        if found is None or number is None:
-            return None
-        self._in_place[number] = found[0]
-        return number, found[1], value.shape, value.dtype
+    def _left(self, value: Any, slot: Slot, offset: int) -> Any:
+        number = slot.shared_id
+        if number is None:
+            raise TypeError("only slots in shared memory can be sent")
+        self._in_place[number] = slot
+        return number, offset, value.shape, value.dtype
 
     def _pickled(self, values: list[Any]) -> Any:
         buffers: list[pickle.PickleBuffer] = []
@@ -196,8 +203,47 @@ def _common_names(values: list[Any], kind: Any) -> Sequence[Any] | None:
         return None
     if kind is dict:
         names = tuple(values[0])
-        return names if all(tuple(value) == names for value in values) else None
+        if not all(tuple(value) == names for value in values):
+            return None
+        kinds = tuple(map(type, names))
+        if set(kinds) != {str} and any(tuple(map(type, value)) != kinds for value in values):
+            return None  # 1 and True are equal
+        return names
     return range(len(values[0])) if len(set(map(len, values))) == 1 else None
+
+
+def _cyclic(values: list[Any], above: tuple[list[Any], ...]) -> bool:
+    """Whether one of `values` is also among what they were taken from."""
+    if not above:
+        return False
+    ids = set(map(id, values))
+    return any(not ids.isdisjoint(map(id, outer)) for outer in above)
+
+
+def _holders(values: list[Any]) -> list[int]:
+    """Of each value, the most references there are to it or to an array that it is a view of."""
+    counts = []
+    for value in values:
+        most = sys.getrefcount(value)
+        below = value.base if isinstance(value, np.ndarray) else None
+        while below is not None:
+            most = max(most, sys.getrefcount(below))
+            below = getattr(below, "base", None)
+        counts.append(most)
+    return counts
+
+
+# How often a view that only a list has is found to be referred to; interpreters differ.
+_BY_LIST_ALONE = max(_holders([np.empty(2)[:1]]))
+
+
+def _held_by_none_else(values: list[Any], above: tuple[list[Any], ...]) -> bool:
+    """Whether arrays, and what they lie in, are referred to by the elements sent alone."""
+    levels = (*above, values)
+    # Below the elements, there is the container beside the list.
+    return all(
+        max(_holders(level)) <= _BY_LIST_ALONE + bool(depth) for depth, level in enumerate(levels)
+    )
 
 
 def _elements(column: Any, slots: dict[int, LentSlot], message: LentSlot | None) -> list[Any]:
@@ -206,8 +252,8 @@ def _elements(column: Any, slots: dict[int, LentSlot], message: LentSlot | None)
         return [slots[number].array(*place) for number, *place in column[1]]
     if kind == "arrays":
         _, offset, shape, shapes, dtype = column
-        rows = np.frombuffer(shapes, np.int64).reshape(shape)
-        return list(_lent(message).arrays(offset, rows, dtype))
+        layout = np.frombuffer(shapes, np.int64).reshape(shape)
+        return list(_lent(message).arrays(offset, layout, dtype))
     if kind == "pickled":
         return _unpickled(column, message)
     _, names, columns = column
@@ -249,17 +295,45 @@ def _dumped(values: Any, buffers: list[pickle.PickleBuffer]) -> bytes:
         return file.getvalue()
 
 
+def main_classes() -> frozenset[str]:
+    """The names of the classes that this process's main script has, those within others too."""
+    names: set[str] = set()
+    waiting = [("", vars(sys.modules[_MAIN]))]
+    while waiting:
+        prefix, scope = waiting.pop()
+        for name, value in list(scope.items()):
+            if not isinstance(value, type) or value.__module__ != _MAIN:
+                continue
+            if value.__qualname__ == prefix + name and value.__qualname__ not in names:
+                names.add(value.__qualname__)
+                waiting.append((f"{prefix}{name}.", dict(vars(value))))
+    return frozenset(names)
+
+
+_receivers_classes: set[str] = set()
+_sent_classes: dict[str, type] = {}
+
+
+def expect_classes(names: Iterable[str]) -> None:
+    """Has classes of the main script that the receiver has by these names sent by name."""
+    _receivers_classes.update(names)
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Names the classes of the main script, which the receiver has, instead of copying them."""
+    """Names the classes that the receiver has in its main script, instead of copying them."""
 
     def persistent_id(self, value: Any) -> Any:
-        if isinstance(value, type) and value.__module__ == _MAIN and "<" not in value.__qualname__:
-            return value.__qualname__
+        if isinstance(value, type) and value.__module__ == _MAIN:
+            name = value.__qualname__
+            if name in _receivers_classes and _sent_classes.setdefault(name, value) is value:
+                return name
         return None
 
 
 class _Unpickler(pickle.Unpickler):
     def persistent_load(self, name: str) -> Any:
+        if name in _sent_classes:  # this is not the receiver, it only tries
+            return _sent_classes[name]
         found: Any = sys.modules[_MAIN]
         for part in name.split("."):
             found = getattr(found, part)
@@ -299,8 +373,11 @@ def _offending(part: Any, path: str) -> tuple[str, Any]:
     """The innermost part that can not be pickled, and the way to it."""
     if isinstance(part, dict):
         inner = [(f"[{key!r}]", value) for key, value in part.items()]
-    elif isinstance(part, list | tuple):
+    elif isinstance(part, list | tuple | set | frozenset | collections.deque):
         inner = [(f"[{i}]", value) for i, value in enumerate(part)]
+    elif isinstance(part, np.ndarray) and part.dtype.hasobject:
+        places = np.ndindex(part.shape)
+        inner = [(f"[{', '.join(map(str, place))}]", part[place]) for place in places]
     else:
         inner = [(f".{name}", value) for name, value in getattr(part, "__dict__", {}).items()]
     for entry, value in inner:

@@ -10,46 +10,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import pathlib
-import pickle
 import select
 import socket
-import subprocess
-import sys
 import time
-import warnings
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import cloudpickle
-
-from grainmill._native import Board, Lender
-from grainmill._workers import failures, messages
-from grainmill._workers.worker import SetUp
+from grainmill._workers import failures, messages, wire
+from grainmill._workers.crew import Crew
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from grainmill._workers.worker import Job
 
-_LARGEST_MESSAGE = 128 << 10
-_FILES_PER_MESSAGE = 253
-_ALIGNMENT = 64
-_CLOSE_WAIT_S = 1.5
-_STATUS_WAIT_S = 1.0
 _BUDGET_SHARE = 4
-_CLOSED = "Attempting to use a closed iterator."
 _LOGGER = logging.getLogger("grainmill")
-
-# Libraries that would start threads of their own in the process that workers are forked from.
-_ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-_LAUNCH = (
-    "import sys; sys.path[:] = {path!r}; import importlib.util as u; "
-    "s = u.spec_from_file_location('launch', {launch!r}); m = u.module_from_spec(s); "
-    "s.loader.exec_module(m); m.main({control}, {parent}, {modules!r}, fork={fork})"
-)
-_LAUNCHER = str(pathlib.Path(__file__).with_name("launch.py"))
 
 
 class Limits(NamedTuple):
@@ -89,11 +66,11 @@ class Ticket:
     """One task that was given to a worker.
 
     Attributes:
+        number: Tasks are numbered in the order in which they were given.
         worker: The worker it was given to.
         about: What it makes, for messages.
-        number: Its place among all tasks of the pool.
-        answer: What came back of it, until it is taken.
-        dropped: Whether nobody wants what comes back.
+        answer: What the worker sent, until that is taken.
+        dropped: Whether nobody wants the answer any more.
     """
 
     __slots__ = ("about", "answer", "dropped", "number", "worker")
@@ -128,28 +105,37 @@ class Pool:
         self._limits = limits
         self._numbers = 0
         self._pid = os.getpid()
-        data, buffers = _pickled(job, parts)
-        self._crew = _Crew(num_workers, limits.budget_bytes, data, buffers, job.modules)
+        self._crew = Crew(job, num_workers, limits.budget_bytes, parts)
         self._finalizer = weakref.finalize(self, _end, self._crew, self._pid)
         self._unfinished: list[deque[Ticket]] = [deque() for _ in range(num_workers)]
         self._needs: dict[int, int] = {}
         self._lent: dict[tuple[int, int], int] = {}
-        self._dead: dict[int, BaseException] = {}
+        self._dead: dict[int, Callable[[], BaseException]] = {}
+        self._buried: set[int] = set()
         self._poll = select.poll()
-        self._by_file: dict[int, int] = {}
-        for worker, connection in enumerate(self._crew.connections):
-            self._by_file[connection.fileno()] = worker
-            self._poll.register(connection, select.POLLIN)
+        self._controls = [control.fileno() for control in self._crew.controls]
+        for file in self._controls:
+            self._poll.register(file, select.POLLIN)
+        self._files = [connection.fileno() for connection in self._crew.connections]
+        for file in self._files:
+            self._poll.register(file, select.POLLIN)
 
     def give(self, worker: int, task: Any, about: str) -> Ticket:
         """Sends a task to a worker, which does its tasks one after another."""
         self._numbers += 1
         ticket = Ticket(self._numbers, worker, about)
         self._unfinished[worker].append(ticket)
-        message = (ticket.number, task, self._returned(worker))
-        with contextlib.suppress(ConnectionError):  # its end is met by whoever waits for it
-            self._crew.connections[worker].send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        self._send(worker, (ticket.number, task, self._returned(worker)))
         return ticket
+
+    def _send(self, worker: int, message: Any) -> None:
+        try:
+            wire.send(self._crew.connections[worker], message)
+        except ConnectionError:
+            pass  # its end is met by whoever waits for it
+        except OSError:
+            self._crew.check_open()
+            raise
 
     def drop(self, ticket: Ticket) -> None:
         """Gives up the result of a task; what holds it is free once the worker is done."""
@@ -168,7 +154,7 @@ class Pool:
         return len(self._unfinished[worker])
 
     def take(self, ticket: Ticket) -> Result:
-        """Waits for the result of a task.
+        """Waits for the result of a task. Whatever is raised, the pool is best closed then.
 
         Raises:
             WorkerError: The worker ended instead, or nothing came within `timeout_s`.
@@ -185,14 +171,17 @@ class Pool:
         ticket.answer = None
         worker = ticket.worker
         elements = messages.unpack(text, lambda slot: self._lend(worker, slot)) if text else []
-        failure = self._rebuilt(worker, failure_text) if failure_text else None
-        return Result(elements, failure, extra)
+        if not failure_text:
+            return Result(elements, None, extra)
+        told = self._told(worker, failure_text)
+        where = f"in worker {worker}"
+        if told["element"] is not None:
+            where += f", at element {told['element']}"
+        return Result(elements, failures.rebuilt(told, where), extra)
 
-    def _rebuilt(self, worker: int, text: Any) -> BaseException:
+    def _told(self, worker: int, text: Any) -> failures.Told:
         (told,) = messages.unpack(text, lambda slot: self._lend(worker, slot))
-        element = told.get("element")
-        where = f"in worker {worker}" + ("" if element is None else f", at element {element}")
-        return failures.rebuilt(told, where)
+        return told  # type: ignore[no-any-return]
 
     def _lend(self, worker: int, slot: int) -> Any:
         """A slot for the user; what the user holds no longer counts as the pool's."""
@@ -203,7 +192,7 @@ class Pool:
 
     def _returned(self, worker: int) -> list[int]:
         """The worker's slots that the user is through with; they count again."""
-        returned = self._crew.lenders[worker].take_returned()
+        returned: list[int] = self._crew.lenders[worker].take_returned()
         for slot in returned:
             self._crew.board.reserve_anyway(self._lent.pop((worker, slot)))
         return returned
@@ -213,7 +202,7 @@ class Pool:
         warned = False
         while ticket.answer is None:
             if ticket.worker in self._dead:
-                raise self._dead[ticket.worker]
+                raise self._dead[ticket.worker]()
             waited_s = time.monotonic() - began
             waits = []
             if self._limits.stall_warning_s is not None and not warned:
@@ -244,23 +233,38 @@ class Pool:
     def _hear(self, wait_s: float | None) -> None:
         """Takes in what workers have sent; waits for something if there is nothing."""
         for file, _ in self._poll.poll(None if wait_s is None else max(0.0, wait_s) * 1000):
-            worker = self._by_file[file]
-            connection = self._crew.connections[worker]
             try:
-                data, files, _, _ = socket.recv_fds(
-                    connection, _LARGEST_MESSAGE, _FILES_PER_MESSAGE
-                )
-            except ConnectionError:
-                data, files = b"", []
+                if file in self._controls:
+                    self._crew.hear_of_ends(self._controls.index(file))
+                elif (worker := self._files.index(file)) not in self._crew.ended:
+                    self._hear_from(worker)
             except OSError:
                 self._crew.check_open()
                 raise
-            if data:
-                self._note(worker, pickle.loads(data), files)
-                continue
+        for worker in self._crew.ended.keys() - self._buried:
+            self._bury(worker)
+
+    def _hear_from(self, worker: int) -> None:
+        try:
+            message, files = wire.receive(self._crew.connections[worker])
+        except EOFError:
             self._crew.check_open()
-            self._poll.unregister(file)
-            self._dead.setdefault(worker, self._death(worker))
+            self._crew.await_end(worker)
+        else:
+            self._note(worker, message, files)
+
+    def _bury(self, worker: int) -> None:
+        """Takes what is left of a worker that has ended; its children may hold its socket open."""
+        self._buried.add(worker)
+        self._poll.unregister(self._files[worker])
+        connection = self._crew.connections[worker]
+        with contextlib.suppress(EOFError, BlockingIOError):
+            while True:
+                self._note(worker, *wire.receive(connection, socket.MSG_DONTWAIT))
+        queue = self._unfinished[worker]
+        doing = self._doing(queue[0]) if queue else "with nothing to do"
+        code = self._crew.ended[worker]
+        self._dead.setdefault(worker, lambda: failures.death(worker, code, doing))
 
     def _note(self, worker: int, message: Any, files: list[int]) -> None:
         kind, *rest = message
@@ -281,7 +285,8 @@ class Pool:
             self._needs[worker] = rest[0]
             self._grant(None)
         else:
-            self._dead[worker] = self._rebuilt(worker, rest[0])
+            told = self._told(worker, rest[0])
+            self._dead[worker] = lambda: failures.rebuilt(told, f"in worker {worker}")
 
     def _grant(self, awaited: Ticket | None) -> None:
         """Lets workers go on that wait for memory, those whose tasks are older first.
@@ -289,24 +294,21 @@ class Pool:
         The one whose result is awaited gets what it needs in any case; the others only what
         leaves as much for each task before theirs.
         """
-        waiting = (worker for worker in self._needs if worker not in self._dead)
-        for worker in sorted(waiting, key=lambda worker: self._unfinished[worker][0].number):
+        turns = {worker: self._turn(worker) for worker in self._needs if worker not in self._dead}
+        for worker in sorted(turns, key=turns.__getitem__):
             byte_len = self._needs[worker]
-            number = self._unfinished[worker][0].number
-            earlier = sum(bool(queue) and queue[0].number < number for queue in self._unfinished)
-            if awaited is not None and number == awaited.number:
+            earlier = sum(bool(q) and q[0].number < turns[worker] for q in self._unfinished)
+            if awaited is not None and worker == awaited.worker:
+                # What it is at may have been dropped, but the awaited comes after it.
                 self._crew.board.reserve_anyway(byte_len)
             elif not self._crew.board.reserve(byte_len, earlier * byte_len):
                 continue
             del self._needs[worker]
-            with contextlib.suppress(ConnectionError):
-                self._crew.connections[worker].send(pickle.dumps(None))
+            self._send(worker, None)
 
-    def _death(self, worker: int) -> BaseException:
-        code = self._crew.exit_code(worker)
+    def _turn(self, worker: int) -> int:
         queue = self._unfinished[worker]
-        doing = self._doing(queue[0]) if queue else "with nothing to do"
-        return failures.death(worker, code, doing)
+        return queue[0].number if queue else self._numbers + 1
 
     def close(self) -> None:
         """Ends all workers, in the middle of what they do; safe to call again."""
@@ -318,222 +320,9 @@ class Pool:
         return not self._finalizer.alive or self._pid != os.getpid()
 
 
-class _Crew:
-    """The processes of a pool and the sockets to them.
-
-    Attributes:
-        connections: One socket for each worker.
-        lenders: The slots of each worker.
-        board: The page they share.
-    """
-
-    def __init__(
-        self,
-        num_workers: int,
-        budget_bytes: int,
-        data: bytes,
-        buffers: Sequence[Any],
-        modules: Sequence[str],
-    ) -> None:
-        self._ended = False
-        self._codes: dict[int, int] = {}
-        self.lenders = [Lender() for _ in range(num_workers)]
-        self.board, board_file = Board.create(num_workers, budget_bytes)
-        with contextlib.ExitStack() as files:
-            files.callback(os.close, board_file)
-            job_file, job = _job_file(data, buffers)
-            files.callback(os.close, job_file)
-            self._forks = fork = _can_fork[0]
-            self._launched = [_Launched(modules, fork=fork)]
-            self.connections = []
-            for worker in range(num_workers):
-                if worker and not fork:
-                    self._launched.append(_Launched(modules, fork=False))
-                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                self.connections.append(ours)
-                set_up = SetUp(
-                    worker,
-                    num_workers,
-                    budget_bytes,
-                    job,
-                    list(sys.path),
-                    _directory(),
-                    dict(os.environ),
-                    logging.getLogger().getEffectiveLevel(),
-                )
-                with theirs, contextlib.suppress(ConnectionError):
-                    message = pickle.dumps(set_up, pickle.HIGHEST_PROTOCOL)
-                    sent = [theirs.fileno(), job_file, board_file]
-                    socket.send_fds(self._launched[-1].control, [message], sent)
-
-    def check_open(self) -> None:
-        """Raises `ValueError` where the workers were told to end."""
-        if self._ended:
-            raise ValueError(_CLOSED)
-
-    def exit_code(self, worker: int) -> int | None:
-        """How a worker that is gone has ended; `None` where nobody is left who knows.
-
-        Raises:
-            ForkRefusedError: It was never forked.
-        """
-        if not self._forks:
-            return self._launched[worker].exit_code()
-        while worker not in self._codes:
-            told = self._launched[0].next_report()
-            if told is None:
-                return None
-            number, code = told
-            if number is None:
-                raise ForkRefusedError(code)
-            self._codes[number] = code
-        return self._codes[worker]
-
-    def end(self) -> None:
-        """Has all processes of the pool end, and waits until they are gone."""
-        if self._ended:
-            return
-        self._ended = True
-        # Forked children of this process may hold these sockets too, so closing is not enough.
-        for connection in (*self.connections, *(launched.control for launched in self._launched)):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        deadline = time.monotonic() + _CLOSE_WAIT_S
-        for launched in self._launched:
-            launched.wait(deadline)
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Closes this process's ends, without a word to the others."""
-        self._ended = True
-        for connection in (*self.connections, *(launched.control for launched in self._launched)):
-            connection.close()
-
-
-class ForkRefusedError(Exception):
-    """The zygote has threads that it did not start, so that its children might hang."""
-
-    def __init__(self, threads: int) -> None:
-        super().__init__(threads)
-        self.threads = threads
-
-
-# Whether workers may be forked, as far as is known.
-_can_fork = [hasattr(os, "fork")]
-
-
-def spawn_from_now_on(refused: ForkRefusedError) -> None:
-    """Has each worker of every later pool start a Python of its own, and says so."""
-    _can_fork[0] = False
-    warnings.warn(
-        f"a fresh Python process has {refused.threads} threads here, so workers can not be forked "
-        "from one: each starts by itself, which takes longer. Threads at start come from a "
-        "`sitecustomize` or a `.pth` file",
-        RuntimeWarning,
-        stacklevel=2,
-    )
-
-
-class _Launched:
-    """A process that forks workers, or is one.
-
-    Attributes:
-        control: The socket to it.
-    """
-
-    def __init__(self, modules: Sequence[str], *, fork: bool) -> None:
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            code = _LAUNCH.format(
-                path=sys.path,
-                launch=_LAUNCHER,
-                control=theirs.fileno(),
-                parent=os.getpid(),
-                modules=list(modules),
-                fork=fork,
-            )
-            flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001 - as `multiprocessing` starts its own
-            self._process = subprocess.Popen(
-                [sys.executable, *flags, "-c", code],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, **dict.fromkeys(_ONE_THREAD, "1")},
-            )
-
-    def next_report(self) -> tuple[int | None, int] | None:
-        """What it says next of the workers it forked; `None` if it is gone too."""
-        poll = select.poll()
-        poll.register(self.control, select.POLLIN)
-        if not poll.poll(_STATUS_WAIT_S * 1000):
-            return None
-        with contextlib.suppress(ConnectionError):
-            data = self.control.recv(_LARGEST_MESSAGE)
-            if data:
-                told: tuple[int | None, int] = pickle.loads(data)
-                return told
-        return None
-
-    def exit_code(self) -> int | None:
-        """How it ended, once it has."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(_STATUS_WAIT_S)
-        return None
-
-    def wait(self, deadline: float) -> None:
-        """Waits until it is gone; from `deadline` on, ends it."""
-        try:
-            self._process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self._process.kill()  # its workers go with it
-            self._process.wait()
-
-
-def _end(crew: _Crew, pid: int) -> None:
+def _end(crew: Crew, pid: int) -> None:
     """Ends a pool; in a child forked from its owner, only lets go of it."""
     if os.getpid() == pid:
         crew.end()
     else:
         crew.abandon()
-
-
-def _directory() -> str:
-    try:
-        return str(os.getcwd())  # noqa: PTH109 - `Path.cwd` is the same
-    except FileNotFoundError:
-        return "/"
-
-
-def _pickled(job: Job, parts: Iterable[Any]) -> tuple[bytes, list[Any]]:
-    buffers: list[pickle.PickleBuffer] = []
-    try:
-        data = cloudpickle.dumps(job, protocol=5, buffer_callback=buffers.append)
-    except Exception as failure:
-        for part in parts:
-            try:
-                cloudpickle.dumps(part)
-            except Exception:
-                failure.add_note(f"Dataset: {part} cannot be pickled!")
-                break
-        raise
-    return data, [buffer.raw() for buffer in buffers]
-
-
-def _job_file(data: bytes, buffers: Sequence[Any]) -> tuple[int, tuple[int, list[tuple[int, int]]]]:
-    """An anonymous file with the pickled job, and where in it everything is."""
-    file = os.memfd_create("grainmill-job", os.MFD_CLOEXEC)
-    places = []
-    at = _written(file, data, 0)
-    for buffer in buffers:
-        places.append((at, len(buffer)))
-        at = _written(file, buffer, at)
-    os.ftruncate(file, max(at, 1))
-    return file, (len(data), places)
-
-
-def _written(file: int, data: Any, at: int) -> int:
-    """Writes `data` at `at`; returns the next aligned place."""
-    view = memoryview(data)
-    while view:
-        count = os.pwrite(file, view, at)
-        view, at = view[count:], at + count
-    return -(-at // _ALIGNMENT) * _ALIGNMENT

@@ -8,26 +8,26 @@ import logging
 import mmap
 import os
 import pickle
-import socket
 import sys
 import threading
+import traceback
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from grainmill._native import Arena, Board
-from grainmill._workers import failures, messages
+from grainmill._workers import failures, messages, wire
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Sequence
 
     from grainmill._native import Slot
 
-# A message never comes near this; a socket buffer holds more.
-_LARGEST_MESSAGE = 128 << 10
-# A message carries at most 253 descriptors.
-_FILES_PER_MESSAGE = 200
+# Slots that the parent was not sent yet hold a descriptor each, of those that a process may have.
+_MOST_UNSENT = 128
+_TASKS_UNTIL_TIDY = 32
 # What a worker takes without asking leaves room for so many like it from each of the others.
 _SPARE_PER_WORKER = 2
 
@@ -39,13 +39,15 @@ class Outcome(NamedTuple):
         elements: What was made, up to `failure`.
         failure: What hindered the next one, if anything did.
         first: The number of the first element, for messages.
-        extra: What else the one who gave the task needs; small.
+        extra: What else the one who gave the task needs.
+        batch_size: Where `elements` are batches, how many of those numbered are in each.
     """
 
     elements: list[Any]
     failure: BaseException | None
-    first: int
+    first: int | None
     extra: Any = None
+    batch_size: int = 0
 
 
 class Runner(abc.ABC):
@@ -97,6 +99,7 @@ class SetUp(NamedTuple):
         directory: The parent's working directory.
         environment: The parent's environment.
         log_level: The parent's level of logging.
+        main_classes: The classes of the parent's main script, by name.
     """
 
     worker: int
@@ -107,40 +110,34 @@ class SetUp(NamedTuple):
     directory: str
     environment: dict[str, str]
     log_level: int
-
-
-class _LeaveError(BaseException):
-    """The other end is gone."""
+    main_classes: frozenset[str]
 
 
 class _Channel:
     """The worker's end of the socket to its parent."""
 
-    def __init__(self, connection: socket.socket, worker: int, count: int, board: Board) -> None:
+    def __init__(
+        self, connection: socket.socket, worker: int, count: int, board: Board, budget_bytes: int
+    ) -> None:
         self._connection = connection
         self._worker = worker
         self._tasks: deque[Any] = deque()
         self._sent: dict[int, Slot] = {}
-        self.arena = SharedArena(board, count, self._ask)
+        self.arena = SharedArena(board, count, budget_bytes, self._ask)
 
     def _receive(self) -> Any:
-        data = self._connection.recv(_LARGEST_MESSAGE)
-        if not data:
-            raise _LeaveError
-        return pickle.loads(data)
+        message, _ = wire.receive(self._connection)
+        return message
 
     def _send(self, message: Any, files: Sequence[int] = ()) -> None:
-        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        if files:
-            socket.send_fds(self._connection, [data], files)
-        else:
-            self._connection.send(data)
+        wire.send(self._connection, message, files)
 
     def next_task(self) -> tuple[int, Any]:
         """Waits for the next task, and takes back the slots that came with it."""
         number, task, returned = self._tasks.popleft() if self._tasks else self._receive()
         for slot in returned:
             self._sent.pop(slot, None)
+        self.arena.tidy()
         return number, task
 
     def _ask(self, byte_len: int) -> None:
@@ -160,21 +157,24 @@ class _Channel:
                 elements = elements[: unsendable.position]
                 packed = messages.pack(elements, self.arena) if elements else None
                 failure = TypeError(
-                    f"element {outcome.first + unsendable.position} can not be sent by worker "
+                    f"{_name_of(outcome, unsendable.position)} can not be sent by worker "
                     f"{self._worker}: {unsendable.problem}"
                 )
         told = None
         if failure is not None:
-            where = outcome.first + len(elements)
+            where = outcome.first
+            if where is not None:
+                where += len(elements) * max(1, outcome.batch_size)
             told = messages.pack([self._told(failure, where)], self.arena)
         slots = self._lend([*(packed.slots if packed else ()), *(told.slots if told else ())])
         texts = (packed.text if packed else None, told.text if told else None)
         self._send(("made", number, *texts, outcome.extra, slots, self.arena.take_dropped()))
 
-    def _told(self, failure: BaseException, element: int) -> Any:
+    def _told(self, failure: BaseException, element: int | None) -> Any:
         if isinstance(failure, SystemExit):
             code = failure.code if isinstance(failure.code, int) else int(failure.code is not None)
-            failure = failures.death(self._worker, code, f"while making element {element}")
+            doing = "at work" if element is None else f"while making element {element}"
+            failure = failures.death(self._worker, code, doing)
         return {**failures.tell(failure), "element": element}
 
     def broken(self, failure: BaseException) -> None:
@@ -196,8 +196,9 @@ class _Channel:
             given = slot.take_file()
             if given is not None:
                 fresh.append((number, *given))
-        for start in range(0, len(fresh), _FILES_PER_MESSAGE):
-            part = fresh[start : start + _FILES_PER_MESSAGE]
+        self.arena.note_sent([number for number, *_ in fresh])
+        for start in range(0, len(fresh), wire.MOST_FILES):
+            part = fresh[start : start + wire.MOST_FILES]
             files = [file for _, file, _ in part]
             self._send(("slots", [(number, length) for number, _, length in part]), files)
             for file in files:
@@ -205,10 +206,26 @@ class _Channel:
         return numbers
 
 
+def _name_of(outcome: Outcome, position: int) -> str:
+    if outcome.first is None:
+        return "an element"
+    first = outcome.first + position * max(1, outcome.batch_size)
+    if not outcome.batch_size:
+        return f"element {first}"
+    return f"the batch of elements {first} to {first + outcome.batch_size - 1}"
+
+
 class SharedArena:
     """The worker's slots, within the memory that all workers have together."""
 
-    def __init__(self, board: Board, count: int, ask: Callable[[int], None]) -> None:
+    def __init__(
+        self, board: Board, count: int, budget_bytes: int, ask: Callable[[int], None]
+    ) -> None:
+        self._num_made = 0
+        self._sent: set[int] = set()  # of the slots there are, those that the parent knows
+        self._budget_bytes = budget_bytes
+        self._num_tasks = 0
+        self._least_free = 0
         self._arena = Arena(shared=True)
         self._private = Arena()
         self._board = board
@@ -228,38 +245,77 @@ class SharedArena:
         if byte_len < messages.OWN_SLOT_BYTES:
             return self._private.array(shape, dtype)
         with self._lock:
-            growth = self._missing(byte_len)
-            if not growth:
-                return self._arena.array(shape, dtype)
-            if threading.get_ident() != self._thread:
+            growth = self._arena.growth(byte_len)
+            unsent = self._num_made - len(self._sent)
+            if growth and (unsent >= _MOST_UNSENT or not self._made_room(growth)):
                 return self._private.array(shape, dtype)
-            self._ask(growth)
-            return self._arena.array(shape, dtype)
+            try:
+                array: np.ndarray[Any, Any] = self._arena.array(shape, dtype)
+            except ValueError:  # no descriptor is left: then by copy, through the one that is
+                self._board.release(growth)
+                return self._private.array(shape, dtype)
+            self._num_made += bool(growth)
+            return array
 
     def slot(self, byte_len: int) -> Slot:
-        """A slot of `byte_len` bytes."""
+        """A slot of `byte_len` bytes; for the thread that does the tasks."""
         with self._lock:
-            growth = self._missing(byte_len)
-            if growth:
-                self._ask(growth)
-            return self._arena.slot(byte_len)
+            growth = self._arena.growth(byte_len)
+            self._made_room(growth)
+            try:
+                slot = self._arena.slot(byte_len)
+            except ValueError:
+                self._board.release(growth)
+                raise
+            self._num_made += bool(growth)
+            return slot
 
-    def _missing(self, byte_len: int) -> int:
-        """Makes room for a slot of `byte_len` bytes; returns how many must be asked for."""
-        growth = self._arena.growth(byte_len)
+    def note_sent(self, numbers: list[int]) -> None:
+        """Takes note that the parent has slots from now on."""
+        with self._lock:
+            self._sent.update(numbers)
+
+    def _made_room(self, growth: int) -> bool:
+        """Reserves `growth` bytes, if it takes its time; says whether it did."""
         if not growth or self._board.reserve(growth, self._spare * growth):
-            return 0
+            return True
+        self._trim(0)
+        if self._board.reserve(growth, self._spare * growth):
+            return True
+        if threading.get_ident() != self._thread:
+            return False
+        self._ask(growth)
+        return True
+
+    def tidy(self) -> None:
+        """Gives back slots that are too many, or that no task has needed for a while."""
+        with self._lock:
+            self._tidy()
+
+    def _tidy(self) -> None:
         free = self._arena.free_bytes
-        if free:
-            self._dropped += self._arena.trim(0)
-            self._board.release(free)
-            if self._board.reserve(growth, self._spare * growth):
-                return 0
-        return growth
+        excess = self._board.reserved - self._budget_bytes
+        if free and excess > 0:
+            self._trim(max(0, free - excess))
+        self._least_free = min(self._least_free, free)
+        self._num_tasks += 1
+        if self._num_tasks % _TASKS_UNTIL_TIDY == 0:
+            if self._least_free:
+                self._trim(max(0, self._arena.free_bytes - self._least_free))
+            self._least_free = self._arena.free_bytes
+
+    def _trim(self, most_free: int) -> None:
+        before = self._arena.free_bytes
+        dropped = self._arena.trim(most_free)
+        self._num_made -= len(dropped)
+        self._sent.difference_update(dropped)
+        self._dropped += dropped
+        self._board.release(before - self._arena.free_bytes)
 
     def take_dropped(self) -> list[int]:
         """The slots that are gone since this was last asked."""
-        dropped, self._dropped = self._dropped, []
+        with self._lock:
+            dropped, self._dropped = self._dropped, []
         return dropped
 
 
@@ -269,8 +325,10 @@ def run(connection: socket.socket, job_file: int, board_file: int, set_up: SetUp
     try:
         _serve(connection, job_file, board_file, set_up)
         code = 0
-    except (_LeaveError, ConnectionError):
+    except (EOFError, ConnectionError):  # the other end is gone
         code = 0
+    except BaseException:
+        traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
@@ -280,16 +338,17 @@ def run(connection: socket.socket, job_file: int, board_file: int, set_up: SetUp
 
 def _serve(connection: socket.socket, job_file: int, board_file: int, set_up: SetUp) -> None:
     board = Board.open(board_file, set_up.num_workers, set_up.budget_bytes)
-    channel = _Channel(connection, set_up.worker, set_up.num_workers, board)
+    channel = _Channel(connection, set_up.worker, set_up.num_workers, board, set_up.budget_bytes)
     forked = _ForkWatch()
     try:
         _settle_in(set_up)
-        place = Place(
-            set_up.worker,
-            set_up.num_workers,
-            channel.arena,
-            lambda element: board.mark(set_up.worker, element + 1),
-        )
+
+        def mark(element: int) -> None:
+            if forked.is_child:
+                forked.leave_if_child(None)  # it was to make one element, not those after it
+            board.mark(set_up.worker, element + 1)
+
+        place = Place(set_up.worker, set_up.num_workers, channel.arena, mark)
         runner = _job(job_file, set_up).open(place)
     except BaseException as failure:
         forked.leave_if_child(failure)
@@ -301,7 +360,7 @@ def _serve(connection: socket.socket, job_file: int, board_file: int, set_up: Se
             outcome = runner.run(task)
         except BaseException as failure:
             forked.leave_if_child(failure)
-            outcome = Outcome([], failure, 0)
+            outcome = Outcome([], failure, None)
         forked.leave_if_child(outcome.failure)
         channel.reply(number, outcome)
         del outcome  # its memory is free while this waits
@@ -321,6 +380,7 @@ def _job(job_file: int, set_up: SetUp) -> Job:
 
 def _settle_in(set_up: SetUp) -> None:
     sys.path[:] = set_up.path
+    messages.expect_classes(set_up.main_classes)
     if set_up.environment != dict(os.environ):
         os.environ.clear()
         os.environ.update(set_up.environment)
@@ -341,10 +401,17 @@ class _ForkWatch:
     """Knows the worker from a child that a user's function forked off it."""
 
     def __init__(self) -> None:
-        self._pid = os.getpid()
+        self.is_child = False
+        os.register_at_fork(after_in_child=self._note_fork)
+
+    def _note_fork(self) -> None:
+        self.is_child = True
 
     def leave_if_child(self, failure: BaseException | None) -> None:
         """Ends a child that came back from the user's function, without a word to the parent."""
-        if os.getpid() != self._pid:
+        if self.is_child:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):
+                    stream.flush()
             code = failure.code if isinstance(failure, SystemExit) else int(failure is not None)
             os._exit(code if isinstance(code, int) else int(code is not None))

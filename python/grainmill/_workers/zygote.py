@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import pickle
 import select
 import signal
 import socket
@@ -19,13 +18,11 @@ import time
 from typing import TYPE_CHECKING
 
 from grainmill._native import end_with
-from grainmill._workers import worker
+from grainmill._workers import wire, worker
 
 if TYPE_CHECKING:
     from grainmill._workers.worker import SetUp
 
-_LARGEST_MESSAGE = 8 << 20
-_FILES = 3
 _GRACE_S = 0.25
 
 
@@ -35,6 +32,9 @@ def main(control_file: int, parent: int, *, fork: bool) -> None:
     Without `fork` this process is the first worker asked for, and has no others.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What the parent ignores or blocks would be so here and in every worker.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     control = socket.socket(fileno=control_file)
     parent_file = os.pidfd_open(parent)
     if os.getppid() == parent:
@@ -69,28 +69,27 @@ class _Zygote:
                     return
 
     def _obey(self, poll: select.poll) -> bool:
-        data, files, _, _ = socket.recv_fds(self._control, _LARGEST_MESSAGE, _FILES)
-        if not data:
+        try:
+            set_up, files = wire.receive(self._control)
+        except EOFError:
             return False
-        threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - of two names
+        threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - nothing but their number
         if threads > 1:
             # Locks that another thread holds would stay closed in the child for ever.
-            self._control.send(pickle.dumps((None, threads)))
+            wire.send(self._control, (None, threads))
             return False
-        poll.register(self._fork(pickle.loads(data), files), select.POLLIN)
+        poll.register(self._fork(set_up, files), select.POLLIN)
         return True
 
     def work(self) -> None:
-        """Is a worker itself; its parent's death is met as the end of its socket."""
-        data, files, _, _ = socket.recv_fds(self._control, _LARGEST_MESSAGE, _FILES)
-        if data:
+        """Is a worker itself, and ends as soon as the parent does, whatever it is at."""
+        with contextlib.suppress(EOFError):
+            set_up, files = wire.receive(self._control)
             threading.Thread(target=self._end_with_parent, daemon=True).start()
             connection, job_file, board_file = files
-            set_up = pickle.loads(data)
             worker.run(socket.socket(fileno=connection), job_file, board_file, set_up)
 
     def _end_with_parent(self) -> None:
-        """Ends this process as soon as the parent is gone or has hung up, whatever it does."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._parent_file, select.POLLIN)
@@ -126,7 +125,7 @@ class _Zygote:
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
         with contextlib.suppress(OSError):  # the parent may be gone
-            self._control.send(pickle.dumps((number, os.waitstatus_to_exitcode(status))))
+            wire.send(self._control, (number, os.waitstatus_to_exitcode(status)))
 
     def _end_all(self) -> None:
         """Gives workers that have nothing to do a moment to leave by themselves."""
