@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _BLOCK_S = 0.005
 _BLOCK_BYTES = 4 << 20
 _MOST = 1024
+# Batches that are as small as this together are one task, whatever number of elements that is.
+_SMALL_BYTES = 256 << 10
 _TASKS_PER_WORKER = 2
 
 
@@ -48,6 +50,11 @@ class ProcessBlocks(Blocks):
         self._tasks: deque[tuple[Ticket, int]] = deque()
         self._made: deque[StackedRows] = deque()
         self._handed_out = 0
+
+    @property
+    def num_ready(self) -> int:
+        """See `Blocks.num_ready`."""
+        return len(self._made)
 
     def take(self, limit: int) -> Evaluated | StackedRows:
         """See `Blocks.take`."""
@@ -79,6 +86,9 @@ class ProcessBlocks(Blocks):
 
     def _made_of(self, result: Result, count: int) -> Evaluated | StackedRows:
         extra: Extra | None = result.extra
+        if extra is not None and extra.row_byte_len:
+            small = block_len(extra.row_byte_len, _MOST, _SMALL_BYTES)
+            self._pace.most = max(self._most, small)
         if extra is not None:
             self._pace.record(max(1, extra.num_elements), extra.elapsed_s)
         if extra is not None and extra.rows and result.elements:
@@ -112,8 +122,8 @@ class ProcessBlocks(Blocks):
             most = max(self._at_most, 2 * self._workers * task.batch_size)
             if task.num_elements <= 0 or (self._tasks and ahead > most):
                 return pool
-            about = f"elements {task.start} to {task.start + task.num_elements - 1}"
-            self._tasks.append((pool.give(worker, task, about), task.num_elements))
+            first, last = task.start, task.start + task.num_elements - 1
+            self._tasks.append((pool.give(worker, task, (first, last)), task.num_elements))
             self._handed_out += task.num_elements
 
     def _next_task(self) -> Task:
@@ -121,7 +131,7 @@ class ProcessBlocks(Blocks):
         missing = self._until_batch(start)
         size = self.batch_size
         if size and not missing:
-            count = size * max(1, min(self._pace.count, self._most) // size)
+            count = size * max(1, self._pace.count // size)
             return Task(start, min(count, left), size)
         return Task(start, min(self._pace.count, missing or left, left), 0)
 

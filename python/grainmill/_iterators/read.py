@@ -109,18 +109,29 @@ class ReadStage(Stage):
         self._made, self._at = [], 0
         self._blocks.rewind(position)
 
-    def pull_batch(self, batch_size: int) -> Any:
-        """The next `batch_size` elements, or those left, as a batch if that is how they come."""
-        if self._at >= len(self._made):
-            self._refill(batch_size)
-        made = self._made
-        if self._at or not isinstance(made, StackedRows):
-            return None
-        if len(made) != batch_size and self._blocks.position < self._length:
-            return None
-        self._drops.kept_only(len(made))
-        self._made, self._at = [], 0
-        return made
+    @property
+    def num_ready_batches(self) -> int:
+        """How many batches `pull_batches` has at hand, as far as is known."""
+        return self._blocks.num_ready
+
+    def pull_batches(self, batch_size: int, limit: int) -> list[StackedRows]:
+        """The next elements, up to `limit * batch_size`, as batches if that is how they come.
+
+        All are of `batch_size`, except for one with the elements left at the end, alone.
+        """
+        batches: list[StackedRows] = []
+        while len(batches) < limit and (not batches or self._blocks.num_ready):
+            if self._at >= len(self._made):
+                self._refill(batch_size)
+            made = self._made
+            if self._at or not isinstance(made, StackedRows):
+                break
+            if len(made) != batch_size and (batches or self._blocks.position < self._length):
+                break
+            batches.append(made)
+            self._drops.kept_only(len(made))
+            self._made, self._at = [], 0
+        return batches
 
     def _unstack(self) -> None:
         """Takes a batch apart that is not one here, and has no more of them made."""

@@ -136,7 +136,7 @@ class RemotePart(Stage):
             state = Standing(self.state(), self._count) if self._restart else None
             self._restart = False
             task = Task(state, self._size)
-            self._tickets.append(pool.give(self._worker, task, "its next element"))
+            self._tickets.append(pool.give(self._worker, task))
         return pool
 
     def _drop_tickets(self) -> None:

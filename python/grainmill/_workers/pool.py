@@ -68,14 +68,14 @@ class Ticket:
     Attributes:
         number: Tasks are numbered in the order in which they were given.
         worker: The worker it was given to.
-        about: What it makes, for messages.
+        about: The first and the last element that it makes, where they are known.
         answer: What the worker sent, until that is taken.
         dropped: Whether nobody wants the answer any more.
     """
 
     __slots__ = ("about", "answer", "dropped", "number", "worker")
 
-    def __init__(self, number: int, worker: int, about: str) -> None:
+    def __init__(self, number: int, worker: int, about: tuple[int, int] | None) -> None:
         self.number = number
         self.worker = worker
         self.about = about
@@ -120,7 +120,7 @@ class Pool:
         for file in self._files:
             self._poll.register(file, select.POLLIN)
 
-    def give(self, worker: int, task: Any, about: str) -> Ticket:
+    def give(self, worker: int, task: Any, about: tuple[int, int] | None = None) -> Ticket:
         """Sends a task to a worker, which does its tasks one after another."""
         self._numbers += 1
         ticket = Ticket(self._numbers, worker, about)
@@ -228,7 +228,12 @@ class Pool:
     def _doing(self, ticket: Ticket) -> str:
         """Which element the worker of `ticket` is at, as far as can be seen from outside."""
         marked = self._crew.board.marked(ticket.worker)
-        return f"while making {f'element {marked - 1}' if marked else ticket.about}"
+        if marked:
+            return f"while making element {marked - 1}"
+        if ticket.about is None:
+            return "while making its next element"
+        first, last = ticket.about
+        return f"while making elements {first} to {last}"
 
     def _hear(self, wait_s: float | None) -> None:
         """Takes in what workers have sent; waits for something if there is nothing."""
