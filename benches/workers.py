@@ -10,6 +10,7 @@ time is that of the process and all its workers. A library that is not installed
 
 import argparse
 import datetime
+import importlib
 import importlib.util
 import json
 import os
@@ -23,6 +24,8 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+
+from grainmill.array_record import ArrayRecordWriter
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "benches/record"
@@ -65,9 +68,8 @@ class Files:
 
     def _opened(self):
         if self.source is None:
-            from array_record.python.array_record_data_source import ArrayRecordDataSource
-
-            self.source = ArrayRecordDataSource(self.paths)
+            module = importlib.import_module("array_record.python.array_record_data_source")
+            self.source = module.ArrayRecordDataSource(self.paths)
         return self.source
 
     def __getitem__(self, index):
@@ -91,21 +93,16 @@ class Indices:
 def pipeline(peer, workers, transform, paths=None, batch=BATCH):
     """An iterator over batches, made as the library's documentation says."""
     if peer == "torch":
-        from torch.utils import data
-
+        data = importlib.import_module("torch.utils.data")
         source = Files(paths, transform) if paths else Indices(10**7, transform)
         return iter(
             data.DataLoader(
                 source, batch, shuffle=bool(paths), num_workers=workers, collate_fn=np.stack
             )
         )
-    if peer == "grain":
-        import grain
-        from absl import flags
-
-        flags.FLAGS.mark_as_parsed()
-    else:
-        import grainmill as grain
+    grain = importlib.import_module(peer)
+    if peer == "grain":  # its worker processes read flags, which only `absl.app` parses
+        importlib.import_module("absl.flags").FLAGS.mark_as_parsed()
     if paths:
         source = grain.sources.ArrayRecordDataSource(paths)
         ds = grain.MapDataset.source(source).shuffle(seed=1).repeat()
@@ -125,11 +122,11 @@ def pipeline(peer, workers, transform, paths=None, batch=BATCH):
 # --- one measurement in one process ------------------------------------------------------------
 
 
-def cpu_s(children=True):
+def cpu_s():
     """CPU time of this process, and of all that live below it."""
     me = psutil.Process()
     total = sum(me.cpu_times()[:2])
-    for child in me.children(recursive=True) if children else ():
+    for child in me.children(recursive=True):
         total += sum(child.cpu_times()[:2])
     return total
 
@@ -146,8 +143,7 @@ def finish(iterator):
 
 
 def startup(peer, workers, paths, **_):
-    import jax  # noqa: F401 - as a training script does
-
+    importlib.import_module("jax")  # as a training script does
     before, began = cpu_s(), time.perf_counter()
     iterator = pipeline(peer, workers, decode, paths)
     assert next(iterator).shape == (BATCH, SIDE, SIDE, 3)
@@ -171,8 +167,7 @@ def hand_over(peer, workers, byte_len, seconds, **_):
     return result
 
 
-def rate(peer, workers, paths, transform, batch, seconds):
-    iterator = pipeline(peer, workers, transform, paths, batch)
+def rate(iterator, seconds):
     for _ in range(4):
         next(iterator)
     before, began, count = cpu_s(), time.perf_counter(), 0
@@ -185,11 +180,11 @@ def rate(peer, workers, paths, transform, batch, seconds):
 
 
 def images(peer, workers, paths, seconds, **_):
-    return rate(peer, workers, paths, decode, BATCH, seconds)
+    return rate(pipeline(peer, workers, decode, paths), seconds)
 
 
 def text(peer, workers, seconds, **_):
-    return rate(peer, workers, None, tokenize, 256, seconds)
+    return rate(pipeline(peer, workers, tokenize, batch=256), seconds)
 
 
 def memory(peer, workers, paths, num_batches, **_):
@@ -249,8 +244,6 @@ def one(job):
 
 
 def write_images(folder, count):
-    from grainmill.array_record import ArrayRecordWriter
-
     rng = np.random.default_rng(0)
     paths = []
     for part in range(4):

@@ -21,6 +21,7 @@ from grainmill._native import GrainmillError, __version__
 from grainmill._plan.multiprocessing_options import MultiprocessingOptions
 from grainmill._plan.options import ReadOptions
 from grainmill._plan.settings import config
+from grainmill._workers.failures import WorkerError
 
 config.define_flags()
 
@@ -35,6 +36,7 @@ __all__ = [
     "MapDataset",
     "MultiprocessingOptions",
     "ReadOptions",
+    "WorkerError",
     "Record",
     "RecordMetadata",
     "__version__",
