@@ -217,6 +217,57 @@ def test_batch_has_the_generator_of_its_last_record():
     assert found == [encode(pair) for pair in expected]
 
 
+class DrawTwice(grain.transforms.RandomMap):
+    """Two numbers; fails where it is told to, with the first one drawn."""
+
+    def __init__(self, failing=()):
+        self.failing = set(failing)
+
+    def random_map(self, element, rng):
+        first = int(rng.integers(0, 2**32))
+        if element in self.failing:
+            self.failing.discard(element)
+            raise KeyError(element)
+        return (element, first, int(rng.integers(0, 2**32)))
+
+
+class PlusDraw(grain.transforms.RandomMap):
+    """Adds a number to the last of a tuple."""
+
+    def __init__(self, failing=()):
+        self.failing = set(failing)
+
+    def random_map(self, element, rng):
+        if element[0] in self.failing:
+            self.failing.discard(element[0])
+            raise KeyError(element[0])
+        return (*element[:-1], element[-1] + int(rng.integers(0, 2**32)))
+
+
+@pytest.mark.better_than_grain("a failure costs the element")
+def test_element_that_failed_meets_the_same_random_numbers_again():
+    sampler = IndexSampler(7, num_epochs=1, seed=3)
+    expected = elements(loader([DrawTwice(), PlusDraw()], sampler=sampler))
+    iterator = iter(loader([DrawTwice({2}), PlusDraw({4, 5})], sampler=sampler))
+    found = []
+    for _ in range(10):
+        try:
+            found += take(iterator, 1)
+        except KeyError:
+            found.append("failed")
+    assert [x for x in found if x != "failed"] == expected
+    assert found.count("failed") == 3
+
+
+@pytest.mark.better_than_grain("pieces have no generator")
+def test_pieces_have_generators_of_their_own():
+    operations = [transforms(grain)["FanTwo"](), DrawTwice()]
+    sampler = IndexSampler(7, num_epochs=1, seed=3)
+    draws = [piece["tuple"][1] for piece in elements(loader(operations, sampler=sampler))]
+    assert len(set(draws)) == len(draws) == 14
+    check_resumes(lambda: loader(operations, sampler=sampler))
+
+
 def test_flat_map_gives_all_its_pieces():
     found = elements(loader([transforms(grain)["FanOut"](), grain.transforms.Batch(4)]))
     flat = [10 * x + j for x in range(7) for j in range(x % 5)]

@@ -28,7 +28,9 @@ _ALL = NoSharding()
 class DataLoader:
     """Reads the records that a sampler chooses and applies operations to them, in order.
 
-    Iterating over it again starts again. Elements that are `None` are kept.
+    Iterating over it again starts again. Elements that are `None` are kept. A random transform
+    gets the generator of the record, of a batch that of its last record, of a piece one of its
+    own; without a seed in the sampler, `None`.
 
     Args:
         data_source: Anything with indexing. Saved states hold its `repr`, and are refused where
@@ -95,7 +97,7 @@ class DataLoader:
         ours = records.Records(
             self._sampler,
             self._data_source,
-            with_rng=not all(isinstance(op, _WITHOUT_RNG) for op in self._operations),
+            with_rng=_need_rng(self._operations),
         )
         shard = self._shard_options
         of_all = MapDataset.source(ours)
@@ -108,7 +110,11 @@ class DataLoader:
         if not hasattr(self._sampler, "__len__"):
             dataset = records.UntilEnd(dataset)
         for number, operation in enumerate(self._operations):
-            dataset = _applied(dataset, operation, number)
+            if isinstance(operation, transforms.FlatMap):
+                with_rng = _need_rng(self._operations[number + 1 :])
+                dataset = dataset.apply(records.SplitData(operation, with_rng=with_rng))
+            else:
+                dataset = _applied(dataset, operation, number)
         return dataset.map(records.data_of).mp_prefetch(self._multiprocessing_options)
 
     @property
@@ -135,6 +141,11 @@ class DataLoader:
 _WITHOUT_RNG = (transforms.Map, transforms.Filter, transforms.Batch, transforms.FlatMap)
 
 
+def _need_rng(operations: Sequence[Any]) -> bool:
+    """Whether one of `operations` may look at the generators of its records."""
+    return not all(isinstance(operation, _WITHOUT_RNG) for operation in operations)
+
+
 def _batched(dataset: IterDataset[Any], batch: transforms.Batch) -> IterDataset[Any]:
     return dataset.batch(
         batch.batch_size,
@@ -149,7 +160,6 @@ _APPENDED: dict[type, Callable[[IterDataset[Any], Any], IterDataset[Any]]] = {
     transforms.Map: lambda ds, op: ds.map(records.MapData(op.map, op)),
     transforms.RandomMap: lambda ds, op: ds.map(records.RandomMapData(op.random_map, op)),
     transforms.TfRandomMap: lambda ds, op: ds.map(records.RandomMapData(op.np_random_map, op)),
-    transforms.FlatMap: lambda ds, op: ds.apply(records.SplitData(op)),
     transforms.Filter: lambda ds, op: ds.filter(records.FilterData(op.filter, op)),
 }
 

@@ -148,10 +148,27 @@ class MapData(_OfData):
 
 
 class RandomMapData(_OfData):
-    """The record with another element in it, made with the record's generator."""
+    """The record with another element in it, made with the record's generator.
+
+    A record that comes again, as after a failure further on, meets its generator as it was.
+    """
+
+    def __init__(self, function: Callable[..., Any], transform: Any) -> None:
+        super().__init__(function, transform)
+        self._last: tuple[RecordMetadata | None, Any] = (None, None)
 
     def __call__(self, record: Record[Any]) -> Record[Any]:
-        return Record(record.metadata, self._function(record.data, record.metadata.rng))
+        metadata = record.metadata
+        if metadata.rng is not None:
+            last, state = self._last
+            if last is metadata:
+                metadata.rng.bit_generator.state = state
+            else:
+                self._last = (metadata, metadata.rng.bit_generator.state)
+        return Record(metadata, self._function(record.data, metadata.rng))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": (None, None)}
 
 
 class FilterData(_OfData):
@@ -175,15 +192,29 @@ class BatchData:
 
 
 class SplitData(transforms.FlatMap):
-    """A record for each piece of a record's element."""
+    """A record for each piece of a record's element.
 
-    def __init__(self, transform: transforms.FlatMap) -> None:
+    Where generators are needed later, each piece has its own, which follows from the record's.
+    """
+
+    def __init__(self, transform: transforms.FlatMap, *, with_rng: bool) -> None:
         self.max_fan_out = transform.max_fan_out
         self._transform = transform
+        self._with_rng = with_rng
 
     def flat_map(self, element: Record[Any]) -> list[Record[Any]]:
         """Returns the pieces."""
-        return [Record(element.metadata, piece) for piece in self._transform.flat_map(element.data)]
+        of_all = element.metadata
+        pieces = self._transform.flat_map(element.data)
+        if not self._with_rng or of_all.rng is None:
+            return [Record(of_all, piece) for piece in pieces]
+        bits: Any = of_all.rng.bit_generator
+        return [
+            Record(
+                RecordMetadata(of_all.index, None, np.random.Generator(bits.jumped(number))), piece
+            )
+            for number, piece in enumerate(pieces, start=1)
+        ]
 
 
 def data_of(record: Record[Any]) -> Any:
