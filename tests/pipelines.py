@@ -102,6 +102,10 @@ def tokens_group(x):
     return {**tokens(x), "epoch": np.full((_num_tokens(x),), x // 6 + 1, dtype=np.int32)}
 
 
+def sum_pair(x):
+    return x[0] + x[1]
+
+
 def join_batch(xs):
     return sum(xs)
 
@@ -128,6 +132,7 @@ FUNCTIONS = {
         tokens_meta,
         tokens_free_meta,
         tokens_group,
+        sum_pair,
         join_batch,
     )
 }

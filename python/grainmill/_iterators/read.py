@@ -35,12 +35,17 @@ class ReadStage(Stage):
         self._drops = DropWatch(name, options)
         self._made: list[Any] | StackedRows = []
         self._at = 0
+        self._num_skipped = 0  # left out since the last element that was pulled
         self._failure: BaseException | None = None
 
     @property
     def burst(self) -> int:
         """See `Stage.burst`."""
         return self._burst
+
+    def _standing(self) -> int:
+        """Where the next element is looked for, however far that was done already."""
+        return self._position() - self._num_skipped
 
     def _position(self) -> int:
         return self._blocks.position - len(self._made) + self._at
@@ -51,6 +56,7 @@ class ReadStage(Stage):
 
     def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`."""
+        before = self._standing()
         while True:
             if self._at >= len(self._made):
                 self._refill(limit)
@@ -58,12 +64,12 @@ class ReadStage(Stage):
                 self._unstack()
                 continue
             if not self._made:
-                end = self._position()
-                return Block([], _at(end))
+                self._num_skipped = 0
+                return Block([], _at(self._position()))
             start = self._position()
             part = self._made[self._at : self._at + limit] if self._at else self._made[:limit]
             self._at += len(part)
-            block = self._kept(part, start)
+            block = self._kept(part, start, before)
             if block.elements:
                 return block
 
@@ -81,13 +87,14 @@ class ReadStage(Stage):
             raise failure
         self._failure = failure
 
-    def _kept(self, part: list[Any], start: int) -> Block:
+    def _kept(self, part: list[Any], start: int, before: int) -> Block:
         if self._allow_nones or not self._program.runs_user_code:
             return Block(part, _at(start))
         kept = [element for element in part if element is not None]
         if len(kept) == len(part):
             self._drops.kept_only(len(part))
-            return Block(part, _at(start))
+            self._num_skipped = 0
+            return Block(part, lambda k: {"next_index": start + k if k else before})
         self._blocks.batch_size = 0  # batches no longer begin at multiples
         verdicts = [element is not None for element in part]
         excess = self._drops.first_excess(verdicts)
@@ -99,9 +106,11 @@ class ReadStage(Stage):
             kept = [element for element in part if element is not None]
             if not kept:
                 self._failure = None
+                self._num_skipped = 0
                 raise failure
         after = [start + place + 1 for place, keep in enumerate(verdicts) if keep]
-        return Block(kept, lambda k: {"next_index": after[k - 1] if k else start})
+        self._num_skipped = self._position() - (after[-1] if after else before)
+        return Block(kept, lambda k: {"next_index": after[k - 1] if k else before})
 
     def _cut(self, count: int) -> None:
         """Un-makes the last `count` elements taken and all beyond, behind a failure."""
@@ -109,6 +118,7 @@ class ReadStage(Stage):
         self._made, self._at = [], 0
         self._blocks.rewind(position)
 
+<<<<<<< HEAD
     @property
     def num_ready_batches(self) -> int:
         """How many batches `pull_batches` has at hand, as far as is known."""
@@ -132,6 +142,20 @@ class ReadStage(Stage):
             self._drops.kept_only(len(made))
             self._made, self._at = [], 0
         return batches
+=======
+    def pull_batch(self, batch_size: int) -> Any:
+        """The next `batch_size` elements, or those left, as a batch if that is how they come."""
+        if self._at >= len(self._made):
+            self._refill(batch_size)
+        made = self._made
+        if self._at or not isinstance(made, StackedRows):
+            return None
+        if len(made) != batch_size and self._blocks.position < self._length:
+            return None
+        self._drops.kept_only(len(made))
+        self._made, self._at, self._num_skipped = [], 0, 0
+        return made
+>>>>>>> wt-faults
 
     def _unstack(self) -> None:
         """Takes a batch apart that is not one here, and has no more of them made."""
@@ -149,13 +173,13 @@ class ReadStage(Stage):
         at = self._blocks.position
         numbers = self._program.numbers(at, min(count, self._length - at))
         if numbers is not None:
-            self._made, self._at = [], 0
+            self._made, self._at, self._num_skipped = [], 0, 0
             self._blocks.restart(at + len(numbers))
         return numbers
 
     def state(self) -> State:
         """See `Stage.state`."""
-        return {"next_index": self._position()}
+        return {"next_index": self._standing()}
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
@@ -163,7 +187,7 @@ class ReadStage(Stage):
 
     def next_index(self) -> int:
         """See `Stage.next_index`."""
-        return self._position()
+        return self._standing()
 
     def seek(self, index: int) -> None:
         """See `Stage.seek`."""
@@ -173,6 +197,7 @@ class ReadStage(Stage):
                 f"{self._length}."
             )
         self._made, self._at, self._failure = [], 0, None
+        self._num_skipped = 0
         self._blocks.restart(index)
 
     def start_prefetch(self) -> None:

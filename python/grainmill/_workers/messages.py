@@ -130,10 +130,10 @@ class _Writer:
         return self._pickled(values)
 
     def _array_column(self, values: list[Any], above: tuple[list[Any], ...]) -> Any:
-        if values[0].nbytes >= OWN_SLOT_BYTES:
+        if values[0].nbytes >= OWN_SLOT_BYTES and _held_by_none_else(values, above):
             found = [slot_of(value) for value in values]
             there = [place for place in found if place is not None]
-            if len(there) == len(found) and _held_by_none_else(values, above):
+            if len(there) == len(found):
                 places = zip(values, there, strict=True)
                 return ("there", [self._left(value, *place) for value, place in places])
         layout = common_layout(values)
@@ -145,9 +145,13 @@ class _Writer:
         return ("arrays", offset, shapes.shape, shapes.tobytes(), dtype)
 
     def _left(self, value: Any, slot: Slot, offset: int) -> Any:
+<<<<<<< HEAD
         number = slot.shared_id
         if number is None:
             raise TypeError("only slots in shared memory can be sent")
+=======
+        number = _number_of(slot)
+>>>>>>> wt-faults
         self._in_place[number] = slot
         return number, offset, value.shape, value.dtype
 
@@ -175,9 +179,7 @@ class _Writer:
         # The number of the slot, which the text names too, may make it this much longer.
         at = self._reserve(len(text) + _ALIGNMENT)
         slot = arena.slot(_slot_size(self._size))
-        number = slot.shared_id
-        if number is None:
-            raise TypeError("messages need slots in shared memory")
+        number = _number_of(slot)
         for offset, arrays in self._arrays:
             write_arrays(slot, offset, arrays)
         slots.append(slot)
@@ -186,6 +188,13 @@ class _Writer:
             return Packed(text, slots)
         write_arrays(slot, at, [np.frombuffer(text, np.uint8)])
         return Packed((number, at, len(text)), slots)
+
+
+def _number_of(slot: Slot) -> int:
+    number = slot.shared_id
+    if number is None:
+        raise TypeError("only slots in shared memory can be sent")
+    return number
 
 
 def _text(numbers: list[int], message: int | None, column: Any) -> bytes:

@@ -9,27 +9,21 @@ import mmap
 import os
 import pickle
 import sys
-import threading
 import traceback
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from grainmill._native import Arena, Board
+from grainmill._native import Board
 from grainmill._workers import failures, messages, wire
+from grainmill._workers.shared_arena import SharedArena
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
     from grainmill._native import Slot
-
-# Slots that the parent was not sent yet hold a descriptor each, of those that a process may have.
-_MOST_UNSENT = 128
-_TASKS_UNTIL_TIDY = 32
-# What a worker takes without asking leaves room for so many like it from each of the others.
-_SPARE_PER_WORKER = 2
 
 
 class Outcome(NamedTuple):
@@ -215,6 +209,7 @@ def _name_of(outcome: Outcome, position: int) -> str:
     return f"the batch of elements {first} to {first + outcome.batch_size - 1}"
 
 
+<<<<<<< HEAD
 class SharedArena:
     """The worker's slots, within the memory that all workers have together."""
 
@@ -319,6 +314,8 @@ class SharedArena:
         return dropped
 
 
+=======
+>>>>>>> wt-faults
 def run(connection: socket.socket, job_file: int, board_file: int, set_up: SetUp) -> NoReturn:
     """Does tasks until told to leave, then ends the process."""
     code = 1

@@ -1,0 +1,127 @@
+"""The slots of a worker, which its parent can map, within the memory that all workers share."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from grainmill._native import Arena
+from grainmill._workers.messages import OWN_SLOT_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from grainmill._native import Board, Slot
+
+# Slots that the parent was not sent yet hold a descriptor each, of those that a process may have.
+_MOST_UNSENT = 128
+_TASKS_UNTIL_TIDY = 32
+# What a worker takes without asking leaves room for so many like it from each of the others.
+_SPARE_PER_WORKER = 2
+
+
+class SharedArena:
+    """The worker's slots, within the memory that all workers have together."""
+
+    def __init__(
+        self, board: Board, count: int, budget_bytes: int, ask: Callable[[int], None]
+    ) -> None:
+        self._num_made = 0
+        self._sent: set[int] = set()  # of the slots there are, those that the parent knows
+        self._budget_bytes = budget_bytes
+        self._num_tasks = 0
+        self._least_free = 0
+        self._arena = Arena(shared=True)
+        self._private = Arena()
+        self._board = board
+        self._spare = _SPARE_PER_WORKER * count
+        self._ask = ask
+        self._thread = threading.get_ident()
+        self._lock = threading.Lock()
+        self._dropped: list[int] = []
+
+    def array(self, shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
+        """An array in a slot of its own, where it is large enough for that.
+
+        Only the thread that does the tasks can wait for room: where there is none, the arrays of
+        others lie in memory of their own, to be copied when they are sent.
+        """
+        byte_len = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        if byte_len < OWN_SLOT_BYTES:
+            return self._private.array(shape, dtype)
+        with self._lock:
+            growth = self._arena.growth(byte_len)
+            if growth and not self._affords(growth):
+                return self._private.array(shape, dtype)
+            try:
+                array: np.ndarray[Any, Any] = self._arena.array(shape, dtype)
+            except ValueError:  # no descriptor is left: then by copy, through the one that is
+                self._board.release(growth)
+                return self._private.array(shape, dtype)
+            self._num_made += bool(growth)
+            return array
+
+    def _affords(self, growth: int) -> bool:
+        """Whether a batch may have a slot of its own that is new; if so, it is reserved."""
+        if self._num_made - len(self._sent) >= _MOST_UNSENT:
+            return False
+        if self._reserve(growth):
+            return True
+        if threading.get_ident() != self._thread:
+            return False
+        self._ask(growth)
+        return True
+
+    def slot(self, byte_len: int) -> Slot:
+        """A slot of `byte_len` bytes."""
+        with self._lock:
+            growth = self._arena.growth(byte_len)
+            if growth and not self._reserve(growth):
+                self._ask(growth)
+            try:
+                slot = self._arena.slot(byte_len)
+            except ValueError:
+                self._board.release(growth)
+                raise
+            self._num_made += bool(growth)
+            return slot
+
+    def _reserve(self, growth: int) -> bool:
+        """Reserves `growth` bytes, in place of slots that wait if need be; says whether."""
+        if self._board.reserve(growth, self._spare * growth):
+            return True
+        self._trim(0)
+        return self._board.reserve(growth, self._spare * growth)
+
+    def note_sent(self, numbers: list[int]) -> None:
+        """Takes note that the parent has slots from now on."""
+        self._sent.update(numbers)
+
+    def tidy(self) -> None:
+        """Gives back slots that are too many, or that no task has needed for a while."""
+        with self._lock:
+            free = self._arena.free_bytes
+            excess = self._board.reserved - self._budget_bytes
+            if free and excess > 0:
+                self._trim(max(0, free - excess))
+            self._least_free = min(self._least_free, free)
+            self._num_tasks += 1
+            if self._num_tasks % _TASKS_UNTIL_TIDY == 0:
+                if self._least_free:
+                    self._trim(max(0, self._arena.free_bytes - self._least_free))
+                self._least_free = self._arena.free_bytes
+
+    def _trim(self, most_free: int) -> None:
+        before = self._arena.total_bytes
+        dropped = self._arena.trim(most_free)
+        self._num_made -= len(dropped)
+        self._sent.difference_update(dropped)
+        self._dropped += dropped
+        self._board.release(before - self._arena.total_bytes)
+
+    def take_dropped(self) -> list[int]:
+        """The slots that are gone since this was last asked."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
