@@ -86,12 +86,8 @@ class _Maker(Runner):
             batches.append(piece.batch)
             rows.append((len(piece), piece.exact))
         count = sum(count for count, _ in rows)
-<<<<<<< HEAD
         elapsed_s = time.perf_counter() - began
         extra = Extra(count, elapsed_s, rows, self._program.row_byte_len)
-=======
-        extra = Extra(count, time.perf_counter() - began, rows)
->>>>>>> wt-faults
         return Outcome(batches, None, task.start, extra, task.batch_size)
 
     def _outcome(self, task: Task, made: Evaluated, began: float) -> Outcome:

@@ -118,7 +118,6 @@ class ReadStage(Stage):
         self._made, self._at = [], 0
         self._blocks.rewind(position)
 
-<<<<<<< HEAD
     @property
     def num_ready_batches(self) -> int:
         """How many batches `pull_batches` has at hand, as far as is known."""
@@ -140,22 +139,8 @@ class ReadStage(Stage):
                 break
             batches.append(made)
             self._drops.kept_only(len(made))
-            self._made, self._at = [], 0
+            self._made, self._at, self._num_skipped = [], 0, 0
         return batches
-=======
-    def pull_batch(self, batch_size: int) -> Any:
-        """The next `batch_size` elements, or those left, as a batch if that is how they come."""
-        if self._at >= len(self._made):
-            self._refill(batch_size)
-        made = self._made
-        if self._at or not isinstance(made, StackedRows):
-            return None
-        if len(made) != batch_size and self._blocks.position < self._length:
-            return None
-        self._drops.kept_only(len(made))
-        self._made, self._at, self._num_skipped = [], 0, 0
-        return made
->>>>>>> wt-faults
 
     def _unstack(self) -> None:
         """Takes a batch apart that is not one here, and has no more of them made."""

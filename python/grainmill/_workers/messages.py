@@ -145,13 +145,7 @@ class _Writer:
         return ("arrays", offset, shapes.shape, shapes.tobytes(), dtype)
 
     def _left(self, value: Any, slot: Slot, offset: int) -> Any:
-<<<<<<< HEAD
-        number = slot.shared_id
-        if number is None:
-            raise TypeError("only slots in shared memory can be sent")
-=======
         number = _number_of(slot)
->>>>>>> wt-faults
         self._in_place[number] = slot
         return number, offset, value.shape, value.dtype
 

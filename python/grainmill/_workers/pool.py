@@ -68,11 +68,7 @@ class Ticket:
     Attributes:
         number: Tasks are numbered in the order in which they were given.
         worker: The worker it was given to.
-<<<<<<< HEAD
         about: The first and the last element that it makes, where they are known.
-=======
-        about: What it makes, for messages.
->>>>>>> wt-faults
         answer: What the worker sent, until that is taken.
         dropped: Whether nobody wants the answer any more.
     """
