@@ -77,19 +77,20 @@ class BatchStage(Stage):
         """The next batches, where the parent makes them in one piece."""
         numbers = reader.pull_numbers(self._size)
         if numbers is not None:
-            return self._block([numbers], len(numbers), before)
+            return self._block([numbers], len(numbers), before, reader.next_index())
         rows = reader.pull_batches(self._size, limit)
         if not rows:
             return None
-        return self._block([each.batch for each in rows], len(rows[0]), before)
+        return self._block([each.batch for each in rows], len(rows[0]), before, reader.next_index())
 
-    def _block(self, batches: list[Any], batch_size: int, before: State) -> Block:
-        """`batches` of `batch_size` each, after the state `before` of the parent."""
-        start = before["next_index"]
+    def _block(self, batches: list[Any], batch_size: int, before: State, end: int) -> Block:
+        """`batches` of `batch_size` each, from the parent's state `before` to its index `end`."""
         if not batch_size or (self._drop_remainder and batch_size < self._size):
-            after = start + batch_size
-            return Block([], lambda _: {"next_index": after})
-        return Block(batches, lambda k: {"next_index": start + k * batch_size})
+            return Block([], lambda _: {"next_index": end})
+        first = end - len(batches) * batch_size
+        return Block(
+            batches, lambda k: {"next_index": first + k * batch_size} if k else dict(before)
+        )
 
     def _reset(self) -> None:
         self._gathered = self._new_batch()
