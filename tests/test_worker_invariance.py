@@ -161,7 +161,7 @@ def test_parts_in_processes_are_those_on_threads(seed):
     rng = random.Random(seed)
     ops = [["range", rng.randint(8, 40)], *_by_index(rng)]
     ops += [["to_iter"], *_sequential(rng), ["map", "vec4"], *_batched(rng)]
-    ops = [op for op in ops if op[0] not == "user_twice"]
+    ops = [op for op in ops if op[0] != "user_twice"]
     count, ahead = rng.choice(WORKERS), rng.randint(1, 4)
     threads = iter(build(grain, [*ops, ["multithread_prefetch", count, ahead]]))
     processes = iter(build(grain, [*ops, ["mp_prefetch", count, ahead]]))
