@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate.ahead import Blocks, EngineBlocks, InlineBlocks, ThreadBlocks
@@ -11,6 +12,7 @@ from grainmill._evaluate.rows import StackedRows
 from grainmill._iterators.drops import DropWatch
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.random_access import random_access
+from grainmill._workers.pool import threads_take_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -202,7 +204,9 @@ def _at(start: int) -> Callable[[int], State]:
 def _blocks(program: Program, length: int, node: plan.Read) -> Blocks:
     options = node.options
     if options.num_workers and program.runs_user_code:
-        return ProcessBlocks(program, length, node)
+        if threads_take_turns():
+            return ProcessBlocks(program, length, node)
+        options = dataclasses.replace(options, num_threads=options.num_workers)
     if not options.num_threads or not options.prefetch_buffer_size:
         return InlineBlocks(program, length, options.prefetch_buffer_size)
     if program.runs_user_code:

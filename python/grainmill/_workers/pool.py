@@ -12,6 +12,7 @@ import logging
 import os
 import select
 import socket
+import sys
 import time
 import weakref
 from collections import deque
@@ -331,3 +332,9 @@ def _end(crew: Crew, pid: int) -> None:
         crew.end()
     else:
         crew.abandon()
+
+
+def threads_take_turns() -> bool:
+    """Whether Python code runs on one thread at a time, so that processes are worth their cost."""
+    enabled = getattr(sys, "_is_gil_enabled", None)
+    return enabled is None or bool(enabled())
