@@ -24,20 +24,23 @@ def elements(ds):
     return [int(element["index"]) for element in with_threads]
 
 
-def test_reading_workers_are_threads_without_the_lock(free_threads):
+@pytest.mark.usefixtures("free_threads")
+def test_reading_workers_are_threads_without_the_lock():
     options = grain.ReadOptions(num_workers=2)
     ds = grain.MapDataset.range(100).shuffle(seed=1).map(where)
     alone = [int(element["index"]) for element in ds]
     assert elements(ds.to_iter_dataset(options)) == alone
 
 
-def test_shared_pipelines_are_threads_without_the_lock(free_threads):
+@pytest.mark.usefixtures("free_threads")
+def test_shared_pipelines_are_threads_without_the_lock():
     options = grain.MultiprocessingOptions(num_workers=3)
     ds = grain.MapDataset.range(20).map(where).to_iter_dataset(grain.ReadOptions(num_threads=0))
     assert elements(ds.mp_prefetch(options)) == list(range(20))
 
 
-def test_init_function_of_threads_is_told_to_be_ignored(free_threads, caplog):
+@pytest.mark.usefixtures("free_threads")
+def test_init_function_of_threads_is_told_to_be_ignored(caplog):
     options = grain.MultiprocessingOptions(num_workers=2)
     ds = grain.MapDataset.range(4).to_iter_dataset()
     assert list(ds.mp_prefetch(options, worker_init_fn=print)) == [0, 1, 2, 3]
