@@ -2,6 +2,7 @@
 
 import copy
 import doctest
+import importlib
 import json
 import os
 import sys
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from pipelines import add_one, close, encode, take, tokens, transforms
 from under_test import INLINE, IS_GRAIN, NAME, experimental, grain
 
-legacy = __import__(f"{NAME}.python", fromlist=["python"])
+legacy = importlib.import_module(f"{NAME}.python")
 Record, RecordMetadata = grain.Record, grain.RecordMetadata
 IndexSampler, SequentialSampler = grain.samplers.IndexSampler, grain.samplers.SequentialSampler
 ShardOptions, NoSharding = grain.sharding.ShardOptions, grain.sharding.NoSharding
@@ -151,6 +152,17 @@ def test_sharding_options_are_values():
     assert isinstance(NoSharding(), ShardOptions)
     with pytest.raises(AttributeError):
         NoSharding().shard_index = 1
+
+
+@pytest.mark.better_than_grain("these are our modules")
+def test_shards_by_process_are_one_without_jax_and_those_of_jax_with_it(monkeypatch):
+    jax_module = importlib.import_module(f"{NAME}.jax")
+    monkeypatch.setattr(jax_module, "process_place", lambda: (1, 4))
+    found = grain.sharding.ShardByJaxProcess(drop_remainder=True)
+    assert (found.shard_index, found.shard_count, found.drop_remainder) == (1, 4, True)
+    monkeypatch.setitem(sys.modules, f"{NAME}.jax", None)
+    alone = grain.sharding.ShardByJaxProcess()
+    assert (alone.shard_index, alone.shard_count, alone.drop_remainder) == (0, 1, False)
 
 
 @pytest.mark.better_than_grain("0.2.18 has it in a private module only")
