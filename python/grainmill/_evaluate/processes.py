@@ -119,7 +119,7 @@ class ProcessBlocks(Blocks):
                 return pool
             task = self._next_task()
             ahead = self._handed_out + task.num_elements - self.position
-            most = max(self._at_most, 2 * self._workers * task.batch_size)
+            most = max(self._at_most, max(2, self._workers) * task.batch_size)
             if task.num_elements <= 0 or (self._tasks and ahead > most):
                 return pool
             first, last = task.start, task.start + task.num_elements - 1
