@@ -50,6 +50,7 @@ class ProcessBlocks(Blocks):
         self._tasks: deque[tuple[Ticket, int]] = deque()
         self._made: deque[StackedRows] = deque()
         self._handed_out = 0
+        self._one_by_one_until = 0
 
     @property
     def num_ready(self) -> int:
@@ -77,6 +78,8 @@ class ProcessBlocks(Blocks):
                 self._hand_out()  # workers go on while the consumer has this
         except BaseException as failure:  # Ctrl-C too, which may have cost a message
             self.position = before
+            # What a worker dies of must not keep what stands before it from being made.
+            self._one_by_one_until = self._handed_out
             self.close()
             if isinstance(failure, ForkRefusedError):
                 spawn_from_now_on(failure)
@@ -131,9 +134,12 @@ class ProcessBlocks(Blocks):
         missing = self._until_batch(start)
         size = self.batch_size
         if size and not missing:
-            count = size * max(1, self._pace.count // size)
+            count = size
+            if start >= self._one_by_one_until:
+                count *= max(1, self._pace.count // size)
             return Task(start, min(count, left), size)
-        return Task(start, min(self._pace.count, missing or left, left), 0)
+        count = 1 if start < self._one_by_one_until else self._pace.count
+        return Task(start, min(count, missing or left, left), 0)
 
     def _drop_tasks(self, position: int) -> None:
         """Has the elements from `position` on made anew; what is under way is not waited for."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from grainmill._workers.pool import Ticket
 
 _TASKS = 2
+# So many elements are made one by one after a worker has died.
+_SINGLE_LEN = 128
 
 
 class RemoteWorkers:
@@ -85,6 +87,7 @@ class RemotePart(Stage):
         self._generation = 0
         self._after: After | None = None  # `None`: at the start
         self._count = 0
+        self._single_until = 0
         self._restart = False
         self._ended = False
         self._failure: BaseException | None = None
@@ -129,13 +132,16 @@ class RemotePart(Stage):
     def _request(self) -> Pool:
         pool = self._workers.pool()
         if self._generation != self._workers.generation:
+            if self._generation:  # what a worker dies of must not keep others from being made
+                self._single_until = self._count + _SINGLE_LEN
             self._generation = self._workers.generation
             self._tickets.clear()
             self._restart = self._after is not None
         while len(self._tickets) < _TASKS:
             state = Standing(self.state(), self._count) if self._restart else None
             self._restart = False
-            task = Task(state, self._size)
+            single = self._count < self._single_until
+            task = Task(state, 1 if single else self._size, single)
             self._tickets.append(pool.give(self._worker, task))
         return pool
 

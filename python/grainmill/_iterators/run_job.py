@@ -29,10 +29,17 @@ class Standing(NamedTuple):
 
 
 class Task(NamedTuple):
-    """The next elements, at least one and `num_elements` or so, from `state` on if there is one."""
+    """The next elements, from `state` on if there is one.
+
+    Attributes:
+        state: Where to go on; `None` where the task before ended.
+        num_elements: At least one and so many or so are made, more if that takes but a moment.
+        single: Whether exactly one is made.
+    """
 
     state: Standing | None
     num_elements: int
+    single: bool
 
 
 class RunJob(Job):
@@ -87,7 +94,12 @@ class _PartRunner(Runner):
                 self._count += made
                 elements += block.elements
                 states += [block.state_after(k) for k in range(1, made + 1)]
-                if not made or len(elements) >= _BLOCK_LEN or time.perf_counter() > deadline:
+                if (
+                    task.single
+                    or not made
+                    or len(elements) >= _BLOCK_LEN
+                    or time.perf_counter() > deadline
+                ):
                     break
         except BaseException as failure:
             return Outcome(elements, failure, first, states)
