@@ -29,7 +29,9 @@ class WorkerError(GrainmillError):
 def tell(failure: BaseException, links: int = _LONGEST_CHAIN) -> Told:
     """All about `failure` that can cross to another process, its chain included."""
     drop_inner_frames(failure)
-    lines = traceback.format_exception(type(failure), failure, failure.__traceback__, chain=False)
+    # One that was never raised itself has its place in its cause.
+    chain = failure.__traceback__ is None
+    lines = traceback.format_exception(type(failure), failure, failure.__traceback__, chain=chain)
     told: Told = {
         "text": "".join(lines),
         "summary": "".join(traceback.format_exception_only(failure)).strip(),

@@ -77,7 +77,11 @@ def pack(elements: list[Any], arena: Arena | SlotMaker) -> Packed:
     """
     writer = _Writer()
     try:
-        column = writer.column(elements, ())
+        try:
+            column = writer.column(elements, ())
+        except _CyclicError:
+            writer = _Writer()
+            column = writer.pickled(elements)
     except Exception as failure:
         raise _culprit(elements, failure) from failure
     return writer.finish(column, arena)
@@ -123,11 +127,12 @@ class _Writer:
             return self._array_column(values, above)
         if kind in {dict, list, tuple} and len(above) < _DEEPEST and values[0]:
             names = _common_names(values, kind)
-            if names is not None and not _cyclic(values, above):
+            if names is not None:
+                _check_acyclic(values, above)
                 children = [[value[name] for value in values] for name in names]
                 columns = [self.column(child, (*above, values)) for child in children]
                 return (kind, list(names) if kind is dict else None, columns)
-        return self._pickled(values)
+        return self.pickled(values)
 
     def _array_column(self, values: list[Any], above: tuple[list[Any], ...]) -> Any:
         if values[0].nbytes >= OWN_SLOT_BYTES and _held_by_none_else(values, above):
@@ -138,7 +143,7 @@ class _Writer:
                 return ("there", [self._left(value, *place) for value, place in places])
         layout = common_layout(values)
         if layout is None:
-            return self._pickled(values)
+            return self.pickled(values)
         dtype, shapes, byte_len = layout
         offset = self._reserve(byte_len)
         self._arrays.append((offset, values))
@@ -149,7 +154,8 @@ class _Writer:
         self._in_place[number] = slot
         return number, offset, value.shape, value.dtype
 
-    def _pickled(self, values: list[Any]) -> Any:
+    def pickled(self, values: list[Any]) -> Any:
+        """What `_elements` needs to make `values` again, none of it taken apart."""
         buffers: list[pickle.PickleBuffer] = []
         text = _dumped(values, buffers)
         places = [self._placed(buffer) for buffer in buffers]
@@ -215,12 +221,16 @@ def _common_names(values: list[Any], kind: Any) -> Sequence[Any] | None:
     return range(len(values[0])) if len(set(map(len, values))) == 1 else None
 
 
-def _cyclic(values: list[Any], above: tuple[list[Any], ...]) -> bool:
-    """Whether one of `values` is also among what they were taken from."""
-    if not above:
-        return False
-    ids = set(map(id, values))
-    return any(not ids.isdisjoint(map(id, outer)) for outer in above)
+class _CyclicError(Exception):
+    """An element contains itself, so it can not be taken apart."""
+
+
+def _check_acyclic(values: list[Any], above: tuple[list[Any], ...]) -> None:
+    """Raises where one of `values` is also among what they were taken from."""
+    if above:
+        ids = set(map(id, values))
+        if any(not ids.isdisjoint(map(id, outer)) for outer in above):
+            raise _CyclicError
 
 
 def _holders(values: list[Any]) -> list[int]:
@@ -326,6 +336,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Names the classes that the receiver has in its main script, instead of copying them."""
 
     def persistent_id(self, value: Any) -> Any:
+        if type(value) is io.TextIOWrapper:  # what `cloudpickle` makes of it is no file
+            raise TypeError("cannot pickle 'TextIOWrapper' object")
         if isinstance(value, type) and value.__module__ == _MAIN:
             name = value.__qualname__
             if name in _receivers_classes and _sent_classes.setdefault(name, value) is value:
