@@ -46,6 +46,8 @@ class ProcessBlocks(Blocks):
         self._limits = Limits.of(
             options.stall_warning_s, options.timeout_s, options.ram_budget_bytes
         )
+        self._share = self._limits.share(self._workers * _TASKS_PER_WORKER)
+        self._affordable = self._most
         self._pool: Pool | None = None
         self._tasks: deque[tuple[Ticket, int]] = deque()
         self._made: deque[StackedRows] = deque()
@@ -94,6 +96,7 @@ class ProcessBlocks(Blocks):
             self._pace.most = max(self._most, small)
         if extra is not None:
             self._pace.record(max(1, extra.num_elements), extra.elapsed_s)
+            self._affordable = _affordable(result, extra, self._share)
         if extra is not None and extra.rows and result.elements:
             made = list(zip(result.elements, extra.rows, strict=False))  # up to the failure
             self._made.extend(StackedRows(b, n, exact=exact) for b, (n, exact) in made)
@@ -136,9 +139,9 @@ class ProcessBlocks(Blocks):
         if size and not missing:
             count = size
             if start >= self._one_by_one_until:
-                count *= max(1, self._pace.count // size)
+                count *= max(1, min(self._pace.count, self._affordable) // size)
             return Task(start, min(count, left), size)
-        count = 1 if start < self._one_by_one_until else self._pace.count
+        count = 1 if start < self._one_by_one_until else min(self._pace.count, self._affordable)
         return Task(start, min(count, missing or left, left), 0)
 
     def _drop_tasks(self, position: int) -> None:
@@ -165,3 +168,8 @@ class ProcessBlocks(Blocks):
         self.rewind(self.position)
         if pool is not None:
             pool.close()
+
+
+def _affordable(result: Result, extra: Extra, share: int) -> int:
+    """How many elements like those of a result take `share` bytes, at least 1."""
+    return max(1, share * max(1, extra.num_elements) // max(1, result.byte_len))

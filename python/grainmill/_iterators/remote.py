@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from grainmill._iterators.part import fixed
-from grainmill._iterators.run_job import RunJob, Standing, Task
+from grainmill._iterators.run_job import BLOCK_LEN, RunJob, Standing, Task
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.slicing import sliced
 from grainmill._workers.crew import ForkRefusedError, spawn_from_now_on
@@ -31,6 +31,7 @@ class RemoteWorkers:
 
     Attributes:
         generation: Which set of workers is at work.
+        task_bytes: Shared memory that the result of one task may take.
     """
 
     def __init__(self, node: MultiprocessPrefetch, open_plan: Callable[[Node], Stage]) -> None:
@@ -38,6 +39,11 @@ class RemoteWorkers:
         self._open_plan = open_plan
         self._pool: Pool | None = None
         self.generation = 0
+        options = node.options
+        self._limits = Limits.of(
+            options.stall_warning_s, options.timeout_s, options.ram_budget_bytes
+        )
+        self.task_bytes = self._limits.share(_TASKS * node.num_workers)
 
     def part(self, worker: int) -> RemotePart:
         """What one of them makes."""
@@ -46,12 +52,11 @@ class RemoteWorkers:
     def pool(self) -> Pool:
         """The workers at work."""
         if self._pool is None or self._pool.closed:
-            node, options = self._node, self._node.options
-            limits = Limits.of(options.stall_warning_s, options.timeout_s, options.ram_budget_bytes)
+            node = self._node
             plans = [self._plan(worker) for worker in range(node.num_workers)]
             job = RunJob(plans, node.worker_init_fn, self._open_plan)
             self.generation += 1
-            self._pool = Pool(job, node.num_workers, limits, node.parent.walk_up())
+            self._pool = Pool(job, node.num_workers, self._limits, node.parent.walk_up())
         return self._pool
 
     def _plan(self, worker: int) -> Node:
@@ -88,6 +93,7 @@ class RemotePart(Stage):
         self._after: After | None = None  # `None`: at the start
         self._count = 0
         self._single_until = 0
+        self._affordable = 1  # until it is known how large elements are
         self._restart = False
         self._ended = False
         self._failure: BaseException | None = None
@@ -111,6 +117,9 @@ class RemotePart(Stage):
                 return self.pull(limit)
             raise
         self._failure = result.failure
+        if result.elements:
+            like_it = self._workers.task_bytes * len(result.elements) // max(1, result.byte_len)
+            self._affordable = max(1, min(BLOCK_LEN, like_it))
         states: list[State] = result.extra or []
         if result.failure is not None:
             self._drop_tickets()
@@ -140,8 +149,8 @@ class RemotePart(Stage):
         while len(self._tickets) < _TASKS:
             state = Standing(self.state(), self._count) if self._restart else None
             self._restart = False
-            single = self._count < self._single_until
-            task = Task(state, 1 if single else self._size, single)
+            most = 1 if self._count < self._single_until else self._affordable
+            task = Task(state, min(most, self._size), most)
             self._tickets.append(pool.give(self._worker, task))
         return pool
 

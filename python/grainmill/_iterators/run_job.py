@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Elements that are made in a moment come many at once, whatever the buffer's size.
 _BLOCK_S = 0.002
-_BLOCK_LEN = 64
+BLOCK_LEN = 64
 
 
 class Standing(NamedTuple):
@@ -34,12 +34,12 @@ class Task(NamedTuple):
     Attributes:
         state: Where to go on; `None` where the task before ended.
         num_elements: At least one and so many or so are made, more if that takes but a moment.
-        single: Whether exactly one is made.
+        at_most: So many are made at most, as far as they come one by one.
     """
 
     state: Standing | None
     num_elements: int
-    single: bool
+    at_most: int
 
 
 class RunJob(Job):
@@ -94,12 +94,7 @@ class _PartRunner(Runner):
                 self._count += made
                 elements += block.elements
                 states += [block.state_after(k) for k in range(1, made + 1)]
-                if (
-                    task.single
-                    or not made
-                    or len(elements) >= _BLOCK_LEN
-                    or time.perf_counter() > deadline
-                ):
+                if not made or len(elements) >= task.at_most or time.perf_counter() > deadline:
                     break
         except BaseException as failure:
             return Outcome(elements, failure, first, states)

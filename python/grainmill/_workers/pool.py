@@ -44,6 +44,10 @@ class Limits(NamedTuple):
     timeout_s: float | None
     budget_bytes: int
 
+    def share(self, num_tasks: int) -> int:
+        """Bytes that each of so many tasks may take, with as much again for what is in use."""
+        return self.budget_bytes // (2 * num_tasks)
+
     @classmethod
     def of(
         cls, stall_warning_s: float | None, timeout_s: float | None, budget_bytes: int | None
@@ -56,11 +60,19 @@ class Limits(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What became of a task; see `worker.Outcome`."""
+    """What became of a task; see `worker.Outcome`.
+
+    Attributes:
+        elements: What was made, up to `failure`.
+        failure: What hindered the next one, if anything did.
+        extra: What else came.
+        byte_len: Bytes of shared memory that it takes.
+    """
 
     elements: list[Any]
     failure: BaseException | None
     extra: Any
+    byte_len: int
 
 
 class Ticket:
@@ -168,17 +180,18 @@ class Pool:
         answer = ticket.answer
         if answer is None:
             raise AssertionError("a task that was waited for has an answer")
-        text, failure_text, extra, _ = answer
+        text, failure_text, extra, slots = answer
         ticket.answer = None
         worker = ticket.worker
         elements = messages.unpack(text, lambda slot: self._lend(worker, slot)) if text else []
+        byte_len = sum(self._lent.get((worker, slot), 0) for slot in slots)
         if not failure_text:
-            return Result(elements, None, extra)
+            return Result(elements, None, extra, byte_len)
         told = self._told(worker, failure_text)
         where = f"in worker {worker}"
         if told["element"] is not None:
             where += f", at element {told['element']}"
-        return Result(elements, failures.rebuilt(told, where), extra)
+        return Result(elements, failures.rebuilt(told, where), extra, byte_len)
 
     def _told(self, worker: int, text: Any) -> failures.Told:
         (told,) = messages.unpack(text, lambda slot: self._lend(worker, slot))

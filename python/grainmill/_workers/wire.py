@@ -6,6 +6,7 @@ fit in a packet crosses in an anonymous file of its own.
 
 from __future__ import annotations
 
+import array
 import os
 import pickle
 import socket
@@ -49,9 +50,9 @@ def receive(connection: socket.socket, flags: int = 0) -> tuple[Any, list[int]]:
         BlockingIOError: There is none, and `flags` say not to wait.
     """
     try:
-        data, files, _, _ = socket.recv_fds(connection, _LARGEST_PACKET, MOST_FILES + 1, flags)
+        data, files = _packet(connection, flags)
     except ConnectionResetError:  # told once where the other end left packets unread
-        data, files, _, _ = socket.recv_fds(connection, _LARGEST_PACKET, MOST_FILES + 1, flags)
+        data, files = _packet(connection, flags)
     if not data:
         raise EOFError
     if data != _IN_FILE:
@@ -61,6 +62,18 @@ def receive(connection: socket.socket, flags: int = 0) -> tuple[Any, list[int]]:
         return pickle.loads(os.pread(file, os.fstat(file).st_size, 0)), files
     finally:
         os.close(file)
+
+
+def _packet(connection: socket.socket, flags: int) -> tuple[bytes, list[int]]:
+    """As `socket.recv_fds`, which leaves out the flags."""
+    files = array.array("i")
+    space = socket.CMSG_LEN((MOST_FILES + 1) * files.itemsize)
+    flags |= socket.MSG_CMSG_CLOEXEC
+    data, extras, _, _ = connection.recvmsg(_LARGEST_PACKET, space, flags)
+    for level, kind, extra in extras:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            files.frombytes(extra[: len(extra) - len(extra) % files.itemsize])
+    return data, files.tolist()
 
 
 def write(file: int, data: Any, at: int) -> int:
