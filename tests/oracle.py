@@ -185,6 +185,32 @@ def iter_mixed(parts, weights):
     return out
 
 
+# --- workers -------------------------------------------------------------------------------------
+
+
+def every_nth(elements, num_workers):
+    """What each worker reads of `elements`."""
+    return [list(elements)[worker::num_workers] for worker in range(num_workers)]
+
+
+def pieces(elements, num_workers):
+    """Runs of consecutive elements, one for each worker, the longer ones first."""
+    rest, out = list(elements), []
+    for left in range(num_workers, 0, -1):
+        size = math.ceil(len(rest) / left)
+        out.append(rest[:size])
+        rest = rest[size:]
+    return out
+
+
+def in_turn(parts):
+    """One element of each part in turn; ended parts are passed over."""
+    parts, out = [list(part) for part in parts], []
+    while any(parts):
+        out += [part.pop(0) for part in parts if part]
+    return out
+
+
 # --- packing -------------------------------------------------------------------------------------
 
 

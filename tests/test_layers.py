@@ -18,8 +18,9 @@ FACE_LAYERS = [
     {"_workers"},
     {"_evaluate"},
     {"_iterators"},
-    {"_loader", "_checkpoint"},
+    {"_checkpoint"},
     {"_dataset"},
+    {"_loader"},
 ]
 
 # References upward that are agreed on: (file, layer) -> why.
@@ -29,11 +30,18 @@ CORE_EXCEPTIONS: dict[tuple[str, str], str] = {}
 LATE_IMPORTS = {
     # JAX is optional and takes a second to import.
     "experimental.py": {"grainmill.jax"},
+    "sharding.py": {"grainmill.jax"},
 }
 # Files that start threads. The engine's are `pipeline`'s, and the pool that copies the rows of
-# one batch; Python's are those that run user functions ahead of their use.
+# one batch; Python's are those that run user functions ahead of their use, but for one.
 CORE_THREADS = {"batch/stack.rs"}
-FACE_THREADS = {"_evaluate/ahead.py", "_iterators/opening.py", "_iterators/thread_prefetch.py"}
+FACE_THREADS = {
+    "_evaluate/ahead.py",
+    "_iterators/opening.py",
+    "_iterators/thread_prefetch.py",
+    # Where workers can not be forked, a thread of each waits for the parent's end.
+    "_workers/zygote.py",
+}
 
 STARTS_THREADS = {
     "rs": re.compile(r"thread::(spawn|scope|Builder)|ThreadPoolBuilder|rayon::(spawn|scope|join)"),

@@ -18,8 +18,9 @@ MapDataset, IterDataset = grain.MapDataset, grain.IterDataset
 
 # Orbax, elastic iteration and statistics follow in later issues.
 NAMES = {
-    "": "DatasetIterator IterDataset MapDataset ReadOptions MultiprocessingOptions config "
-    "experimental constants multiprocessing sources transforms __version__ __version_info__",
+    "": "DataLoader DataLoaderIterator DatasetIterator IterDataset MapDataset load Record "
+    "RecordMetadata ReadOptions MultiprocessingOptions config experimental constants "
+    "multiprocessing samplers sharding sources transforms __version__ __version_info__",
     "experimental": "FlatMapTransform DatasetOptions apply_transformations WithOptionsIterDataset "
     "batch_and_pad CacheIterDataset FlatMapMapDataset FlatMapIterDataset InterleaveIterDataset "
     "LimitIterDataset RngPool FirstFitPackIterDataset BestFitPackIterDataset BOSHandling "
@@ -27,8 +28,10 @@ NAMES = {
     "RebatchIterDataset RepeatIterDataset WindowShuffleMapDataset WindowShuffleIterDataset "
     "ZipMapDataset ZipIterDataset index_shuffle assert_equal_output_after_checkpoint device_put "
     "get_element_spec set_next_index get_next_index ShapeDtypeStruct MapWithIndexTransform "
-    "multithread_prefetch",
-    "multiprocessing": "MultiprocessingOptions",
+    "multithread_prefetch PackAndBatchOperation",
+    "multiprocessing": "MultiprocessingOptions SharedMemoryArray SharedMemoryArrayMetadata",
+    "samplers": "Sampler SequentialSampler IndexSampler",
+    "sharding": "ShardOptions NoSharding ShardByJaxProcess",
     "constants": "INDEX RECORD_KEY DATASET_INDEX EPOCH SEED RECORD META_FEATURES",
     "sources": "ArrayRecordDataSource SharedMemoryDataSource RangeDataSource "
     "RandomAccessDataSource",
@@ -37,7 +40,9 @@ NAMES = {
     "python": "FilterTransform MapTransform MapWithIndexTransform RandomMapTransform Batch "
     "ArrayRecordDataSource InMemoryDataSource RangeDataSource RandomAccessDataSource MapDataset "
     "IterDataset DatasetIterator ReadOptions MultiprocessingOptions config experimental INDEX "
-    "RECORD_KEY",
+    "RECORD_KEY DataLoader PyGrainDatasetIterator SharedMemoryArray load BatchOperation "
+    "FilterOperation MapOperation Operation RandomMapOperation Record RecordMetadata IndexSampler "
+    "Sampler SequentialSampler ShardOptions NoSharding ShardByJaxProcess",
 }
 
 

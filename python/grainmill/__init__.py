@@ -3,32 +3,51 @@
 The names are those of Grain, so that `import grainmill as grain` runs a Grain program.
 """
 
-from grainmill import constants, experimental, multiprocessing, sources, transforms
+from grainmill import (
+    constants,
+    experimental,
+    multiprocessing,
+    samplers,
+    sharding,
+    sources,
+    transforms,
+)
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
 from grainmill._dataset.map_dataset import MapDataset
+from grainmill._loader.data_loader import DataLoader, DataLoaderIterator, load
+from grainmill._loader.record import Record, RecordMetadata
 from grainmill._native import GrainmillError, __version__
 from grainmill._plan.multiprocessing_options import MultiprocessingOptions
 from grainmill._plan.options import ReadOptions
 from grainmill._plan.settings import config
+from grainmill._workers.failures import WorkerError
 
 config.define_flags()
 
 __version_info__ = tuple(int(part) for part in __version__.split("."))
 
 __all__ = [
+    "DataLoader",
+    "DataLoaderIterator",
     "DatasetIterator",
     "GrainmillError",
     "IterDataset",
     "MapDataset",
     "MultiprocessingOptions",
     "ReadOptions",
+    "Record",
+    "RecordMetadata",
+    "WorkerError",
     "__version__",
     "__version_info__",
     "config",
     "constants",
     "experimental",
+    "load",
     "multiprocessing",
+    "samplers",
+    "sharding",
     "sources",
     "transforms",
 ]

@@ -29,6 +29,7 @@ from grainmill._dataset.stages import (
     multithread_prefetch,
 )
 from grainmill._evaluate.stack import batch_and_pad
+from grainmill._loader.operations import PackAndBatchOperation
 from grainmill._native import index_shuffle
 from grainmill._plan.options import DatasetOptions, ExecutionTrackingMode
 from grainmill._plan.sequential import BOSHandling
@@ -49,6 +50,7 @@ __all__ = [
     "InterleaveIterDataset",
     "LimitIterDataset",
     "MapWithIndexTransform",
+    "PackAndBatchOperation",
     "RebatchIterDataset",
     "RepeatIterDataset",
     "RngPool",

@@ -14,7 +14,12 @@ from grainmill._plan import transforms
 if TYPE_CHECKING:
     from grainmill._dataset.iter_dataset import IterDataset
 
-__all__ = ["device_put"]
+__all__ = ["device_put", "process_place"]
+
+
+def process_place() -> tuple[int, int]:
+    """Which of the processes that JAX runs on this is, and how many there are."""
+    return jax.process_index(), jax.process_count()
 
 
 def device_put(

@@ -53,6 +53,11 @@ class Blocks(abc.ABC):
         self._length = length
         self._first = 0
 
+    @property
+    def num_ready(self) -> int:
+        """How many batches the next calls of `take` give without waiting, as far as is known."""
+        return 0
+
     @abc.abstractmethod
     def take(self, limit: int) -> Evaluated | StackedRows:
         """Returns the elements from `position` on, and moves it past those made.

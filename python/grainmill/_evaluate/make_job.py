@@ -27,11 +27,15 @@ class Task(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """Beside the elements: how long they took, and, of each batch, its size and exactness."""
+    """Beside the elements: how long they took, and, of each batch, its size and exactness.
+
+    Of elements that are stacked, also the bytes of each.
+    """
 
     num_elements: int
     elapsed_s: float
     rows: list[tuple[int, bool]]
+    row_byte_len: float = 0.0
 
 
 class MakeJob(Job):
@@ -82,7 +86,8 @@ class _Maker(Runner):
             batches.append(piece.batch)
             rows.append((len(piece), piece.exact))
         count = sum(count for count, _ in rows)
-        extra = Extra(count, time.perf_counter() - began, rows)
+        elapsed_s = time.perf_counter() - began
+        extra = Extra(count, elapsed_s, rows, self._program.row_byte_len)
         return Outcome(batches, None, task.start, extra, task.batch_size)
 
     def _outcome(self, task: Task, made: Evaluated, began: float) -> Outcome:

@@ -10,6 +10,7 @@ from grainmill._evaluate.fuse import Evaluated
 from grainmill._evaluate.leaves import block_len
 from grainmill._evaluate.make_job import Extra, MakeJob, Task
 from grainmill._evaluate.rows import StackedRows
+from grainmill._workers.crew import ForkRefusedError, spawn_from_now_on
 from grainmill._workers.pool import Limits, Pool
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _BLOCK_S = 0.005
 _BLOCK_BYTES = 4 << 20
 _MOST = 1024
+# Batches that are as small as this together are one task, whatever number of elements that is.
+_SMALL_BYTES = 256 << 10
 _TASKS_PER_WORKER = 2
 
 
@@ -51,6 +54,11 @@ class ProcessBlocks(Blocks):
         self._handed_out = 0
         self._one_by_one_until = 0
 
+    @property
+    def num_ready(self) -> int:
+        """See `Blocks.num_ready`."""
+        return len(self._made)
+
     def take(self, limit: int) -> Evaluated | StackedRows:
         """See `Blocks.take`."""
         if self._made:
@@ -70,16 +78,22 @@ class ProcessBlocks(Blocks):
             made = self._made_of(result, count)
             if self._tasks:
                 self._hand_out()  # workers go on while the consumer has this
-        except BaseException:  # Ctrl-C too, which may have cost a message
+        except BaseException as failure:  # Ctrl-C too, which may have cost a message
             self.position = before
             # What a worker dies of must not keep what stands before it from being made.
             self._one_by_one_until = self._handed_out
             self.close()
+            if isinstance(failure, ForkRefusedError):
+                spawn_from_now_on(failure)
+                return self.take(limit)
             raise
         return made
 
     def _made_of(self, result: Result, count: int) -> Evaluated | StackedRows:
         extra: Extra | None = result.extra
+        if extra is not None and extra.row_byte_len:
+            small = block_len(extra.row_byte_len, _MOST, _SMALL_BYTES)
+            self._pace.most = max(self._most, small)
         if extra is not None:
             self._pace.record(max(1, extra.num_elements), extra.elapsed_s)
             self._affordable = _affordable(result, extra, self._share)
@@ -111,11 +125,11 @@ class ProcessBlocks(Blocks):
                 return pool
             task = self._next_task()
             ahead = self._handed_out + task.num_elements - self.position
-            most = max(self._at_most, 2 * self._workers * task.batch_size)
+            most = max(self._at_most, max(2, self._workers) * task.batch_size)
             if task.num_elements <= 0 or (self._tasks and ahead > most):
                 return pool
-            about = f"elements {task.start} to {task.start + task.num_elements - 1}"
-            self._tasks.append((pool.give(worker, task, about), task.num_elements))
+            first, last = task.start, task.start + task.num_elements - 1
+            self._tasks.append((pool.give(worker, task, (first, last)), task.num_elements))
             self._handed_out += task.num_elements
 
     def _next_task(self) -> Task:
@@ -125,7 +139,7 @@ class ProcessBlocks(Blocks):
         if size and not missing:
             count = size
             if start >= self._one_by_one_until:
-                count *= max(1, min(self._pace.count, self._most, self._affordable) // size)
+                count *= max(1, min(self._pace.count, self._affordable) // size)
             return Task(start, min(count, left), size)
         count = 1 if start < self._one_by_one_until else min(self._pace.count, self._affordable)
         return Task(start, min(count, missing or left, left), 0)

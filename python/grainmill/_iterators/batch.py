@@ -29,17 +29,25 @@ class BatchStage(Stage):
         self._new_batch = _new_batch(node)
         self._gathered = self._new_batch()
         self._start: State | None = None
+        self._reader: ReadStage | None = None  # what may give whole batches
         if isinstance(parent, ReadStage) and node.batch_fn is None:
+            self._reader = parent
             parent.expect_batches(node.batch_size)
 
+    @property
+    def burst(self) -> int:
+        """See `Stage.burst`."""
+        return 1 if self._reader is None else max(1, self._reader.num_ready_batches)
+
     def pull(self, limit: int, *, interior: bool = True) -> Block:
-        """See `Stage.pull`; gives one batch."""
+        """See `Stage.pull`; gives one batch, or those that came in one piece."""
         if self._start is None:
             self._start = self._parent.state()
-        whole = self._pull_whole()
-        if whole is not None:
-            before, self._start = self._start, None
-            return self._whole_block(*whole, before)
+        if self._reader is not None and not len(self._gathered):
+            block = self._pull_whole(self._reader, self._start, limit)
+            if block is not None:
+                self._start = None
+                return block
         after = self._gather()
         if len(self._gathered) < self._size and (self._drop_remainder or not len(self._gathered)):
             self._reset()
@@ -65,26 +73,24 @@ class BatchStage(Stage):
             if count == missing or not count:
                 return lambda _: state_after(count)
 
-    def _pull_whole(self) -> tuple[Any, int] | None:
-        """The next batch and its elements' number, where the parent makes it in one piece."""
-        parent = self._parent
-        if (
-            len(self._gathered)
-            or not self._gathered.is_stacked
-            or not isinstance(parent, ReadStage)
-        ):
-            return None
-        numbers = parent.pull_numbers(self._size)
+    def _pull_whole(self, reader: ReadStage, before: State, limit: int) -> Block | None:
+        """The next batches, where the parent makes them in one piece."""
+        numbers = reader.pull_numbers(self._size)
         if numbers is not None:
-            return numbers, len(numbers)
-        rows = parent.pull_batch(self._size)
-        return None if rows is None else (rows.batch, len(rows))
+            return self._block([numbers], len(numbers), before, reader.next_index())
+        rows = reader.pull_batches(self._size, limit)
+        if not rows:
+            return None
+        return self._block([each.batch for each in rows], len(rows[0]), before, reader.next_index())
 
-    def _whole_block(self, batch: Any, count: int, before: State) -> Block:
-        after = self._parent.state()
-        if not count or (self._drop_remainder and count < self._size):
-            return Block([], lambda _: dict(after))
-        return Block([batch], lambda k: dict(after if k else before))
+    def _block(self, batches: list[Any], batch_size: int, before: State, end: int) -> Block:
+        """`batches` of `batch_size` each, from the parent's state `before` to its index `end`."""
+        if not batch_size or (self._drop_remainder and batch_size < self._size):
+            return Block([], lambda _: {"next_index": end})
+        first = end - len(batches) * batch_size
+        return Block(
+            batches, lambda k: {"next_index": first + k * batch_size} if k else dict(before)
+        )
 
     def _reset(self) -> None:
         self._gathered = self._new_batch()
@@ -112,8 +118,6 @@ class BatchStage(Stage):
 class _Gathered:
     """Elements of one batch to be stacked."""
 
-    is_stacked = True
-
     def __init__(self, batch_size: int) -> None:
         self._builder = BatchBuilder(batch_size, shared_arena())
         self._count = 0
@@ -134,8 +138,6 @@ class _Gathered:
 
 class _GatheredList(_Gathered):
     """Elements of one batch for a user's batch function."""
-
-    is_stacked = False
 
     def __init__(self, batch_fn: Callable[[list[Any]], Any]) -> None:
         self._batch_fn = batch_fn

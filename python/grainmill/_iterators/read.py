@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate.ahead import Blocks, EngineBlocks, InlineBlocks, ThreadBlocks
@@ -11,6 +12,7 @@ from grainmill._evaluate.rows import StackedRows
 from grainmill._iterators.drops import DropWatch
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.random_access import random_access
+from grainmill._workers.pool import threads_take_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,18 +120,29 @@ class ReadStage(Stage):
         self._made, self._at = [], 0
         self._blocks.rewind(position)
 
-    def pull_batch(self, batch_size: int) -> Any:
-        """The next `batch_size` elements, or those left, as a batch if that is how they come."""
-        if self._at >= len(self._made):
-            self._refill(batch_size)
-        made = self._made
-        if self._at or not isinstance(made, StackedRows):
-            return None
-        if len(made) != batch_size and self._blocks.position < self._length:
-            return None
-        self._drops.kept_only(len(made))
-        self._made, self._at, self._num_skipped = [], 0, 0
-        return made
+    @property
+    def num_ready_batches(self) -> int:
+        """How many batches `pull_batches` has at hand, as far as is known."""
+        return self._blocks.num_ready
+
+    def pull_batches(self, batch_size: int, limit: int) -> list[StackedRows]:
+        """The next elements, up to `limit * batch_size`, as batches if that is how they come.
+
+        All are of `batch_size`, except for one with the elements left at the end, alone.
+        """
+        batches: list[StackedRows] = []
+        while len(batches) < limit and (not batches or self._blocks.num_ready):
+            if self._at >= len(self._made):
+                self._refill(batch_size)
+            made = self._made
+            if self._at or not isinstance(made, StackedRows):
+                break
+            if len(made) != batch_size and (batches or self._blocks.position < self._length):
+                break
+            batches.append(made)
+            self._drops.kept_only(len(made))
+            self._made, self._at, self._num_skipped = [], 0, 0
+        return batches
 
     def _unstack(self) -> None:
         """Takes a batch apart that is not one here, and has no more of them made."""
@@ -191,7 +204,9 @@ def _at(start: int) -> Callable[[int], State]:
 def _blocks(program: Program, length: int, node: plan.Read) -> Blocks:
     options = node.options
     if options.num_workers and program.runs_user_code:
-        return ProcessBlocks(program, length, node)
+        if threads_take_turns():
+            return ProcessBlocks(program, length, node)
+        options = dataclasses.replace(options, num_threads=options.num_workers)
     if not options.num_threads or not options.prefetch_buffer_size:
         return InlineBlocks(program, length, options.prefetch_buffer_size)
     if program.runs_user_code:

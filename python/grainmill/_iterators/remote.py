@@ -10,6 +10,7 @@ from grainmill._iterators.part import fixed
 from grainmill._iterators.run_job import BLOCK_LEN, RunJob, Standing, Task
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.slicing import sliced
+from grainmill._workers.crew import ForkRefusedError, spawn_from_now_on
 from grainmill._workers.pool import Limits, Pool
 
 if TYPE_CHECKING:
@@ -109,8 +110,11 @@ class RemotePart(Stage):
         try:
             result = pool.take(self._tickets[0])
             self._tickets.popleft()
-        except BaseException:  # Ctrl-C too, which may have cost a message
+        except BaseException as failure:  # Ctrl-C too, which may have cost a message
             self._workers.close()
+            if isinstance(failure, ForkRefusedError):
+                spawn_from_now_on(failure)
+                return self.pull(limit)
             raise
         self._failure = result.failure
         if result.elements:
@@ -147,7 +151,7 @@ class RemotePart(Stage):
             self._restart = False
             most = 1 if self._count < self._single_until else self._affordable
             task = Task(state, min(most, self._size), most)
-            self._tickets.append(pool.give(self._worker, task, "its next element"))
+            self._tickets.append(pool.give(self._worker, task))
         return pool
 
     def _drop_tickets(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from typing import TYPE_CHECKING, TypeAlias
 
 from grainmill._iterators.interleave import InterleaveStage
@@ -11,6 +10,7 @@ from grainmill._iterators.remote import RemoteWorkers
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
 from grainmill._plan.sequential import Interleave, MultiprocessPrefetch, ThreadPrefetch
 from grainmill._plan.slicing import sliced
+from grainmill._workers.pool import threads_take_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ class WorkerPartsStage(InterleaveStage):
 
     def __init__(self, node: WorkersNode, open_plan: Callable[[Node], Stage]) -> None:
         self._workers: RemoteWorkers | None = None
-        if isinstance(node, MultiprocessPrefetch) and _threads_hold_a_lock():
+        if isinstance(node, MultiprocessPrefetch) and threads_take_turns():
             self._workers = RemoteWorkers(node, open_plan)
         elif isinstance(node, MultiprocessPrefetch) and node.worker_init_fn is not None:
             logging.getLogger("grainmill").warning(
@@ -78,12 +78,6 @@ class WorkerPartsStage(InterleaveStage):
         super().close()
         if self._workers is not None:
             self._workers.close()
-
-
-def _threads_hold_a_lock() -> bool:
-    """Whether Python code runs on one thread at a time, so that processes are worth their cost."""
-    enabled = getattr(sys, "_is_gil_enabled", None)
-    return enabled is None or bool(enabled())
 
 
 def open_part(node: WorkersNode, worker: int, open_plan: Callable[[Node], Stage]) -> Stage:

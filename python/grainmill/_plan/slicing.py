@@ -9,18 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from grainmill._plan import random_access as by_index
 from grainmill._plan import sequential as in_order
 from grainmill._plan.node import MapNode, Node
+from grainmill._plan.sharding import ShardOptions, even_split
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 AnyNode = TypeVar("AnyNode", bound=Node)
-
-
-def even_split(length: int, shard: int, count: int) -> tuple[int, int]:
-    """Where piece `shard` of `count` begins and ends; the first `length % count` are one longer."""
-    size, longer = divmod(length, count)
-    start = size * shard + min(shard, longer)
-    return start, start + size + (shard < longer)
 
 
 def sliced(node: Node, worker: int, count: int, *, sequential: bool = False) -> Node:
@@ -119,7 +113,7 @@ class _Slicing:
         return over(node, tuple(map(self._consecutive, node.parents)))
 
     def _bounds(self, node: MapNode) -> tuple[int, int]:
-        return even_split(node.length, self._worker, self._count)
+        return even_split(node.length, ShardOptions(self._worker, self._count))
 
 
 class _EveryNth:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -35,7 +36,7 @@ _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _LAUNCH = (
     "import sys; sys.path[:] = {path!r}; import importlib.util as u; "
     "s = u.spec_from_file_location('launch', {launch!r}); m = u.module_from_spec(s); "
-    "s.loader.exec_module(m); m.main({control}, {parent}, {modules!r})"
+    "s.loader.exec_module(m); m.main({control}, {parent}, {modules!r}, fork={fork})"
 )
 _LAUNCHER = str(pathlib.Path(__file__).with_name("launch.py"))
 
@@ -52,7 +53,8 @@ class Crew:
 
     Attributes:
         connections: One socket for each worker.
-        control: The socket to the zygote, which tells of workers that have ended.
+        controls: The sockets to the zygote, or to each worker where none can be forked, which
+            tell of workers that have ended.
         ended: The workers that have ended by themselves, each with its exit code; `None` where
             nobody is left who knows it.
         lenders: The slots of each worker.
@@ -62,6 +64,9 @@ class Crew:
     def __init__(self, job: Job, num_workers: int, budget_bytes: int, parts: Iterable[Any]) -> None:
         data, buffers = _pickled(job, parts)
         self._told_to_end = False
+        self._forks = _can_fork[0]
+        self._launched: list[subprocess.Popen[bytes]] = []
+        self.controls: list[socket.socket] = []
         self.ended: dict[int, int | None] = {}
         self.lenders = [Lender() for _ in range(num_workers)]
         self.connections: list[socket.socket] = []
@@ -70,46 +75,62 @@ class Crew:
             files.callback(os.close, board_file)
             job_file, places = _job_file(data, buffers)
             files.callback(os.close, job_file)
-            self._zygote, self.control = _start_zygote(job.modules)
             try:
                 for worker in range(num_workers):
+                    if not worker or not self._forks:
+                        self._launch(job.modules)
                     set_up = _set_up(worker, num_workers, budget_bytes, places)
                     self._start_worker(set_up, [job_file, board_file])
             except BaseException:
                 self.end()
                 raise
 
+    def _launch(self, modules: Sequence[str]) -> None:
+        process, control = _launched(modules, fork=self._forks)
+        self._launched.append(process)
+        self.controls.append(control)
+
     def _start_worker(self, set_up: SetUp, files: list[int]) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.connections.append(ours)
         with theirs, contextlib.suppress(ConnectionError):  # then its end is heard of
-            wire.send(self.control, set_up, [theirs.fileno(), *files])
+            wire.send(self.controls[-1], set_up, [theirs.fileno(), *files])
 
     def check_open(self) -> None:
         """Raises `ValueError` where the workers were told to end."""
         if self._told_to_end:
             raise ValueError(_CLOSED)
 
-    def hear_of_ends(self) -> None:
-        """Takes in what the zygote has to tell; waits for it."""
+    def hear_of_ends(self, control: int) -> None:
+        """Takes in what is told by the socket number `control`; waits for it.
+
+        Raises:
+            ForkRefusedError: The zygote can not fork.
+        """
         try:
-            (worker, code), _ = wire.receive(self.control)
-        except EOFError:  # the zygote is gone, and no worker outlives it
+            (worker, code), _ = wire.receive(self.controls[control])
+        except EOFError:
             self.check_open()
-            for worker in range(len(self.connections)):
-                self.ended.setdefault(worker, None)
+            if self._forks:  # the zygote is gone, and no worker outlives it
+                for worker in range(len(self.connections)):
+                    self.ended.setdefault(worker, None)
+            elif control not in self.ended:
+                self.ended[control] = self._launched[control].wait(_CLOSE_WAIT_S)
         else:
+            if worker is None:
+                raise ForkRefusedError(code)
             self.ended[worker] = code
 
     def await_end(self, worker: int) -> None:
         """Waits a moment for the exit code of a worker that has hung up."""
         deadline = time.monotonic() + _STATUS_WAIT_S
+        control = 0 if self._forks else worker
         poll = select.poll()
-        poll.register(self.control, select.POLLIN)
+        poll.register(self.controls[control], select.POLLIN)
         while worker not in self.ended:
             wait_s = deadline - time.monotonic()
             if wait_s > 0 and poll.poll(wait_s * 1000):
-                self.hear_of_ends()
+                self.hear_of_ends(control)
             else:
                 self.ended[worker] = None
 
@@ -119,23 +140,24 @@ class Crew:
             return
         self._told_to_end = True
         # Forked children of this process may hold these sockets too, so closing is not enough.
-        for connection in (*self.connections, self.control):
+        for connection in (*self.connections, *self.controls):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
+        deadline = time.monotonic() + _CLOSE_WAIT_S
         try:
-            self._zygote.wait(_CLOSE_WAIT_S)
-        except BaseException as failure:
-            self._zygote.kill()  # its workers go with it
-            self._zygote.wait()
-            if not isinstance(failure, subprocess.TimeoutExpired):
-                raise
+            for process in self._launched:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, deadline - time.monotonic()))
         finally:
+            for process in self._launched:
+                process.kill()  # the workers of a zygote go with it
+                process.wait()
             self.abandon()
 
     def abandon(self) -> None:
         """Closes this process's ends, without a word to the others."""
         self._told_to_end = True
-        for connection in (*self.connections, self.control):
+        for connection in (*self.connections, *self.controls):
             connection.close()
 
 
@@ -155,7 +177,34 @@ def _set_up(
     )
 
 
-def _start_zygote(modules: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+class ForkRefusedError(Exception):
+    """The zygote has threads that it did not start, so that its children might hang."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        self.threads = threads
+
+
+# Whether workers may be forked, as far as is known.
+_can_fork = [hasattr(os, "fork")]
+
+
+def spawn_from_now_on(refused: ForkRefusedError) -> None:
+    """Has each worker of every later pool start a Python of its own, and says so."""
+    _can_fork[0] = False
+    warnings.warn(
+        f"a fresh Python process has {refused.threads} threads here, so workers can not be forked "
+        "from one: each starts by itself, which takes longer. Threads at start come from a "
+        "`sitecustomize` or a `.pth` file",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def _launched(
+    modules: Sequence[str], *, fork: bool
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A process that forks workers, or is one, and the socket to it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         code = _LAUNCH.format(
@@ -164,6 +213,7 @@ def _start_zygote(modules: Sequence[str]) -> tuple[subprocess.Popen[bytes], sock
             control=theirs.fileno(),
             parent=os.getpid(),
             modules=list(modules),
+            fork=fork,
         )
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001 - as `multiprocessing` starts its own
         process = subprocess.Popen(

@@ -27,8 +27,8 @@ class _Package(ModuleType):
         return getattr(self, name)
 
 
-def main(control_file: int, parent: int, modules: Sequence[str]) -> None:
-    """Imports `modules` of the package, then serves as the zygote of the process `parent`."""
+def main(control_file: int, parent: int, modules: Sequence[str], *, fork: bool) -> None:
+    """Imports `modules` of the package, then serves the process `parent`; see `zygote.main`."""
     init = _ROOT / "__init__.py"
     spec = importlib.util.spec_from_file_location(
         _NAME, init, submodule_search_locations=[str(_ROOT)]
@@ -42,4 +42,4 @@ def main(control_file: int, parent: int, modules: Sequence[str]) -> None:
     sys.modules[_NAME] = package
     for module in modules:
         importlib.import_module(module)
-    importlib.import_module(f"{_NAME}._workers.zygote").main(control_file, parent)
+    importlib.import_module(f"{_NAME}._workers.zygote").main(control_file, parent, fork=fork)

@@ -268,8 +268,8 @@ def _elements(column: Any, slots: dict[int, LentSlot], message: LentSlot | None)
         return [slots[number].array(*place) for number, *place in column[1]]
     if kind == "arrays":
         _, offset, shape, shapes, dtype = column
-        rows = np.frombuffer(shapes, np.int64).reshape(shape)
-        return list(_lent(message).arrays(offset, rows, dtype))
+        layout = np.frombuffer(shapes, np.int64).reshape(shape)
+        return list(_lent(message).arrays(offset, layout, dtype))
     if kind == "pickled":
         return _unpickled(column, message)
     _, names, columns = column

@@ -12,6 +12,7 @@ import logging
 import os
 import select
 import socket
+import sys
 import time
 import weakref
 from collections import deque
@@ -80,14 +81,14 @@ class Ticket:
     Attributes:
         number: Tasks are numbered in the order in which they were given.
         worker: The worker it was given to.
-        about: What it makes, for messages.
+        about: The first and the last element that it makes, where they are known.
         answer: What the worker sent, until that is taken.
         dropped: Whether nobody wants the answer any more.
     """
 
     __slots__ = ("about", "answer", "dropped", "number", "worker")
 
-    def __init__(self, number: int, worker: int, about: str) -> None:
+    def __init__(self, number: int, worker: int, about: tuple[int, int] | None) -> None:
         self.number = number
         self.worker = worker
         self.about = about
@@ -125,12 +126,14 @@ class Pool:
         self._dead: dict[int, Callable[[], BaseException]] = {}
         self._buried: set[int] = set()
         self._poll = select.poll()
-        self._poll.register(self._crew.control, select.POLLIN)
+        self._controls = [control.fileno() for control in self._crew.controls]
+        for file in self._controls:
+            self._poll.register(file, select.POLLIN)
         self._files = [connection.fileno() for connection in self._crew.connections]
         for file in self._files:
             self._poll.register(file, select.POLLIN)
 
-    def give(self, worker: int, task: Any, about: str) -> Ticket:
+    def give(self, worker: int, task: Any, about: tuple[int, int] | None = None) -> Ticket:
         """Sends a task to a worker, which does its tasks one after another."""
         self._numbers += 1
         ticket = Ticket(self._numbers, worker, about)
@@ -239,14 +242,19 @@ class Pool:
     def _doing(self, ticket: Ticket) -> str:
         """Which element the worker of `ticket` is at, as far as can be seen from outside."""
         marked = self._crew.board.marked(ticket.worker)
-        return f"while making {f'element {marked - 1}' if marked else ticket.about}"
+        if marked:
+            return f"while making element {marked - 1}"
+        if ticket.about is None:
+            return "while making its next element"
+        first, last = ticket.about
+        return f"while making elements {first} to {last}"
 
     def _hear(self, wait_s: float | None) -> None:
         """Takes in what workers have sent; waits for something if there is nothing."""
         for file, _ in self._poll.poll(None if wait_s is None else max(0.0, wait_s) * 1000):
             try:
-                if file not in self._files:
-                    self._crew.hear_of_ends()
+                if file in self._controls:
+                    self._crew.hear_of_ends(self._controls.index(file))
                 elif (worker := self._files.index(file)) not in self._crew.ended:
                     self._hear_from(worker)
             except OSError:
@@ -337,3 +345,9 @@ def _end(crew: Crew, pid: int) -> None:
         crew.end()
     else:
         crew.abandon()
+
+
+def threads_take_turns() -> bool:
+    """Whether Python code runs on one thread at a time, so that processes are worth their cost."""
+    enabled = getattr(sys, "_is_gil_enabled", None)
+    return enabled is None or bool(enabled())

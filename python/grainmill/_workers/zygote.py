@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import socket
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
 _GRACE_S = 0.25
 
 
-def main(control_file: int, parent: int) -> None:
-    """Serves the process `parent`, at the other end of the socket `control_file`."""
+def main(control_file: int, parent: int, *, fork: bool) -> None:
+    """Serves the process `parent`, at the other end of the socket `control_file`.
+
+    Without `fork` this process is the first worker asked for, and has no others.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What the parent ignores or blocks would be so here and in every worker.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -36,7 +40,11 @@ def main(control_file: int, parent: int) -> None:
     if os.getppid() == parent:
         gc.collect()
         gc.freeze()
-        _Zygote(control, parent_file).serve()
+        zygote = _Zygote(control, parent_file)
+        if fork:
+            zygote.serve()
+        else:
+            zygote.work()
     os._exit(0)
 
 
@@ -65,8 +73,29 @@ class _Zygote:
             set_up, files = wire.receive(self._control)
         except EOFError:
             return False
+        threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - nothing but their number
+        if threads > 1:
+            # Locks that another thread holds would stay closed in the child for ever.
+            wire.send(self._control, (None, threads))
+            return False
         poll.register(self._fork(set_up, files), select.POLLIN)
         return True
+
+    def work(self) -> None:
+        """Is a worker itself, and ends as soon as the parent does, whatever it is at."""
+        with contextlib.suppress(EOFError):
+            set_up, files = wire.receive(self._control)
+            threading.Thread(target=self._end_with_parent, daemon=True).start()
+            connection, job_file, board_file = files
+            worker.run(socket.socket(fileno=connection), job_file, board_file, set_up)
+
+    def _end_with_parent(self) -> None:
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._parent_file, select.POLLIN)
+        poll.poll()
+        time.sleep(_GRACE_S)
+        os._exit(0)
 
     def _fork(self, set_up: SetUp, files: list[int]) -> int:
         zygote = os.getpid()

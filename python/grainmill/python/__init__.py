@@ -1,12 +1,24 @@
 """The interface under its older names, for `import grainmill.python as pygrain`."""
 
 from grainmill import (
+    DataLoader,
     DatasetIterator,
     IterDataset,
     MapDataset,
     MultiprocessingOptions,
     ReadOptions,
+    Record,
+    RecordMetadata,
     config,
+    load,
+)
+from grainmill import DataLoaderIterator as PyGrainDatasetIterator
+from grainmill._loader.operations import (
+    BatchOperation,
+    FilterOperation,
+    MapOperation,
+    Operation,
+    RandomMapOperation,
 )
 from grainmill.constants import (
     DATASET_INDEX,
@@ -17,7 +29,10 @@ from grainmill.constants import (
     RECORD_KEY,
     SEED,
 )
+from grainmill.multiprocessing import SharedMemoryArray
 from grainmill.python import experimental
+from grainmill.samplers import IndexSampler, Sampler, SequentialSampler
+from grainmill.sharding import NoSharding, ShardByJaxProcess, ShardOptions
 from grainmill.sources import ArrayRecordDataSource, RandomAccessDataSource, RangeDataSource
 from grainmill.sources import SharedMemoryDataSource as InMemoryDataSource
 from grainmill.transforms import Batch, DatasetSelectionMap, Transformation, Transformations
@@ -36,21 +51,38 @@ __all__ = [
     "SEED",
     "ArrayRecordDataSource",
     "Batch",
+    "BatchOperation",
+    "DataLoader",
     "DatasetIterator",
     "DatasetSelectionMap",
+    "FilterOperation",
     "FilterTransform",
     "InMemoryDataSource",
+    "IndexSampler",
     "IterDataset",
     "MapDataset",
+    "MapOperation",
     "MapTransform",
     "MapWithIndexTransform",
     "MultiprocessingOptions",
+    "NoSharding",
+    "Operation",
+    "PyGrainDatasetIterator",
     "RandomAccessDataSource",
+    "RandomMapOperation",
     "RandomMapTransform",
     "RangeDataSource",
     "ReadOptions",
+    "Record",
+    "RecordMetadata",
+    "Sampler",
+    "SequentialSampler",
+    "ShardByJaxProcess",
+    "ShardOptions",
+    "SharedMemoryArray",
     "Transformation",
     "Transformations",
     "config",
     "experimental",
+    "load",
 ]

@@ -9,14 +9,14 @@ const ROW: usize = 2048;
 const NUM_SEQUENCES: usize = 20_000;
 
 /// Lengths spread as those of documents are, about 180 tokens on average.
-fn lengths() -> Vec<usize> {
-    let mut state = 1_u64;
+fn lengths(num_sequences: usize, seed: u64) -> Vec<usize> {
+    let mut state = seed;
     let mut uniform = || {
         state =
             state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         f64::from(u32::try_from(state >> 32).expect("32 bits are left")) / f64::from(u32::MAX)
     };
-    (0..NUM_SEQUENCES)
+    (0..num_sequences)
         .map(|_| {
             let normal = (0..12).map(|_| uniform()).sum::<f64>() - 6.0;
             let length = (180_f64.ln() - 0.32 + 0.8 * normal).exp();
@@ -27,15 +27,15 @@ fn lengths() -> Vec<usize> {
         .collect()
 }
 
-fn bins(num_bins: usize, fit: Fit) -> Bins {
-    let layout =
-        Layout { capacities: vec![ROW], alignments: vec![1], num_bins, max_sequences: None };
+fn bins(features: usize, num_bins: usize, fit: Fit) -> Bins {
+    let (capacities, alignments) = (vec![ROW; features], vec![1; features]);
+    let layout = Layout { capacities, alignments, num_bins, max_sequences: None };
     Bins::new(layout, fit).expect("the layout is sound")
 }
 
 /// Packs all sequences and returns how many rows that takes and how many tokens they hold.
 fn packed(lengths: &[usize], tokens: &[u8], num_bins: usize, fit: Fit) -> (usize, usize) {
-    let mut bins = bins(num_bins, fit);
+    let mut bins = bins(1, num_bins, fit);
     let mut column = Column::new(num_bins, ROW, 4, None, true);
     let (mut rows, mut cells) = (0, 0);
     for &length in lengths {
@@ -55,7 +55,7 @@ fn packed(lengths: &[usize], tokens: &[u8], num_bins: usize, fit: Fit) -> (usize
 }
 
 fn fit(criterion: &mut Criterion) {
-    let lengths = lengths();
+    let lengths = lengths(NUM_SEQUENCES, 1);
     let tokens = vec![7; 4 * ROW];
     let num_tokens = lengths.iter().sum::<usize>();
     for (name, fit) in [("first_fit", Fit::First), ("best_fit", Fit::Best)] {
@@ -74,9 +74,65 @@ fn fit(criterion: &mut Criterion) {
     }
 }
 
+/// Chooses bins for all sequences and returns how many rows that takes.
+fn chosen(sequences: &[Vec<usize>], num_bins: usize, fit: Fit) -> usize {
+    let mut bins = bins(sequences[0].len(), num_bins, fit);
+    let mut rows = 0;
+    for lengths in sequences {
+        let bin = bins.choose(lengths).unwrap_or_else(|| {
+            rows += bins.num_opened();
+            bins.clear();
+            0
+        });
+        bins.put(bin, lengths);
+    }
+    rows + bins.num_opened()
+}
+
+/// Features of independent lengths, of the same, and about as long as one another.
+fn workloads(num_sequences: usize) -> [(&'static str, Vec<Vec<usize>>); 4] {
+    let [one, two, three] = [1, 2, 3].map(|seed| lengths(num_sequences, seed));
+    let all = || one.iter().zip(&two).zip(&three);
+    [
+        ("two_equal_features", all().map(|((&one, _), _)| vec![one; 2]).collect()),
+        ("two_features", all().map(|((&one, &two), _)| vec![one, two]).collect()),
+        (
+            "two_like_features",
+            all().map(|((&one, &two), _)| vec![one, (7 * one + two) / 8]).collect(),
+        ),
+        ("three_features", all().map(|((&one, &two), &three)| vec![one, two, three]).collect()),
+    ]
+}
+
+fn several_features(criterion: &mut Criterion) {
+    for num_bins in [30, 1000, 10_000] {
+        let num_sequences = NUM_SEQUENCES.max(12 * num_bins);
+        for (workload, sequences) in workloads(num_sequences) {
+            let most = (0..sequences[0].len())
+                .map(|feature| sequences.iter().map(|lengths| lengths[feature]).sum::<usize>())
+                .max();
+            for (name, fit) in [("first_fit", Fit::First), ("best_fit", Fit::Best)] {
+                let rows = chosen(&sequences, num_bins, fit);
+                let full = rows * ROW;
+                assert!(
+                    most.is_some_and(|most| most <= full && full < most * 4 / 3),
+                    "{rows} rows"
+                );
+                let mut group = criterion.benchmark_group(format!("pack/{name}/{workload}"));
+                group.throughput(Throughput::Elements(num_sequences as u64));
+                let id = BenchmarkId::from_parameter(format!("bins_{num_bins}"));
+                group.bench_function(id, |bencher| {
+                    bencher.iter(|| chosen(black_box(&sequences), num_bins, fit));
+                });
+                group.finish();
+            }
+        }
+    }
+}
+
 criterion_group! {
     name = benches;
     config = Criterion::default().sample_size(20);
-    targets = fit
+    targets = fit, several_features
 }
 criterion_main!(benches);

@@ -3,8 +3,7 @@
 //! Saved states of iterators hold no bins: restoring packs the batch again. So the choice must
 //! stay a function of the lengths alone.
 
-use crate::pack::best_fit::BestFit;
-use crate::pack::first_fit::FirstFit;
+use crate::pack::choice::Choice;
 use crate::{Error, Result};
 
 /// Which of the bins that have room a sequence goes to.
@@ -35,6 +34,9 @@ impl Layout {
         if self.num_bins == 0 {
             return wrong("`num_packing_bins` must be at least 1, got 0".into());
         }
+        if self.capacities.is_empty() {
+            return wrong("`length_struct` must name at least one feature, got none".into());
+        }
         if self.alignments.len() != self.capacities.len() {
             return wrong(format!(
                 "one alignment for each of {} features is needed, got {}",
@@ -52,12 +54,6 @@ impl Layout {
     }
 }
 
-#[derive(Debug)]
-enum Choice {
-    First(FirstFit),
-    Best(BestFit),
-}
-
 /// A batch of bins that fills up.
 #[derive(Debug)]
 pub struct Bins {
@@ -65,9 +61,10 @@ pub struct Bins {
     choice: Choice,
     /// Next free cell, bin by bin, in each feature by feature.
     used: Vec<usize>,
+    /// Room, in the same order; a closed bin has -1.
+    rooms: Vec<i64>,
     sequences: Vec<usize>,
     opened: usize,
-    remaining: Vec<i64>,
 }
 
 impl Bins {
@@ -75,21 +72,16 @@ impl Bins {
     ///
     /// # Errors
     ///
-    /// If `layout` has no bins, an alignment of 0 or room for no sequence.
+    /// If `layout` has no bins, no features, an alignment of 0 or room for no sequence.
     pub fn new(layout: Layout, fit: Fit) -> Result<Self> {
         layout.check()?;
-        let capacities: Vec<i64> =
-            layout.capacities.iter().map(|&cells| cell_count(cells)).collect();
-        let choice = match fit {
-            Fit::First => Choice::First(FirstFit::new(&capacities, layout.num_bins)),
-            Fit::Best => Choice::Best(BestFit::new(&capacities, layout.num_bins)),
-        };
+        let cells = layout.num_bins * layout.capacities.len();
         Ok(Self {
-            choice,
-            used: vec![0; layout.num_bins * layout.capacities.len()],
+            choice: Choice::new(&layout.capacities, layout.num_bins, fit),
+            used: vec![0; cells],
+            rooms: vec![0; cells],
             sequences: vec![0; layout.num_bins],
             opened: 0,
-            remaining: capacities,
             layout,
         })
     }
@@ -141,33 +133,28 @@ impl Bins {
 
     /// The bin for a sequence with these lengths by feature; `None` if none has room.
     pub fn choose(&self, lengths: &[usize]) -> Option<usize> {
-        match &self.choice {
-            Choice::First(tree) => tree.choose(lengths),
-            Choice::Best(order) => order.choose(lengths),
-        }
+        self.choice.choose(lengths)
     }
 
     /// Puts a sequence with these lengths into `bin`, as chosen for it.
     pub fn put(&mut self, bin: usize, lengths: &[usize]) {
         let features = self.layout.capacities.len();
-        let used = &mut self.used[bin * features..][..features];
+        let cells = bin * features..(bin + 1) * features;
+        let (used, room) = (&mut self.used[cells.clone()], &mut self.rooms[cells]);
         self.sequences[bin] += 1;
         self.opened = self.opened.max(bin + 1);
-        let closed = self.layout.max_sequences.is_some_and(|most| self.sequences[bin] >= most);
+        let mut closed = self.layout.max_sequences.is_some_and(|most| self.sequences[bin] >= most);
         for feature in 0..features {
             let end = used[feature] + lengths[feature];
             let alignment = self.layout.alignments[feature];
             used[feature] = if alignment == 1 { end } else { end.next_multiple_of(alignment) };
-            self.remaining[feature] = if closed {
-                -1
-            } else {
-                cell_count(self.layout.capacities[feature]) - cell_count(used[feature])
-            };
+            room[feature] = cell_count(self.layout.capacities[feature]) - cell_count(used[feature]);
+            closed |= room[feature] < 0;
         }
-        match &mut self.choice {
-            Choice::First(tree) => tree.update(bin, &self.remaining),
-            Choice::Best(order) => order.update(bin, &self.remaining, closed),
+        if closed {
+            room.fill(-1);
         }
+        self.choice.update(bin, &self.rooms[..self.opened * features]);
     }
 
     /// Empties all bins.
@@ -175,10 +162,7 @@ impl Bins {
         self.used.fill(0);
         self.sequences.fill(0);
         self.opened = 0;
-        match &mut self.choice {
-            Choice::First(tree) => tree.clear(),
-            Choice::Best(order) => order.clear(),
-        }
+        self.choice.clear();
     }
 }
 
@@ -190,6 +174,7 @@ pub(crate) fn cell_count(cells: usize) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pack::looks;
     use proptest::prelude::*;
 
     /// The bins as lists; every question is answered by looking at all of them.
@@ -257,10 +242,17 @@ mod tests {
         }
     }
 
+    /// Layouts; half of them treat all features alike.
     fn layouts() -> impl Strategy<Value = Layout> {
-        let feature = (1_usize..30, 1_usize..5);
-        let features = proptest::collection::vec(feature, 1..4);
-        (features, 1_usize..20, proptest::option::of(1_usize..5)).prop_map(
+        let feature = (1_usize..60, 1_usize..5);
+        let features = (proptest::collection::vec(feature, 1..6), any::<bool>());
+        let features = features.prop_map(|(mut features, alike)| {
+            if alike {
+                features = vec![features[0]; features.len()];
+            }
+            features
+        });
+        (features, 1_usize..200, proptest::option::of(1_usize..5)).prop_map(
             |(features, num_bins, max_sequences)| Layout {
                 capacities: features.iter().map(|feature| feature.0).collect(),
                 alignments: features.iter().map(|feature| feature.1).collect(),
@@ -270,8 +262,27 @@ mod tests {
         )
     }
 
+    /// Lengths of five features: independent, the same, nearly the same, or long where others
+    /// are short; of every kind in turn.
     fn sequences() -> impl Strategy<Value = Vec<Vec<usize>>> {
-        proptest::collection::vec(proptest::collection::vec(0_usize..30, 3..4), 1..150)
+        let sequence = (proptest::collection::vec(0_usize..60, 5), 0..4).prop_map(|(any, kind)| {
+            let like_first = |(feature, cells): (usize, &usize)| match kind {
+                0 => *cells,
+                1 => any[0],
+                2 => any[0] + cells % 4,
+                _ if feature % 2 == 0 => any[0],
+                _ => 60 - any[0],
+            };
+            any.iter().enumerate().map(like_first).collect()
+        });
+        let mixed = proptest::collection::vec(sequence, 1..600);
+        (mixed, any::<bool>()).prop_map(|(mut mixed, same_at_first): (Vec<Vec<usize>>, bool)| {
+            if same_at_first {
+                let half = mixed.len() / 2;
+                mixed[..half].iter_mut().for_each(|lengths| *lengths = vec![lengths[0]; 5]);
+            }
+            mixed
+        })
     }
 
     proptest! {
@@ -286,6 +297,69 @@ mod tests {
         }
     }
 
+    /// What choosing looks at for each of `sequences`, on average.
+    fn looks_each(cells: usize, num_bins: usize, fit: Fit, sequences: &[Vec<usize>]) -> usize {
+        let features = sequences[0].len();
+        let (capacities, alignments) = (vec![cells; features], vec![1; features]);
+        let layout = Layout { capacities, alignments, num_bins, max_sequences: None };
+        let mut bins = Bins::new(layout, fit).unwrap();
+        looks::take();
+        for lengths in sequences {
+            let bin = bins.choose(lengths).unwrap_or_else(|| {
+                bins.clear();
+                0
+            });
+            bins.put(bin, lengths);
+        }
+        looks::take() / sequences.len()
+    }
+
+    /// Numbers below `count`, a power of two, in no particular order.
+    fn scrambled(count: usize) -> impl Iterator<Item = usize> {
+        (0..count).map(move |index| (index * 0x9e37_79b1 + 7) % count)
+    }
+
+    /// No bin's room is within another's, then each bin is filled to its last cell.
+    fn staircase(num_bins: usize) -> (usize, Vec<Vec<usize>>) {
+        let cells = 4 * num_bins;
+        let first = scrambled(num_bins).map(|step| vec![4 * step + 1, cells - 4 * step - 1]);
+        let second = scrambled(num_bins).map(|step| num_bins - 1 - step);
+        let second = second.map(|step| vec![cells - 4 * step - 1, 4 * step + 1]);
+        (cells, first.chain(second).collect())
+    }
+
+    /// Half of the bins lack one cell for the sequences that go to the other half.
+    fn strip(num_bins: usize) -> (usize, Vec<Vec<usize>>) {
+        let cells = 4 * num_bins;
+        let half = num_bins / 2;
+        let narrow = scrambled(half).map(|step| vec![cells - 1 - step, cells - 9]);
+        let wide = scrambled(half).map(|step| vec![cells - 1 - step, cells - 10]);
+        (cells, narrow.chain(wide).chain((0..half).map(|_| vec![1, 10])).collect())
+    }
+
+    /// Three features of independent lengths, most of them short.
+    fn documents(num_bins: usize) -> (usize, Vec<Vec<usize>>) {
+        let cells = 1 << 11;
+        let drawn: Vec<usize> = scrambled(1 << 20).map(|drawn| drawn % cells).collect();
+        let lengths = drawn.chunks_exact(2).map(|pair| 1 + pair[0] * pair[1] / (2 * cells));
+        let lengths: Vec<usize> = lengths.take(3 * 8 * num_bins).collect();
+        (cells, lengths.chunks_exact(3).map(<[usize]>::to_vec).collect())
+    }
+
+    #[test]
+    fn looks_grow_with_the_logarithm_of_the_bins() {
+        for workload in [staircase, strip, documents] {
+            for fit in [Fit::First, Fit::Best] {
+                for num_bins in [1 << 8, 1 << 11, 1 << 14] {
+                    let (cells, sequences) = workload(num_bins);
+                    let looks = looks_each(cells, num_bins, fit, &sequences);
+                    let most = 5 * num_bins.ilog2() as usize;
+                    assert!(looks <= most, "{fit:?}, {num_bins} bins: {looks} looks each");
+                }
+            }
+        }
+    }
+
     fn layout() -> Layout {
         Layout { capacities: vec![4], alignments: vec![1], num_bins: 2, max_sequences: None }
     }
@@ -296,6 +370,7 @@ mod tests {
             Layout { num_bins: 0, ..layout() },
             Layout { alignments: vec![0], ..layout() },
             Layout { alignments: vec![], ..layout() },
+            Layout { capacities: vec![], alignments: vec![], ..layout() },
             Layout { max_sequences: Some(0), ..layout() },
         ];
         for layout in wrong {

@@ -1,10 +1,12 @@
-//! The first bin with room, by a tree over the room that is left.
+//! The first bin with room in one feature, by a tree over the room that is left.
 
-/// A complete binary tree over bins; each node keeps, feature by feature, the most room that
-/// any bin below it has. A closed bin has room -1.
+use crate::pack::choice::Rooms;
+
+/// A complete binary tree over bins; each node keeps the most room that any bin below it has.
+/// A closed bin has room -1.
 #[derive(Debug)]
 pub(crate) struct FirstFit {
-    capacities: Vec<i64>,
+    capacity: i64,
     num_bins: usize,
     leaves: usize,
     /// Node 1 is the root, the children of `node` are `2 * node` and `2 * node + 1`.
@@ -12,40 +14,30 @@ pub(crate) struct FirstFit {
 }
 
 impl FirstFit {
-    pub(crate) fn new(capacities: &[i64], num_bins: usize) -> Self {
+    pub(crate) fn new(capacity: i64, num_bins: usize) -> Self {
         let leaves = num_bins.next_power_of_two();
-        let room = vec![-1; 2 * leaves * capacities.len()];
-        let mut tree = Self { capacities: capacities.to_vec(), num_bins, leaves, room };
+        let mut tree = Self { capacity, num_bins, leaves, room: vec![-1; 2 * leaves] };
         tree.clear();
         tree
     }
+}
 
-    pub(crate) fn clear(&mut self) {
-        let features = self.capacities.len();
-        if features == 0 {
-            return;
-        }
+impl Rooms for FirstFit {
+    fn clear(&mut self) {
         // A node has bins below it if its leftmost leaf is one.
-        for (node, room) in self.room.chunks_exact_mut(features).enumerate().skip(1) {
+        for (node, room) in self.room.iter_mut().enumerate().skip(1) {
             let depth = node.ilog2();
             let leftmost = (node << (self.leaves.ilog2() - depth)) - self.leaves;
             if leftmost < self.num_bins {
-                room.copy_from_slice(&self.capacities);
+                *room = self.capacity;
             }
         }
     }
 
-    pub(crate) fn choose(&self, lengths: &[usize]) -> Option<usize> {
-        match *lengths {
-            [length] => self.descend(length),
-            _ => self.search(1, lengths),
-        }
-    }
-
-    /// One feature: a node with room has a child with room, so no step is taken back.
-    fn descend(&self, length: usize) -> Option<usize> {
-        let fits =
-            |node: usize| i64::try_from(length).is_ok_and(|length| length <= self.room[node]);
+    /// A node with room has a child with room, so no step is taken back.
+    fn choose(&self, lengths: &[usize]) -> Option<usize> {
+        let length = i64::try_from(lengths[0]).ok()?;
+        let fits = |node: usize| length <= self.room[node];
         let mut node = 1;
         if !fits(node) {
             return None;
@@ -59,39 +51,16 @@ impl FirstFit {
         Some(node - self.leaves)
     }
 
-    /// Several features: the room of a node may come from different bins, so a leaf decides.
-    fn search(&self, node: usize, lengths: &[usize]) -> Option<usize> {
-        let features = self.capacities.len();
-        let room = &self.room[node * features..][..features];
-        let fits = |(&length, &room): (&usize, &i64)| {
-            i64::try_from(length).is_ok_and(|length| length <= room)
-        };
-        if !lengths.iter().zip(room).all(fits) {
-            return None;
-        }
-        if node >= self.leaves {
-            return Some(node - self.leaves).filter(|&bin| bin < self.num_bins);
-        }
-        self.search(2 * node, lengths).or_else(|| self.search(2 * node + 1, lengths))
-    }
-
-    pub(crate) fn update(&mut self, bin: usize, remaining: &[i64]) {
-        let features = remaining.len();
+    fn update(&mut self, bin: usize, room: &[i64]) {
         let mut node = bin + self.leaves;
-        self.room[node * features..][..features].copy_from_slice(remaining);
+        self.room[node] = room[0];
         while node > 1 {
             node /= 2;
-            let mut changed = false;
-            for feature in 0..features {
-                let left = self.room[2 * node * features + feature];
-                let right = self.room[(2 * node + 1) * features + feature];
-                let room = &mut self.room[node * features + feature];
-                changed |= *room != left.max(right);
-                *room = left.max(right);
-            }
-            if !changed {
+            let room = self.room[2 * node].max(self.room[2 * node + 1]);
+            if self.room[node] == room {
                 break;
             }
+            self.room[node] = room;
         }
     }
 }

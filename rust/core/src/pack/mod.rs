@@ -5,10 +5,31 @@
 
 mod best_fit;
 mod bins;
+mod choice;
 mod column;
 mod concat_split;
 mod first_fit;
+mod room_trie;
+mod staircase;
 
 pub use bins::{Bins, Fit, Layout};
 pub use column::{Column, Placement};
 pub use concat_split::{Limits, Piece, RowFill, Taken};
+
+/// Counts the nodes that choosing and changing look at, and the steps of staircases that may
+/// move, for tests of how their number grows with that of the bins.
+#[cfg(test)]
+mod looks {
+    use std::cell::Cell;
+
+    thread_local!(static LOOKS: Cell<usize> = const { Cell::new(0) });
+
+    pub(super) fn add(count: usize) {
+        LOOKS.set(LOOKS.get() + count);
+    }
+
+    /// The count since the last call.
+    pub(super) fn take() -> usize {
+        LOOKS.take()
+    }
+}

@@ -1,0 +1,1 @@
+"""`DataLoader`: a sampler says which records come, operations say what becomes of them."""

@@ -1,0 +1,279 @@
+"""`DataLoader` and its iterator: a sampler, a data source and operations as one pipeline."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from grainmill._dataset.map_dataset import MapDataset
+from grainmill._loader import records
+from grainmill._loader.operations import Operated
+from grainmill._loader.samplers import IndexSampler, Sampler
+from grainmill._loader.state import Numbering, from_bytes, to_bytes
+from grainmill._plan import transforms
+from grainmill._plan.multiprocessing_options import MultiprocessingOptions
+from grainmill._plan.options import ReadOptions
+from grainmill._plan.sharding import NoSharding, ShardOptions
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from grainmill._dataset.iter_dataset import IterDataset
+    from grainmill._loader.operations import Operation
+
+_ALL = NoSharding()
+
+
+class DataLoader:
+    """Reads the records that a sampler chooses and applies operations to them, in order.
+
+    Iterating over it again starts again. Elements that are `None` are kept. A random transform
+    gets the generator of the record, of a batch that of its last record, of a piece one of its
+    own; without a seed in the sampler, `None`.
+
+    Args:
+        data_source: Anything with indexing. Saved states hold its `repr`, and are refused where
+            it differs.
+        sampler: Says which record comes at which place.
+        operations: Transforms, or callables from an iterator of records to another.
+        worker_count: Worker processes; 0 does all the work in this one, `None` starts as many as
+            the machine has CPUs. Each takes every `worker_count`-th record, and batches those.
+        worker_buffer_size: The most elements each worker holds ready.
+        shard_options: The part of the records to read; that of the sampler if `None`.
+        read_options: How far ahead records are read; `ReadOptions()` if `None`.
+        enable_profiling: Accepted for programs that set it; nothing is recorded.
+
+    Raises:
+        ValueError: `worker_count` is negative, or nobody says which part to read.
+        TypeError: An operation is neither a transform nor callable.
+
+    Example:
+        >>> sampler = IndexSampler(num_records=5, shuffle=True, num_epochs=1, seed=0)
+        >>> loader = DataLoader(data_source=range(5), sampler=sampler, operations=[Batch(2)])
+        >>> [batch.tolist() for batch in loader]
+        [[0, 4], [1, 2], [3]]
+    """
+
+    def __init__(
+        self,
+        *,
+        data_source: Any,
+        sampler: Sampler,
+        operations: Sequence[transforms.Transformation | Operation] = (),
+        worker_count: int | None = 0,
+        worker_buffer_size: int = 1,
+        shard_options: ShardOptions | None = None,
+        read_options: ReadOptions | None = None,
+        enable_profiling: bool = False,
+    ) -> None:
+        if worker_count is None:
+            worker_count = os.cpu_count() or 1
+        if worker_count < 0:
+            raise ValueError(
+                "Worker count should be greater than or equal zero."
+                f"Current worker_count is {worker_count}."
+            )
+        if shard_options is None:
+            shard_options = getattr(sampler, "_shard_options", None)
+        if shard_options is None:
+            raise ValueError(
+                "No shard options were provided to the DataLoader. Please pass shard options to "
+                "the DataLoader. Previously sharding was handled by the Sampler but going forward "
+                "sharding will be handled by the DataLoader for greater flexibility."
+            )
+        # Keras makes a loader of the same parts from these.
+        self._data_source = data_source
+        self._sampler = sampler
+        self._operations = tuple(operations)
+        self._multiprocessing_options = MultiprocessingOptions(
+            worker_count, worker_buffer_size, enable_profiling
+        )
+        self._shard_options = shard_options
+        self._read_options = ReadOptions() if read_options is None else read_options
+        self._dataset = self._pipeline()
+
+    def _pipeline(self) -> IterDataset[Any]:
+        ours = records.Records(
+            self._sampler,
+            self._data_source,
+            with_rng=_need_rng(self._operations),
+        )
+        shard = self._shard_options
+        of_all = MapDataset.source(ours)
+        num_rounds, rest = divmod(len(of_all), shard.shard_count)
+        if not shard.drop_remainder:
+            num_rounds += shard.shard_index < rest
+        end = shard.shard_index + num_rounds * shard.shard_count
+        mine = of_all[shard.shard_index : end : shard.shard_count]
+        dataset = mine.to_iter_dataset(self._read_options)
+        if not hasattr(self._sampler, "__len__"):
+            dataset = records.UntilEnd(dataset)
+        for number, operation in enumerate(self._operations):
+            if isinstance(operation, transforms.FlatMap):
+                with_rng = _need_rng(self._operations[number + 1 :])
+                dataset = dataset.apply(records.SplitData(operation, with_rng=with_rng))
+            else:
+                dataset = _applied(dataset, operation, number)
+        return dataset.map(records.data_of).mp_prefetch(self._multiprocessing_options)
+
+    @property
+    def multiprocessing_options(self) -> MultiprocessingOptions:
+        """How many workers there are, and how far ahead they work."""
+        return self._multiprocessing_options
+
+    def __iter__(self) -> DataLoaderIterator:
+        return DataLoaderIterator(self)
+
+    def _numbering(self) -> Numbering | None:
+        """How places are counted in states; `None` where these are the pipeline's own."""
+        if any(isinstance(operation, transforms.FlatMap) for operation in self._operations):
+            return None
+        return Numbering(
+            shard_index=self._shard_options.shard_index,
+            shard_count=self._shard_options.shard_count,
+            worker_count=self._multiprocessing_options.num_workers,
+            sampler=repr(self._sampler),
+            data_source=_description(self._data_source),
+        )
+
+
+_WITHOUT_RNG = (transforms.Map, transforms.Filter, transforms.Batch, transforms.FlatMap)
+
+
+def _need_rng(operations: Sequence[Any]) -> bool:
+    """Whether one of `operations` may look at the generators of its records."""
+    return not all(isinstance(operation, _WITHOUT_RNG) for operation in operations)
+
+
+def _batched(dataset: IterDataset[Any], batch: transforms.Batch) -> IterDataset[Any]:
+    return dataset.batch(
+        batch.batch_size,
+        drop_remainder=batch.drop_remainder,
+        batch_fn=records.BatchData(batch.batch_fn),
+    )
+
+
+# How each kind of operation is appended to a pipeline of records.
+_APPENDED: dict[type, Callable[[IterDataset[Any], Any], IterDataset[Any]]] = {
+    transforms.Batch: _batched,
+    transforms.Map: lambda ds, op: ds.map(records.MapData(op.map, op)),
+    transforms.RandomMap: lambda ds, op: ds.map(records.RandomMapData(op.random_map, op)),
+    transforms.TfRandomMap: lambda ds, op: ds.map(records.RandomMapData(op.np_random_map, op)),
+    transforms.Filter: lambda ds, op: ds.filter(records.FilterData(op.filter, op)),
+}
+
+
+def _applied(dataset: IterDataset[Any], operation: Any, number: int) -> IterDataset[Any]:
+    for kind, append in _APPENDED.items():
+        if isinstance(operation, kind):
+            return append(dataset, operation)
+    if callable(operation):
+        return Operated(dataset, operation)
+    raise TypeError(
+        f"operation {number} must be a transform of a kind that `DataLoader` has, or a callable "
+        f"from an iterator of records to another, got {operation!r}"
+    )
+
+
+def _description(data_source: Any) -> str:
+    """The text by which a state knows the source again; values of large ones would not fit."""
+    by_type = type(data_source).__name__ == "ndarray" or isinstance(data_source, list | tuple)
+    return str(type(data_source)) if by_type else repr(data_source)
+
+
+class DataLoaderIterator(Iterator[Any]):
+    """Iterates over the elements of a `DataLoader`; its place can be saved and found again."""
+
+    def __init__(self, data_loader: DataLoader) -> None:
+        self._data_loader = data_loader
+        self._numbering = data_loader._numbering()  # noqa: SLF001 - the two are one
+        self._iterator = data_loader._dataset.__iter__()  # noqa: SLF001
+
+    def __next__(self) -> Any:
+        return next(self._iterator)
+
+    def get_state(self) -> bytes:
+        """Returns the state after the element last returned, as JSON."""
+        state = self._iterator.get_state()
+        return to_bytes(state if self._numbering is None else self._numbering.saved(state))
+
+    def set_state(self, state: bytes) -> None:
+        """Continues where `state` was taken.
+
+        Raises:
+            ValueError: `state` was taken with other workers, another sampler or source.
+        """
+        saved = from_bytes(state)
+        self._iterator.set_state(saved if self._numbering is None else self._numbering.own(saved))
+
+    def start_prefetch(self) -> None:
+        """Begins to make elements before the first is asked for."""
+        self._iterator.start_prefetch()
+
+    def close(self) -> None:
+        """Gives back threads, workers and memory; safe to call again."""
+        self._iterator.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __str__(self) -> str:
+        return f"PyGrainDatasetIterator(state={self.get_state().decode()})"
+
+
+def load(
+    source: Any,
+    *,
+    num_epochs: int | None = None,
+    shuffle: bool = False,
+    seed: int | None = None,
+    shard_options: ShardOptions = _ALL,
+    transformations: transforms.Transformations = (),
+    batch_size: int | None = None,
+    drop_remainder: bool = False,
+    worker_count: int | None = 0,
+    read_options: ReadOptions | None = None,
+) -> DataLoader:
+    """A `DataLoader` over all records of `source`, in order or shuffled.
+
+    Args:
+        source: The records: anything with `len` and indexing.
+        num_epochs: How many epochs; without end if `None`.
+        shuffle: Whether each epoch has an order of its own.
+        seed: For the order and for random transforms; below 2**32.
+        shard_options: The part of the records to read.
+        transformations: Applied to each record, in order.
+        batch_size: Elements per batch; no batches if `None`.
+        drop_remainder: Whether a last, shorter batch is left out.
+        worker_count: See `DataLoader`.
+        read_options: See `DataLoader`.
+
+    Raises:
+        ValueError: An argument is out of range, or there is no seed to shuffle with.
+    """
+    sampler = IndexSampler(
+        num_records=len(source),
+        shard_options=shard_options,
+        shuffle=shuffle,
+        num_epochs=num_epochs,
+        seed=seed,
+    )
+    operations = list(transformations)
+    if batch_size is not None:
+        operations.append(transforms.Batch(batch_size, drop_remainder=drop_remainder))
+    return DataLoader(
+        data_source=source,
+        sampler=sampler,
+        operations=operations,
+        worker_count=worker_count,
+        read_options=read_options,
+    )

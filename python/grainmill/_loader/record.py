@@ -1,0 +1,43 @@
+"""Records with what is known about them, as samplers and operations pass them on."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(slots=True)
+class RecordMetadata:
+    """Which record it is, and where in the order it stands.
+
+    Attributes:
+        index: Place in the order of all shards together, counted on over epochs.
+        record_key: Place in the data source; `None` for what is made of several records.
+        rng: The record's own generator; `None` if the sampler has no seed.
+    """
+
+    index: int
+    record_key: int | None = None
+    rng: np.random.Generator | None = None
+
+    def remove_record_key(self) -> RecordMetadata:
+        """Returns a copy without the record key."""
+        return RecordMetadata(self.index, None, self.rng)
+
+
+@dataclasses.dataclass(slots=True)
+class Record(Generic[T]):
+    """An element and what is known about it.
+
+    Attributes:
+        metadata: Where the element comes from.
+        data: The element.
+    """
+
+    metadata: RecordMetadata
+    data: T

@@ -1,0 +1,139 @@
+"""Saved states of a loader: places in the order of all shards, one for each worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import operator
+from typing import Any
+
+_VERSION = 2
+
+
+def to_bytes(state: dict[str, Any]) -> bytes:
+    """A state as it is saved."""
+    return json.dumps(state, indent=4).encode()
+
+
+def from_bytes(state: bytes) -> dict[str, Any]:
+    """A saved state, read.
+
+    Raises:
+        ValueError: It is no JSON object.
+    """
+    read = json.loads(state)
+    if not isinstance(read, dict):
+        raise ValueError(f"state of a `DataLoader` must be a JSON object, got {read!r}")
+    return read
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbering:
+    """How a loader's state follows from that of its pipeline, and back.
+
+    Worker `i` of this shard has the places `shard_index + (i + k * workers) * shard_count` of the
+    order; the pipeline counts `k`, a saved state has the place of the record read last.
+    """
+
+    shard_index: int
+    shard_count: int
+    worker_count: int
+    sampler: str
+    data_source: str
+
+    @property
+    def _stride(self) -> int:
+        """From one place of a worker to its next."""
+        return max(self.worker_count, 1) * self.shard_count
+
+    def _last_seen(self, worker: int, num_read: int) -> int:
+        first = self.shard_index + worker * self.shard_count
+        return first + (num_read - 1) * self._stride
+
+    def _num_read(self, worker: int, last_seen: int) -> int:
+        first = self.shard_index + worker * self.shard_count
+        passed, off = divmod(last_seen - first, self._stride)
+        if off or passed < -1:
+            raise ValueError(
+                f"state has worker {worker} of {self.worker_count} at place {last_seen}, which is "
+                f"not one of shard {self.shard_index} of {self.shard_count}; restore needs the "
+                "same sharding"
+            )
+        return passed + 1
+
+    def saved(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What is saved of `state`, a state of the pipeline."""
+        parts = state["iterators_in_use_states"] if self.worker_count else [state]
+        last_worker = state["next_index_in_cycle"] - 1 if self.worker_count else -1
+        return {
+            "version": _VERSION,
+            _PLACES: {
+                str(worker): self._last_seen(worker, part["next_index"])
+                for worker, part in enumerate(parts)
+            },
+            "last_worker_index": last_worker,
+            "worker_count": self.worker_count,
+            "sampler": self.sampler,
+            "data_source": self.data_source,
+        }
+
+    def own(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """The state of the pipeline that `saved` says.
+
+        Raises:
+            ValueError: It was saved with other workers, another sampler or source.
+        """
+        missing = [name for name in _NAMES if name not in saved]
+        if missing:
+            raise ValueError(f"state of a `DataLoader` must have {missing}, got {saved}")
+        self._check(saved)
+        workers = range(max(self.worker_count, 1))
+        try:
+            last_seen = {int(worker): operator.index(at) for worker, at in saved[_PLACES].items()}
+            turn = operator.index(saved["last_worker_index"]) + 1
+        except (AttributeError, TypeError, ValueError):
+            last_seen, turn = {}, 0
+        if sorted(last_seen) != list(workers):
+            raise ValueError(
+                f"`{_PLACES}` of a state must have an integer for each of the workers "
+                f"{list(map(str, workers))}, got {saved[_PLACES]}"
+            )
+        parts = [{"next_index": self._num_read(worker, last_seen[worker])} for worker in workers]
+        if not self.worker_count:
+            return parts[0]
+        return {
+            "next_index_in_cycle": turn % self.worker_count,
+            "next_index_in_datasets": self.worker_count,
+            "iterators_in_use_indices": list(workers),
+            "iterators_in_use_states": parts,
+            "exhausted": [0] * self.worker_count,
+            "future_states": {},
+        }
+
+    def _check(self, saved: dict[str, Any]) -> None:
+        if saved["worker_count"] != self.worker_count:
+            raise ValueError(
+                "Worker count in checkpoint does not match dataloader worker count.\n"
+                f"worker count in checkpoint: {saved['worker_count']}\n"
+                f"worker count in dataloader: {self.worker_count}"
+            )
+        if saved["sampler"] != self.sampler:
+            raise ValueError(
+                "Sampler in checkpoint does not match dataloader sampler.\n"
+                f"sampler in checkpoint: {saved['sampler']}\n"
+                f"sampler in dataloader: {self.sampler}\n"
+                "`repr(sampler)` is what is compared, so a sampler of your own may need a "
+                "`__repr__`."
+            )
+        if saved["data_source"] != self.data_source:
+            raise ValueError(
+                "DataSource in checkpoint does not match datasource in dataloader.\n"
+                f"data source in checkpoint: {saved['data_source']}\n"
+                f"data source in dataloader: {self.data_source}\n"
+                "`repr(data_source)` is what is compared, so a source of your own may need a "
+                "`__repr__`."
+            )
+
+
+_PLACES = "last_seen_indices"
+_NAMES = (_PLACES, "last_worker_index", "worker_count", "sampler", "data_source")

@@ -1,0 +1,59 @@
+"""Which part of the records one process reads."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardOptions:
+    """One of several equal parts of the records.
+
+    Attributes:
+        shard_index: Which part, from 0.
+        shard_count: How many parts there are.
+        drop_remainder: Whether records that would make some parts longer than others are left
+            out.
+
+    Raises:
+        ValueError: There is no such part.
+    """
+
+    shard_index: int
+    shard_count: int
+    drop_remainder: bool = False
+
+    def __post_init__(self) -> None:
+        if self.shard_count <= 0:
+            raise ValueError(
+                f"Number of shards must be a positive integer but got {self.shard_count}."
+            )
+        if not 0 <= self.shard_index < self.shard_count:
+            raise ValueError(
+                "Shard shard_index must be in [0, shard_count - 1], shard_count was "
+                f"{self.shard_count} and shard_index was {self.shard_index}."
+            )
+
+
+class NoSharding(ShardOptions):
+    """All records in one part."""
+
+    def __init__(self) -> None:
+        super().__init__(shard_index=0, shard_count=1, drop_remainder=False)
+
+
+def even_split(num_examples: int, options: ShardOptions) -> tuple[int, int]:
+    """Where a part of `num_examples` records begins and ends, parts being consecutive runs.
+
+    Without `drop_remainder` the first `num_examples % shard_count` parts are longer by one.
+
+    Example:
+        >>> [even_split(10, ShardOptions(i, 3)) for i in range(3)]
+        [(0, 4), (4, 7), (7, 10)]
+    """
+    size, longer = divmod(num_examples, options.shard_count)
+    start = size * options.shard_index
+    if options.drop_remainder:
+        return start, start + size
+    start += min(options.shard_index, longer)
+    return start, start + size + (options.shard_index < longer)

@@ -1,0 +1,5 @@
+"""Samplers for `DataLoader`: which record stands at which place of the order."""
+
+from grainmill._loader.samplers import IndexSampler, Sampler, SequentialSampler
+
+__all__ = ["IndexSampler", "Sampler", "SequentialSampler"]

@@ -1,0 +1,23 @@
+"""Which part of the records this process reads, when several read different ones."""
+
+from grainmill._plan.sharding import NoSharding, ShardOptions, even_split
+
+__all__ = ["NoSharding", "ShardByJaxProcess", "ShardOptions", "even_split"]
+
+
+class ShardByJaxProcess(ShardOptions):
+    """One part for each JAX process; all in one part where JAX is not installed.
+
+    Args:
+        drop_remainder: Whether records that would make some parts longer than others are left
+            out.
+    """
+
+    def __init__(self, drop_remainder: bool = False) -> None:  # noqa: FBT001, FBT002 - as called
+        try:
+            from grainmill.jax import process_place  # noqa: PLC0415
+        except ImportError:
+            index, count = 0, 1
+        else:
+            index, count = process_place()
+        super().__init__(index, count, drop_remainder)

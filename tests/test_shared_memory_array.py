@@ -1,0 +1,121 @@
+"""Arrays in shared memory: one memory in all processes, gone with its last array."""
+
+import gc
+import multiprocessing as std
+import pickle
+from multiprocessing import shared_memory
+
+import numpy as np
+import pytest
+from under_test import grain
+
+Array = grain.multiprocessing.SharedMemoryArray
+Metadata = grain.multiprocessing.SharedMemoryArrayMetadata
+
+
+@pytest.fixture
+def array():
+    """A 2 by 3 array whose memory is gone after the test."""
+    made = Array((2, 3), np.int32)
+    made.unlink_on_del()
+    made[:] = np.arange(6).reshape(2, 3)
+    return made
+
+
+def exists(name):
+    try:
+        memory = shared_memory.SharedMemory(name=name)
+    except FileNotFoundError:
+        return False
+    memory.close()
+    return True
+
+
+def test_metadata_leads_to_the_same_memory(array):
+    assert array.metadata.shape == (2, 3)
+    assert array.metadata.dtype == np.int32
+    other = Array.from_metadata(array.metadata)
+    other[1] = 9
+    assert array.tolist() == [[0, 1, 2], [9, 9, 9]]
+
+
+def test_pickle_passes_on_a_name(array):
+    sent = pickle.dumps(array)
+    array[0, 0] = 7
+    received = pickle.loads(sent)
+    assert received.tolist() == [[7, 1, 2], [3, 4, 5]]
+    assert type(received) is Array
+
+
+def _add(array):
+    array += 10
+
+
+def test_another_process_writes_into_it(array):
+    process = std.get_context("spawn").Process(target=_add, args=(array,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert array.tolist() == [[10, 11, 12], [13, 14, 15]]
+
+
+def test_memory_goes_with_the_last_view():
+    array = Array((4,), np.float64)
+    array[:] = 1
+    array.unlink_on_del()
+    name, view = array.metadata.name, array[2:]
+    del array
+    gc.collect()
+    assert view.tolist() == [1, 1]
+    assert exists(name)
+    del view
+    gc.collect()
+    assert not exists(name)
+
+
+def test_memory_stays_for_others_unless_told_otherwise():
+    array = Array((4,), np.uint8)
+    metadata = array.metadata
+    del array
+    gc.collect()
+    assert exists(metadata.name)
+    metadata.close_and_unlink_shm()
+    assert not exists(metadata.name)
+    with pytest.raises(FileNotFoundError):
+        Array.from_metadata(metadata)
+
+
+def test_what_is_computed_from_it_is_a_usual_array(array):
+    assert type(array + 1) is np.ndarray
+    assert type(np.exp(array)) is np.ndarray
+    assert type(array.sum()) is np.int64
+    assert (array + 1).tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert array.sum() == 15
+
+
+@pytest.mark.better_than_grain("has the metadata of another part of the memory")
+def test_view_that_starts_elsewhere_is_sent_by_value(array):
+    view = array[1]
+    with pytest.raises(ValueError, match="fills shared memory from its start"):
+        _ = view.metadata
+    received = pickle.loads(pickle.dumps(view))
+    assert received.tolist() == [3, 4, 5]
+    assert pickle.loads(pickle.dumps(array.T)).tolist() == array.T.tolist()
+
+
+@pytest.mark.better_than_grain("pointers of one process are not values of another")
+def test_python_objects_are_refused():
+    with pytest.raises(ValueError, match="without Python objects"):
+        Array((2,), object)
+
+
+@pytest.mark.better_than_grain("refused")
+def test_empty_array():
+    array = Array((0, 3), np.int32)
+    array.unlink_on_del()
+    assert array.shape == (0, 3)
+    assert Array.from_metadata(array.metadata).shape == (0, 3)
+
+
+def test_metadata_is_a_value():
+    assert Metadata("a", (2,), np.int32) == Metadata(name="a", shape=(2,), dtype=np.int32)
