@@ -23,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_QUIET := 1
 
 .PHONY: demo test format format-check ruff clippy lint rust-test rust-doc types python-test \
-	develop wheel docs bench clean
+	develop wheel docs bench sanitize clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -78,6 +78,25 @@ wheel: $(VENV)/.demo
 bench: develop $(VENV)/.test ## micro benches of each layer, then end to end beside Grain
 	$(CARGO) bench --locked -p grainmill-core
 	$(BIN)/python benches/compare.py $(BENCH)
+
+# The standard library is built too: what it does to order threads would not be seen otherwise. The
+# last runs are of mistakes made on purpose, which must be found.
+sanitize: $(VENV)/.rust ## the engine's arena, hand-over and threads under two sanitizers
+	@test -d "$$(rustc --print sysroot)/lib/rustlib/src" || rustup component add rust-src
+	$(call sanitized,address) --lib -- batch:: pipeline::
+	$(call sanitized,address) --test batch --test hand_over -- --skip schedules::
+	$(call sanitized,address) $(ILL)read_after 2>&1 | grep 'ERROR: .*: heap-use-after-free'
+	$(call sanitized,address) $(ILL)written_past 2>&1 | grep 'ERROR: .*: heap-buffer-overflow'
+	$(call sanitized,thread) --lib -- batch:: pipeline::
+	$(call sanitized,thread) --test batch --test hand_over -- --skip schedules::
+	$(call sanitized,thread) $(ILL)written_while 2>&1 | grep 'WARNING: .*: data race'
+
+# Tests under a sanitizer, with the stable compiler.
+sanitized = RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=$(1) GRAINMILL_ILL=1 \
+	ASAN_OPTIONS=allocator_may_return_null=1 TSAN_OPTIONS=allocator_may_return_null=1 \
+	$(CARGO) test --locked --quiet -p grainmill-core -Zbuild-std --target $(HOST)
+ILL := --test hand_over -- --ignored ill::slot_
+HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
 clean:
 	$(CARGO) clean

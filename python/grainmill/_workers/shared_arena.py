@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from grainmill._native import Arena
 from grainmill._workers.messages import OWN_SLOT_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from grainmill._native import Board, Slot
 
@@ -56,11 +57,10 @@ class SharedArena:
             if growth and not self._affords(growth):
                 return self._private.array(shape, dtype)
             try:
-                array: np.ndarray[Any, Any] = self._arena.array(shape, dtype)
+                with self._settled(growth):
+                    array: np.ndarray[Any, Any] = self._arena.array(shape, dtype)
             except ValueError:  # no descriptor is left: then by copy, through the one that is
-                self._board.release(growth)
                 return self._private.array(shape, dtype)
-            self._num_made += bool(growth)
             return array
 
     def _affords(self, growth: int) -> bool:
@@ -80,13 +80,23 @@ class SharedArena:
             growth = self._arena.growth(byte_len)
             if growth and not self._reserve(growth):
                 self._ask(growth)
-            try:
-                slot = self._arena.slot(byte_len)
-            except ValueError:
-                self._board.release(growth)
-                raise
-            self._num_made += bool(growth)
-            return slot
+            with self._settled(growth):
+                return self._arena.slot(byte_len)
+
+    @contextlib.contextmanager
+    def _settled(self, reserved: int) -> Iterator[None]:
+        """Gives back what the slot that is made meanwhile does not need of `reserved` bytes.
+
+        Slots come back on any thread, at any time: one that did so after the bytes were reserved
+        is used in place of a new one. The bytes of all slots change under the lock only.
+        """
+        before = self._arena.total_bytes
+        try:
+            yield
+        finally:
+            grown = self._arena.total_bytes - before
+            self._num_made += bool(grown)
+            self._board.release(reserved - grown)
 
     def _reserve(self, growth: int) -> bool:
         """Reserves `growth` bytes, in place of slots that wait if need be; says whether."""

@@ -63,7 +63,7 @@ impl Arena {
     pub fn slot(&self, byte_len: usize) -> Result<Slot> {
         let size = size_class(byte_len);
         let recycled = self.shelf.lock().take(size);
-        let memory = match recycled {
+        let memory = match recycled.filter(Memory::is_ours) {
             Some(memory) => memory,
             None => self.shelf.made(size)?,
         };
@@ -179,6 +179,9 @@ impl Shelf {
     }
 
     fn put(&self, mut memory: Memory) {
+        if !memory.is_ours() {
+            return;
+        }
         if self.poison {
             memory.bytes_mut().fill(POISON);
         }
@@ -190,6 +193,7 @@ impl Shelf {
     fn let_go(&self, released: Vec<Memory>) {
         let byte_len = released.iter().map(Memory::byte_len).sum();
         self.total_bytes.fetch_sub(byte_len, Ordering::Relaxed);
+        drop(released);
     }
 }
 

@@ -29,6 +29,9 @@ pub struct Lent {
     mapping: Arc<Mapping>,
     ledger: Arc<Mutex<Ledger>>,
     poison: bool,
+    /// The process it was lent to. A child forked off that sees the same bytes, and must neither
+    /// write them nor wait for a lock that a thread it does not have may hold.
+    user: u32,
 }
 
 #[derive(Debug, Default)]
@@ -89,7 +92,8 @@ impl Lender {
         known.holder = Holder::User;
         let mapping = Arc::clone(&known.mapping);
         drop(ledger);
-        Ok(Lent { id, mapping, ledger: Arc::clone(&self.ledger), poison: self.poison })
+        let (ledger, poison) = (Arc::clone(&self.ledger), self.poison);
+        Ok(Lent { id, mapping, ledger, poison, user: std::process::id() })
     }
 
     /// The slots given back since this was last asked, to be told to their maker, who holds them
@@ -128,6 +132,9 @@ impl Lent {
 impl Drop for Lent {
     #[expect(unsafe_code, reason = "a mapping gives out a bare pointer only")]
     fn drop(&mut self) {
+        if self.user != std::process::id() {
+            return;
+        }
         if self.poison {
             // SAFETY: the slot is this value's alone until its maker is told, after this.
             unsafe { self.as_ptr().write_bytes(POISON, self.byte_len()) };
@@ -198,6 +205,6 @@ mod tests {
         let (lender, maker) = lender_with_slot(true);
         drop(lender.lend(1).unwrap());
         // SAFETY: the mapping is 4096 bytes long, and its maker holds it again.
-        assert_eq!(unsafe { maker.as_ptr().add(4095).read() }, POISON);
+        assert_eq!(unsafe { maker.as_ptr().wrapping_add(4095).read() }, POISON);
     }
 }

@@ -34,6 +34,8 @@ pub(super) struct Identity {
     /// Of all the memory of this process, only this has the number.
     pub(super) id: u64,
     file: Mutex<Option<OwnedFd>>,
+    /// The process that made it; a child forked off that sees the same bytes.
+    maker: u32,
 }
 
 impl Identity {
@@ -72,7 +74,7 @@ impl Memory {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let (mapping, file) = Mapping::create(byte_len)?;
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let identity = Identity { id, file: Mutex::new(Some(file)) };
+        let identity = Identity { id, file: Mutex::new(Some(file)), maker: std::process::id() };
         let start = NonNull::new(mapping.as_ptr())
             .ok_or_else(|| Error::InvalidArgument("shared memory at address 0".into()))?;
         Ok(Self { start, byte_len, home: Home::Shared { _mapping: mapping, identity } })
@@ -84,6 +86,12 @@ impl Memory {
             Home::Heap { .. } => None,
             Home::Shared { identity, .. } => Some(identity),
         }
+    }
+
+    /// Whether the bytes are this process's to write. Those of the heap become a forked child's
+    /// own; those that are shared stay its parent's.
+    pub(super) fn is_ours(&self) -> bool {
+        self.identity().is_none_or(|identity| identity.maker == std::process::id())
     }
 
     pub(super) fn byte_len(&self) -> usize {

@@ -108,9 +108,9 @@ mod tests {
         assert_eq!(ours.as_ptr().addr() % ALIGNMENT, 0);
         assert_ne!(ours.as_ptr(), theirs.as_ptr());
         // SAFETY: byte 9,999 of 10,000, and nobody else uses the mapping.
-        unsafe { ours.as_ptr().add(9_999).write(7) };
+        unsafe { ours.as_ptr().wrapping_add(9_999).write(7) };
         // SAFETY: as above.
-        assert_eq!(unsafe { theirs.as_ptr().add(9_999).read() }, 7);
+        assert_eq!(unsafe { theirs.as_ptr().wrapping_add(9_999).read() }, 7);
     }
 
     #[test]

@@ -46,6 +46,7 @@ impl Board {
         Ok(Self { mapping, num_words, budget_bytes })
     }
 
+    #[expect(clippy::cast_ptr_alignment, reason = "a mapping begins at a page")]
     fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.num_words, "a word beyond the end of the page");
         let word = self.mapping.as_ptr().cast::<AtomicU64>().wrapping_add(index);

@@ -1,6 +1,6 @@
 //! A process that does not outlive its parent.
 
-use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 /// Has the system kill this process as soon as the thread that made it ends.
 ///
@@ -12,6 +12,6 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 pub fn end_with(parent: u32) -> std::io::Result<bool> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     // The parent may have gone before the system was asked.
-    let current = getppid().map(|pid| pid.as_raw_pid());
+    let current = getppid().map(Pid::as_raw_pid);
     Ok(current.and_then(|pid| u32::try_from(pid).ok()) == Some(parent))
 }

@@ -1,0 +1,128 @@
+//! The hand-over and the reservations between two processes: a test that starts itself once more.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::{Child, Command};
+
+use grainmill_core::pipeline::Board;
+
+use crate::crowd::{self, Made};
+
+/// Where a test that was started by itself finds what it shares with the one that started it.
+const SHARED: &str = "GRAINMILL_TEST_SHARED";
+
+fn shared() -> Option<String> {
+    std::env::var(SHARED).ok()
+}
+
+/// The test `name` in another process.
+fn started(name: &str, shared: &str) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name]).env(SHARED, shared).spawn().unwrap()
+}
+
+/// What other processes call the file of this one.
+fn path_of(file: &impl AsRawFd) -> String {
+    format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd())
+}
+
+/// Reserves and releases, as process `number` of those with this board.
+pub(crate) fn reserve_often(board: &Board, number: usize) {
+    for round in 1..=2_000 {
+        let byte_len = 100 + round * 37 % 400;
+        if board.reserve(byte_len, round % 100) {
+            assert!(board.reserved() <= 1_000);
+            board.release(byte_len);
+        }
+        board.mark(number, round).unwrap();
+    }
+}
+
+#[test]
+fn reservations_of_two_processes_share_one_bound() {
+    let open = |path: &str| {
+        let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+        Board::open(file.as_fd(), 4, 1_000).unwrap()
+    };
+    if let Some(path) = shared() {
+        let board = open(&path);
+        std::thread::scope(|scope| {
+            scope.spawn(|| reserve_often(&board, 2));
+            scope.spawn(|| reserve_often(&board, 3));
+        });
+        return;
+    }
+    let (board, file) = Board::create(4, 1_000).unwrap();
+    let name = "processes::reservations_of_two_processes_share_one_bound";
+    let mut other = started(name, &path_of(&file));
+    std::thread::scope(|scope| {
+        scope.spawn(|| reserve_often(&board, 0));
+        scope.spawn(|| reserve_often(&board, 1));
+    });
+    assert!(other.wait().unwrap().success());
+    assert_eq!(board.reserved(), 0);
+    assert!((0..4).all(|number| board.marked(number).unwrap() == 2_000));
+}
+
+const NUM_SLOTS: usize = 1_000;
+
+#[test]
+fn slots_of_another_process_never_change_under_their_users() {
+    if let Some(path) = shared() {
+        make_for(UnixStream::connect(path).unwrap());
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let name = "processes::slots_of_another_process_never_change_under_their_users";
+    let mut maker = started(name, path.to_str().unwrap());
+    let (mut tasks, _) = listener.accept().unwrap();
+    let mut results = BufReader::new(tasks.try_clone().unwrap()).lines();
+    crowd::receive(
+        NUM_SLOTS,
+        |lender| {
+            let line = results.next().unwrap().unwrap();
+            let mut words = line.split(' ');
+            let [slot, mark, byte_len] = [(); 3].map(|()| words.next().unwrap().parse().unwrap());
+            let file = words.next().unwrap();
+            if !file.is_empty() {
+                let file = std::fs::File::options().read(true).write(true).open(file).unwrap();
+                lender.add(slot, file.as_fd(), usize::try_from(byte_len).unwrap()).unwrap();
+            }
+            let gone = words.map(|word| word.parse().unwrap()).collect();
+            Made { slot, mark: u8::try_from(mark).unwrap(), gone }
+        },
+        |returned| {
+            let line: Vec<_> = returned.iter().map(ToString::to_string).collect();
+            // The maker may be through before the last of them.
+            let _ = tasks.write_all((line.join(" ") + "\n").as_bytes());
+        },
+    );
+    assert!(maker.wait().unwrap().success());
+}
+
+/// The other process: makes slots and sends them, a line for each.
+fn make_for(mut results: UnixStream) {
+    let mut tasks = BufReader::new(results.try_clone().unwrap()).lines();
+    let mut files = Vec::new();
+    crowd::make(
+        NUM_SLOTS,
+        || {
+            let line = tasks.next().unwrap().unwrap();
+            line.split_terminator(' ').map(|word| word.parse().unwrap()).collect()
+        },
+        |slot, mark, gone| {
+            let file = slot.take_file();
+            let path = file.as_ref().map(|(file, _)| path_of(file)).unwrap_or_default();
+            let byte_len = file.as_ref().map_or(0, |(_, byte_len)| *byte_len);
+            files.extend(file);
+            let mut line = format!("{} {mark} {byte_len} {path}", slot.shared_id().unwrap());
+            for slot in gone {
+                line = line + " " + &slot.to_string();
+            }
+            results.write_all((line + "\n").as_bytes()).unwrap();
+        },
+    );
+}

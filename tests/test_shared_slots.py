@@ -1,0 +1,73 @@
+"""Slots that two processes see: whose they are, and what they count for."""
+
+import os
+
+import numpy as np
+import pytest
+
+from grainmill._native import Arena, Board, Lender
+from grainmill._workers.shared_arena import SharedArena
+
+SLOT_BYTES = 1 << 20
+BYTE = np.dtype(np.uint8)
+
+
+def board_of(num_slots):
+    board, file = Board.create(1, num_slots * SLOT_BYTES)
+    os.close(file)
+    return board
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda arena: arena.slot(SLOT_BYTES), lambda arena: arena.array((SLOT_BYTES,), BYTE)],
+    ids=["slot", "array"],
+)
+def test_slot_that_returns_while_its_like_is_reserved_counts_once(make):
+    """Another thread may drop an array at any time, such as while a worker waits for room."""
+    board = board_of(1)
+    held = []
+
+    def ask(byte_len):
+        board.reserve_anyway(byte_len)
+        held.clear()
+
+    arena = SharedArena(board, 1, SLOT_BYTES, ask)
+    for _ in range(3):
+        made = make(arena)
+        held.append(made)
+        del made
+        assert board.reserved == SLOT_BYTES
+
+
+def test_bytes_reserved_for_an_array_that_cannot_be_made_are_given_back():
+    board = board_of(64)
+    arena = SharedArena(board, 1, 64 * SLOT_BYTES, lambda _: None)
+    with pytest.raises(TypeError, match="cannot live in a slot"):
+        arena.array((SLOT_BYTES,), np.dtype(object))
+    assert board.reserved == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forked_child_writes_no_slot_of_its_parent():
+    arena = Arena(poison=True, shared=True)
+    lender = Lender(poison=True)
+    slots = [arena.slot(SLOT_BYTES) for _ in range(3)]
+    for slot in slots:
+        memoryview(slot)[:] = bytes([7]) * SLOT_BYTES
+    lender.add(slots[0].shared_id, *slots[0].take_file())
+    lent = lender.lend(slots[0].shared_id)
+    slots.pop()
+    del slot  # that one waits to be used again, in the child too
+    child = os.fork()
+    if child == 0:
+        del lent
+        slots.clear()
+        for _ in range(3):
+            slot = arena.slot(SLOT_BYTES)
+            memoryview(slot)[:] = bytes([8]) * SLOT_BYTES
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert {*bytes(slots[0]), *bytes(slots[1]), *bytes(lent)} == {7}
+    assert 8 not in bytes(arena.slot(SLOT_BYTES))
+    assert lender.take_returned() == []
