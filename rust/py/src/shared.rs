@@ -131,12 +131,13 @@ fn padded(byte_len: usize) -> usize {
     byte_len.next_multiple_of(ALIGNMENT)
 }
 
+/// A dtype, a row with the shape of each array, and the bytes that `write_arrays` needs for them.
+type Layout<'py> = (Bound<'py, PyArrayDescr>, Bound<'py, PyArray2<i64>>, usize);
+
 /// What `elements` are in common, if they are plain C-contiguous arrays of one dtype and number
-/// of dimensions: (dtype, a row with the shape of each, bytes that `write_arrays` needs).
+/// of dimensions.
 #[pyfunction]
-fn common_layout<'py>(
-    elements: &Bound<'py, PyList>,
-) -> PyResult<Option<(Bound<'py, PyArrayDescr>, Bound<'py, PyArray2<i64>>, usize)>> {
+fn common_layout<'py>(elements: &Bound<'py, PyList>) -> PyResult<Option<Layout<'py>>> {
     let py = elements.py();
     let elements = elements.to_tuple();
     let mut common: Option<(Bound<'py, PyArrayDescr>, usize)> = None;
