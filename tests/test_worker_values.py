@@ -358,7 +358,7 @@ RAISED = {
     "memory": (lambda: _raising(MemoryError("no room")), MemoryError, "no room"),
     "recursion": (_recurse, RecursionError, "maximum recursion depth"),
     "os": (lambda: open("/nowhere/at/all"), FileNotFoundError, "/nowhere/at/all"),  # noqa: PTH123, SIM115
-    "unicode": (b"\xff".decode, UnicodeDecodeError, "0xff"),
+    "unicode": (lambda: b"\xff".decode(), UnicodeDecodeError, "0xff"),  # noqa: PLW0108
     "group": (lambda: _raising(ExceptionGroup("g", [ValueError("in")])), ExceptionGroup, "g"),
     "bad_text": (_raise_without_text, Exception, ""),
 }
