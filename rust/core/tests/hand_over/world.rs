@@ -334,6 +334,9 @@ impl World {
             if !held.owners.iter().all(|lent| crate::bytes::all_are(lent, held.mark)) {
                 return Err(format!("slot {} changed under its users", self.name_of(held)));
             }
+            if self.lenders[held.maker].lend(held.slot).is_ok() {
+                return Err(format!("slot {} is lent twice", self.name_of(held)));
+            }
         }
         for maker in &self.makers {
             if maker.stray.as_ref().is_some_and(|slot| !is_filled(slot, STRAY)) {
