@@ -12,6 +12,7 @@ import argparse
 import datetime
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -95,11 +96,11 @@ def pipeline(peer, workers, transform, paths=None, batch=BATCH):
     if peer == "torch":
         data = importlib.import_module("torch.utils.data")
         source = Files(paths, transform) if paths else Indices(10**7, transform)
-        return iter(
-            data.DataLoader(
-                source, batch, shuffle=bool(paths), num_workers=workers, collate_fn=np.stack
-            )
-        )
+        loader = data.DataLoader(
+            source, batch, shuffle=bool(paths), num_workers=workers, collate_fn=np.stack,
+            drop_last=True,
+        )  # fmt: skip
+        return itertools.chain.from_iterable(itertools.repeat(loader))
     grain = importlib.import_module(peer)
     if peer == "grain":  # its worker processes read flags, which only `absl.app` parses
         importlib.import_module("absl.flags").FLAGS.mark_as_parsed()
