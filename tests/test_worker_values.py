@@ -1,6 +1,7 @@
 """What workers make arrives as it was made: values, types and order, and exceptions as well."""
 
 import collections
+import contextlib
 import dataclasses
 import gc
 import os
@@ -690,8 +691,15 @@ def test_parent_that_ignores_or_blocks_signals_has_its_workers_all_the_same(entr
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:
         made = opened(_exits_at_2(), entrance, 1)
-        assert all_of(made, 2) == [0, 1]
-        with pytest.raises(Exception, match="exit code 3"):
+        # A worker that runs ahead into its death may do so before it has sent what it made.
+        elements = []
+        for _ in range(20):
+            with contextlib.suppress(grain.WorkerError):
+                elements += all_of(made, 1)
+            if len(elements) == 2:
+                break
+        assert elements == [0, 1]
+        with pytest.raises(grain.WorkerError, match="exit code 3"):
             next(made)
         made.close()
     finally:
