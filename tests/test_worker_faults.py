@@ -295,7 +295,7 @@ def test_stall_is_warned_of_and_timeout_raises(entrance, caplog):
         grain.MapDataset.range(9).map(_hangs("asleep")),
         entrance,
         stall_warning_s=0.2,
-        timeout_s=0.8,
+        timeout_s=4.0,
     )
     assert all_of(iterator, 4) == [0, 1, 2, 3]
     with pytest.raises(grain_worker_error(), match=r"worker 0 gave nothing for .* element \d"):
