@@ -38,6 +38,14 @@ class Extra(NamedTuple):
     row_byte_len: float = 0.0
 
 
+def settle_in(place: Place, worker_init_fn: Callable[[int, int], None] | None) -> None:
+    """What every job begins with, before it makes anything of the user's ready."""
+    defer_interrupts()
+    take_arrays_from(place.arena)
+    if worker_init_fn is not None:
+        worker_init_fn(place.worker, place.num_workers)
+
+
 class MakeJob(Job):
     """Runs a random-access plan."""
 
@@ -49,10 +57,7 @@ class MakeJob(Job):
 
     def open(self, place: Place) -> Runner:
         """See `Job.open`."""
-        defer_interrupts()
-        take_arrays_from(place.arena)
-        if self._worker_init_fn is not None:
-            self._worker_init_fn(place.worker, place.num_workers)
+        settle_in(place, self._worker_init_fn)
         program = Program(self._node)
         program.report(place.mark)
         return _Maker(program)

@@ -43,9 +43,7 @@ class ProcessBlocks(Blocks):
         shared = max(1, self._at_most // (_TASKS_PER_WORKER * self._workers))
         self._most = block_len(program.mean_byte_len, min(_MOST, shared), _BLOCK_BYTES)
         self._pace = Pace(self._most, _BLOCK_S, 1)
-        self._limits = Limits.of(
-            options.stall_warning_s, options.timeout_s, options.ram_budget_bytes
-        )
+        self._limits = Limits.of(options)
         self._share = self._limits.share(self._workers * _TASKS_PER_WORKER)
         self._affordable = self._most
         self._pool: Pool | None = None

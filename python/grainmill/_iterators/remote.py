@@ -39,10 +39,7 @@ class RemoteWorkers:
         self._open_plan = open_plan
         self._pool: Pool | None = None
         self.generation = 0
-        options = node.options
-        self._limits = Limits.of(
-            options.stall_warning_s, options.timeout_s, options.ram_budget_bytes
-        )
+        self._limits = Limits.of(node.options)
         self.task_bytes = self._limits.share(_TASKS * node.num_workers)
 
     def part(self, worker: int) -> RemotePart:

@@ -6,8 +6,7 @@ import itertools
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grainmill._evaluate.fuse import defer_interrupts
-from grainmill._evaluate.stack import take_arrays_from
+from grainmill._evaluate.make_job import settle_in
 from grainmill._workers.worker import Job, Outcome, Place, Runner
 
 if TYPE_CHECKING:
@@ -62,15 +61,12 @@ class RunJob(Job):
 
     def open(self, place: Place) -> Runner:
         """See `Job.open`."""
-        defer_interrupts()
-        take_arrays_from(place.arena)
-        if self._worker_init_fn is not None:
-            self._worker_init_fn(place.worker, place.num_workers)
+        settle_in(place, self._worker_init_fn)
         return _PartRunner(self._open_plan(self._plans[place.worker]), place.mark)
 
 
 class _PartRunner(Runner):
-    """Attributes of a stage under way: the stage, and how many elements it gave."""
+    """A stage under way, and how many elements it gave."""
 
     def __init__(self, stage: Stage, mark: Callable[[int], None]) -> None:
         self._stage = stage

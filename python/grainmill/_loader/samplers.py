@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import operator
 import sys
 from typing import TYPE_CHECKING, Any, Protocol
@@ -33,7 +34,25 @@ class Sampler(Protocol):
         """
 
 
-class SequentialSampler:
+class _BlockSampler(abc.ABC):
+    """A sampler that knows its length and gives many records at once."""
+
+    _len: int
+
+    def __len__(self) -> int:
+        return self._len
+
+    def __getitem__(self, index: int) -> RecordMetadata:
+        """Returns the record at place `index`."""
+        (metadata,) = self.block([index], with_rng=True)
+        return metadata
+
+    @abc.abstractmethod
+    def block(self, indices: Sequence[int], *, with_rng: bool) -> list[RecordMetadata]:
+        """The records at several places; without generators unless they are asked for."""
+
+
+class SequentialSampler(_BlockSampler):
     """Every record once, in the order of the data source.
 
     Args:
@@ -58,16 +77,8 @@ class SequentialSampler:
         if shard_options.drop_remainder:
             self._len -= self._num_records % shard_options.shard_count
 
-    def __len__(self) -> int:
-        return self._len
-
-    def __getitem__(self, index: int) -> RecordMetadata:
-        """Returns the record at place `index`."""
-        (metadata,) = self.block([index], with_rng=True)
-        return metadata
-
     def block(self, indices: Sequence[int], *, with_rng: bool) -> list[RecordMetadata]:
-        """The records at several places; without generators unless they are asked for."""
+        """See `_BlockSampler.block`."""
         seed = self._seed if with_rng else None
         return [
             RecordMetadata(index, index, _generator(seed, index))
@@ -82,7 +93,7 @@ class SequentialSampler:
         )
 
 
-class IndexSampler:
+class IndexSampler(_BlockSampler):
     """Every record once an epoch, each shard from a consecutive part of the data source.
 
     Place `g` of the order belongs to shard `g % shard_count`; the order of a shard is that of
@@ -136,16 +147,8 @@ class IndexSampler:
         epochs = sys.maxsize if self._num_epochs is None else self._num_epochs
         return min(sys.maxsize, epochs * count)
 
-    def __len__(self) -> int:
-        return self._len
-
-    def __getitem__(self, index: int) -> RecordMetadata:
-        """Returns the record at place `index`."""
-        (metadata,) = self.block([index], with_rng=True)
-        return metadata
-
     def block(self, indices: Sequence[int], *, with_rng: bool) -> list[RecordMetadata]:
-        """The records at several places; without generators unless they are asked for."""
+        """See `_BlockSampler.block`."""
         end = None if self._num_epochs is None and self._len else self._len
         indices = _checked_indices(indices, end)
         count = self._shard_options.shard_count

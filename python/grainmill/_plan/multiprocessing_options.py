@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+
+from grainmill._plan.options import check_worker_limits, shown
 
 
 @dataclasses.dataclass(slots=True, repr=False)
@@ -34,17 +35,8 @@ class MultiprocessingOptions:
     ram_budget_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("stall_warning_s", "timeout_s", "ram_budget_bytes"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"`{name}` must be positive or None, got {value}")
+        check_worker_limits(self)
 
     def __repr__(self) -> str:
         """The options that Grain has, and of the others those that differ from the default."""
-        shown: dict[str, Any] = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if not field.kw_only or getattr(self, field.name) != field.default
-        }
-        arguments = ", ".join(f"{name}={value!r}" for name, value in shown.items())
-        return f"{type(self).__name__}({arguments})"
+        return shown(self, always=3)

@@ -48,10 +48,7 @@ class ReadOptions:
     def __post_init__(self) -> None:
         if self.num_workers < 0:
             raise ValueError(f"num_workers must be non-negative, got {self.num_workers}")
-        for name in ("stall_warning_s", "timeout_s", "ram_budget_bytes"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"`{name}` must be positive or None, got {value}")
+        check_worker_limits(self)
         if self.num_threads < 0:
             raise ValueError(f"num_threads must be non-negative, got {self.num_threads}")
         if self.prefetch_buffer_size < 0:
@@ -67,15 +64,25 @@ class ReadOptions:
 
     def __repr__(self) -> str:
         """What Grain has is always shown, the rest where it was chosen: messages hold this."""
-        shown = [
-            f"{field.name}={getattr(self, field.name)!r}"
-            for place, field in enumerate(dataclasses.fields(self))
-            if place < _SHOWN_ALWAYS or getattr(self, field.name) != field.default
-        ]
-        return f"ReadOptions({', '.join(shown)})"
+        return shown(self, always=2)
 
 
-_SHOWN_ALWAYS = 2
+def check_worker_limits(options: Any) -> None:
+    """Raises `ValueError` where a time or the budget of worker processes is not positive."""
+    for name in ("stall_warning_s", "timeout_s", "ram_budget_bytes"):
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            raise ValueError(f"`{name}` must be positive or None, got {value}")
+
+
+def shown(options: Any, *, always: int) -> str:
+    """Options as text: the first `always` of them, of the others those that are not the default."""
+    fields = [
+        f"{field.name}={getattr(options, field.name)!r}"
+        for place, field in enumerate(dataclasses.fields(options))
+        if place < always or getattr(options, field.name) != field.default
+    ]
+    return f"{type(options).__name__}({', '.join(fields)})"
 
 
 class ExecutionTrackingMode(enum.Flag):

@@ -35,7 +35,7 @@ def tell(failure: BaseException, links: int = _LONGEST_CHAIN) -> Told:
     told: Told = {
         "text": "".join(lines),
         "summary": "".join(traceback.format_exception_only(failure)).strip(),
-        "ways": _ways(failure),
+        "way": _way(failure),
         "suppress": failure.__suppress_context__,
     }
     for name in ("__cause__", "__context__"):
@@ -44,17 +44,15 @@ def tell(failure: BaseException, links: int = _LONGEST_CHAIN) -> Told:
     return told
 
 
-def _ways(failure: BaseException) -> list[tuple[str, bytes]]:
-    """How to make `failure` again, best first; each is known to give the same type and text."""
-    ways = []
+def _way(failure: BaseException) -> tuple[str, bytes] | None:
+    """How to make `failure` again with the same type and text, if there is a way."""
     for name, state in (("pickle", lambda: failure), ("parts", lambda: _parts(failure))):
         with contextlib.suppress(BaseException):
             data = dumps(state())
             again = _REBUILD[name](data)
-            if type(again) is type(failure) and _text(again) == _text(failure):
-                ways.append((name, data))
-                break
-    return ways
+            if type(again) is type(failure) and str(again) == str(failure):
+                return name, data
+    return None
 
 
 def _parts(failure: BaseException) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
@@ -86,32 +84,25 @@ def _from_parts(data: bytes) -> BaseException:
 _REBUILD: dict[str, Callable[[bytes], BaseException]] = {"pickle": loads, "parts": _from_parts}
 
 
-def _text(failure: BaseException) -> str:
-    return f"{failure}"
-
-
 def rebuilt(told: Told, where: str) -> BaseException:
     """The exception that `tell` was given, with a note on where it was raised."""
-    failure = _alone(told, where)
+    failure = _chained(told, where)
     failure.add_note(f"{where}:\n{told['text'].rstrip()}")
-    for name in ("__cause__", "__context__"):
-        if told[name] is not None:
-            setattr(failure, name, _chained(told[name]))
-    failure.__suppress_context__ = told["suppress"]
     return failure
 
 
-def _chained(told: Told) -> BaseException:
-    failure = _alone(told, "in a worker")
+def _chained(told: Told, where: str) -> BaseException:
+    failure = _alone(told, where)
     for name in ("__cause__", "__context__"):
         if told[name] is not None:
-            setattr(failure, name, _chained(told[name]))
+            setattr(failure, name, _chained(told[name], "in a worker"))
     failure.__suppress_context__ = told["suppress"]
     return failure
 
 
 def _alone(told: Told, where: str) -> BaseException:
-    for name, data in told["ways"]:
+    if told["way"] is not None:
+        name, data = told["way"]
         with contextlib.suppress(Exception):
             return _REBUILD[name](data)
     return WorkerError(f"{where}: {told['summary']}")

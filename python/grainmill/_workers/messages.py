@@ -151,7 +151,7 @@ class _Writer:
         return ("arrays", offset, shapes.shape, shapes.tobytes(), dtype)
 
     def _left(self, value: Any, slot: Slot, offset: int) -> Any:
-        number = _number_of(slot)
+        number = number_of(slot)
         self._in_place[number] = slot
         return number, offset, value.shape, value.dtype
 
@@ -180,7 +180,7 @@ class _Writer:
         # The number of the slot, which the text names too, may make it this much longer.
         at = self._reserve(len(text) + _ALIGNMENT)
         slot = arena.slot(_slot_size(self._size))
-        number = _number_of(slot)
+        number = number_of(slot)
         for offset, arrays in self._arrays:
             write_arrays(slot, offset, arrays)
         slots.append(slot)
@@ -191,7 +191,8 @@ class _Writer:
         return Packed((number, at, len(text)), slots)
 
 
-def _number_of(slot: Slot) -> int:
+def number_of(slot: Slot) -> int:
+    """The number by which the parent knows `slot`."""
     number = slot.shared_id
     if number is None:
         raise TypeError("only slots in shared memory can be sent")
@@ -287,7 +288,7 @@ def _unpickled(column: Any, message: LentSlot | None) -> list[Any]:
         offset, length = text
         text = _lent(bytes_of)[offset : offset + length]
     buffers = [_lent(bytes_of)[offset : offset + length] for offset, length in places]
-    return _Unpickler(_reader(text), buffers=buffers).load()  # type: ignore[no-any-return]
+    return _Unpickler(io.BytesIO(text), buffers=buffers).load()  # type: ignore[no-any-return]
 
 
 def _lent(message: Any) -> Any:
@@ -296,19 +297,13 @@ def _lent(message: Any) -> Any:
     return message
 
 
-def _reader(text: Any) -> io.BytesIO:
-    return io.BytesIO(text)
-
-
 def _dumped(values: Any, buffers: list[pickle.PickleBuffer]) -> bytes:
     try:
         return pickle.dumps(values, _PROTOCOL, buffer_callback=buffers.append)
     except (pickle.PicklingError, AttributeError, TypeError):
         # Classes and functions of the main script, lambdas and the like need more than that.
         buffers.clear()
-        file = io.BytesIO()
-        _Pickler(file, protocol=_PROTOCOL, buffer_callback=buffers.append).dump(values)
-        return file.getvalue()
+        return dumps(values, buffers.append)
 
 
 def main_classes() -> frozenset[str]:
@@ -358,14 +353,18 @@ class _Unpickler(pickle.Unpickler):
         return found
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: Any, keep: Callable[[pickle.PickleBuffer], None] | None = None) -> bytes:
     """`value` as bytes, classes of the main script by name.
+
+    Args:
+        value: What to pickle.
+        keep: Takes the memory of arrays, which is then left out.
 
     Raises:
         Exception: It can not be pickled.
     """
     file = io.BytesIO()
-    _Pickler(file, protocol=_PROTOCOL).dump(value)
+    _Pickler(file, protocol=_PROTOCOL, buffer_callback=keep).dump(value)
     return file.getvalue()
 
 

@@ -24,6 +24,8 @@ from grainmill._workers.crew import Crew
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from grainmill._plan.multiprocessing_options import MultiprocessingOptions
+    from grainmill._plan.options import ReadOptions
     from grainmill._workers.worker import Job
 
 _BUDGET_SHARE = 4
@@ -49,14 +51,13 @@ class Limits(NamedTuple):
         return self.budget_bytes // (2 * num_tasks)
 
     @classmethod
-    def of(
-        cls, stall_warning_s: float | None, timeout_s: float | None, budget_bytes: int | None
-    ) -> Limits:
-        """The limits, with a quarter of the machine's memory where none is given."""
+    def of(cls, options: ReadOptions | MultiprocessingOptions) -> Limits:
+        """Those of `options`, with a quarter of the machine's memory where none is given."""
+        budget_bytes = options.ram_budget_bytes
         if budget_bytes is None:
             pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             budget_bytes = pages // _BUDGET_SHARE
-        return cls(stall_warning_s, timeout_s, budget_bytes)
+        return cls(options.stall_warning_s, options.timeout_s, budget_bytes)
 
 
 class Result(NamedTuple):
@@ -114,7 +115,6 @@ class Pool:
     def __init__(
         self, job: Job, num_workers: int, limits: Limits, parts: Iterable[Any] = ()
     ) -> None:
-        self.num_workers = num_workers
         self._limits = limits
         self._numbers = 0
         self._pid = os.getpid()

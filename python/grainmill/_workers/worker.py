@@ -182,9 +182,7 @@ class _Channel:
         fresh = []
         numbers = []
         for slot in slots:
-            number = slot.shared_id
-            if number is None:
-                raise TypeError("only slots in shared memory can be sent")
+            number = messages.number_of(slot)
             self._sent[number] = slot
             numbers.append(number)
             given = slot.take_file()

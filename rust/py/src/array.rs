@@ -46,13 +46,15 @@ impl PySlot {
         view: *mut ffi::Py_buffer,
         flags: c_int,
     ) -> PyResult<()> {
+        // SAFETY: the interpreter passes a view to fill.
+        unsafe { Self::held(slf).fill(view, flags) }
+    }
+}
+
+impl PySlot {
+    fn held<'py>(slf: &Bound<'py, Self>) -> Held<'py> {
         let slot = &slf.get().0;
-        let len = ffi::Py_ssize_t::try_from(slot.byte_len())?;
-        let start = slot.as_ptr().cast::<c_void>();
-        // SAFETY: the interpreter passes a view to fill. It takes a reference to the slot, which
-        // keeps `start` alive until the view is released.
-        let failed = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, 0, flags) };
-        if failed < 0 { Err(PyErr::fetch(slf.py())) } else { Ok(()) }
+        Held { owner: slf.as_any().clone(), start: slot.as_ptr(), byte_len: slot.byte_len() }
     }
 }
 
@@ -81,14 +83,29 @@ pub(crate) struct Held<'py> {
     pub(crate) byte_len: usize,
 }
 
+impl Held<'_> {
+    /// Shows the bytes, to be written too, in `view`.
+    ///
+    /// # Safety
+    ///
+    /// `view` points to a view to fill, and `start` is where the owner has `byte_len` bytes.
+    pub(crate) unsafe fn fill(&self, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let len = ffi::Py_ssize_t::try_from(self.byte_len)?;
+        let (owner, start) = (self.owner.as_ptr(), self.start.cast::<c_void>());
+        // SAFETY: a view to fill, as the caller promises. It takes a reference to the owner, which
+        // keeps the bytes alive until the view is released.
+        let failed = unsafe { ffi::PyBuffer_FillInfo(view, owner, start, len, 0, flags) };
+        if failed < 0 { Err(PyErr::fetch(self.owner.py())) } else { Ok(()) }
+    }
+}
+
 /// The start of `slot` as a C-contiguous array, which keeps the slot alive.
 pub(crate) fn array_in_slot<'py>(
     slot: &Bound<'py, PySlot>,
     shape: &[usize],
     dtype: Bound<'py, PyArrayDescr>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let (start, byte_len) = (slot.get().0.as_ptr(), slot.get().0.byte_len());
-    array_in(&Held { owner: slot.as_any().clone(), start, byte_len }, 0, shape, dtype)
+    array_in(&PySlot::held(slot), 0, shape, dtype)
 }
 
 /// A writable, C-contiguous array from byte `offset` of `held` on, which keeps its owner alive.

@@ -1,6 +1,6 @@
 //! Arrays that go from one process to another in shared slots, for Python.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd};
 
 use grainmill_core::batch::{self, ALIGNMENT, Lender, Lent, Warmth};
@@ -109,13 +109,8 @@ impl PyLent {
         view: *mut ffi::Py_buffer,
         flags: c_int,
     ) -> PyResult<()> {
-        let lent = &slf.get().0;
-        let len = ffi::Py_ssize_t::try_from(lent.byte_len())?;
-        let start = lent.as_ptr().cast::<c_void>();
-        // SAFETY: the interpreter passes a view to fill. It takes a reference to the slot, which
-        // keeps `start` alive until the view is released.
-        let failed = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, 0, flags) };
-        if failed < 0 { Err(PyErr::fetch(slf.py())) } else { Ok(()) }
+        // SAFETY: the interpreter passes a view to fill.
+        unsafe { Self::held(slf).fill(view, flags) }
     }
 }
 
