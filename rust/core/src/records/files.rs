@@ -8,8 +8,9 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
+use super::array_record::ArrayRecordFile;
+use super::array_record::direct::{self, Unchecked};
 use super::array_record::reader::{Lease, WHOLE_READ_LEN, room};
-use super::array_record::{ArrayRecordFile, direct};
 use super::riegeli::{ChunkRecords, Decoder};
 use super::spare;
 use crate::{Error, Result};
@@ -218,23 +219,71 @@ impl Files {
         let picks = &plan.picks[plan.parts[part].clone()];
         let mut sink = Sink {
             slots,
-            done: 0,
             records: PartRecords { bytes: spare::take(), places: Vec::with_capacity(picks.len()) },
+            unchecked: None,
         };
         for picks in picks.chunk_by(|a, b| a.file == b.file) {
             let file = &self.files[picks[0].file].file;
             let lease = file.lease()?;
             let mut rest = picks;
             while !rest.is_empty() {
-                rest = if read_direct(file, &lease, rest, &mut sink)? {
+                rest = if let Some(unchecked) = read_direct(file, &lease, rest, &mut sink)? {
+                    let last = sink.records.places.len() - 1;
+                    self.check(Some((last, rest[0], unchecked)), scratch, &mut sink)?;
                     &rest[1..]
                 } else {
                     read_run(file, &lease, rest, scratch, &mut sink)?
                 };
             }
         }
+        self.check(None, scratch, &mut sink)?;
         scratch.trim();
         Ok(sink.records)
+    }
+
+    /// Compares the checksums of records in their slots two by two: `next` waits if none does yet.
+    /// Where it is None, none waits any longer.
+    fn check<S: AsMut<[u8]>>(
+        &self,
+        next: Option<(usize, Pick, Unchecked)>,
+        scratch: &mut Scratch,
+        sink: &mut Sink<'_, S>,
+    ) -> Result<()> {
+        match (sink.unchecked.take(), next) {
+            (None, next) => sink.unchecked = next,
+            (Some((at, pick, unchecked)), None) => {
+                let slot = sink.slots.get_mut(at).and_then(Option::as_mut);
+                if !slot.is_some_and(|slot| unchecked.proves(slot.as_mut())) {
+                    self.reread(at, &pick, scratch, sink)?;
+                }
+            }
+            (Some((at, pick, unchecked)), Some((next_at, next_pick, next))) => {
+                let records = sink.in_slots([at, next_at]);
+                let intact = Unchecked::prove([unchecked, next], records);
+                for (intact, at, pick) in [(intact[0], at, pick), (intact[1], next_at, next_pick)] {
+                    if !intact {
+                        self.reread(at, &pick, scratch, sink)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a record once more, the ordinary way, which says what is wrong with it.
+    fn reread<S: AsMut<[u8]>>(
+        &self,
+        at: usize,
+        pick: &Pick,
+        scratch: &mut Scratch,
+        sink: &mut Sink<'_, S>,
+    ) -> Result<()> {
+        let file = &self.files[pick.file].file;
+        let lease = file.lease()?;
+        let decoded =
+            file.read_chunk(&lease, pick.chunk, &mut scratch.raw, &mut scratch.decoder)?;
+        sink.put(at, pick, &decoded);
+        Ok(())
     }
 }
 
@@ -244,15 +293,15 @@ fn read_direct<S: AsMut<[u8]>>(
     lease: &Lease,
     picks: &[Pick],
     sink: &mut Sink<'_, S>,
-) -> Result<bool> {
-    let Some(slot) = sink.slot() else { return Ok(false) };
+) -> Result<Option<Unchecked>> {
+    let Some(slot) = sink.slot() else { return Ok(None) };
     let out = slot.as_mut();
     if out.len() < DIRECT_LEN || file.predicted_len(picks[0].chunk) != Some(out.len()) {
-        return Ok(false);
+        return Ok(None);
     }
     let read = direct::read(file, lease, &file.extent(picks[0].chunk)?, out)?;
-    if read {
-        sink.in_slot();
+    if read.is_some() {
+        sink.records.places.push(Place::InSlot);
     }
     Ok(read)
 }
@@ -280,7 +329,7 @@ fn read_run<'a, S: AsMut<[u8]>>(
     if end - first.start > WHOLE_READ_LEN {
         let decoded =
             file.read_chunk(lease, picks[0].chunk, &mut scratch.raw, &mut scratch.decoder)?;
-        sink.take(run, decoded);
+        sink.take(run, &decoded);
         return Ok(rest);
     }
     let raw = room(&mut scratch.raw, end - first.start)
@@ -292,7 +341,7 @@ fn read_run<'a, S: AsMut<[u8]>>(
         let at = usize::try_from(extent.start - first.start).unwrap_or(usize::MAX);
         let len = usize::try_from(extent.end - extent.start).unwrap_or(usize::MAX);
         let decoded = file.decode_chunk(chunk, &mut raw[at..at + len], &mut scratch.decoder)?;
-        sink.take(same_chunk, decoded);
+        sink.take(same_chunk, &decoded);
     }
     Ok(rest)
 }
@@ -300,39 +349,46 @@ fn read_run<'a, S: AsMut<[u8]>>(
 /// Where the records of a part go, one pick after the other.
 struct Sink<'a, S> {
     slots: &'a mut [Option<S>],
-    done: usize,
     records: PartRecords,
+    /// A record that is in its slot, and where, until its checksum is compared.
+    unchecked: Option<(usize, Pick, Unchecked)>,
 }
 
 impl<S: AsMut<[u8]>> Sink<'_, S> {
     /// The slot of the next pick.
     fn slot(&mut self) -> Option<&mut S> {
-        self.slots.get_mut(self.done)?.as_mut()
+        self.slots.get_mut(self.records.places.len())?.as_mut()
     }
 
-    /// Notes that the next pick is in its slot.
-    fn in_slot(&mut self) {
-        self.records.places.push(Place::InSlot);
-        self.done += 1;
+    /// What is in the slots of two picks.
+    fn in_slots(&mut self, picks: [usize; 2]) -> [&[u8]; 2] {
+        let slots = self.slots.get_disjoint_mut(picks).expect("two picks, each with its slot");
+        slots.map(|slot| slot.as_mut().map_or(&[][..], |slot| slot.as_mut()))
     }
 
-    fn take(&mut self, picks: &[Pick], decoded: ChunkRecords<'_>) {
+    /// Takes the next picks, which are all of one chunk.
+    fn take(&mut self, picks: &[Pick], decoded: &ChunkRecords<'_>) {
         for pick in picks {
-            let record = usize::try_from(pick.within).ok().and_then(|at| decoded.get(at));
-            let record = record.expect("a chunk has as many records as its index says");
-            if let Some(slot) = self.slot()
-                && let out = slot.as_mut()
-                && out.len() == record.len()
-            {
-                out.copy_from_slice(record);
-                self.in_slot();
-            } else {
-                let begin = self.records.bytes.len();
-                self.records.bytes.extend_from_slice(record);
-                self.records.places.push(Place::At(begin, self.records.bytes.len()));
-                self.done += 1;
-            }
+            self.records.places.push(Place::InSlot);
+            self.put(self.records.places.len() - 1, pick, decoded);
         }
+    }
+
+    /// Puts a record where pick number `at` goes: into its slot if it fits.
+    fn put(&mut self, at: usize, pick: &Pick, decoded: &ChunkRecords<'_>) {
+        let record = usize::try_from(pick.within).ok().and_then(|within| decoded.get(within));
+        let record = record.expect("a chunk has as many records as its index says");
+        self.records.places[at] = if let Some(Some(slot)) = self.slots.get_mut(at)
+            && let out = slot.as_mut()
+            && out.len() == record.len()
+        {
+            out.copy_from_slice(record);
+            Place::InSlot
+        } else {
+            let begin = self.records.bytes.len();
+            self.records.bytes.extend_from_slice(record);
+            Place::At(begin, self.records.bytes.len())
+        };
     }
 }
 

@@ -6,6 +6,8 @@ pub mod compress;
 pub mod decompress;
 pub mod encode;
 pub mod hash;
+#[cfg(target_arch = "x86_64")]
+mod hash_pair;
 pub mod inflate;
 pub mod simple;
 pub mod sink;
