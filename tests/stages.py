@@ -307,6 +307,13 @@ STAGES = {
         ["interleave", _parts([7], [10, 13], [20, 26], then=[["batch", 2]]), {"cycle_length": 2}],
         ["map_with_index", "pair"],
     ],
+    "interleave_made_ahead": [
+        [
+            "interleave",
+            _parts([7], [10, 13], [20, 26], [30, 31], then=[["batch", 2]]),
+            {"cycle_length": 2, "iter_buffer_size": 3},
+        ],
+    ],
     "interleave_window_shuffle": [
         ["interleave", _parts([4], [10, 13], [20, 26]), {"cycle_length": 2}],
         ["window_shuffle", 4, 2],

@@ -10,6 +10,8 @@ import time
 import pytest
 from stage_harness import Boom, ListStage, drain
 
+import grainmill as grain
+from grainmill._iterators.interleave import InterleaveStage
 from grainmill._iterators.stage import Block
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
 from grainmill._plan import sequential
@@ -28,6 +30,18 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+class MeetingStage(ListStage):
+    """Makes each element only while others make theirs."""
+
+    def __init__(self, elements, meeting):
+        super().__init__(elements)
+        self.meeting = meeting
+
+    def pull(self, limit, *, interior=True) -> Block:
+        self.meeting.wait(10)
+        return super().pull(limit, interior=interior)
 
 
 class GateStage(ListStage):
@@ -159,6 +173,33 @@ def test_abandoned_stages_end_their_threads():
         wait_until(lambda: not threads())
     finally:
         gc.enable()
+
+
+def test_parts_of_an_interleave_are_made_side_by_side():
+    meeting = threading.Barrier(3)
+    node = sequential.Interleave((), None, 3, 0, 0, 2)
+    parts = [prefetched(MeetingStage([k, 10 + k], meeting)) for k in range(3)]
+    stage = InterleaveStage(node, parts.__getitem__, 3, at_once=True)
+    assert drain(stage)[0] == [0, 1, 2, 10, 11, 12]
+    stage.close()
+
+
+def test_interleave_makes_as_many_elements_ahead_as_it_is_told():
+    made = []
+
+    def datasets():
+        ds = grain.MapDataset.range(40).to_iter_dataset(grain.ReadOptions(num_threads=0))
+        return [ds.map(lambda x, part=part: made.append(part) or x) for part in range(2)]
+
+    together = grain.experimental.InterleaveIterDataset
+    with iter(together(datasets(), cycle_length=2, iter_buffer_size=5)) as iterator:
+        assert next(iterator) == 0
+        wait_until(lambda: made.count(0) >= 5 and made.count(1) >= 5)
+    made.clear()
+    with iter(together(datasets(), cycle_length=2)) as iterator:
+        assert next(iterator) == 0
+        time.sleep(0.05)
+        assert made == [0]
 
 
 def test_any_iterator_can_be_wrapped():

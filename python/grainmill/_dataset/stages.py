@@ -155,7 +155,8 @@ class InterleaveIterDataset(PlannedIterDataset[T]):
         cycle_length: How many are open at a time.
         num_make_iter_threads: Threads that open the next ones.
         make_iter_buffer_size: How many are opened ahead.
-        iter_buffer_size: How many elements of each are made ahead.
+        iter_buffer_size: How many elements of each are made ahead, on a thread for each; with 1
+            an element is made when its turn comes. What a `MapDataset` makes ahead is as always.
     """
 
     def __init__(

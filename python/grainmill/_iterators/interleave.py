@@ -20,11 +20,21 @@ class InterleaveStage(Stage):
 
     A slot found at its end passes its turn on and takes the next part at its following turn;
     when no parts are left it is passed over. Parts are those of `open_part(0)` to
-    `open_part(num_parts - 1)`, each opened when it is first needed or a little ahead.
+    `open_part(num_parts - 1)`, each opened when it is first needed or a little ahead. With
+    `at_once`, the first pull sets all open parts to work, not only the one whose turn it is.
     """
 
-    def __init__(self, node: Interleave, open_part: Callable[[int], Stage], num_parts: int) -> None:
+    def __init__(
+        self,
+        node: Interleave,
+        open_part: Callable[[int], Stage],
+        num_parts: int,
+        *,
+        at_once: bool = False,
+    ) -> None:
         super().__init__()
+        self._at_once = at_once
+        self._at_work = False
         self._num_parts = num_parts
         self._num_slots = min(node.cycle_length, num_parts)
         self._openings = Openings(
@@ -41,6 +51,8 @@ class InterleaveStage(Stage):
 
     def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`."""
+        if self._at_once and not self._at_work:
+            self.start_prefetch()
         slots = self._opened()
         self._openings.look_ahead(self._next_part)
         # A pull that fails may have moved past slots at their end; the state shows it afterwards.
@@ -138,6 +150,7 @@ class InterleaveStage(Stage):
             slot.close()
         self._openings.close()
         self._slots = slots
+        self._at_work = False
         self._before = None
         self._turn = state["next_index_in_cycle"]
         self._next_part = state["next_index_in_datasets"]
@@ -169,6 +182,7 @@ class InterleaveStage(Stage):
         """See `Stage.seek`."""
         slot = self._only("set_next_index")
         slot.part.seek(index)
+        self._at_work = False
         slot.exhausted, slot.saved = False, None
 
     def _only(self, name: str) -> _Slot:
@@ -183,6 +197,7 @@ class InterleaveStage(Stage):
         for slot in self._opened():
             if not slot.exhausted:
                 slot.part.stage.start_prefetch()
+        self._at_work = True
 
     def close(self) -> None:
         """See `Stage.close`."""

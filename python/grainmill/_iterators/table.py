@@ -75,15 +75,19 @@ def _maps(node: plan.Map, options: DatasetOptions) -> Stage:
 
 def _interleave(node: plan.Interleave, options: DatasetOptions) -> Stage:
     datasets = node.datasets
+    ahead = node.iter_buffer_size > 1
 
     def open_part(index: int) -> Stage:
         part = datasets[index]
         to_iter_dataset = getattr(part, "to_iter_dataset", None)
         if to_iter_dataset is not None:
             part = to_iter_dataset()
-        return _open(part._plan_node(), options)  # noqa: SLF001 - datasets share plans
+        stage = _open(part._plan_node(), options)  # noqa: SLF001 - datasets share plans
+        if ahead and not isinstance(stage, ReadStage):  # which reads ahead by itself
+            return ThreadPrefetchStage(plan.ThreadPrefetch((), node.iter_buffer_size), stage)
+        return stage
 
-    return InterleaveStage(node, open_part, len(datasets))
+    return InterleaveStage(node, open_part, len(datasets), at_once=ahead)
 
 
 def _workers(

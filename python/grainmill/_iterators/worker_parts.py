@@ -15,7 +15,7 @@ from grainmill._workers.pool import threads_take_turns
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from grainmill._iterators.stage import Block, Stage, State
+    from grainmill._iterators.stage import Stage
     from grainmill._plan.node import Node
     from grainmill._plan.sequential import MultithreadPrefetch
 
@@ -49,29 +49,7 @@ class WorkerPartsStage(InterleaveStage):
                 return workers.part(worker)
             return open_part(node, worker, open_plan)
 
-        super().__init__(ring, open_worker, count)
-        self._at_work = False
-
-    def pull(self, limit: int, *, interior: bool = True) -> Block:
-        """See `Stage.pull`; the first one sets all workers to work."""
-        if not self._at_work:
-            self.start_prefetch()
-        return super().pull(limit, interior=interior)
-
-    def start_prefetch(self) -> None:
-        """See `Stage.start_prefetch`."""
-        super().start_prefetch()
-        self._at_work = True
-
-    def restore(self, state: State) -> None:
-        """See `Stage.restore`; workers rest until the next `pull`."""
-        super().restore(state)
-        self._at_work = False
-
-    def seek(self, index: int) -> None:
-        """See `Stage.seek`."""
-        super().seek(index)
-        self._at_work = False
+        super().__init__(ring, open_worker, count, at_once=True)
 
     def close(self) -> None:
         """See `Stage.close`."""
