@@ -142,6 +142,15 @@ def test_close_is_idempotent_and_final(name):
         next(iterator)
 
 
+@pytest.mark.better_than_grain("iterators of Grain are no context managers")
+@pytest.mark.parametrize("name", PIPELINES)
+def test_with_block_closes(name):
+    with iter(PIPELINES[name]()) as iterator:
+        next(iterator)
+    with pytest.raises(ValueError, match="closed iterator"):
+        next(iterator)
+
+
 @pytest.mark.parametrize("name", PIPELINES)
 def test_close_before_the_first_element(name):
     iterator = iter(PIPELINES[name]())

@@ -263,7 +263,7 @@ def _hangs(how):
 @both
 @pytest.mark.parametrize("how", HANGS)
 def test_close_and_collection_do_not_wait_for_what_hangs(entrance, how):
-    for end in ("close", "collect"):
+    for end in ("close", "collect", "with"):
         iterator = opened(grain.MapDataset.range(9).map(_hangs(how)), entrance)
         assert all_of(iterator, 2) == [0, 1]
         time.sleep(0.3)
@@ -272,6 +272,9 @@ def test_close_and_collection_do_not_wait_for_what_hangs(entrance, how):
         began = time.monotonic()
         if end == "close":
             iterator.close()
+        elif end == "with":
+            with pytest.raises(LookupError), iterator:
+                raise LookupError
         else:
             del iterator
         assert time.monotonic() - began < SOON_S

@@ -14,6 +14,7 @@ from grainmill._plan.tracebacks import drop_inner_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
 
     from grainmill._iterators.stage import Block, Stage, State
     from grainmill._plan.node import Node
@@ -87,6 +88,17 @@ class DatasetIterator(Iterator[T], Generic[T]):
         self._closed = True
         for parent in self.__dict__.get("_parents", ()):
             parent.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
