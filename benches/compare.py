@@ -57,10 +57,28 @@ READ_PEERS = (
     "array_record/reader_read_list_1024",
     "array_record/reader_read_list_16384",
     "spdl/chunk256_threads2",
+    "torch/dataloader_b256_w0",
+    # These shuffle within a buffer or a shard only.
+    "tf.data/shuffle16k_batch256",
+    "mosaic/iterate",
+    "litdata/iterate",
+    "webdataset/shuffle10k",
+    "hf_datasets/getitems_1024",
 )
-BATCH_PEERS = ("spdl/threads1", "spdl/threads2", "torch/w0_getitems")
+BATCH_PEERS = (
+    "spdl/threads1",
+    "spdl/threads2",
+    "torch/w0_getitems",
+    "tf.data/shuffle1k",
+    "mosaic/w0",
+    "litdata/w0",
+    "webdataset/w0",
+    "hf_datasets/torch_w0",
+)
 TEXT_PEERS = ("spdl/threads2", "torch/w0")
+LOOP_PEERS = ("tf.data/graph_map", "torch/w0")
 TEXT = ("t0", "t2")
+LOOP = ("t0", "batch_then_iter_t0")
 BATCH = ("t0_w0", "t2_w0", "batch_then_iter_t0_w0", "batch_then_iter_t2_w0")
 ROWS = (
     Row("1 KiB record, shuffled", "read_random.1k", 2.5, 1.5, 91, "dataset_t16", READ, READ_PEERS),
@@ -70,9 +88,9 @@ ROWS = (
     Row("8 KB token row, batch 256", "shuffle_batch.tok", 7, 4, 52, "t16_w0", BATCH, BATCH_PEERS),
     Row("packed text row, tokenizer", "text_pipeline.tok", 300, 270, 764, "t16", TEXT, TEXT_PEERS),
     Row("packed text row, pure Python", "text_pipeline.py", 150, 125, 543, "t16", TEXT, TEXT_PEERS),
-    Row("element, no map", "overhead.k0", 0.10, 0.04, 7.7, "t16", ("t0", "batch_then_iter_t0")),
-    Row("element, 1 map", "overhead.k1", 0.15, 0.08, 10, "t16", ("t0", "batch_then_iter_t0")),
-    Row("element, 10 maps", "overhead.k10", 0.40, 0.32, 19, "t16", ("t0", "batch_then_iter_t0")),
+    Row("element, no map", "overhead.k0", 0.10, 0.04, 7.7, "t16", LOOP, LOOP_PEERS),
+    Row("element, 1 map", "overhead.k1", 0.15, 0.08, 10, "t16", LOOP, LOOP_PEERS),
+    Row("element, 10 maps", "overhead.k10", 0.40, 0.32, 19, "t16", LOOP, LOOP_PEERS),
     Row("token, first-fit 30 bins, net", "packing.2048", 0.02, 0.008, 0.17, "first_fit_30",
         net_of="source_only"),
     Row("token, first-fit 1000 bins, net", "packing.2048", 0.02, 0.008, 0.17, "first_fit_1000",
@@ -175,6 +193,16 @@ def least(values: list[float | None]) -> float | None:
     return min((value for value in values if value is not None), default=None)
 
 
+def others_of(row: Row, costs: dict) -> dict[str, float]:
+    """What other libraries took at best, cheapest first."""
+    best: dict[str, float] = {}
+    for who, found in costs.get(row.case, {}).items():
+        peer = who.split("/")[0]
+        if peer not in {"grainmill", "grain", "plain"}:
+            best[peer] = min(found["med"], best.get(peer, found["med"]))
+    return dict(sorted(best.items(), key=lambda item: item[1]))
+
+
 def cells_of(row: Row, costs: dict) -> list[float | None]:
     """Ours by default and best, Grain's, the best other library's, and bare Python's."""
 
@@ -192,11 +220,7 @@ def cells_of(row: Row, costs: dict) -> list[float | None]:
     if kind == "index_shuffle":
         blocks = of("grainmill/blocks")
         pairs[0] = (blocks, blocks)
-    elsewhere = [
-        of(who, None)
-        for who in costs.get(row.case, {})
-        if who.split("/")[0] not in {"grainmill", "grain", "plain"}
-    ]
+    elsewhere = list(others_of(row, costs).values())
     bare = of(f"plain/{BARE[kind]}", None) if kind in BARE else None
     return [*pairs[0], *pairs[1], least(elsewhere), bare]
 
@@ -240,6 +264,14 @@ def table(record: dict) -> str:
         lines.append(
             "| " + " | ".join([row.name, *shown, f"{row.must:g}", f"{row.aim:g}", verdict]) + " |"
         )
+    others = {row.name: others_of(row, record["costs"]) for row in ROWS}
+    if any(others.values()):
+        lines += ["", "Other libraries, each by its best variant without worker processes:", ""]
+        lines += [
+            f"- {name}: " + ", ".join(f"{peer} {value:.3g}" for peer, value in found.items())
+            for name, found in others.items()
+            if found
+        ]
     lines += [f"\nfailed: {who}: {error}" for who, error in sorted(record["errors"].items())]
     return "\n".join(lines) + "\n"
 
