@@ -44,19 +44,16 @@ class Blocks(abc.ABC):
         position: Where the next block begins.
         batch_size: Elements that make a batch further on, counted from the last `restart`; 0 if
             none do, or no longer. Blocks made ahead are then batches where that is possible.
+        ready: Batches that the next calls of `take` give without waiting.
     """
 
     def __init__(self, program: Program, length: int) -> None:
         self.position = 0
         self.batch_size = 0
+        self.ready: deque[StackedRows] = deque()
         self._program = program
         self._length = length
         self._first = 0
-
-    @property
-    def num_ready(self) -> int:
-        """How many batches the next calls of `take` give without waiting, as far as is known."""
-        return 0
 
     @abc.abstractmethod
     def take(self, limit: int) -> Evaluated | StackedRows:

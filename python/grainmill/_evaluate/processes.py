@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from grainmill._evaluate.ahead import Blocks, Pace
 from grainmill._evaluate.fuse import Evaluated
 from grainmill._evaluate.leaves import block_len
-from grainmill._evaluate.make_job import Extra, MakeJob, Task
+from grainmill._evaluate.make_job import MakeJob
 from grainmill._evaluate.rows import StackedRows
 from grainmill._workers.crew import ForkRefusedError, spawn_from_now_on
 from grainmill._workers.pool import Limits, Pool
@@ -40,6 +40,7 @@ class ProcessBlocks(Blocks):
         options = node.options
         self._workers = options.num_workers
         self._at_most = options.prefetch_buffer_size
+        self._least_batches = max(2, self._workers)
         shared = max(1, self._at_most // (_TASKS_PER_WORKER * self._workers))
         self._most = block_len(program.mean_byte_len, min(_MOST, shared), _BLOCK_BYTES)
         self._pace = Pace(self._most, _BLOCK_S, 1)
@@ -48,21 +49,14 @@ class ProcessBlocks(Blocks):
         self._affordable = self._most
         self._pool: Pool | None = None
         self._tasks: deque[tuple[Ticket, int]] = deque()
-        self._made: deque[StackedRows] = deque()
+        self._row_byte_len = 0.0
         self._handed_out = 0
         self._one_by_one_until = 0
 
-    @property
-    def num_ready(self) -> int:
-        """See `Blocks.num_ready`."""
-        return len(self._made)
-
     def take(self, limit: int) -> Evaluated | StackedRows:
         """See `Blocks.take`."""
-        if self._made:
-            rows = self._made.popleft()
-            self.position += len(rows)
-            return rows
+        if self.ready:
+            return self._next_ready()
         pool = self._pool
         if pool is None or pool.closed or not self._tasks:
             pool = self._hand_out()
@@ -75,7 +69,7 @@ class ProcessBlocks(Blocks):
             self._tasks.popleft()
             made = self._made_of(result, count)
             if self._tasks:
-                self._hand_out()  # workers go on while the consumer has this
+                self._hand_out_to(pool)  # workers go on while the consumer has this
         except BaseException as failure:  # Ctrl-C too, which may have cost a message
             self.position = before
             # What a worker dies of must not keep what stands before it from being made.
@@ -88,26 +82,34 @@ class ProcessBlocks(Blocks):
         return made
 
     def _made_of(self, result: Result, count: int) -> Evaluated | StackedRows:
-        extra: Extra | None = result.extra
-        if extra is not None and extra.row_byte_len:
-            small = block_len(extra.row_byte_len, _MOST, _SMALL_BYTES)
-            self._pace.most = max(self._most, small)
-        if extra is not None:
-            self._pace.record(max(1, extra.num_elements), extra.elapsed_s)
-            self._affordable = _affordable(result, extra, self._share)
-        if extra is not None and extra.rows and result.elements:
-            made = list(zip(result.elements, extra.rows, strict=False))  # up to the failure
-            self._made.extend(StackedRows(b, n, exact=exact) for b, (n, exact) in made)
-            made_count = sum(n for _, (n, _) in made)
-            if made_count < count:
-                self._drop_tasks(self.position + made_count)
-            rows = self._made.popleft()
-            self.position += len(rows)
-            return rows
-        self.position += len(result.elements)
-        if result.failure is not None or len(result.elements) < count:
+        elements = result.elements
+        rows: list[tuple[int, bool]] = []
+        if result.extra:
+            num_elements, elapsed_s, rows, row_byte_len = result.extra
+            if row_byte_len and row_byte_len != self._row_byte_len:
+                self._row_byte_len = row_byte_len
+                self._pace.most = max(self._most, block_len(row_byte_len, _MOST, _SMALL_BYTES))
+            num_elements = max(1, num_elements)
+            self._pace.record(num_elements, elapsed_s)
+            # How many elements like these take what one task may.
+            self._affordable = max(1, self._share * num_elements // max(1, result.byte_len))
+        if rows and elements:
+            for batch, (num_rows, exact) in zip(elements, rows, strict=False):  # up to the failure
+                self.ready.append(StackedRows(batch, num_rows, exact=exact))
+                count -= num_rows
+            made = self._next_ready()
+            if count:
+                self._drop_tasks(self.position + sum(map(len, self.ready)))
+            return made
+        self.position += len(elements)
+        if result.failure is not None or len(elements) < count:
             self._drop_tasks(self.position)
-        return Evaluated(result.elements, result.failure)
+        return Evaluated(elements, result.failure)
+
+    def _next_ready(self) -> StackedRows:
+        rows = self.ready.popleft()
+        self.position += rows.count
+        return rows
 
     def _hand_out(self) -> Pool:
         if self._pool is None or self._pool.closed:
@@ -115,22 +117,24 @@ class ProcessBlocks(Blocks):
             plan = self._node.parent
             job = MakeJob(plan, self._node.options.worker_init_fn)
             self._pool = Pool(job, self._workers, self._limits, plan.walk_up())
-        pool = self._pool
-        while True:
-            worker = min(range(self._workers), key=pool.num_unfinished)
-            # What is awaited has to be under way, however much was dropped before it.
-            if self._tasks and pool.num_unfinished(worker) >= _TASKS_PER_WORKER:
-                return pool
-            task = self._next_task()
-            ahead = self._handed_out + task.num_elements - self.position
-            most = max(self._at_most, max(2, self._workers) * task.batch_size)
-            if task.num_elements <= 0 or (self._tasks and ahead > most):
-                return pool
-            first, last = task.start, task.start + task.num_elements - 1
-            self._tasks.append((pool.give(worker, task, (first, last)), task.num_elements))
-            self._handed_out += task.num_elements
+        self._hand_out_to(self._pool)
+        return self._pool
 
-    def _next_task(self) -> Task:
+    def _hand_out_to(self, pool: Pool) -> None:
+        while True:
+            worker, num_unfinished = pool.least_busy()
+            # What is awaited has to be under way, however much was dropped before it.
+            if self._tasks and num_unfinished >= _TASKS_PER_WORKER:
+                return
+            start, count, batch_size = task = self._next_task()
+            most = max(self._at_most, self._least_batches * batch_size)
+            if count <= 0 or (self._tasks and start + count - self.position > most):
+                return
+            self._tasks.append((pool.give(worker, task, (start, start + count - 1)), count))
+            self._handed_out += count
+
+    def _next_task(self) -> tuple[int, int, int]:
+        """As plain numbers what the worker sees as `Task`."""
         start, left = self._handed_out, self._length - self._handed_out
         missing = self._until_batch(start)
         size = self.batch_size
@@ -138,9 +142,9 @@ class ProcessBlocks(Blocks):
             count = size
             if start >= self._one_by_one_until:
                 count *= max(1, min(self._pace.count, self._affordable) // size)
-            return Task(start, min(count, left), size)
+            return start, min(count, left), size
         count = 1 if start < self._one_by_one_until else min(self._pace.count, self._affordable)
-        return Task(start, min(count, missing or left, left), 0)
+        return start, min(count, missing or left, left), 0
 
     def _drop_tasks(self, position: int) -> None:
         """Has the elements from `position` on made anew; what is under way is not waited for."""
@@ -153,7 +157,7 @@ class ProcessBlocks(Blocks):
     def rewind(self, position: int) -> None:
         """See `Blocks.rewind`."""
         super().rewind(position)
-        self._made.clear()
+        self.ready.clear()
         self._drop_tasks(position)
 
     def start(self) -> None:
@@ -166,8 +170,3 @@ class ProcessBlocks(Blocks):
         self.rewind(self.position)
         if pool is not None:
             pool.close()
-
-
-def _affordable(result: Result, extra: Extra, share: int) -> int:
-    """How many elements like those of a result take `share` bytes, at least 1."""
-    return max(1, share * max(1, extra.num_elements) // max(1, result.byte_len))

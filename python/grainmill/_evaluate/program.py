@@ -81,6 +81,11 @@ class Program:
         """The elements at `index`."""
         return self._evaluate(self._resolver.resolve(index), len(index), None)
 
+    @property
+    def gives_numbers(self) -> bool:
+        """Whether `numbers` has the elements as an array."""
+        return self._numbers is not None
+
     def numbers(self, start: int, count: int) -> Indices | None:
         """The elements as an array, where the plan only arranges the numbers of a range."""
         if self._numbers is None:

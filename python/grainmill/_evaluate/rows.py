@@ -20,18 +20,19 @@ class StackedRows:
 
     Attributes:
         batch: The elements, stacked.
+        count: How many there are.
         exact: Whether `elements` stack again to the same values and dtypes, however grouped.
     """
 
-    __slots__ = ("_count", "batch", "exact")
+    __slots__ = ("batch", "count", "exact")
 
     def __init__(self, batch: Any, count: int, *, exact: bool) -> None:
         self.batch = batch
+        self.count = count
         self.exact = exact
-        self._count = count
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def elements(self) -> list[Any]:
         """The elements one by one, as views of the batch."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate.stack import BatchBuilder, shared_arena
-from grainmill._iterators.read import ReadStage
+from grainmill._iterators.read import ReadStage, WholeBatches
 from grainmill._iterators.stage import Block, Stage, State
 
 if TYPE_CHECKING:
@@ -41,13 +41,13 @@ class BatchStage(Stage):
 
     def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`; gives one batch, or those that came in one piece."""
+        if self._reader is not None and (self._start is None or not len(self._gathered)):
+            whole = self._reader.pull_batches(self._size, limit)
+            if whole is not None:
+                self._start = None
+                return self._block(whole)
         if self._start is None:
             self._start = self._parent.state()
-        if self._reader is not None and not len(self._gathered):
-            block = self._pull_whole(self._reader, self._start, limit)
-            if block is not None:
-                self._start = None
-                return block
         after = self._gather()
         if len(self._gathered) < self._size and (self._drop_remainder or not len(self._gathered)):
             self._reset()
@@ -73,24 +73,12 @@ class BatchStage(Stage):
             if count == missing or not count:
                 return lambda _: state_after(count)
 
-    def _pull_whole(self, reader: ReadStage, before: State, limit: int) -> Block | None:
-        """The next batches, where the parent makes them in one piece."""
-        numbers = reader.pull_numbers(self._size)
-        if numbers is not None:
-            return self._block([numbers], len(numbers), before, reader.next_index())
-        rows = reader.pull_batches(self._size, limit)
-        if not rows:
-            return None
-        return self._block([each.batch for each in rows], len(rows[0]), before, reader.next_index())
-
-    def _block(self, batches: list[Any], batch_size: int, before: State, end: int) -> Block:
-        """`batches` of `batch_size` each, from the parent's state `before` to its index `end`."""
+    def _block(self, whole: WholeBatches) -> Block:
+        batches, batch_size, before, after = whole
         if not batch_size or (self._drop_remainder and batch_size < self._size):
-            return Block([], lambda _: {"next_index": end})
-        first = end - len(batches) * batch_size
-        return Block(
-            batches, lambda k: {"next_index": first + k * batch_size} if k else dict(before)
-        )
+            return Block([], lambda _: {"next_index": after})
+        first = after - len(batches) * batch_size
+        return Block(batches, lambda k: {"next_index": first + k * batch_size if k else before})
 
     def _reset(self) -> None:
         self._gathered = self._new_batch()

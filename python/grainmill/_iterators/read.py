@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grainmill._evaluate.ahead import Blocks, EngineBlocks, InlineBlocks, ThreadBlocks
 from grainmill._evaluate.processes import ProcessBlocks
@@ -23,6 +23,22 @@ if TYPE_CHECKING:
     from grainmill._plan.options import DatasetOptions
 
 
+class WholeBatches(NamedTuple):
+    """Consecutive batches that were made in one piece.
+
+    Attributes:
+        batches: At least one.
+        batch_size: Elements in each: those wanted, or those left at the end, in one alone.
+        before: The index that the parent stood at before them.
+        after: The index after their last element.
+    """
+
+    batches: list[Any]
+    batch_size: int
+    before: int
+    after: int
+
+
 class ReadStage(Stage):
     """Elements `0, 1, ...` of the plan above; those that are `None` are left out."""
 
@@ -31,6 +47,7 @@ class ReadStage(Stage):
         self._length = random_access(node.parent).length
         self._allow_nones = node.allow_nones
         self._program = Program(node.parent)
+        self._numbers_only = self._program.gives_numbers
         self._blocks = _blocks(self._program, self._length, node)
         self._burst = max(1, node.options.prefetch_buffer_size // 2)
         name = f"PrefetchDatasetIterator{str(node).removeprefix(node.dataset_name)}"
@@ -123,26 +140,33 @@ class ReadStage(Stage):
     @property
     def num_ready_batches(self) -> int:
         """How many batches `pull_batches` has at hand, as far as is known."""
-        return self._blocks.num_ready
+        return len(self._blocks.ready)
 
-    def pull_batches(self, batch_size: int, limit: int) -> list[StackedRows]:
-        """The next elements, up to `limit * batch_size`, as batches if that is how they come.
-
-        All are of `batch_size`, except for one with the elements left at the end, alone.
-        """
-        batches: list[StackedRows] = []
-        while len(batches) < limit and (not batches or self._blocks.num_ready):
+    def pull_batches(self, batch_size: int, limit: int) -> WholeBatches | None:
+        """The next elements, up to `limit * batch_size`, as batches if that is how they come."""
+        blocks = self._blocks
+        before = blocks.position - len(self._made) + self._at - self._num_skipped
+        if self._numbers_only:
+            numbers = self._pull_numbers(batch_size)
+            if numbers is not None:
+                return WholeBatches([numbers], len(numbers), before, blocks.position)
+        batches: list[Any] = []
+        count = 0
+        while not batches or (blocks.ready and len(batches) < limit):
             if self._at >= len(self._made):
                 self._refill(batch_size)
             made = self._made
             if self._at or not isinstance(made, StackedRows):
                 break
-            if len(made) != batch_size and (batches or self._blocks.position < self._length):
+            if made.count != batch_size and (batches or blocks.position < self._length):
                 break
-            batches.append(made)
-            self._drops.kept_only(len(made))
+            batches.append(made.batch)
+            count = made.count
             self._made, self._at, self._num_skipped = [], 0, 0
-        return batches
+        if not batches:
+            return None
+        self._drops.kept_only(count * len(batches))
+        return WholeBatches(batches, count, before, blocks.position - len(self._made))
 
     def _unstack(self) -> None:
         """Takes a batch apart that is not one here, and has no more of them made."""
@@ -153,8 +177,8 @@ class ReadStage(Stage):
             self._blocks.rewind(self._blocks.position if rows.exact else start)
             self._made = rows.elements() if rows.exact else []
 
-    def pull_numbers(self, count: int) -> np.ndarray[Any, Any] | None:
-        """The next `count` elements, or those left, as an array where they are plain numbers."""
+    def _pull_numbers(self, count: int) -> np.ndarray[Any, Any] | None:
+        """The next `count` elements, or those left, as an array."""
         if self._at < len(self._made):
             return None
         at = self._blocks.position

@@ -68,9 +68,9 @@ class Crew:
         self._launched: list[subprocess.Popen[bytes]] = []
         self.controls: list[socket.socket] = []
         self.ended: dict[int, int | None] = {}
-        self.lenders = [Lender() for _ in range(num_workers)]
         self.connections: list[socket.socket] = []
         self.board, board_file = Board.create(num_workers, budget_bytes)
+        self.lenders = [Lender(self.board) for _ in range(num_workers)]
         with contextlib.ExitStack() as files:
             files.callback(os.close, board_file)
             job_file, places = _job_file(data, buffers)

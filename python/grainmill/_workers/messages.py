@@ -51,6 +51,10 @@ class UnsendableError(Exception):
         self.problem = problem
 
 
+# How to put elements together again, or where in the last of their slots that is written.
+Text = bytes | tuple[int, int]
+
+
 class Packed(NamedTuple):
     """Elements ready to be sent.
 
@@ -59,7 +63,7 @@ class Packed(NamedTuple):
         slots: The shared slots that hold their memory, which stay untouched until returned.
     """
 
-    text: bytes | tuple[int, int, int]
+    text: Text
     slots: list[Slot]
 
 
@@ -88,19 +92,23 @@ def pack(elements: list[Any], arena: Arena | SlotMaker) -> Packed:
     return writer.finish(column, arena)
 
 
-def unpack(text: bytes | tuple[int, int, int], lend: Callable[[int], LentSlot]) -> list[Any]:
-    """The elements that `pack` made `text` of; their arrays keep the slots they lie in."""
-    slots: dict[int, LentSlot] = {}
-    data: Any = text
-    if isinstance(text, tuple):
-        number, offset, length = text
-        slots[number] = lend(number)
-        data = memoryview(slots[number])[offset : offset + length]  # type: ignore[arg-type]
-    numbers, message, column = pickle.loads(data)
-    for number in numbers:
-        if number not in slots:
-            slots[number] = lend(number)
-    return _elements(column, slots, None if message is None else slots[message])
+class Unpacker:
+    """Puts elements together again; of elements that are all alike, the texts are equal."""
+
+    def __init__(self) -> None:
+        self._text = b""
+        self._column: Any = None
+
+    def unpack(self, text: Text, slots: list[LentSlot]) -> list[Any]:
+        """The elements that `pack` made `text` of; their arrays keep the slots they lie in."""
+        if isinstance(text, tuple):
+            offset, length = text
+            whole = memoryview(slots[-1])  # type: ignore[arg-type]
+            return _elements(pickle.loads(whole[offset : offset + length]), slots)
+        if text != self._text:
+            self._column = pickle.loads(text)
+            self._text = text
+        return _elements(self._column, slots)
 
 
 class _Writer:
@@ -109,7 +117,7 @@ class _Writer:
     def __init__(self) -> None:
         self._size = 0
         self._arrays: list[tuple[int, list[Any]]] = []
-        self._in_place: dict[int, Slot] = {}
+        self._in_place: dict[int, tuple[int, Slot]] = {}
 
     def _reserve(self, byte_len: int) -> int:
         offset = self._size
@@ -151,9 +159,8 @@ class _Writer:
         return ("arrays", offset, shapes.shape, shapes.tobytes(), dtype)
 
     def _left(self, value: Any, slot: Slot, offset: int) -> Any:
-        number = number_of(slot)
-        self._in_place[number] = slot
-        return number, offset, value.shape, value.dtype
+        place, _ = self._in_place.setdefault(number_of(slot), (len(self._in_place), slot))
+        return place, offset, value.shape, value.dtype
 
     def pickled(self, values: list[Any]) -> Any:
         """What `_elements` needs to make `values` again, none of it taken apart."""
@@ -172,23 +179,15 @@ class _Writer:
         return offset, len(array)
 
     def finish(self, column: Any, arena: Arena | SlotMaker) -> Packed:
-        slots = list(self._in_place.values())
-        numbers = list(self._in_place)
-        text = _text(numbers, None, column)
-        if not self._arrays and len(text) <= INLINE_BYTES:
-            return Packed(text, slots)
-        # The number of the slot, which the text names too, may make it this much longer.
-        at = self._reserve(len(text) + _ALIGNMENT)
-        slot = arena.slot(_slot_size(self._size))
-        number = number_of(slot)
-        for offset, arrays in self._arrays:
-            write_arrays(slot, offset, arrays)
-        slots.append(slot)
-        text = _text([*numbers, number], number, column)
-        if len(text) <= INLINE_BYTES:
-            return Packed(text, slots)
-        write_arrays(slot, at, [np.frombuffer(text, np.uint8)])
-        return Packed((number, at, len(text)), slots)
+        slots = [slot for _, slot in self._in_place.values()]
+        text = pickle.dumps(column, _PROTOCOL)
+        place = self._placed(text) if len(text) > INLINE_BYTES else None
+        if self._arrays:
+            slot = arena.slot(_slot_size(self._size))
+            for offset, arrays in self._arrays:
+                write_arrays(slot, offset, arrays)
+            slots.append(slot)
+        return Packed(place or text, slots)
 
 
 def number_of(slot: Slot) -> int:
@@ -197,10 +196,6 @@ def number_of(slot: Slot) -> int:
     if number is None:
         raise TypeError("only slots in shared memory can be sent")
     return number
-
-
-def _text(numbers: list[int], message: int | None, column: Any) -> bytes:
-    return pickle.dumps((numbers, message, column), _PROTOCOL)
 
 
 def _slot_size(byte_len: int) -> int:
@@ -263,38 +258,35 @@ def _held_by_none_else(values: list[Any], above: tuple[list[Any], ...]) -> bool:
     )
 
 
-def _elements(column: Any, slots: dict[int, LentSlot], message: LentSlot | None) -> list[Any]:
+def _elements(column: Any, slots: list[LentSlot]) -> list[Any]:
+    """The elements of a column; what was not in a slot before lies in the last one."""
     kind = column[0]
     if kind == "there":
-        return [slots[number].array(*place) for number, *place in column[1]]
+        return [slots[place].array(*layout) for place, *layout in column[1]]
     if kind == "arrays":
         _, offset, shape, shapes, dtype = column
         layout = np.frombuffer(shapes, np.int64).reshape(shape)
-        return list(_lent(message).arrays(offset, layout, dtype))
+        return list(slots[-1].arrays(offset, layout, dtype))
     if kind == "pickled":
-        return _unpickled(column, message)
+        return _unpickled(column, slots)
     _, names, columns = column
-    children = [_elements(child, slots, message) for child in columns]
+    children = [_elements(child, slots) for child in columns]
     if kind is dict:
         return [dict(zip(names, row, strict=True)) for row in zip(*children, strict=True)]
     made = zip(*children, strict=True)
     return list(made) if kind is tuple else [list(row) for row in made]
 
 
-def _unpickled(column: Any, message: LentSlot | None) -> list[Any]:
+def _unpickled(column: Any, slots: list[LentSlot]) -> list[Any]:
     _, text, places = column
-    bytes_of = memoryview(message) if message is not None else None  # type: ignore[arg-type]
+
+    def placed(offset: int, length: int) -> memoryview:
+        return memoryview(slots[-1])[offset : offset + length]  # type: ignore[arg-type]
+
     if isinstance(text, tuple):
-        offset, length = text
-        text = _lent(bytes_of)[offset : offset + length]
-    buffers = [_lent(bytes_of)[offset : offset + length] for offset, length in places]
+        text = placed(*text)
+    buffers = [placed(*place) for place in places]
     return _Unpickler(io.BytesIO(text), buffers=buffers).load()  # type: ignore[no-any-return]
-
-
-def _lent(message: Any) -> Any:
-    if message is None:
-        raise ValueError("a message names a slot that it does not have")
-    return message
 
 
 def _dumped(values: Any, buffers: list[pickle.PickleBuffer]) -> bytes:

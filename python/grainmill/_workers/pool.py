@@ -116,21 +116,24 @@ class Pool:
         self, job: Job, num_workers: int, limits: Limits, parts: Iterable[Any] = ()
     ) -> None:
         self._limits = limits
+        waits = {limits.stall_warning_s, limits.timeout_s} - {None}
+        self._patience_s = sorted(wait_s for wait_s in waits if wait_s is not None)
         self._numbers = 0
+        self._unpacker = messages.Unpacker()
         self._pid = os.getpid()
         self._crew = Crew(job, num_workers, limits.budget_bytes, parts)
         self._finalizer = weakref.finalize(self, _end, self._crew, self._pid)
         self._unfinished: list[deque[Ticket]] = [deque() for _ in range(num_workers)]
         self._needs: dict[int, int] = {}
-        self._lent: dict[tuple[int, int], int] = {}
         self._dead: dict[int, Callable[[], BaseException]] = {}
         self._buried: set[int] = set()
         self._poll = select.poll()
         self._controls = [control.fileno() for control in self._crew.controls]
         for file in self._controls:
             self._poll.register(file, select.POLLIN)
-        self._files = [connection.fileno() for connection in self._crew.connections]
-        for file in self._files:
+        files = [connection.fileno() for connection in self._crew.connections]
+        self._worker_at = {file: worker for worker, file in enumerate(files)}
+        for file in files:
             self._poll.register(file, select.POLLIN)
 
     def give(self, worker: int, task: Any, about: tuple[int, int] | None = None) -> Ticket:
@@ -138,7 +141,8 @@ class Pool:
         self._numbers += 1
         ticket = Ticket(self._numbers, worker, about)
         self._unfinished[worker].append(ticket)
-        self._send(worker, (ticket.number, task, self._returned(worker)))
+        returned = self._crew.lenders[worker].take_returned()
+        self._send(worker, (ticket.number, task, returned))
         return ticket
 
     def _send(self, worker: int, message: Any) -> None:
@@ -159,12 +163,15 @@ class Pool:
     def _free(self, ticket: Ticket) -> None:
         """Takes the result of a dropped task over and lets it go."""
         answer, ticket.answer = ticket.answer, None
-        for slot in answer[3] if answer else ():
-            self._lend(ticket.worker, slot)
+        for part in answer[:2] if answer else ():
+            for slot in part[1] if part else ():
+                self._crew.lenders[ticket.worker].lend(slot)
 
-    def num_unfinished(self, worker: int) -> int:
-        """How many of a worker's tasks are not done yet, as far as it was heard."""
-        return len(self._unfinished[worker])
+    def least_busy(self) -> tuple[int, int]:
+        """The worker with the fewest tasks that are not done yet, as far as heard, and how many."""
+        counts = list(map(len, self._unfinished))
+        fewest = min(counts)
+        return counts.index(fewest), fewest
 
     def take(self, ticket: Ticket) -> Result:
         """Waits for the result of a task. Whatever is raised, the pool is best closed then.
@@ -180,64 +187,46 @@ class Pool:
         answer = ticket.answer
         if answer is None:
             raise AssertionError("a task that was waited for has an answer")
-        text, failure_text, extra, slots = answer
+        made, failed, extra = answer
         ticket.answer = None
         worker = ticket.worker
-        elements = messages.unpack(text, lambda slot: self._lend(worker, slot)) if text else []
-        byte_len = sum(self._lent.get((worker, slot), 0) for slot in slots)
-        if not failure_text:
+        elements, byte_len = self._unpacked(worker, made) if made else ([], 0)
+        if failed is None:
             return Result(elements, None, extra, byte_len)
-        told = self._told(worker, failure_text)
+        ((told,), _) = self._unpacked(worker, failed)
         where = f"in worker {worker}"
         if told["element"] is not None:
             where += f", at element {told['element']}"
         return Result(elements, failures.rebuilt(told, where), extra, byte_len)
 
-    def _told(self, worker: int, text: Any) -> failures.Told:
-        (told,) = messages.unpack(text, lambda slot: self._lend(worker, slot))
-        return told  # type: ignore[no-any-return]
-
-    def _lend(self, worker: int, slot: int) -> Any:
-        """A slot for the user; what the user holds no longer counts as the pool's."""
-        lent = self._crew.lenders[worker].lend(slot)
-        self._lent[worker, slot] = len(lent)
-        self._crew.board.release(len(lent))
-        return lent
-
-    def _returned(self, worker: int) -> list[int]:
-        """The worker's slots that the user is through with; they count again."""
-        returned: list[int] = self._crew.lenders[worker].take_returned()
-        for slot in returned:
-            self._crew.board.reserve_anyway(self._lent.pop((worker, slot)))
-        return returned
+    def _unpacked(self, worker: int, packed: tuple[messages.Text, list[int]]) -> Any:
+        """The elements in a message, and the bytes of shared memory that they keep."""
+        text, numbers = packed
+        slots = list(map(self._crew.lenders[worker].lend, numbers))
+        return self._unpacker.unpack(text, slots), sum(map(len, slots))
 
     def _wait_for(self, ticket: Ticket) -> None:
         began = time.monotonic()
-        warned = False
+        patience = self._patience_s.copy()
         while ticket.answer is None:
             if ticket.worker in self._dead:
                 raise self._dead[ticket.worker]()
-            waited_s = time.monotonic() - began
-            waits = []
-            if self._limits.stall_warning_s is not None and not warned:
-                waits.append(self._limits.stall_warning_s - waited_s)
-            if self._limits.timeout_s is not None:
-                waits.append(self._limits.timeout_s - waited_s)
-            if not waits or min(waits) > 0:
-                if self._needs:
-                    self._grant(ticket)
-                self._hear(min(waits) if waits else None)
-                continue
-            doing = self._doing(ticket)
-            if self._limits.timeout_s is not None and waited_s >= self._limits.timeout_s:
-                raise failures.WorkerError(
-                    f"worker {ticket.worker} gave nothing for {waited_s:.1f} s {doing}, which is "
-                    f"more than `timeout_s={self._limits.timeout_s:g}`"
-                )
-            warned = True
-            _LOGGER.warning(
-                "worker %d has given nothing for %.1f s %s", ticket.worker, waited_s, doing
+            if self._needs:
+                self._grant(ticket)
+            left_s = began + patience[0] - time.monotonic() if patience else None
+            if left_s is None or left_s > 0:
+                self._hear(left_s)
+            else:
+                self._note_stall(ticket, patience.pop(0))
+
+    def _note_stall(self, ticket: Ticket, waited_s: float) -> None:
+        doing = self._doing(ticket)
+        if waited_s == self._limits.timeout_s:
+            raise failures.WorkerError(
+                f"worker {ticket.worker} gave nothing for {waited_s:.1f} s {doing}, which is all "
+                f"of `timeout_s={self._limits.timeout_s:g}`"
             )
+        _LOGGER.warning("worker %d has given nothing for %.1f s %s", ticket.worker, waited_s, doing)
 
     def _doing(self, ticket: Ticket) -> str:
         """Which element the worker of `ticket` is at, as far as can be seen from outside."""
@@ -251,17 +240,19 @@ class Pool:
 
     def _hear(self, wait_s: float | None) -> None:
         """Takes in what workers have sent; waits for something if there is nothing."""
-        for file, _ in self._poll.poll(None if wait_s is None else max(0.0, wait_s) * 1000):
+        ended = self._crew.ended
+        for file, _ in self._poll.poll(None if wait_s is None else wait_s * 1000):
             try:
-                if file in self._controls:
+                if file not in self._worker_at:
                     self._crew.hear_of_ends(self._controls.index(file))
-                elif (worker := self._files.index(file)) not in self._crew.ended:
-                    self._hear_from(worker)
+                elif self._worker_at[file] not in ended:
+                    self._hear_from(self._worker_at[file])
             except OSError:
                 self._crew.check_open()
                 raise
-        for worker in self._crew.ended.keys() - self._buried:
-            self._bury(worker)
+        if len(ended) > len(self._buried):
+            for worker in ended.keys() - self._buried:
+                self._bury(worker)
 
     def _hear_from(self, worker: int) -> None:
         try:
@@ -275,8 +266,8 @@ class Pool:
     def _bury(self, worker: int) -> None:
         """Takes what is left of a worker that has ended; its children may hold its socket open."""
         self._buried.add(worker)
-        self._poll.unregister(self._files[worker])
         connection = self._crew.connections[worker]
+        self._poll.unregister(connection)
         with contextlib.suppress(EOFError, BlockingIOError):
             while True:
                 self._note(worker, *wire.receive(connection, socket.MSG_DONTWAIT))
@@ -288,11 +279,11 @@ class Pool:
     def _note(self, worker: int, message: Any, files: list[int]) -> None:
         kind, *rest = message
         if kind == "made":
-            number, text, failure_text, extra, slots, dropped = rest
+            number, made, failed, extra, dropped = rest
             ticket = self._unfinished[worker].popleft()
             if ticket.number != number:
                 raise AssertionError("a worker answers its tasks in order")
-            ticket.answer = (text, failure_text, extra, slots)
+            ticket.answer = (made, failed, extra)
             if ticket.dropped:
                 self._free(ticket)
             for slot in dropped:
@@ -304,7 +295,7 @@ class Pool:
             self._needs[worker] = rest[0]
             self._grant(None)
         else:
-            told = self._told(worker, rest[0])
+            ((told,), _) = self._unpacked(worker, rest[0])
             self._dead[worker] = lambda: failures.rebuilt(told, f"in worker {worker}")
 
     def _grant(self, awaited: Ticket | None) -> None:

@@ -20,6 +20,8 @@ MOST_FILES = 64
 
 _LARGEST_PACKET = 32 << 10
 _IN_FILE = b"\0"  # no pickled object begins so
+_FLAGS = int(socket.MSG_CMSG_CLOEXEC)
+_FILES_SPACE = socket.CMSG_LEN((MOST_FILES + 1) * array.array("i").itemsize)
 
 
 def send(connection: socket.socket, message: Any, files: Sequence[int] = ()) -> None:
@@ -66,10 +68,10 @@ def receive(connection: socket.socket, flags: int = 0) -> tuple[Any, list[int]]:
 
 def _packet(connection: socket.socket, flags: int) -> tuple[bytes, list[int]]:
     """As `socket.recv_fds`, which leaves out the flags."""
+    data, extras, _, _ = connection.recvmsg(_LARGEST_PACKET, _FILES_SPACE, flags | _FLAGS)
+    if not extras:
+        return data, []
     files = array.array("i")
-    space = socket.CMSG_LEN((MOST_FILES + 1) * files.itemsize)
-    flags |= socket.MSG_CMSG_CLOEXEC
-    data, extras, _, _ = connection.recvmsg(_LARGEST_PACKET, space, flags)
     for level, kind, extra in extras:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             files.frombytes(extra[: len(extra) - len(extra) % files.itemsize])

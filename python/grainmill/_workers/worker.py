@@ -160,9 +160,8 @@ class _Channel:
             if where is not None:
                 where += len(elements) * max(1, outcome.batch_size)
             told = messages.pack([self._told(failure, where)], self.arena)
-        slots = self._lend([*(packed.slots if packed else ()), *(told.slots if told else ())])
-        texts = (packed.text if packed else None, told.text if told else None)
-        self._send(("made", number, *texts, outcome.extra, slots, self.arena.take_dropped()))
+        made, failed = self._lent(packed), self._lent(told)
+        self._send(("made", number, made, failed, outcome.extra, self.arena.take_dropped()))
 
     def _told(self, failure: BaseException, element: int | None) -> Any:
         if isinstance(failure, SystemExit):
@@ -173,15 +172,18 @@ class _Channel:
 
     def broken(self, failure: BaseException) -> None:
         """Tells that the job could not be opened."""
-        told = messages.pack([failures.tell(failure)], self.arena)
-        self._lend(told.slots)
-        self._send(("broken", told.text))
+        self._send(("broken", self._lent(messages.pack([failures.tell(failure)], self.arena))))
 
-    def _lend(self, slots: list[Slot]) -> list[int]:
-        """Keeps `slots` until they are returned; the parent maps those it has not seen before."""
+    def _lent(self, packed: messages.Packed | None) -> tuple[messages.Text, list[int]] | None:
+        """The text and the numbers of the slots, which are kept until they are returned.
+
+        The parent maps those it has not seen before.
+        """
+        if packed is None:
+            return None
         fresh = []
         numbers = []
-        for slot in slots:
+        for slot in packed.slots:
             number = messages.number_of(slot)
             self._sent[number] = slot
             numbers.append(number)
@@ -195,7 +197,7 @@ class _Channel:
             self._send(("slots", [(number, length) for number, _, length in part]), files)
             for file in files:
                 os.close(file)
-        return numbers
+        return packed.text, numbers
 
 
 def _name_of(outcome: Outcome, position: int) -> str:

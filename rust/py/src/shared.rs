@@ -21,8 +21,14 @@ use crate::cells::with_bytes;
 use crate::error::Raised;
 
 /// The slots of one other process, as far as this one has mapped them.
+///
+/// With a `board`, the bytes of a slot count there until it is lent, and again once it is told as
+/// returned: what the user holds is not the pool's.
 #[pyclass(frozen, name = "Lender", module = "grainmill._native")]
-struct PyLender(Lender);
+struct PyLender {
+    lender: Lender,
+    board: Option<Py<PyBoard>>,
+}
 
 /// One slot of another process, as writable bytes; it is given back when the last array or
 /// buffer over it is gone.
@@ -32,9 +38,9 @@ struct PyLent(Lent);
 #[pymethods]
 impl PyLender {
     #[new]
-    #[pyo3(signature = (*, poison = None))]
-    fn new(poison: Option<bool>) -> Self {
-        Self(Lender::new(poison.unwrap_or_else(batch::poison_by_default)))
+    #[pyo3(signature = (board = None, *, poison = None))]
+    fn new(board: Option<Py<PyBoard>>, poison: Option<bool>) -> Self {
+        Self { lender: Lender::new(poison.unwrap_or_else(batch::poison_by_default)), board }
     }
 
     /// Maps slot number `slot`. The descriptor is closed.
@@ -42,22 +48,30 @@ impl PyLender {
     fn add(&self, slot: u64, file: c_int, byte_len: usize) -> Result<(), Raised> {
         // SAFETY: the caller received the descriptor from the slot's maker and hands it over.
         let file = unsafe { OwnedFd::from_raw_fd(file) };
-        Ok(self.0.add(slot, file.as_fd(), byte_len)?)
+        Ok(self.lender.add(slot, file.as_fd(), byte_len)?)
     }
 
     /// Slot number `slot`, which its maker has just sent.
     fn lend(&self, slot: u64) -> Result<PyLent, Raised> {
-        Ok(PyLent(self.0.lend(slot)?))
+        let lent = self.lender.lend(slot)?;
+        if let Some(board) = &self.board {
+            board.get().0.release(lent.byte_len() as u64);
+        }
+        Ok(PyLent(lent))
     }
 
     /// The slots given back since this was last asked, to be told to their maker.
     fn take_returned(&self) -> Vec<u64> {
-        self.0.take_returned()
+        let (slots, byte_len) = self.lender.take_returned();
+        if let Some(board) = &self.board {
+            board.get().0.reserve_anyway(byte_len as u64);
+        }
+        slots
     }
 
     /// Forgets slot number `slot`; its memory goes with its last user.
     fn forget(&self, slot: u64) {
-        self.0.forget(slot);
+        self.lender.forget(slot);
     }
 }
 

@@ -90,7 +90,8 @@ impl Arena {
     /// Gives waiting slots back to the system, those that waited longest first, until at most
     /// `max_free_bytes` wait; returns the numbers by which other processes know them.
     pub fn trim(&self, max_free_bytes: usize) -> Vec<u64> {
-        let released = self.shelf.lock().release(max_free_bytes);
+        let mut released = self.shelf.lock().release(max_free_bytes);
+        released.iter_mut().filter(|memory| memory.is_ours()).for_each(Memory::empty);
         let ids = released.iter().filter_map(|memory| Some(memory.identity()?.id)).collect();
         self.shelf.let_go(released);
         ids

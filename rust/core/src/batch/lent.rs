@@ -38,6 +38,7 @@ pub struct Lent {
 struct Ledger {
     slots: HashMap<u64, Known>,
     returned: Vec<u64>,
+    returned_byte_len: usize,
 }
 
 #[derive(Debug)]
@@ -97,16 +98,17 @@ impl Lender {
     }
 
     /// The slots given back since this was last asked, to be told to their maker, who holds them
-    /// from now on.
-    pub fn take_returned(&self) -> Vec<u64> {
+    /// from now on, and their bytes together.
+    pub fn take_returned(&self) -> (Vec<u64>, usize) {
         let mut ledger = lock(&self.ledger);
         let returned = std::mem::take(&mut ledger.returned);
+        let byte_len = std::mem::take(&mut ledger.returned_byte_len);
         for id in &returned {
             if let Some(known) = ledger.slots.get_mut(id) {
                 known.holder = Holder::Maker;
             }
         }
-        returned
+        (returned, byte_len)
     }
 
     /// Forgets the slot `id`; its memory goes with its last user.
@@ -142,6 +144,7 @@ impl Drop for Lent {
         let mut ledger = lock(&self.ledger);
         if ledger.slots.contains_key(&self.id) {
             ledger.returned.push(self.id);
+            ledger.returned_byte_len += self.byte_len();
         }
     }
 }
@@ -171,10 +174,10 @@ mod tests {
         let lent = Arc::new(lender.lend(1).unwrap());
         let other = Arc::clone(&lent);
         drop(lent);
-        assert!(lender.take_returned().is_empty());
+        assert_eq!(lender.take_returned(), (vec![], 0));
         drop(other);
-        assert_eq!(lender.take_returned(), [1]);
-        assert!(lender.take_returned().is_empty());
+        assert_eq!(lender.take_returned(), (vec![1], 4096));
+        assert_eq!(lender.take_returned(), (vec![], 0));
     }
 
     #[test]
@@ -196,7 +199,7 @@ mod tests {
         drop(lender.lend(1).unwrap_err());
         assert_eq!(lent.byte_len(), 4096);
         drop(lent);
-        assert!(lender.take_returned().is_empty());
+        assert_eq!(lender.take_returned(), (vec![], 0));
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub(super) struct Memory {
 #[derive(Debug)]
 enum Home {
     Heap { base: NonNull<u8>, layout: Layout },
-    Shared { _mapping: Mapping, identity: Identity },
+    Shared { mapping: Mapping, identity: Identity },
 }
 
 /// What another process needs to find a run of bytes.
@@ -77,7 +77,7 @@ impl Memory {
         let identity = Identity { id, file: Mutex::new(Some(file)), maker: std::process::id() };
         let start = NonNull::new(mapping.as_ptr())
             .ok_or_else(|| Error::InvalidArgument("shared memory at address 0".into()))?;
-        Ok(Self { start, byte_len, home: Home::Shared { _mapping: mapping, identity } })
+        Ok(Self { start, byte_len, home: Home::Shared { mapping, identity } })
     }
 
     /// How another process finds the bytes, where it can.
@@ -92,6 +92,14 @@ impl Memory {
     /// own; those that are shared stay its parent's.
     pub(super) fn is_ours(&self) -> bool {
         self.identity().is_none_or(|identity| identity.maker == std::process::id())
+    }
+
+    /// Gives the pages of shared memory back at once, where other processes may still map it:
+    /// giving back is slow, and is not to fall to the one that unmaps it last.
+    pub(super) fn empty(&mut self) {
+        if let Home::Shared { mapping, .. } = &mut self.home {
+            mapping.empty();
+        }
     }
 
     pub(super) fn byte_len(&self) -> usize {

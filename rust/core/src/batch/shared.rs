@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::{Error, Result};
 
@@ -81,6 +81,14 @@ impl Mapping {
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
+
+    /// Makes all bytes zero for every process that maps them, by giving their pages back.
+    pub fn empty(&mut self) {
+        let start = self.start.as_ptr().cast();
+        // SAFETY: `of` mapped exactly these bytes, and `&mut self` keeps other users here away.
+        // What fails costs memory until the file goes, and no more.
+        let _ = unsafe { rustix::mm::madvise(start, self.byte_len, Advice::LinuxRemove) };
+    }
 }
 
 impl Drop for Mapping {
@@ -111,6 +119,17 @@ mod tests {
         unsafe { ours.as_ptr().wrapping_add(9_999).write(7) };
         // SAFETY: as above.
         assert_eq!(unsafe { theirs.as_ptr().wrapping_add(9_999).read() }, 7);
+    }
+
+    #[test]
+    fn emptied_bytes_are_zero_in_both_mappings() {
+        let (mut ours, file) = Mapping::create(10_000).unwrap();
+        let theirs = Mapping::open(file.as_fd(), 10_000).unwrap();
+        // SAFETY: a byte of the mapping, which nobody else uses.
+        unsafe { ours.as_ptr().wrapping_add(9_999).write(7) };
+        ours.empty();
+        // SAFETY: as above.
+        assert_eq!(unsafe { theirs.as_ptr().wrapping_add(9_999).read() }, 0);
     }
 
     #[test]

@@ -75,13 +75,13 @@ pub(crate) fn receive(
             user.send((Arc::clone(&lent), made.mark)).unwrap();
         }
         drop(lent);
-        give(lender.take_returned());
+        give(lender.take_returned().0);
     }
     for (user, thread) in users {
         drop(user);
         thread.join().unwrap();
     }
-    give(lender.take_returned());
+    give(lender.take_returned().0);
 }
 
 /// A thread that holds `most` slots at a time, and looks at each before it lets go of it.

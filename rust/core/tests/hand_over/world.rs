@@ -248,7 +248,7 @@ impl World {
             Step::Maker(number) => self.makers[number].go_on(&self.board, self.scenario)?,
             Step::Stray(number) => self.makers[number].go_astray(&self.board)?,
             Step::Give(number) => {
-                let mut returned = self.lenders[number].take_returned();
+                let (mut returned, _) = self.lenders[number].take_returned();
                 returned.append(&mut self.early[number]);
                 self.num_given[number] += 1;
                 self.begun = Some(Begun::Give(number, returned));
@@ -359,7 +359,7 @@ impl World {
                 ));
             }
             // What would go with the next task.
-            for slot in self.lenders[number].take_returned() {
+            for slot in self.lenders[number].take_returned().0 {
                 self.board.reserve_anyway(SLOT_BYTES);
                 self.makers[number].sent.remove(&slot);
             }
