@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import cloudpickle
 import numpy as np
 
-from grainmill._native import common_layout, slot_of, write_arrays
+from grainmill._native import common_layout, dicts_of, slot_of, write_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -211,7 +211,7 @@ def _common_names(values: list[Any], kind: Any) -> Sequence[Any] | None:
         return None
     if kind is dict:
         names = tuple(values[0])
-        if not all(tuple(value) == names for value in values):
+        if set(map(tuple, values)) != {names}:
             return None
         kinds = tuple(map(type, names))
         if set(kinds) != {str} and any(tuple(map(type, value)) != kinds for value in values):
@@ -272,7 +272,7 @@ def _elements(column: Any, slots: list[LentSlot]) -> list[Any]:
     _, names, columns = column
     children = [_elements(child, slots) for child in columns]
     if kind is dict:
-        return [dict(zip(names, row, strict=True)) for row in zip(*children, strict=True)]
+        return dicts_of(names, children)
     made = zip(*children, strict=True)
     return list(made) if kind is tuple else [list(row) for row in made]
 
