@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -449,6 +450,40 @@ def test_nothing_is_left_in_files_and_dev_shm_is_not_used(tmp_path):
     iterator.close()
     assert listing() == before
     assert not sorted(tmp_path.iterdir())
+
+
+def test_batches_of_100_mb_fit_beside_a_dev_shm_of_64_mb(tmp_path):
+    """In a name space of mounts of its own, where the system lets a user have one."""
+    alone = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    small = "mount -t tmpfs -o size=64m tmpfs /dev/shm"
+    if subprocess.run([*alone, small], capture_output=True, check=False).returncode:
+        pytest.skip("this system lets nobody mount a /dev/shm of another size")
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        import os
+        import numpy as np
+        import grainmill as grain
+        assert os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize == 64 << 20
+        ds = grain.MapDataset.range(4).map(lambda x: np.full(100 << 20, x, np.uint8))
+        ds = ds.to_iter_dataset(grain.ReadOptions(num_workers=2)).batch(1)
+        with iter(ds) as batches:
+            assert [(b.nbytes, b[0, 0], b[0, -1]) for b in batches] == [
+                (100 << 20, x, x) for x in range(4)
+            ]
+        parts = grain.MapDataset.range(2).map(lambda x: np.full(100 << 20, x, np.uint8))
+        parts = parts.to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
+        with iter(parts) as elements:
+            assert [(e.nbytes, e[-1]) for e in elements] == [(100 << 20, 0), (100 << 20, 1)]
+        print("fine")
+        """),
+        encoding="utf-8",
+    )
+    run = f"{small} && exec {shlex.quote(sys.executable)} {shlex.quote(str(script))}"
+    done = subprocess.run(
+        [*alone, run], capture_output=True, text=True, check=False, timeout=60, env=environment()
+    )
+    assert "fine" in done.stdout, done.stderr
 
 
 # --- memory --------------------------------------------------------------------------------------

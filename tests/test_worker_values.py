@@ -12,8 +12,9 @@ import time
 
 import numpy as np
 import pytest
+from jupyter_client.manager import KernelManager
 from under_test import IS_GRAIN, grain
-from worker_harness import ENTRANCES, all_of, opened, run_script
+from worker_harness import ENTRANCES, all_of, environment, opened, run_script
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
@@ -552,6 +553,32 @@ def main(argv):
 TEXT = {text!r}
 app.run(main)
 """
+
+
+def in_notebook(text):
+    """Runs `text` as a cell of a real Jupyter kernel; returns what it printed."""
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel(env=environment())
+    client = manager.client()
+    client.start_channels()
+    printed = []
+
+    def note(message):
+        content = message["content"]
+        printed.append(content.get("text") or "\n".join(content.get("traceback", ())))
+
+    try:
+        client.wait_for_ready(60)
+        client.execute_interactive(text, timeout=60, output_hook=note)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    return "".join(printed)
+
+
+def test_notebooks_need_no_guard():
+    printed = in_notebook(MAIN)
+    assert printed == "fine\n"
 
 
 @pytest.mark.parametrize("way", ["script", "c", "stdin", "interpreter", "absl"])
