@@ -116,8 +116,8 @@ class Pool:
         self, job: Job, num_workers: int, limits: Limits, parts: Iterable[Any] = ()
     ) -> None:
         self._limits = limits
-        waits = {limits.stall_warning_s, limits.timeout_s} - {None}
-        self._patience_s = sorted(wait_s for wait_s in waits if wait_s is not None)
+        waits = (limits.stall_warning_s, limits.timeout_s)
+        self._patience_s = sorted({wait_s for wait_s in waits if wait_s is not None})
         self._numbers = 0
         self._unpacker = messages.Unpacker()
         self._pid = os.getpid()
