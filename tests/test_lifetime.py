@@ -142,6 +142,21 @@ def test_close_is_idempotent_and_final(name):
         next(iterator)
 
 
+@pytest.mark.better_than_grain("Grain keeps what it made until something else is made")
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_threads", [0, 16])
+def test_what_was_delivered_is_the_users_alone(num_threads, num_workers):
+    options = grain.ReadOptions(num_threads=num_threads, num_workers=num_workers)
+    ds = grain.MapDataset.range(64).map(lambda x: np.full(50_000, x)).to_iter_dataset(options)
+    for batches in (ds.batch(4), ds.batch(4).map(lambda batch: batch + 1), ds):
+        with iter(batches) as iterator:
+            for _ in range(5):
+                delivered = next(iterator)
+                known = weakref.ref(delivered)
+                del delivered
+                assert known() is None
+
+
 @pytest.mark.better_than_grain("iterators of Grain are no context managers")
 @pytest.mark.parametrize("name", PIPELINES)
 def test_with_block_closes(name):

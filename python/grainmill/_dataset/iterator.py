@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from grainmill._iterators.stage import Block, Stage, State
+    from grainmill._iterators.stage import Stage, State
     from grainmill._plan.node import Node
 
 T = TypeVar("T")
@@ -113,9 +113,11 @@ class PlannedIterator(DatasetIterator[T]):
         self._node = node
         self._stage = stage
         self._name = name
-        self._block: Block | None = None
-        # Waiting elements, next one last: what is delivered is not held on to.
+        # What is delivered is not held on to: waiting elements, the next one last, and the states
+        # after any of the elements that were pulled with them.
         self._waiting: list[T] = []
+        self._num_pulled = 0
+        self._state_after: Callable[[int], State] | None = None
 
     @classmethod
     def over(cls, node: Node) -> Self:
@@ -140,10 +142,11 @@ class PlannedIterator(DatasetIterator[T]):
         except Exception as failure:
             drop_inner_frames(failure)
             raise
-        self._block = block
-        if not block.elements:
+        elements = block.elements
+        self._num_pulled, self._state_after = len(elements), block.state_after
+        if not elements:
             raise StopIteration
-        self._waiting = block.elements[::-1]
+        self._waiting = elements[::-1]
         return self._waiting.pop()
 
     def _closed_message(self) -> str:
@@ -156,9 +159,9 @@ class PlannedIterator(DatasetIterator[T]):
         return copy.deepcopy(self._current())
 
     def _current(self) -> State:
-        if self._block is None:
+        if self._state_after is None:
             return self._stage.state()
-        return self._block.state_after(len(self._block.elements) - len(self._waiting))
+        return self._state_after(self._num_pulled - len(self._waiting))
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues where `state` was taken; `state` itself stays as it is.
@@ -176,8 +179,8 @@ class PlannedIterator(DatasetIterator[T]):
         self._forget()
 
     def _forget(self) -> None:
-        self._block = None
         self._waiting = []
+        self._num_pulled, self._state_after = 0, None
 
     def _settle(self) -> None:
         if self._waiting:

@@ -88,6 +88,8 @@ class ReadStage(Stage):
             start = self._position()
             part = self._made[self._at : self._at + limit] if self._at else self._made[:limit]
             self._at += len(part)
+            if self._at == len(self._made):  # what is handed on is not held on to
+                self._made, self._at = [], 0
             block = self._kept(part, start, before)
             if block.elements:
                 return block
