@@ -7,6 +7,9 @@
 
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use super::array_record::ArrayRecordFile;
 use super::array_record::direct::{self, Unchecked};
@@ -23,6 +26,9 @@ const GAP_LEN: u64 = 1 << 10;
 const PART_LEN: u64 = 1 << 20;
 /// Records from this length on are read straight into their slots.
 const DIRECT_LEN: usize = 4 << 10;
+/// The most files that are opened at a time, and how many there are for each thread that does it.
+const MAX_OPENERS: usize = 16;
+const ITEMS_PER_OPENER: usize = 4;
 /// Memory above this is given back after use.
 const KEPT_LEN: usize = 8 << 20;
 
@@ -64,10 +70,11 @@ impl Files {
     /// # Errors
     /// If one cannot be opened, or has fewer records than are meant.
     pub fn open(sources: impl IntoIterator<Item = Source>) -> Result<Self> {
+        let sources: Vec<Source> = sources.into_iter().collect();
+        let files = side_by_side(&sources, |source| ArrayRecordFile::open(&source.path))?;
         let mut opened = Self { files: Vec::new(), starts: vec![0] };
         let mut total = 0_u64;
-        for Source { path, skip, take } in sources {
-            let file = ArrayRecordFile::open(&path)?;
+        for (Source { path, skip, take }, file) in sources.into_iter().zip(files) {
             let num_records = file.num_records();
             let left = num_records.checked_sub(skip);
             let len = match (left, take) {
@@ -285,6 +292,42 @@ impl Files {
         sink.put(at, pick, &decoded);
         Ok(())
     }
+}
+
+/// What `work` makes of each item, in order, or the error of the first item that it fails for.
+///
+/// For many items, threads do it at the same time: where storage is far away, a file takes next to
+/// no work and all the more waiting.
+fn side_by_side<A: Sync, B: Send + Sync>(
+    items: &[A],
+    work: impl Fn(&A) -> Result<B> + Sync,
+) -> Result<Vec<B>> {
+    let num_threads = MAX_OPENERS.min(items.len() / ITEMS_PER_OPENER);
+    if num_threads <= 1 {
+        return items.iter().map(work).collect();
+    }
+    let next = AtomicUsize::new(0);
+    let made: Vec<OnceLock<Result<B>>> = items.iter().map(|_| OnceLock::new()).collect();
+    let take_turns = || {
+        while let at = next.fetch_add(1, Ordering::Relaxed)
+            && at < items.len()
+        {
+            let result = work(&items[at]);
+            if result.is_err() {
+                next.store(items.len(), Ordering::Relaxed);
+            }
+            made[at].get_or_init(|| result);
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..num_threads {
+            // Where the system has no thread left, those there are do it all.
+            let _ = thread::Builder::new().spawn_scoped(scope, take_turns);
+        }
+        take_turns();
+    });
+    // Items were begun in order, so nothing before the first error is missing.
+    made.into_iter().filter_map(OnceLock::into_inner).collect()
 }
 
 /// Reads the first pick straight into its slot, if it has one and is long enough for that to pay.
@@ -518,5 +561,34 @@ impl Records {
     /// The records; those in slots appear empty.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         self.iter_unslotted().map(Option::unwrap_or_default)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn many_items_are_worked_on_at_the_same_time_and_stay_in_order() {
+        let items: Vec<usize> = (0..64).collect();
+        let all_at_work = Barrier::new(MAX_OPENERS);
+        let made = side_by_side(&items, |&item| {
+            all_at_work.wait();
+            Ok(item * 2)
+        });
+        assert_eq!(made.unwrap(), (0..64).map(|item| item * 2).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn first_error_in_order_is_the_one_told() {
+        let items: Vec<usize> = (0..1000).collect();
+        for _ in 0..50 {
+            let made = side_by_side(&items, |&item| {
+                if item >= 40 { Err(Error::OutOfRange(format!("item {item}"))) } else { Ok(item) }
+            });
+            assert!(made.unwrap_err().to_string().contains("item 40"));
+        }
     }
 }
