@@ -314,9 +314,10 @@ def test_stall_is_warned_of_and_timeout_raises(entrance, caplog):
 
 
 HANGING_SCRIPT = """
-import sys, time, threading
+import signal, sys, time, threading
 import grainmill as grain
 from worker_harness import opened, workers, zygotes
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs behind others ignores it
 
 def hangs(x):
     if x >= 4:
@@ -379,6 +380,7 @@ def test_after_ctrl_c_the_iterator_goes_on(tmp_path):
     import os, signal, threading, time
     import grainmill as grain
     from worker_harness import opened
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     iterator = opened(
         grain.MapDataset.range(300).map(lambda x: time.sleep(0.002) or x), "read", 2
     )
@@ -399,7 +401,7 @@ def test_after_ctrl_c_the_iterator_goes_on(tmp_path):
         except StopIteration:
             break
     assert set(made) <= set(range(300)) and made == sorted(made)
-    assert len(made) >= 300 - stops, len(made)  # one may be lost on its way to the list
+    assert stops and len(made) >= 300 - stops, len(made)  # one may be lost on its way to the list
     print("stops", stops)
     """
     done = run_script(textwrap.dedent(text), tmp_path)
