@@ -334,6 +334,19 @@ print("pids", *[p.pid for p in [*zygotes(), *workers()]], flush=True)
 """
 
 
+_started = []
+
+
+@pytest.fixture(autouse=True)
+def _end_programs():
+    """A program that a failed test leaves behind would take the machine from all that follow."""
+    yield
+    while _started:
+        with _started.pop() as process:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
 def _hanging(entrance, how, then):
     text = HANGING_SCRIPT.format(hang=HANGS[how], entrance=entrance, then=then)
     process = subprocess.Popen(
@@ -344,6 +357,7 @@ def _hanging(entrance, how, then):
         env=environment(),
         start_new_session=True,
     )
+    _started.append(process)
     pids = [int(pid) for pid in process.stdout.readline().split()[1:]]
     assert len(pids) == 3, process.communicate()
     return process, [psutil.Process(pid) for pid in pids]
