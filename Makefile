@@ -21,6 +21,8 @@ export PYO3_PYTHON := $(abspath $(BIN)/python)
 export VIRTUAL_ENV := $(abspath $(VENV))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_QUIET := 1
+# Every program that a test starts would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test format format-check ruff clippy lint rust-test rust-doc types python-test \
 	develop wheel docs bench sanitize clean
