@@ -32,9 +32,10 @@ LATE_IMPORTS = {
     "experimental.py": {"grainmill.jax"},
     "sharding.py": {"grainmill.jax"},
 }
-# Files that start threads. The engine's are `pipeline`'s, and the pool that copies the rows of
-# one batch; Python's are those that run user functions ahead of their use, but for one.
-CORE_THREADS = {"batch/stack.rs"}
+# Files that start threads. The engine's are `pipeline`'s, the pool that copies the rows of one
+# batch, and those that open many files and end before that call does; Python's are those that run
+# user functions ahead of their use, but for one.
+CORE_THREADS = {"batch/stack.rs", "records/files.rs"}
 FACE_THREADS = {
     "_evaluate/ahead.py",
     "_iterators/opening.py",
