@@ -227,8 +227,21 @@ def _at(start: int) -> Callable[[int], State]:
     return lambda k: {"next_index": start + k}
 
 
+_ahead_allowed = [True]
+
+
+def make_nothing_ahead() -> None:
+    """Has every plan that is opened in this process from now on make what is asked for alone.
+
+    What a later element does to the process then can not cost an earlier one.
+    """
+    _ahead_allowed[0] = False
+
+
 def _blocks(program: Program, length: int, node: plan.Read) -> Blocks:
     options = node.options
+    if not _ahead_allowed[0]:
+        return InlineBlocks(program, length, 0)
     if options.num_workers and program.runs_user_code:
         if threads_take_turns():
             return ProcessBlocks(program, length, node)

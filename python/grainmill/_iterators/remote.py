@@ -51,7 +51,9 @@ class RemoteWorkers:
         if self._pool is None or self._pool.closed:
             node = self._node
             plans = [self._plan(worker) for worker in range(node.num_workers)]
-            job = RunJob(plans, node.worker_init_fn, self._open_plan)
+            # What a worker dies of must not be met before the elements that stand before it.
+            ahead = not self.generation
+            job = RunJob(plans, node.worker_init_fn, self._open_plan, ahead=ahead)
             self.generation += 1
             self._pool = Pool(job, node.num_workers, self._limits, node.parent.walk_up())
         return self._pool

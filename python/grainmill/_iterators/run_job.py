@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grainmill._evaluate.make_job import settle_in
+from grainmill._iterators.read import make_nothing_ahead
 from grainmill._workers.worker import Job, Outcome, Place, Runner
 
 if TYPE_CHECKING:
@@ -42,17 +43,20 @@ class Task(NamedTuple):
 
 
 class RunJob(Job):
-    """Runs a sequential plan of its own in each worker."""
+    """Runs a sequential plan of its own in each worker; what it reads is made `ahead` or not."""
 
     def __init__(
         self,
         plans: list[Node],
         worker_init_fn: Callable[[int, int], None] | None,
         open_plan: Callable[[Node], Stage],
+        *,
+        ahead: bool,
     ) -> None:
         self._plans = plans
         self._worker_init_fn = worker_init_fn
         self._open_plan = open_plan
+        self._ahead = ahead
 
     @property
     def modules(self) -> Sequence[str]:
@@ -62,6 +66,8 @@ class RunJob(Job):
     def open(self, place: Place) -> Runner:
         """See `Job.open`."""
         settle_in(place, self._worker_init_fn)
+        if not self._ahead:
+            make_nothing_ahead()
         return _PartRunner(self._open_plan(self._plans[place.worker]), place.mark)
 
 
