@@ -262,10 +262,10 @@ def table(record: dict) -> str:
             continue
         cells = cells_of(row, record["costs"])
         shown = ["" if value is None else f"{value:.3g}" for value in cells]
-        scales = [1.0, (cells[3] or 0.0) / row.grain_best, (cells[5] or 0.0) / (row.bare or 1e9)]
+        here_and_there = [(1.0, 1.0), (cells[3], row.grain_best), (cells[5], row.bare)]
         verdict = " / ".join(
-            f"{cells[0] / (row.must * scale):.2f}" if cells[0] is not None and scale > 1e-6 else "-"
-            for scale in scales
+            "-" if None in {cells[0], here, there} else f"{cells[0] / row.must * there / here:.2f}"
+            for here, there in here_and_there
         )
         lines.append(
             "| " + " | ".join([row.name, *shown, f"{row.must:g}", f"{row.aim:g}", verdict]) + " |"

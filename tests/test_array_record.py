@@ -303,7 +303,8 @@ def test_abandoned_reads_and_exit_do_not_hang():
     assert printed == "done"
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*fork.*:RuntimeWarning")
 def test_forked_child_reads_what_it_asks_for_and_what_its_parent_began():
     files = record_files(CORPUS / "chunk_many_blocks_g8.array_record")
     asked = np.arange(len(files)).repeat(5)

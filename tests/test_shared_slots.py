@@ -48,7 +48,8 @@ def test_bytes_reserved_for_an_array_that_cannot_be_made_are_given_back():
     assert board.reserved == 0
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*fork.*:RuntimeWarning")
 def test_forked_child_writes_no_slot_of_its_parent():
     arena = Arena(poison=True, shared=True)
     lender = Lender(poison=True)

@@ -38,7 +38,26 @@ class _NoStats:
         return element
 
 
-class DatasetIterator(Iterator[T], Generic[T]):
+class Closing:
+    """What is closed at the end of its `with` block."""
+
+    def close(self) -> None:
+        """Gives back what it holds; safe to call again."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class DatasetIterator(Closing, Iterator[T], Generic[T]):
     """An iterator whose place can be saved and found again.
 
     Derive from it to write a stage of your own: call `super().__init__(parent_iterator)`, take
@@ -88,17 +107,6 @@ class DatasetIterator(Iterator[T], Generic[T]):
         self._closed = True
         for parent in self.__dict__.get("_parents", ()):
             parent.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
+from grainmill._dataset.iterator import Closing
 from grainmill._dataset.map_dataset import MapDataset
 from grainmill._loader import records
 from grainmill._loader.operations import Operated
@@ -17,8 +18,6 @@ from grainmill._plan.options import ReadOptions
 from grainmill._plan.sharding import NoSharding, ShardOptions
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from grainmill._dataset.iter_dataset import IterDataset
     from grainmill._loader.operations import Operation
 
@@ -182,7 +181,7 @@ def _description(data_source: Any) -> str:
     return str(type(data_source)) if by_type else repr(data_source)
 
 
-class DataLoaderIterator(Iterator[Any]):
+class DataLoaderIterator(Closing, Iterator[Any]):
     """Iterates over the elements of a `DataLoader`; its place can be saved and found again."""
 
     def __init__(self, data_loader: DataLoader) -> None:
@@ -214,17 +213,6 @@ class DataLoaderIterator(Iterator[Any]):
     def close(self) -> None:
         """Gives back threads, workers and memory; safe to call again."""
         self._iterator.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __str__(self) -> str:
         return f"PyGrainDatasetIterator(state={self.get_state().decode()})"
