@@ -70,6 +70,19 @@ def test_storage_that_became_fast_is_noticed():
     assert files.started == started
 
 
+def test_storage_that_became_slow_is_noticed():
+    files = Files(slow=False)
+    leaf = FilesLeaf(files)
+    index = np.arange(100)
+    for _ in range(10):
+        leaf.finish(leaf.start(index))
+    files.slow = True
+    for _ in range(9):
+        leaf.finish(leaf.start(index))
+    assert leaf.waits
+    assert files.started >= 1
+
+
 def numbered_file(path):
     with ArrayRecordWriter(str(path), "group_size:1") as writer:
         for number in range(100):

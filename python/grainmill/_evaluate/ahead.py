@@ -76,6 +76,12 @@ class Blocks(abc.ABC):
         """Elements from `position` to where a batch begins."""
         return (self._first - position) % self.batch_size if self.batch_size else 0
 
+    def _makes_whole_batches(self, pace: Pace) -> bool:
+        """Whether a block may be a whole batch: not where other threads might help with it."""
+        if not self.batch_size or pace.element_s is None or self._program.waits_for_storage:
+            return False
+        return pace.element_s * self.batch_size <= _WHOLE_BATCH_S
+
     def start(self) -> None:  # noqa: B027 - there may be nothing to begin
         """Begins to make elements ahead."""
 
@@ -116,16 +122,18 @@ class InlineBlocks(Blocks):
         most = block_len(program.mean_byte_len, at_most or _MOST_DEMANDED)
         self._pace = Pace(most, _INLINE_BLOCK_S, 1 if program.runs_user_code else most)
 
-    def take(self, limit: int) -> Evaluated:
+    def take(self, limit: int) -> Evaluated | StackedRows:
         """See `Blocks.take`."""
+        whole = self._makes_whole_batches(self._pace) and not self._until_batch(self.position)
         wanted = self._pace.count if self._ahead else min(limit, self._pace.count)
-        count = min(wanted, self._length - self.position)
+        count = min(self.batch_size if whole else wanted, self._length - self.position)
         if count <= 0:
             return Evaluated([], None)
+        make = functools.partial(batched, self._program) if whole else self._program.run
         began = time.perf_counter()
-        made = self._program.run(self.position, count)
+        made = make(self.position, count)
         self._pace.record(count, time.perf_counter() - began)
-        self.position += len(made.elements)
+        self.position += len(made if isinstance(made, StackedRows) else made.elements)
         return made
 
 
@@ -238,7 +246,7 @@ class ThreadBlocks(Blocks):
         demanded = min(limit, self._byte_most) if limit > self._pace.most else 0
         block = max(self._pace.count, demanded if self._pace.count == self._pace.most else 0)
         bound = max(self._at_most, 2 * demanded)
-        whole = self._makes_whole_batches()
+        whole = self._makes_whole_batches(self._pace)
         while len(self._tasks) <= self._thread_count.active or not self._tasks:
             missing = self._until_batch(self._handed_out)
             count = self.batch_size if whole and not missing else min(block, missing or block)
@@ -255,13 +263,6 @@ class ThreadBlocks(Blocks):
             self._handed_out += count
             self._crew.give(self._turn % self._thread_count.active, task)
             self._turn += 1
-
-    def _makes_whole_batches(self) -> bool:
-        """Whether a block may be a whole batch: not where other threads might help with it."""
-        element_s = self._pace.element_s
-        if not self.batch_size or element_s is None or self._program.waits_for_storage:
-            return False
-        return element_s * self.batch_size <= _WHOLE_BATCH_S
 
     def rewind(self, position: int) -> None:
         """See `Blocks.rewind`."""

@@ -100,13 +100,19 @@ class FilesLeaf(Leaf):
 
     def read(self, index: Indices) -> Evaluated:
         """See `Leaf.read`."""
-        with self._storage.watching(len(index)):
-            return self._read(index, lambda: self._files.read(index))
+        storage = self._storage
+        if not storage.is_due():
+            return self._read(index, self._files.read, index)
+        return storage.watched(lambda: self._read(index, self._files.read, index), len(index))
 
-    def _read(self, index: Indices, read_all: Callable[[], list[bytes]]) -> Evaluated:
+    def _read(
+        self, index: Indices, read_all: Callable[..., list[bytes]], *arguments: Indices
+    ) -> Evaluated:
         """A record that can not be read does not hide those before it."""
-        read = _all(read_all)
-        return _one_by_one(self._files.read_one, index.tolist()) if read.failure else read
+        try:
+            return Evaluated(read_all(*arguments), None)
+        except Exception:
+            return _one_by_one(self._files.read_one, index.tolist())
 
 
 def _all(make: Callable[[], list[Any]]) -> Evaluated:

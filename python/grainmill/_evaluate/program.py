@@ -70,7 +70,22 @@ class Program:
 
     def run(self, start: int, count: int) -> Evaluated:
         """The elements at `start, ..., start + count - 1`."""
+        return self._run_range(self._resolver.resolve_range(start, count), start, count)
+
+    def in_parts(self, start: int, count: int) -> Callable[[int, int], Evaluated]:
+        """A function that has `run`'s elements from any position on, any number of them.
+
+        Where they are is looked up for all `count` at once.
+        """
         columns = self._resolver.resolve_range(start, count)
+
+        def run(at: int, part_len: int) -> Evaluated:
+            part = _part(columns, at - start, at - start + part_len)
+            return self._run_range(part, at, part_len)
+
+        return run
+
+    def _run_range(self, columns: Columns, start: int, count: int) -> Evaluated:
         if self._mark is None:
             return self._evaluate(columns, count, None)
         self._mark(start)
@@ -107,6 +122,19 @@ class Program:
         return _run(self._chain, columns, started, count)[1]
 
 
+def _part(columns: Columns, begin: int, end: int) -> Columns:
+    """The columns of the positions from `begin` up to `end` of a block."""
+    part: Columns = {}
+    for number, (rows, index) in columns.items():
+        if rows is None:
+            part[number] = (None, index[begin:end])
+        else:
+            first, last = np.searchsorted(rows, (begin, end))
+            if first < last:
+                part[number] = (rows[first:last] - begin, index[first:last])
+    return part
+
+
 def _marked(mark: Callable[[int], None], start: int, elements: Iterable[Any]) -> Iterator[Any]:
     """The elements that go into a loop of user functions, each told of before it is begun."""
     for position, element in enumerate(elements, start):
@@ -136,7 +164,9 @@ def _run(
     if not chain.fused.steps:
         return rows, made
     mapped = chain.fused(watched(made.elements), steps)
-    return rows, Evaluated(mapped.elements, mapped.failure or made.failure)
+    if mapped.failure is None and made.failure is not None:
+        mapped = Evaluated(mapped.elements, made.failure)
+    return rows, mapped
 
 
 def _merge(

@@ -50,17 +50,21 @@ def batched(program: Program, start: int, count: int) -> StackedRows | Evaluated
     # How large elements are may show only in the first. Rows are copied while in cache.
     size = block_len(program.row_byte_len, count) if program.row_byte_len else 1
     at, stop = start, start + count
+    run = program.in_parts(start, count)
     while at < stop:
-        made = program.run(at, min(size, stop - at))
-        if made.failure is not None or any(map(is_, made.elements, repeat(None))):
-            return _joined(_unstacked(program, builder, start, at), made)
+        made, failure = run(at, min(size, stop - at))
+        if failure is not None or any(map(is_, made, repeat(None))):
+            before = _unstacked(program, builder, start, at)
+            return _joined(before, Evaluated(made, failure))
         try:
-            builder.push(made.elements)
+            builder.push(made)
         except ValueError:
-            return _joined(program.run(start, at - start), made)
-        at += len(made.elements)
-        program.row_byte_len = max(1.0, program.mean_byte_len, builder.row_byte_len)
-        size = block_len(program.row_byte_len, count)
+            return _joined(program.run(start, at - start), Evaluated(made, failure))
+        if at == start:
+            program.row_byte_len = max(1.0, program.mean_byte_len, builder.row_byte_len)
+            size = block_len(program.row_byte_len, count)
+        at += len(made)
+        del made  # its memory is free for the next elements, still in cache
     try:
         batch = builder.finish()
     except ValueError:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import resource
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
+
+_Read = TypeVar("_Read")
 
 _BLOCKS_UNTIL_LOOK: Final = 32
+_BLOCKS_UNTIL_COUNT: Final = 8
 _WAITS_BESIDE_READING: Final = 4
 _RECORDS_PER_WAIT: Final = 16
 
@@ -20,7 +22,8 @@ class StorageWatch:
     A read that the page cache answers never sleeps, and a second thread would only carry the
     bytes from one core's cache to another's. A read that waits for a device sleeps once for each
     piece, and other threads can wait meanwhile. While storage is slow, one block in 32 is read
-    at once all the same, since by then it may be in memory.
+    at once all the same, since by then it may be in memory. While it is not, sleeps are counted
+    for one block in 8: to count them takes as long as to read a few records.
 
     Attributes:
         slow: Whether it was, when last looked at.
@@ -28,7 +31,7 @@ class StorageWatch:
 
     def __init__(self) -> None:
         self.slow = False
-        self._blocks = 0
+        self._blocks = -1
 
     def is_slow(self) -> bool:
         """Whether the next block is worth another thread."""
@@ -36,13 +39,21 @@ class StorageWatch:
             self._blocks += 1
         return self.slow and self._blocks % _BLOCKS_UNTIL_LOOK != 0
 
-    @contextlib.contextmanager
-    def watching(self, num_records: int) -> Iterator[None]:
-        """Counts the sleeps of this thread while it reads `num_records`."""
+    def is_due(self) -> bool:
+        """Whether `watched` should read the next block."""
+        if self.slow:
+            return True
+        self._blocks += 1
+        return self._blocks % _BLOCKS_UNTIL_COUNT == 0
+
+    def watched(self, read: Callable[[], _Read], num_records: int) -> _Read:
+        """What `read` returns; the sleeps of this thread meanwhile are counted."""
         before = _sleeps()
-        yield
+        made = read()
         waits = _sleeps() - before
         self.slow = waits > _WAITS_BESIDE_READING + num_records / _RECORDS_PER_WAIT
+        self._blocks = 0
+        return made
 
 
 def _sleeps() -> int:

@@ -1,4 +1,4 @@
-//! The engine of grainmill, lowest layer first: [`error`], [`order`] (which record comes
+//! The engine of grainmill, lowest layer first: [`error`] and [`warm`], [`order`] (which record comes
 //! next), [`records`] (bytes by index), [`batch`] and [`pack`] (rows of a slot) and
 //! [`pipeline`] (threads). A layer uses only those before it; none knows Python.
 
@@ -9,5 +9,6 @@ pub mod pack;
 pub mod pipeline;
 mod process;
 pub mod records;
+pub mod warm;
 
 pub use error::{Error, Result};

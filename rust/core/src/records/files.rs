@@ -14,8 +14,10 @@ use std::thread;
 use super::array_record::ArrayRecordFile;
 use super::array_record::direct::{self, Unchecked};
 use super::array_record::reader::{Lease, WHOLE_READ_LEN, room};
+use super::riegeli::hash::MAX_TOGETHER;
 use super::riegeli::{ChunkRecords, Decoder};
 use super::spare;
+use crate::warm::Warming;
 use crate::{Error, Result};
 
 /// Neighbouring chunks are read together up to this length, which a core's cache still holds.
@@ -227,8 +229,9 @@ impl Files {
         let mut sink = Sink {
             slots,
             records: PartRecords { bytes: spare::take(), places: Vec::with_capacity(picks.len()) },
-            unchecked: None,
+            waiting: Vec::new(),
         };
+        let mut warming = Warming::take();
         for picks in picks.chunk_by(|a, b| a.file == b.file) {
             let file = &self.files[picks[0].file].file;
             let lease = file.lease()?;
@@ -236,42 +239,33 @@ impl Files {
             while !rest.is_empty() {
                 rest = if let Some(unchecked) = read_direct(file, &lease, rest, &mut sink)? {
                     let last = sink.records.places.len() - 1;
-                    self.check(Some((last, rest[0], unchecked)), scratch, &mut sink)?;
+                    sink.waiting.push(((last, rest[0]), unchecked));
+                    if sink.waiting.len() == MAX_TOGETHER {
+                        self.check(scratch, &mut sink, &mut warming)?;
+                    }
                     &rest[1..]
                 } else {
                     read_run(file, &lease, rest, scratch, &mut sink)?
                 };
             }
         }
-        self.check(None, scratch, &mut sink)?;
+        self.check(scratch, &mut sink, &mut warming)?;
         scratch.trim();
         Ok(sink.records)
     }
 
-    /// Compares the checksums of records in their slots two by two: `next` waits if none does yet.
-    /// Where it is None, none waits any longer.
+    /// Compares the checksums that wait for it, and reads again what they say is damaged.
     fn check<S: AsMut<[u8]>>(
         &self,
-        next: Option<(usize, Pick, Unchecked)>,
         scratch: &mut Scratch,
         sink: &mut Sink<'_, S>,
+        warming: &mut Warming,
     ) -> Result<()> {
-        match (sink.unchecked.take(), next) {
-            (None, next) => sink.unchecked = next,
-            (Some((at, pick, unchecked)), None) => {
-                let slot = sink.slots.get_mut(at).and_then(Option::as_mut);
-                if !slot.is_some_and(|slot| unchecked.proves(slot.as_mut())) {
-                    self.reread(at, &pick, scratch, sink)?;
-                }
-            }
-            (Some((at, pick, unchecked)), Some((next_at, next_pick, next))) => {
-                let records = sink.in_slots([at, next_at]);
-                let intact = Unchecked::prove([unchecked, next], records);
-                for (intact, at, pick) in [(intact[0], at, pick), (intact[1], next_at, next_pick)] {
-                    if !intact {
-                        self.reread(at, &pick, scratch, sink)?;
-                    }
-                }
+        let (picks, unchecked): (Vec<_>, Vec<_>) = sink.waiting.drain(..).unzip();
+        let intact = Unchecked::are_intact(unchecked, &sink.in_slots(&picks), warming);
+        for ((at, pick), intact) in picks.iter().zip(intact) {
+            if !intact {
+                self.reread(*at, pick, scratch, sink)?;
             }
         }
         Ok(())
@@ -393,8 +387,8 @@ fn read_run<'a, S: AsMut<[u8]>>(
 struct Sink<'a, S> {
     slots: &'a mut [Option<S>],
     records: PartRecords,
-    /// A record that is in its slot, and where, until its checksum is compared.
-    unchecked: Option<(usize, Pick, Unchecked)>,
+    /// Picks whose records are in their slots, until their checksums are compared.
+    waiting: Vec<((usize, Pick), Unchecked)>,
 }
 
 impl<S: AsMut<[u8]>> Sink<'_, S> {
@@ -403,10 +397,17 @@ impl<S: AsMut<[u8]>> Sink<'_, S> {
         self.slots.get_mut(self.records.places.len())?.as_mut()
     }
 
-    /// What is in the slots of two picks.
-    fn in_slots(&mut self, picks: [usize; 2]) -> [&[u8]; 2] {
-        let slots = self.slots.get_disjoint_mut(picks).expect("two picks, each with its slot");
-        slots.map(|slot| slot.as_mut().map_or(&[][..], |slot| slot.as_mut()))
+    /// What is in the slots of picks, which are in ascending order.
+    fn in_slots(&mut self, picks: &[(usize, Pick)]) -> Vec<&[u8]> {
+        let Some(&(first, _)) = picks.first() else { return Vec::new() };
+        let mut slots = self.slots.iter_mut().enumerate().skip(first);
+        let mut in_slot = |&(at, _): &(usize, Pick)| {
+            slots
+                .find(|&(slot, _)| slot == at)
+                .and_then(|(_, slot)| slot.as_mut())
+                .map(AsMut::as_mut)
+        };
+        picks.iter().map(|pick| in_slot(pick).map_or(&[][..], |bytes| bytes)).collect()
     }
 
     /// Takes the next picks, which are all of one chunk.

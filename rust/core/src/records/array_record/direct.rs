@@ -11,10 +11,11 @@ use super::super::riegeli::block::{
     BLOCK_HEADER_LEN, BLOCK_LEN, BlockHeader, HEADER_BYTES, headers_between,
 };
 use super::super::riegeli::chunk::{self, CHUNK_HEADER_LEN, kind};
-use super::super::riegeli::hash::{Hasher, finish_both};
+use super::super::riegeli::hash::{Hasher, finish_together};
 use super::super::riegeli::varint::{push_varint, varint_len};
 use super::reader::{ArrayRecordFile, Lease};
 use crate::Result;
+use crate::warm::Warming;
 
 /// The compression byte and the length of the lengths, which is one byte.
 const BEFORE_LEN: u64 = 2;
@@ -42,17 +43,20 @@ pub(crate) struct Unchecked {
 }
 
 impl Unchecked {
-    /// Whether `record`, where it was read to, is what was written.
-    pub(crate) fn proves(mut self, record: &[u8]) -> bool {
-        self.hasher.update(record);
-        self.hasher.finish() == self.stored
-    }
-
-    /// The same for two at once, in less time.
-    pub(crate) fn prove(both: [Self; 2], records: [&[u8]; 2]) -> [bool; 2] {
-        let stored = [both[0].stored, both[1].stored];
-        let computed = finish_both(both.map(|unchecked| unchecked.hasher), records);
-        [computed[0] == stored[0], computed[1] == stored[1]]
+    /// Of each record, where it was read to, whether it is what was written. A few together take
+    /// less time than one by one.
+    ///
+    /// # Panics
+    /// If there are not as many of both.
+    pub(crate) fn are_intact(
+        all: Vec<Self>,
+        records: &[&[u8]],
+        warming: &mut Warming,
+    ) -> Vec<bool> {
+        let (hashers, stored): (Vec<_>, Vec<_>) =
+            all.into_iter().map(|unchecked| (unchecked.hasher, unchecked.stored)).unzip();
+        let computed = finish_together(hashers, records, warming);
+        computed.iter().zip(stored).map(|(&computed, stored)| computed == stored).collect()
     }
 }
 

@@ -3,8 +3,11 @@
 use highway::{HighwayHash, HighwayHasher, Key};
 
 #[cfg(target_arch = "x86_64")]
-use super::hash_pair;
+use super::hash_lanes;
+use crate::warm::Warming;
 
+/// How many hashes are computed at once at most.
+pub const MAX_TOGETHER: usize = 3;
 /// Pieces below this length are hashed alone: to do it together has to be set up.
 #[cfg(target_arch = "x86_64")]
 const SHORT_LEN: usize = 1 << 10;
@@ -44,51 +47,86 @@ impl Hasher {
     }
 }
 
-/// The hashes that two hashers come to with a last piece each. For long pieces of like length,
-/// this takes a good deal less time than one after the other where the processor has AVX2.
-pub fn finish_both(mut hashers: [Hasher; 2], mut pieces: [&[u8]; 2]) -> [u64; 2] {
-    take_together(&mut hashers, &mut pieces);
-    let [first, second] = hashers;
-    [(first, pieces[0]), (second, pieces[1])].map(|(mut hasher, piece)| {
-        hasher.update(piece);
+/// The hashes that hashers come to with a last piece each.
+///
+/// For long pieces of like length, up to [`MAX_TOGETHER`] of them take hardly longer than one
+/// where the processor has AVX2; what this thread is about to write is brought into the cache
+/// meanwhile.
+///
+/// # Panics
+///
+/// If there are not as many pieces as hashers.
+pub fn finish_together(hashers: Vec<Hasher>, pieces: &[&[u8]], warming: &mut Warming) -> Vec<u64> {
+    assert_eq!(hashers.len(), pieces.len(), "each hasher has its piece");
+    let mut lanes: Vec<Lane<'_>> =
+        hashers.into_iter().zip(pieces).map(|(hasher, rest)| Lane { hasher, rest }).collect();
+    take_together(&mut lanes, warming);
+    let finish = |Lane { mut hasher, rest }| {
+        hasher.update(rest);
         hasher.finish()
-    })
+    };
+    lanes.into_iter().map(finish).collect()
 }
 
-/// Has both hashers take in what two pieces have in common of length, if that is worth it.
-#[cfg(target_arch = "x86_64")]
-fn take_together(hashers: &mut [Hasher; 2], pieces: &mut [&[u8]; 2]) {
-    /// Bytes that a checkpoint says are waiting for the rest of their packet.
-    fn num_waiting(checkpoint: &hash_pair::Checkpoint) -> usize {
-        let (_, len) = checkpoint.split_last_chunk().unwrap_or((&[], &[0; 4]));
-        u32::from_le_bytes(*len) as usize
-    }
+/// A hasher and what it has not taken in yet.
+struct Lane<'a> {
+    hasher: Hasher,
+    rest: &'a [u8],
+}
 
-    if pieces.iter().any(|piece| piece.len() < SHORT_LEN) || !hash_pair::is_possible() {
+/// Has lanes take in what they have in common of length, while that is worth it.
+#[cfg(target_arch = "x86_64")]
+fn take_together(lanes: &mut [Lane<'_>], warming: &mut Warming) {
+    if !hash_lanes::is_possible() {
         return;
     }
-    for (hasher, piece) in hashers.iter_mut().zip(&mut *pieces) {
-        // A packet that is full is taken in with the next one only.
-        let missing = 2 * hash_pair::PACKET_LEN - num_waiting(&hasher.0.checkpoint());
-        let (begin, rest) = piece.split_at(missing);
-        hasher.update(begin);
-        *piece = rest;
+    loop {
+        let mut long: Vec<_> =
+            lanes.iter_mut().filter(|lane| lane.rest.len() >= SHORT_LEN).collect();
+        match &mut long[..] {
+            [] => return,
+            [first] => advance([first], warming),
+            [first, second] => advance([first, second], warming),
+            [first, second, third, ..] => advance([first, second, third], warming),
+        }
     }
-    let [mut first, mut second] = [hashers[0].0.checkpoint(), hashers[1].0.checkpoint()];
-    if num_waiting(&first) + num_waiting(&second) > 0 {
-        return;
+}
+
+/// Advances all lanes by what the shortest still has, save a rest shorter than [`SHORT_LEN`].
+#[cfg(target_arch = "x86_64")]
+fn advance<const LANES: usize>(mut lanes: [&mut Lane<'_>; LANES], warming: &mut Warming) {
+    for lane in &mut lanes {
+        lane.fill_packet();
     }
-    let packets = pieces.map(|piece| piece.as_chunks::<{ hash_pair::PACKET_LEN }>().0);
-    let count = packets[0].len().min(packets[1].len());
-    hash_pair::advance([&mut first, &mut second], packets.map(|packets| &packets[..count]));
-    for ((hasher, piece), checkpoint) in hashers.iter_mut().zip(pieces).zip([first, second]) {
-        hasher.0 = HighwayHasher::from_checkpoint(checkpoint);
-        *piece = &piece[count * hash_pair::PACKET_LEN..];
+    let packets = lanes.each_ref().map(|lane| lane.rest.as_chunks().0);
+    let count = packets.iter().map(|lane| lane.len()).min().unwrap_or(0);
+    let packets = packets.map(|lane| &lane[..count]);
+    let mut states = lanes.each_ref().map(|lane| lane.hasher.0.checkpoint());
+    hash_lanes::advance(states.each_mut(), packets, warming);
+    for (lane, state) in lanes.iter_mut().zip(states) {
+        lane.hasher.0 = HighwayHasher::from_checkpoint(state);
+        lane.rest = &lane.rest[count * hash_lanes::PACKET_LEN..];
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Lane<'_> {
+    /// Takes in so much that no packet is begun: a checkpoint says how many bytes wait for the
+    /// rest of theirs. One that is full is hashed with the next one only.
+    fn fill_packet(&mut self) {
+        let checkpoint = self.hasher.0.checkpoint();
+        let (_, num_waiting) = checkpoint.split_last_chunk().unwrap_or((&[], &[0; 4]));
+        let num_waiting = u32::from_le_bytes(*num_waiting) as usize;
+        if num_waiting > 0 {
+            let (begin, rest) = self.rest.split_at(2 * hash_lanes::PACKET_LEN - num_waiting);
+            self.hasher.update(begin);
+            self.rest = rest;
+        }
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn take_together(_: &mut [Hasher; 2], _: &mut [&[u8]; 2]) {}
+fn take_together(_: &mut [Lane<'_>], _: &mut Warming) {}
 
 #[cfg(test)]
 mod tests {
@@ -125,24 +163,32 @@ mod tests {
     }
 
     #[test]
-    fn hashes_of_two_are_those_of_each() {
+    fn hashes_of_several_are_those_of_each() {
         let mixed = |at: u32| at.wrapping_mul(0x9e37_79b1).to_le_bytes()[3];
         let bytes: Vec<u8> = (0..70_000).map(mixed).collect();
-        let lens = [0, 1, 31, 32, 1023, 1024, 1025, 1100, 4096, 65_537, 69_000];
-        for (begun, first, second) in lens.iter().flat_map(|&first| {
-            let seconds = lens.iter().map(move |&second| (first, second));
-            seconds.flat_map(|(first, second)| [0, 5, 32, 40].map(|begun| (begun, first, second)))
-        }) {
-            let pieces = [&bytes[7..7 + first], &bytes[900..900 + second]];
-            let begin = |len: usize| {
-                let mut hasher = Hasher::default();
-                hasher.update(&bytes[..len]);
-                hasher
-            };
-            let [expected_first, expected_second] = [(begun, pieces[0]), (3, pieces[1])]
-                .map(|(len, piece)| hash(&[&bytes[..len], piece].concat()));
-            let found = finish_both([begin(begun), begin(3)], pieces);
-            assert_eq!(found, [expected_first, expected_second], "{begun}, {first}, {second}");
+        let lens = [0, 31, 1023, 1024, 1025, 1100, 4096, 65_537, 69_000];
+        let begun_with = |len: usize| {
+            let mut hasher = Hasher::default();
+            hasher.update(&bytes[..len]);
+            hasher
+        };
+        let triples = (0..lens.len().pow(3)).map(|at| {
+            let [first, second, third] = [at, at / lens.len(), at / lens.len().pow(2)];
+            [first, second, third].map(|digit| lens[digit % lens.len()])
+        });
+        for lens @ [first, second, third] in triples {
+            let pieces = [&bytes[7..7 + first], &bytes[900..900 + second], &bytes[2..2 + third]];
+            for (begun, count) in [(0, 1), (5, 2), (32, 3), (40, 2), (63, 3), (64, 1)] {
+                let begun = &[begun, 3, 0][..count];
+                let hashers = begun.iter().map(|&len| begun_with(len)).collect();
+                let found = finish_together(hashers, &pieces[..count], &mut Warming::default());
+                let expected: Vec<u64> = begun
+                    .iter()
+                    .zip(pieces)
+                    .map(|(&len, piece)| hash(&[&bytes[..len], piece].concat()))
+                    .collect();
+                assert_eq!(found, expected, "{begun:?} before {lens:?}");
+            }
         }
     }
 }

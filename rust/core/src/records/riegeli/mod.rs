@@ -7,7 +7,7 @@ pub mod decompress;
 pub mod encode;
 pub mod hash;
 #[cfg(target_arch = "x86_64")]
-mod hash_pair;
+mod hash_lanes;
 pub mod inflate;
 pub mod simple;
 pub mod sink;

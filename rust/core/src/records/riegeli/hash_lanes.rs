@@ -1,8 +1,8 @@
-//! Two runs of bytes hashed at once.
+//! Several runs of bytes hashed at once.
 //!
 //! One hash waits for the result of a multiplication before every next step, so a core that does
-//! two in turns takes hardly longer than for one. States cross from and to the `highway` crate by
-//! its checkpoints, which hold the four vectors of a state first, in this order.
+//! three in turns takes hardly longer than for one. States cross from and to the `highway` crate
+//! by its checkpoints, which hold the four vectors of a state first, in this order.
 #![expect(unsafe_code, reason = "vector loads, and calls that need a feature of the processor")]
 
 use std::arch::x86_64::{
@@ -10,38 +10,56 @@ use std::arch::x86_64::{
     _mm256_shuffle_epi8, _mm256_srli_epi64, _mm256_storeu_si256, _mm256_xor_si256,
 };
 
+use crate::warm::Warming;
+
 /// Bytes that one step takes in.
 pub(super) const PACKET_LEN: usize = 32;
+/// Packets that a line of the cache holds.
+const PACKETS_PER_LINE: usize = 2;
 /// Bytes of a state and of what has been taken in but not hashed yet.
 pub(super) type Checkpoint = [u8; 164];
-type Packet = [u8; PACKET_LEN];
+pub(super) type Packet = [u8; PACKET_LEN];
 
 /// Whether this processor can.
 pub(super) fn is_possible() -> bool {
     std::arch::is_x86_feature_detected!("avx2")
 }
 
-/// Advances two states by as many packets of each.
+/// Advances states by as many packets of each, and warms a byte for each hashed.
 ///
 /// # Panics
 ///
-/// If the processor cannot; see [`is_possible`].
-pub(super) fn advance(states: [&mut Checkpoint; 2], packets: [&[Packet]; 2]) {
-    assert!(is_possible(), "two hashes at once need AVX2");
+/// If the processor cannot (see [`is_possible`]), or the lengths differ.
+pub(super) fn advance<const LANES: usize>(
+    states: [&mut Checkpoint; LANES],
+    packets: [&[Packet]; LANES],
+    warming: &mut Warming,
+) {
+    assert!(is_possible(), "several hashes at once need AVX2");
     // SAFETY: the processor has what the function needs.
-    unsafe { advance_both(states, packets) }
+    unsafe { advance_all(states, packets, warming) }
 }
 
 #[target_feature(enable = "avx2")]
-fn advance_both(states: [&mut Checkpoint; 2], packets: [&[Packet]; 2]) {
-    let [mut first, mut second] = [State::load(states[0]), State::load(states[1])];
-    for (one, other) in packets[0].iter().zip(packets[1]) {
-        first.take(load(one));
-        second.take(load(other));
+fn advance_all<const LANES: usize>(
+    checkpoints: [&mut Checkpoint; LANES],
+    packets: [&[Packet]; LANES],
+    warming: &mut Warming,
+) {
+    let count = packets.first().map_or(0, |lane| lane.len());
+    assert!(packets.iter().all(|lane| lane.len() == count), "lanes differ in length");
+    let mut states = checkpoints.each_ref().map(|checkpoint| State::load(checkpoint));
+    for at in 0..count {
+        for (state, lane) in states.iter_mut().zip(&packets) {
+            state.take(load(&lane[at]));
+        }
+        if at.is_multiple_of(PACKETS_PER_LINE) {
+            warming.warm_lines(LANES);
+        }
     }
-    let [one, other] = states;
-    first.store(one);
-    second.store(other);
+    for (state, checkpoint) in states.into_iter().zip(checkpoints) {
+        state.store(checkpoint);
+    }
 }
 
 struct State {
