@@ -202,7 +202,7 @@ for entrance in ("read", "parts"):
     start = first.ctypes.data
     del first
     addresses = set()
-    for _ in range(60):
+    for _ in range(300):
         batch = next(made)
         addresses.add(batch.ctypes.data)
         assert (batch[:, 0] == batch[:, -1]).all()
@@ -211,7 +211,8 @@ for entrance in ("read", "parts"):
     assert start not in addresses
     for name, value in kept.items():
         assert (np.asarray(value) == wanted[name]).all(), name
-    assert len(addresses) < 60, "slots are used again"
+    # Slots are used again: there are as many as batches of the 500 elements that may be ahead.
+    assert len(addresses) < 150
     # So that this can fail: memory that nothing keeps is poisoned when it is returned.
     import ctypes
     seen = False
@@ -219,7 +220,7 @@ for entrance in ("read", "parts"):
         batch = next(made)
         address = batch.ctypes.data
         del batch
-        for _ in range(3):  # the last ones are the iterator's too
+        for _ in range(3):  # the slot goes back with a task for one of the next
             next(made)
         seen |= ctypes.string_at(address + 64, 8) == b"\\xa5" * 8
     assert seen

@@ -96,23 +96,21 @@ class FilesLeaf(Leaf):
     def finish(self, started: tuple[Indices, PendingRead | None]) -> Evaluated:
         """See `Leaf.finish`."""
         index, pending = started
-        return self.read(index) if pending is None else self._read(index, pending.finish)
+        return self.read(index) if pending is None else self._read(index, pending)
 
     def read(self, index: Indices) -> Evaluated:
         """See `Leaf.read`."""
-        storage = self._storage
-        if not storage.is_due():
-            return self._read(index, self._files.read, index)
-        return storage.watched(lambda: self._read(index, self._files.read, index), len(index))
+        if self._storage.is_due():
+            return self._storage.watched(lambda: self._read(index), len(index))
+        return self._read(index)
 
-    def _read(
-        self, index: Indices, read_all: Callable[..., list[bytes]], *arguments: Indices
-    ) -> Evaluated:
+    def _read(self, index: Indices, pending: PendingRead | None = None) -> Evaluated:
         """A record that can not be read does not hide those before it."""
         try:
-            return Evaluated(read_all(*arguments), None)
+            read = self._files.read(index) if pending is None else pending.finish()
         except Exception:
             return _one_by_one(self._files.read_one, index.tolist())
+        return Evaluated(read, None)
 
 
 def _all(make: Callable[[], list[Any]]) -> Evaluated:
@@ -195,6 +193,7 @@ class BatchLeaf(Leaf):
         builder = BatchBuilder(stop - start, shared_arena())
         for elements in self._parts(start, stop):
             builder.push(elements)
+            del elements
         return builder.finish()
 
     def _elements(self, start: int, stop: int) -> Iterable[Any]:
@@ -203,11 +202,13 @@ class BatchLeaf(Leaf):
 
     def _parts(self, start: int, stop: int) -> Iterable[list[Any]]:
         size = block_len(self._parent.mean_byte_len, stop - start)
+        run = self._parent.in_parts(start, stop - start)
         for at in range(start, stop, size):
-            made = self._parent.run(at, min(size, stop - at))
-            if made.failure is not None:
-                raise made.failure
-            yield made.elements
+            elements, failure = run(at, min(size, stop - at))
+            if failure is not None:
+                raise failure
+            yield elements
+            del elements  # its memory is free for the next elements, still in cache
 
 
 def block_len(mean_byte_len: float, at_most: int, block_bytes: int = BLOCK_BYTES) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from grainmill._evaluate.fuse import defer_interrupts
 from grainmill._evaluate.program import Program
@@ -29,16 +29,9 @@ class Task(NamedTuple):
     batch_size: int
 
 
-class Extra(NamedTuple):
-    """Beside the elements: how long they took, and, of each batch, its size and exactness.
-
-    Of elements that are stacked, also the bytes of each. It crosses as a plain tuple too.
-    """
-
-    num_elements: int
-    elapsed_s: float
-    rows: list[tuple[int, bool]]
-    row_byte_len: float = 0.0
+# Beside the elements: how many they are, how long they took, and, where they are stacked, the size
+# and exactness of each batch and the bytes of an element.
+Extra: TypeAlias = tuple[int, float, list[tuple[int, bool]], float]
 
 
 def settle_in(place: Place, worker_init_fn: Callable[[int, int], None] | None) -> None:
@@ -95,9 +88,9 @@ class _Maker(Runner):
             rows.append((len(piece), piece.exact))
         count = sum(count for count, _ in rows)
         elapsed_s = time.perf_counter() - began
-        extra = Extra(count, elapsed_s, rows, self._program.row_byte_len)
-        return Outcome(batches, None, task.start, tuple(extra), task.batch_size)
+        extra: Extra = (count, elapsed_s, rows, self._program.row_byte_len)
+        return Outcome(batches, None, task.start, extra, task.batch_size)
 
     def _outcome(self, task: Task, made: Evaluated, began: float) -> Outcome:
-        extra = Extra(len(made.elements), time.perf_counter() - began, [])
-        return Outcome(made.elements, made.failure, task.start, tuple(extra))
+        extra: Extra = (len(made.elements), time.perf_counter() - began, [], 0.0)
+        return Outcome(made.elements, made.failure, task.start, extra)

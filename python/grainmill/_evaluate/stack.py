@@ -286,7 +286,8 @@ class _LeafColumn:
         if self._rows is None:
             self._pending.extend(values)
             return
-        self._reserve(at + len(values))
+        if at + len(values) > len(self._rows):
+            self._grow(at + len(values))
         # Part of a batch has just been made; all of it at once is more than a cache holds.
         hot = len(values) < self._batch_size
         num_copied = copy_rows(self._rows, values, at, hot=hot)
@@ -306,9 +307,9 @@ class _LeafColumn:
             shape = (min(self._batch_size, affordable), *first.shape)
             self._rows = self._array(shape, first.dtype)
 
-    def _reserve(self, num_rows: int) -> None:
+    def _grow(self, num_rows: int) -> None:
         rows = self._rows
-        if rows is not None and num_rows > len(rows):
+        if rows is not None:
             grown = min(self._batch_size, max(num_rows, 2 * len(rows)))
             self._rows = self._array((grown, *rows.shape[1:]), rows.dtype)
             self._rows[: len(rows)] = rows
