@@ -85,18 +85,20 @@ bench: develop $(VENV)/.test ## micro benches of each layer, then end to end bes
 # last runs are of mistakes made on purpose, which must be found.
 sanitize: $(VENV)/.rust ## the engine's arena, hand-over and threads under two sanitizers
 	@test -d "$$(rustc --print sysroot)/lib/rustlib/src" || rustup component add rust-src
-	$(call sanitized,address) --lib -- batch:: pipeline::
+	$(call sanitized,address) --lib -- batch:: pipeline:: hash:: warm::
 	$(call sanitized,address) --test batch --test hand_over -- --skip schedules::
 	$(call sanitized,address) $(ILL)read_after 2>&1 | grep 'ERROR: .*: heap-use-after-free'
 	$(call sanitized,address) $(ILL)written_past 2>&1 | grep 'ERROR: .*: heap-buffer-overflow'
-	$(call sanitized,thread) --lib -- batch:: pipeline::
-	$(call sanitized,thread) --test batch --test hand_over -- --skip schedules::
+	$(call sanitized,thread) --lib -- $(IN_TURN) batch:: pipeline::
+	$(call sanitized,thread) --test batch --test hand_over -- $(IN_TURN) --skip schedules::
 	$(call sanitized,thread) $(ILL)written_while 2>&1 | grep 'WARNING: .*: data race'
 
 # Tests under a sanitizer, with the stable compiler.
 sanitized = RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=$(1) GRAINMILL_ILL=1 \
 	ASAN_OPTIONS=allocator_may_return_null=1 TSAN_OPTIONS=allocator_may_return_null=1 \
 	$(CARGO) test --locked --quiet -p grainmill-core -Zbuild-std --target $(HOST)
+# The sanitizer does not see memory being unmapped, and takes what the next test maps there for it.
+IN_TURN := --test-threads=1
 ILL := --test hand_over -- --ignored ill::slot_
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
