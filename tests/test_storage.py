@@ -83,6 +83,22 @@ def test_storage_that_became_slow_is_noticed():
     assert files.started >= 1
 
 
+def test_failure_of_a_record_comes_alone_after_those_before_it():
+    class Damaged(Files):
+        def read(self, index):
+            raise ValueError(f"one of {len(index)} records")
+
+        def read_one(self, i):
+            if i == 3:
+                raise ValueError("record 3")
+            return b"%d" % i
+
+    made = FilesLeaf(Damaged(slow=False)).read(np.arange(5))
+    assert made.elements == [b"0", b"1", b"2"]
+    assert str(made.failure) == "record 3"
+    assert made.failure.__context__ is None
+
+
 def numbered_file(path):
     with ArrayRecordWriter(str(path), "group_size:1") as writer:
         for number in range(100):

@@ -108,9 +108,10 @@ class FilesLeaf(Leaf):
         """A record that can not be read does not hide those before it."""
         try:
             read = self._files.read(index) if pending is None else pending.finish()
+            return Evaluated(read, None)
         except Exception:
-            return _one_by_one(self._files.read_one, index.tolist())
-        return Evaluated(read, None)
+            pass  # One by one shows which record it is.
+        return _one_by_one(self._files.read_one, index.tolist())
 
 
 def _all(make: Callable[[], list[Any]]) -> Evaluated:

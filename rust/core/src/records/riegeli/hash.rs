@@ -92,7 +92,7 @@ fn take_together(lanes: &mut [Lane<'_>], warming: &mut Warming) {
     }
 }
 
-/// Advances all lanes by what the shortest still has, save a rest shorter than [`SHORT_LEN`].
+/// Advances all lanes by as many packets as the shortest still has.
 #[cfg(target_arch = "x86_64")]
 fn advance<const LANES: usize>(mut lanes: [&mut Lane<'_>; LANES], warming: &mut Warming) {
     for lane in &mut lanes {
