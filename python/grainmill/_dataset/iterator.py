@@ -38,12 +38,12 @@ class _NoStats:
         return element
 
 
-class Closing:
+class Closing(abc.ABC):
     """What is closed at the end of its `with` block."""
 
+    @abc.abstractmethod
     def close(self) -> None:
         """Gives back what it holds; safe to call again."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self

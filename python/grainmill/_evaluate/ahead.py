@@ -43,7 +43,7 @@ class Blocks(abc.ABC):
     Attributes:
         position: Where the next block begins.
         batch_size: Elements that make a batch further on, counted from the last `restart`; 0 if
-            none do, or no longer. Blocks made ahead are then batches where that is possible.
+            none do, or no longer. Blocks are then batches where that is possible.
         ready: Batches that the next calls of `take` give without waiting.
     """
 

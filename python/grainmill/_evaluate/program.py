@@ -83,17 +83,7 @@ class Program:
             part = _part(columns, at - start, at - start + part_len)
             return self._run_range(part, at, part_len)
 
-        leaf = _only_leaf(self._chain)
-        if leaf is None or self._mark is not None:
-            return run
-        # The same with fewer calls: records of images come a few at a time.
-        ((_, index),) = columns.values()
-        read, fused = leaf.read, self._chain.fused
-
-        def run_plainly(at: int, part_len: int) -> Evaluated:
-            return _mapped(fused, read(index[at - start : at - start + part_len]), ())
-
-        return run_plainly
+        return run
 
     def _run_range(self, columns: Columns, start: int, count: int) -> Evaluated:
         if self._mark is None:
@@ -171,22 +161,10 @@ def _run(
         made = leaf.read(index) if started is None else leaf.finish(started[number])
     else:
         rows, made = _merge([_run(child, columns, started, count) for child in chain.below], count)
-    return rows, _mapped(chain.fused, made, steps, watched)
-
-
-def _mapped(
-    fused: Fused,
-    made: Evaluated,
-    steps: Sequence[list[int]],
-    watched: Callable[[Iterable[Any]], Iterable[Any]] = iter,
-) -> Evaluated:
-    """What `fused` makes of elements, up to where it fails or they do."""
-    if not fused.steps:
-        return made
-    mapped = fused(watched(made.elements), steps)
-    if mapped.failure is None and made.failure is not None:
-        return Evaluated(mapped.elements, made.failure)
-    return mapped
+    if not chain.fused.steps:
+        return rows, made
+    mapped = chain.fused(watched(made.elements), steps)
+    return rows, Evaluated(mapped.elements, mapped.failure or made.failure)
 
 
 def _merge(
@@ -207,14 +185,6 @@ def _merge(
 
 def _reads_in_loop(chain: Chain) -> bool:
     return bool(chain.fused.steps) and chain.fused.steps[0].kind == "read"
-
-
-def _only_leaf(chain: Chain) -> Leaf | None:
-    """The leaf of a chain that takes nothing but the indices of that leaf's elements."""
-    below = chain.below[-1]
-    if isinstance(below, Chain) or chain.index_columns or _reads_in_loop(chain):
-        return None
-    return below
 
 
 def _leaves(chain: Chain, *, read_in_loop: bool = True) -> list[tuple[int, Leaf]]:

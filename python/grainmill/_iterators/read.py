@@ -70,7 +70,7 @@ class ReadStage(Stage):
         return self._blocks.position - len(self._made) + self._at
 
     def expect_batches(self, batch_size: int) -> None:
-        """Has elements made as batches where they are made ahead; `pull_batches` gives them."""
+        """Has elements made as batches where that is possible; `pull_batches` gives them."""
         self._blocks.batch_size = batch_size
 
     def pull(self, limit: int, *, interior: bool = True) -> Block:
