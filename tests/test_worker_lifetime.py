@@ -202,16 +202,18 @@ for entrance in ("read", "parts"):
     start = first.ctypes.data
     del first
     addresses = set()
-    for _ in range(300):
+    for number in range(300):
         batch = next(made)
         addresses.add(batch.ctypes.data)
+        if number == 59:
+            assert len(addresses) < 60, "slots are used again"
         assert (batch[:, 0] == batch[:, -1]).all()
         jax.device_put(batch).sum().block_until_ready()
         del batch
     assert start not in addresses
     for name, value in kept.items():
         assert (np.asarray(value) == wanted[name]).all(), name
-    # Slots are used again: there are as many as batches of the 500 elements that may be ahead.
+    # There are as many slots as batches of the 500 elements that may be ahead.
     assert len(addresses) < 150
     # So that this can fail: memory that nothing keeps is poisoned when it is returned.
     import ctypes
