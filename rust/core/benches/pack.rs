@@ -130,9 +130,36 @@ fn several_features(criterion: &mut Criterion) {
     }
 }
 
+/// Half of the bins lack room in one of three features for what goes to the other half.
+fn narrow(num_bins: usize) -> Vec<Vec<usize>> {
+    let half = num_bins / 2;
+    let lacking = (0..half).map(|bin| {
+        let mut lengths = vec![ROW / 4 - bin * 7 % 64; 3];
+        lengths[bin % 3] = ROW - 1 - bin * 13 % 8;
+        lengths
+    });
+    lacking.chain((half..10 * num_bins).map(|bin| vec![100 + bin % 60; 3])).collect()
+}
+
+fn no_bin_with_room_in_all(criterion: &mut Criterion) {
+    for num_bins in [1000, 10_000] {
+        let sequences = narrow(num_bins);
+        for (name, fit) in [("first_fit", Fit::First), ("best_fit", Fit::Best)] {
+            assert!(chosen(&sequences, num_bins, fit) > num_bins);
+            let mut group = criterion.benchmark_group(format!("pack/{name}/three_narrow"));
+            group.throughput(Throughput::Elements(sequences.len() as u64));
+            let id = BenchmarkId::from_parameter(format!("bins_{num_bins}"));
+            group.bench_function(id, |bencher| {
+                bencher.iter(|| chosen(black_box(&sequences), num_bins, fit));
+            });
+            group.finish();
+        }
+    }
+}
+
 criterion_group! {
     name = benches;
     config = Criterion::default().sample_size(20);
-    targets = fit, several_features
+    targets = fit, several_features, no_bin_with_room_in_all
 }
 criterion_main!(benches);

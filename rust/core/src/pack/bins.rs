@@ -3,7 +3,7 @@
 //! Saved states of iterators hold no bins: restoring packs the batch again. So the choice must
 //! stay a function of the lengths alone.
 
-use crate::pack::choice::Choice;
+use crate::pack::choice::{Arrange, Choice, arranged};
 use crate::{Error, Result};
 
 /// Which of the bins that have room a sequence goes to.
@@ -74,10 +74,14 @@ impl Bins {
     ///
     /// If `layout` has no bins, no features, an alignment of 0 or room for no sequence.
     pub fn new(layout: Layout, fit: Fit) -> Result<Self> {
+        Self::arranged_by(arranged, layout, fit)
+    }
+
+    fn arranged_by(arrange: Arrange, layout: Layout, fit: Fit) -> Result<Self> {
         layout.check()?;
         let cells = layout.num_bins * layout.capacities.len();
         Ok(Self {
-            choice: Choice::new(&layout.capacities, layout.num_bins, fit),
+            choice: Choice::new(&layout.capacities, layout.num_bins, fit, arrange),
             used: vec![0; cells],
             rooms: vec![0; cells],
             sequences: vec![0; layout.num_bins],
@@ -173,7 +177,10 @@ pub(crate) fn cell_count(cells: usize) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use super::*;
+    use crate::pack::choice::{in_rows, in_trees};
     use crate::pack::looks;
     use proptest::prelude::*;
 
@@ -215,8 +222,17 @@ mod tests {
         }
     }
 
-    fn matches_slow(layout: &Layout, sequences: &[Vec<usize>], fit: Fit) {
-        let mut bins = Bins::new(layout.clone(), fit).unwrap();
+    fn matches_slow(layout: &Layout, sequences: &[Vec<usize>]) {
+        for arrange in [in_rows as Arrange, in_trees] {
+            for fit in [Fit::First, Fit::Best] {
+                let bins = Bins::arranged_by(arrange, layout.clone(), fit).unwrap();
+                bins_match_slow_ones(bins, sequences, fit);
+            }
+        }
+    }
+
+    fn bins_match_slow_ones(mut bins: Bins, sequences: &[Vec<usize>], fit: Fit) {
+        let layout = &bins.layout.clone();
         let mut slow = Slow::new(layout);
         for lengths in sequences {
             let lengths: Vec<usize> = lengths[..layout.capacities.len()]
@@ -243,7 +259,7 @@ mod tests {
     }
 
     /// Layouts; half of them treat all features alike.
-    fn layouts() -> impl Strategy<Value = Layout> {
+    fn layouts(num_bins: Range<usize>) -> impl Strategy<Value = Layout> {
         let feature = (1_usize..60, 1_usize..5);
         let features = (proptest::collection::vec(feature, 1..6), any::<bool>());
         let features = features.prop_map(|(mut features, alike)| {
@@ -252,7 +268,7 @@ mod tests {
             }
             features
         });
-        (features, 1_usize..200, proptest::option::of(1_usize..5)).prop_map(
+        (features, num_bins, proptest::option::of(1_usize..5)).prop_map(
             |(features, num_bins, max_sequences)| Layout {
                 capacities: features.iter().map(|feature| feature.0).collect(),
                 alignments: features.iter().map(|feature| feature.1).collect(),
@@ -264,7 +280,7 @@ mod tests {
 
     /// Lengths of five features: independent, the same, nearly the same, or long where others
     /// are short; of every kind in turn.
-    fn sequences() -> impl Strategy<Value = Vec<Vec<usize>>> {
+    fn sequences(count: Range<usize>) -> impl Strategy<Value = Vec<Vec<usize>>> {
         let sequence = (proptest::collection::vec(0_usize..60, 5), 0..4).prop_map(|(any, kind)| {
             let like_first = |(feature, cells): (usize, &usize)| match kind {
                 0 => *cells,
@@ -275,7 +291,7 @@ mod tests {
             };
             any.iter().enumerate().map(like_first).collect()
         });
-        let mixed = proptest::collection::vec(sequence, 1..600);
+        let mixed = proptest::collection::vec(sequence, count);
         (mixed, any::<bool>()).prop_map(|(mut mixed, same_at_first): (Vec<Vec<usize>>, bool)| {
             if same_at_first {
                 let half = mixed.len() / 2;
@@ -287,22 +303,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn first_fit_matches_slow(layout in layouts(), sequences in sequences()) {
-            matches_slow(&layout, &sequences, Fit::First);
+        fn bins_match_slow(layout in layouts(1..200), sequences in sequences(1..600)) {
+            matches_slow(&layout, &sequences);
         }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(16))]
 
         #[test]
-        fn best_fit_matches_slow(layout in layouts(), sequences in sequences()) {
-            matches_slow(&layout, &sequences, Fit::Best);
+        fn many_bins_match_slow(layout in layouts(500..800), sequences in sequences(1000..1500)) {
+            matches_slow(&layout, &sequences);
         }
     }
 
     /// What choosing looks at for each of `sequences`, on average.
-    fn looks_each(cells: usize, num_bins: usize, fit: Fit, sequences: &[Vec<usize>]) -> usize {
-        let features = sequences[0].len();
-        let (capacities, alignments) = (vec![cells; features], vec![1; features]);
-        let layout = Layout { capacities, alignments, num_bins, max_sequences: None };
-        let mut bins = Bins::new(layout, fit).unwrap();
+    fn looks_each(mut bins: Bins, sequences: &[Vec<usize>]) -> usize {
         looks::take();
         for lengths in sequences {
             let bin = bins.choose(lengths).unwrap_or_else(|| {
@@ -337,6 +353,18 @@ mod tests {
         (cells, narrow.chain(wide).chain((0..half).map(|_| vec![1, 10])).collect())
     }
 
+    /// Half of the bins lack room in one of three features for what goes to the other half.
+    fn narrow(num_bins: usize) -> (usize, Vec<Vec<usize>>) {
+        let cells = 4 * num_bins;
+        let half = num_bins / 2;
+        let narrow = scrambled(half).map(|step| {
+            let mut lengths = vec![cells / 2 - step; 3];
+            lengths[step % 3] = cells - 1 - step % 8;
+            lengths
+        });
+        (cells, narrow.chain((0..half).map(|_| vec![10; 3])).collect())
+    }
+
     /// Three features of independent lengths, most of them short.
     fn documents(num_bins: usize) -> (usize, Vec<Vec<usize>>) {
         let cells = 1 << 11;
@@ -348,13 +376,20 @@ mod tests {
 
     #[test]
     fn looks_grow_with_the_logarithm_of_the_bins() {
-        for workload in [staircase, strip, documents] {
-            for fit in [Fit::First, Fit::Best] {
-                for num_bins in [1 << 8, 1 << 11, 1 << 14] {
-                    let (cells, sequences) = workload(num_bins);
-                    let looks = looks_each(cells, num_bins, fit, &sequences);
-                    let most = 5 * num_bins.ilog2() as usize;
-                    assert!(looks <= most, "{fit:?}, {num_bins} bins: {looks} looks each");
+        for workload in [staircase, strip, narrow, documents] {
+            for num_bins in [1 << 8, 1 << 11, 1 << 14] {
+                let (cells, sequences) = workload(num_bins);
+                let features = sequences[0].len();
+                let (capacities, alignments) = (vec![cells; features], vec![1; features]);
+                let layout = Layout { capacities, alignments, num_bins, max_sequences: None };
+                for (name, arrange) in [("rows", in_rows as Arrange), ("trees", in_trees)] {
+                    for fit in [Fit::First, Fit::Best] {
+                        let bins = Bins::arranged_by(arrange, layout.clone(), fit).unwrap();
+                        let looks = looks_each(bins, &sequences);
+                        let most = 5 * num_bins.ilog2() as usize;
+                        let case = format!("{name}, {fit:?}, {num_bins} bins");
+                        assert!(looks <= most, "{case}: {looks} looks each");
+                    }
                 }
             }
         }

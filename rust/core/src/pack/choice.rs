@@ -5,8 +5,15 @@ use std::fmt::Debug;
 use crate::pack::best_fit::BestFit;
 use crate::pack::bins::{Fit, cell_count};
 use crate::pack::first_fit::FirstFit;
+use crate::pack::room_rows::RoomRows;
 use crate::pack::room_trie::RoomTrie;
 use crate::pack::staircase::FirstFitOfTwo;
+
+/// The most bins that are compared many at once, at 64 looks, when they differ by feature.
+///
+/// That is quicker than trees, and no lengths make it slower; it grows with the bins, though,
+/// and trees do not.
+const MOST_BINS_IN_ROWS: usize = 1 << 14;
 
 /// Bins by the room they have, arranged for one fit.
 pub(crate) trait Rooms: Debug + Send + Sync {
@@ -22,6 +29,9 @@ pub(crate) trait Rooms: Debug + Send + Sync {
     fn update(&mut self, bin: usize, room: &[i64]);
 }
 
+/// Arranges bins with these capacities by feature, so many, for a fit.
+pub(crate) type Arrange = fn(&[usize], usize, Fit) -> Box<dyn Rooms>;
+
 /// The bins of a batch.
 ///
 /// As long as every bin has the same room in all features, which takes features of the same
@@ -33,19 +43,22 @@ pub(crate) struct Choice {
     fit: Fit,
     one: Box<dyn Rooms>,
     several: Option<Box<dyn Rooms>>,
+    arrange: Arrange,
     /// Whether every bin has the same room in all features.
     alike: bool,
 }
 
 impl Choice {
-    pub(crate) fn new(capacities: &[usize], num_bins: usize, fit: Fit) -> Self {
+    /// `arrange` is for features that differ; see [`arranged`].
+    pub(crate) fn new(capacities: &[usize], num_bins: usize, fit: Fit, arrange: Arrange) -> Self {
         let capacity = cell_count(capacities[0]);
         let one: Box<dyn Rooms> = match fit {
             Fit::First => Box::new(FirstFit::new(capacity, num_bins)),
             Fit::Best => Box::new(BestFit::new(capacity, num_bins)),
         };
         let capacities = capacities.to_vec();
-        let mut fresh = Self { capacities, num_bins, fit, one, several: None, alike: true };
+        let (several, alike) = (None, true);
+        let mut fresh = Self { capacities, num_bins, fit, one, several, arrange, alike };
         fresh.clear();
         fresh
     }
@@ -84,14 +97,27 @@ impl Choice {
     /// Goes over to the structure for several features, with empty bins.
     fn part(&mut self) -> &mut Box<dyn Rooms> {
         self.alike = false;
-        let several =
-            self.several.get_or_insert_with(|| several(&self.capacities, self.num_bins, self.fit));
+        let arranged = || (self.arrange)(&self.capacities, self.num_bins, self.fit);
+        let several = self.several.get_or_insert_with(arranged);
         several.clear();
         several
     }
 }
 
-fn several(capacities: &[usize], num_bins: usize, fit: Fit) -> Box<dyn Rooms> {
+/// Bins with several features in the way that is quicker for so many.
+pub(crate) fn arranged(capacities: &[usize], num_bins: usize, fit: Fit) -> Box<dyn Rooms> {
+    if num_bins <= MOST_BINS_IN_ROWS {
+        in_rows(capacities, num_bins, fit)
+    } else {
+        in_trees(capacities, num_bins, fit)
+    }
+}
+
+pub(crate) fn in_rows(capacities: &[usize], num_bins: usize, fit: Fit) -> Box<dyn Rooms> {
+    Box::new(RoomRows::new(capacities, num_bins, fit))
+}
+
+pub(crate) fn in_trees(capacities: &[usize], num_bins: usize, fit: Fit) -> Box<dyn Rooms> {
     let fullest_first = fit == Fit::Best;
     match (capacities.len(), fit) {
         (2, Fit::First) => {
@@ -106,4 +132,8 @@ fn several(capacities: &[usize], num_bins: usize, fit: Fit) -> Box<dyn Rooms> {
 
 fn all_same<T: PartialEq>(cells: &[T]) -> bool {
     cells.iter().all(|other| *other == cells[0])
+}
+
+pub(crate) fn total(cells: impl Iterator<Item = usize>) -> usize {
+    cells.fold(0, usize::saturating_add)
 }

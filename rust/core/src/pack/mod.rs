@@ -9,6 +9,7 @@ mod choice;
 mod column;
 mod concat_split;
 mod first_fit;
+mod room_rows;
 mod room_trie;
 mod staircase;
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use crate::pack::choice::Rooms;
+use crate::pack::choice::{Rooms, total};
 
 /// The most bins of a leaf, where they are looked at one by one.
 const LEAF_BINS: usize = 32;
@@ -303,8 +303,4 @@ impl<C: Cells> Bounds<C> {
         };
         self.first == bin.rank || bin.room.as_ref().iter().any(at_bound)
     }
-}
-
-fn total(cells: impl Iterator<Item = usize>) -> usize {
-    cells.fold(0, usize::saturating_add)
 }
