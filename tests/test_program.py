@@ -47,10 +47,10 @@ def test_parts_have_the_elements_of_the_whole(name):
         start = chance.randrange(len(dataset) - count + 1)
         whole = program.run(start, count)
         assert whole.failure is None
-        run, at, made = program.in_parts(start, count), start, []
+        parts, at, made = program.in_parts(start, count), start, []
         while at < start + count:
             part_len = chance.randint(1, min(7, start + count - at))
-            part = run(at, part_len)
+            part = parts.run(at, part_len)
             assert part.failure is None
             made += part.elements
             at += part_len

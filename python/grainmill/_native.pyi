@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, final
 
@@ -31,6 +31,7 @@ __all__ = [
     "derived_seed",
     "dicts_of",
     "end_with",
+    "fill_rows",
     "index_shuffle",
     "philox_key",
     "scalars_to_rows",
@@ -158,6 +159,14 @@ def slot_of(array: Any) -> tuple[Slot, int] | None: ...
 def copied_bytes() -> int: ...
 def end_with(parent: int) -> bool: ...
 def copy_rows(array: NDArray[Any], elements: list[Any], at: int, *, hot: bool) -> int: ...
+def fill_rows(
+    files: RecordFiles,
+    indices: NDArray[np.int64],
+    part_len: int,
+    make: Callable[[list[Any]], tuple[list[Any], BaseException | None]],
+    array: NDArray[Any],
+    at: int,
+) -> tuple[int, Any]: ...
 def scalars_to_rows(elements: list[Any]) -> NDArray[Any] | None: ...
 
 @final

@@ -18,8 +18,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate.fuse import Evaluated
-from grainmill._evaluate.leaves import BLOCK_BYTES, block_len
-from grainmill._evaluate.rows import StackedRows, batched
+from grainmill._evaluate.rows import BLOCK_BYTES, StackedRows, batched, block_len
 from grainmill._evaluate.thread_count import ThreadCount
 
 if TYPE_CHECKING:

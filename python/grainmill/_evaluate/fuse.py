@@ -56,7 +56,7 @@ class Fused:
         self._functions = [step.function for step in steps]
         self._generators = [step.generators for step in steps if step.kind == "random"]
 
-    def __call__(self, elements: Iterable[Any], columns: Sequence[Sequence[int]]) -> Evaluated:
+    def __call__(self, elements: Iterable[Any], columns: Sequence[Sequence[int]] = ()) -> Evaluated:
         """Applies the steps to each of `elements`.
 
         Args:

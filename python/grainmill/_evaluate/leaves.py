@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from grainmill._evaluate.fuse import Evaluated, Step
-from grainmill._evaluate.stack import BatchBuilder, shared_arena
+from grainmill._evaluate.rows import StackedRows, batched, block_len
+from grainmill._evaluate.stack import shared_arena, stack
 from grainmill._evaluate.storage import StorageWatch
+from grainmill._native import fill_rows
 
 if TYPE_CHECKING:
     from grainmill._evaluate.program import Program
@@ -18,9 +21,6 @@ if TYPE_CHECKING:
     from grainmill._plan import random_access as plan
 
 Indices: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
-
-# What a block of records may hold and still be in a core's cache when its rows are copied.
-BLOCK_BYTES = 480 << 10
 
 
 class Leaf(abc.ABC):
@@ -50,6 +50,10 @@ class Leaf(abc.ABC):
     def read(self, index: Indices) -> Evaluated:
         """The elements at `index`, now."""
         return self.finish(self.start(index))
+
+    def filler(self) -> Callable[..., tuple[int, Evaluated | None]] | None:
+        """`fill_rows` of the engine, where it has what stands here, without its first argument."""
+        return None
 
     def first_step(self) -> Step | None:
         """A step that reads one element, where elements are better made inside the loop."""
@@ -103,6 +107,11 @@ class FilesLeaf(Leaf):
         if self._storage.is_due():
             return self._storage.watched(lambda: self._read(index), len(index))
         return self._read(index)
+
+    def filler(self) -> Callable[..., tuple[int, Evaluated | None]]:
+        """See `Leaf.filler`; nothing is watched in there, so the next block is."""
+        self._storage.look_next()
+        return functools.partial(fill_rows, self._files)
 
     def _read(self, index: Indices, pending: PendingRead | None = None) -> Evaluated:
         """A record that can not be read does not hide those before it."""
@@ -186,37 +195,28 @@ class BatchLeaf(Leaf):
         return Evaluated(batches, None)
 
     def _batch(self, start: int, stop: int) -> Any:
+        count = stop - start
         if self._node.batch_fn is not None:
-            return self._node.batch_fn(list(self._elements(start, stop)))
-        numbers = self._parent.numbers(start, stop - start)
+            return self._node.batch_fn(self._elements(start, stop))
+        numbers = self._parent.numbers(start, count)
         if numbers is not None:
             return numbers
-        builder = BatchBuilder(stop - start, shared_arena())
-        for elements in self._parts(start, stop):
-            builder.push(elements)
-            del elements
-        return builder.finish()
+        made = batched(self._parent, start, count)
+        return made.batch if isinstance(made, StackedRows) else stack(_all_of(made), shared_arena())
 
-    def _elements(self, start: int, stop: int) -> Iterable[Any]:
-        for part in self._parts(start, stop):
-            yield from part
-
-    def _parts(self, start: int, stop: int) -> Iterable[list[Any]]:
+    def _elements(self, start: int, stop: int) -> list[Any]:
+        elements: list[Any] = []
         size = block_len(self._parent.mean_byte_len, stop - start)
-        run = self._parent.in_parts(start, stop - start)
+        parts = self._parent.in_parts(start, stop - start)
         for at in range(start, stop, size):
-            elements, failure = run(at, min(size, stop - at))
-            if failure is not None:
-                raise failure
-            yield elements
-            del elements  # its memory is free for the next elements, still in cache
+            elements += _all_of(parts.run(at, min(size, stop - at)))
+        return elements
 
 
-def block_len(mean_byte_len: float, at_most: int, block_bytes: int = BLOCK_BYTES) -> int:
-    """Elements in a block of about `block_bytes`, 1 to `at_most`."""
-    if mean_byte_len <= 0:
-        return max(1, at_most)
-    return max(1, min(at_most, int(block_bytes / mean_byte_len)))
+def _all_of(made: Evaluated) -> list[Any]:
+    if made.failure is not None:
+        raise made.failure
+    return made.elements
 
 
 class FlatMapLeaf(Leaf):

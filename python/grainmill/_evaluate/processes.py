@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from grainmill._evaluate.ahead import Blocks, Pace
 from grainmill._evaluate.fuse import Evaluated
-from grainmill._evaluate.leaves import block_len
 from grainmill._evaluate.make_job import MakeJob
-from grainmill._evaluate.rows import StackedRows
+from grainmill._evaluate.rows import StackedRows, block_len
 from grainmill._workers.crew import ForkRefusedError, spawn_from_now_on
 from grainmill._workers.pool import Limits, Pool
 

@@ -70,27 +70,11 @@ class Program:
 
     def run(self, start: int, count: int) -> Evaluated:
         """The elements at `start, ..., start + count - 1`."""
-        return self._run_range(self._resolver.resolve_range(start, count), start, count)
+        return self.in_parts(start, count).run(start, count)
 
-    def in_parts(self, start: int, count: int) -> Callable[[int, int], Evaluated]:
-        """A function that has `run`'s elements from any position on, any number of them.
-
-        Where they are is looked up for all `count` at once.
-        """
-        columns = self._resolver.resolve_range(start, count)
-
-        def run(at: int, part_len: int) -> Evaluated:
-            part = _part(columns, at - start, at - start + part_len)
-            return self._run_range(part, at, part_len)
-
-        return run
-
-    def _run_range(self, columns: Columns, start: int, count: int) -> Evaluated:
-        if self._mark is None:
-            return self._evaluate(columns, count, None)
-        self._mark(start)
-        marked = functools.partial(_marked, self._mark, start)
-        return _run(self._chain, columns, None, count, marked)[1]
+    def in_parts(self, start: int, count: int) -> Parts:
+        """The elements of `run`, of which each part is made when asked for."""
+        return Parts(self._chain, self._resolver.resolve_range(start, count), start, self._mark)
 
     def run_at(self, index: Indices) -> Evaluated:
         """The elements at `index`."""
@@ -120,6 +104,67 @@ class Program:
 
     def _evaluate(self, columns: Columns, count: int, started: dict[int, Any] | None) -> Evaluated:
         return _run(self._chain, columns, started, count)[1]
+
+
+class Parts:
+    """Consecutive elements, made part by part; where they are is known for all of them."""
+
+    def __init__(
+        self, chain: Chain, columns: Columns, start: int, mark: Callable[[int], None] | None
+    ) -> None:
+        self._chain = chain
+        self._columns = columns
+        self._start = start
+        self._mark = mark
+
+    def run(self, at: int, count: int) -> Evaluated:
+        """The elements at `at, ..., at + count - 1`."""
+        columns = _part(self._columns, at - self._start, at - self._start + count)
+        if self._mark is None:
+            return _run(self._chain, columns, None, count)[1]
+        self._mark(at)
+        marked = functools.partial(_marked, self._mark, at)
+        return _run(self._chain, columns, None, count, marked)[1]
+
+    def fill(
+        self, rows: np.ndarray[Any, Any], at: int, stop: int, part_len: int
+    ) -> tuple[int, Evaluated | None]:
+        """Makes elements from `at` up to `stop` the rows from `at` on, counted from the start.
+
+        So many are made at once as are in a part. This ends early where that is not possible:
+        `run` can tell why.
+
+        Returns:
+            How many rows were filled, and elements after them that have been made already.
+        """
+        chain, first = self._chain, at - self._start
+        if not isinstance(chain.below[0], int) or _reads_in_loop(chain):
+            return 0, None
+        number, leaf = chain.below
+        fill = leaf.filler()
+        if fill is None:
+            return 0, None
+        make: Callable[[list[Any]], Evaluated] = chain.fused.__call__
+        if self._mark is not None or chain.index_columns:
+            make = self._maker(at)
+        index = self._columns[number][1][first : stop - self._start]
+        return fill(index, part_len, make, rows, first)
+
+    def _maker(self, at: int) -> Callable[[list[Any]], Evaluated]:
+        """What makes the elements from `at` on of one list of records after the other."""
+
+        def make(records: list[Any]) -> Evaluated:
+            nonlocal at
+            first, stop = at - self._start, at - self._start + len(records)
+            steps = [self._columns[i][1][first:stop].tolist() for i in self._chain.index_columns]
+            marked = records if self._mark is None else _marked(self._mark, at, records)
+            made = self._chain.fused(marked, steps)
+            at += len(records)
+            if self._mark is not None:
+                self._mark(at)
+            return made
+
+        return make
 
 
 def _part(columns: Columns, begin: int, end: int) -> Columns:

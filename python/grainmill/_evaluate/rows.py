@@ -7,12 +7,22 @@ from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate.fuse import Evaluated
-from grainmill._evaluate.leaves import block_len
 from grainmill._evaluate.stack import BatchBuilder, shared_arena
 from grainmill._evaluate.tree import flatten
 
 if TYPE_CHECKING:
     from grainmill._evaluate.program import Program
+
+
+# What a block of records may hold and still be in a core's cache when its rows are copied.
+BLOCK_BYTES = 480 << 10
+
+
+def block_len(mean_byte_len: float, at_most: int, block_bytes: int = BLOCK_BYTES) -> int:
+    """Elements in a block of about `block_bytes`, 1 to `at_most`."""
+    if mean_byte_len <= 0:
+        return max(1, at_most)
+    return max(1, min(at_most, int(block_bytes / mean_byte_len)))
 
 
 class StackedRows:
@@ -50,9 +60,10 @@ def batched(program: Program, start: int, count: int) -> StackedRows | Evaluated
     # How large elements are may show only in the first. Rows are copied while in cache.
     size = block_len(program.row_byte_len, count) if program.row_byte_len else 1
     at, stop = start, start + count
-    run = program.in_parts(start, count)
+    parts = program.in_parts(start, count)
+    rest: Evaluated | None = None
     while at < stop:
-        made, failure = run(at, min(size, stop - at))
+        made, failure = rest or parts.run(at, min(size, stop - at))
         if failure is not None or any(map(is_, made, repeat(None))):
             before = _unstacked(program, builder, start, at)
             return _joined(before, Evaluated(made, failure))
@@ -60,11 +71,17 @@ def batched(program: Program, start: int, count: int) -> StackedRows | Evaluated
             builder.push(made)
         except ValueError:
             return _joined(program.run(start, at - start), Evaluated(made, failure))
-        if at == start:
+        is_first = at == start
+        at += len(made)
+        rest = None
+        del made  # its memory is free for the next elements, still in cache
+        if is_first:
             program.row_byte_len = max(1.0, program.mean_byte_len, builder.row_byte_len)
             size = block_len(program.row_byte_len, count)
-        at += len(made)
-        del made  # its memory is free for the next elements, still in cache
+            if builder.rows is not None:
+                filled, rest = parts.fill(builder.rows, at, stop, size)
+                builder.add_filled(filled)
+                at += filled
     try:
         batch = builder.finish()
     except ValueError:

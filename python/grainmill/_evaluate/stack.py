@@ -82,6 +82,16 @@ class BatchBuilder:
         self._num_elements = total
 
     @property
+    def rows(self) -> np.ndarray[Any, Any] | None:
+        """What elements are rows of, if all so far are arrays; room for those to come."""
+        rows = self._column.rows if isinstance(self._column, _LeafColumn) else None
+        return None if rows is None or len(rows) < self._batch_size else rows
+
+    def add_filled(self, num_rows: int) -> None:
+        """Takes note that the next elements are in `rows` already."""
+        self._num_elements += num_rows
+
+    @property
     def row_byte_len(self) -> int:
         """Bytes that the arrays of one element take; 0 before the first."""
         return 0 if self._column is None else self._column.row_byte_len
@@ -272,47 +282,47 @@ class _LeafColumn:
         self._batch_size = batch_size
         self._arena = arena
         self._path = path
-        self._rows: np.ndarray[Any, Any] | None = None
+        self.rows: np.ndarray[Any, Any] | None = None
         self._pending: list[Any] = []
         self.is_exact = True
 
     @property
     def row_byte_len(self) -> int:
-        return 0 if self._rows is None else self._rows.nbytes // max(1, len(self._rows))
+        return 0 if self.rows is None else self.rows.nbytes // max(1, len(self.rows))
 
     def push(self, values: list[Any], at: int) -> None:
         if at == 0:
             self._begin(values)
-        if self._rows is None:
+        if self.rows is None:
             self._pending.extend(values)
             return
-        if at + len(values) > len(self._rows):
+        if at + len(values) > len(self.rows):
             self._grow(at + len(values))
         # Part of a batch has just been made; all of it at once is more than a cache holds.
         hot = len(values) < self._batch_size
-        num_copied = copy_rows(self._rows, values, at, hot=hot)
+        num_copied = copy_rows(self.rows, values, at, hot=hot)
         if num_copied < len(values):
             self._push_unlike(values[num_copied:], at + num_copied)
 
     def finish(self, num_rows: int) -> Any:
-        if self._rows is None:
+        if self.rows is None:
             batch, self.is_exact = _stacked(self._pending, self._path)
             return batch
-        return self._rows if len(self._rows) == num_rows else self._rows[:num_rows]
+        return self.rows if len(self.rows) == num_rows else self.rows[:num_rows]
 
     def _begin(self, values: list[Any]) -> None:
         first = _as_array(values[0])
         if type(first) is np.ndarray and _stacks_as_it_is(first.dtype):
             affordable = max(len(values), _RESERVED_BYTES // max(1, first.nbytes))
             shape = (min(self._batch_size, affordable), *first.shape)
-            self._rows = self._array(shape, first.dtype)
+            self.rows = self._array(shape, first.dtype)
 
     def _grow(self, num_rows: int) -> None:
-        rows = self._rows
+        rows = self.rows
         if rows is not None:
             grown = min(self._batch_size, max(num_rows, 2 * len(rows)))
-            self._rows = self._array((grown, *rows.shape[1:]), rows.dtype)
-            self._rows[: len(rows)] = rows
+            self.rows = self._array((grown, *rows.shape[1:]), rows.dtype)
+            self.rows[: len(rows)] = rows
 
     def _array(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
         if shape[0] * int(np.prod(shape[1:])) * dtype.itemsize < _SLOT_BYTES:
@@ -321,7 +331,7 @@ class _LeafColumn:
 
     def _push_unlike(self, values: list[Any], at: int) -> None:
         """Adds values whose first is no array of the rows' dtype and shape."""
-        rows = self._rows
+        rows = self.rows
         if rows is None:
             raise AssertionError("a column without rows compares nothing")
         arrays = [_as_array(value) for value in values]
@@ -333,7 +343,7 @@ class _LeafColumn:
                 raise _UnlikeError(self._path, at + num_copied, *described)
             # Same shape, other dtype: NumPy finds the dtype they share once all are there.
             self._pending = [*rows[: at + num_copied], *arrays[num_copied:]]
-            self._rows = None
+            self.rows = None
 
 
 def _as_array(leaf: Any) -> Any:

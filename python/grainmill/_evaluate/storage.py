@@ -46,6 +46,10 @@ class StorageWatch:
         self._blocks += 1
         return self._blocks % _BLOCKS_UNTIL_COUNT == 0
 
+    def look_next(self) -> None:
+        """Makes the next block due, however few there were."""
+        self._blocks = -1
+
     def watched(self, read: Callable[[], _Read], num_records: int) -> _Read:
         """What `read` returns; the sleeps of this thread meanwhile are counted."""
         before = _sleeps()

@@ -83,7 +83,17 @@ fn copy_rows<'py>(
     at: usize,
     hot: bool,
 ) -> PyResult<usize> {
-    let warmth = if hot { Warmth::Hot } else { Warmth::Cold };
+    copy_list(py, array, &elements, at, if hot { Warmth::Hot } else { Warmth::Cold })
+}
+
+/// See `copy_rows`.
+pub(crate) fn copy_list<'py>(
+    py: Python<'py>,
+    array: Bound<'py, PyUntypedArray>,
+    elements: &Bound<'py, PyList>,
+    at: usize,
+    warmth: Warmth,
+) -> PyResult<usize> {
     let mut rows = RowBytes::of(array, at)?;
     // The list may change while the copy runs without the interpreter lock: own its elements.
     let elements = elements.to_tuple();
@@ -101,7 +111,7 @@ fn copy_rows<'py>(
         }
     }
     num_copied += copy_bytes(py, &mut rows, num_copied, &mut alike, warmth);
-    if hot {
+    if warmth == Warmth::Hot {
         // As many rows are likely to follow, once their records are read.
         let num_next = num_copied.min(rows.num_rows - num_copied);
         warm::expect_writes(rows.bytes_mut(num_copied, num_next));

@@ -8,6 +8,7 @@ mod batch;
 mod bytes_slot;
 mod cells;
 mod error;
+mod fill;
 mod order;
 mod pack;
 mod record_writer;
@@ -22,6 +23,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     records::register(module)?;
     record_writer::register(module)?;
     batch::register(module)?;
+    fill::register(module)?;
     shared::register(module)?;
     pack::register(module)
 }

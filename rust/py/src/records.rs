@@ -80,14 +80,12 @@ impl PyRecordFiles {
         py: Python<'py>,
         indices: PyReadonlyArray1<'py, i64>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let (plan, made, slots) = self.prepare(py, positions(&indices)?)?;
-        let records = py.detach(|| pipeline::read(&self.0, plan, slots)).map_err(Raised::from)?;
-        list(py, &records, made)
+        self.read_at(py, &positions(&indices)?)
     }
 
     /// Reads the record at `index`.
     fn read_one<'py>(&self, py: Python<'py>, index: i64) -> PyResult<Bound<'py, PyBytes>> {
-        let (plan, mut made, slots) = self.prepare(py, vec![position(index)?])?;
+        let (plan, mut made, slots) = self.prepare(py, &[position(index)?])?;
         let records = py.detach(|| pipeline::read(&self.0, plan, slots)).map_err(Raised::from)?;
         object(py, records.iter_unslotted().next().flatten(), made.pop().flatten())
     }
@@ -99,23 +97,34 @@ impl PyRecordFiles {
         indices: PyReadonlyArray1<'py, i64>,
     ) -> PyResult<PyPendingRead> {
         bury();
-        let (plan, made, slots) = self.prepare(py, positions(&indices)?)?;
+        let (plan, made, slots) = self.prepare(py, &positions(&indices)?)?;
         let pending = py.detach(|| pipeline::start(&self.0, plan, slots));
         Ok(PyPendingRead(Mutex::new(Some(InFlight { pending, made }))))
     }
 }
 
 impl PyRecordFiles {
+    /// The records at `positions`, in that order.
+    pub(crate) fn read_at<'py>(
+        &self,
+        py: Python<'py>,
+        positions: &[u64],
+    ) -> PyResult<Bound<'py, PyList>> {
+        let (plan, made, slots) = self.prepare(py, positions)?;
+        let records = py.detach(|| pipeline::read(&self.0, plan, slots)).map_err(Raised::from)?;
+        list(py, &records, made)
+    }
+
     /// A plan for `positions`, and `bytes` for those records whose length is known.
     fn prepare(
         &self,
         py: Python<'_>,
-        positions: Vec<u64>,
+        positions: &[u64],
     ) -> PyResult<(Plan, Made, Vec<Option<Slot>>)> {
         let files = &self.0;
         let (plan, lens) = py
             .detach(|| {
-                let plan = files.plan(&positions)?;
+                let plan = files.plan(positions)?;
                 let lens = files.predicted_lens(&plan);
                 Ok((plan, lens))
             })
@@ -175,7 +184,7 @@ fn bury() {
     drop(done);
 }
 
-fn positions(indices: &PyReadonlyArray1<'_, i64>) -> PyResult<Vec<u64>> {
+pub(crate) fn positions(indices: &PyReadonlyArray1<'_, i64>) -> PyResult<Vec<u64>> {
     indices.as_array().iter().map(|&index| position(index)).collect()
 }
 

@@ -1,0 +1,169 @@
+"""Batches filled by the engine's loop over records have what single elements have."""
+
+import random
+
+import numpy as np
+import pytest
+
+import grainmill as grain
+from grainmill import MapDataset
+from grainmill._evaluate.program import Program
+from grainmill.array_record import ArrayRecordWriter
+from grainmill.sources import ArrayRecordDataSource
+
+NUM_RECORDS = 150
+RECORD_LEN = 20_000
+ODD = 97
+
+
+class OddError(Exception):
+    pass
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("records")
+    for name in ("whole", "damaged"):
+        with ArrayRecordWriter(str(folder / name), "group_size:1,uncompressed") as writer:
+            for number in range(NUM_RECORDS):
+                writer.write(bytes([number]) * RECORD_LEN)
+    content = bytearray((folder / "damaged").read_bytes())
+    content[content.index(bytes([ODD]) * 100) + 50] ^= 1
+    (folder / "damaged").write_bytes(content)
+    return folder
+
+
+def as_array(record):
+    return np.frombuffer(record, np.uint8)
+
+
+def noisy(array, rng):
+    return array + rng.integers(0, 100, dtype=np.uint8)
+
+
+def unless_odd(otherwise):
+    return lambda array: otherwise(array) if array[0] == ODD else array
+
+
+def fails(array):
+    raise OddError(f"{array[0]} is odd")
+
+
+MAPS = {
+    "arrays": lambda arrays: arrays,
+    "random map": lambda arrays: arrays.seed(3).random_map(noisy),
+    "map with index": lambda arrays: arrays.map_with_index(lambda i, array: array + np.uint8(i)),
+    "filter": lambda arrays: arrays.filter(lambda array: array[0] != ODD),
+    "failure": lambda arrays: arrays.map(unless_odd(fails)),
+    "other shape": lambda arrays: arrays.map(unless_odd(lambda array: array[1:])),
+    "other dtype": lambda arrays: arrays.map(unless_odd(lambda array: array.astype(np.int16))),
+    "other layout": lambda arrays: arrays.map(lambda array: np.repeat(array, 2)[::2]),
+    "not an array": lambda arrays: arrays.map(unless_odd(lambda array: array.tolist())),
+}
+
+
+def dataset(folder, name, file="whole", first=as_array):
+    source = ArrayRecordDataSource(str(folder / file))
+    return MAPS[name](MapDataset.source(source).shuffle(seed=1).map(first)).repeat(2)
+
+
+@pytest.mark.parametrize("file", ["whole", "damaged"])
+@pytest.mark.parametrize("name", MAPS)
+def test_filled_rows_are_the_elements(folder, name, file):
+    program = Program(dataset(folder, name, file)._node)
+    chance = random.Random(name)
+    filled_most = 0
+    for _ in range(30):
+        count = chance.randrange(1, NUM_RECORDS)
+        start = chance.randrange(2 * NUM_RECORDS - count)
+        at = start + chance.randrange(count)
+        rows = np.zeros((count, RECORD_LEN), np.uint8)
+        parts = program.in_parts(start, count)
+        filled, rest = parts.fill(rows, at, start + count, chance.randint(1, 9))
+        filled_most = max(filled_most, filled)
+        whole = program.run(at, start + count - at)
+        made = list(rows[at - start : at - start + filled]) + (rest.elements if rest else [])
+        np.testing.assert_equal(made, whole.elements[: len(made)])
+        failure = rest.failure if rest else None
+        if failure is not None:
+            assert (type(failure), str(failure)) == (type(whole.failure), str(whole.failure))
+        assert rest or at + filled == start + count or whole.failure is not None
+    assert filled_most > 20
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_each_element_is_told_of_before_it_is_made(folder, name):
+    marked, made_at = [], []
+
+    def watched(record):
+        made_at.append(marked[-1])
+        return as_array(record)
+
+    program = Program(dataset(folder, name, first=watched)._node)
+    program.report(marked.append)
+    rows = np.zeros((100, RECORD_LEN), np.uint8)
+    filled, _ = program.in_parts(20, 100).fill(rows, 5 + 20, 120, 4)
+    assert 0 < filled <= len(made_at)
+    assert made_at == list(range(25, 25 + len(made_at)))
+
+
+def ways(folder, name, file):
+    elements = dataset(folder, name, file)
+    yield elements.to_iter_dataset(grain.ReadOptions(num_threads=0)).batch(32)
+    yield elements.to_iter_dataset(grain.ReadOptions(num_threads=16)).batch(32)
+    if name != "filter":
+        yield elements.batch(32).to_iter_dataset(grain.ReadOptions(num_threads=0))
+        yield elements.batch(32).to_iter_dataset(grain.ReadOptions(num_threads=16))
+
+
+def drained(batches):
+    made = []
+    try:
+        made.extend(batches)
+    except Exception as failure:
+        return made, failure
+    return made, None
+
+
+@pytest.mark.parametrize("file", ["whole", "damaged"])
+@pytest.mark.parametrize("name", MAPS)
+def test_batches_are_those_of_single_elements(folder, name, file):
+    singles = dataset(folder, name, file)
+    expected, group, failed = [], [], False
+    for position in range(len(singles)):
+        try:
+            element = singles[position]
+        except Exception:
+            failed = True
+            break
+        if element is not None:
+            group.append(element)
+        if len(group) == 32 or position + 1 == len(singles):
+            failed = any(np.shape(one) != group[0].shape or type(one) is list for one in group)
+            if failed:
+                break
+            expected.append(np.stack(group))
+            group = []
+    for way in ways(folder, name, file):
+        made, failure = drained(way)
+        assert (failure is not None) == failed
+        assert len(made) == len(expected)
+        for batch, wanted in zip(made, expected, strict=True):
+            np.testing.assert_array_equal(batch, wanted)
+            assert batch.dtype == wanted.dtype
+
+
+@pytest.mark.parametrize("name", ["arrays", "random map", "filter"])
+def test_functions_are_called_once_for_each_element(folder, name):
+    calls = []
+
+    def counting(array):
+        calls.append(int(array[0]))
+        return array
+
+    source = ArrayRecordDataSource(str(folder / "whole"))
+    arrays = MapDataset.source(source).map(as_array).map(counting)
+    options = grain.ReadOptions(num_threads=0)
+    batches = MAPS[name](arrays).to_iter_dataset(options).batch(32)
+    assert sum(len(batch) for batch in batches) == NUM_RECORDS - (name == "filter")
+    assert calls == list(range(NUM_RECORDS))
