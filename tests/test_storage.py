@@ -113,8 +113,10 @@ def test_pipelines_read_files_by_blocks_in_the_engine(tmp_path, monkeypatch):
         pytest.fail("asked for single records or lists of them")
 
     monkeypatch.setattr(ArrayRecordDataSource, "__getitems__", unused)
+    before = set(threading.enumerate())
     assert list(MapDataset.source(source)) == [b"%d" % number for number in range(100)]
-    assert not any(thread.name.startswith("grain-prefetch") for thread in threading.enumerate())
+    started = set(threading.enumerate()) - before
+    assert not any(thread.name.startswith("grain-prefetch") for thread in started)
 
 
 def test_sources_that_change_records_keep_their_say(tmp_path):

@@ -77,9 +77,11 @@ class Blocks(abc.ABC):
 
     def _makes_whole_batches(self, pace: Pace) -> bool:
         """Whether a block may be a whole batch: not where other threads might help with it."""
-        if not self.batch_size or pace.element_s is None or self._program.waits_for_storage:
+        if not self.batch_size or pace.element_s is None:
             return False
-        return pace.element_s * self.batch_size <= _WHOLE_BATCH_S
+        if pace.element_s * self.batch_size > _WHOLE_BATCH_S:
+            return False
+        return not self._program.waits_for_storage
 
     def start(self) -> None:  # noqa: B027 - there may be nothing to begin
         """Begins to make elements ahead."""
@@ -226,15 +228,17 @@ class ThreadBlocks(Blocks):
         if not self._tasks:
             return Evaluated([], None)
         task = self._tasks[0]
-        began = time.perf_counter()
-        task.done.acquire()
-        waited_s = time.perf_counter() - began
+        waited_s = 0.0
+        if not task.done.acquire(blocking=False):
+            began = time.perf_counter()
+            task.done.acquire()
+            waited_s = time.perf_counter() - began
         self._tasks.popleft()
         made = task.made
         self._pace.record(task.count, task.elapsed_s)
         self._thread_count.record(task.count, waited_s, task.cpu_s)
         if isinstance(made, StackedRows):
-            self.position += len(made)
+            self.position += made.count
             return made
         self.position += len(made.elements)
         if made.failure is not None or len(made.elements) < task.count:
@@ -242,25 +246,27 @@ class ThreadBlocks(Blocks):
         return made
 
     def _hand_out(self, limit: int) -> None:
-        demanded = min(limit, self._byte_most) if limit > self._pace.most else 0
-        block = max(self._pace.count, demanded if self._pace.count == self._pace.most else 0)
-        bound = max(self._at_most, 2 * demanded)
+        active = self._thread_count.active
         whole = self._makes_whole_batches(self._pace)
-        while len(self._tasks) <= self._thread_count.active or not self._tasks:
-            missing = self._until_batch(self._handed_out)
-            count = self.batch_size if whole and not missing else min(block, missing or block)
-            count = min(count, self._length - self._handed_out)
-            ahead = self._handed_out + count - self.position
-            if count <= 0 or (self._tasks and ahead > (2 * self.batch_size if whole else bound)):
-                return
+        if whole:
+            block, bound = self.batch_size, 2 * self.batch_size
+        else:
+            demanded = min(limit, self._byte_most) if limit > self._pace.most else 0
+            block = max(self._pace.count, demanded if self._pace.count == self._pace.most else 0)
+            bound = max(self._at_most, 2 * demanded)
+        while len(self._tasks) <= active:
             start = self._handed_out
+            missing = self._until_batch(start) if self.batch_size else 0
+            count = min(block, missing or block, self._length - start)
+            if count <= 0 or (self._tasks and start + count - self.position > bound):
+                return
             if whole and not missing:
                 task = _Task(count, functools.partial(batched, self._program, start, count))
             else:
                 task = _Task(count, self._program.begin(start, count))
             self._tasks.append(task)
             self._handed_out += count
-            self._crew.give(self._turn % self._thread_count.active, task)
+            self._crew.give(self._turn % active, task)
             self._turn += 1
 
     def rewind(self, position: int) -> None:

@@ -34,11 +34,6 @@ class Leaf(abc.ABC):
     runs_user_code = True
     mean_byte_len = 0.0
 
-    @property
-    def waits(self) -> bool:
-        """Whether what it read lately had to be waited for."""
-        return False
-
     def start(self, index: Indices) -> Any:
         """Begins what can go on without the interpreter; `finish` takes what this returns."""
         return index
@@ -90,7 +85,7 @@ class FilesLeaf(Leaf):
 
     @property
     def waits(self) -> bool:
-        """See `Leaf.waits`."""
+        """Whether what it read lately had to be waited for."""
         return self._storage.slow
 
     def start(self, index: Indices) -> tuple[Indices, PendingRead | None]:

@@ -53,7 +53,9 @@ class Program:
         self._tree, self._chain = _Compiler().compile(plan.random_access(node))
         self._resolver = Resolver(self._tree)
         self.runs_user_code = _any_user_code(self._chain)
-        self.mean_byte_len = max(leaf.mean_byte_len for _, leaf in _leaves(self._chain))
+        below = [leaf for _, leaf in _leaves(self._chain)]
+        self._files = [leaf for leaf in below if isinstance(leaf, leaves.FilesLeaf)]
+        self.mean_byte_len = max(leaf.mean_byte_len for leaf in below)
         self._started_early = _leaves(self._chain, read_in_loop=False)
         self._numbers = _only_numbers(self._chain)
         self.row_byte_len = self.mean_byte_len
@@ -62,7 +64,7 @@ class Program:
     @property
     def waits_for_storage(self) -> bool:
         """Whether records lately had to be waited for."""
-        return any(leaf.waits for _, leaf in _leaves(self._chain))
+        return bool(self._files) and any(leaf.waits for leaf in self._files)
 
     def report(self, mark: Callable[[int], None]) -> None:
         """Has `mark` called with the position of each element that user functions begin to make."""

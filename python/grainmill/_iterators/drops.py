@@ -27,12 +27,10 @@ class DropWatch:
 
     def kept_only(self, count: int) -> None:
         """Takes note of `count` elements of which none was dropped."""
-        self._seen += count
-        while self._seen >= _WINDOW:  # a window that ends among kept elements
-            rest = self._seen - _WINDOW
-            self._seen = _WINDOW
+        seen = self._seen + count
+        if self._dropped and seen >= _WINDOW:  # a window that ends among kept elements
             self._close_window()
-            self._seen = rest
+        self._seen = seen % _WINDOW
 
     def first_excess(self, kept: Sequence[bool]) -> tuple[int, ValueError] | None:
         """Takes note of a verdict on each element.
