@@ -148,22 +148,22 @@ class Parts:
             return 0, None
         make: Callable[[list[Any]], Evaluated] = chain.fused.__call__
         if self._mark is not None or chain.index_columns:
-            make = self._maker(at)
+            make = self._maker(at, stop)
         index = self._columns[number][1][first : stop - self._start]
         return fill(index, part_len, make, rows, first)
 
-    def _maker(self, at: int) -> Callable[[list[Any]], Evaluated]:
-        """What makes the elements from `at` on of one list of records after the other."""
+    def _maker(self, at: int, stop: int) -> Callable[[list[Any]], Evaluated]:
+        """What makes the elements from `at` up to `stop` of one list of records after the other."""
 
         def make(records: list[Any]) -> Evaluated:
             nonlocal at
-            first, stop = at - self._start, at - self._start + len(records)
-            steps = [self._columns[i][1][first:stop].tolist() for i in self._chain.index_columns]
-            marked = records if self._mark is None else _marked(self._mark, at, records)
-            made = self._chain.fused(marked, steps)
+            first, end = at - self._start, at - self._start + len(records)
+            steps = [self._columns[i][1][first:end].tolist() for i in self._chain.index_columns]
+            watched = records if self._mark is None else _marked(self._mark, at, records)
+            made = self._chain.fused(watched, steps)
             at += len(records)
-            if self._mark is not None:
-                self._mark(at)
+            if self._mark is not None and at < stop:
+                self._mark(at)  # its record is read next
             return made
 
         return make
