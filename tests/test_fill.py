@@ -62,9 +62,18 @@ MAPS = {
 }
 
 
+# Elements like one another within a batch of 32, unlike those of the next.
+BY_BATCH = {
+    "shape by batch": lambda arrays: arrays.map_with_index(lambda i, array: array[i // 32 :]),
+    "dtype by batch": lambda arrays: arrays.map_with_index(
+        lambda i, array: array.astype([np.uint8, np.int16][i // 32 % 2])
+    ),
+}
+
+
 def dataset(folder, name, file="whole", first=as_array):
     source = ArrayRecordDataSource(str(folder / file))
-    return MAPS[name](MapDataset.source(source).shuffle(seed=1).map(first)).repeat(2)
+    return (MAPS | BY_BATCH)[name](MapDataset.source(source).shuffle(seed=1).map(first)).repeat(2)
 
 
 @pytest.mark.parametrize("file", ["whole", "damaged"])
@@ -87,22 +96,24 @@ def test_filled_rows_are_the_elements(folder, name, file):
         failure = rest.failure if rest else None
         if failure is not None:
             assert (type(failure), str(failure)) == (type(whole.failure), str(whole.failure))
-        assert rest or at + filled == start + count or whole.failure is not None
+        assert rest or filled in (0, start + count - at) or whole.failure is not None
     assert filled_most > 20
 
 
 @pytest.mark.parametrize("name", MAPS)
 def test_each_element_is_told_of_before_it_is_made(folder, name):
-    marked, made_at = [], []
+    marked, made_at = [0], []
 
     def watched(record):
         made_at.append(marked[-1])
         return as_array(record)
 
     program = Program(dataset(folder, name, first=watched)._node)
+    program.run(0, 1)  # tells that the file is in memory
     program.report(marked.append)
     rows = np.zeros((100, RECORD_LEN), np.uint8)
     filled, _ = program.in_parts(20, 100).fill(rows, 5 + 20, 120, 4)
+    made_at.remove(0)
     assert 0 < filled <= len(made_at)
     assert made_at == list(range(25, 25 + len(made_at)))
 
@@ -126,7 +137,7 @@ def drained(batches):
 
 
 @pytest.mark.parametrize("file", ["whole", "damaged"])
-@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("name", MAPS | BY_BATCH)
 def test_batches_are_those_of_single_elements(folder, name, file):
     singles = dataset(folder, name, file)
     expected, group, failed = [], [], False

@@ -103,9 +103,11 @@ class FilesLeaf(Leaf):
             return self._storage.watched(lambda: self._read(index), len(index))
         return self._read(index)
 
-    def filler(self) -> Callable[..., tuple[int, Evaluated | None]]:
-        """See `Leaf.filler`; nothing is watched in there, so the next block is."""
-        self._storage.look_next()
+    def filler(self) -> Callable[..., tuple[int, Evaluated | None]] | None:
+        """See `Leaf.filler`; none where `read` should watch the storage."""
+        if self._storage.is_due():
+            self._storage.look_next()
+            return None
         return functools.partial(fill_rows, self._files)
 
     def _read(self, index: Indices, pending: PendingRead | None = None) -> Evaluated:

@@ -47,6 +47,8 @@ class Program:
         mean_byte_len: Bytes of an element at its source on average, 0 where unknown.
         row_byte_len: Bytes of an element, or of its source if these are more, as last seen in a
             batch; 0 at first.
+        row: The shape and dtype of the elements of the last batch that `Parts.fill` took part in;
+            `None` if it could not.
     """
 
     def __init__(self, node: Node) -> None:
@@ -59,6 +61,7 @@ class Program:
         self._started_early = _leaves(self._chain, read_in_loop=False)
         self._numbers = _only_numbers(self._chain)
         self.row_byte_len = self.mean_byte_len
+        self.row: tuple[tuple[int, ...], Any] | None = None
         self._mark: Callable[[int], None] | None = None
 
     @property

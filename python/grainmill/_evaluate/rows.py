@@ -11,7 +11,7 @@ from grainmill._evaluate.stack import BatchBuilder, shared_arena
 from grainmill._evaluate.tree import flatten
 
 if TYPE_CHECKING:
-    from grainmill._evaluate.program import Program
+    from grainmill._evaluate.program import Parts, Program
 
 
 # What a block of records may hold and still be in a core's cache when its rows are copied.
@@ -62,6 +62,12 @@ def batched(program: Program, start: int, count: int) -> StackedRows | Evaluated
     at, stop = start, start + count
     parts = program.in_parts(start, count)
     rest: Evaluated | None = None
+    if program.row is not None:
+        builder.expect(*program.row)
+        filled, rest = _filled(parts, builder, at, stop, size)
+        at += filled
+        if not filled:
+            builder.clear()
     while at < stop:
         made, failure = rest or parts.run(at, min(size, stop - at))
         if failure is not None or any(map(is_, made, repeat(None))):
@@ -78,15 +84,26 @@ def batched(program: Program, start: int, count: int) -> StackedRows | Evaluated
         if is_first:
             program.row_byte_len = max(1.0, program.mean_byte_len, builder.row_byte_len)
             size = block_len(program.row_byte_len, count)
-            if builder.rows is not None:
-                filled, rest = parts.fill(builder.rows, at, stop, size)
-                builder.add_filled(filled)
-                at += filled
+            filled, rest = _filled(parts, builder, at, stop, size)
+            at += filled
+            rows = builder.rows if filled else None
+            program.row = None if rows is None else (rows.shape[1:], rows.dtype)
     try:
         batch = builder.finish()
     except ValueError:
         return program.run(start, count)
     return StackedRows(batch, count, exact=builder.is_exact)
+
+
+def _filled(
+    parts: Parts, builder: BatchBuilder, at: int, stop: int, size: int
+) -> tuple[int, Evaluated | None]:
+    """`Parts.fill`, from the element at `at` on, for the rows of `builder` if it has some."""
+    if builder.rows is None:
+        return 0, None
+    filled, rest = parts.fill(builder.rows, at, stop, size)
+    builder.add_filled(filled)
+    return filled, rest
 
 
 def _unstacked(program: Program, builder: BatchBuilder, start: int, stop: int) -> Evaluated:

@@ -87,6 +87,12 @@ class BatchBuilder:
         rows = self._column.rows if isinstance(self._column, _LeafColumn) else None
         return None if rows is None or len(rows) < self._batch_size else rows
 
+    def expect(self, row_shape: tuple[int, ...], dtype: Any) -> None:
+        """Makes `rows` for elements that are arrays of this kind, before the first has come."""
+        column = _LeafColumn(self._batch_size, self._arena, "")
+        column.reserve(row_shape, dtype, 1)
+        self._column = column
+
     def add_filled(self, num_rows: int) -> None:
         """Takes note that the next elements are in `rows` already."""
         self._num_elements += num_rows
@@ -311,11 +317,15 @@ class _LeafColumn:
         return self.rows if len(self.rows) == num_rows else self.rows[:num_rows]
 
     def _begin(self, values: list[Any]) -> None:
+        self.rows = None
         first = _as_array(values[0])
         if type(first) is np.ndarray and _stacks_as_it_is(first.dtype):
-            affordable = max(len(values), _RESERVED_BYTES // max(1, first.nbytes))
-            shape = (min(self._batch_size, affordable), *first.shape)
-            self.rows = self._array(shape, first.dtype)
+            self.reserve(first.shape, first.dtype, len(values))
+
+    def reserve(self, row_shape: tuple[int, ...], dtype: Any, at_least: int) -> None:
+        row_len = int(np.prod(row_shape)) * dtype.itemsize
+        affordable = max(at_least, _RESERVED_BYTES // max(1, row_len))
+        self.rows = self._array((min(self._batch_size, affordable), *row_shape), dtype)
 
     def _grow(self, num_rows: int) -> None:
         rows = self.rows

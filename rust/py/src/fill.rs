@@ -3,10 +3,12 @@
 //! This is the loop around the layers `records` and `batch`, in which Python only makes elements.
 
 use grainmill_core::batch::Warmth;
+use grainmill_core::warm;
 use numpy::{PyReadonlyArray1, PyUntypedArray};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
+use crate::array::RowBytes;
 use crate::batch::copy_list;
 use crate::records::{PyRecordFiles, positions};
 
@@ -26,6 +28,7 @@ fn fill_rows<'py>(
     array: Bound<'py, PyUntypedArray>,
     at: usize,
 ) -> PyResult<(usize, Option<Bound<'py, PyAny>>)> {
+    expect_rows(array.clone(), at, part_len)?;
     let mut filled = 0;
     for part in positions(&indices)?.chunks(part_len.max(1)) {
         let Ok(records) = files.read_at(py, part) else { return Ok((filled, None)) };
@@ -42,6 +45,14 @@ fn fill_rows<'py>(
         filled += num_copied;
     }
     Ok((filled, None))
+}
+
+/// Has the first rows fetched while their records are read.
+fn expect_rows(array: Bound<'_, PyUntypedArray>, at: usize, num_rows: usize) -> PyResult<()> {
+    let mut rows = RowBytes::of(array, at)?;
+    let num_rows = num_rows.min(rows.num_rows);
+    warm::expect_writes(rows.bytes_mut(0, num_rows));
+    Ok(())
 }
 
 fn parts_of<'py>(outcome: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyList>, Bound<'py, PyAny>)> {
