@@ -8,6 +8,7 @@ import pytest
 import grainmill as grain
 from grainmill import MapDataset
 from grainmill._evaluate.program import Program
+from grainmill._evaluate.tree import flatten
 from grainmill.array_record import ArrayRecordWriter
 from grainmill.sources import ArrayRecordDataSource
 
@@ -71,9 +72,40 @@ BY_BATCH = {
 }
 
 
+# What elements are made of an array.
+SHAPES = {
+    "array": lambda array: array,
+    "dict": lambda array: {"label": int(array[0]), "array": array, "half": array[::2]},
+    "tuple": lambda array: (array, str(array[0])),
+    "nested": lambda array: {"array": array, "inner": {"label": int(array[0])}},
+    "number": lambda array: int(array[0]),
+}
+
+
 def dataset(folder, name, file="whole", first=as_array):
     source = ArrayRecordDataSource(str(folder / file))
     return (MAPS | BY_BATCH)[name](MapDataset.source(source).shuffle(seed=1).map(first)).repeat(2)
+
+
+def stacked(elements):
+    first = elements[0]
+    if type(first) is dict:
+        return {key: stacked([element[key] for element in elements]) for key in first}
+    if type(first) is tuple:
+        return tuple(stacked(list(values)) for values in zip(*elements, strict=True))
+    return np.stack(elements)
+
+
+def alike(elements):
+    first = elements[0]
+    if any(type(element) is not type(first) for element in elements):
+        return False
+    if type(first) is dict:
+        same = all(element.keys() == first.keys() for element in elements)
+        return same and all(alike([element[key] for element in elements]) for key in first)
+    if type(first) is tuple:
+        return all(alike(list(values)) for values in zip(*elements, strict=True))
+    return all(np.shape(element) == np.shape(first) for element in elements)
 
 
 @pytest.mark.parametrize("file", ["whole", "damaged"])
@@ -88,7 +120,7 @@ def test_filled_rows_are_the_elements(folder, name, file):
         at = start + chance.randrange(count)
         rows = np.zeros((count, RECORD_LEN), np.uint8)
         parts = program.in_parts(start, count)
-        filled, rest = parts.fill(rows, at, start + count, chance.randint(1, 9))
+        filled, rest = parts.fill((None, [(None, rows)]), at, start + count, chance.randint(1, 9))
         filled_most = max(filled_most, filled)
         whole = program.run(at, start + count - at)
         made = list(rows[at - start : at - start + filled]) + (rest.elements if rest else [])
@@ -112,17 +144,20 @@ def test_each_element_is_told_of_before_it_is_made(folder, name):
     program.run(0, 1)  # tells that the file is in memory
     program.report(marked.append)
     rows = np.zeros((100, RECORD_LEN), np.uint8)
-    filled, _ = program.in_parts(20, 100).fill(rows, 5 + 20, 120, 4)
+    filled, _ = program.in_parts(20, 100).fill((None, [(None, rows)]), 25, 120, 4)
     made_at.remove(0)
     assert 0 < filled <= len(made_at)
     assert made_at == list(range(25, 25 + len(made_at)))
 
 
-def ways(folder, name, file):
-    elements = dataset(folder, name, file)
+def dtypes(batches):
+    return [[leaf.dtype for leaf in flatten(batch)[0]] for batch in batches]
+
+
+def ways(elements, *, with_nones):
     yield elements.to_iter_dataset(grain.ReadOptions(num_threads=0)).batch(32)
     yield elements.to_iter_dataset(grain.ReadOptions(num_threads=16)).batch(32)
-    if name != "filter":
+    if not with_nones:
         yield elements.batch(32).to_iter_dataset(grain.ReadOptions(num_threads=0))
         yield elements.batch(32).to_iter_dataset(grain.ReadOptions(num_threads=16))
 
@@ -137,31 +172,51 @@ def drained(batches):
 
 
 @pytest.mark.parametrize("file", ["whole", "damaged"])
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", MAPS | BY_BATCH)
-def test_batches_are_those_of_single_elements(folder, name, file):
-    singles = dataset(folder, name, file)
+def test_batches_are_those_of_single_elements(folder, name, shape, file):
+    elements = dataset(folder, name, file)
+    if name != "not an array":
+        elements = elements.map(SHAPES[shape])
     expected, group, failed = [], [], False
-    for position in range(len(singles)):
+    for position in range(len(elements)):
         try:
-            element = singles[position]
+            element = elements[position]
         except Exception:
             failed = True
             break
         if element is not None:
             group.append(element)
-        if len(group) == 32 or position + 1 == len(singles):
-            failed = any(np.shape(one) != group[0].shape or type(one) is list for one in group)
+        if len(group) == 32 or position + 1 == len(elements):
+            failed = not alike(group)
             if failed:
                 break
-            expected.append(np.stack(group))
+            expected.append(stacked(group))
             group = []
-    for way in ways(folder, name, file):
+    for way in ways(elements, with_nones=name == "filter"):
         made, failure = drained(way)
         assert (failure is not None) == failed
-        assert len(made) == len(expected)
-        for batch, wanted in zip(made, expected, strict=True):
-            np.testing.assert_array_equal(batch, wanted)
-            assert batch.dtype == wanted.dtype
+        np.testing.assert_equal(made, expected)
+        assert dtypes(made) == dtypes(expected)
+
+
+@pytest.mark.parametrize("missing", ["key", "more", "value"])
+def test_containers_unlike_the_others_are_told(folder, missing):
+    def element(array):
+        pair = {"label": 1, "array": array}
+        if array[0] != ODD:
+            return pair
+        if missing == "value":
+            return pair | {"array": array.tolist()}
+        return {"label": 1, "row": array} if missing == "key" else pair | {"row": 1}
+
+    arrays = dataset(folder, "arrays")
+    elements = arrays.map(element)
+    before = [arrays[position][0] for position in range(NUM_RECORDS)].index(ODD)
+    for way in ways(elements, with_nones=False):
+        made, failure = drained(way)
+        assert len(made) == before // 32
+        assert "same structure" in str(failure)
 
 
 @pytest.mark.parametrize("name", ["arrays", "random map", "filter"])

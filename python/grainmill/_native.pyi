@@ -31,7 +31,7 @@ __all__ = [
     "derived_seed",
     "dicts_of",
     "end_with",
-    "fill_rows",
+    "fill_columns",
     "index_shuffle",
     "philox_key",
     "scalars_to_rows",
@@ -159,12 +159,13 @@ def slot_of(array: Any) -> tuple[Slot, int] | None: ...
 def copied_bytes() -> int: ...
 def end_with(parent: int) -> bool: ...
 def copy_rows(array: NDArray[Any], elements: list[Any], at: int, *, hot: bool) -> int: ...
-def fill_rows(
+def fill_columns(
     files: RecordFiles,
     indices: NDArray[np.int64],
     part_len: int,
     make: Callable[[list[Any]], tuple[list[Any], BaseException | None]],
-    array: NDArray[Any],
+    container: type | None,
+    columns: list[tuple[Any, NDArray[Any] | list[Any]]],
     at: int,
 ) -> tuple[int, Any]: ...
 def scalars_to_rows(elements: list[Any]) -> NDArray[Any] | None: ...

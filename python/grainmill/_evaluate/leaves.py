@@ -13,7 +13,7 @@ from grainmill._evaluate.fuse import Evaluated, Step
 from grainmill._evaluate.rows import StackedRows, batched, block_len
 from grainmill._evaluate.stack import shared_arena, stack
 from grainmill._evaluate.storage import StorageWatch
-from grainmill._native import fill_rows
+from grainmill._native import fill_columns
 
 if TYPE_CHECKING:
     from grainmill._evaluate.program import Program
@@ -47,7 +47,7 @@ class Leaf(abc.ABC):
         return self.finish(self.start(index))
 
     def filler(self) -> Callable[..., tuple[int, Evaluated | None]] | None:
-        """`fill_rows` of the engine, where it has what stands here, without its first argument."""
+        """`fill_columns` of the engine but for its first argument, where it reads these files."""
         return None
 
     def first_step(self) -> Step | None:
@@ -108,7 +108,7 @@ class FilesLeaf(Leaf):
         if self._storage.is_due():
             self._storage.look_next()
             return None
-        return functools.partial(fill_rows, self._files)
+        return functools.partial(fill_columns, self._files)
 
     def _read(self, index: Indices, pending: PendingRead | None = None) -> Evaluated:
         """A record that can not be read does not hide those before it."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from grainmill._evaluate.leaves import Indices, Leaf
+    from grainmill._evaluate.stack import Targets
     from grainmill._plan.node import MapNode, Node
 
 Columns: TypeAlias = "dict[int, tuple[Indices | None, Indices]]"
@@ -47,8 +48,8 @@ class Program:
         mean_byte_len: Bytes of an element at its source on average, 0 where unknown.
         row_byte_len: Bytes of an element, or of its source if these are more, as last seen in a
             batch; 0 at first.
-        row: The shape and dtype of the elements of the last batch that `Parts.fill` took part in;
-            `None` if it could not.
+        row: The shape and dtype of the elements if these are arrays and `Parts.fill` took part in
+            the last batch, else `None`.
     """
 
     def __init__(self, node: Node) -> None:
@@ -132,15 +133,15 @@ class Parts:
         return _run(self._chain, columns, None, count, marked)[1]
 
     def fill(
-        self, rows: np.ndarray[Any, Any], at: int, stop: int, part_len: int
+        self, targets: Targets, at: int, stop: int, part_len: int
     ) -> tuple[int, Evaluated | None]:
-        """Makes elements from `at` up to `stop` the rows from `at` on, counted from the start.
+        """Puts elements from `at` up to `stop` into `targets`, at their places from the start on.
 
         So many are made at once as are in a part. This ends early where that is not possible:
         `run` can tell why.
 
         Returns:
-            How many rows were filled, and elements after them that have been made already.
+            How many were put there, and elements after them that have been made already.
         """
         chain, first = self._chain, at - self._start
         if not isinstance(chain.below[0], int) or _reads_in_loop(chain):
@@ -153,7 +154,7 @@ class Parts:
         if self._mark is not None or chain.index_columns:
             make = self._maker(at, stop)
         index = self._columns[number][1][first : stop - self._start]
-        return fill(index, part_len, make, rows, first)
+        return fill(index, part_len, make, *targets, first)
 
     def _maker(self, at: int, stop: int) -> Callable[[list[Any]], Evaluated]:
         """What makes the elements from `at` up to `stop` of one list of records after the other."""

@@ -86,8 +86,7 @@ def batched(program: Program, start: int, count: int) -> StackedRows | Evaluated
             size = block_len(program.row_byte_len, count)
             filled, rest = _filled(parts, builder, at, stop, size)
             at += filled
-            rows = builder.rows if filled else None
-            program.row = None if rows is None else (rows.shape[1:], rows.dtype)
+            program.row = builder.row if filled else None
     try:
         batch = builder.finish()
     except ValueError:
@@ -98,10 +97,11 @@ def batched(program: Program, start: int, count: int) -> StackedRows | Evaluated
 def _filled(
     parts: Parts, builder: BatchBuilder, at: int, stop: int, size: int
 ) -> tuple[int, Evaluated | None]:
-    """`Parts.fill`, from the element at `at` on, for the rows of `builder` if it has some."""
-    if builder.rows is None:
+    """`Parts.fill` from the element at `at` on, into what `builder` has for them, if anything."""
+    targets = builder.targets
+    if targets is None:
         return 0, None
-    filled, rest = parts.fill(builder.rows, at, stop, size)
+    filled, rest = parts.fill(targets, at, stop, size)
     builder.add_filled(filled)
     return filled, rest
 

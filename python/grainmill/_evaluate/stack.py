@@ -7,7 +7,7 @@ outlive the builder, the arena and the iterator.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,11 @@ _UNLIKE: Final = "Expected all input elements to have the same structure but got
 _SLOT_BYTES: Final = 2048
 _RESERVED_BYTES: Final = 1 << 28
 _PLAIN_KINDS: Final = frozenset("biufcmMSUV")
+
+
+# The type of the elements, dict, tuple or list, and for each of its keys where the values go: rows
+# of an array or a list. Both are None for elements that are arrays.
+Targets: TypeAlias = tuple[type | None, list[tuple[Any, np.ndarray[Any, Any] | list[Any]]]]
 
 
 class ArraySource(Protocol):
@@ -82,20 +87,29 @@ class BatchBuilder:
         self._num_elements = total
 
     @property
-    def rows(self) -> np.ndarray[Any, Any] | None:
-        """What elements are rows of, if all so far are arrays; room for those to come."""
+    def targets(self) -> Targets | None:
+        """Where elements like those so far may be put without `push`, if they may."""
+        column = self._column
+        if isinstance(column, _LeafColumn) and column.rows is not None:
+            target = column.target()
+            return None if target is None else (None, [(None, target)])
+        return column.targets() if isinstance(column, _IndexedColumn) else None
+
+    @property
+    def row(self) -> tuple[tuple[int, ...], Any] | None:
+        """The shape and dtype of elements that are arrays; `None` for others."""
         rows = self._column.rows if isinstance(self._column, _LeafColumn) else None
-        return None if rows is None or len(rows) < self._batch_size else rows
+        return None if rows is None else (rows.shape[1:], rows.dtype)
 
     def expect(self, row_shape: tuple[int, ...], dtype: Any) -> None:
-        """Makes `rows` for elements that are arrays of this kind, before the first has come."""
+        """Makes rows for elements that are arrays of this kind, before the first has come."""
         column = _LeafColumn(self._batch_size, self._arena, "")
         column.reserve(row_shape, dtype, 1)
         self._column = column
 
-    def add_filled(self, num_rows: int) -> None:
-        """Takes note that the next elements are in `rows` already."""
-        self._num_elements += num_rows
+    def add_filled(self, num_elements: int) -> None:
+        """Takes note that the next elements have been put into `targets`."""
+        self._num_elements += num_elements
 
     @property
     def row_byte_len(self) -> int:
@@ -271,6 +285,13 @@ class _IndexedColumn(_BranchColumn):
         self._type = type(first)
         self._names = list(container) if self._type is dict else range(len(container))
 
+    def targets(self) -> Targets | None:
+        children = [child.target() for child in self._children if isinstance(child, _LeafColumn)]
+        targets = [target for target in children if target is not None]
+        if len(targets) < len(self._names) or all(type(target) is list for target in targets):
+            return None
+        return self._type, list(zip(self._names, targets, strict=True))
+
     def _columns(self, values: list[Any], at: int) -> list[list[Any]]:
         alike = set(map(type, values)) == {self._type}
         if alike and set(map(len, values)) == {len(self._names)}:
@@ -291,6 +312,12 @@ class _LeafColumn:
         self.rows: np.ndarray[Any, Any] | None = None
         self._pending: list[Any] = []
         self.is_exact = True
+
+    def target(self) -> np.ndarray[Any, Any] | list[Any] | None:
+        """The rows for all values to come, or the list of values; `None` if rows are too few."""
+        if self.rows is None:
+            return self._pending
+        return self.rows if len(self.rows) == self._batch_size else None
 
     @property
     def row_byte_len(self) -> int:

@@ -1,4 +1,4 @@
-//! Records that become rows of a batch, a few at a time, so that each is in cache when copied.
+//! Records that become a batch, a few at a time, so that each is in cache when copied.
 //!
 //! This is the loop around the layers `records` and `batch`, in which Python only makes elements.
 
@@ -6,53 +6,134 @@ use grainmill_core::batch::Warmth;
 use grainmill_core::warm;
 use numpy::{PyReadonlyArray1, PyUntypedArray};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::{PyList, PyTuple, PyType};
 
 use crate::array::RowBytes;
 use crate::batch::copy_list;
 use crate::records::{PyRecordFiles, positions};
 
 /// Reads the records at `indices`, `part_len` at once, has `make` turn each list of them into one
-/// of elements, and copies these into the rows of `array` from row `at` on.
+/// of elements, and puts these into `columns` from row `at` on.
 ///
-/// `make` returns `(elements, failure)`. Returns how many rows were filled, and what `make` gave
-/// for the records after them where that is not as many rows; None where all is done, or where
-/// records could not be read. Nobody else may read or write these rows meanwhile.
+/// `make` returns `(elements, failure)`. `container` is the type of the elements, dict, tuple or
+/// list, and `columns` has a pair for each of its keys: the key, and the array whose rows its
+/// values are copied to, or the list they are added to. If elements are arrays, `container` and the
+/// key of the only column are None.
+///
+/// Returns how many elements were put there, and what `make` gave for the records after them where
+/// these are unlike that or fewer; None where all is done, or where records could not be read.
+/// Nobody else may read or write the columns meanwhile.
 #[pyfunction]
-fn fill_rows<'py>(
+#[expect(clippy::too_many_arguments, reason = "Python passes what two layers need")]
+fn fill_columns<'py>(
     py: Python<'py>,
     files: &PyRecordFiles,
     indices: PyReadonlyArray1<'py, i64>,
     part_len: usize,
     make: Bound<'py, PyAny>,
-    array: Bound<'py, PyUntypedArray>,
+    container: Option<Bound<'py, PyType>>,
+    columns: Vec<(Bound<'py, PyAny>, Bound<'py, PyAny>)>,
     at: usize,
 ) -> PyResult<(usize, Option<Bound<'py, PyAny>>)> {
-    expect_rows(array.clone(), at, part_len)?;
+    let columns = columns
+        .into_iter()
+        .map(|(key, target)| Ok(Column { key, target: Target::of(target)? }))
+        .collect::<PyResult<Vec<_>>>()?;
+    for column in &columns {
+        column.target.expect_rows(at, part_len)?;
+    }
     let mut filled = 0;
     for part in positions(&indices)?.chunks(part_len.max(1)) {
         let Ok(records) = files.read_at(py, part) else { return Ok((filled, None)) };
         let outcome = make.call1((records,))?;
         let (elements, failure) = parts_of(&outcome)?;
-        if !failure.is_none() || elements.len() != part.len() {
+        let complete = failure.is_none() && elements.len() == part.len();
+        if !complete || !put(&columns, container.as_ref(), &elements, at + filled)? {
             return Ok((filled, Some(outcome)));
         }
-        let num_copied = copy_list(py, array.clone(), &elements, at + filled, Warmth::Hot)?;
-        drop(elements);
-        if num_copied < part.len() {
-            return Ok((filled, Some(outcome)));
-        }
-        filled += num_copied;
+        filled += part.len();
     }
     Ok((filled, None))
 }
 
-/// Has the first rows fetched while their records are read.
-fn expect_rows(array: Bound<'_, PyUntypedArray>, at: usize, num_rows: usize) -> PyResult<()> {
-    let mut rows = RowBytes::of(array, at)?;
-    let num_rows = num_rows.min(rows.num_rows);
-    warm::expect_writes(rows.bytes_mut(0, num_rows));
-    Ok(())
+struct Column<'py> {
+    key: Bound<'py, PyAny>,
+    target: Target<'py>,
+}
+
+/// Where the values of a column go.
+enum Target<'py> {
+    Rows(Bound<'py, PyUntypedArray>),
+    Values(Bound<'py, PyList>),
+}
+
+impl<'py> Target<'py> {
+    fn of(target: Bound<'py, PyAny>) -> PyResult<Self> {
+        match target.cast_into::<PyList>() {
+            Ok(values) => Ok(Self::Values(values)),
+            Err(other) => Ok(Self::Rows(other.into_inner().cast_into()?)),
+        }
+    }
+
+    /// Has `num_rows` rows from `at` on fetched while the records for them are read.
+    fn expect_rows(&self, at: usize, num_rows: usize) -> PyResult<()> {
+        if let Self::Rows(array) = self {
+            let mut rows = RowBytes::of(array.clone(), at)?;
+            let num_rows = num_rows.min(rows.num_rows);
+            warm::expect_writes(rows.bytes_mut(0, num_rows));
+        }
+        Ok(())
+    }
+}
+
+/// Puts `elements` into `columns` from row `at` on, unless one is unlike them; says whether it did.
+fn put<'py>(
+    columns: &[Column<'py>],
+    container: Option<&Bound<'py, PyType>>,
+    elements: &Bound<'py, PyList>,
+    at: usize,
+) -> PyResult<bool> {
+    let py = elements.py();
+    let mut added = Vec::new();
+    for column in columns {
+        let Some(values) = column.of_elements(container, elements, columns.len())? else {
+            return Ok(false);
+        };
+        match &column.target {
+            Target::Rows(array) => {
+                if copy_list(py, array.clone(), &values, at, Warmth::Hot)? < elements.len() {
+                    return Ok(false);
+                }
+            }
+            Target::Values(target) => added.push((target, values)),
+        }
+    }
+    for (target, values) in added {
+        target.set_slice(target.len(), target.len(), &values)?;
+    }
+    Ok(true)
+}
+
+impl<'py> Column<'py> {
+    /// What `elements` have under the key of this column; None if one is not `container` with
+    /// `len` keys or has no such key.
+    fn of_elements(
+        &self,
+        container: Option<&Bound<'py, PyType>>,
+        elements: &Bound<'py, PyList>,
+        len: usize,
+    ) -> PyResult<Option<Bound<'py, PyList>>> {
+        let Some(container) = container else { return Ok(Some(elements.clone())) };
+        let mut values = Vec::with_capacity(elements.len());
+        for element in elements {
+            if !element.get_type().is(container) || element.len()? != len {
+                return Ok(None);
+            }
+            let Ok(value) = element.get_item(&self.key) else { return Ok(None) };
+            values.push(value);
+        }
+        PyList::new(elements.py(), values).map(Some)
+    }
 }
 
 fn parts_of<'py>(outcome: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyList>, Bound<'py, PyAny>)> {
@@ -61,5 +142,5 @@ fn parts_of<'py>(outcome: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyList>, B
 }
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(fill_rows, module)?)
+    module.add_function(wrap_pyfunction!(fill_columns, module)?)
 }
