@@ -11,8 +11,8 @@ use crate::pack::staircase::FirstFitOfTwo;
 
 /// The most bins that are compared many at once, at 64 looks, when they differ by feature.
 ///
-/// That is quicker than trees, and no lengths make it slower; it grows with the bins, though,
-/// and trees do not.
+/// That is quicker than trees, and no lengths make it slower; but it grows with the bins, and
+/// trees hardly do.
 const MOST_BINS_IN_ROWS: usize = 1 << 14;
 
 /// Bins by the room they have, arranged for one fit.
