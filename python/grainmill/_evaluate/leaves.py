@@ -199,7 +199,10 @@ class BatchLeaf(Leaf):
         if numbers is not None:
             return numbers
         made = batched(self._parent, start, count)
-        return made.batch if isinstance(made, StackedRows) else stack(_all_of(made), shared_arena())
+        if isinstance(made, StackedRows):
+            return made.batch
+        elements = _all_of(made)  # up to what made them no batch
+        return stack(elements + self._elements(start + len(elements), stop), shared_arena())
 
     def _elements(self, start: int, stop: int) -> list[Any]:
         elements: list[Any] = []
