@@ -104,6 +104,22 @@ fn workloads(num_sequences: usize) -> [(&'static str, Vec<Vec<usize>>); 4] {
     ]
 }
 
+fn time_choices(
+    criterion: &mut Criterion,
+    name: &str,
+    sequences: &[Vec<usize>],
+    num_bins: usize,
+    fit: Fit,
+) {
+    let mut group = criterion.benchmark_group(format!("pack/{name}"));
+    group.throughput(Throughput::Elements(sequences.len() as u64));
+    let id = BenchmarkId::from_parameter(format!("bins_{num_bins}"));
+    group.bench_function(id, |bencher| {
+        bencher.iter(|| chosen(black_box(sequences), num_bins, fit));
+    });
+    group.finish();
+}
+
 fn several_features(criterion: &mut Criterion) {
     for num_bins in [30, 1000, 10_000] {
         let num_sequences = NUM_SEQUENCES.max(12 * num_bins);
@@ -118,13 +134,7 @@ fn several_features(criterion: &mut Criterion) {
                     most.is_some_and(|most| most <= full && full < most * 4 / 3),
                     "{rows} rows"
                 );
-                let mut group = criterion.benchmark_group(format!("pack/{name}/{workload}"));
-                group.throughput(Throughput::Elements(num_sequences as u64));
-                let id = BenchmarkId::from_parameter(format!("bins_{num_bins}"));
-                group.bench_function(id, |bencher| {
-                    bencher.iter(|| chosen(black_box(&sequences), num_bins, fit));
-                });
-                group.finish();
+                time_choices(criterion, &format!("{name}/{workload}"), &sequences, num_bins, fit);
             }
         }
     }
@@ -146,13 +156,7 @@ fn no_bin_with_room_in_all(criterion: &mut Criterion) {
         let sequences = narrow(num_bins);
         for (name, fit) in [("first_fit", Fit::First), ("best_fit", Fit::Best)] {
             assert!(chosen(&sequences, num_bins, fit) > num_bins);
-            let mut group = criterion.benchmark_group(format!("pack/{name}/three_narrow"));
-            group.throughput(Throughput::Elements(sequences.len() as u64));
-            let id = BenchmarkId::from_parameter(format!("bins_{num_bins}"));
-            group.bench_function(id, |bencher| {
-                bencher.iter(|| chosen(black_box(&sequences), num_bins, fit));
-            });
-            group.finish();
+            time_choices(criterion, &format!("{name}/three_narrow"), &sequences, num_bins, fit);
         }
     }
 }

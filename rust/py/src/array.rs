@@ -9,6 +9,7 @@ use std::os::fd::IntoRawFd;
 use std::ptr;
 
 use grainmill_core::batch::Slot;
+use grainmill_core::warm;
 use numpy::npyffi::{self, NpyTypes, PY_ARRAY_API, npy_intp};
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -258,6 +259,12 @@ impl<'py> RowBytes<'py> {
         // SAFETY: inside the array by the assertion above, and not used by anyone else as the
         // callers of `of` promise; `like` keeps apart elements that lie in these rows.
         unsafe { std::slice::from_raw_parts_mut(start, num_rows * self.row_len) }
+    }
+
+    /// Has the next checksums fetch up to `num_rows` rows from `at` on, which are written soon.
+    pub(crate) fn expect_writes(&mut self, at: usize, num_rows: usize) {
+        let num_rows = num_rows.min(self.num_rows - at);
+        warm::expect_writes(self.bytes_mut(at, num_rows));
     }
 
     /// Copies the values of `element`, whatever its layout, into row `at`.

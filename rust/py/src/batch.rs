@@ -1,7 +1,6 @@
 //! The layer `batch` of the engine, for Python.
 
 use grainmill_core::batch::{self, Arena, Warmth};
-use grainmill_core::warm;
 use numpy::{Element, PyArray1, PyArrayDescr, PyUntypedArray};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList};
@@ -113,8 +112,7 @@ pub(crate) fn copy_list<'py>(
     num_copied += copy_bytes(py, &mut rows, num_copied, &mut alike, warmth);
     if warmth == Warmth::Hot {
         // As many rows are likely to follow, once their records are read.
-        let num_next = num_copied.min(rows.num_rows - num_copied);
-        warm::expect_writes(rows.bytes_mut(num_copied, num_next));
+        rows.expect_writes(num_copied, num_copied);
     }
     Ok(num_copied)
 }

@@ -3,7 +3,6 @@
 //! This is the loop around the layers `records` and `batch`, in which Python only makes elements.
 
 use grainmill_core::batch::Warmth;
-use grainmill_core::warm;
 use numpy::{PyReadonlyArray1, PyUntypedArray};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple, PyType};
@@ -78,9 +77,7 @@ impl<'py> Target<'py> {
     /// Has `num_rows` rows from `at` on fetched while the records for them are read.
     fn expect_rows(&self, at: usize, num_rows: usize) -> PyResult<()> {
         if let Self::Rows(array) = self {
-            let mut rows = RowBytes::of(array.clone(), at)?;
-            let num_rows = num_rows.min(rows.num_rows);
-            warm::expect_writes(rows.bytes_mut(0, num_rows));
+            RowBytes::of(array.clone(), at)?.expect_writes(0, num_rows);
         }
         Ok(())
     }
@@ -94,9 +91,16 @@ fn put<'py>(
     at: usize,
 ) -> PyResult<bool> {
     let py = elements.py();
+    if let Some(container) = container {
+        for element in elements {
+            if !element.get_type().is(container) || element.len()? != columns.len() {
+                return Ok(false);
+            }
+        }
+    }
     let mut added = Vec::new();
     for column in columns {
-        let Some(values) = column.of_elements(container, elements, columns.len())? else {
+        let Some(values) = column.of_elements(container.is_some(), elements)? else {
             return Ok(false);
         };
         match &column.target {
@@ -115,24 +119,19 @@ fn put<'py>(
 }
 
 impl<'py> Column<'py> {
-    /// What `elements` have under the key of this column; None if one is not `container` with
-    /// `len` keys or has no such key.
+    /// What `elements` have under the key of this column, or are if they have no keys; None if
+    /// one has not this one.
     fn of_elements(
         &self,
-        container: Option<&Bound<'py, PyType>>,
+        have_keys: bool,
         elements: &Bound<'py, PyList>,
-        len: usize,
     ) -> PyResult<Option<Bound<'py, PyList>>> {
-        let Some(container) = container else { return Ok(Some(elements.clone())) };
-        let mut values = Vec::with_capacity(elements.len());
-        for element in elements {
-            if !element.get_type().is(container) || element.len()? != len {
-                return Ok(None);
-            }
-            let Ok(value) = element.get_item(&self.key) else { return Ok(None) };
-            values.push(value);
+        if !have_keys {
+            return Ok(Some(elements.clone()));
         }
-        PyList::new(elements.py(), values).map(Some)
+        let values: PyResult<Vec<_>> =
+            elements.iter().map(|element| element.get_item(&self.key)).collect();
+        values.ok().map(|values| PyList::new(elements.py(), values)).transpose()
     }
 }
 

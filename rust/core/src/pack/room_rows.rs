@@ -145,8 +145,8 @@ impl Rooms for RoomRows {
         let bounds = self.bounds.chunks_exact(self.features.len());
         let mut best = (usize::MAX, None);
         for (block, (bounds, rows)) in bounds.zip(self.rows.chunks_exact(self.height)).enumerate() {
-            let mut digits = features().map(|(feature, length)| length >> feature.bits);
-            if bounds.iter().any(|&bound| digits.next().is_some_and(|digit| digit >= bound)) {
+            let digits = features().map(|(feature, length)| length >> feature.bits);
+            if digits.zip(bounds).any(|(digit, &bound)| digit >= bound) {
                 continue;
             }
             #[cfg(test)]
@@ -164,8 +164,8 @@ impl Rooms for RoomRows {
             }
         }
         let next = self.rooms.len() / self.features.len();
-        let mut fits = features().map(|(feature, &length)| length <= feature.capacity);
-        best.1.or_else(|| (next < self.num_bins && fits.all(|fits| fits)).then_some(next))
+        let fits = || features().all(|(feature, &length)| length <= feature.capacity);
+        best.1.or_else(|| (next < self.num_bins && fits()).then_some(next))
     }
 
     fn update(&mut self, bin: usize, room: &[i64]) {
