@@ -256,7 +256,7 @@ class ThreadBlocks(Blocks):
             bound = max(self._at_most, 2 * demanded)
         while len(self._tasks) <= active:
             start = self._handed_out
-            missing = self._until_batch(start) if self.batch_size else 0
+            missing = self._until_batch(start)
             count = min(block, missing or block, self._length - start)
             if count <= 0 or (self._tasks and start + count - self.position > bound):
                 return

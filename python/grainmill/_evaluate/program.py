@@ -68,7 +68,7 @@ class Program:
     @property
     def waits_for_storage(self) -> bool:
         """Whether records lately had to be waited for."""
-        return bool(self._files) and any(leaf.waits for leaf in self._files)
+        return any(leaf.waits for leaf in self._files)
 
     def report(self, mark: Callable[[int], None]) -> None:
         """Has `mark` called with the position of each element that user functions begin to make."""
@@ -144,7 +144,7 @@ class Parts:
             How many were put there, and elements after them that have been made already.
         """
         chain, first = self._chain, at - self._start
-        if not isinstance(chain.below[0], int) or _reads_in_loop(chain):
+        if not isinstance(chain.below[0], int):
             return 0, None
         number, leaf = chain.below
         fill = leaf.filler()
