@@ -309,7 +309,7 @@ def test_slots_hold_no_references(arena, dtype):
 def test_impossible_sizes_are_errors(arena):
     with pytest.raises(ValueError, match="too large"):
         arena.array((2**40, 2**40), np.dtype("f8"))
-    with pytest.raises(ValueError, match="no memory for a slot"):
+    with pytest.raises(MemoryError, match="no memory for a slot"):
         arena.slot(2**62)
 
 

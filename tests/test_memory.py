@@ -50,3 +50,53 @@ def test_pipeline_stays_within_its_buffers(tmp_path):
         command = [sys.executable, "-c", PROGRAM, path, threads, PREFETCH, BATCH_SIZE]
         grown = json.loads(subprocess.check_output(list(map(str, command))))
         assert grown <= bound, f"{threads} threads: {grown / 1e6:.0f} of {bound / 1e6:.0f} MB"
+
+
+BEYOND_MEMORY = """
+import gc, json, resource
+import numpy as np
+import grainmill as grain
+
+def ragged(i):
+    return {"x": np.arange(5), "y": np.arange(i % 3)}
+
+def packed(cls=grain.experimental.FirstFitPackIterDataset, cells=8, **options):
+    ds = grain.MapDataset.range(10).map(ragged).to_iter_dataset()
+    return cls(ds, length_struct={"x": cells, "y": 8}, **options)
+
+numbers = grain.MapDataset.range(10).repeat()
+rows = numbers.map(lambda i: np.full(50_000, i))
+best_fit = grain.experimental.BestFitPackIterDataset
+split = grain.experimental.ConcatThenSplitIterDataset
+rebatch = grain.experimental.RebatchIterDataset
+large = {
+    "numbers in a batch": numbers.to_iter_dataset().batch(2**40),
+    "numbers in a batch, first": numbers.batch(2**40).to_iter_dataset(),
+    "rows in a batch": rows.to_iter_dataset().batch(2**40),
+    "rows in a batch, first": rows.batch(2**40).to_iter_dataset(),
+    "rows in a batch, again": rebatch(rows.batch(2).to_iter_dataset(), 2**40),
+    "cells, first-fit": packed(cells=2**28, num_packing_bins=30),
+    "cells, more than addresses": packed(cells=2**62, num_packing_bins=30),
+    "cells, best-fit": packed(best_fit, cells=2**40, num_packing_bins=30),
+    "cells, split": packed(split, cells=2**40),
+    "bins": packed(num_packing_bins=2**40),
+    "bins, more than addresses": packed(best_fit, num_packing_bins=2**62),
+}
+resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
+raised = {}
+for name, ds in large.items():
+    try:
+        next(iter(ds))
+    except Exception as failure:
+        raised[name] = type(failure).__name__
+    else:
+        raised[name] = None
+    gc.collect()  # a traceback keeps what filled the memory
+print(json.dumps(raised))
+"""
+
+
+def test_amounts_beyond_memory_are_errors():
+    raised = json.loads(subprocess.check_output([sys.executable, "-c", BEYOND_MEMORY]))
+    assert len(raised) == 11
+    assert set(raised.values()) == {"MemoryError"}, raised

@@ -36,13 +36,13 @@ fn bins(features: usize, num_bins: usize, fit: Fit) -> Bins {
 /// Packs all sequences and returns how many rows that takes and how many tokens they hold.
 fn packed(lengths: &[usize], tokens: &[u8], num_bins: usize, fit: Fit) -> (usize, usize) {
     let mut bins = bins(1, num_bins, fit);
-    let mut column = Column::new(num_bins, ROW, 4, None, true);
+    let mut column = Column::new(num_bins, ROW, 4, None, true).expect("there is memory");
     let (mut rows, mut cells) = (0, 0);
     for &length in lengths {
         let bin = bins.choose(&[length]).unwrap_or_else(|| {
             rows += bins.num_opened();
             bins.clear();
-            column = Column::new(num_bins, ROW, 4, None, true);
+            column = Column::new(num_bins, ROW, 4, None, true).expect("there is memory");
             0
         });
         let segment = i32::try_from(bins.num_sequences(bin) + 1).expect("rows are short");

@@ -12,6 +12,9 @@ pub enum Error {
     /// A position lies outside the records of a source.
     #[error("{0}")]
     OutOfRange(String),
+    /// There is no memory for what an argument asks for.
+    #[error("{0}")]
+    OutOfMemory(String),
     /// The operating system refused to open or read a file.
     #[error("{path}: {action}: {source}")]
     Io {

@@ -2,7 +2,7 @@
 
 use grainmill_core::Error;
 use pyo3::PyErr;
-use pyo3::exceptions::{PyIndexError, PyOSError, PyValueError};
+use pyo3::exceptions::{PyIndexError, PyMemoryError, PyOSError, PyValueError};
 use pyo3::prelude::*;
 
 pyo3::create_exception!(
@@ -27,6 +27,7 @@ impl From<Raised> for PyErr {
         match error {
             Error::InvalidArgument(_) => PyValueError::new_err(message),
             Error::OutOfRange(_) => PyIndexError::new_err(message),
+            Error::OutOfMemory(_) => PyMemoryError::new_err(message),
             Error::Io { source, path, .. } => match source.raw_os_error() {
                 // With an errno and a path, Python picks `FileNotFoundError` and its like.
                 Some(errno) => PyOSError::new_err((errno, message, path)),

@@ -57,8 +57,7 @@ impl Memory {
     /// The alignment is cut out of a larger run: the allocator hands out untouched pages for
     /// plain alignment, and would write every byte for a stricter one.
     pub(super) fn zeroed(byte_len: usize) -> Result<Self> {
-        let refused =
-            || Error::InvalidArgument(format!("no memory for a slot of {byte_len} bytes"));
+        let refused = || Error::OutOfMemory(format!("no memory for a slot of {byte_len} bytes"));
         let total = byte_len.checked_add(ALIGNMENT).ok_or_else(refused)?;
         let layout = Layout::from_size_align(total, 16).map_err(|_| refused())?;
         // SAFETY: `layout` is at least `ALIGNMENT` bytes long, so not empty.

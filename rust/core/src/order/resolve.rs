@@ -10,6 +10,7 @@ use super::floor::Floor;
 use super::mix::MixSchedule;
 use super::stage::Stage;
 use super::window::Windows;
+use crate::reserve::with_room;
 use crate::{Error, Result};
 
 /// The index stages of a plan, from the output down to its sources.
@@ -147,7 +148,8 @@ impl Resolver {
     ///
     /// # Errors
     ///
-    /// As [`Resolver::resolve`]; also if the positions leave the 64-bit range.
+    /// As [`Resolver::resolve`]; also if the positions leave the 64-bit range or do not fit into
+    /// memory.
     pub fn resolve_range(&mut self, start: i64, count: usize) -> Result<Vec<Column>> {
         self.resolve_owned(range(start, count)?)
     }
@@ -163,9 +165,12 @@ impl Resolver {
 ///
 /// # Errors
 ///
-/// If they leave the 64-bit range.
+/// If they leave the 64-bit range or do not fit into memory.
 pub fn range(start: i64, count: usize) -> Result<Vec<i64>> {
-    Ok((start..range_end(start, count)?).collect())
+    let end = range_end(start, count)?;
+    let mut positions = with_room(count, || format!("{count} positions"))?;
+    positions.extend(start..end);
+    Ok(positions)
 }
 
 /// The position after `count` positions from `start` on.

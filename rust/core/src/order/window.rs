@@ -8,6 +8,7 @@
 
 use super::floor::Floor;
 use super::permute::{Permutation, SHUFFLE_ROUNDS};
+use crate::reserve::with_room;
 use crate::{Error, Result};
 
 /// How the positions of a sequence fall into windows.
@@ -78,12 +79,8 @@ pub fn window_order(window_len: u64, seed: u32) -> Result<Vec<i64>> {
     if window_len == 0 {
         return Ok(Vec::new());
     }
-    let mut order: Vec<i64> = Vec::new();
-    let reserved = usize::try_from(window_len).map(|len| order.try_reserve_exact(len));
-    if !matches!(reserved, Ok(Ok(()))) {
-        let text = format!("a window of {window_len} elements does not fit into memory");
-        return Err(Error::InvalidArgument(text));
-    }
+    let len = usize::try_from(window_len).unwrap_or(usize::MAX);
+    let mut order: Vec<i64> = with_room(len, || format!("{window_len} elements of a window"))?;
     order.extend((0..window_len.cast_signed()).rev());
     Permutation::new(window_len, seed, SHUFFLE_ROUNDS)?.apply_block(&mut order)?;
     Ok(order)

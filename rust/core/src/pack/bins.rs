@@ -4,6 +4,7 @@
 //! stay a function of the lengths alone.
 
 use crate::pack::choice::{Arrange, Choice, arranged};
+use crate::reserve::check_room;
 use crate::{Error, Result};
 
 /// Which of the bins that have room a sequence goes to.
@@ -72,14 +73,18 @@ impl Bins {
     ///
     /// # Errors
     ///
-    /// If `layout` has no bins, no features, an alignment of 0 or room for no sequence.
+    /// If `layout` has no bins, no features, an alignment of 0 or room for no sequence, or more bins
+    /// than fit into memory.
     pub fn new(layout: Layout, fit: Fit) -> Result<Self> {
         Self::arranged_by(arranged, layout, fit)
     }
 
     fn arranged_by(arrange: Arrange, layout: Layout, fit: Fit) -> Result<Self> {
         layout.check()?;
-        let cells = layout.num_bins * layout.capacities.len();
+        let cells = layout.num_bins.saturating_mul(layout.capacities.len());
+        // A bin takes two words for each feature, and some 14 for its place in the arrangement.
+        let words = cells.saturating_mul(2).saturating_add(layout.num_bins.saturating_mul(14));
+        check_room::<u64>(words, || format!("{} bins", layout.num_bins))?;
         Ok(Self {
             choice: Choice::new(&layout.capacities, layout.num_bins, fit, arrange),
             used: vec![0; cells],

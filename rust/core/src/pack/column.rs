@@ -1,5 +1,8 @@
 //! One feature of all rows of a batch: cells, and for each cell its segment and position.
 
+use crate::Result;
+use crate::reserve::defaults;
+
 /// Where a run of cells goes.
 #[derive(Debug, Clone, Copy)]
 pub struct Placement {
@@ -38,18 +41,25 @@ impl Column {
     ///
     /// With `marked`, segment ids and positions are kept, zero where no sequence is.
     ///
+    /// # Errors
+    ///
+    /// If the rows do not fit into memory.
+    ///
     /// # Panics
     ///
-    /// If `padding` is not `cell_bytes` long or the rows do not fit in memory.
+    /// If `padding` is not `cell_bytes` long.
     pub fn new(
         num_rows: usize,
         row_cells: usize,
         cell_bytes: usize,
         padding: Option<&[u8]>,
         marked: bool,
-    ) -> Self {
-        let num_cells = num_rows * row_cells;
-        let mut values = vec![0; num_cells * cell_bytes + ALIGNMENT];
+    ) -> Result<Self> {
+        let rows = || format!("{num_rows} rows of {row_cells} cells of {cell_bytes} bytes");
+        // More than the address space is more than memory, too.
+        let num_cells = num_rows.saturating_mul(row_cells);
+        let num_bytes = num_cells.saturating_mul(cell_bytes);
+        let mut values: Vec<u8> = defaults(num_bytes.saturating_add(ALIGNMENT), rows)?;
         let offset = match values.as_ptr().align_offset(ALIGNMENT) {
             offset if offset < ALIGNMENT => offset,
             _ => 0,
@@ -57,13 +67,17 @@ impl Column {
         if let Some(padding) = padding
             && padding.iter().any(|&byte| byte != 0)
         {
-            for cell in values[offset..][..num_cells * cell_bytes].chunks_exact_mut(cell_bytes) {
+            for cell in values[offset..][..num_bytes].chunks_exact_mut(cell_bytes) {
                 cell.copy_from_slice(padding);
             }
         }
-        let marks = marked
-            .then(|| Marks { segment_ids: vec![0; num_cells], positions: vec![0; num_cells] });
-        Self { cell_bytes, row_cells, num_rows, values, offset, marks }
+        let marks = if marked {
+            let (segment_ids, positions) = (defaults(num_cells, rows)?, defaults(num_cells, rows)?);
+            Some(Marks { segment_ids, positions })
+        } else {
+            None
+        };
+        Ok(Self { cell_bytes, row_cells, num_rows, values, offset, marks })
     }
 
     /// Copies `cells`, the bytes of `to.len` cells, to their place.
@@ -135,8 +149,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn rows_beyond_memory_are_refused() {
+        // Cells of no bytes need memory for their marks alone.
+        for (cells, bytes, marked) in [(1 << 35, 4, false), (1 << 60, 4, false), (1 << 35, 0, true)]
+        {
+            let refused = Column::new(1 << 20, cells, bytes, None, marked).unwrap_err();
+            assert!(refused.to_string().ends_with("bytes do not fit into memory"), "{refused}");
+        }
+    }
+
+    #[test]
     fn cells_land_in_their_row_with_segments_and_positions() {
-        let mut column = Column::new(2, 4, 2, Some(&[7, 7]), true);
+        let mut column = Column::new(2, 4, 2, Some(&[7, 7]), true).unwrap();
         column.write(Placement { row: 1, start: 1, len: 2, segment: 3 }, &[1, 2, 3, 4]);
         column.overwrite(1, 2, &[5, 6]);
         let (values, offset) = column.take_values();
@@ -150,7 +174,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "lie outside")]
     fn cells_past_the_row_are_refused() {
-        let mut column = Column::new(2, 4, 1, None, false);
+        let mut column = Column::new(2, 4, 1, None, false).unwrap();
         column.write(Placement { row: 0, start: 3, len: 2, segment: 1 }, &[1, 2]);
     }
 }

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyBytesMethods, PyDict, PySlice, PyTuple};
 
 use crate::cells::with_bytes;
+use crate::error::Raised;
 
 pub(crate) type Array<'py> = Bound<'py, PyUntypedArray>;
 
@@ -146,7 +147,7 @@ impl Rows {
         if dtype.has_object() {
             let arguments = (feature, &dtype, num_rows, row_cells, sizes);
             let objects = cells.call_method1("object_rows", arguments)?.unbind();
-            let column = Column::new(num_rows, row_cells, 0, None, marked);
+            let column = Column::new(num_rows, row_cells, 0, None, marked).map_err(Raised)?;
             let dtype = dtype.unbind();
             return Ok(Self { dtype, trailing, cell_bytes: 0, column, objects: Some(objects) });
         }
@@ -154,7 +155,8 @@ impl Rows {
         let padding = padding.extract::<Option<Bound<'_, PyBytes>>>()?;
         let cell_bytes = dtype.itemsize() * trailing.iter().product::<usize>();
         let padding = padding.as_ref().map(PyBytesMethods::as_bytes);
-        let column = Column::new(num_rows, row_cells, cell_bytes, padding, marked);
+        let column =
+            Column::new(num_rows, row_cells, cell_bytes, padding, marked).map_err(Raised)?;
         Ok(Self { dtype: dtype.unbind(), trailing, cell_bytes, column, objects: None })
     }
 
