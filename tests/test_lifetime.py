@@ -271,6 +271,65 @@ def test_abandoned_iterator_is_freed_without_the_collector(name):
     assert gone() is None
 
 
+def _seventh_fails(x):
+    if x == 7:
+        raise ValueError("the seventh")
+    return x
+
+
+def _seventh_fails_to_be_read():
+    return MapDataset.range(100).map(_seventh_fails).to_iter_dataset()
+
+
+def _tokens_but_for_the_seventh(x):
+    return tokens(_seventh_fails(x))
+
+
+FAILING = {
+    "read_inline": lambda: MapDataset.range(100).map(_seventh_fails).to_iter_dataset(INLINE),
+    "read_default": _seventh_fails_to_be_read,
+    "batch": lambda: _seventh_fails_to_be_read().batch(4),
+    "map_batch": lambda: MapDataset.range(100).map(_seventh_fails).batch(4).to_iter_dataset(),
+    "map": lambda: MapDataset.range(100).to_iter_dataset().map(_seventh_fails),
+    "filter": lambda: MapDataset.range(100).to_iter_dataset().filter(_seventh_fails),
+    "thread_prefetch": lambda: experimental.ThreadPrefetchIterDataset(
+        _seventh_fails_to_be_read(), prefetch_buffer_size=4
+    ),
+    "mix": lambda: grain.IterDataset.mix([_seventh_fails_to_be_read(), _default()]),
+    "interleave": lambda: experimental.InterleaveIterDataset(
+        [_seventh_fails_to_be_read(), _default()], cycle_length=2
+    ),
+    "window_shuffle": lambda: experimental.WindowShuffleIterDataset(
+        _seventh_fails_to_be_read(), window_size=5, seed=1
+    ),
+    "packed": lambda: experimental.FirstFitPackIterDataset(
+        MapDataset.range(100).map(_tokens_but_for_the_seventh).to_iter_dataset(),
+        length_struct={"tokens": 12},
+        num_packing_bins=4,
+    ).batch(2),
+    "mp_prefetch": lambda: _seventh_fails_to_be_read().mp_prefetch(
+        grain.MultiprocessingOptions(num_workers=1)
+    ),
+}
+
+
+@pytest.mark.better_than_grain("a traceback and what it holds keep each other")
+@pytest.mark.usefixtures("_no_gc")
+@pytest.mark.parametrize("name", FAILING)
+def test_failed_iterator_is_freed_without_the_collector(name):
+    iterator = iter(FAILING[name]())
+    with pytest.raises(ValueError, match="the seventh") as raised:
+        for _ in range(20):
+            next(iterator)
+    assert raised.traceback[-1].name == "_seventh_fails" or name == "mp_prefetch"
+    gone = weakref.ref(iterator)
+    del iterator, raised
+    until = time.monotonic() + 5
+    while gone() is not None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert gone() is None
+
+
 @pytest.mark.usefixtures("_no_gc")
 @pytest.mark.parametrize("name", ["read_inline", "batch", "mix", "packed"])
 def test_reference_counts_stay_while_iterating(name):

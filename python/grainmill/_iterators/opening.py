@@ -81,10 +81,7 @@ class _Opening:
         self.done.wait()
         if self._stage is None:
             failure, self._failure = self._failure, None
-            try:
-                raise failure or RuntimeError(f"part {self._index} was not opened")
-            finally:
-                del failure
+            raise failure or RuntimeError(f"part {self._index} was not opened")
         return self._stage
 
     def abandon(self) -> None:

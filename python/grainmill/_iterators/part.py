@@ -107,10 +107,7 @@ class Part:
         """Has its turn with nothing at hand: raises what the stage raised, or is at its end."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
-            try:
-                raise failure
-            finally:
-                del failure
+            raise failure
         if self._end is not None:
             self.place = (self._end, 0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Final
 
 from grainmill._plan.settings import config
@@ -25,13 +25,29 @@ def drop_inner_frames(failure: BaseException) -> None:
     while traceback is not None:
         frames.append(traceback)
         traceback = traceback.tb_next
-    shown = [frame for frame in frames if not _is_inner(frame)] or frames[-1:]
+    shown = [frame for frame in frames if not _is_inner(frame.tb_frame)] or frames[-1:]
     chain: TracebackType | None = None
     for frame in reversed(shown):
         chain = TracebackType(chain, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     failure.__traceback__ = chain
+    for frame in frames:
+        _forget_variables(frame.tb_frame)
 
 
-def _is_inner(frame: TracebackType) -> bool:
-    file = frame.tb_frame.f_code.co_filename
-    return file.startswith((_PACKAGE, _FUSED))
+def _forget_variables(frame: FrameType | None) -> None:
+    """Empties the frames of this package that have ended, from `frame` outwards.
+
+    A frame is kept by those it called. One that held the failure, as every layer does on its way,
+    would be held by it in turn, and the whole pipeline with it until the collector comes by.
+    """
+    while frame is not None:
+        if _is_inner(frame):
+            try:
+                frame.clear()
+            except RuntimeError:  # it is running, so what called it is as well
+                return
+        frame = frame.f_back
+
+
+def _is_inner(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith((_PACKAGE, _FUSED))
