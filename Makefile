@@ -69,8 +69,9 @@ types: develop $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest grainmill._native
 
+# On some cores beside each other: many tests mostly wait for a process to start or to end.
 python-test: develop $(VENV)/.test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
 develop: $(VENV)/.built
 

@@ -1,0 +1,135 @@
+"""Random reads of ArrayRecord files by their number of records, beside array_record's reader.
+
+Every file has one record for each chunk, the most an index can be asked for. The answers are checked
+before anything is timed; each figure is that of a process of its own.
+
+    python benches/reader.py            # 1,000 to 10,000,000 records: a minute, 1 GB of disk
+    python benches/reader.py --quick    # small: shows that it works
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from grainmill.array_record import ArrayRecordWriter
+
+RECORD = Path(__file__).parents[1] / "benches/record"
+COUNTS = (1_000, 100_000, 1_000_000, 10_000_000)
+
+
+def record(index):
+    """What the file holds at `index`: eight bytes, then some that tell records apart."""
+    return index.to_bytes(8, "little") + b"grainmill"
+
+
+def write(path, count):
+    with ArrayRecordWriter(str(path), "group_size:1,uncompressed") as writer:
+        for index in range(count):
+            writer.write(record(index))
+
+
+def memory():
+    with Path("/proc/self/status").open() as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmRSS"))
+
+
+def reader_of(library, path):
+    if library == "grainmill":
+        from grainmill.array_record import ArrayRecordReader
+    else:
+        from array_record.python.array_record_module import ArrayRecordReader
+    return ArrayRecordReader(str(path))
+
+
+def measure(library, path, count, reads):
+    """Seconds to open, microseconds of CPU for a read at a random place, bytes the index takes."""
+    reader_of(library, path).close()  # imported, and the file's end in the page cache
+    before, began = memory(), time.process_time()
+    reader = reader_of(library, path)
+    assert reader.num_records() == count
+    opened_s = time.process_time() - began
+    began = time.process_time()
+    places = np.random.default_rng(1).integers(0, count, reads).tolist()
+    assert reader.read([places[0]]) == [record(places[0])]  # loads what is loaded when first needed
+    first_s = time.process_time() - began
+    index_bytes = memory() - before
+    costs = []
+    for _ in range(5):
+        for place in places:  # from the page cache, every time
+            assert reader.read([place]) == [record(place)]
+        began = time.process_time()
+        for place in places:
+            reader.read([place])
+        costs.append((time.process_time() - began) / reads * 1e6)
+    return {
+        "open_us": opened_s * 1e6,
+        "first_read_us": first_s * 1e6,
+        "read_us": statistics.median(costs),
+        "index_bytes_per_record": index_bytes / count,
+    }
+
+
+def in_a_process(library, path, count, reads):
+    command = [sys.executable, __file__, "--one", library, path, count, reads]
+    answer = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    if answer.returncode:
+        return None
+    return json.loads(answer.stdout)
+
+
+def table(counts):
+    lines = [
+        "| records | library | open, us | first read, us | read, us | index, bytes per record |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        for count in counts:
+            path = Path(folder) / f"{count}.array_record"
+            print(f"{count:,} records", file=sys.stderr, flush=True)
+            write(path, count)
+            for library in ("grainmill", "array_record"):
+                # array_record's cost grows with the file; 20 reads are a second there.
+                reads = 2000 if library == "grainmill" or count <= 1000 else 20
+                cost = in_a_process(library, path, count, reads)
+                if cost is None:
+                    continue
+                figures = " | ".join(f"{figure:,.3g}" for figure in cost.values())
+                lines.append(f"| {count:,} | {library} | {figures} |")
+            path.unlink()
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="small files, no record")
+    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        library, path, count, reads = options.one
+        print(json.dumps(measure(library, path, int(count), int(reads))))
+        return
+    lines = table(COUNTS[:2] if options.quick else COUNTS)
+    print(lines)
+    if options.quick:
+        return
+    now = datetime.datetime.now(datetime.UTC)
+    text = (
+        f"# Random reads by the number of records, {now:%Y-%m-%d %H:%M} UTC\n\n"
+        f"`python benches/reader.py`; {platform.machine()}, {os.cpu_count()} CPUs, Python "
+        f"{platform.python_version()}; one record a chunk, 17 bytes each, CPU time.\n\n{lines}\n"
+    )
+    (RECORD / f"{now:%Y-%m-%d-%H%M}-reader.md").write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
