@@ -1,7 +1,8 @@
 """Random reads of ArrayRecord files by their number of records, beside array_record's reader.
 
-Every file has one record for each chunk, the most an index can be asked for. The answers are checked
-before anything is timed; each figure is that of a process of its own.
+Every file has one record for each chunk, the most an index can be asked for. Answers are checked
+before anything is timed; each figure is that of a process of its own. Without array_record only
+grainmill's are shown.
 
     python benches/reader.py            # 1,000 to 10,000,000 records: a minute, 1 GB of disk
     python benches/reader.py --quick    # small: shows that it works
@@ -9,6 +10,7 @@ before anything is timed; each figure is that of a process of its own.
 
 import argparse
 import datetime
+import importlib
 import json
 import os
 import platform
@@ -24,6 +26,10 @@ import numpy as np
 from grainmill.array_record import ArrayRecordWriter
 
 RECORD = Path(__file__).parents[1] / "benches/record"
+MODULES = {
+    "grainmill": "grainmill.array_record",
+    "array_record": "array_record.python.array_record_module",
+}
 COUNTS = (1_000, 100_000, 1_000_000, 10_000_000)
 
 
@@ -44,11 +50,7 @@ def memory():
 
 
 def reader_of(library, path):
-    if library == "grainmill":
-        from grainmill.array_record import ArrayRecordReader
-    else:
-        from array_record.python.array_record_module import ArrayRecordReader
-    return ArrayRecordReader(str(path))
+    return importlib.import_module(MODULES[library]).ArrayRecordReader(str(path))
 
 
 def measure(library, path, count, reads):
@@ -97,7 +99,7 @@ def table(counts):
             path = Path(folder) / f"{count}.array_record"
             print(f"{count:,} records", file=sys.stderr, flush=True)
             write(path, count)
-            for library in ("grainmill", "array_record"):
+            for library in MODULES:
                 # array_record's cost grows with the file; 20 reads are a second there.
                 reads = 2000 if library == "grainmill" or count <= 1000 else 20
                 cost = in_a_process(library, path, count, reads)

@@ -11,7 +11,14 @@ CORE = ROOT / "rust/core/src"
 FACE = ROOT / "python/grainmill"
 
 # Each uses only itself and what stands before it; `batch` and `pack` do not know each other.
-CORE_LAYERS = [{"error", "warm"}, {"reserve"}, {"order"}, {"records"}, {"batch", "pack"}, {"pipeline"}]
+CORE_LAYERS = [
+    {"error", "warm"},
+    {"reserve"},
+    {"order"},
+    {"records"},
+    {"batch", "pack"},
+    {"pipeline"},
+]
 FACE_LAYERS = [
     {"_native"},
     {"_plan"},
