@@ -306,6 +306,48 @@ def test_slots_hold_no_references(arena, dtype):
         copy_rows(np.empty((3, 1), dtype), [np.empty(1, dtype)], 0, hot=False)
 
 
+@settings(deadline=None)
+@given(data=st.data(), batch_size=st.integers(1, 40))
+def test_rows_of_columns_stack_like_the_elements_they_are(data, batch_size):
+    builder = BatchBuilder(batch_size, Arena())
+    elements = []
+    shapes = {"tokens": (3,), "weight": ()}
+    while len(elements) < batch_size:
+        # Another dtype or one more key may come in the midst of a batch.
+        dtypes = {key: data.draw(st.sampled_from(DTYPES[:6])) for key in shapes}
+        num_rows = data.draw(st.integers(1, 8))
+        columns = {
+            key: array_of(dtypes[key], (num_rows, *shape), len(elements))
+            for key, shape in shapes.items()
+        }
+        most = min(num_rows, batch_size - len(elements))
+        order = data.draw(st.permutations(range(num_rows)))[: data.draw(st.integers(1, most))]
+        elements += [{key: column[row] for key, column in columns.items()} for row in order]
+        builder.push_rows(columns, np.array(order))
+        assert len(builder) == len(elements)
+    assert_same(builder.finish(), stacked(elements))
+
+
+def test_rows_of_columns_go_on_where_others_stopped(arena):
+    builder = BatchBuilder(6, arena)
+    column = np.arange(8, dtype=np.int32).reshape(4, 2)
+    builder.push([{"x": column[3]}])
+    builder.push_rows({"x": column}, np.array([2, 0]))
+    builder.push([{"x": column[1]}])
+    builder.push_rows({"x": column}, np.array([1, 1]))
+    np.testing.assert_array_equal(builder.finish()["x"], column[[3, 2, 0, 1, 1, 1]])
+    builder.push_rows({"x": column}, np.array([0]))
+    with pytest.raises(
+        ValueError, match=r"at `\['x'\]` element 6 has shape .* element 7 has shape"
+    ):
+        builder.push_rows({"x": column[:, :1]}, np.array([0]))
+    builder.push_rows({"x": column}, np.array([0]))
+    with pytest.raises(ValueError, match=UNLIKE):
+        builder.push_rows({"y": column}, np.array([0]))
+    with pytest.raises(ValueError, match="a batch holds 6 elements, got 7"):
+        builder.push_rows({"x": column}, np.zeros(7, np.int64))
+
+
 def test_impossible_sizes_are_errors(arena):
     with pytest.raises(ValueError, match="too large"):
         arena.array((2**40, 2**40), np.dtype("f8"))

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from oracle_pack import fit, row_arrays
 from pack_parent import ListStage, drain
 
+import grainmill as grain
+from grainmill import experimental
 from grainmill._iterators.pack import FitPackStage
 from grainmill._plan import sequential
 
@@ -196,6 +198,44 @@ def test_restored_stage_continues_at_next_row(best_fit, block):
         other.restore(state)
         assert other.state() == kept == state
         assert_all_same(drain(other), rows[count:])
+
+
+BATCHED = {
+    "one": (tokens, {"tokens": 12}),
+    "two": (tokens2, {"inputs": 12, "targets": 9}),
+    "unmarked": (tokens_group, {"tokens": 12, "epoch": 12}),
+    "objects": (lambda x: {"tokens": np.array([b"ab", b"c"] * (x % 3), object)}, {"tokens": 12}),
+    "nested": (lambda x: {"part": tokens(x)}, {"part": {"tokens": 12}}),
+}
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("name", BATCHED)
+def test_batches_are_those_of_the_rows(name, shuffle):
+    make, lengths = BATCHED[name]
+    ds = experimental.FirstFitPackIterDataset(
+        grain.MapDataset.range(60).map(make).to_iter_dataset(),
+        length_struct=lengths,
+        num_packing_bins=5,
+        meta_features={"epoch", "part"} & set(lengths),
+        shuffle_bins=shuffle,
+    )
+    # A function of the user's gets elements, which do not come as rows of columns then.
+    expected = list(ds.batch(7, batch_fn=list))
+    batches = list(ds.batch(7))
+    assert [len(rows) for rows in expected] == [7] * (len(batches) - 1) + [len(expected[-1])]
+    for batch, rows in zip(batches, expected, strict=True):
+        assert list(batch) == list(rows[0])
+        for place, row in enumerate(rows):
+            for key, stacked in batch.items():
+                assert repr(place_of(stacked, place)) == repr(row[key])
+
+
+def place_of(stacked, place):
+    """Element `place` of a batch that may be nested."""
+    if isinstance(stacked, dict):
+        return {key: place_of(part, place) for key, part in stacked.items()}
+    return stacked[place]
 
 
 def test_failing_parent_loses_no_element():

@@ -86,6 +86,26 @@ class BatchBuilder:
             raise
         self._num_elements = total
 
+    def push_rows(
+        self, columns: dict[str, np.ndarray[Any, Any]], order: np.ndarray[Any, Any]
+    ) -> None:
+        """Adds elements as `push` does: `{key: column[row] for key, column in columns.items()}`.
+
+        Args:
+            columns: Arrays with one row for each element, and maybe more.
+            order: The elements' rows, in order, int64.
+        """
+        column, stop = self._column, self._num_elements + len(order)
+        if (
+            isinstance(column, _IndexedColumn)
+            and stop <= self._batch_size
+            and column.take_rows(columns, order, self._num_elements)
+        ):
+            self._num_elements = stop
+            return
+        rows = order.tolist()
+        self.push([{key: column[row] for key, column in columns.items()} for row in rows])
+
     @property
     def targets(self) -> Targets | None:
         """Where elements like those so far may be put without `push`, if they may."""
@@ -292,6 +312,24 @@ class _IndexedColumn(_BranchColumn):
             return None
         return self._type, list(zip(self._names, targets, strict=True))
 
+    def take_rows(
+        self, columns: dict[str, np.ndarray[Any, Any]], order: np.ndarray[Any, Any], at: int
+    ) -> bool:
+        """Adds rows of arrays if they go the way of those before; `False` if nothing was done."""
+        if self._type is not dict or self._names != list(columns):
+            return False
+        rows = []
+        for child, values in zip(self._children, columns.values(), strict=True):
+            room = (
+                child.room_for(values, at, len(order)) if isinstance(child, _LeafColumn) else None
+            )
+            if room is None:
+                return False
+            rows.append(room)
+        for room, values in zip(rows, columns.values(), strict=True):
+            np.take(values, order, axis=0, out=room, mode="clip")  # "raise" copies twice
+        return True
+
     def _columns(self, values: list[Any], at: int) -> list[list[Any]]:
         alike = set(map(type, values)) == {self._type}
         if alike and set(map(len, values)) == {len(self._names)}:
@@ -336,6 +374,17 @@ class _LeafColumn:
         num_copied = copy_rows(self.rows, values, at, hot=hot)
         if num_copied < len(values):
             self._push_unlike(values[num_copied:], at + num_copied)
+
+    def room_for(
+        self, values: np.ndarray[Any, Any], at: int, count: int
+    ) -> np.ndarray[Any, Any] | None:
+        """Where `count` rows like those of `values` go; `None` if they are unlike these."""
+        rows = self.rows
+        if rows is None or rows.dtype != values.dtype or rows.shape[1:] != values.shape[1:]:
+            return None
+        if at + count > len(rows):
+            self._grow(at + count)
+        return None if self.rows is None else self.rows[at : at + count]
 
     def finish(self, num_rows: int) -> Any:
         if self.rows is None:

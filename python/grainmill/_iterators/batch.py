@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate.stack import BatchBuilder, shared_arena
+from grainmill._iterators.pack import FitPackStage
 from grainmill._iterators.read import ReadStage, WholeBatches
 from grainmill._iterators.stage import Block, Stage, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import numpy as np
 
     from grainmill._plan import sequential as plan
 
@@ -30,9 +33,12 @@ class BatchStage(Stage):
         self._gathered = self._new_batch()
         self._start: State | None = None
         self._reader: ReadStage | None = None  # what may give whole batches
+        self._packer: FitPackStage | None = None  # what may give rows of arrays
         if isinstance(parent, ReadStage) and node.batch_fn is None:
             self._reader = parent
             parent.expect_batches(node.batch_size)
+        elif isinstance(parent, FitPackStage) and node.batch_fn is None:
+            self._packer = parent
 
     @property
     def burst(self) -> int:
@@ -66,6 +72,12 @@ class BatchStage(Stage):
         """Gathers what the batch lacks; returns the parent's state after that."""
         while True:
             missing = self._size - len(self._gathered)
+            packed = self._packer.pull_rows(missing) if self._packer is not None else None
+            if packed is not None:
+                self._gathered.push_rows(packed.columns, packed.order)
+                if len(packed.order) == missing:
+                    return lambda _: packed.state_after(missing)
+                continue
             block = self._parent.pull(missing, interior=False)
             count, state_after = len(block.elements), block.state_after
             self._gathered.push(block.elements)
@@ -118,6 +130,13 @@ class _Gathered:
         if elements:
             self._builder.push(elements)
             self._count += len(elements)
+
+    def push_rows(
+        self, columns: dict[str, np.ndarray[Any, Any]], order: np.ndarray[Any, Any]
+    ) -> None:
+        """Adds the elements whose values are rows of `columns`, those of `order`."""
+        self._builder.push_rows(columns, order)
+        self._count += len(order)
 
     def finish(self) -> Any:
         """The batch."""

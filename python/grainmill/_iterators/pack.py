@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,20 @@ _LEAST, _MOST = 32, 256
 """Elements asked of the parent at once: as many as a batch took before, within these."""
 
 
+class PackedRows(NamedTuple):
+    """Consecutive elements, each a row of every column.
+
+    Attributes:
+        columns: By key, the values of all rows packed at a time; arrays or lists.
+        order: The rows of the elements.
+        state_after: See `Block.state_after`.
+    """
+
+    columns: dict[str, Any]
+    order: np.ndarray[Any, Any]
+    state_after: Callable[[int], State]
+
+
 class FitPackStage(Stage):
     """Packs what `parent` yields as `node` says.
 
@@ -32,7 +46,8 @@ class FitPackStage(Stage):
         self._cursor = Cursor(parent)
         self._features = _Features(node)
         self._packer = self._features.packer()
-        self._rows: list[dict[str, Any]] | None = None
+        self._columns: dict[str, Any] | None = None
+        self._order = np.empty(0, np.int64)
         self._start = self._cursor.mark()
         self._next_row = 0
         self._counter = 0
@@ -46,14 +61,34 @@ class FitPackStage(Stage):
 
     def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`."""
-        while self._rows is None or self._next_row >= len(self._rows):
-            if not self._pack():
-                return Block([], self._at_end())
-        first = self._next_row
-        elements = self._rows[first : first + limit]
-        state_after = self._states(first, len(self._rows))
-        self._next_row += len(elements)
+        columns, order, state_after = self._next_rows(limit)
+        elements = [{key: rows[row] for key, rows in columns.items()} for row in order.tolist()]
         return Block(elements, state_after)
+
+    def pull_rows(self, limit: int) -> PackedRows | None:
+        """Pulls up to `limit` elements without taking them apart; `None` where they need that.
+
+        That is also so at the end. Nothing has been pulled then.
+        """
+        if not self._features.are_arrays or not self._has_rows():
+            return None
+        return self._next_rows(limit)
+
+    def _next_rows(self, limit: int) -> PackedRows:
+        columns = self._columns if self._has_rows() else None
+        if columns is None:
+            return PackedRows({}, np.empty(0, np.int64), self._at_end())
+        first = self._next_row
+        order = self._order[first : first + limit]
+        self._next_row += len(order)
+        return PackedRows(columns, order, self._states(first, len(self._order)))
+
+    def _has_rows(self) -> bool:
+        """Whether there are rows to hand out, after packing some if there were none."""
+        while self._columns is None or self._next_row >= len(self._order):
+            if not self._pack():
+                return False
+        return True
 
     def _at_end(self) -> Callable[[int], State]:
         state = self.state()
@@ -72,10 +107,10 @@ class FitPackStage(Stage):
 
     def _pack(self) -> bool:
         """Packs one batch; `False` at the end of the data."""
-        if self._rows is not None:
-            self._counter += len(self._rows)
-            self._next_row -= len(self._rows)
-            self._rows = None
+        if self._columns is not None:
+            self._counter += len(self._order)
+            self._next_row -= len(self._order)
+            self._columns = None
             self._start = self._cursor.mark()
         full, before = False, self._taken
         while not full:
@@ -94,8 +129,8 @@ class FitPackStage(Stage):
             )
         if num_rows == 0:
             return False
-        rows = self._features.rows(num_rows, columns, kept)
-        self._rows = [rows[row] for row in self._order(rows)]
+        self._columns = self._features.columns(num_rows, columns, kept)
+        self._order = self._shuffled(num_rows, self._columns)
         return True
 
     def _push(self, elements: list[Any]) -> tuple[int, bool]:
@@ -108,21 +143,21 @@ class FitPackStage(Stage):
             )
             raise
 
-    def _order(self, rows: list[dict[str, Any]]) -> Sequence[int]:
+    def _shuffled(self, num_rows: int, columns: dict[str, Any]) -> np.ndarray[Any, Any]:
         if not self._node.shuffle_bins:
-            return range(len(rows))
+            return np.arange(num_rows)
         rng = np.random.default_rng(self._node.seed + self._counter)
-        order: list[int] = rng.permuted(range(len(rows))).tolist()
+        order = rng.permuted(range(num_rows))
         feature = self._node.shuffle_bins_group_by_feature
-        if feature is not None:
-            means = [_mean_of_unique(row[feature]) for row in rows]
-            return sorted(range(len(rows)), key=lambda row: (means[row], order[row]))
-        return order
+        if feature is None:
+            return order
+        means = [_mean_of_unique(cells) for cells in columns[feature]]
+        return np.array(sorted(range(num_rows), key=lambda row: (means[row], order[row])))
 
     def state(self) -> State:
         """See `Stage.state`."""
-        if self._rows is not None:
-            return self._states(self._next_row, len(self._rows))(0)
+        if self._columns is not None:
+            return self._states(self._next_row, len(self._order))(0)
         counter = self._counter + self._next_row
         return {"parent": self._start(0), "next_row": self._next_row, "counter": counter}
 
@@ -136,7 +171,7 @@ class FitPackStage(Stage):
             )
         self._cursor.restore(state["parent"])
         self._packer.take()
-        self._rows = None
+        self._columns = None
         self._start = self._cursor.mark()
         self._next_row = next_row
         self._counter = counter - next_row
@@ -158,6 +193,7 @@ class _Features:
         self._lengths = list(lengths.values())
         self._marked = [path[0] not in node.meta_features for path in self._paths]
         self._kept = [name for name in node.meta_features if name not in node.length_struct]
+        self.are_arrays = not self._kept and all(len(path) == 1 for path in self._paths)
 
     def packer(self) -> _native.BinPacker:
         """Empty bins for these features."""
@@ -178,10 +214,10 @@ class _Features:
             cells=Cells(names, [padding[path] for path in self._paths] if padding else None),
         )
 
-    def rows(
+    def columns(
         self, num_rows: int, columns: list[tuple[Any, ...]], kept: list[list[list[Any]]]
-    ) -> list[dict[str, Any]]:
-        """The rows as elements, with sorted keys."""
+    ) -> dict[str, Any]:
+        """The values of all rows by key, sorted."""
         parts: dict[str, Any] = dict(zip(self._kept, kept, strict=True))
         for path, length, column in zip(self._paths, self._lengths, columns, strict=True):
             values, segment_ids, positions = rows_of(
@@ -195,9 +231,7 @@ class _Features:
             if segment_ids is not None:
                 parts[f"{key}_segment_ids"] = segment_ids
                 parts[f"{key}_positions"] = positions
-        keys = sorted(parts)
-        sequences = [parts[key] for key in keys]
-        return [dict(zip(keys, cells, strict=True)) for cells in zip(*sequences, strict=True)]
+        return {key: parts[key] for key in sorted(parts)}
 
 
 def _nest(rows: list[dict[str, Any]], path: Sequence[Any], values: Any) -> None:
