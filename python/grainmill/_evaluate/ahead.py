@@ -15,7 +15,7 @@ import time
 import weakref
 from collections import deque
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from grainmill._evaluate.fuse import Evaluated
 from grainmill._evaluate.rows import BLOCK_BYTES, StackedRows, batched, block_len
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from grainmill._evaluate.program import Program
+    from grainmill._native import Ragged
     from grainmill._plan.options import ReadOptions
 
 _INLINE_BLOCK_S = 0.002
@@ -44,12 +45,15 @@ class Blocks(abc.ABC):
         batch_size: Elements that make a batch further on, counted from the last `restart`; 0 if
             none do, or no longer. Blocks are then batches where that is possible.
         ready: Batches that the next calls of `take` give without waiting.
+        lay_out: Makes one piece of a block's elements where these change threads, or `None` if it
+            can not. A block then has that in place of the list.
     """
 
     def __init__(self, program: Program, length: int) -> None:
         self.position = 0
         self.batch_size = 0
         self.ready: deque[StackedRows] = deque()
+        self.lay_out: Callable[[list[Any]], Ragged | None] | None = None
         self._program = program
         self._length = length
         self._first = 0
@@ -263,7 +267,10 @@ class ThreadBlocks(Blocks):
             if whole and not missing:
                 task = _Task(count, functools.partial(batched, self._program, start, count))
             else:
-                task = _Task(count, self._program.begin(start, count))
+                make = self._program.begin(start, count)
+                if self.lay_out is not None:
+                    make = functools.partial(_laid_out, make, self.lay_out)
+                task = _Task(count, make)
             self._tasks.append(task)
             self._handed_out += count
             self._crew.give(self._turn % active, task)
@@ -285,6 +292,16 @@ class ThreadBlocks(Blocks):
         """See `Blocks.close`."""
         self.rewind(self.position)
         self._crew.dismiss()
+
+
+def _laid_out(
+    make: Callable[[], Evaluated], lay_out: Callable[[list[Any]], Ragged | None]
+) -> Evaluated:
+    """What `make` gives, its elements in one piece where they can be."""
+    made = make()
+    ragged = lay_out(made.elements) if made.elements else None
+    # Who asked for it knows that it is no list; it has a length and slices like one.
+    return made if ragged is None else Evaluated(cast("list[Any]", ragged), made.failure)
 
 
 class _Crew:

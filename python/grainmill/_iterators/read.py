@@ -11,6 +11,7 @@ from grainmill._evaluate.program import Program
 from grainmill._evaluate.rows import StackedRows
 from grainmill._iterators.drops import DropWatch
 from grainmill._iterators.stage import Block, Stage, State
+from grainmill._native import Ragged
 from grainmill._plan.random_access import random_access
 from grainmill._workers.pool import threads_take_turns
 
@@ -52,7 +53,7 @@ class ReadStage(Stage):
         self._burst = max(1, node.options.prefetch_buffer_size // 2)
         name = f"PrefetchDatasetIterator{str(node).removeprefix(node.dataset_name)}"
         self._drops = DropWatch(name, options)
-        self._made: list[Any] | StackedRows = []
+        self._made: Any = []  # a list, StackedRows or Ragged
         self._at = 0
         self._num_skipped = 0  # left out since the last element that was pulled
         self._failure: BaseException | None = None
@@ -72,6 +73,10 @@ class ReadStage(Stage):
     def expect_batches(self, batch_size: int) -> None:
         """Has elements made as batches where that is possible; `pull_batches` gives them."""
         self._blocks.batch_size = batch_size
+
+    def expect_ragged(self, lay_out: Callable[[list[Any]], Ragged | None]) -> None:
+        """Has the elements of blocks laid out on the thread that made them; `pull` gives that."""
+        self._blocks.lay_out = lay_out
 
     def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`."""
@@ -108,10 +113,12 @@ class ReadStage(Stage):
             raise failure
         self._failure = failure
 
-    def _kept(self, part: list[Any], start: int, before: int) -> Block:
+    def _kept(self, part: Any, start: int, before: int) -> Block:
         if self._allow_nones or not self._program.runs_user_code:
             return Block(part, _at(start))
-        kept = [element for element in part if element is not None]
+        kept = part
+        if not isinstance(part, Ragged):  # which has none to leave out
+            kept = [element for element in part if element is not None]
         if len(kept) == len(part):
             self._drops.kept_only(len(part))
             self._num_skipped = 0

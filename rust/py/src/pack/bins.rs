@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::error::Raised;
+use crate::pack::ragged::Ragged;
 use crate::pack::rows::{Array, Features, Rows};
 
 /// By row, the values of its sequences.
@@ -74,6 +75,61 @@ impl BinPacker {
             }
         }
         Ok((taken, batch.full))
+    }
+
+    /// Lays elements end to end for `push_ragged`; None where they are not all vectors of one dtype.
+    ///
+    /// Any thread may do that, whatever another one packs.
+    fn lay_out(&self, elements: &Bound<'_, PyList>) -> PyResult<Option<Ragged>> {
+        if self.kept.is_empty() { Ragged::of(&self.features, elements) } else { Ok(None) }
+    }
+
+    /// As `push` with the elements of `ragged`; None, and nothing done, where they have another
+    /// dtype than those in the bins.
+    fn push_ragged(&self, py: Python<'_>, ragged: &Ragged) -> PyResult<Option<(usize, bool)>> {
+        let mut batch = self.locked()?;
+        let batch = &mut *batch;
+        let features = &ragged.features;
+        let mut alike = batch.rows.iter().zip(features.iter());
+        if !alike.all(|(rows, feature)| rows.are_of(feature.dtype.bind(py))) {
+            return Ok(None);
+        }
+        let (mut lengths, mut taken) = (Vec::new(), 0);
+        for element in ragged.numbers() {
+            lengths.clear();
+            lengths.extend(features.iter().map(|feature| feature.len(element)));
+            match batch.bins.check_lengths(&lengths, &self.features.names, self.subject()) {
+                Err(failure) if taken == 0 => return Err(Raised(failure).into()),
+                Err(_) => break,
+                Ok(()) => {}
+            }
+            let Some(bin) = batch.bins.choose(&lengths) else {
+                batch.full = true;
+                break;
+            };
+            if batch.rows.is_empty() {
+                let layout = batch.bins.layout();
+                let sizes = layout.capacities.iter().map(|&cells| (layout.num_bins, cells));
+                let rows =
+                    features.iter().zip(sizes).enumerate().map(|(number, (feature, size))| {
+                        let dtype = feature.dtype.bind(py).clone();
+                        Rows::of(dtype, Vec::new(), &self.features, number, size)
+                    });
+                batch.rows = rows.collect::<PyResult<_>>()?;
+            }
+            let segment = i32::try_from(batch.bins.num_sequences(bin) + 1)?;
+            let starts = batch.bins.starts(bin);
+            for (number, (feature, rows)) in features.iter().zip(&mut batch.rows).enumerate() {
+                let (start, len) = (starts[number], lengths[number]);
+                rows.write_bytes(
+                    feature.bytes(element),
+                    Placement { row: bin, start, len, segment },
+                );
+            }
+            batch.bins.put(bin, &lengths);
+            taken += 1;
+        }
+        Ok(Some((taken, batch.full)))
     }
 
     /// Gives the rows filled so far and starts a new batch.

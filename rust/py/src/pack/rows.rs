@@ -8,6 +8,7 @@ use pyo3::types::{PyBytes, PyBytesMethods, PyDict, PySlice, PyTuple};
 
 use crate::cells::with_bytes;
 use crate::error::Raised;
+use crate::pack::ragged::alike;
 
 pub(crate) type Array<'py> = Bound<'py, PyUntypedArray>;
 
@@ -136,11 +137,20 @@ impl Rows {
         array: &Array<'_>,
         features: &Features,
         feature: usize,
+        size: (usize, usize),
+    ) -> PyResult<Self> {
+        Self::of(array.dtype(), array.shape()[1..].to_vec(), features, feature, size)
+    }
+
+    /// Empty rows of cells of `dtype`, with the axes `trailing` in each.
+    pub(crate) fn of(
+        dtype: Bound<'_, PyArrayDescr>,
+        trailing: Vec<usize>,
+        features: &Features,
+        feature: usize,
         (num_rows, row_cells): (usize, usize),
     ) -> PyResult<Self> {
-        let py = array.py();
-        let dtype = array.dtype();
-        let trailing = array.shape()[1..].to_vec();
+        let py = dtype.py();
         let cells = features.cells.bind(py);
         let sizes = PyTuple::new(py, &trailing)?;
         let marked = features.marked[feature];
@@ -173,6 +183,16 @@ impl Rows {
             with_bytes(array, |bytes| self.column.write(to, &bytes[cells]));
         }
         Ok(())
+    }
+
+    /// Copies the bytes of cells to their place.
+    pub(crate) fn write_bytes(&mut self, cells: &[u8], to: Placement) {
+        self.column.write(to, cells);
+    }
+
+    /// Whether these are rows of vectors of `dtype`.
+    pub(crate) fn are_of(&self, dtype: &Bound<'_, PyArrayDescr>) -> bool {
+        self.objects.is_none() && self.trailing.is_empty() && alike(dtype, &self.dtype)
     }
 
     /// Puts the token `token` at the beginning of what was written to `to`.
