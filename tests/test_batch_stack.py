@@ -313,7 +313,7 @@ def test_rows_of_columns_stack_like_the_elements_they_are(data, batch_size):
     elements = []
     shapes = {"tokens": (3,), "weight": ()}
     while len(elements) < batch_size:
-        # Another dtype or one more key may come in the midst of a batch.
+        # Another dtype may come in the midst of a batch.
         dtypes = {key: data.draw(st.sampled_from(DTYPES[:6])) for key in shapes}
         num_rows = data.draw(st.integers(1, 8))
         columns = {

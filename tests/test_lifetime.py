@@ -20,35 +20,42 @@ MapDataset = grain.MapDataset
 HERE = Path(__file__).parent
 
 
-def _default():
-    return MapDataset.range(10_000).shuffle(1).map(add_one).to_iter_dataset()
+def _shuffled(function):
+    return MapDataset.range(10_000).shuffle(1).map(function).to_iter_dataset()
 
 
-PIPELINES = {
-    "read_inline": lambda: MapDataset.range(10_000).map(add_one).to_iter_dataset(INLINE),
-    "read_default": _default,
-    "read_endless": lambda: (
-        MapDataset.range(100).shuffle(1).repeat().map(add_one).to_iter_dataset()
-    ),
-    "batch": lambda: _default().batch(8),
-    "map_batch": lambda: MapDataset.range(10_000).map(add_one).batch(8).to_iter_dataset(),
-    "thread_prefetch": lambda: experimental.ThreadPrefetchIterDataset(
-        _default(), prefetch_buffer_size=4
-    ),
-    "mix": lambda: grain.IterDataset.mix([_default(), _default()]),
-    "interleave": lambda: experimental.InterleaveIterDataset(
-        [_default(), _default(), _default()], cycle_length=2
-    ),
-    "window_shuffle": lambda: experimental.WindowShuffleIterDataset(
-        _default(), window_size=50, seed=1
-    ),
-    "packed": lambda: experimental.FirstFitPackIterDataset(
-        MapDataset.range(10_000).map(tokens).to_iter_dataset(),
-        length_struct={"tokens": 12},
-        num_packing_bins=4,
-    ).batch(2),
-    "random_map": lambda: _default().random_map(lambda x, rng: x + rng.integers(9), seed=1),
-}
+def _pipelines(function):
+    """Datasets whose elements go through `function`; of several parts, only those of the first."""
+    return {
+        "read_inline": lambda: MapDataset.range(10_000).map(function).to_iter_dataset(INLINE),
+        "read_default": lambda: _shuffled(function),
+        "read_endless": lambda: (
+            MapDataset.range(100).shuffle(1).repeat().map(function).to_iter_dataset()
+        ),
+        "batch": lambda: _shuffled(function).batch(8),
+        "map_batch": lambda: MapDataset.range(10_000).map(function).batch(8).to_iter_dataset(),
+        "thread_prefetch": lambda: experimental.ThreadPrefetchIterDataset(
+            _shuffled(function), prefetch_buffer_size=4
+        ),
+        "mix": lambda: grain.IterDataset.mix([_shuffled(function), _shuffled(add_one)]),
+        "interleave": lambda: experimental.InterleaveIterDataset(
+            [_shuffled(function), _shuffled(add_one), _shuffled(add_one)], cycle_length=2
+        ),
+        "window_shuffle": lambda: experimental.WindowShuffleIterDataset(
+            _shuffled(function), window_size=50, seed=1
+        ),
+        "packed": lambda: experimental.FirstFitPackIterDataset(
+            MapDataset.range(10_000).map(function).map(tokens).to_iter_dataset(),
+            length_struct={"tokens": 12},
+            num_packing_bins=4,
+        ).batch(2),
+        "random_map": lambda: _shuffled(function).random_map(
+            lambda x, rng: x + rng.integers(9), seed=1
+        ),
+    }
+
+
+PIPELINES = _pipelines(add_one)
 
 
 def _settled(measure, limit, timeout_s=10.0):
@@ -277,37 +284,11 @@ def _seventh_fails(x):
     return x
 
 
-def _seventh_fails_to_be_read():
-    return MapDataset.range(100).map(_seventh_fails).to_iter_dataset()
-
-
-def _tokens_but_for_the_seventh(x):
-    return tokens(_seventh_fails(x))
-
-
 FAILING = {
-    "read_inline": lambda: MapDataset.range(100).map(_seventh_fails).to_iter_dataset(INLINE),
-    "read_default": _seventh_fails_to_be_read,
-    "batch": lambda: _seventh_fails_to_be_read().batch(4),
-    "map_batch": lambda: MapDataset.range(100).map(_seventh_fails).batch(4).to_iter_dataset(),
-    "map": lambda: MapDataset.range(100).to_iter_dataset().map(_seventh_fails),
-    "filter": lambda: MapDataset.range(100).to_iter_dataset().filter(_seventh_fails),
-    "thread_prefetch": lambda: experimental.ThreadPrefetchIterDataset(
-        _seventh_fails_to_be_read(), prefetch_buffer_size=4
-    ),
-    "mix": lambda: grain.IterDataset.mix([_seventh_fails_to_be_read(), _default()]),
-    "interleave": lambda: experimental.InterleaveIterDataset(
-        [_seventh_fails_to_be_read(), _default()], cycle_length=2
-    ),
-    "window_shuffle": lambda: experimental.WindowShuffleIterDataset(
-        _seventh_fails_to_be_read(), window_size=5, seed=1
-    ),
-    "packed": lambda: experimental.FirstFitPackIterDataset(
-        MapDataset.range(100).map(_tokens_but_for_the_seventh).to_iter_dataset(),
-        length_struct={"tokens": 12},
-        num_packing_bins=4,
-    ).batch(2),
-    "mp_prefetch": lambda: _seventh_fails_to_be_read().mp_prefetch(
+    **_pipelines(_seventh_fails),
+    "map": lambda: _shuffled(add_one).map(_seventh_fails),
+    "filter": lambda: _shuffled(add_one).filter(_seventh_fails),
+    "mp_prefetch": lambda: _shuffled(_seventh_fails).mp_prefetch(
         grain.MultiprocessingOptions(num_workers=1)
     ),
 }

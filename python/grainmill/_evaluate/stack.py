@@ -95,16 +95,27 @@ class BatchBuilder:
             columns: Arrays with one row for each element, and maybe more.
             order: The elements' rows, in order, int64.
         """
-        column, stop = self._column, self._num_elements + len(order)
-        if (
-            isinstance(column, _IndexedColumn)
-            and stop <= self._batch_size
-            and column.take_rows(columns, order, self._num_elements)
-        ):
-            self._num_elements = stop
+        at, stop = self._num_elements, self._num_elements + len(order)
+        targets = self._targets_of(columns) if stop <= self._batch_size else None
+        if targets is None:
+            rows = order.tolist()
+            self.push([{key: column[row] for key, column in columns.items()} for row in rows])
             return
-        rows = order.tolist()
-        self.push([{key: column[row] for key, column in columns.items()} for row in rows])
+        for target, column in zip(targets, columns.values(), strict=True):
+            np.take(column, order, axis=0, out=target[at:stop], mode="clip")  # "raise" copies twice
+        self.add_filled(len(order))
+
+    def _targets_of(
+        self, columns: dict[str, np.ndarray[Any, Any]]
+    ) -> list[np.ndarray[Any, Any]] | None:
+        """The `targets` that rows of `columns` fit into; `None` if they do not."""
+        kind, targets = self.targets or (None, [])
+        if kind is not dict or [key for key, _ in targets] != list(columns):
+            return None
+        rows = [target for _, target in targets if type(target) is np.ndarray]
+        layout = [(target.shape[1:], target.dtype) for target in rows]
+        alike = layout == [(column.shape[1:], column.dtype) for column in columns.values()]
+        return rows if alike else None
 
     @property
     def targets(self) -> Targets | None:
@@ -312,24 +323,6 @@ class _IndexedColumn(_BranchColumn):
             return None
         return self._type, list(zip(self._names, targets, strict=True))
 
-    def take_rows(
-        self, columns: dict[str, np.ndarray[Any, Any]], order: np.ndarray[Any, Any], at: int
-    ) -> bool:
-        """Adds rows of arrays if they go the way of those before; `False` if nothing was done."""
-        if self._type is not dict or self._names != list(columns):
-            return False
-        rows = []
-        for child, values in zip(self._children, columns.values(), strict=True):
-            room = (
-                child.room_for(values, at, len(order)) if isinstance(child, _LeafColumn) else None
-            )
-            if room is None:
-                return False
-            rows.append(room)
-        for room, values in zip(rows, columns.values(), strict=True):
-            np.take(values, order, axis=0, out=room, mode="clip")  # "raise" copies twice
-        return True
-
     def _columns(self, values: list[Any], at: int) -> list[list[Any]]:
         alike = set(map(type, values)) == {self._type}
         if alike and set(map(len, values)) == {len(self._names)}:
@@ -374,17 +367,6 @@ class _LeafColumn:
         num_copied = copy_rows(self.rows, values, at, hot=hot)
         if num_copied < len(values):
             self._push_unlike(values[num_copied:], at + num_copied)
-
-    def room_for(
-        self, values: np.ndarray[Any, Any], at: int, count: int
-    ) -> np.ndarray[Any, Any] | None:
-        """Where `count` rows like those of `values` go; `None` if they are unlike these."""
-        rows = self.rows
-        if rows is None or rows.dtype != values.dtype or rows.shape[1:] != values.shape[1:]:
-            return None
-        if at + count > len(rows):
-            self._grow(at + count)
-        return None if self.rows is None else self.rows[at : at + count]
 
     def finish(self, num_rows: int) -> Any:
         if self.rows is None:

@@ -64,6 +64,8 @@ class FitPackStage(Stage):
 
     def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`."""
+        if not self._has_rows():
+            return Block([], self._at_end())
         columns, order, state_after = self._next_rows(limit)
         elements = [{key: rows[row] for key, rows in columns.items()} for row in order.tolist()]
         return Block(elements, state_after)
@@ -78,13 +80,10 @@ class FitPackStage(Stage):
         return self._next_rows(limit)
 
     def _next_rows(self, limit: int) -> PackedRows:
-        columns = self._columns if self._has_rows() else None
-        if columns is None:
-            return PackedRows({}, np.empty(0, np.int64), self._at_end())
         first = self._next_row
         order = self._order[first : first + limit]
         self._next_row += len(order)
-        return PackedRows(columns, order, self._states(first, len(self._order)))
+        return PackedRows(self._columns or {}, order, self._states(first, len(self._order)))
 
     def _has_rows(self) -> bool:
         """Whether there are rows to hand out, after packing some if there were none."""

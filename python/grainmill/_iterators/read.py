@@ -53,7 +53,7 @@ class ReadStage(Stage):
         self._burst = max(1, node.options.prefetch_buffer_size // 2)
         name = f"PrefetchDatasetIterator{str(node).removeprefix(node.dataset_name)}"
         self._drops = DropWatch(name, options)
-        self._made: Any = []  # a list, StackedRows or Ragged
+        self._made: list[Any] | StackedRows = []
         self._at = 0
         self._num_skipped = 0  # left out since the last element that was pulled
         self._failure: BaseException | None = None
@@ -113,7 +113,7 @@ class ReadStage(Stage):
             raise failure
         self._failure = failure
 
-    def _kept(self, part: Any, start: int, before: int) -> Block:
+    def _kept(self, part: list[Any], start: int, before: int) -> Block:
         if self._allow_nones or not self._program.runs_user_code:
             return Block(part, _at(start))
         kept = part

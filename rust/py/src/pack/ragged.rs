@@ -9,13 +9,13 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PySlice};
 
 use crate::cells::with_bytes;
-use crate::pack::rows::Features;
+use crate::pack::rows::{Features, alike};
 
 /// One feature of consecutive elements.
 pub(crate) struct Cells {
-    pub(crate) key: Py<PyAny>,
+    key: Py<PyAny>,
     pub(crate) dtype: Py<PyArrayDescr>,
-    pub(crate) cell_bytes: usize,
+    cell_bytes: usize,
     bytes: Vec<u8>,
     /// Where each element's cells end, in cells.
     ends: Vec<usize>,
@@ -48,7 +48,8 @@ impl Cells {
 #[pyclass(module = "grainmill._native", frozen)]
 pub(crate) struct Ragged {
     pub(crate) features: Arc<[Cells]>,
-    elements: Range<usize>,
+    /// The numbers that its elements have in `features`.
+    pub(crate) elements: Range<usize>,
 }
 
 #[pymethods]
@@ -84,44 +85,32 @@ impl Ragged {
 
 impl Ragged {
     /// Lays `elements` end to end, or gives up where they are not all dicts of plain vectors.
-    pub(crate) fn of(features: &Features, elements: &Bound<'_, PyList>) -> PyResult<Option<Self>> {
+    pub(crate) fn of(features: &Features, elements: &Bound<'_, PyList>) -> Option<Self> {
         let mut laid: Vec<Cells> = Vec::new();
         for element in elements {
-            let Ok(dict) = element.cast_into::<PyDict>() else { return Ok(None) };
             for (feature, path) in features.paths.iter().enumerate() {
-                let [key] = path.as_slice() else { return Ok(None) };
-                let Some(value) = dict.get_item(key)? else { return Ok(None) };
-                let Ok(array) = value.cast_into::<PyUntypedArray>() else { return Ok(None) };
+                let [key] = path.as_slice() else { return None };
+                let value = features.value(&element, feature, path).ok()?;
+                let array = value.cast_into::<PyUntypedArray>().ok()?;
                 let dtype = array.dtype();
                 let plain = array.ndim() == 1 && array.is_c_contiguous() && !dtype.has_object();
                 if !plain || dtype.itemsize() == 0 {
-                    return Ok(None);
+                    return None;
                 }
                 if laid.len() == feature {
                     laid.push(Cells {
-                        key: key.clone_ref(dict.py()),
+                        key: key.clone_ref(element.py()),
                         cell_bytes: dtype.itemsize(),
                         dtype: dtype.unbind(),
                         bytes: Vec::new(),
                         ends: Vec::with_capacity(elements.len()),
                     });
                 } else if !alike(&dtype, &laid[feature].dtype) {
-                    return Ok(None);
+                    return None;
                 }
                 laid[feature].push(&array);
             }
         }
-        Ok(Some(Self { features: laid.into(), elements: 0..elements.len() }))
+        Some(Self { features: laid.into(), elements: 0..elements.len() })
     }
-
-    /// The numbers that its elements have in `features`.
-    pub(crate) fn numbers(&self) -> Range<usize> {
-        self.elements.clone()
-    }
-}
-
-/// Whether two dtypes are the same.
-pub(crate) fn alike(one: &Bound<'_, PyArrayDescr>, other: &Py<PyArrayDescr>) -> bool {
-    let other = other.bind(one.py());
-    one.is(other) || one.is_equiv_to(other)
 }

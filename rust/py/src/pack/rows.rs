@@ -8,7 +8,6 @@ use pyo3::types::{PyBytes, PyBytesMethods, PyDict, PySlice, PyTuple};
 
 use crate::cells::with_bytes;
 use crate::error::Raised;
-use crate::pack::ragged::alike;
 
 pub(crate) type Array<'py> = Bound<'py, PyUntypedArray>;
 
@@ -65,7 +64,8 @@ impl Features {
         Ok(true)
     }
 
-    fn value<'py>(
+    /// What `element` has under the keys of a feature.
+    pub(crate) fn value<'py>(
         &self,
         element: &Bound<'py, PyAny>,
         feature: usize,
@@ -110,14 +110,15 @@ fn is_plain(array: &Array<'_>, rows: Option<&Rows>) -> bool {
     if array.ndim() == 0 || !array.is_c_contiguous() {
         return false;
     }
-    let dtype = array.dtype();
-    match rows {
-        Some(rows) => {
-            let wanted = rows.dtype.bind(array.py());
-            (dtype.is(wanted) || dtype.is_equiv_to(wanted)) && array.shape()[1..] == rows.trailing
-        }
-        None => true,
-    }
+    rows.is_none_or(|rows| {
+        alike(&array.dtype(), &rows.dtype) && array.shape()[1..] == rows.trailing
+    })
+}
+
+/// Whether two dtypes are the same.
+pub(crate) fn alike(one: &Bound<'_, PyArrayDescr>, other: &Py<PyArrayDescr>) -> bool {
+    let other = other.bind(one.py());
+    one.is(other) || one.is_equiv_to(other)
 }
 
 /// One feature of the batch under way.
