@@ -6,12 +6,7 @@ from grainmill._iterators.stage import Block, Stage
 
 
 class ListStage(Stage):
-    """Yields `elements`, an exception among them by raising it, `block` at a time.
-
-    With `lay_out` a block's elements come as what that makes of them, where it can.
-    """
-
-    lay_out = None
+    """Yields `elements`, an exception among them by raising it, `block` at a time."""
 
     def __init__(self, elements, block=5):
         super().__init__()
@@ -29,8 +24,6 @@ class ListStage(Stage):
                 break
             taken.append(element)
         self.next += len(taken)
-        if taken and self.lay_out is not None:
-            taken = self.lay_out(taken) or taken
         return Block(taken, lambda count: {"next_index": first + count})
 
     def state(self):

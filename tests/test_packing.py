@@ -48,14 +48,10 @@ _MAPS = {
 }
 
 
-def packed(elements, *, best_fit=False, block=5, ragged=False, **options):
+def packed(elements, *, best_fit=False, block=5, **options):
     options.setdefault("num_packing_bins", 3)
     node = sequential.FitPack.of(None, best_fit=best_fit, **options)
-    parent = ListStage(elements, block)
-    stage = FitPackStage(node, parent)
-    if ragged:  # as elements come from a thread
-        parent.lay_out = stage._packer.lay_out
-    return stage
+    return FitPackStage(node, ListStage(elements, block))
 
 
 def decoded(value):
@@ -148,20 +144,12 @@ _ELEMENTS = st.lists(
     best_fit=st.booleans(),
     max_sequences=st.none() | st.integers(1, 4),
     alignment=st.none() | st.fixed_dictionaries({"a": st.integers(1, 4), "b": st.integers(1, 4)}),
-    ragged=st.booleans(),
-    dtypes=st.lists(st.sampled_from([np.int64, np.int32, np.float64]), min_size=1, max_size=9),
 )
-def test_fit_matches_slow_fit(  # noqa: PLR0917 - what is drawn
-    elements, num_bins, best_fit, max_sequences, alignment, ragged, dtypes
-):
+def test_fit_matches_slow_fit(elements, num_bins, best_fit, max_sequences, alignment):
     capacities = {"a": 9, "b": 6}
     stage = packed(
-        [
-            {key: np.array(value, dtypes[at // 7 % len(dtypes)]) for key, value in one.items()}
-            for at, one in enumerate(elements)
-        ],
+        [{key: np.array(value, np.int64) for key, value in one.items()} for one in elements],
         best_fit=best_fit,
-        ragged=ragged,
         length_struct=capacities,
         num_packing_bins=num_bins,
         shuffle_bins=False,
@@ -212,91 +200,6 @@ def test_restored_stage_continues_at_next_row(best_fit, block):
         assert_all_same(drain(other), rows[count:])
 
 
-VECTORS = {"x": np.arange(3, dtype=np.int32), "y": np.arange(2.0), "z": "not packed"}
-
-
-@pytest.mark.parametrize(
-    "unlike",
-    [
-        {"x": [0, 1], "y": np.arange(2.0)},
-        {"x": np.int32(1), "y": np.arange(2.0)},
-        {"x": np.zeros((2, 2), np.int32), "y": np.arange(2.0)},
-        {"x": np.arange(6, dtype=np.int32)[::2], "y": np.arange(2.0)},
-        {"x": np.arange(3), "y": np.arange(2.0)},
-        {"x": np.array([1, 2], object), "y": np.arange(2.0)},
-        {"x": np.array(["", ""], "U0"), "y": np.arange(2.0)},
-        {"y": np.arange(2.0)},
-        [np.arange(3), np.arange(2.0)],
-        None,
-    ],
-    ids=repr,
-)
-def test_only_plain_vectors_are_laid_out(unlike):
-    packer = packed([], length_struct={"x": 8, "y": 8})._packer
-    ragged = packer.lay_out([VECTORS, {**VECTORS, "x": np.arange(0, dtype=np.int32)}, VECTORS])
-    assert len(ragged) == 3
-    assert len(ragged[1:]) == 2
-    assert [element["x"].tolist() for element in ragged[1:].elements()] == [[], [0, 1, 2]]
-    assert_same(ragged[2:3].elements()[0], {key: VECTORS[key] for key in ("x", "y")})
-    with pytest.raises(IndexError, match="no step but 1"):
-        ragged[::2]
-    assert packer.lay_out([VECTORS, unlike]) is None
-    if unlike is not None:
-        assert (
-            packed([], length_struct={"x": {"inner": 8}}, meta_features=["x"])._packer.lay_out(
-                [unlike]
-            )
-            is None
-        )
-
-
-def unlike_tokens(x):
-    return {"tokens": np.arange(x % 9 + 1, dtype=[np.int32, np.int64][x // 40 % 2])}
-
-
-def lists_of_tokens(x):
-    return {"tokens": list(range(x % 9 + 1))}
-
-
-def tokens_or_none(x):
-    return None if x % 3 == 0 else tokens(x)
-
-
-def tokens_up_to_70(x):
-    if x == 70:
-        raise ValueError("no more")
-    return tokens(x)
-
-
-def long_tokens(x):
-    return {"tokens": np.zeros(20 if x == 70 else 3)}
-
-
-@pytest.mark.parametrize(
-    "make",
-    [tokens, tokens2, unlike_tokens, lists_of_tokens, tokens_or_none, tokens_up_to_70, long_tokens],
-)
-def test_threads_change_no_row_state_or_failure(make):
-    lengths = dict.fromkeys(make(1), 12)
-
-    def run(options):
-        ds = grain.MapDataset.range(200).map(make).to_iter_dataset(options)
-        ds = experimental.BestFitPackIterDataset(ds, length_struct=lengths, num_packing_bins=5)
-        found = []
-        with iter(ds) as iterator:
-            try:
-                found.extend((repr(row), json.dumps(iterator.get_state())) for row in iterator)
-            except ValueError as failure:
-                notes = str(getattr(failure, "__notes__", ()))
-                found += [str(failure), notes, json.dumps(iterator.get_state())]
-        return found
-
-    inline = run(grain.ReadOptions(num_threads=0))
-    assert len(inline) > 15
-    for prefetch in (2, 7, 500):
-        assert run(grain.ReadOptions(prefetch_buffer_size=prefetch)) == inline
-
-
 BATCHED = {
     "one": (tokens, {"tokens": 12}),
     "two": (tokens2, {"inputs": 12, "targets": 9}),
@@ -335,12 +238,10 @@ def place_of(stacked, place):
     return stacked[place]
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-def test_failing_parent_loses_no_element(ragged):
+def test_failing_parent_loses_no_element():
     elements = [tokens(x) for x in range(12)]
     expected = drain(packed(elements, length_struct={"tokens": 12}))
-    failing = [*elements[:7], KeyError("boom"), *elements[7:]]
-    stage = packed(failing, ragged=ragged, length_struct={"tokens": 12})
+    stage = packed([*elements[:7], KeyError("boom"), *elements[7:]], length_struct={"tokens": 12})
     rows, failures = [], 0
     while True:
         try:
@@ -356,10 +257,9 @@ def test_failing_parent_loses_no_element(ragged):
     assert_all_same(rows, expected)
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-def test_element_that_can_not_be_packed_raises_again_and_is_named(ragged):
+def test_element_that_can_not_be_packed_raises_again_and_is_named():
     elements = [tokens(0), tokens(1), {"tokens": np.zeros(13, np.int32)}, tokens(2)]
-    stage = packed(elements, ragged=ragged, length_struct={"tokens": 12})
+    stage = packed(elements, length_struct={"tokens": 12})
     for _ in range(2):
         with pytest.raises(ValueError, match="Inputs to PackedBatch must be truncated") as raised:
             stage.pull(1)

@@ -158,7 +158,7 @@ class PlannedIterator(DatasetIterator[T]):
         return self._waiting.pop()
 
     def _closed_message(self) -> str:
-        if isinstance(self._stage, ThreadPrefetchStage):
+        if type(self._stage) is ThreadPrefetchStage:
             return "Attempting to use a closed iterator."
         return f"Trying to advance a closed iterator: '{self}'."
 

@@ -15,7 +15,7 @@ import time
 import weakref
 from collections import deque
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate.fuse import Evaluated
 from grainmill._evaluate.rows import BLOCK_BYTES, StackedRows, batched, block_len
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from grainmill._evaluate.program import Program
-    from grainmill._native import Ragged
     from grainmill._plan.options import ReadOptions
 
 _INLINE_BLOCK_S = 0.002
@@ -47,15 +46,12 @@ class Blocks(abc.ABC):
         batch_size: Elements that make a batch further on, counted from the last `restart`; 0 if
             none do, or no longer. Blocks are then batches where that is possible.
         ready: Batches that the next calls of `take` give without waiting.
-        lay_out: Makes one piece of a block's elements where these change threads, or `None` if it
-            can not. A block then has that in place of the list.
     """
 
     def __init__(self, program: Program, length: int) -> None:
         self.position = 0
         self.batch_size = 0
         self.ready: deque[StackedRows] = deque()
-        self.lay_out: Callable[[list[Any]], Ragged | None] | None = None
         self._program = program
         self._length = length
         self._first = 0
@@ -187,15 +183,45 @@ class EngineBlocks(Blocks):
 class _Task:
     """One block on its way through a thread."""
 
-    __slots__ = ("count", "cpu_s", "done", "elapsed_s", "made", "make")
+    __slots__ = ("count", "cpu_s", "done", "elapsed_s", "made", "make", "thread")
 
-    def __init__(self, count: int, make: Callable[[], Evaluated | StackedRows]) -> None:
+    def __init__(
+        self, count: int, make: Callable[[], Evaluated | StackedRows], thread: int
+    ) -> None:
         self.count = count
         self.make: Callable[[], Evaluated | StackedRows] | None = make
         self.made: Evaluated | StackedRows = Evaluated([], None)
+        self.thread = thread
         self.elapsed_s = self.cpu_s = 0.0
         self.done = threading.Lock()
         self.done.acquire()
+
+    def run(self) -> None:
+        """Makes the block, unless nobody wants it any more."""
+        make = self.make
+        if make is not None:
+            began, cpu_began = time.perf_counter(), time.thread_time()
+            try:
+                self.made = make()
+            except BaseException as failure:
+                self.made = Evaluated([], failure)
+            self.elapsed_s = time.perf_counter() - began
+            self.cpu_s = time.thread_time() - cpu_began
+        self.done.release()
+
+
+class Demand:
+    """What a thread that makes elements has to know of those who want them.
+
+    Attributes:
+        ended: Whether nobody wants any more.
+        urgent: Whether somebody waits.
+    """
+
+    __slots__ = ("ended", "urgent")
+
+    def __init__(self) -> None:
+        self.ended = self.urgent = False
 
 
 class ThreadBlocks(Blocks):
@@ -205,10 +231,15 @@ class ThreadBlocks(Blocks):
     of the allowed threads get work is found out while running (`ThreadCount`). Where a batch
     follows that is made in a moment, it is one block: its rows are copied by the core that has
     just made them.
+
+    Attributes:
+        demand: Given where the consumer is the first of the threads: it makes its blocks when it
+            takes them, until the demand has ended.
     """
 
     def __init__(self, program: Program, length: int, options: ReadOptions) -> None:
         super().__init__(program, length)
+        self.demand: Demand | None = None
         self._at_most = options.prefetch_buffer_size
         mean = program.mean_byte_len
         most = block_len(mean, max(1, self._at_most // 2), _HANDED_OVER_BYTES)
@@ -227,6 +258,9 @@ class ThreadBlocks(Blocks):
 
     def take(self, limit: int) -> Evaluated | StackedRows:
         """See `Blocks.take`."""
+        demand = self.demand
+        if demand is not None and demand.ended:
+            raise RuntimeError("nobody waits for these elements any more")
         if self._pid != os.getpid():  # a fork leaves the threads behind
             self._pid = os.getpid()
             self._reset()
@@ -235,7 +269,10 @@ class ThreadBlocks(Blocks):
             return Evaluated([], None)
         task = self._tasks[0]
         waited_s = 0.0
-        if not task.done.acquire(blocking=False):
+        if demand is not None and task.thread == 0:
+            task.run()
+            waited_s = task.elapsed_s if demand.urgent else 0.0
+        elif not task.done.acquire(blocking=False):
             began = time.perf_counter()
             task.done.acquire()
             waited_s = time.perf_counter() - began
@@ -267,16 +304,16 @@ class ThreadBlocks(Blocks):
             count = min(block, missing or block, self._length - start)
             if count <= 0 or (self._tasks and start + count - self.position > bound):
                 return
+            make: Callable[[], Evaluated | StackedRows]
             if whole and not missing:
-                task = _Task(count, functools.partial(batched, self._program, start, count))
+                make = functools.partial(batched, self._program, start, count)
             else:
                 make = self._program.begin(start, count)
-                if self.lay_out is not None:
-                    make = functools.partial(_laid_out, make, self.lay_out)
-                task = _Task(count, make)
+            task = _Task(count, make, self._turn % active)
             self._tasks.append(task)
             self._handed_out += count
-            self._crew.give(self._turn % active, task)
+            if task.thread or self.demand is None:
+                self._crew.give(task)
             self._turn += 1
 
     def rewind(self, position: int) -> None:
@@ -297,40 +334,35 @@ class ThreadBlocks(Blocks):
         self._crew.dismiss()
 
 
-def _laid_out(
-    make: Callable[[], Evaluated], lay_out: Callable[[list[Any]], Ragged | None]
-) -> Evaluated:
-    """What `make` gives, its elements in one piece where they can be."""
-    made = make()
-    ragged = lay_out(made.elements) if made.elements else None
-    # Who asked for it knows that it is no list; it has a length and slices like one.
-    return made if ragged is None else Evaluated(cast("list[Any]", ragged), made.failure)
+def thread_name(number: int) -> str:
+    """What threads that run user functions are called; programs rely on that."""
+    return f"grain-prefetch_{number}"
 
 
 class _Crew:
     """Threads, each with a queue of its own; they know nothing of who gives them work."""
 
     def __init__(self) -> None:
-        self._queues: list[SimpleQueue[_Task | None]] = []
+        self._queues: dict[int, SimpleQueue[_Task | None]] = {}
         self._threads: list[threading.Thread] = []
         _CREWS.add(self)
 
-    def give(self, number: int, task: _Task) -> None:
-        """Queues `task` for thread `number`, starting it if need be."""
-        while len(self._queues) <= number:
-            queue: SimpleQueue[_Task | None] = SimpleQueue()
-            name = f"grain-prefetch_{len(self._queues)}"
+    def give(self, task: _Task) -> None:
+        """Queues `task` for its thread, starting it if need be."""
+        queue = self._queues.get(task.thread)
+        if queue is None:
+            queue = self._queues[task.thread] = SimpleQueue()
+            name = thread_name(task.thread)
             thread = threading.Thread(target=_work, args=(queue,), name=name, daemon=True)
-            self._queues.append(queue)
             self._threads.append(thread)
             thread.start()
-        self._queues[number].put(task)
+        queue.put(task)
 
     def dismiss(self) -> None:
         """Lets the threads end once they are through with the block in hand."""
-        for queue in self._queues:
+        queues, self._queues = self._queues, {}
+        for queue in queues.values():
             queue.put(None)
-        self._queues = []
 
     def wait(self, deadline: float) -> None:
         """Waits for dismissed threads to be gone, at most until `deadline`."""
@@ -340,17 +372,8 @@ class _Crew:
 
 def _work(queue: SimpleQueue[_Task | None]) -> None:
     while (task := queue.get()) is not None:
-        make = task.make
-        if make is not None:
-            began, cpu_began = time.perf_counter(), time.thread_time()
-            try:
-                task.made = make()
-            except BaseException as failure:
-                task.made = Evaluated([], failure)
-            task.elapsed_s = time.perf_counter() - began
-            task.cpu_s = time.thread_time() - cpu_began
-        task.done.release()
-        del task, make
+        task.run()
+        del task
 
 
 _CREWS: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -6,6 +6,7 @@ at the end. A slot returns to the arena only when the last view of it is gone, s
 outlive the builder, the arena and the iterator.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -95,6 +96,9 @@ class BatchBuilder:
             columns: Arrays with one row for each element, and maybe more.
             order: The elements' rows, in order, int64.
         """
+        if not self._num_elements and len(order) > 1:  # the first says what the batch is made of
+            self.push_rows(columns, order[:1])
+            order = order[1:]
         at, stop = self._num_elements, self._num_elements + len(order)
         targets = self._targets_of(columns) if stop <= self._batch_size else None
         if targets is None:
@@ -381,7 +385,7 @@ class _LeafColumn:
             self.reserve(first.shape, first.dtype, len(values))
 
     def reserve(self, row_shape: tuple[int, ...], dtype: Any, at_least: int) -> None:
-        row_len = int(np.prod(row_shape)) * dtype.itemsize
+        row_len = math.prod(row_shape) * dtype.itemsize
         affordable = max(at_least, _RESERVED_BYTES // max(1, row_len))
         self.rows = self._array((min(self._batch_size, affordable), *row_shape), dtype)
 
@@ -393,7 +397,7 @@ class _LeafColumn:
             self.rows[: len(rows)] = rows
 
     def _array(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-        if shape[0] * int(np.prod(shape[1:])) * dtype.itemsize < _SLOT_BYTES:
+        if math.prod(shape) * dtype.itemsize < _SLOT_BYTES:
             return np.empty(shape, dtype)
         return self._arena.array(shape, dtype)
 

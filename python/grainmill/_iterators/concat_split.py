@@ -173,6 +173,7 @@ class ConcatThenSplitStage(Stage):
                 f"`elements_from_buffer_after_checkpoint` must be at least 0, got {skip}"
             )
         self._cursor.restore(state["parent_state"])
+        self._packer = self._row_packer()
         self._packer.restart(remainder)
         self._rows = []
         self._next_row = 0

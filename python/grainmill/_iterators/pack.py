@@ -9,7 +9,6 @@ import numpy as np
 
 from grainmill import _native
 from grainmill._iterators.cells import Cells, rows_of
-from grainmill._iterators.read import ReadStage
 from grainmill._iterators.stage import Block, Cursor, Stage, State
 from grainmill._plan import sequential
 
@@ -47,8 +46,6 @@ class FitPackStage(Stage):
         self._cursor = Cursor(parent)
         self._features = _Features(node)
         self._packer = self._features.packer()
-        if isinstance(parent, ReadStage):
-            parent.expect_ragged(self._packer.lay_out)
         self._columns: dict[str, Any] | None = None
         self._order = np.empty(0, np.int64)
         self._start = self._cursor.mark()
@@ -135,13 +132,8 @@ class FitPackStage(Stage):
         self._order = self._shuffled(num_rows, self._columns)
         return True
 
-    def _push(self, elements: Any) -> tuple[int, bool]:
+    def _push(self, elements: list[Any]) -> tuple[int, bool]:
         try:
-            if isinstance(elements, _native.Ragged):
-                pushed = self._packer.push_ragged(elements)
-                if pushed is not None:
-                    return pushed
-                elements = elements.elements()
             return self._packer.push(elements, 0)
         except Exception as failure:
             failure.add_note(
@@ -177,7 +169,7 @@ class FitPackStage(Stage):
                 f"{next_row}"
             )
         self._cursor.restore(state["parent"])
-        self._packer.take()
+        self._packer = self._features.packer()
         self._columns = None
         self._start = self._cursor.mark()
         self._next_row = next_row

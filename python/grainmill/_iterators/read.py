@@ -11,7 +11,6 @@ from grainmill._evaluate.program import Program
 from grainmill._evaluate.rows import StackedRows
 from grainmill._iterators.drops import DropWatch
 from grainmill._iterators.stage import Block, Stage, State
-from grainmill._native import Ragged
 from grainmill._plan.random_access import random_access
 from grainmill._workers.pool import threads_take_turns
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from grainmill._evaluate.ahead import Demand
     from grainmill._plan import sequential as plan
     from grainmill._plan.options import DatasetOptions
 
@@ -74,9 +74,15 @@ class ReadStage(Stage):
         """Has elements made as batches where that is possible; `pull_batches` gives them."""
         self._blocks.batch_size = batch_size
 
-    def expect_ragged(self, lay_out: Callable[[list[Any]], Ragged | None]) -> None:
-        """Has the elements of blocks laid out on the thread that made them; `pull` gives that."""
-        self._blocks.lay_out = lay_out
+    @property
+    def has_threads(self) -> bool:
+        """Whether user functions run on threads."""
+        return isinstance(self._blocks, ThreadBlocks)
+
+    def run_for(self, demand: Demand) -> None:
+        """Has the thread that pulls run user functions itself, as the first of their threads."""
+        if isinstance(self._blocks, ThreadBlocks):
+            self._blocks.demand = demand
 
     def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`."""
@@ -116,9 +122,7 @@ class ReadStage(Stage):
     def _kept(self, part: list[Any], start: int, before: int) -> Block:
         if self._allow_nones or not self._program.runs_user_code:
             return Block(part, _at(start))
-        kept = part
-        if not isinstance(part, Ragged):  # which has none to leave out
-            kept = [element for element in part if element is not None]
+        kept = [element for element in part if element is not None]
         if len(kept) == len(part):
             self._drops.kept_only(len(part))
             self._num_skipped = 0

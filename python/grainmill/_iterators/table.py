@@ -15,6 +15,7 @@ from grainmill._iterators.interleave import InterleaveStage
 from grainmill._iterators.limit import LimitStage
 from grainmill._iterators.mix import MixStage
 from grainmill._iterators.pack import FitPackStage
+from grainmill._iterators.packed_ahead import PackedAheadStage
 from grainmill._iterators.read import ReadStage
 from grainmill._iterators.rebatch import RebatchStage
 from grainmill._iterators.repeat import RepeatStage
@@ -73,6 +74,16 @@ def _maps(node: plan.Map, options: DatasetOptions) -> Stage:
     return elementwise.MapStage(_open(above, options), steps)
 
 
+def _batched(node: plan.Batch, options: DatasetOptions) -> Stage:
+    parent = _parent(node, options)
+    stage = BatchStage(node, parent)
+    if isinstance(parent, FitPackStage | ConcatThenSplitStage) and node.batch_fn is None:
+        (reader,) = parent.parents
+        if isinstance(reader, ReadStage) and reader.has_threads:
+            return PackedAheadStage(reader, stage, node.batch_size)
+    return stage
+
+
 def _interleave(node: plan.Interleave, options: DatasetOptions) -> Stage:
     datasets = node.datasets
     ahead = node.iter_buffer_size > 1
@@ -83,7 +94,7 @@ def _interleave(node: plan.Interleave, options: DatasetOptions) -> Stage:
         if to_iter_dataset is not None:
             part = to_iter_dataset()
         stage = _open(part._plan_node(), options)  # noqa: SLF001 - datasets share plans
-        if ahead and not isinstance(stage, ReadStage):  # which reads ahead by itself
+        if ahead and not isinstance(stage, ReadStage | PackedAheadStage):  # which read ahead anyway
             return ThreadPrefetchStage(plan.ThreadPrefetch((), node.iter_buffer_size), stage)
         return stage
 
@@ -103,7 +114,7 @@ _STAGES: dict[type[Node], Callable[[Any, DatasetOptions], Stage]] = {
     plan.MapWithIndex: lambda node, o: elementwise.MapWithIndexStage(node, _parent(node, o)),
     plan.RandomMap: lambda node, o: elementwise.RandomMapStage(node, _parent(node, o)),
     plan.Filter: lambda node, o: elementwise.FilterStage(node, _parent(node, o), o),
-    plan.Batch: lambda node, o: BatchStage(node, _parent(node, o)),
+    plan.Batch: _batched,
     plan.Rebatch: lambda node, o: RebatchStage(node, _parent(node, o)),
     plan.Mix: lambda node, o: MixStage(node, _parents(node, o)),
     plan.Zip: lambda node, o: ZipStage(node, _parents(node, o)),

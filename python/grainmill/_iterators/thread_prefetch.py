@@ -9,12 +9,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
+import os
 import threading
 import time
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, Self
 
+from grainmill._evaluate.ahead import Demand
 from grainmill._iterators.foreign import ForeignStage
 from grainmill._iterators.part import After, Place, Start
 from grainmill._iterators.stage import Block, Stage, State
@@ -23,6 +25,7 @@ from grainmill._plan.sequential import ThreadPrefetch, check_prefetch_buffer_siz
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_HAND_OVER_S = 0.02
 _PATIENCE_S = 0.1
 _EXIT_PATIENCE_S = 0.5
 _CLOSED = "Attempting to use a closed iterator."
@@ -39,12 +42,14 @@ class ThreadPrefetchStage(Stage):
         super().__init__(parent)
         self._parent = parent
         self._size = node.prefetch_buffer_size
-        self._feed: _Feed | None = None
+        self._feed: Feed | None = None
         self._closed = False
         self._begin()
+        _STAGES.add(self)
 
     def _begin(self) -> None:
         self._ended = False
+        self._astray = False  # whether a thread moved the parent that is no longer there
         self._start = Start(self._parent)
         self._place: Place = (self._start, 0)
 
@@ -84,16 +89,25 @@ class ThreadPrefetchStage(Stage):
         self._place = (block.state_after, len(block.elements))
         return block
 
-    def _running(self) -> _Feed:
+    def _running(self) -> Feed:
         feed = self._feed
-        if feed is not None and feed.stopped:
+        if self._astray or (feed is not None and feed.demand.ended):
             self._rewind()
             feed = None
         if feed is None or feed.failed:
             self._start.freeze()
-            feed = self._feed = _Feed(self._parent, self._size)
+            feed = self._feed = self._new_feed()
             feed.thread.start()
         return feed
+
+    def _new_feed(self) -> Feed:
+        name = f"grain-thread-prefetch_{next(_numbers)}"
+        return Feed(self._parent, self._size, at_once=1, thread_name=name)
+
+    def lose_thread(self) -> None:
+        """Goes on without its thread, which a fork has left behind."""
+        if self._feed is not None:
+            self._feed, self._astray = None, True
 
     def _halt(self) -> None:
         """Waits for the thread to leave the parent, and drops what it made."""
@@ -124,7 +138,7 @@ class ThreadPrefetchStage(Stage):
 
     def next_index(self) -> int:
         """See `Stage.next_index`; elements made ahead are made again."""
-        if self._feed is not None:
+        if self._feed is not None or self._astray:
             self._rewind()
         return self._parent.next_index()
 
@@ -183,26 +197,29 @@ class _Piece:
         self.elements = elements
 
 
-class _Feed:
+class Feed:
     """A bounded queue and the thread that fills it from `stage`.
 
+    The thread hands over `at_once` elements, or those it has made in a moment, and makes no more
+    while more than that wait.
+
     Attributes:
-        stopped: Whether the thread was asked to end.
+        demand: What the thread can ask of the consumer; ended when the thread is to end.
         failed: Whether a failure, the last thing the thread delivers, was taken.
     """
 
-    def __init__(self, stage: Stage, size: int) -> None:
-        self.stopped = False
+    def __init__(self, stage: Stage, size: int, *, at_once: int, thread_name: str) -> None:
+        self.demand = Demand()
         self.failed = False
         self._stage = stage
         self._size = size
+        self._at_once = at_once
+        self._spare = size - at_once
         self._queue: deque[_Piece | BaseException] = deque()
         self._held = 0
         # Its lock is reentrant: garbage collection may call `stop` from inside `put` or `take`.
         self._changed = threading.Condition()
-        self.thread = threading.Thread(
-            target=_fill, args=(self,), name=f"grain-thread-prefetch_{next(_numbers)}", daemon=True
-        )
+        self.thread = threading.Thread(target=_fill, args=(self,), name=thread_name, daemon=True)
         _live.add(self)
 
     def take(self, limit: int) -> list[_Piece]:
@@ -212,9 +229,11 @@ class _Feed:
         """
         pieces: list[_Piece] = []
         with self._changed:
-            while not self._queue and not self.stopped:
+            while not self._queue and not self.demand.ended:
+                self.demand.urgent = True
                 self._changed.wait()
-            if self.stopped:
+            self.demand.urgent = False
+            if self.demand.ended:
                 raise ValueError(_CLOSED)
             while limit and self._queue:
                 head = self._queue[0]
@@ -225,8 +244,12 @@ class _Feed:
                 piece = self._first(head, limit)
                 pieces.append(piece)
                 limit -= len(piece.elements)
-            self._changed.notify()
+            if self._has_room():
+                self._changed.notify()
         return pieces
+
+    def _has_room(self) -> bool:
+        return self._held <= self._spare
 
     def _first(self, head: _Piece, limit: int) -> _Piece:
         if len(head.elements) <= limit:
@@ -250,38 +273,52 @@ class _Feed:
     def make(self) -> bool:
         """Pulls from the parent once there is room; `False` when there is no more to do."""
         with self._changed:
-            while self._held >= self._size and not self.stopped:
+            while not self._has_room() and not self.demand.ended:
                 self._changed.wait()
-            if self.stopped:
+            if self.demand.ended:
                 return False
             room = self._size - self._held
-        count = min(self._stage.burst, room)
-        block = self._stage.pull(count, interior=count > 1)
-        self.put(_Piece(block.state_after, 0, block.elements))
-        return bool(block.elements)
+        until = time.monotonic() + _HAND_OVER_S
+        made: list[_Piece | BaseException] = []
+        count = 0
+        try:
+            while not made or (count < self._at_once and time.monotonic() < until):
+                wanted = min(self._stage.burst, room - count)
+                block = self._stage.pull(wanted, interior=wanted > 1)
+                made.append(_Piece(block.state_after, 0, block.elements))
+                count += len(block.elements)
+                if not block.elements:
+                    return False
+            if self._at_once > 1:
+                self._spare = count
+            return True
+        finally:
+            self.put(made)
 
-    def put(self, item: _Piece | BaseException) -> None:
+    def put(self, made: list[_Piece | BaseException]) -> None:
         """Adds what the thread made or met."""
         with self._changed:
-            if not self.stopped:
-                self._queue.append(item)
-                self._held += len(item.elements) if isinstance(item, _Piece) else 0
+            if not self.demand.ended:
+                self._queue.extend(made)
+                self._held += sum(
+                    len(piece.elements) for piece in made if isinstance(piece, _Piece)
+                )
                 self._changed.notify()
 
     def stop(self) -> None:
         """Asks the thread to end and drops what it made."""
         with self._changed:
-            self.stopped = True
+            self.demand.ended = True
             self._queue.clear()
             self._changed.notify_all()
 
 
-def _fill(feed: _Feed) -> None:
+def _fill(feed: Feed) -> None:
     try:
         while feed.make():
             pass
     except BaseException as failure:
-        feed.put(failure)
+        feed.put([failure])
 
 
 def _state(places: list[tuple[After, int, int]], count: int) -> State:
@@ -293,7 +330,8 @@ def _state(places: list[tuple[After, int, int]], count: int) -> State:
 
 
 _numbers = itertools.count()
-_live: weakref.WeakSet[_Feed] = weakref.WeakSet()
+_live: weakref.WeakSet[Feed] = weakref.WeakSet()
+_STAGES: weakref.WeakSet[ThreadPrefetchStage] = weakref.WeakSet()
 
 
 @atexit.register
@@ -306,3 +344,13 @@ def _stop_all() -> None:
     for feed in feeds:
         if feed.thread.is_alive():
             feed.thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _lose_threads() -> None:
+    """In a forked process: the threads are not there, and their locks may be taken for ever."""
+    _live.clear()
+    for stage in list(_STAGES):
+        stage.lose_thread()
+
+
+os.register_at_fork(after_in_child=_lose_threads)

@@ -1,6 +1,5 @@
 //! Batches of bins, for Python.
 
-use std::ops::Range;
 use std::sync::{Mutex, MutexGuard};
 
 use grainmill_core::pack::{Bins, Fit, Layout, Placement};
@@ -9,7 +8,6 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::error::Raised;
-use crate::pack::ragged::Ragged;
 use crate::pack::rows::{Array, Features, Rows};
 
 /// By row, the values of its sequences.
@@ -65,44 +63,17 @@ impl BinPacker {
     fn push(&self, elements: &Bound<'_, PyList>, start: usize) -> PyResult<(usize, bool)> {
         let mut batch = self.locked()?;
         let (mut arrays, mut lengths) = (Vec::new(), Vec::new());
-        let taken = take_each(start..elements.len(), |index| {
-            self.add(&mut batch, &elements.get_item(index)?, &mut arrays, &mut lengths)
-        })?;
-        Ok((taken, batch.full))
-    }
-
-    /// Lays elements end to end for `push_ragged`; None where they are not all vectors of one dtype.
-    ///
-    /// Any thread may do that, whatever another one packs.
-    fn lay_out(&self, elements: &Bound<'_, PyList>) -> Option<Ragged> {
-        if self.kept.is_empty() { Ragged::of(&self.features, elements) } else { None }
-    }
-
-    /// As `push` with the elements of `ragged`; None, and nothing done, where they have another
-    /// dtype than those in the bins.
-    fn push_ragged(&self, py: Python<'_>, ragged: &Ragged) -> PyResult<Option<(usize, bool)>> {
-        let mut batch = self.locked()?;
-        let features = &ragged.features;
-        let mut pairs = batch.rows.iter().zip(features.iter());
-        if !pairs.all(|(rows, cells)| rows.are_of(cells.dtype.bind(py))) {
-            return Ok(None);
+        let mut taken = 0;
+        for index in start..elements.len() {
+            let element = elements.get_item(index)?;
+            match self.add(&mut batch, &element, &mut arrays, &mut lengths) {
+                Ok(true) => taken += 1,
+                Ok(false) => break,
+                Err(failure) if taken == 0 => return Err(failure),
+                Err(_) => return Ok((taken, false)),
+            }
         }
-        let mut lengths = Vec::new();
-        let taken = take_each(ragged.elements.clone(), |element| {
-            lengths.clear();
-            lengths.extend(features.iter().map(|cells| cells.len(element)));
-            self.check_lengths(&batch, &lengths)?;
-            let begin = |feature: usize, size| {
-                let dtype = features[feature].dtype.bind(py).clone();
-                Rows::of(dtype, Vec::new(), &self.features, feature, size)
-            };
-            let bin = place(&mut batch, &lengths, begin, |feature, rows, to| {
-                rows.write_bytes(features[feature].bytes(element), to);
-                Ok(())
-            })?;
-            Ok(bin.is_some())
-        })?;
-        Ok(Some((taken, batch.full)))
+        Ok((taken, batch.full))
     }
 
     /// Gives the rows filled so far and starts a new batch.
@@ -139,24 +110,26 @@ impl BinPacker {
         lengths: &mut Vec<usize>,
     ) -> PyResult<bool> {
         self.features.gather(element, &batch.rows, arrays, lengths)?;
-        self.check_lengths(batch, lengths)?;
+        batch.bins.check_lengths(lengths, &self.features.names, self.subject()).map_err(Raised)?;
         let kept = self.kept_values(element)?;
-        let begin =
-            |feature: usize, size| Rows::like(&arrays[feature], &self.features, feature, size);
-        let bin =
-            place(batch, lengths, begin, |feature, rows, to| rows.write(&arrays[feature], 0, to))?;
-        let Some(bin) = bin else { return Ok(false) };
-        let num_bins = batch.bins.layout().num_bins;
-        batch.kept.resize_with(kept.len(), || (0..num_bins).map(|_| Vec::new()).collect());
+        let Some(bin) = batch.bins.choose(lengths) else {
+            batch.full = true;
+            return Ok(false);
+        };
+        if batch.rows.is_empty() {
+            self.begin(batch, arrays)?;
+        }
+        let segment = i32::try_from(batch.bins.num_sequences(bin) + 1)?;
+        for (feature, (array, rows)) in arrays.iter().zip(&mut batch.rows).enumerate() {
+            let start = batch.bins.starts(bin)[feature];
+            let to = Placement { row: bin, start, len: lengths[feature], segment };
+            rows.write(array, 0, to)?;
+        }
         for (rows, value) in batch.kept.iter_mut().zip(kept) {
             rows[bin].push(value);
         }
+        batch.bins.put(bin, lengths);
         Ok(true)
-    }
-
-    fn check_lengths(&self, batch: &Batch, lengths: &[usize]) -> PyResult<()> {
-        let checked = batch.bins.check_lengths(lengths, &self.features.names, self.subject());
-        Ok(checked.map_err(Raised)?)
     }
 
     fn subject(&self) -> &'static str {
@@ -166,51 +139,19 @@ impl BinPacker {
     fn kept_values(&self, element: &Bound<'_, PyAny>) -> PyResult<Vec<Py<PyAny>>> {
         self.kept.iter().map(|key| element.get_item(key).map(Bound::unbind)).collect()
     }
-}
 
-/// Counts the elements that `add` takes, until it returns `false`; a failure is one of the first.
-fn take_each(
-    elements: Range<usize>,
-    mut add: impl FnMut(usize) -> PyResult<bool>,
-) -> PyResult<usize> {
-    let first = elements.start;
-    for element in elements.clone() {
-        match add(element) {
-            Ok(true) => {}
-            Err(failure) if element == first => return Err(failure),
-            Ok(false) | Err(_) => return Ok(element - first),
-        }
-    }
-    Ok(elements.len())
-}
-
-/// Puts a sequence into the bin chosen for it, which is returned; None if none has room.
-///
-/// `begin` makes a feature's rows, of the size it is given, where the batch has none yet; `write`
-/// copies a feature's cells to their place.
-fn place(
-    batch: &mut Batch,
-    lengths: &[usize],
-    begin: impl Fn(usize, (usize, usize)) -> PyResult<Rows>,
-    write: impl Fn(usize, &mut Rows, Placement) -> PyResult<()>,
-) -> PyResult<Option<usize>> {
-    let Some(bin) = batch.bins.choose(lengths) else {
-        batch.full = true;
-        return Ok(None);
-    };
-    if batch.rows.is_empty() {
+    /// Makes rows for a batch whose first element has these arrays.
+    fn begin(&self, batch: &mut Batch, arrays: &[Array<'_>]) -> PyResult<()> {
         let layout = batch.bins.layout();
-        let sizes = layout.capacities.iter().map(|&cells| (layout.num_bins, cells));
-        batch.rows = sizes
-            .enumerate()
-            .map(|(feature, size)| begin(feature, size))
-            .collect::<PyResult<_>>()?;
+        let rows = arrays.iter().enumerate().map(|(feature, array)| {
+            let size = (layout.num_bins, layout.capacities[feature]);
+            Rows::like(array, &self.features, feature, size)
+        });
+        let rows = rows.collect::<PyResult<_>>()?;
+        let num_bins = layout.num_bins;
+        let lists = || (0..num_bins).map(|_| Vec::new()).collect();
+        batch.kept = self.kept.iter().map(|_| lists()).collect();
+        batch.rows = rows;
+        Ok(())
     }
-    let segment = i32::try_from(batch.bins.num_sequences(bin) + 1)?;
-    for (feature, rows) in batch.rows.iter_mut().enumerate() {
-        let (start, len) = (batch.bins.starts(bin)[feature], lengths[feature]);
-        write(feature, rows, Placement { row: bin, start, len, segment })?;
-    }
-    batch.bins.put(bin, lengths);
-    Ok(Some(bin))
 }

@@ -4,11 +4,9 @@ use pyo3::prelude::*;
 
 mod bins;
 mod concat_split;
-mod ragged;
 mod rows;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<bins::BinPacker>()?;
-    module.add_class::<ragged::Ragged>()?;
     module.add_class::<concat_split::RowPacker>()
 }

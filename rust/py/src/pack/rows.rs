@@ -64,8 +64,7 @@ impl Features {
         Ok(true)
     }
 
-    /// What `element` has under the keys of a feature.
-    pub(crate) fn value<'py>(
+    fn value<'py>(
         &self,
         element: &Bound<'py, PyAny>,
         feature: usize,
@@ -110,15 +109,14 @@ fn is_plain(array: &Array<'_>, rows: Option<&Rows>) -> bool {
     if array.ndim() == 0 || !array.is_c_contiguous() {
         return false;
     }
-    rows.is_none_or(|rows| {
-        alike(&array.dtype(), &rows.dtype) && array.shape()[1..] == rows.trailing
-    })
-}
-
-/// Whether two dtypes are the same.
-pub(crate) fn alike(one: &Bound<'_, PyArrayDescr>, other: &Py<PyArrayDescr>) -> bool {
-    let other = other.bind(one.py());
-    one.is(other) || one.is_equiv_to(other)
+    let dtype = array.dtype();
+    match rows {
+        Some(rows) => {
+            let wanted = rows.dtype.bind(array.py());
+            (dtype.is(wanted) || dtype.is_equiv_to(wanted)) && array.shape()[1..] == rows.trailing
+        }
+        None => true,
+    }
 }
 
 /// One feature of the batch under way.
@@ -138,20 +136,11 @@ impl Rows {
         array: &Array<'_>,
         features: &Features,
         feature: usize,
-        size: (usize, usize),
-    ) -> PyResult<Self> {
-        Self::of(array.dtype(), array.shape()[1..].to_vec(), features, feature, size)
-    }
-
-    /// Empty rows of cells of `dtype`, with the axes `trailing` in each.
-    pub(crate) fn of(
-        dtype: Bound<'_, PyArrayDescr>,
-        trailing: Vec<usize>,
-        features: &Features,
-        feature: usize,
         (num_rows, row_cells): (usize, usize),
     ) -> PyResult<Self> {
-        let py = dtype.py();
+        let py = array.py();
+        let dtype = array.dtype();
+        let trailing = array.shape()[1..].to_vec();
         let cells = features.cells.bind(py);
         let sizes = PyTuple::new(py, &trailing)?;
         let marked = features.marked[feature];
@@ -184,16 +173,6 @@ impl Rows {
             with_bytes(array, |bytes| self.column.write(to, &bytes[cells]));
         }
         Ok(())
-    }
-
-    /// Copies the bytes of cells to their place.
-    pub(crate) fn write_bytes(&mut self, cells: &[u8], to: Placement) {
-        self.column.write(to, cells);
-    }
-
-    /// Whether these are rows of vectors of `dtype`.
-    pub(crate) fn are_of(&self, dtype: &Bound<'_, PyArrayDescr>) -> bool {
-        self.objects.is_none() && self.trailing.is_empty() && alike(dtype, &self.dtype)
     }
 
     /// Puts the token `token` at the beginning of what was written to `to`.

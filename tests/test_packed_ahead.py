@@ -1,0 +1,302 @@
+"""Packing and batching on the thread that makes elements: only the place of the work changes."""
+
+import gc
+import itertools
+import json
+import multiprocessing
+import os
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+from oracle_stack import assert_same
+from pipelines import tokens, tokens2
+
+import grainmill as grain
+from grainmill import experimental
+from grainmill._iterators.packed_ahead import PackedAheadStage
+from grainmill._iterators.table import open_stage
+
+INLINE = grain.ReadOptions(num_threads=0)
+
+
+def assert_all_same(actual, expected):
+    assert len(actual) == len(expected)
+    for one, other in zip(actual, expected, strict=True):
+        assert_same(one, other)
+
+
+def unlike_tokens(x):
+    return {"tokens": np.arange(x % 9 + 1, dtype=[np.int32, np.int64][x // 40 % 2])}
+
+
+def lists_of_tokens(x):
+    return {"tokens": list(range(x % 9 + 1))}
+
+
+def tokens_or_none(x):
+    return None if x % 3 == 0 else tokens(x)
+
+
+def tokens_but_for_70(x):
+    if x == 70:
+        raise ValueError("no more")
+    return tokens(x)
+
+
+def long_tokens(x):
+    return {"tokens": np.zeros(20 if x == 70 else 3)}
+
+
+def first_fit(ds, **options):
+    return experimental.FirstFitPackIterDataset(ds, num_packing_bins=5, **options)
+
+
+def best_fit(ds, **options):
+    return experimental.BestFitPackIterDataset(ds, num_packing_bins=3, **options)
+
+
+def packed(function, options=None, *, pack=first_fit, batch_size=2, count=200):
+    ds = grain.MapDataset.range(count).map(function).to_iter_dataset(options)
+    features = ["inputs", "targets"] if function is tokens2 else ["tokens"]
+    ds = pack(ds, length_struct=dict.fromkeys(features, 12))
+    return ds.batch(batch_size) if batch_size else ds
+
+
+def found(ds):
+    """Each element with the state after it, and what happens where one fails, twice."""
+    seen = []
+    failures = 0
+    with iter(ds) as iterator:
+        while failures < 2:
+            try:
+                element = next(iterator, None)
+            except ValueError as failure:
+                failures += 1
+                element = [str(failure), *getattr(failure, "__notes__", ())]
+            if element is None:
+                return seen
+            seen.append((repr(element), json.dumps(iterator.get_state())))
+    return seen
+
+
+@pytest.mark.parametrize("batch_size", [0, 4])
+@pytest.mark.parametrize("pack", [first_fit, best_fit, experimental.ConcatThenSplitIterDataset])
+@pytest.mark.parametrize(
+    "function",
+    [
+        tokens,
+        tokens2,
+        unlike_tokens,
+        lists_of_tokens,
+        tokens_or_none,
+        tokens_but_for_70,
+        long_tokens,
+    ],
+)
+def test_thread_changes_no_row_state_or_failure(function, pack, batch_size):
+    def made(options):
+        return found(packed(function, options, pack=pack, batch_size=batch_size))
+
+    inline = made(INLINE)
+    assert len(inline) > 4
+    for prefetch, threads in ((1, 1), (2, 16), (7, 2), (500, 16)):
+        assert made(grain.ReadOptions(threads, prefetch)) == inline
+
+
+@pytest.mark.parametrize("batch_size", [0, 4])
+def test_restored_iterator_goes_on_wherever_the_thread_is(batch_size):
+    ds = packed(tokens, batch_size=batch_size, count=60)
+    with iter(ds) as iterator:
+        states = [iterator.get_state()]
+        elements = []
+        for element in iterator:
+            elements.append(element)
+            states.append(iterator.get_state())
+    with iter(ds) as iterator:
+        for at in [*range(len(states)), *reversed(range(len(states)))]:
+            iterator.set_state(states[at])
+            assert iterator.get_state() == states[at]
+            assert_all_same(list(itertools.islice(iterator, 3)), elements[at : at + 3])
+
+
+def test_only_stages_without_user_code_are_made_together():
+    def is_one(ds):
+        return isinstance(open_stage(ds._plan_node()), PackedAheadStage)
+
+    assert is_one(packed(tokens))
+    assert is_one(packed(tokens, pack=experimental.ConcatThenSplitIterDataset))
+    assert not is_one(packed(tokens, INLINE))
+    assert not is_one(packed(tokens, grain.ReadOptions(prefetch_buffer_size=0)))
+    assert not is_one(packed(tokens, batch_size=0).batch(2, batch_fn=list))
+    assert not is_one(packed(tokens, batch_size=0).map(dict).batch(2))
+    assert not is_one(packed(tokens).map(dict))
+
+
+def test_functions_run_on_the_thread_programs_know():
+    names = set()
+
+    def function(x):
+        names.add(threading.current_thread().name)
+        return tokens(x)
+
+    assert len(list(packed(function, batch_size=4))) > 9
+    assert names == {"grain-prefetch_0"}
+
+
+def test_functions_that_wait_get_more_threads():
+    names = set()
+
+    def function(x):
+        names.add(threading.current_thread().name)
+        time.sleep(0.005)
+        return tokens(x)
+
+    options = grain.ReadOptions(num_threads=4, prefetch_buffer_size=64)
+    with iter(packed(function, options, batch_size=2, count=3000)) as iterator:
+        rows = []
+        while len(names) < 4 and len(rows) < 700:
+            rows.append(next(iterator))
+    assert names == {f"grain-prefetch_{number}" for number in range(4)}
+    assert_all_same(
+        rows, list(itertools.islice(packed(tokens, INLINE, batch_size=2, count=3000), len(rows)))
+    )
+
+
+def test_functions_never_overlap_while_places_change():
+    inside = threading.Lock()
+    overlapped = []
+
+    def function(x):
+        if not inside.acquire(blocking=False):
+            overlapped.append(x)
+            return tokens(x)
+        time.sleep(0.001)
+        inside.release()
+        return tokens(x)
+
+    expected = list(packed(tokens, INLINE, batch_size=2))
+    with iter(packed(function, grain.ReadOptions(num_threads=1), batch_size=2)) as iterator:
+        states = [iterator.get_state()]
+        for _ in range(5):
+            next(iterator)
+            states.append(iterator.get_state())
+        for at in (3, 0, 5, 1):
+            iterator.set_state(states[at])
+            assert_all_same([next(iterator)], [expected[at]])
+    assert not overlapped
+
+
+def test_place_changes_without_the_rest_of_a_batch():
+    """A thousand sleeps are not waited for, only those of the block in hand."""
+    slow = threading.Event()
+
+    def function(x):
+        if slow.is_set():
+            time.sleep(0.01)
+        return tokens(x)
+
+    ds = packed(function, grain.ReadOptions(num_threads=1), batch_size=2000, count=10**6)
+    with iter(ds) as iterator:
+        start = iterator.get_state()
+        iterator.start_prefetch()
+        slow.set()
+        time.sleep(0.05)
+        began = time.monotonic()
+        iterator.set_state(start)
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(("batch_size", "prefetch"), [(8, 20), (8, 500), (300, 20), (300, 500)])
+def test_little_is_ahead(batch_size, prefetch):
+    calls = []
+
+    def function(x):
+        calls.append(x)
+        return tokens(x)
+
+    options = grain.ReadOptions(prefetch_buffer_size=prefetch)
+    ds = packed(function, options, batch_size=batch_size, count=10**6)
+    with iter(ds) as iterator:
+        for _ in range(30):
+            next(iterator)
+        before = -1
+        while before != len(calls):
+            before = len(calls)
+            time.sleep(0.1)
+        at = iterator.get_state()["parent"]["next_index"]
+    # What is handed over twice and what is at hand, bins under way, a block.
+    rows = 3 * max(batch_size, prefetch // 2) + 5
+    assert before - at < 2.4 * rows + prefetch
+
+
+def test_close_does_not_wait_for_a_function():
+    stuck, entered = threading.Event(), threading.Event()
+
+    def function(x):
+        if x == 45:
+            entered.set()
+            stuck.wait(20)
+        return tokens(x)
+
+    iterator = iter(packed(function, batch_size=8))
+    next(iterator)
+    assert entered.wait(20)
+    began = time.monotonic()
+    iterator.close()
+    assert time.monotonic() - began < 5
+    stuck.set()
+    deadline = time.monotonic() + 20
+    while any(t.name.startswith("grain-prefetch") for t in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _rest(iterator, queue):
+    queue.put([repr(element) for element in iterator])
+    iterator.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*fork.*:RuntimeWarning")
+@pytest.mark.parametrize("prefetched", [False, True])
+@pytest.mark.parametrize("steps", [0, 7])
+def test_forked_process_goes_on_by_itself(steps, prefetched):
+    ds = packed(tokens, batch_size=2)
+    if prefetched:
+        ds = experimental.ThreadPrefetchIterDataset(
+            packed(tokens, INLINE, batch_size=2), prefetch_buffer_size=3
+        )
+    context = multiprocessing.get_context("fork")
+    with iter(ds) as iterator:
+        iterator.start_prefetch()
+        for _ in range(steps):
+            next(iterator)
+        time.sleep(0.05)
+        queue = context.Queue()
+        child = context.Process(target=_rest, args=(iterator, queue))
+        child.start()
+        theirs = queue.get(timeout=60)
+        child.join(60)
+        assert child.exitcode == 0
+        assert [repr(element) for element in iterator] == theirs
+    assert len(theirs) > 10
+
+
+def test_abandoned_iterator_leaves_nothing_for_the_collector():
+    gc.collect()
+    gc.disable()
+    try:
+        iterator = iter(packed(tokens, count=10**6))
+        next(iterator)
+        reader = weakref.ref(iterator._stage._reader)
+        del iterator
+        deadline = time.monotonic() + 20
+        while reader() is not None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        gc.enable()
