@@ -182,3 +182,20 @@ def assert_survives_failures(make, expected, states):
             assert elements == expected
             if expected:
                 assert [one() for one in after] == states
+
+
+def found(ds):
+    """Each element with the state after it, and what happens where one fails, twice."""
+    seen = []
+    failures = 0
+    with iter(ds) as iterator:
+        while failures < 2:
+            try:
+                element = next(iterator, None)
+            except ValueError as failure:
+                failures += 1
+                element = [str(failure), *getattr(failure, "__notes__", ())]
+            if element is None:
+                return seen
+            seen.append((repr(element), json.dumps(iterator.get_state())))
+    return seen

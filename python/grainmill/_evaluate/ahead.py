@@ -15,7 +15,7 @@ import time
 import weakref
 from collections import deque
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from grainmill._evaluate.fuse import Evaluated
 from grainmill._evaluate.rows import BLOCK_BYTES, StackedRows, batched, block_len
@@ -35,6 +35,9 @@ _MOST_DEMANDED = 1024
 # A block that changes threads leaves its core's cache anyway: fewer, larger ones cost less.
 _HANDED_OVER_BYTES = 4 * BLOCK_BYTES
 _WHOLE_BATCH_S = 0.05
+# Batches that are as small as this together are one task, though more elements are ahead then.
+_SMALL_BYTES = 256 << 10
+_SMALL_TIMES = 8
 _EXIT_WAIT_S = 1.0
 
 
@@ -180,17 +183,19 @@ class EngineBlocks(Blocks):
         self._next = None
 
 
+# Whole batches, and the elements that come after them where those make none.
+Made: TypeAlias = tuple[list[StackedRows], Evaluated | None]
+
+
 class _Task:
     """One block on its way through a thread."""
 
     __slots__ = ("count", "cpu_s", "done", "elapsed_s", "made", "make", "thread")
 
-    def __init__(
-        self, count: int, make: Callable[[], Evaluated | StackedRows], thread: int
-    ) -> None:
+    def __init__(self, count: int, make: Callable[[], Made], thread: int) -> None:
         self.count = count
-        self.make: Callable[[], Evaluated | StackedRows] | None = make
-        self.made: Evaluated | StackedRows = Evaluated([], None)
+        self.make: Callable[[], Made] | None = make
+        self.made: Made = [], None
         self.thread = thread
         self.elapsed_s = self.cpu_s = 0.0
         self.done = threading.Lock()
@@ -204,7 +209,7 @@ class _Task:
             try:
                 self.made = make()
             except BaseException as failure:
-                self.made = Evaluated([], failure)
+                self.made = [], Evaluated([], failure)
             self.elapsed_s = time.perf_counter() - began
             self.cpu_s = time.thread_time() - cpu_began
         self.done.release()
@@ -251,6 +256,7 @@ class ThreadBlocks(Blocks):
 
     def _reset(self) -> None:
         self._tasks: deque[_Task] = deque()
+        self._rest: Evaluated | None = None
         self._handed_out = self.position
         self._turn = 0
         self._crew = _Crew()
@@ -261,6 +267,8 @@ class ThreadBlocks(Blocks):
         demand = self.demand
         if demand is not None and demand.ended:
             raise RuntimeError("nobody waits for these elements any more")
+        if self.ready or self._rest is not None:
+            return self._next()
         if self._pid != os.getpid():  # a fork leaves the threads behind
             self._pid = os.getpid()
             self._reset()
@@ -277,22 +285,32 @@ class ThreadBlocks(Blocks):
             task.done.acquire()
             waited_s = time.perf_counter() - began
         self._tasks.popleft()
-        made = task.made
         self._pace.record(task.count, task.elapsed_s)
         self._thread_count.record(task.count, waited_s, task.cpu_s)
-        if isinstance(made, StackedRows):
-            self.position += made.count
-            return made
-        self.position += len(made.elements)
-        if made.failure is not None or len(made.elements) < task.count:
-            self.rewind(self.position)
-        return made
+        batches, self._rest = task.made
+        self.ready.extend(batches)
+        num_made = sum(map(len, batches))
+        if self._rest is not None:
+            num_made += len(self._rest.elements)
+            if self._rest.failure is not None or num_made < task.count:
+                self._drop_tasks(self.position + num_made)
+        return self._next()
+
+    def _next(self) -> Evaluated | StackedRows:
+        if self.ready:
+            rows = self.ready.popleft()
+            self.position += rows.count
+            return rows
+        rest, self._rest = self._rest or Evaluated([], None), None
+        self.position += len(rest.elements)
+        return rest
 
     def _hand_out(self, limit: int) -> None:
         active = self._thread_count.active
         whole = self._makes_whole_batches(self._pace)
         if whole:
-            block, bound = self.batch_size, 2 * self.batch_size
+            block = self.batch_size * self._batches_at_once()
+            bound = 2 * block
         else:
             demanded = min(limit, self._byte_most) if limit > self._pace.most else 0
             block = max(self._pace.count, demanded if self._pace.count == self._pace.most else 0)
@@ -304,11 +322,10 @@ class ThreadBlocks(Blocks):
             count = min(block, missing or block, self._length - start)
             if count <= 0 or (self._tasks and start + count - self.position > bound):
                 return
-            make: Callable[[], Evaluated | StackedRows]
             if whole and not missing:
-                make = functools.partial(batched, self._program, start, count)
+                make = functools.partial(_batches, self._program, start, count, self.batch_size)
             else:
-                make = self._program.begin(start, count)
+                make = functools.partial(_elements, self._program.begin(start, count))
             task = _Task(count, make, self._turn % active)
             self._tasks.append(task)
             self._handed_out += count
@@ -316,9 +333,23 @@ class ThreadBlocks(Blocks):
                 self._crew.give(task)
             self._turn += 1
 
+    def _batches_at_once(self) -> int:
+        """Batches in a task: several where they are small and made in a moment."""
+        row_byte_len, element_s = self._program.row_byte_len, self._pace.element_s
+        if not row_byte_len or not element_s:
+            return 1
+        most = block_len(row_byte_len, _SMALL_TIMES * self._at_most, _SMALL_BYTES)
+        return max(1, min(most, int(_THREAD_BLOCK_S / element_s)) // self.batch_size)
+
     def rewind(self, position: int) -> None:
         """See `Blocks.rewind`."""
         super().rewind(position)
+        self.ready.clear()
+        self._rest = None
+        self._drop_tasks(position)
+
+    def _drop_tasks(self, position: int) -> None:
+        """Has the elements from `position` on made anew."""
         for task in self._tasks:
             task.make = None
         self._tasks.clear()
@@ -332,6 +363,21 @@ class ThreadBlocks(Blocks):
         """See `Blocks.close`."""
         self.rewind(self.position)
         self._crew.dismiss()
+
+
+def _elements(make: Callable[[], Evaluated]) -> Made:
+    return [], make()
+
+
+def _batches(program: Program, start: int, count: int, batch_size: int) -> Made:
+    """Batches of the `count` elements from `start` on, until something makes none."""
+    batches: list[StackedRows] = []
+    for at in range(start, start + count, batch_size):
+        made = batched(program, at, min(batch_size, start + count - at))
+        if not isinstance(made, StackedRows):
+            return batches, made
+        batches.append(made)
+    return batches, None
 
 
 def thread_name(number: int) -> str:

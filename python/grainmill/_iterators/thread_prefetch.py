@@ -200,8 +200,8 @@ class _Piece:
 class Feed:
     """A bounded queue and the thread that fills it from `stage`.
 
-    The thread hands over `at_once` elements, or those it has made in a moment, and makes no more
-    while more than that wait.
+    The thread hands over up to `at_once` elements, after a start with fewer, or those it has made
+    in a moment, and makes no more while more than that wait.
 
     Attributes:
         demand: What the thread can ask of the consumer; ended when the thread is to end.
@@ -214,6 +214,7 @@ class Feed:
         self._stage = stage
         self._size = size
         self._at_once = at_once
+        self._step = 1
         self._spare = size - at_once
         self._queue: deque[_Piece | BaseException] = deque()
         self._held = 0
@@ -282,13 +283,14 @@ class Feed:
         made: list[_Piece | BaseException] = []
         count = 0
         try:
-            while not made or (count < self._at_once and time.monotonic() < until):
+            while not made or (count < self._step and time.monotonic() < until):
                 wanted = min(self._stage.burst, room - count)
                 block = self._stage.pull(wanted, interior=wanted > 1)
                 made.append(_Piece(block.state_after, 0, block.elements))
                 count += len(block.elements)
                 if not block.elements:
                     return False
+            self._step = min(self._at_once, 2 * count)
             if self._at_once > 1:
                 self._spare = count
             return True
