@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+import time
 
 from grainmill._iterators.stage import Block, Stage
 
@@ -199,3 +200,12 @@ def found(ds):
                 return seen
             seen.append((repr(element), json.dumps(iterator.get_state())))
     return seen
+
+
+def count_at_rest(calls):
+    """The length of `calls` once it no longer grows."""
+    count = -1
+    while count != len(calls):
+        count = len(calls)
+        time.sleep(0.1)
+    return count

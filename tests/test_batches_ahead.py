@@ -1,14 +1,11 @@
 """Batches made on threads, several at a time where they are small, are those made without."""
 
-import time
-
 import numpy as np
 import pytest
-from stage_harness import found
+from stage_harness import count_at_rest, found
+from under_test import INLINE
 
 import grainmill as grain
-
-INLINE = grain.ReadOptions(num_threads=0)
 
 
 def plain(x):
@@ -80,9 +77,6 @@ def test_little_is_ahead(batch_size, prefetch):
     with iter(ds) as iterator:
         for _ in range(2000):
             next(iterator)
-        before = -1
-        while before != len(calls):
-            before = len(calls)
-            time.sleep(0.1)
+        before = count_at_rest(calls)
     # What is at hand, and two tasks.
     assert before - 2000 * batch_size <= 3 * max(batch_size, 8 * prefetch)

@@ -3,7 +3,6 @@
 import gc
 import itertools
 import multiprocessing
-import os
 import threading
 import time
 import weakref
@@ -12,20 +11,13 @@ import numpy as np
 import pytest
 from oracle_stack import assert_same
 from pipelines import tokens, tokens2
-from stage_harness import found
+from stage_harness import count_at_rest, found
+from under_test import INLINE
 
 import grainmill as grain
 from grainmill import experimental
 from grainmill._iterators.packed_ahead import PackedAheadStage
 from grainmill._iterators.table import open_stage
-
-INLINE = grain.ReadOptions(num_threads=0)
-
-
-def assert_all_same(actual, expected):
-    assert len(actual) == len(expected)
-    for one, other in zip(actual, expected, strict=True):
-        assert_same(one, other)
 
 
 def unlike_tokens(x):
@@ -102,7 +94,7 @@ def test_restored_iterator_goes_on_wherever_the_thread_is(batch_size):
         for at in [*range(len(states)), *reversed(range(len(states)))]:
             iterator.set_state(states[at])
             assert iterator.get_state() == states[at]
-            assert_all_same(list(itertools.islice(iterator, 3)), elements[at : at + 3])
+            assert_same(list(itertools.islice(iterator, 3)), elements[at : at + 3])
 
 
 def test_only_stages_without_user_code_are_made_together():
@@ -143,7 +135,7 @@ def test_functions_that_wait_get_more_threads():
         while len(names) < 4 and len(rows) < 700:
             rows.append(next(iterator))
     assert names == {f"grain-prefetch_{number}" for number in range(4)}
-    assert_all_same(
+    assert_same(
         rows, list(itertools.islice(packed(tokens, INLINE, batch_size=2, count=3000), len(rows)))
     )
 
@@ -168,7 +160,7 @@ def test_functions_never_overlap_while_places_change():
             states.append(iterator.get_state())
         for at in (3, 0, 5, 1):
             iterator.set_state(states[at])
-            assert_all_same([next(iterator)], [expected[at]])
+            assert_same([next(iterator)], [expected[at]])
     assert not overlapped
 
 
@@ -205,10 +197,7 @@ def test_little_is_ahead(batch_size, prefetch):
     with iter(ds) as iterator:
         for _ in range(30):
             next(iterator)
-        before = -1
-        while before != len(calls):
-            before = len(calls)
-            time.sleep(0.1)
+        before = count_at_rest(calls)
         at = iterator.get_state()["parent"]["next_index"]
     # What is handed over twice and what is at hand, bins under way, a block.
     rows = 3 * max(batch_size, prefetch // 2) + 5
@@ -243,7 +232,6 @@ def _rest(iterator, queue):
     iterator.close()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*fork.*:RuntimeWarning")
 @pytest.mark.parametrize("prefetched", [False, True])

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 _INLINE_BLOCK_S = 0.002
 # Who wakes up meets a cold cache and takes the interpreter lock from who works: blocks of 5 ms cost
 # a tokenizer a fifth more than blocks of 20 ms, which cost as much as none that change threads.
-_THREAD_BLOCK_S = 0.02
+HAND_OVER_S = 0.02
 _MOST_DEMANDED = 1024
 # A block that changes threads leaves its core's cache anyway: fewer, larger ones cost less.
 _HANDED_OVER_BYTES = 4 * BLOCK_BYTES
 _WHOLE_BATCH_S = 0.05
 # Batches that are as small as this together are one task, though more elements are ahead then.
-_SMALL_BYTES = 256 << 10
+SMALL_BYTES = 256 << 10
 _SMALL_TIMES = 8
 _EXIT_WAIT_S = 1.0
 
@@ -75,6 +75,12 @@ class Blocks(abc.ABC):
     def rewind(self, position: int) -> None:
         """Makes `position` the next, in mid-batch or not; what was made ahead is dropped."""
         self.position = position
+        self.ready.clear()
+
+    def _next_ready(self) -> StackedRows:
+        rows = self.ready.popleft()
+        self.position += rows.count
+        return rows
 
     def _until_batch(self, position: int) -> int:
         """Elements from `position` to where a batch begins."""
@@ -249,7 +255,7 @@ class ThreadBlocks(Blocks):
         mean = program.mean_byte_len
         most = block_len(mean, max(1, self._at_most // 2), _HANDED_OVER_BYTES)
         self._byte_most = block_len(mean, _MOST_DEMANDED, _HANDED_OVER_BYTES)
-        self._pace = Pace(most, _THREAD_BLOCK_S, 1)
+        self._pace = Pace(most, HAND_OVER_S, 1)
         self._thread_count = ThreadCount(options.num_threads)
         self._pid = os.getpid()
         self._reset()
@@ -298,9 +304,7 @@ class ThreadBlocks(Blocks):
 
     def _next(self) -> Evaluated | StackedRows:
         if self.ready:
-            rows = self.ready.popleft()
-            self.position += rows.count
-            return rows
+            return self._next_ready()
         rest, self._rest = self._rest or Evaluated([], None), None
         self.position += len(rest.elements)
         return rest
@@ -338,13 +342,12 @@ class ThreadBlocks(Blocks):
         row_byte_len, element_s = self._program.row_byte_len, self._pace.element_s
         if not row_byte_len or not element_s:
             return 1
-        most = block_len(row_byte_len, _SMALL_TIMES * self._at_most, _SMALL_BYTES)
-        return max(1, min(most, int(_THREAD_BLOCK_S / element_s)) // self.batch_size)
+        most = block_len(row_byte_len, _SMALL_TIMES * self._at_most, SMALL_BYTES)
+        return max(1, min(most, int(HAND_OVER_S / element_s)) // self.batch_size)
 
     def rewind(self, position: int) -> None:
         """See `Blocks.rewind`."""
         super().rewind(position)
-        self.ready.clear()
         self._rest = None
         self._drop_tasks(position)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from grainmill._evaluate.ahead import Blocks, Pace
+from grainmill._evaluate.ahead import SMALL_BYTES, Blocks, Pace
 from grainmill._evaluate.fuse import Evaluated
 from grainmill._evaluate.make_job import MakeJob
 from grainmill._evaluate.rows import StackedRows, block_len
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 _BLOCK_S = 0.005
 _BLOCK_BYTES = 4 << 20
 _MOST = 1024
-# Batches that are as small as this together are one task, whatever number of elements that is.
-_SMALL_BYTES = 256 << 10
 _TASKS_PER_WORKER = 2
 
 
@@ -87,7 +85,7 @@ class ProcessBlocks(Blocks):
             num_elements, elapsed_s, rows, row_byte_len = result.extra
             if row_byte_len and row_byte_len != self._row_byte_len:
                 self._row_byte_len = row_byte_len
-                self._pace.most = max(self._most, block_len(row_byte_len, _MOST, _SMALL_BYTES))
+                self._pace.most = max(self._most, block_len(row_byte_len, _MOST, SMALL_BYTES))
             num_elements = max(1, num_elements)
             self._pace.record(num_elements, elapsed_s)
             # How many elements like these take what one task may.
@@ -104,11 +102,6 @@ class ProcessBlocks(Blocks):
         if result.failure is not None or len(elements) < count:
             self._drop_tasks(self.position)
         return Evaluated(elements, result.failure)
-
-    def _next_ready(self) -> StackedRows:
-        rows = self.ready.popleft()
-        self.position += rows.count
-        return rows
 
     def _hand_out(self) -> Pool:
         if self._pool is None or self._pool.closed:
@@ -156,7 +149,6 @@ class ProcessBlocks(Blocks):
     def rewind(self, position: int) -> None:
         """See `Blocks.rewind`."""
         super().rewind(position)
-        self.ready.clear()
         self._drop_tasks(position)
 
     def start(self) -> None:

@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, Self
 
-from grainmill._evaluate.ahead import Demand
+from grainmill._evaluate.ahead import HAND_OVER_S, Demand
 from grainmill._iterators.foreign import ForeignStage
 from grainmill._iterators.part import After, Place, Start
 from grainmill._iterators.stage import Block, Stage, State
@@ -25,7 +25,6 @@ from grainmill._plan.sequential import ThreadPrefetch, check_prefetch_buffer_siz
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_HAND_OVER_S = 0.02
 _PATIENCE_S = 0.1
 _EXIT_PATIENCE_S = 0.5
 _CLOSED = "Attempting to use a closed iterator."
@@ -45,7 +44,7 @@ class ThreadPrefetchStage(Stage):
         self._feed: Feed | None = None
         self._closed = False
         self._begin()
-        _STAGES.add(self)
+        _stages.add(self)
 
     def _begin(self) -> None:
         self._ended = False
@@ -226,7 +225,7 @@ class Feed:
     def take(self, limit: int) -> list[_Piece]:
         """Waits for something and returns what there is, up to `limit` elements.
 
-        The end is a piece without elements; a failure is raised. Once stopped, the list is empty.
+        The end is a piece without elements; a failure is raised, and one once nobody wants more.
         """
         pieces: list[_Piece] = []
         with self._changed:
@@ -279,7 +278,7 @@ class Feed:
             if self.demand.ended:
                 return False
             room = self._size - self._held
-        until = time.monotonic() + _HAND_OVER_S
+        until = time.monotonic() + HAND_OVER_S
         made: list[_Piece | BaseException] = []
         count = 0
         try:
@@ -333,7 +332,7 @@ def _state(places: list[tuple[After, int, int]], count: int) -> State:
 
 _numbers = itertools.count()
 _live: weakref.WeakSet[Feed] = weakref.WeakSet()
-_STAGES: weakref.WeakSet[ThreadPrefetchStage] = weakref.WeakSet()
+_stages: weakref.WeakSet[ThreadPrefetchStage] = weakref.WeakSet()
 
 
 @atexit.register
@@ -351,7 +350,7 @@ def _stop_all() -> None:
 def _lose_threads() -> None:
     """In a forked process: the threads are not there, and their locks may be taken for ever."""
     _live.clear()
-    for stage in list(_STAGES):
+    for stage in list(_stages):
         stage.lose_thread()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ class SharedArena:
         Only the thread that does the tasks can wait for room: where there is none, the arrays of
         others lie in memory of their own, to be copied when they are sent.
         """
-        byte_len = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        byte_len = math.prod(shape) * np.dtype(dtype).itemsize
         if byte_len < OWN_SLOT_BYTES:
             return self._private.array(shape, dtype)
         with self._lock:
