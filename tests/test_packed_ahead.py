@@ -204,6 +204,23 @@ def test_little_is_ahead(batch_size, prefetch):
     assert before - at < 2.4 * rows + prefetch
 
 
+@pytest.mark.parametrize(("num_cells", "most"), [(10, 3 * 62), (100_000, 3 * 1)])
+def test_few_large_batches_are_ahead(num_cells, most):
+    """Of 62 batches that half the read-ahead makes, as many as 4 MiB hold are handed over."""
+
+    def function(x):
+        return {"tokens": np.full(num_cells, x, np.int32)}
+
+    ds = grain.MapDataset.range(10**6).map(function).to_iter_dataset()
+    ds = first_fit(ds, length_struct={"tokens": num_cells}).batch(4)
+    alive = 0
+    with iter(ds) as iterator:
+        for _ in range(100):
+            next(iterator)
+            alive = max(alive, len(iterator._waiting) + iterator._stage._feed._held)
+    assert 1 <= alive <= most
+
+
 def test_close_does_not_wait_for_a_function():
     stuck, entered = threading.Event(), threading.Event()
 

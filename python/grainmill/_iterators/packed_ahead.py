@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate.ahead import thread_name
+from grainmill._evaluate.rows import block_len
+from grainmill._evaluate.tree import flatten
 from grainmill._iterators.thread_prefetch import Feed, ThreadPrefetchStage
 from grainmill._plan.sequential import ThreadPrefetch
 
 if TYPE_CHECKING:
     from grainmill._iterators.batch import BatchStage
     from grainmill._iterators.read import ReadStage
+
+_BYTES_AT_ONCE = 4 << 20
 
 
 class PackedAheadStage(ThreadPrefetchStage):
@@ -27,16 +32,22 @@ class PackedAheadStage(ThreadPrefetchStage):
     """
 
     def __init__(self, reader: ReadStage, batches: BatchStage, batch_size: int) -> None:
-        self._at_once = max(1, reader.burst // batch_size)
-        super().__init__(ThreadPrefetch((), 2 * self._at_once), batches)
+        self._most_at_once = max(1, reader.burst // batch_size)
+        super().__init__(ThreadPrefetch((), 2 * self._most_at_once), batches)
         self._reader = reader
 
     @property
     def burst(self) -> int:
         """See `Stage.burst`."""
-        return self._at_once
+        return self._most_at_once
 
     def _new_feed(self) -> Feed:
-        feed = Feed(self._parent, self._size, at_once=self._at_once, thread_name=thread_name(0))
+        at_once = functools.partial(_at_once, self._most_at_once)
+        feed = Feed(self._parent, self._size, thread_name(0), at_once)
         self._reader.run_for(feed.demand)
         return feed
+
+
+def _at_once(most: int, batch: Any) -> int:
+    leaves, _ = flatten(batch)
+    return block_len(sum(leaf.nbytes for leaf in leaves), most, _BYTES_AT_ONCE)

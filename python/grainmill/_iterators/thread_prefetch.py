@@ -23,7 +23,7 @@ from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.sequential import ThreadPrefetch, check_prefetch_buffer_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _PATIENCE_S = 0.1
 _EXIT_PATIENCE_S = 0.5
@@ -101,7 +101,7 @@ class ThreadPrefetchStage(Stage):
 
     def _new_feed(self) -> Feed:
         name = f"grain-thread-prefetch_{next(_numbers)}"
-        return Feed(self._parent, self._size, at_once=1, thread_name=name)
+        return Feed(self._parent, self._size, name)
 
     def lose_thread(self) -> None:
         """Goes on without its thread, which a fork has left behind."""
@@ -199,22 +199,29 @@ class _Piece:
 class Feed:
     """A bounded queue and the thread that fills it from `stage`.
 
-    The thread hands over up to `at_once` elements, after a start with fewer, or those it has made
-    in a moment, and makes no more while more than that wait.
+    With `at_once`, the thread hands over as many elements as that says after each hand-over, given
+    its last element, or those it has made in a moment; the first time one, then at most twice as
+    many as before. It makes no more while more than the last ones wait.
 
     Attributes:
         demand: What the thread can ask of the consumer; ended when the thread is to end.
         failed: Whether a failure, the last thing the thread delivers, was taken.
     """
 
-    def __init__(self, stage: Stage, size: int, *, at_once: int, thread_name: str) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        size: int,
+        thread_name: str,
+        at_once: Callable[[Any], int] | None = None,
+    ) -> None:
         self.demand = Demand()
         self.failed = False
         self._stage = stage
         self._size = size
         self._at_once = at_once
         self._step = 1
-        self._spare = size - at_once
+        self._spare = size - 1
         self._queue: deque[_Piece | BaseException] = deque()
         self._held = 0
         # Its lock is reentrant: garbage collection may call `stop` from inside `put` or `take`.
@@ -289,8 +296,8 @@ class Feed:
                 count += len(block.elements)
                 if not block.elements:
                     return False
-            self._step = min(self._at_once, 2 * count)
-            if self._at_once > 1:
+            if self._at_once is not None:
+                self._step = min(self._at_once(block.elements[-1]), 2 * count)
                 self._spare = count
             return True
         finally:
