@@ -6,6 +6,9 @@ from stage_harness import count_at_rest, found
 from under_test import INLINE
 
 import grainmill as grain
+from grainmill._evaluate.program import Program
+from grainmill._evaluate.rows import in_batches
+from grainmill._evaluate.tree import flatten
 
 
 def plain(x):
@@ -34,20 +37,81 @@ def large(x):
     return np.full(9000, x)
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, 50])
-@pytest.mark.parametrize(
-    "function",
-    [plain, one_is_none, one_fails, one_has_another_shape, one_has_another_dtype, large],
-)
-def test_threads_change_no_batch_state_or_failure(function, batch_size):
-    def made(options):
-        ds = grain.MapDataset.range(400).map(function).to_iter_dataset(options)
-        return found(ds.batch(batch_size))
+def nested(x):
+    return x, {"a": [np.float32(x), np.full(2, x, "<U5")], "b": (True, None)}
 
-    inline = made(INLINE)
+
+def one_is_float(x):
+    return {"x": float(x) if x == 333 else x, "y": np.zeros(2)}
+
+
+def one_is_huge(x):
+    return 2**63 if x == 333 else x
+
+
+def texts(x):
+    return "x" * (x % 5), b"y" * (x % 3)
+
+
+def spans(x):
+    return np.timedelta64(x, "ms" if x % 11 == 10 else "s")
+
+
+FUNCTIONS = [
+    plain,
+    nested,
+    texts,
+    spans,
+    large,
+    one_is_none,
+    one_fails,
+    one_is_float,
+    one_is_huge,
+    one_has_another_shape,
+    one_has_another_dtype,
+]
+
+
+def made(function, batch_size, options):
+    ds = grain.MapDataset.range(400).map(function).to_iter_dataset(options)
+    return found(ds.batch(batch_size))
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 50])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_threads_change_no_batch_state_or_failure(function, batch_size):
+    inline = made(function, batch_size, INLINE)
     assert len(inline) >= 7
     for threads, prefetch in ((1, 1), (16, 20), (16, 500)):
-        assert made(grain.ReadOptions(threads, prefetch)) == inline
+        assert made(function, batch_size, grain.ReadOptions(threads, prefetch)) == inline
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_workers_change_no_batch_state_or_failure(function):
+    def without_notes(seen):
+        return [("no more" if "no more" in element else element, state) for element, state in seen]
+
+    inline = made(function, 7, INLINE)
+    workers = made(function, 7, grain.ReadOptions(num_workers=2))
+    assert without_notes(workers) == without_notes(inline)
+
+
+@pytest.mark.parametrize(("function", "comes_in_one"), [(plain, True), (nested, False)])
+def test_small_batches_are_cut_from_one(function, comes_in_one):
+    program = Program(grain.MapDataset.range(100).map(function)._node)
+    in_batches(program, 0, 7, 7)
+    pieces, rest = in_batches(program, 7, 90, 7)
+    assert rest is None
+    assert (len(pieces) == 1) is comes_in_one
+    cut = [rows for piece in pieces for rows in piece.cut(7)]
+    assert [len(rows) for rows in cut] == [7] * 12 + [6]
+    for at, rows in enumerate(cut):
+        expected = grain.MapDataset.range(100).map(function).batch(7)[at + 1]
+        for made, other in zip(flatten(rows.batch)[0], flatten(expected)[0], strict=True):
+            assert made.dtype == other.dtype
+            np.testing.assert_array_equal(made, other[: len(rows)])
+            assert not isinstance(made.base, np.ndarray)  # kept, it keeps nothing else alive
+            assert made.flags.writeable
 
 
 def test_place_changes_among_batches_that_are_ready():

@@ -15,16 +15,17 @@ import time
 import weakref
 from collections import deque
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate.fuse import Evaluated
-from grainmill._evaluate.rows import BLOCK_BYTES, StackedRows, batched, block_len
+from grainmill._evaluate.rows import BLOCK_BYTES, block_len, in_batches
 from grainmill._evaluate.thread_count import ThreadCount
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from grainmill._evaluate.program import Program
+    from grainmill._evaluate.rows import Made, StackedRows
     from grainmill._plan.options import ReadOptions
 
 _INLINE_BLOCK_S = 0.002
@@ -55,17 +56,49 @@ class Blocks(abc.ABC):
         self.position = 0
         self.batch_size = 0
         self.ready: deque[StackedRows] = deque()
+        self._rest: Evaluated | None = None  # what comes after those
         self._program = program
         self._length = length
         self._first = 0
 
-    @abc.abstractmethod
     def take(self, limit: int) -> Evaluated | StackedRows:
         """Returns the elements from `position` on, and moves it past those made.
 
         There is at least one, unless the first fails or the plan is at its end. A block may hold
         more than `limit` elements where they were made ahead.
         """
+        if not self.ready and self._rest is None:
+            before = self.position
+            try:
+                self._make(limit)
+            except BaseException:  # Ctrl-C comes anywhere
+                self.rewind(before)
+                raise
+        if self.ready:
+            rows = self.ready.popleft()
+            self.position += rows.count
+            return rows
+        rest, self._rest = self._rest or Evaluated([], None), None
+        self.position += len(rest.elements)
+        return rest
+
+    @abc.abstractmethod
+    def _make(self, limit: int) -> None:
+        """Makes the elements from `position` on, up to the plan's end, and keeps them."""
+
+    def _keep(self, made: Made) -> int:
+        """Has the next calls of `take` give `made`; returns how many elements there are."""
+        pieces, self._rest = made
+        for piece in pieces:
+            self.ready += piece.cut(self.batch_size)
+        return sum(map(len, pieces)) + (0 if self._rest is None else len(self._rest.elements))
+
+    @property
+    def _len_of_next(self) -> int:
+        """Elements in what the next call of `take` gives, of what is kept."""
+        if self.ready:
+            return len(self.ready[0])
+        return 0 if self._rest is None else len(self._rest.elements)
 
     def restart(self, position: int) -> None:
         """Makes `position` the next, where a batch begins; what was made ahead is dropped."""
@@ -76,11 +109,7 @@ class Blocks(abc.ABC):
         """Makes `position` the next, in mid-batch or not; what was made ahead is dropped."""
         self.position = position
         self.ready.clear()
-
-    def _next_ready(self) -> StackedRows:
-        rows = self.ready.popleft()
-        self.position += rows.count
-        return rows
+        self._rest = None
 
     def _until_batch(self, position: int) -> int:
         """Elements from `position` to where a batch begins."""
@@ -134,19 +163,22 @@ class InlineBlocks(Blocks):
         most = block_len(program.mean_byte_len, at_most or _MOST_DEMANDED)
         self._pace = Pace(most, _INLINE_BLOCK_S, 1 if program.runs_user_code else most)
 
-    def take(self, limit: int) -> Evaluated | StackedRows:
-        """See `Blocks.take`."""
+    def _make(self, limit: int) -> None:
         whole = self._makes_whole_batches(self._pace) and not self._until_batch(self.position)
         wanted = self._pace.count if self._ahead else min(limit, self._pace.count)
-        count = min(self.batch_size if whole else wanted, self._length - self.position)
+        if whole:
+            several = self._ahead and self._program.batches_small
+            wanted = self.batch_size * (max(1, wanted // self.batch_size) if several else 1)
+        count = min(wanted, self._length - self.position)
         if count <= 0:
-            return Evaluated([], None)
-        make = functools.partial(batched, self._program) if whole else self._program.run
+            return
         began = time.perf_counter()
-        made = make(self.position, count)
+        if whole:
+            made: Made = in_batches(self._program, self.position, count, self.batch_size)
+        else:
+            made = [], self._program.run(self.position, count)
         self._pace.record(count, time.perf_counter() - began)
-        self.position += len(made if isinstance(made, StackedRows) else made.elements)
-        return made
+        self._keep(made)
 
 
 class EngineBlocks(Blocks):
@@ -155,20 +187,18 @@ class EngineBlocks(Blocks):
     def __init__(self, program: Program, length: int, at_most: int) -> None:
         super().__init__(program, length)
         self._count = block_len(program.mean_byte_len, max(1, at_most // 2))
-        self._next: tuple[int, Callable[[], Evaluated]] | None = None
+        self._pending: tuple[int, Callable[[], Evaluated]] | None = None
 
-    def take(self, limit: int) -> Evaluated:
-        """See `Blocks.take`."""
+    def _make(self, limit: int) -> None:
         self.start()
-        if self._next is None:
-            return Evaluated([], None)
-        count, finish = self._next
-        self._next = self._begin(self.position + count)
+        if self._pending is None:
+            return
+        count, finish = self._pending
+        self._pending = self._begin(self.position + count)
         made = finish()
-        self.position += len(made.elements)
         if made.failure is not None:
-            self._next = None
-        return made
+            self._pending = None
+        self._keep(([], made))
 
     def _begin(self, position: int) -> tuple[int, Callable[[], Evaluated]] | None:
         count = min(self._count, self._length - position)
@@ -177,20 +207,16 @@ class EngineBlocks(Blocks):
     def rewind(self, position: int) -> None:
         """See `Blocks.rewind`."""
         super().rewind(position)
-        self._next = None
+        self._pending = None
 
     def start(self) -> None:
         """See `Blocks.start`."""
-        if self._next is None:
-            self._next = self._begin(self.position)
+        if self._pending is None:
+            self._pending = self._begin(self.position)
 
     def close(self) -> None:
         """See `Blocks.close`."""
-        self._next = None
-
-
-# Whole batches, and the elements that come after them where those make none.
-Made: TypeAlias = tuple[list[StackedRows], Evaluated | None]
+        self._pending = None
 
 
 class _Task:
@@ -262,25 +288,21 @@ class ThreadBlocks(Blocks):
 
     def _reset(self) -> None:
         self._tasks: deque[_Task] = deque()
-        self._rest: Evaluated | None = None
         self._handed_out = self.position
         self._turn = 0
         self._crew = _Crew()
         weakref.finalize(self, self._crew.dismiss).atexit = False
 
-    def take(self, limit: int) -> Evaluated | StackedRows:
-        """See `Blocks.take`."""
+    def _make(self, limit: int) -> None:
         demand = self.demand
         if demand is not None and demand.ended:
             raise RuntimeError("nobody waits for these elements any more")
-        if self.ready or self._rest is not None:
-            return self._next()
         if self._pid != os.getpid():  # a fork leaves the threads behind
             self._pid = os.getpid()
             self._reset()
         self._hand_out(limit)
         if not self._tasks:
-            return Evaluated([], None)
+            return
         task = self._tasks[0]
         waited_s = 0.0
         if demand is not None and task.thread == 0:
@@ -293,21 +315,10 @@ class ThreadBlocks(Blocks):
         self._tasks.popleft()
         self._pace.record(task.count, task.elapsed_s)
         self._thread_count.record(task.count, waited_s, task.cpu_s)
-        batches, self._rest = task.made
-        self.ready.extend(batches)
-        num_made = sum(map(len, batches))
-        if self._rest is not None:
-            num_made += len(self._rest.elements)
-            if self._rest.failure is not None or num_made < task.count:
-                self._drop_tasks(self.position + num_made)
-        return self._next()
-
-    def _next(self) -> Evaluated | StackedRows:
-        if self.ready:
-            return self._next_ready()
-        rest, self._rest = self._rest or Evaluated([], None), None
-        self.position += len(rest.elements)
-        return rest
+        num_made = self._keep(task.made)
+        rest = self._rest
+        if rest is not None and (rest.failure is not None or num_made < task.count):
+            self._drop_tasks(self.position + num_made)
 
     def _hand_out(self, limit: int) -> None:
         active = self._thread_count.active
@@ -327,7 +338,7 @@ class ThreadBlocks(Blocks):
             if count <= 0 or (self._tasks and start + count - self.position > bound):
                 return
             if whole and not missing:
-                make = functools.partial(_batches, self._program, start, count, self.batch_size)
+                make = functools.partial(in_batches, self._program, start, count, self.batch_size)
             else:
                 make = functools.partial(_elements, self._program.begin(start, count))
             task = _Task(count, make, self._turn % active)
@@ -348,7 +359,6 @@ class ThreadBlocks(Blocks):
     def rewind(self, position: int) -> None:
         """See `Blocks.rewind`."""
         super().rewind(position)
-        self._rest = None
         self._drop_tasks(position)
 
     def _drop_tasks(self, position: int) -> None:
@@ -370,17 +380,6 @@ class ThreadBlocks(Blocks):
 
 def _elements(make: Callable[[], Evaluated]) -> Made:
     return [], make()
-
-
-def _batches(program: Program, start: int, count: int, batch_size: int) -> Made:
-    """Batches of the `count` elements from `start` on, until something makes none."""
-    batches: list[StackedRows] = []
-    for at in range(start, start + count, batch_size):
-        made = batched(program, at, min(batch_size, start + count - at))
-        if not isinstance(made, StackedRows):
-            return batches, made
-        batches.append(made)
-    return batches, None
 
 
 def thread_name(number: int) -> str:

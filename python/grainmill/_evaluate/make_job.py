@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from grainmill._evaluate.fuse import defer_interrupts
 from grainmill._evaluate.program import Program
-from grainmill._evaluate.rows import StackedRows, batched
+from grainmill._evaluate.rows import in_batches
 from grainmill._evaluate.stack import take_arrays_from
 from grainmill._workers.worker import Job, Outcome, Place, Runner
 
@@ -29,8 +29,8 @@ class Task(NamedTuple):
     batch_size: int
 
 
-# Beside the elements: how many they are, how long they took, and, where they are stacked, the size
-# and exactness of each batch and the bytes of an element.
+# Beside the elements: how many they are, how long they took, and, where they are stacked, the rows
+# and exactness of each piece and the bytes of an element.
 Extra: TypeAlias = tuple[int, float, list[tuple[int, bool]], float]
 
 
@@ -75,20 +75,14 @@ class _Maker(Runner):
         if not task.batch_size:
             made = self._program.run(task.start, task.num_elements)
             return self._outcome(task, made, began)
-        batches: list[Any] = []
-        rows: list[tuple[int, bool]] = []
-        stop = task.start + task.num_elements
-        for start in range(task.start, stop, task.batch_size):
-            piece = batched(self._program, start, min(task.batch_size, stop - start))
-            if not isinstance(piece, StackedRows):
-                if not batches:
-                    return self._outcome(task, piece, began)
-                break
-            batches.append(piece.batch)
-            rows.append((len(piece), piece.exact))
-        count = sum(count for count, _ in rows)
+        pieces, rest = in_batches(self._program, task.start, task.num_elements, task.batch_size)
+        if rest is not None and not pieces:
+            return self._outcome(task, rest, began)
+        count = sum(map(len, pieces))
+        rows = [(len(piece), piece.exact) for piece in pieces]
         elapsed_s = time.perf_counter() - began
         extra: Extra = (count, elapsed_s, rows, self._program.row_byte_len)
+        batches = [piece.batch for piece in pieces]
         return Outcome(batches, None, task.start, extra, task.batch_size)
 
     def _outcome(self, task: Task, made: Evaluated, began: float) -> Outcome:

@@ -14,6 +14,7 @@ from grainmill._workers.pool import Limits, Pool
 
 if TYPE_CHECKING:
     from grainmill._evaluate.program import Program
+    from grainmill._evaluate.rows import Made
     from grainmill._plan import sequential as plan
     from grainmill._workers.pool import Result, Ticket
 
@@ -50,35 +51,31 @@ class ProcessBlocks(Blocks):
         self._handed_out = 0
         self._one_by_one_until = 0
 
-    def take(self, limit: int) -> Evaluated | StackedRows:
-        """See `Blocks.take`."""
-        if self.ready:
-            return self._next_ready()
+    def _make(self, limit: int) -> None:
         pool = self._pool
         if pool is None or pool.closed or not self._tasks:
             pool = self._hand_out()
             if not self._tasks:
-                return Evaluated([], None)
+                return
         ticket, count = self._tasks[0]
-        before = self.position
         try:
             result = pool.take(ticket)
             self._tasks.popleft()
-            made = self._made_of(result, count)
+            self._keep_result(result, count)
             if self._tasks:
-                self._hand_out_to(pool)  # workers go on while the consumer has this
+                # Workers go on while the consumer has what it takes next.
+                self._hand_out_to(pool, self.position + self._len_of_next)
         except BaseException as failure:  # Ctrl-C too, which may have cost a message
-            self.position = before
             # What a worker dies of must not keep what stands before it from being made.
             self._one_by_one_until = self._handed_out
             self.close()
             if isinstance(failure, ForkRefusedError):
                 spawn_from_now_on(failure)
-                return self.take(limit)
-            raise
-        return made
+                self._make(limit)
+            else:
+                raise
 
-    def _made_of(self, result: Result, count: int) -> Evaluated | StackedRows:
+    def _keep_result(self, result: Result, count: int) -> None:
         elements = result.elements
         rows: list[tuple[int, bool]] = []
         if result.extra:
@@ -91,17 +88,16 @@ class ProcessBlocks(Blocks):
             # How many elements like these take what one task may.
             self._affordable = max(1, self._share * num_elements // max(1, result.byte_len))
         if rows and elements:
-            for batch, (num_rows, exact) in zip(elements, rows, strict=False):  # up to the failure
-                self.ready.append(StackedRows(batch, num_rows, exact=exact))
-                count -= num_rows
-            made = self._next_ready()
-            if count:
-                self._drop_tasks(self.position + sum(map(len, self.ready)))
-            return made
-        self.position += len(elements)
-        if result.failure is not None or len(elements) < count:
-            self._drop_tasks(self.position)
-        return Evaluated(elements, result.failure)
+            pairs = zip(elements, rows, strict=False)  # up to the failure
+            made: Made = (
+                [StackedRows(batch, len_, exact=exact) for batch, (len_, exact) in pairs],
+                None,
+            )
+        else:
+            made = [], Evaluated(elements, result.failure)
+        num_made = self._keep(made)
+        if num_made < count or result.failure is not None:
+            self._drop_tasks(self.position + num_made)
 
     def _hand_out(self) -> Pool:
         if self._pool is None or self._pool.closed:
@@ -109,10 +105,10 @@ class ProcessBlocks(Blocks):
             plan = self._node.parent
             job = MakeJob(plan, self._node.options.worker_init_fn)
             self._pool = Pool(job, self._workers, self._limits, plan.walk_up())
-        self._hand_out_to(self._pool)
+        self._hand_out_to(self._pool, self.position)
         return self._pool
 
-    def _hand_out_to(self, pool: Pool) -> None:
+    def _hand_out_to(self, pool: Pool, position: int) -> None:
         while True:
             worker, num_unfinished = pool.least_busy()
             # What is awaited has to be under way, however much was dropped before it.
@@ -120,7 +116,7 @@ class ProcessBlocks(Blocks):
                 return
             start, count, batch_size = task = self._next_task()
             most = max(self._at_most, self._least_batches * batch_size)
-            if count <= 0 or (self._tasks and start + count - self.position > most):
+            if count <= 0 or (self._tasks and start + count - position > most):
                 return
             self._tasks.append((pool.give(worker, task, (start, start + count - 1)), count))
             self._handed_out += count

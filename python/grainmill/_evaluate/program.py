@@ -50,6 +50,7 @@ class Program:
             batch; 0 at first.
         row: The shape and dtype of the elements if these are arrays and `Parts.fill` took part in
             the last batch, else `None`.
+        batches_small: Whether batches are `StackedRows.is_small`; `None` before the first.
     """
 
     def __init__(self, node: Node) -> None:
@@ -63,6 +64,7 @@ class Program:
         self._numbers = _only_numbers(self._chain)
         self.row_byte_len = self.mean_byte_len
         self.row: tuple[tuple[int, ...], Any] | None = None
+        self.batches_small: bool | None = None
         self._mark: Callable[[int], None] | None = None
 
     @property

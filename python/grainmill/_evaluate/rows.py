@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import repeat
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from grainmill._evaluate.fuse import Evaluated
-from grainmill._evaluate.stack import BatchBuilder, shared_arena
+from grainmill._evaluate.stack import SLOT_BYTES, BatchBuilder, shared_arena
 from grainmill._evaluate.tree import flatten
 
 if TYPE_CHECKING:
@@ -48,6 +48,55 @@ class StackedRows:
         """The elements one by one, as views of the batch."""
         leaves, structure = flatten(self.batch)
         return [structure.unflatten([leaf[row] for leaf in leaves]) for row in range(len(self))]
+
+    def is_small(self, batch_size: int) -> bool:
+        """Whether batches of so many rows take less to copy than to make, and come out the same.
+
+        How wide strings are depends on what else is in their batch.
+        """
+        leaves, _ = flatten(self.batch)
+        return self.exact and all(
+            leaf.dtype.kind not in "SU" and leaf[:1].nbytes * batch_size < SLOT_BYTES
+            for leaf in leaves
+        )
+
+    def cut(self, batch_size: int) -> list[StackedRows]:
+        """Batches of `batch_size` rows, the last maybe of fewer; with 0, all rows in one."""
+        if not 0 < batch_size < self.count:
+            return [self]
+        leaves, structure = flatten(self.batch)
+        cut: list[StackedRows] = []
+        for at in range(0, self.count, batch_size):
+            stop = min(at + batch_size, self.count)
+            rows = structure.unflatten([leaf[at:stop].copy() for leaf in leaves])
+            cut.append(StackedRows(rows, stop - at, exact=self.exact))
+        return cut
+
+
+# What can be cut into whole batches, and the elements that come after them where those make none.
+Made: TypeAlias = tuple[list[StackedRows], Evaluated | None]
+
+
+def in_batches(program: Program, start: int, count: int, batch_size: int) -> Made:
+    """The `count` elements from `start` on in batches, until something makes none.
+
+    Small batches come in one piece, if the program's first one did not show that they can not be
+    cut from it: most of what they cost is paid once then.
+    """
+    made: list[StackedRows] = []
+    at, stop = start, start + count
+    while at < stop:
+        wanted = min(stop - at if program.batches_small else batch_size, stop - at)
+        rows = batched(program, at, wanted)
+        if not isinstance(rows, StackedRows):
+            return made, rows
+        if program.batches_small is not False:
+            program.batches_small = rows.is_small(batch_size)
+            if wanted > batch_size and not program.batches_small:
+                continue
+        made.append(rows)
+        at += len(rows)
+    return made, None
 
 
 def batched(program: Program, start: int, count: int) -> StackedRows | Evaluated:

@@ -18,7 +18,7 @@ from grainmill._native import Arena, copy_rows, scalars_to_rows
 _UNLIKE: Final = "Expected all input elements to have the same structure but got:"
 # A slot costs more than it saves below the first figure. A batch above the second is not
 # reserved whole before its elements are seen: its size may be "as many as there are".
-_SLOT_BYTES: Final = 2048
+SLOT_BYTES: Final = 2048
 _RESERVED_BYTES: Final = 1 << 28
 _PLAIN_KINDS: Final = frozenset("biufcmMSUV")
 
@@ -397,7 +397,7 @@ class _LeafColumn:
             self.rows[: len(rows)] = rows
 
     def _array(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-        if math.prod(shape) * dtype.itemsize < _SLOT_BYTES:
+        if math.prod(shape) * dtype.itemsize < SLOT_BYTES:
             return np.empty(shape, dtype)
         return self._arena.array(shape, dtype)
 
@@ -444,7 +444,7 @@ def _stacked(values: list[Any], path: str) -> tuple[Any, bool]:
     if rows is not None:
         return rows, True
     kind = type(values[0])
-    uniform = set(map(type, values)) == {kind}
+    uniform = set(map(type, values)) == {kind} and kind is not np.timedelta64  # it has units
     if uniform and (kind is str or kind is bytes or issubclass(kind, np.number | np.bool_)):
         return np.array(values), True
     arrays = []

@@ -171,7 +171,8 @@ class ReadStage(Stage):
             made = self._made
             if self._at or not isinstance(made, StackedRows):
                 break
-            if made.count != batch_size and (batches or blocks.position < self._length):
+            is_last = made.count < batch_size and blocks.position == self._length
+            if made.count != batch_size and (batches or not is_last):
                 break
             batches.append(made.batch)
             count = made.count
