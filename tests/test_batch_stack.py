@@ -2,6 +2,7 @@
 
 import gc
 import re
+import weakref
 from collections import OrderedDict, defaultdict, namedtuple
 
 import jax
@@ -406,3 +407,16 @@ def test_flatten_matches_jax(elements):
         rebuilt = jax.tree_util.tree_structure(structure.unflatten(found))
         assert rebuilt == jax.tree_util.tree_structure(element)
         assert tree.flatten(element)[1] == structure
+
+
+def test_a_layout_makes_rows_and_holds_no_element():
+    element = {"a": np.arange(5000), "b": 1}
+    builder = BatchBuilder(3, Arena())
+    builder.push([element] * 3)
+    layout = builder.layout
+    watched = weakref.ref(element["a"]), weakref.ref(builder.finish()["a"])
+    del element
+    assert [ref() for ref in watched] == [None, None]
+    builder.expect(layout)
+    kind, ((first, rows), (second, values)) = builder.targets
+    assert (kind, first, rows.shape, second, values) == (dict, "a", (3, 5000), "b", [])

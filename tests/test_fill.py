@@ -139,12 +139,12 @@ def test_each_element_is_told_of_before_it_is_made(folder, name):
     assert made_at == list(range(25, 25 + len(made_at)))
 
 
-def ways(elements, *, with_nones):
-    yield elements.to_iter_dataset(grain.ReadOptions(num_threads=0)).batch(32)
-    yield elements.to_iter_dataset(grain.ReadOptions(num_threads=16)).batch(32)
-    if not with_nones:
-        yield elements.batch(32).to_iter_dataset(grain.ReadOptions(num_threads=0))
-        yield elements.batch(32).to_iter_dataset(grain.ReadOptions(num_threads=16))
+def ways(elements, batch_size=32, *, with_nones):
+    for threads in (0, 16):
+        options = grain.ReadOptions(num_threads=threads)
+        yield elements.to_iter_dataset(options).batch(batch_size)
+        if not with_nones:
+            yield elements.batch(batch_size).to_iter_dataset(options)
 
 
 def drained(batches):
@@ -156,10 +156,12 @@ def drained(batches):
     return made, None
 
 
+# Of 32 elements, batches are made in two parts; of 8, in one.
+@pytest.mark.parametrize("batch_size", [32, 8])
 @pytest.mark.parametrize("file", ["whole", "damaged"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", MAPS | BY_BATCH)
-def test_batches_are_those_of_single_elements(folder, name, shape, file):
+def test_batches_are_those_of_single_elements(folder, name, shape, file, batch_size):
     elements = dataset(folder, name, file)
     if name != "not an array":
         elements = elements.map(SHAPES[shape])
@@ -172,17 +174,45 @@ def test_batches_are_those_of_single_elements(folder, name, shape, file):
             break
         if element is not None:
             group.append(element)
-        if len(group) == 32 or position + 1 == len(elements):
+        if len(group) == batch_size or position + 1 == len(elements):
             failed = not alike(group)
             if failed:
                 break
             expected.append(stacked(group))
             group = []
-    for way in ways(elements, with_nones=name == "filter"):
+    for way in ways(elements, batch_size, with_nones=name == "filter"):
         made, failure = drained(way)
         assert (failure is not None) == failed
         assert len(made) == len(expected)
         for batch, wanted in zip(made, expected, strict=True):
+            assert_same(batch, wanted)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_elements_may_change_from_batch_to_batch(folder, seed):
+    kinds = [
+        lambda array: array,
+        lambda array: array.astype(np.int16),
+        lambda array: int(array[0]),
+        lambda array: {"a": array, "b": 1},
+        lambda array: {"a": array, "b": {"c": 1}},
+        lambda array: {"a": array, "b": array[:2]},
+        lambda array: {"a": array, "b": [1, 2]},
+        lambda array: {"b": 2, "a": array[:9]},
+        lambda array: {"a": array, "c": 1.5},
+        lambda array: {"a": array[:3], "b": "text" * int(array[0] % 3)},
+        lambda array: (array, 1),
+        lambda array: [array, 1],
+    ]
+    chosen = random.Random(seed).choices(range(len(kinds)), k=NUM_RECORDS)
+    arrays = MapDataset.source(ArrayRecordDataSource(str(folder / "whole"))).map(as_array)
+    elements = arrays.map_with_index(lambda i, array: kinds[chosen[i // 8]](array))
+    expected = [
+        stacked([elements[i] for i in range(start, min(start + 8, NUM_RECORDS))])
+        for start in range(0, NUM_RECORDS, 8)
+    ]
+    for way in ways(elements, 8, with_nones=False):
+        for batch, wanted in zip(way, expected, strict=True):
             assert_same(batch, wanted)
 
 

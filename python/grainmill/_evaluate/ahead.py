@@ -164,9 +164,12 @@ class InlineBlocks(Blocks):
         self._pace = Pace(most, _INLINE_BLOCK_S, 1 if program.runs_user_code else most)
 
     def _make(self, limit: int) -> None:
-        whole = self._makes_whole_batches(self._pace) and not self._until_batch(self.position)
         wanted = self._pace.count if self._ahead else min(limit, self._pace.count)
-        if whole:
+        whole = self._makes_whole_batches(self._pace)
+        missing = self._until_batch(self.position) if whole else 0
+        if missing:
+            wanted, whole = min(wanted, missing), False
+        elif whole:
             several = self._ahead and self._program.batches_small
             wanted = self.batch_size * (max(1, wanted // self.batch_size) if several else 1)
         count = min(wanted, self._length - self.position)

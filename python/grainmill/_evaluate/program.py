@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from grainmill._evaluate.leaves import Indices, Leaf
-    from grainmill._evaluate.stack import Targets
+    from grainmill._evaluate.stack import Layout, Targets
     from grainmill._plan.node import MapNode, Node
 
 Columns: TypeAlias = "dict[int, tuple[Indices | None, Indices]]"
@@ -48,8 +48,9 @@ class Program:
         mean_byte_len: Bytes of an element at its source on average, 0 where unknown.
         row_byte_len: Bytes of an element, or of its source if these are more, as last seen in a
             batch; 0 at first.
-        row: The shape and dtype of the elements if these are arrays and `Parts.fill` took part in
-            the last batch, else `None`.
+        can_fill: Whether `Parts.fill` does something, as far as the plan tells.
+        layout: What elements are made of if `Parts.fill` took part in the last batch, or could
+            not as that was one part; else `None`.
         batches_small: Whether batches are `StackedRows.is_small`; `None` before the first.
     """
 
@@ -63,7 +64,9 @@ class Program:
         self._started_early = _leaves(self._chain, read_in_loop=False)
         self._numbers = _only_numbers(self._chain)
         self.row_byte_len = self.mean_byte_len
-        self.row: tuple[tuple[int, ...], Any] | None = None
+        bottom = self._chain.below[-1]
+        self.can_fill = isinstance(bottom, leaves.FilesLeaf)
+        self.layout: Layout | None = None
         self.batches_small: bool | None = None
         self._mark: Callable[[int], None] | None = None
 

@@ -111,8 +111,8 @@ def batched(program: Program, start: int, count: int) -> StackedRows | Evaluated
     at, stop = start, start + count
     parts = program.in_parts(start, count)
     rest: Evaluated | None = None
-    if program.row is not None:
-        builder.expect(*program.row)
+    if program.layout is not None:
+        builder.expect(program.layout)
         filled, rest = _filled(parts, builder, at, stop, size)
         at += filled
         if not filled:
@@ -125,6 +125,7 @@ def batched(program: Program, start: int, count: int) -> StackedRows | Evaluated
         try:
             builder.push(made)
         except ValueError:
+            program.layout = None
             return _joined(program.run(start, at - start), Evaluated(made, failure))
         is_first = at == start
         at += len(made)
@@ -135,10 +136,12 @@ def batched(program: Program, start: int, count: int) -> StackedRows | Evaluated
             size = block_len(program.row_byte_len, count)
             filled, rest = _filled(parts, builder, at, stop, size)
             at += filled
-            program.row = builder.row if filled else None
+            fits = filled or (at == stop and program.can_fill)
+            program.layout = builder.layout if fits else None
     try:
         batch = builder.finish()
     except ValueError:
+        program.layout = None
         return program.run(start, count)
     return StackedRows(batch, count, exact=builder.is_exact)
 

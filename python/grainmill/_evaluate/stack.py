@@ -6,8 +6,10 @@ at the end. A slot returns to the arena only when the last view of it is gone, s
 outlive the builder, the arena and the iterator.
 """
 
+import copy
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -131,16 +133,14 @@ class BatchBuilder:
         return column.targets() if isinstance(column, _IndexedColumn) else None
 
     @property
-    def row(self) -> tuple[tuple[int, ...], Any] | None:
-        """The shape and dtype of elements that are arrays; `None` for others."""
-        rows = self._column.rows if isinstance(self._column, _LeafColumn) else None
-        return None if rows is None else (rows.shape[1:], rows.dtype)
+    def layout(self) -> "Layout | None":
+        """What elements are made of that may be put into `targets`; `None` if they may not."""
+        column = self._column
+        return None if column is None or self.targets is None else column.layout()
 
-    def expect(self, row_shape: tuple[int, ...], dtype: Any) -> None:
-        """Makes rows for elements that are arrays of this kind, before the first has come."""
-        column = _LeafColumn(self._batch_size, self._arena, "")
-        column.reserve(row_shape, dtype, 1)
-        self._column = column
+    def expect(self, layout: "Layout") -> None:
+        """Makes `targets` for elements of this layout before the first has come."""
+        self._column = layout(self._batch_size, self._arena)
 
     def add_filled(self, num_elements: int) -> None:
         """Takes note that the next elements have been put into `targets`."""
@@ -265,6 +265,12 @@ class _Column(Protocol):
 
     def finish(self, num_rows: int) -> Any: ...
 
+    def layout(self) -> "Layout": ...
+
+
+# Makes the column of a batch of so many elements; it holds no element.
+Layout: TypeAlias = Callable[[int, ArraySource], _Column]
+
 
 def _column(first: Any, batch_size: int, arena: ArraySource, path: str) -> _Column:
     parts = branch(first)
@@ -281,31 +287,44 @@ class _BranchColumn:
     """A container in every element: its children are columns of their own."""
 
     def __init__(self, parts: Branch, children: list[_Column], path: str, first: Any) -> None:
-        self._parts = parts
-        self._children = children
+        self.parts = parts
+        self.children = children
         self._path = path
         self._described = _described(first)
 
     @property
     def is_exact(self) -> bool:
-        return all(child.is_exact for child in self._children)
+        return all(child.is_exact for child in self.children)
 
     @property
     def row_byte_len(self) -> int:
-        return sum(child.row_byte_len for child in self._children)
+        return sum(child.row_byte_len for child in self.children)
 
     def push(self, values: list[Any], at: int) -> None:
-        for child, column in zip(self._children, self._columns(values, at), strict=True):
+        for child, column in zip(self.children, self._columns(values, at), strict=True):
             child.push(column, at)
 
     def finish(self, num_rows: int) -> Any:
-        return self._parts.rebuild([child.finish(num_rows) for child in self._children])
+        return self.parts.rebuild([child.finish(num_rows) for child in self.children])
+
+    def layout(self) -> Layout:
+        layouts = [child.layout() for child in self.children]
+        empty = copy.copy(self)
+        empty.parts = dataclasses.replace(self.parts, children=())
+        empty.children = []
+
+        def column(batch_size: int, arena: ArraySource) -> _BranchColumn:
+            column = copy.copy(empty)
+            column.children = [layout(batch_size, arena) for layout in layouts]
+            return column
+
+        return column
 
     def _columns(self, values: list[Any], at: int) -> list[list[Any]]:
         rows = []
         for row, value in enumerate(values, at):
             parts = branch(value)
-            if parts is None or parts.kind != self._parts.kind:
+            if parts is None or parts.kind != self.parts.kind:
                 raise _UnlikeError(self._path, row, self._described, _described(value))
             rows.append(parts.children)
         return [list(column) for column in zip(*rows, strict=True)]
@@ -321,7 +340,7 @@ class _IndexedColumn(_BranchColumn):
         self._names = list(container) if self._type is dict else range(len(container))
 
     def targets(self) -> Targets | None:
-        children = [child.target() for child in self._children if isinstance(child, _LeafColumn)]
+        children = [child.target() for child in self.children if isinstance(child, _LeafColumn)]
         targets = [target for target in children if target is not None]
         if len(targets) < len(self._names) or all(type(target) is list for target in targets):
             return None
@@ -377,6 +396,18 @@ class _LeafColumn:
             batch, self.is_exact = _stacked(self._pending, self._path)
             return batch
         return self.rows if len(self.rows) == num_rows else self.rows[:num_rows]
+
+    def layout(self) -> Layout:
+        path, rows = self._path, self.rows
+        row = None if rows is None else (rows.shape[1:], rows.dtype)
+
+        def column(batch_size: int, arena: ArraySource) -> _LeafColumn:
+            column = _LeafColumn(batch_size, arena, path)
+            if row is not None:
+                column.reserve(*row, 1)
+            return column
+
+        return column
 
     def _begin(self, values: list[Any]) -> None:
         self.rows = None
