@@ -144,3 +144,12 @@ def test_little_is_ahead(batch_size, prefetch):
         before = count_at_rest(calls)
     # What is at hand, and two tasks.
     assert before - 2000 * batch_size <= 3 * max(batch_size, 8 * prefetch)
+
+
+def test_small_batches_keep_all_workers_busy():
+    options = grain.ReadOptions(num_workers=2)
+    ds = grain.MapDataset.range(10**7).map(plain).to_iter_dataset(options).batch(8)
+    with iter(ds) as iterator:
+        for _ in range(3000):
+            next(iterator)
+        assert len(iterator._stage._reader._blocks._tasks) >= 2

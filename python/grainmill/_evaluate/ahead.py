@@ -37,8 +37,8 @@ _MOST_DEMANDED = 1024
 _HANDED_OVER_BYTES = 4 * BLOCK_BYTES
 _WHOLE_BATCH_S = 0.05
 # Batches that are as small as this together are one task, though more elements are ahead then.
-SMALL_BYTES = 256 << 10
-_SMALL_TIMES = 8
+SMALL_BYTES = 4 << 20
+SMALL_TIMES = 8
 _EXIT_WAIT_S = 1.0
 
 
@@ -356,7 +356,7 @@ class ThreadBlocks(Blocks):
         row_byte_len, element_s = self._program.row_byte_len, self._pace.element_s
         if not row_byte_len or not element_s:
             return 1
-        most = block_len(row_byte_len, _SMALL_TIMES * self._at_most, SMALL_BYTES)
+        most = block_len(row_byte_len, SMALL_TIMES * self._at_most, SMALL_BYTES)
         return max(1, min(most, int(HAND_OVER_S / element_s)) // self.batch_size)
 
     def rewind(self, position: int) -> None:

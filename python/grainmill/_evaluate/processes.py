@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from grainmill._evaluate.ahead import SMALL_BYTES, Blocks, Pace
+from grainmill._evaluate.ahead import SMALL_TIMES, Blocks, Pace
 from grainmill._evaluate.fuse import Evaluated
 from grainmill._evaluate.make_job import MakeJob
 from grainmill._evaluate.rows import StackedRows, block_len
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _BLOCK_S = 0.005
 _BLOCK_BYTES = 4 << 20
 _MOST = 1024
+_SMALL_BYTES = 256 << 10
 _TASKS_PER_WORKER = 2
 
 
@@ -39,11 +40,12 @@ class ProcessBlocks(Blocks):
         self._workers = options.num_workers
         self._at_most = options.prefetch_buffer_size
         self._least_batches = max(2, self._workers)
-        shared = max(1, self._at_most // (_TASKS_PER_WORKER * self._workers))
+        self._most_tasks = _TASKS_PER_WORKER * self._workers
+        shared = max(1, self._at_most // self._most_tasks)
         self._most = block_len(program.mean_byte_len, min(_MOST, shared), _BLOCK_BYTES)
         self._pace = Pace(self._most, _BLOCK_S, 1)
         self._limits = Limits.of(options)
-        self._share = self._limits.share(self._workers * _TASKS_PER_WORKER)
+        self._share = self._limits.share(self._most_tasks)
         self._affordable = self._most
         self._pool: Pool | None = None
         self._tasks: deque[tuple[Ticket, int]] = deque()
@@ -82,7 +84,8 @@ class ProcessBlocks(Blocks):
             num_elements, elapsed_s, rows, row_byte_len = result.extra
             if row_byte_len and row_byte_len != self._row_byte_len:
                 self._row_byte_len = row_byte_len
-                self._pace.most = max(self._most, block_len(row_byte_len, _MOST, SMALL_BYTES))
+                most = max(1, min(_MOST, SMALL_TIMES * self._at_most // self._most_tasks))
+                self._pace.most = max(self._most, block_len(row_byte_len, most, _SMALL_BYTES))
             num_elements = max(1, num_elements)
             self._pace.record(num_elements, elapsed_s)
             # How many elements like these take what one task may.
@@ -116,6 +119,8 @@ class ProcessBlocks(Blocks):
                 return
             start, count, batch_size = task = self._next_task()
             most = max(self._at_most, self._least_batches * batch_size)
+            if batch_size:  # tasks are as long as small rows allow, and every worker is to have one
+                most = max(most, self._most_tasks * self._pace.most)
             if count <= 0 or (self._tasks and start + count - position > most):
                 return
             self._tasks.append((pool.give(worker, task, (start, start + count - 1)), count))
@@ -131,7 +136,9 @@ class ProcessBlocks(Blocks):
             if start >= self._one_by_one_until:
                 count *= max(1, min(self._pace.count, self._affordable) // size)
             return start, min(count, left), size
-        count = 1 if start < self._one_by_one_until else min(self._pace.count, self._affordable)
+        count = min(self._pace.count, self._affordable, self._most)
+        if start < self._one_by_one_until:
+            count = 1
         return start, min(count, missing or left, left), 0
 
     def _drop_tasks(self, position: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from grainmill._evaluate.ahead import thread_name
+from grainmill._evaluate.ahead import SMALL_BYTES, thread_name
 from grainmill._evaluate.rows import block_len
 from grainmill._evaluate.tree import flatten
 from grainmill._iterators.thread_prefetch import Feed, ThreadPrefetchStage
@@ -14,8 +14,6 @@ from grainmill._plan.sequential import ThreadPrefetch
 if TYPE_CHECKING:
     from grainmill._iterators.batch import BatchStage
     from grainmill._iterators.read import ReadStage
-
-_BYTES_AT_ONCE = 4 << 20
 
 
 class PackedAheadStage(ThreadPrefetchStage):
@@ -50,4 +48,4 @@ class PackedAheadStage(ThreadPrefetchStage):
 
 def _at_once(most: int, batch: Any) -> int:
     leaves, _ = flatten(batch)
-    return block_len(sum(leaf.nbytes for leaf in leaves), most, _BYTES_AT_ONCE)
+    return block_len(sum(leaf.nbytes for leaf in leaves), most, SMALL_BYTES)
