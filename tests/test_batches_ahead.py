@@ -7,7 +7,7 @@ from under_test import INLINE
 
 import grainmill as grain
 from grainmill._evaluate.program import Program
-from grainmill._evaluate.rows import in_batches
+from grainmill._evaluate.rows import StackedRows, in_batches
 from grainmill._evaluate.tree import flatten
 
 
@@ -144,6 +144,31 @@ def test_little_is_ahead(batch_size, prefetch):
         before = count_at_rest(calls)
     # What is at hand, and two tasks.
     assert before - 2000 * batch_size <= 3 * max(batch_size, 8 * prefetch)
+
+
+@pytest.mark.parametrize("options", [INLINE, grain.ReadOptions(0, 500), grain.ReadOptions()])
+def test_an_interrupt_loses_no_batch(options, monkeypatch):
+    calls = 0
+    cut = StackedRows.cut
+
+    def interrupted(rows, batch_size):
+        nonlocal calls
+        calls += 1
+        if calls % 4 == 3:
+            raise KeyboardInterrupt
+        return cut(rows, batch_size)
+
+    monkeypatch.setattr(StackedRows, "cut", interrupted)
+    ds = grain.MapDataset.range(20000).map(plain).to_iter_dataset(options).batch(8)
+    made, interrupts = [], 0
+    with iter(ds) as iterator:
+        while len(made) < 20000:
+            try:
+                made += next(iterator)["y"].tolist()
+            except KeyboardInterrupt:
+                interrupts += 1
+    assert made == list(range(20000))
+    assert interrupts > 0
 
 
 def test_small_batches_keep_all_workers_busy():

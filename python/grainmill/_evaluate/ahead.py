@@ -93,13 +93,6 @@ class Blocks(abc.ABC):
             self.ready += piece.cut(self.batch_size)
         return sum(map(len, pieces)) + (0 if self._rest is None else len(self._rest.elements))
 
-    @property
-    def _len_of_next(self) -> int:
-        """Elements in what the next call of `take` gives, of what is kept."""
-        if self.ready:
-            return len(self.ready[0])
-        return 0 if self._rest is None else len(self._rest.elements)
-
     def restart(self, position: int) -> None:
         """Makes `position` the next, where a batch begins; what was made ahead is dropped."""
         self.rewind(position)

@@ -77,6 +77,13 @@ class ProcessBlocks(Blocks):
             else:
                 raise
 
+    @property
+    def _len_of_next(self) -> int:
+        """Elements in what the next call of `take` gives, of what is kept."""
+        if self.ready:
+            return len(self.ready[0])
+        return 0 if self._rest is None else len(self._rest.elements)
+
     def _keep_result(self, result: Result, count: int) -> None:
         elements = result.elements
         rows: list[tuple[int, bool]] = []
@@ -92,10 +99,8 @@ class ProcessBlocks(Blocks):
             self._affordable = max(1, self._share * num_elements // max(1, result.byte_len))
         if rows and elements:
             pairs = zip(elements, rows, strict=False)  # up to the failure
-            made: Made = (
-                [StackedRows(batch, len_, exact=exact) for batch, (len_, exact) in pairs],
-                None,
-            )
+            pieces = [StackedRows(batch, size, exact=exact) for batch, (size, exact) in pairs]
+            made: Made = pieces, None
         else:
             made = [], Evaluated(elements, result.failure)
         num_made = self._keep(made)
