@@ -82,7 +82,7 @@ def made(function, batch_size, options):
 def test_threads_change_no_batch_state_or_failure(function, batch_size):
     inline = made(function, batch_size, INLINE)
     assert len(inline) >= 7
-    for threads, prefetch in ((1, 1), (16, 20), (16, 500)):
+    for threads, prefetch in ((0, 500), (1, 1), (16, 20), (16, 500)):
         assert made(function, batch_size, grain.ReadOptions(threads, prefetch)) == inline
 
 

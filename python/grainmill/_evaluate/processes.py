@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _BLOCK_S = 0.005
 _BLOCK_BYTES = 4 << 20
 _MOST = 1024
+# More than that in one task, and one worker has all that may be ahead.
 _SMALL_BYTES = 256 << 10
 _TASKS_PER_WORKER = 2
 

@@ -86,7 +86,7 @@ def in_batches(program: Program, start: int, count: int, batch_size: int) -> Mad
     made: list[StackedRows] = []
     at, stop = start, start + count
     while at < stop:
-        wanted = min(stop - at if program.batches_small else batch_size, stop - at)
+        wanted = stop - at if program.batches_small else min(batch_size, stop - at)
         rows = batched(program, at, wanted)
         if not isinstance(rows, StackedRows):
             return made, rows
