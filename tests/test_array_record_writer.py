@@ -103,7 +103,7 @@ except RuntimeError as error:
     print(error)
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=240
     )
     assert "write: File too large" in done.stdout
     assert (tmp_path / "file").stat().st_size <= 150_000

@@ -339,7 +339,7 @@ def test_elements_handed_out_are_not_kept():
 # --- in processes of their own -------------------------------------------------------------------
 
 
-def _run(body, timeout_s=60):
+def _run(body, timeout_s=240):
     """Runs `body` as a script; `grain`, `experimental` and `MapDataset` are there."""
     lines = [
         "import os, sys, threading, time",

@@ -272,7 +272,7 @@ def test_forked_process_goes_on_by_itself(steps, prefetched):
         queue = context.Queue()
         child = context.Process(target=_rest, args=(iterator, queue))
         child.start()
-        theirs = queue.get(timeout=60)
+        theirs = queue.get(timeout=240)
         child.join(60)
         assert child.exitcode == 0
         assert [repr(element) for element in iterator] == theirs

@@ -247,6 +247,6 @@ def test_interpreter_leaves_in_silence_while_a_parent_is_stuck():
         print([len(stage.pull(1).elements) for stage in kept])
     """)
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "[1, 1, 1]\n", "")

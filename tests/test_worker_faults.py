@@ -140,7 +140,7 @@ def test_death_in_the_middle_of_a_large_batch(entrance):
     rng = random.Random(4)
     sums = []
     errors = 0
-    until = time.monotonic() + 20
+    until = time.monotonic() + 120
     while len(sums) < 8 and time.monotonic() < until:
         if errors < 4:
             timer = threading.Timer(rng.uniform(0.02, 0.3), _kill_one, (rng.random(),))
@@ -499,7 +499,7 @@ def test_batches_of_100_mb_fit_beside_a_dev_shm_of_64_mb(tmp_path):
     )
     run = f"{small} && exec {shlex.quote(sys.executable)} {shlex.quote(str(script))}"
     done = subprocess.run(
-        [*alone, run], capture_output=True, text=True, check=False, timeout=60, env=environment()
+        [*alone, run], capture_output=True, text=True, check=False, timeout=240, env=environment()
     )
     assert "fine" in done.stdout, done.stderr
 

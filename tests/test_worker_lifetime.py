@@ -174,7 +174,7 @@ def test_libraries_with_threads_in_the_parent_do_no_harm(library, tmp_path):
         made.close()
     print("fine")
     """
-    done = run_script(textwrap.dedent(text), tmp_path, python=python, timeout_s=120)
+    done = run_script(textwrap.dedent(text), tmp_path, python=python, timeout_s=240)
     if "ModuleNotFoundError" in done.stderr:
         pytest.skip(done.stderr.splitlines()[-1])
     assert done.stdout.endswith("fine\n"), done.stderr
@@ -231,7 +231,7 @@ def test_what_is_kept_of_batches_keeps_its_values_under_poison():
         [sys.executable, "-c", POISON],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
         env=environment(GRAINMILL_POISON="1", JAX_PLATFORMS="cpu"),
     )

@@ -569,7 +569,7 @@ def in_notebook(text):
 
     try:
         client.wait_for_ready(60)
-        client.execute_interactive(text, timeout=60, output_hook=note)
+        client.execute_interactive(text, timeout=240, output_hook=note)
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)

@@ -64,7 +64,7 @@ def all_of(iterator, most=None):
     return list(itertools.islice(iterator, most))
 
 
-def run_script(text, tmp_path=None, *, python=sys.executable, args=(), timeout_s=60, **options):
+def run_script(text, tmp_path=None, *, python=sys.executable, args=(), timeout_s=240, **options):
     """Runs a program, from a file if `tmp_path` is given, else with `-c`."""
     command = [python, "-c", text, *args]
     if tmp_path is not None:
