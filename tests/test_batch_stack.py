@@ -127,6 +127,13 @@ def test_builder_matches_numpy_stack(arena, elements, cuts, room):
     assert_same(push_and_finish(builder, rest), stacked(elements))
 
 
+@pytest.mark.parametrize("kind", "US")
+def test_strings_of_no_dimension_keep_their_width(arena, kind):
+    elements = [np.array("a", f"{kind}9"), np.array("b", f"{kind}9"), np.array("c", f"{kind}3")]
+    assert stack(elements, arena).dtype == np.dtype(f"{kind}9")
+    assert_same(stack(elements, arena), stacked(elements))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("num_elements", [1, 2, 300])
 def test_every_dtype_matches_numpy_stack(arena, dtype, num_elements):

@@ -702,6 +702,31 @@ def test_hundreds_of_stages_do_not_exhaust_the_stack():
     assert list(dataset) == [300, 301, 302]
 
 
+@pytest.mark.skipif(NAME == "grain", reason="the number is ours")
+def test_a_plan_too_deep_is_an_error():
+    dataset = ints(10)
+    for _ in range(900):
+        dataset = dataset[0:10]
+    assert dataset[3] == 3
+    for _ in range(20_000):
+        dataset = dataset[0:10]
+    with pytest.raises(RecursionError, match="1000 times"):
+        dataset[3]
+
+
+@pytest.mark.skipif(NAME == "grain", reason="Grain counts on beyond 64 bits")
+def test_shuffle_at_the_end_of_the_range_repeats_nothing():
+    dataset = ints(10).shuffle(seed=0)
+    found, refused = [], 0
+    for index in range(2**63 - 8, 2**63 - 1):
+        try:
+            found.append(dataset[index])
+        except IndexError:
+            refused += 1
+    assert len(set(found)) == len(found)
+    assert refused > 0
+
+
 @pytest.mark.better_than_grain("Grain gives the part's number only, and counts by sorted name")
 def test_mix_names_the_part_that_failed():
     parts = {"good": iter_ints(9), "bad": iter_ints(9).map(fail_at(0))}

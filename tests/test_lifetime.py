@@ -408,6 +408,39 @@ assert first + list(iterator) == expected
 """
 
 
+FORK_AMID_WORK = """
+import numpy as np, signal
+shuffled = MapDataset.range(10**7).shuffle(seed=1)
+wanted = shuffled[3]
+rows = MapDataset.range(64).to_iter_dataset().map(lambda x: np.full(1 << 17, x, np.uint8))
+expected = next(iter(rows.batch(16)))  # threads of the engine have copied its rows
+ended = False
+blocks = shuffled.batch(200_000)
+def work():
+    while not ended:
+        blocks[0]
+thread = threading.Thread(target=work)
+thread.start()
+for _ in range(20):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        same = shuffled[3] == wanted and (next(iter(rows.batch(16))) == expected).all()
+        os._exit(0 if same else 3)
+    _, status = os.waitpid(pid, 0)
+    if status:
+        break
+ended = True
+thread.join()
+assert os.waitstatus_to_exitcode(status) == 0, status
+"""
+
+
+def test_forked_child_waits_for_no_thread_of_its_parent():
+    process = _run("import warnings\nwarnings.simplefilter('ignore')\n" + FORK_AMID_WORK)
+    assert process.returncode == 0, process.stderr
+
+
 def test_new_iterators_work_in_a_forked_child():
     process = _run("import warnings\nwarnings.simplefilter('ignore')\n" + FORK)
     assert process.returncode == 0, process.stderr

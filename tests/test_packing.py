@@ -324,6 +324,14 @@ def test_values_of_any_dtype_are_packed(values, expected):
     np.testing.assert_array_equal(row["t"], expected)
 
 
+@pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="NumPy before 2.0")
+def test_strings_without_a_width_are_padded_with_empty_ones():
+    text = np.dtypes.StringDType()
+    (row,) = drain(packed([{"t": np.array(["abc", "de"], text)}], length_struct={"t": 4}))
+    assert row["t"].tolist() == ["abc", "de", "", ""]
+    assert row["t"].dtype == text
+
+
 def test_nested_meta_features_keep_their_structure():
     elements = [{"t": {"x": np.array([1, 2])}, "z": np.array([1])}, {"t": {"x": 3}, "z": 2}]
     options = {"length_struct": {"t": {"x": 4}, "z": 2}, "meta_features": ["t"]}

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from grainmill._native import Arena, Board, Lender
+from grainmill._native import Arena, Board, Lender, note_fork, slot_of
 from grainmill._workers.shared_arena import SharedArena
 
 SLOT_BYTES = 1 << 20
@@ -40,6 +40,22 @@ def test_slot_that_returns_while_its_like_is_reserved_counts_once(make):
         assert board.reserved == SLOT_BYTES
 
 
+def test_array_that_a_finalizer_asks_for_meanwhile_lies_elsewhere():
+    """The collector may run one in the middle of anything."""
+    board = board_of(1)
+    made = []
+
+    def ask(byte_len):
+        made.append(arena.array((SLOT_BYTES,), BYTE))
+        board.reserve_anyway(byte_len)
+
+    arena = SharedArena(board, 1, SLOT_BYTES, ask)
+    slots = [arena.slot(SLOT_BYTES) for _ in range(2)]
+    assert len(made) == 2
+    assert board.reserved == len(slots) * SLOT_BYTES
+    assert slot_of(made[0]) is None
+
+
 def test_bytes_reserved_for_an_array_that_cannot_be_made_are_given_back():
     board = board_of(64)
     arena = SharedArena(board, 1, 64 * SLOT_BYTES, lambda _: None)
@@ -72,3 +88,23 @@ def test_forked_child_writes_no_slot_of_its_parent():
     assert {*bytes(slots[0]), *bytes(slots[1]), *bytes(lent)} == {7}
     assert 8 not in bytes(arena.slot(SLOT_BYTES))
     assert lender.take_returned() == []
+
+
+def test_slot_that_a_child_may_see_is_given_up():
+    arena = Arena(poison=True, shared=True)
+    lender = Lender(poison=True)
+    slot = arena.slot(SLOT_BYTES)
+    number = slot.shared_id
+    memoryview(slot)[:] = bytes([7]) * SLOT_BYTES
+    lender.add(number, *slot.take_file())
+    lent = lender.lend(number)
+    note_fork()
+    del lent
+    assert {*bytes(slot)} == {7}
+    assert lender.take_returned() == []
+    assert lender.take_left_to_children() == [number]
+    with pytest.raises(ValueError, match="not known"):
+        lender.lend(number)
+    slot.give_up()
+    del slot
+    assert (arena.total_bytes, arena.free_bytes) == (0, 0)

@@ -445,7 +445,9 @@ class _LeafColumn:
                 described = (_described(rows[0]), _described(other))
                 raise _UnlikeError(self._path, at + num_copied, *described)
             # Same shape, other dtype: NumPy finds the dtype they share once all are there.
-            self._pending = [*rows[: at + num_copied], *arrays[num_copied:]]
+            # As arrays also where rows have no dimension: strings lose their width as scalars.
+            stacked = [rows[i, ...] for i in range(at + num_copied)]
+            self._pending = [*stacked, *arrays[num_copied:]]
             self.rows = None
 
 

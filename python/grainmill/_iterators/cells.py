@@ -82,8 +82,10 @@ class Cells:
         trailing: tuple[int, ...],
     ) -> np.ndarray[Any, Any]:
         """Returns empty rows for cells that are Python objects."""
-        padding = 0 if self._padding is None else self._padding[feature]
-        return np.full((num_rows, row_cells, *trailing), padding, dtype)
+        shape = (num_rows, row_cells, *trailing)
+        if self._padding is None:
+            return np.zeros(shape, dtype)
+        return np.full(shape, self._padding[feature], dtype)
 
 
 def rows_of(

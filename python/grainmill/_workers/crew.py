@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from grainmill._native import Board, Lender
+from grainmill._native import Board, Lender, note_fork
 from grainmill._workers import messages, wire
 from grainmill._workers.worker import SetUp
 
@@ -258,3 +258,6 @@ def _job_file(data: bytes, buffers: Sequence[Any]) -> tuple[int, tuple[int, list
         at = wire.write(file, buffer, at)
     os.ftruncate(file, max(at, 1))
     return file, (len(data), places)
+
+
+os.register_at_fork(before=note_fork)

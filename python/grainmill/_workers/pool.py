@@ -141,8 +141,9 @@ class Pool:
         self._numbers += 1
         ticket = Ticket(self._numbers, worker, about)
         self._unfinished[worker].append(ticket)
-        returned = self._crew.lenders[worker].take_returned()
-        self._send(worker, (ticket.number, task, returned))
+        lender = self._crew.lenders[worker]
+        slots = lender.take_returned(), lender.take_left_to_children()
+        self._send(worker, (ticket.number, task, slots))
         return ticket
 
     def _send(self, worker: int, message: Any) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grainmill._native import Arena
-from grainmill._workers.messages import OWN_SLOT_BYTES
+from grainmill._workers.messages import OWN_SLOT_BYTES, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,21 +41,23 @@ class SharedArena:
         self._spare = _SPARE_PER_WORKER * count
         self._ask = ask
         self._thread = threading.get_ident()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._busy = False
         self._dropped: list[int] = []
 
     def array(self, shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
         """An array in a slot of its own, where it is large enough for that.
 
         Only the thread that does the tasks can wait for room: where there is none, the arrays of
-        others lie in memory of their own, to be copied when they are sent.
+        others lie in memory of their own, to be copied when they are sent. So do those of a
+        finalizer that the collector runs in the middle of this.
         """
         byte_len = math.prod(shape) * np.dtype(dtype).itemsize
         if byte_len < OWN_SLOT_BYTES:
             return self._private.array(shape, dtype)
-        with self._lock:
+        with self._alone() as alone:
             growth = self._arena.growth(byte_len)
-            if growth and not self._affords(growth):
+            if not alone or (growth and not self._affords(growth)):
                 return self._private.array(shape, dtype)
             try:
                 with self._settled(growth):
@@ -77,12 +79,25 @@ class SharedArena:
 
     def slot(self, byte_len: int) -> Slot:
         """A slot of `byte_len` bytes."""
-        with self._lock:
+        with self._alone():
             growth = self._arena.growth(byte_len)
             if growth and not self._reserve(growth):
                 self._ask(growth)
             with self._settled(growth):
                 return self._arena.slot(byte_len)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Waits for other threads; gives whether this one is not in the middle of it already."""
+        with self._lock:
+            if self._busy:
+                yield False
+                return
+            self._busy = True
+            try:
+                yield True
+            finally:
+                self._busy = False
 
     @contextlib.contextmanager
     def _settled(self, reserved: int) -> Iterator[None]:
@@ -110,9 +125,16 @@ class SharedArena:
         """Takes note that the parent has slots from now on."""
         self._sent.update(numbers)
 
+    def give_up(self, slot: Slot) -> None:
+        """Takes a slot that the parent has out of use for good."""
+        with self._alone():
+            slot.give_up()
+            self._num_made -= 1
+            self._sent.discard(number_of(slot))
+
     def tidy(self) -> None:
         """Gives back slots that are too many, or that no task has needed for a while."""
-        with self._lock:
+        with self._alone():
             free = self._arena.free_bytes
             excess = self._board.reserved - self._budget_bytes
             if free and excess > 0:

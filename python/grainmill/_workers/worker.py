@@ -128,7 +128,10 @@ class _Channel:
 
     def next_task(self) -> tuple[int, Any]:
         """Waits for the next task, and takes back the slots that came with it."""
-        number, task, returned = self._tasks.popleft() if self._tasks else self._receive()
+        number, task, slots = self._tasks.popleft() if self._tasks else self._receive()
+        returned, left_to_children = slots
+        for slot in left_to_children:
+            self.arena.give_up(self._sent.pop(slot))
         for slot in returned:
             self._sent.pop(slot, None)
         self.arena.tidy()

@@ -118,6 +118,31 @@ fn damaged_files_get_the_strict_verdict_of_their_manifest() {
     }
 }
 
+#[test]
+fn states_that_open_submessages_without_end_are_refused() {
+    const NUM_STATES: u64 = 20_000;
+    let varint = |mut value: u64, out: &mut Vec<u8>| {
+        while value > 0x7f {
+            out.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        out.push(value as u8);
+    };
+    // No buffers, and states that each end a submessage and lead to the next one by themselves.
+    let mut header = vec![0, 0];
+    varint(NUM_STATES, &mut header);
+    header.extend((0..NUM_STATES).map(|_| 14));
+    (1..NUM_STATES).for_each(|next| varint(NUM_STATES + next, &mut header));
+    header.extend([0, 0]);
+    let mut data = vec![0];
+    varint(header.len() as u64, &mut data);
+    data.extend(header);
+    data.extend([3; 1_000]);
+    let header = chunk::ChunkHeader::of(b't', &data, 1, 1 << 40);
+    let refused = Decoder::default().decode(&header, &data).unwrap_err().to_string();
+    assert!(refused.contains("submessages within each other"), "{refused}");
+}
+
 /// A file of one block of each kind, to be damaged.
 fn victims() -> Vec<PathBuf> {
     ["grid_g1_zstd3", "chunk_many_blocks_g8", "example_g100_true", "grid_g16_brotli6"]

@@ -39,6 +39,11 @@ impl PySlot {
         self.0.take_file().map(|(file, byte_len)| (file.into_raw_fd(), byte_len))
     }
 
+    /// Takes the slot out of its arena, which does not use its memory again.
+    fn give_up(&self) {
+        self.0.give_up();
+    }
+
     /// # Safety
     ///
     /// Called by the interpreter only, with a `view` to fill.

@@ -1,12 +1,13 @@
 //! The layer `order` of the engine, for Python.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, TryLockError};
 
-use grainmill_core::Result;
 use grainmill_core::order::{Column, MixSchedule, Permutation, Resolver, Tree};
 use grainmill_core::order::{resolve, seed, window};
+use grainmill_core::reserve::with_room;
+use grainmill_core::{Error, Result};
 use numpy::{PyArray1, PyReadonlyArray1};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyRecursionError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PyTuple};
 
@@ -14,6 +15,8 @@ use crate::error::Raised;
 
 /// Blocks of fewer positions keep the interpreter: giving it back costs more than they take.
 const DETACHED_LEN: usize = 4096;
+/// Stages above each other; what follows them calls itself for each.
+const DEEPEST: usize = 1000;
 
 /// `compute`, with the interpreter released where the block is long.
 fn released<T: Send>(py: Python<'_>, len: usize, compute: impl FnOnce() -> T + Send) -> T {
@@ -89,28 +92,34 @@ impl PyMixSchedule {
     ) -> Result<Choices<'py>, Raised> {
         let end = resolve::range_end(start, count)?;
         let (parts, keys) = released(py, count, || {
-            let mut parts = Vec::with_capacity(count);
-            let mut keys = Vec::with_capacity(count);
+            let mut parts = with_room(count, || format!("{count} choices"))?;
+            let mut keys = with_room(count, || format!("{count} choices"))?;
             self.0.choose_block(start..end, |(part, key)| {
                 parts.push(part);
                 keys.push(key);
             });
-            (parts, keys)
-        });
+            Ok::<_, Error>((parts, keys))
+        })?;
         Ok((PyArray1::from_vec(py, parts), PyArray1::from_vec(py, keys)))
     }
 }
 
 /// The index stages of a plan, ready for blocks of positions.
 #[pyclass(name = "Resolver", module = "grainmill._native", frozen)]
-struct PyResolver(Mutex<Resolver>);
+struct PyResolver {
+    resolver: Mutex<Resolver>,
+    owner: u32,
+    /// What a forked child uses instead where a thread that it does not have holds the lock.
+    untouched: Resolver,
+}
 
 #[pymethods]
 impl PyResolver {
     #[new]
     fn new(tree: &Bound<'_, PyTuple>) -> PyResult<Self> {
-        let tree = tree_from(tree)?;
-        Ok(Self(Mutex::new(Resolver::new(tree).map_err(Raised::from)?)))
+        let untouched = Resolver::new(tree_from(tree, 0)?).map_err(Raised::from)?;
+        let resolver = Mutex::new(untouched.clone());
+        Ok(Self { resolver, owner: std::process::id(), untouched })
     }
 
     /// What the positions `index` are at every leaf and tap: `{id: (rows, index)}`.
@@ -145,14 +154,18 @@ impl PyResolver {
         len: usize,
         compute: impl FnOnce(&mut Resolver) -> Result<Vec<Column>> + Send,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let columns = if len < DETACHED_LEN
-            && let Ok(mut resolver) = self.0.try_lock()
-        {
-            compute(&mut resolver)
-        } else {
-            // The lock is never waited for with the interpreter held. A panic under it leaves
-            // at most a cache behind that is still right.
-            py.detach(|| compute(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner)))
+        // The lock is never waited for with the interpreter held. A panic under it leaves at most
+        // a cache behind that is still right.
+        let columns = match self.resolver.try_lock() {
+            Ok(mut resolver) if len < DETACHED_LEN => compute(&mut resolver),
+            Err(TryLockError::WouldBlock) if self.owner != std::process::id() => {
+                py.detach(|| compute(&mut self.untouched.clone()))
+            }
+            not_now => {
+                drop(not_now);
+                let wait = || self.resolver.lock().unwrap_or_else(PoisonError::into_inner);
+                py.detach(|| compute(&mut wait()))
+            }
         };
         let result = PyDict::new(py);
         for Column { id, rows, index } in columns.map_err(Raised::from)? {
@@ -164,17 +177,22 @@ impl PyResolver {
 }
 
 /// The stages that nested tuples describe, each `(name, parameters..., child)`.
-fn tree_from(node: &Bound<'_, PyTuple>) -> PyResult<Tree> {
+fn tree_from(node: &Bound<'_, PyTuple>, depth: usize) -> PyResult<Tree> {
+    if depth > DEEPEST {
+        return Err(PyRecursionError::new_err(format!(
+            "a plan may arrange and number its elements {DEEPEST} times, this one does so more often"
+        )));
+    }
     let name: String = node.get_item(0)?.extract()?;
     let unlike =
         || PyValueError::new_err(format!("`{name}` is no stage with {} fields", node.len()));
     let child = || -> PyResult<Box<Tree>> {
         let child = node.get_item(node.len() - 1)?;
-        Ok(Box::new(tree_from(child.cast::<PyTuple>()?)?))
+        Ok(Box::new(tree_from(child.cast::<PyTuple>()?, depth + 1)?))
     };
     let children = || -> PyResult<Vec<Tree>> {
         let children = node.get_item(node.len() - 1)?.cast_into::<PyTuple>()?;
-        children.iter().map(|child| tree_from(child.cast::<PyTuple>()?)).collect()
+        children.iter().map(|child| tree_from(child.cast::<PyTuple>()?, depth + 1)).collect()
     };
     let signed = |place: usize| -> PyResult<i64> { node.get_item(place)?.extract() };
     let count = |place: usize| -> PyResult<u64> { node.get_item(place)?.extract() };

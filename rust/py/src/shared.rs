@@ -69,6 +69,12 @@ impl PyLender {
         slots
     }
 
+    /// The slots given up since this was last asked, since a forked child may see them, to be told
+    /// to their maker.
+    fn take_left_to_children(&self) -> Vec<u64> {
+        self.lender.take_left_to_children()
+    }
+
     /// Forgets slot number `slot`; its memory goes with its last user.
     fn forget(&self, slot: u64) {
         self.lender.forget(slot);
@@ -238,6 +244,12 @@ fn slot_of<'py>(array: &Bound<'py, PyAny>) -> Option<(Bound<'py, PySlot>, usize)
     Some((slot, offset))
 }
 
+/// To be called before this process forks: what is lent now is seen by the child too.
+#[pyfunction]
+fn note_fork() {
+    batch::note_fork();
+}
+
 /// Bytes that the engine copied in this process since it began.
 #[pyfunction]
 fn copied_bytes() -> u64 {
@@ -315,6 +327,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(write_arrays, module)?)?;
     module.add_function(wrap_pyfunction!(dicts_of, module)?)?;
     module.add_function(wrap_pyfunction!(slot_of, module)?)?;
+    module.add_function(wrap_pyfunction!(note_fork, module)?)?;
     module.add_function(wrap_pyfunction!(copied_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(end_with, module)?)
 }

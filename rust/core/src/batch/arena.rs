@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::memory::Memory;
@@ -32,6 +32,7 @@ pub struct Slot {
     memory: Option<Memory>,
     byte_len: usize,
     shelf: Arc<Shelf>,
+    given_up: AtomicBool,
 }
 
 impl Arena {
@@ -67,7 +68,12 @@ impl Arena {
             Some(memory) => memory,
             None => self.shelf.made(size)?,
         };
-        Ok(Slot { memory: Some(memory), byte_len, shelf: Arc::clone(&self.shelf) })
+        Ok(Slot {
+            memory: Some(memory),
+            byte_len,
+            shelf: Arc::clone(&self.shelf),
+            given_up: AtomicBool::new(false),
+        })
     }
 
     /// Bytes of the slots that wait to be used again.
@@ -121,6 +127,14 @@ impl Slot {
         Some((memory.identity()?.take_file()?, memory.byte_len()))
     }
 
+    /// Takes the slot out of its arena: its memory is not used again once its owner is gone.
+    pub fn give_up(&self) {
+        if !self.given_up.swap(true, Ordering::Relaxed) {
+            let byte_len = self.memory.as_ref().map_or(0, Memory::byte_len);
+            self.shelf.total_bytes.fetch_sub(byte_len, Ordering::Relaxed);
+        }
+    }
+
     /// The bytes of the slot.
     pub fn bytes(&self) -> &[u8] {
         self.memory.as_ref().map_or(&[], |memory| &memory.bytes()[..self.byte_len])
@@ -134,7 +148,9 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        if let Some(memory) = self.memory.take() {
+        if let Some(memory) = self.memory.take()
+            && !*self.given_up.get_mut()
+        {
             self.shelf.put(memory);
         }
     }
@@ -341,6 +357,17 @@ mod tests {
         dropped.sort_unstable();
         assert_eq!(dropped, ids[10..]);
         assert_eq!((arena.total_bytes(), arena.growth(5000)), (0, 5120));
+    }
+
+    #[test]
+    fn slot_given_up_is_not_used_again() {
+        let arena = Arena::shared(true);
+        let slot = arena.slot(5000).unwrap();
+        slot.give_up();
+        slot.give_up();
+        assert_eq!(slot.bytes(), [0; 5000]);
+        drop(slot);
+        assert_eq!((arena.total_bytes(), arena.free_bytes()), (0, 0));
     }
 
     #[test]

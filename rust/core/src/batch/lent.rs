@@ -7,11 +7,26 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::arena::POISON;
+use super::memory::Memory;
 use super::shared::Mapping;
 use crate::{Error, Result};
+
+/// Slots that this process may use at once; of what comes beyond that it gets copies. The system
+/// allows 65,530 mappings.
+const MOST_LENT: usize = 8192;
+
+static NUM_LENT: AtomicUsize = AtomicUsize::new(0);
+static NUM_FORKS: AtomicU64 = AtomicU64::new(0);
+
+/// To be called whenever this process is about to fork: the child sees what is lent now, so none
+/// of that is written again.
+pub fn note_fork() {
+    NUM_FORKS.fetch_add(1, Ordering::Relaxed);
+}
 
 /// The slots of one other process that this one has mapped.
 #[derive(Debug)]
@@ -24,7 +39,16 @@ pub struct Lender {
 ///
 /// Share it behind an `Arc`: the last owner's drop returns it.
 #[derive(Debug)]
-pub struct Lent {
+pub struct Lent(Bytes);
+
+#[derive(Debug)]
+enum Bytes {
+    Shared(Shared),
+    Copied(Memory),
+}
+
+#[derive(Debug)]
+struct Shared {
     id: u64,
     mapping: Arc<Mapping>,
     ledger: Arc<Mutex<Ledger>>,
@@ -32,6 +56,8 @@ pub struct Lent {
     /// The process it was lent to. A child forked off that sees the same bytes, and must neither
     /// write them nor wait for a lock that a thread it does not have may hold.
     user: u32,
+    /// How often that process had forked by then.
+    num_forks: u64,
 }
 
 #[derive(Debug, Default)]
@@ -39,6 +65,7 @@ struct Ledger {
     slots: HashMap<u64, Known>,
     returned: Vec<u64>,
     returned_byte_len: usize,
+    left_to_children: Vec<u64>,
 }
 
 #[derive(Debug)]
@@ -94,7 +121,14 @@ impl Lender {
         let mapping = Arc::clone(&known.mapping);
         drop(ledger);
         let (ledger, poison) = (Arc::clone(&self.ledger), self.poison);
-        Ok(Lent { id, mapping, ledger, poison, user: std::process::id() })
+        let num_forks = NUM_FORKS.load(Ordering::Relaxed);
+        let lent = Shared { id, mapping, ledger, poison, user: std::process::id(), num_forks };
+        if NUM_LENT.fetch_add(1, Ordering::Relaxed) >= MOST_LENT
+            && let Ok(copy) = lent.copied()
+        {
+            return Ok(Lent(Bytes::Copied(copy)));
+        }
+        Ok(Lent(Bytes::Shared(lent)))
     }
 
     /// The slots given back since this was last asked, to be told to their maker, who holds them
@@ -111,6 +145,12 @@ impl Lender {
         (returned, byte_len)
     }
 
+    /// The slots given up since this was last asked, to be told to their maker, who must not write
+    /// them again: a child that this process has forked off may see them.
+    pub fn take_left_to_children(&self) -> Vec<u64> {
+        std::mem::take(&mut lock(&self.ledger).left_to_children)
+    }
+
     /// Forgets the slot `id`; its memory goes with its last user.
     pub fn forget(&self, id: u64) {
         let forgotten = lock(&self.ledger).slots.remove(&id);
@@ -122,29 +162,57 @@ impl Lender {
 impl Lent {
     /// How many bytes there are.
     pub fn byte_len(&self) -> usize {
-        self.mapping.byte_len()
+        match &self.0 {
+            Bytes::Shared(lent) => lent.mapping.byte_len(),
+            Bytes::Copied(memory) => memory.byte_len(),
+        }
     }
 
     /// Where they begin.
     pub fn as_ptr(&self) -> *mut u8 {
-        self.mapping.as_ptr()
+        match &self.0 {
+            Bytes::Shared(lent) => lent.mapping.as_ptr(),
+            Bytes::Copied(memory) => memory.as_ptr(),
+        }
     }
 }
 
-impl Drop for Lent {
+impl Shared {
+    #[expect(unsafe_code, reason = "a mapping gives out a bare pointer only")]
+    fn copied(&self) -> Result<Memory> {
+        let byte_len = self.mapping.byte_len();
+        let mut memory = Memory::zeroed(byte_len)?;
+        // SAFETY: so many bytes are mapped, and their maker writes none of them while they are lent.
+        let bytes = unsafe { std::slice::from_raw_parts(self.mapping.as_ptr(), byte_len) };
+        memory.bytes_mut().copy_from_slice(bytes);
+        Ok(memory)
+    }
+}
+
+impl Drop for Shared {
     #[expect(unsafe_code, reason = "a mapping gives out a bare pointer only")]
     fn drop(&mut self) {
+        NUM_LENT.fetch_sub(1, Ordering::Relaxed);
         if self.user != std::process::id() {
+            return;
+        }
+        let byte_len = self.mapping.byte_len();
+        if self.num_forks != NUM_FORKS.load(Ordering::Relaxed) {
+            let mut ledger = lock(&self.ledger);
+            // Its memory is still held by `self`: nothing is given back under the lock.
+            if ledger.slots.remove(&self.id).is_some() {
+                ledger.left_to_children.push(self.id);
+            }
             return;
         }
         if self.poison {
             // SAFETY: the slot is this value's alone until its maker is told, after this.
-            unsafe { self.as_ptr().write_bytes(POISON, self.byte_len()) };
+            unsafe { self.mapping.as_ptr().write_bytes(POISON, byte_len) };
         }
         let mut ledger = lock(&self.ledger);
         if ledger.slots.contains_key(&self.id) {
             ledger.returned.push(self.id);
-            ledger.returned_byte_len += self.byte_len();
+            ledger.returned_byte_len += byte_len;
         }
     }
 }

@@ -8,7 +8,7 @@ mod shared;
 mod stack;
 
 pub use arena::{Arena, Slot, poison_by_default};
-pub use lent::{Lender, Lent};
+pub use lent::{Lender, Lent, note_fork};
 pub use memory::ALIGNMENT;
 pub use shared::Mapping;
 pub use stack::{Warmth, copied_bytes, copy_rows};

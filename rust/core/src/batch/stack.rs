@@ -1,9 +1,10 @@
 //! Stacking: equal-length rows of bytes copied side by side.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rayon::prelude::*;
+
+use crate::process::PerProcess;
 
 /// From this many bytes in a call on, cold rows are copied by several threads.
 const PARALLEL_BYTES: usize = 256 << 10;
@@ -63,12 +64,11 @@ fn copy_in_parallel(rows: &[&[u8]], row_len: usize, out: &mut [u8]) {
 
 /// The threads that copy, or none where the machine has one core.
 fn pool() -> Option<&'static rayon::ThreadPool> {
-    static POOL: OnceLock<Option<rayon::ThreadPool>> = OnceLock::new();
-    let start = || {
+    static POOL: PerProcess<Option<rayon::ThreadPool>> = PerProcess::new(|| {
         let num_threads = std::thread::available_parallelism().map_or(1, usize::from);
         let builder = rayon::ThreadPoolBuilder::new().num_threads(num_threads.min(MAX_THREADS));
         let named = builder.thread_name(|n| format!("grainmill-copy-{n}"));
         named.build().ok().filter(|_| num_threads > 1)
-    };
-    POOL.get_or_init(start).as_ref()
+    });
+    POOL.get().as_ref()
 }

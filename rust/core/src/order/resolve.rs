@@ -216,7 +216,7 @@ fn prepared(tree: Tree, ids: &mut HashSet<u32>) -> Result<Stage> {
         }
         Tree::Take { indices, parent_len, child } => Stage::Take {
             num_records: Floor::new(indices.len() as u64),
-            indices: indices.into_boxed_slice(),
+            indices: indices.into(),
             parent_len: length("parent_len", parent_len)?,
             child: below(child)?,
         },

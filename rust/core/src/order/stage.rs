@@ -1,5 +1,7 @@
 //! One index stage over one column of positions.
 
+use std::sync::Arc;
+
 use super::floor::Floor;
 use super::mix::MixSchedule;
 use super::recent::RecentPermutations;
@@ -16,7 +18,7 @@ pub(crate) enum Stage {
     WindowShuffle { windows: Windows, orders: Orders, child: Box<Stage> },
     Slice { start: i64, step: i64, num_records: Floor, parent_len: i64, child: Box<Stage> },
     Wrap { num_records: Floor, child: Box<Stage> },
-    Take { indices: Box<[i64]>, num_records: Floor, parent_len: i64, child: Box<Stage> },
+    Take { indices: Arc<[i64]>, num_records: Floor, parent_len: i64, child: Box<Stage> },
     Divide { by: Floor, child: Box<Stage> },
     Mix { schedule: MixSchedule, children: Box<[Stage]> },
     Concatenate { total: Floor, ends: Box<[i64]>, children: Box<[Stage]> },
@@ -175,6 +177,11 @@ impl Orders {
             }
             let seed = low_word(i64::from(self.seed).wrapping_add(span.number));
             self.recent.apply(span.len.cast_unsigned(), seed, run)?;
+            // Only a span that begins right before the end of the range can lead out of it.
+            let fits = span.start.checked_add(span.len - 1).is_some();
+            if !fits && run.iter().any(|position| position.checked_add(span.start).is_none()) {
+                return Err(leaves_range("shuffle", span.start));
+            }
             for position in run {
                 *position += span.start;
             }

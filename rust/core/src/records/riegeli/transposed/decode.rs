@@ -10,6 +10,9 @@ use super::super::chunk::ChunkHeader;
 use super::super::decompress::{Decompressor, reserve};
 use super::super::varint::{Cursor, MAX_VARINT_LEN};
 
+/// Submessages that may be open at once, many more than encoders make of any record.
+const DEEPEST: usize = 1 << 20;
+
 const NOOP: u32 = 0;
 const NON_PROTO: u32 = 1;
 const SUBMESSAGE_START: u32 = 2;
@@ -352,6 +355,12 @@ impl<'a> Output<'a> {
                 self.finish_record()
             }
             Action::SubmessageEnd => {
+                // States may follow each other for ever so far, without any output.
+                if self.open.len() == DEEPEST {
+                    return Err(Problem::fixed(
+                        "more submessages within each other than any record",
+                    ));
+                }
                 self.open.push((state.tag, state.tag_len, self.reversed.len()));
                 Ok(())
             }
