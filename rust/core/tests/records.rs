@@ -140,7 +140,7 @@ fn states_that_open_submessages_without_end_are_refused() {
     data.extend([3; 1_000]);
     let header = chunk::ChunkHeader::of(b't', &data, 1, 1 << 40);
     let refused = Decoder::default().decode(&header, &data).unwrap_err().to_string();
-    assert!(refused.contains("submessages within each other"), "{refused}");
+    assert!(refused.contains("too many submessages"), "{refused}");
 }
 
 /// A file of one block of each kind, to be damaged.

@@ -10,7 +10,7 @@ use super::super::chunk::ChunkHeader;
 use super::super::decompress::{Decompressor, reserve};
 use super::super::varint::{Cursor, MAX_VARINT_LEN};
 
-/// Submessages that may be open at once, many more than encoders make of any record.
+/// Submessages that may be open at once: many more than an encoder opens, which stops at 100.
 const DEEPEST: usize = 1 << 20;
 
 const NOOP: u32 = 0;
@@ -355,11 +355,9 @@ impl<'a> Output<'a> {
                 self.finish_record()
             }
             Action::SubmessageEnd => {
-                // States may follow each other for ever so far, without any output.
+                // States that lead here again and again need neither input nor output for it.
                 if self.open.len() == DEEPEST {
-                    return Err(Problem::fixed(
-                        "more submessages within each other than any record",
-                    ));
+                    return Err(Problem::fixed("too many submessages within each other"));
                 }
                 self.open.push((state.tag, state.tag_len, self.reversed.len()));
                 Ok(())
