@@ -99,7 +99,7 @@ print(json.dumps(raised))
 
 
 def test_amounts_beyond_memory_are_errors():
-    # Threads of what failed before may still be ending: they are not to have 64 MB of addresses each.
+    # Threads of what failed may still be ending: they are not to have 64 MB of addresses each.
     env = {**os.environ, "MALLOC_ARENA_MAX": "1"}
     raised = json.loads(subprocess.check_output([sys.executable, "-c", BEYOND_MEMORY], env=env))
     assert len(raised) == 11
