@@ -702,6 +702,49 @@ def test_hundreds_of_stages_do_not_exhaust_the_stack():
     assert list(dataset) == [300, 301, 302]
 
 
+@pytest.mark.skipif(NAME == "grain", reason="Grain goes on behind the batch")
+@pytest.mark.parametrize("options", [{"num_threads": 0}, {}, {"num_workers": 1}], ids=str)
+@pytest.mark.parametrize("at", [1, 6])
+def test_batch_of_unlike_elements_fails_again_and_loses_none(options, at):
+    dataset = ints(12).map(lambda x: np.zeros(1 + (x == at)))
+    iterator = iter(dataset.to_iter_dataset(grain.ReadOptions(**options)).batch(4))
+    for _ in range(at // 4):
+        next(iterator)
+    state = iterator.get_state()
+    for _ in range(3):
+        with pytest.raises(ValueError, match=f"element {at % 4} has shape"):
+            next(iterator)
+        assert iterator.get_state() == state
+    iterator.close()
+
+
+class _WithoutState(grain.DatasetIterator):
+    def __init__(self):
+        super().__init__()
+        self._numbers = iter(range(5))
+
+    def __next__(self):
+        return next(self._numbers)
+
+    def get_state(self):
+        raise NotImplementedError("none")
+
+    def set_state(self, state):
+        raise NotImplementedError("none")
+
+
+class _Stateless(grain.IterDataset):
+    def __iter__(self):
+        return _WithoutState()
+
+
+def test_batches_of_an_iterator_without_state():
+    iterator = iter(_Stateless().batch(2))
+    assert [batch.tolist() for batch in iterator] == [[0, 1], [2, 3], [4]]
+    with pytest.raises((NotImplementedError, ValueError)):
+        iterator.get_state()
+
+
 @pytest.mark.skipif(NAME == "grain", reason="the number is ours")
 def test_a_plan_too_deep_is_an_error():
     dataset = ints(10)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pipelines import close, take
 from stages import STAGES, make
-from under_test import experimental, grain
+from under_test import NAME, experimental, grain
 
 JSON_SENTINEL = "ConcatThenSplit states do not survive JSON"
 KEPT_STATE = "Interleave keeps the caller's state and changes it"
@@ -34,6 +34,8 @@ def _stage_param(name):
     return pytest.param(name, marks=marks)
 
 
+# Those whose iterators are not the user's; where processes are started, it would take long.
+PLANNED = [name for name in STAGES if name != "user_iter" and "mp_prefetch" not in name]
 EVERY_STAGE = [_stage_param(name) for name in STAGES]
 
 
@@ -183,3 +185,40 @@ def test_state_out_of_range_is_refused(next_index):
     with pytest.raises(IndexError, match=f"Checkpoint `next_index` {next_index} is out of range"):
         iterator.set_state({"next_index": next_index})
     assert take(iterator, None) == list(range(7))
+
+
+def _without_one_key(state):
+    """Copies of `state` that lack one of its keys, at any depth."""
+    items = state.items() if isinstance(state, dict) else enumerate(state)
+    for key, value in list(items):
+        if isinstance(state, dict):
+            yield {k: v for k, v in state.items() if k != key}
+        if isinstance(value, dict | list):
+            for changed in _without_one_key(value):
+                damaged = copy.copy(state)
+                damaged[key] = changed
+                yield damaged
+
+
+@pytest.mark.skipif(NAME == "grain", reason="Grain's iterators are then anywhere")
+@pytest.mark.parametrize("name", PLANNED)
+def test_refused_state_leaves_the_iterator_where_it_is(name):
+    """Programs try to restore, and go on from where they are if there is nothing that fits."""
+    elements, _ = _full_pass(make(grain, name))
+    for place in (0, 1, len(elements) // 2):
+        iterator = iter(make(grain, name))
+        iterator.start_prefetch()
+        take(iterator, place)
+        state = iterator.get_state()
+        for damaged in [*_without_one_key(state), {"next_index": 10**6}, {}]:
+            try:
+                iterator.set_state(copy.deepcopy(damaged))
+            except (ValueError, IndexError):
+                assert iterator.get_state() == state, damaged
+            else:
+                iterator.set_state(state)
+        try:
+            experimental.set_next_index(iterator, 10**6)
+        except (NotImplementedError, IndexError):
+            assert take(iterator, None) == elements[place:]
+        close(iterator)

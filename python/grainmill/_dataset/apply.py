@@ -8,7 +8,7 @@ from typing import Any
 from grainmill._plan import transforms
 
 
-def apply_each(dataset: Any, transformations: Any) -> Any:
+def apply_each(ds: Any, transformations: Any) -> Any:
     """Appends one transform, or several in turn, to a dataset of either kind.
 
     Raises:
@@ -16,8 +16,8 @@ def apply_each(dataset: Any, transformations: Any) -> Any:
     """
     several = isinstance(transformations, Sequence)
     for transform in transformations if several else (transformations,):
-        dataset = _apply(dataset, transform)
-    return dataset
+        ds = _apply(ds, transform)
+    return ds
 
 
 def _apply(dataset: Any, transform: Any) -> Any:

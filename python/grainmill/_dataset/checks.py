@@ -10,8 +10,8 @@ import numpy as np
 from grainmill._evaluate import tree
 
 
-def assert_equal_output_after_checkpoint(dataset: Any) -> None:
-    """Saves and restores `dataset`'s iterator before every element and compares what follows.
+def assert_equal_output_after_checkpoint(ds: Any) -> None:
+    """Saves and restores `ds`'s iterator before every element and compares what follows.
 
     Takes time and memory quadratic in the number of elements: meant for small data in tests.
 
@@ -19,7 +19,7 @@ def assert_equal_output_after_checkpoint(dataset: Any) -> None:
         AssertionError: An element or a state differs after restoring, states change their
             make-up, or there is no element at all.
     """
-    iterator = iter(dataset)
+    iterator = iter(ds)
     states, elements = [iterator.get_state()], []
     for element in iterator:
         elements.append(copy.deepcopy(element))
@@ -27,7 +27,7 @@ def assert_equal_output_after_checkpoint(dataset: Any) -> None:
     assert elements, "the dataset has no elements to compare"
     for done, state in enumerate(states):
         _assert_same_spec(states[0], state)
-        restored = iter(dataset)
+        restored = iter(ds)
         restored.set_state(copy.deepcopy(state))
         _assert_equal(restored.get_state(), state, f"state after {done} elements")
         rest = list(restored)

@@ -58,7 +58,7 @@ class Closing(abc.ABC):
 
 
 class DatasetIterator(Closing, Iterator[T], Generic[T]):
-    """An iterator whose place can be saved and found again.
+    """An iterator whose place can be saved and found again, for one thread at a time.
 
     Derive from it to write a stage of your own: call `super().__init__(parent_iterator)`, take
     elements with `next(self._parent)`, and define `__next__`, `get_state` and `set_state`.
@@ -179,11 +179,25 @@ class PlannedIterator(DatasetIterator[T]):
             IndexError: `state` lies outside the data.
         """
         try:
-            self._stage.restore(copy.deepcopy(state))
+            self._move(lambda: self._stage.restore(copy.deepcopy(state)))
         except (KeyError, TypeError) as mismatch:
             raise ValueError(
                 f"state does not fit the pipeline that ends in {self}: {mismatch!r} on {state!r}"
             ) from mismatch
+
+    def _move(self, move: Callable[[], None]) -> None:
+        """Changes the place of the stages; where that is refused, they stay where they were."""
+        before = None
+        with contextlib.suppress(Exception):  # a user's iterator may have no state
+            before = self.get_state()
+        try:
+            move()
+        except Exception:
+            if before is not None:
+                with contextlib.suppress(Exception):
+                    self._stage.restore(before)
+                    self._forget()
+            raise
         self._forget()
 
     def _forget(self) -> None:
@@ -201,8 +215,7 @@ class PlannedIterator(DatasetIterator[T]):
         return self._stage.next_index()
 
     def _set_next_index(self, index: int) -> None:
-        self._forget()
-        self._stage.seek(index)
+        self._move(lambda: self._stage.seek(index))
 
     def start_prefetch(self) -> None:
         """Begins to make elements before the first is asked for.
@@ -239,24 +252,24 @@ class ThreadPrefetchDatasetIterator(PlannedIterator[T]):
         super().__init__(None, stage, name)
 
 
-def get_next_index(iterator: DatasetIterator[Any]) -> int:
-    """The index of the element that `next(iterator)` will return.
+def get_next_index(ds_iter: DatasetIterator[Any]) -> int:
+    """The index of the element that `next(ds_iter)` will return.
 
     Raises:
         NotImplementedError: Elements of this pipeline have no index, as after a filter.
     """
-    index: int = _method(iterator, "get_next_index")()
+    index: int = _method(ds_iter, "get_next_index")()
     return index
 
 
-def set_next_index(iterator: DatasetIterator[Any], index: int) -> None:
-    """Makes `index` the element that `next(iterator)` will return.
+def set_next_index(ds_iter: DatasetIterator[Any], index: int) -> None:
+    """Makes `index` the element that `next(ds_iter)` will return.
 
     Raises:
         NotImplementedError: Elements of this pipeline have no index, as after a filter.
         IndexError: `index` lies outside the data.
     """
-    _method(iterator, "set_next_index")(index)
+    _method(ds_iter, "set_next_index")(index)
 
 
 def _method(iterator: Any, name: str) -> Callable[..., Any]:

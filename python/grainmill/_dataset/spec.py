@@ -42,15 +42,15 @@ class ShapeDtypeStruct:
     dtype: Any
 
 
-def get_element_spec(dataset: Any) -> Any:
-    """The shapes and dtypes of the elements of `dataset`, in their structure.
+def get_element_spec(ds: Any) -> Any:
+    """The shapes and dtypes of the elements of `ds`, in their structure.
 
     Raises:
         ValueError: A transform on the way does not say what it makes: it has no
             `output_spec(input_spec)`.
         NotImplementedError: A stage's elements can not be told beforehand.
     """
-    return _spec(node_of(dataset))
+    return _spec(node_of(ds))
 
 
 def _spec(node: Node) -> Any:

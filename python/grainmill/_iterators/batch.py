@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate.stack import BatchBuilder, shared_arena
@@ -31,7 +32,7 @@ class BatchStage(Stage):
         self._drop_remainder = node.drop_remainder
         self._new_batch = _new_batch(node)
         self._gathered = self._new_batch()
-        self._start: State | None = None
+        self._start: Callable[[], State] | None = None  # the state before a batch begun
         self._reader: ReadStage | None = None  # what may give whole batches
         self._packer: FitPackStage | None = None  # what may give rows of arrays
         if isinstance(parent, ReadStage) and node.batch_fn is None:
@@ -53,7 +54,7 @@ class BatchStage(Stage):
                 self._start = None
                 return self._block(whole)
         if self._start is None:
-            self._start = self._parent.state()
+            self._start = _state_of(self._parent)
         after = self._gather()
         if len(self._gathered) < self._size and (self._drop_remainder or not len(self._gathered)):
             self._reset()
@@ -62,11 +63,10 @@ class BatchStage(Stage):
         try:
             batch = self._gathered.finish()
         except Exception:
-            self._reset()
-            self._parent.restore(start)
+            self._begin_again()
             raise
         self._reset()
-        return Block([batch], lambda k: after(k) if k else start)
+        return Block([batch], lambda k: after(k) if k else start())
 
     def _gather(self) -> Callable[[int], State]:
         """Gathers what the batch lacks; returns the parent's state after that."""
@@ -74,13 +74,21 @@ class BatchStage(Stage):
             missing = self._size - len(self._gathered)
             packed = self._packer.pull_rows(missing) if self._packer is not None else None
             if packed is not None:
-                self._gathered.push_rows(packed.columns, packed.order)
+                try:
+                    self._gathered.push_rows(packed.columns, packed.order)
+                except Exception:
+                    self._begin_again()
+                    raise
                 if len(packed.order) == missing:
                     return lambda _: packed.state_after(missing)
                 continue
             block = self._parent.pull(missing, interior=False)
             count, state_after = len(block.elements), block.state_after
-            self._gathered.push(block.elements)
+            try:
+                self._gathered.push(block.elements)
+            except Exception:
+                self._begin_again()
+                raise
             del block  # its memory is free for the next one, still in cache
             if count == missing or not count:
                 return lambda _: state_after(count)
@@ -92,13 +100,21 @@ class BatchStage(Stage):
         first = after - len(batches) * batch_size
         return Block(batches, lambda k: {"next_index": first + k * batch_size if k else before})
 
+    def _begin_again(self) -> None:
+        """Goes back to where the batch begins, whose elements make none, if there is a way."""
+        start = self._start
+        self._reset()
+        with contextlib.suppress(Exception):
+            if start is not None:
+                self._parent.restore(start())
+
     def _reset(self) -> None:
         self._gathered = self._new_batch()
         self._start = None
 
     def state(self) -> State:
         """See `Stage.state`."""
-        return self._parent.state() if self._start is None else self._start
+        return self._parent.state() if self._start is None else self._start()
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
@@ -160,6 +176,20 @@ class _GatheredList(_Gathered):
     def finish(self) -> Any:
         """See `_Gathered.finish`."""
         return self._batch_fn(self._elements)
+
+
+def _state_of(stage: Stage) -> Callable[[], State]:
+    """The state of `stage` now; if a user's iterator has none, that is for who asks for it."""
+    try:
+        state = stage.state()
+    except Exception as failure:
+        refused = failure
+
+        def refuse() -> State:
+            raise refused
+
+        return refuse
+    return lambda: state
 
 
 def _new_batch(node: plan.Batch) -> Callable[[], _Gathered]:

@@ -51,7 +51,7 @@ def _open(node: Node, options: DatasetOptions) -> Stage:
     try:
         make = _STAGES[type(node)]
     except KeyError:
-        raise TypeError(f"{node} can not be iterated over") from None
+        raise TypeError(f"{node} is no IterDataset; `to_iter_dataset()` makes it one") from None
     return make(node, options)
 
 
