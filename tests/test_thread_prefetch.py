@@ -7,6 +7,7 @@ import textwrap
 import threading
 import time
 
+import numpy as np
 import pytest
 from stage_harness import Boom, ListStage, drain
 
@@ -15,6 +16,7 @@ from grainmill._iterators.interleave import InterleaveStage
 from grainmill._iterators.stage import Block
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
 from grainmill._plan import sequential
+from grainmill.experimental import ThreadPrefetchIterDataset
 
 
 def prefetched(stage, size=2):
@@ -250,3 +252,31 @@ def test_interpreter_leaves_in_silence_while_a_parent_is_stuck():
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "[1, 1, 1]\n", "")
+
+
+SHARED = {
+    "elements": lambda ds: ds,
+    "batches": lambda ds: ds.batch(7),
+    "prefetched": lambda ds: ThreadPrefetchIterDataset(ds, prefetch_buffer_size=4),
+    "filtered": lambda ds: ds.filter(lambda x: x is not None),
+}
+
+
+@pytest.mark.parametrize("num_threads", [0, 16])
+@pytest.mark.parametrize("name", SHARED)
+def test_threads_that_share_an_iterator_get_each_element_once(name, num_threads):
+    read = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=20)
+    ds = grain.MapDataset.range(500).map(lambda x: x).to_iter_dataset(read)
+    for _ in range(5):
+        iterator = iter(SHARED[name](ds))
+        found = [[] for _ in range(3)]
+        threads = [threading.Thread(target=part.extend, args=(iterator,)) for part in found]
+        for thread in threads:
+            thread.start()
+        for _ in range(20):
+            iterator.get_state()
+        for thread in threads:
+            thread.join()
+        elements = np.concatenate([np.atleast_1d(x) for part in found for x in part])
+        assert sorted(elements.tolist()) == list(range(500))
+        iterator.close()

@@ -581,6 +581,48 @@ def test_notebooks_need_no_guard():
     assert printed == "fine\n"
 
 
+REGISTERED = """
+import jax, numpy as np
+import grainmill as grain
+from worker_harness import opened
+
+@jax.tree_util.register_pytree_node_class
+class Pair:
+    def __init__(self, *parts):
+        self.parts = parts
+    def tree_flatten(self):
+        return self.parts, None
+    @classmethod
+    def tree_unflatten(cls, _, parts):
+        return cls(*parts)
+
+
+ds = grain.MapDataset.range(100).map(lambda x: {"pair": Pair(np.full(2, x), x)})
+expected = list(ds.to_iter_dataset().batch(8))
+found = list(opened(ds, "read", batch_size=8))
+assert len(found) == len(expected) == 13
+for one, other in zip(found, expected):
+    assert type(one["pair"]) is Pair
+    for part, wanted in zip(one["pair"].parts, other["pair"].parts):
+        np.testing.assert_array_equal(part, wanted)
+# Where the whole pipeline is a worker's, nobody can stack them.
+for iterator in (opened(ds.batch(8), "read"), opened(ds, "parts", batch_size=8)):
+    try:
+        next(iterator)
+    except ValueError as failure:
+        assert "class Pair" in str(failure) and "in a module" in str(failure)
+    else:
+        raise SystemExit("nothing was raised")
+print("fine")
+"""
+
+
+def test_containers_that_the_main_script_registers_are_never_taken_for_leaves():
+    pytest.importorskip("jax")
+    done = run_script(REGISTERED)
+    assert done.stdout == "fine\n", done.stderr
+
+
 @pytest.mark.parametrize("way", ["script", "c", "stdin", "interpreter", "absl"])
 def test_programs_of_all_kinds_need_no_guard(way, tmp_path):
     if way == "script":

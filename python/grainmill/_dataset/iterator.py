@@ -5,6 +5,8 @@ from __future__ import annotations
 import abc
 import contextlib
 import copy
+import os
+import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -58,7 +60,7 @@ class Closing(abc.ABC):
 
 
 class DatasetIterator(Closing, Iterator[T], Generic[T]):
-    """An iterator whose place can be saved and found again, for one thread at a time.
+    """An iterator whose place can be saved and found again.
 
     Derive from it to write a stage of your own: call `super().__init__(parent_iterator)`, take
     elements with `next(self._parent)`, and define `__next__`, `get_state` and `set_state`.
@@ -114,7 +116,7 @@ class DatasetIterator(Closing, Iterator[T], Generic[T]):
 
 
 class PlannedIterator(DatasetIterator[T]):
-    """Runs a plan, element by element."""
+    """Runs a plan, element by element; threads may share one, each element goes to one of them."""
 
     def __init__(self, node: Node | None, stage: Stage, name: str | None = None) -> None:
         super().__init__()
@@ -126,6 +128,8 @@ class PlannedIterator(DatasetIterator[T]):
         self._waiting: list[T] = []
         self._num_pulled = 0
         self._state_after: Callable[[int], State] | None = None
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
 
     @classmethod
     def over(cls, node: Node) -> Self:
@@ -139,9 +143,32 @@ class PlannedIterator(DatasetIterator[T]):
 
     def __next__(self) -> T:
         waiting = self._waiting
-        return waiting.pop() if waiting else self._pull()
+        if waiting:
+            try:
+                return waiting.pop()
+            except IndexError:
+                pass  # another thread was faster
+        lock = self._lock
+        if not lock.acquire(blocking=False):
+            lock = self._locked()
+        try:
+            return self._pull()
+        finally:
+            lock.release()
+
+    def _locked(self) -> threading.RLock:
+        """Waits for other threads that move this iterator; returns what is to be released."""
+        lock = self._lock
+        if not lock.acquire(blocking=False):
+            if self._pid != os.getpid():  # the thread that holds it was left behind by a fork
+                self._pid = os.getpid()
+                lock = self._lock = threading.RLock()
+            lock.acquire()
+        return lock
 
     def _pull(self) -> T:
+        if self._waiting:
+            return self._waiting.pop()
         if self._closed:
             raise ValueError(self._closed_message())
         burst = self._stage.burst
@@ -154,8 +181,10 @@ class PlannedIterator(DatasetIterator[T]):
         self._num_pulled, self._state_after = len(elements), block.state_after
         if not elements:
             raise StopIteration
-        self._waiting = elements[::-1]
-        return self._waiting.pop()
+        waiting = elements[::-1]
+        element: T = waiting.pop()
+        self._waiting = waiting
+        return element
 
     def _closed_message(self) -> str:
         if type(self._stage) is ThreadPrefetchStage:
@@ -164,7 +193,11 @@ class PlannedIterator(DatasetIterator[T]):
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state after the element last returned, a JSON-able dict of its own."""
-        return copy.deepcopy(self._current())
+        lock = self._locked()
+        try:
+            return copy.deepcopy(self._current())
+        finally:
+            lock.release()
 
     def _current(self) -> State:
         if self._state_after is None:
@@ -187,18 +220,22 @@ class PlannedIterator(DatasetIterator[T]):
 
     def _move(self, move: Callable[[], None]) -> None:
         """Changes the place of the stages; where that is refused, they stay where they were."""
-        before = None
-        with contextlib.suppress(Exception):  # a user's iterator may have no state
-            before = self.get_state()
+        lock = self._locked()
         try:
-            move()
-        except Exception:
-            if before is not None:
-                with contextlib.suppress(Exception):
-                    self._stage.restore(before)
-                    self._forget()
-            raise
-        self._forget()
+            before = None
+            with contextlib.suppress(Exception):  # a user's iterator may have no state
+                before = self.get_state()
+            try:
+                move()
+            except Exception:
+                if before is not None:
+                    with contextlib.suppress(Exception):
+                        self._stage.restore(before)
+                        self._forget()
+                raise
+            self._forget()
+        finally:
+            lock.release()
 
     def _forget(self) -> None:
         self._waiting = []

@@ -9,6 +9,8 @@ from grainmill._evaluate.fuse import defer_interrupts
 from grainmill._evaluate.program import Program
 from grainmill._evaluate.rows import in_batches
 from grainmill._evaluate.stack import take_arrays_from
+from grainmill._evaluate.tree import flatten
+from grainmill._workers.messages import is_receivers_container
 from grainmill._workers.worker import Job, Outcome, Place, Runner
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ class MakeJob(Job):
 class _Maker(Runner):
     def __init__(self, program: Program) -> None:
         self._program = program
+        self._leaves_stacking = False  # to the main process, which knows more containers
 
     def run(self, task: tuple[int, int, int]) -> Outcome:
         """See `Runner.run`."""
@@ -72,11 +75,13 @@ class _Maker(Runner):
 
     def _run(self, task: Task) -> Outcome:
         began = time.perf_counter()
-        if not task.batch_size:
+        if not task.batch_size or self._leaves_stacking:
             made = self._program.run(task.start, task.num_elements)
             return self._outcome(task, made, began)
         pieces, rest = in_batches(self._program, task.start, task.num_elements, task.batch_size)
         if rest is not None and not pieces:
+            leaves = flatten(rest.elements)[0]
+            self._leaves_stacking = any(is_receivers_container(type(leaf)) for leaf in leaves)
             return self._outcome(task, rest, began)
         count = sum(map(len, pieces))
         rows = [(len(piece), piece.exact) for piece in pieces]

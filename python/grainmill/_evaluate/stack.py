@@ -16,6 +16,7 @@ import numpy as np
 
 from grainmill._evaluate.tree import Branch, branch, map_structure
 from grainmill._native import Arena, copy_rows, scalars_to_rows
+from grainmill._workers.messages import is_receivers_container
 
 _UNLIKE: Final = "Expected all input elements to have the same structure but got:"
 # A slot costs more than it saves below the first figure. A batch above the second is not
@@ -481,6 +482,11 @@ def _stacked(values: list[Any], path: str) -> tuple[Any, bool]:
     if uniform and (kind is str or kind is bytes or issubclass(kind, np.number | np.bool_)):
         return np.array(values), True
     arrays = []
+    if is_receivers_container(kind):
+        raise ValueError(
+            f"objects of class {kind.__qualname__} can not be stacked by a worker, as it was the "
+            "main script that registered them with JAX: define the class in a module"
+        )
     for row, value in enumerate(values):
         arrays.append(np.asanyarray(value))
         if arrays[-1].shape != arrays[0].shape or branch(value) is not None:

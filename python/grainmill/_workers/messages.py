@@ -21,7 +21,7 @@ import numpy as np
 from grainmill._native import common_layout, dicts_of, slot_of, write_arrays
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from grainmill._native import Arena, LentSlot, Slot
 
@@ -298,9 +298,12 @@ def _dumped(values: Any, buffers: list[pickle.PickleBuffer]) -> bytes:
         return dumps(values, buffers.append)
 
 
-def main_classes() -> frozenset[str]:
-    """The names of the classes that this process's main script has, those within others too."""
-    names: set[str] = set()
+def main_classes() -> dict[str, bool]:
+    """The names of the classes that this process's main script has, those within others too.
+
+    Of each, whether the script has registered it with JAX, so that its objects are containers.
+    """
+    names: dict[str, bool] = {}
     waiting = [("", vars(sys.modules[_MAIN]))]
     while waiting:
         prefix, scope = waiting.pop()
@@ -308,18 +311,33 @@ def main_classes() -> frozenset[str]:
             if not isinstance(value, type) or value.__module__ != _MAIN:
                 continue
             if value.__qualname__ == prefix + name and value.__qualname__ not in names:
-                names.add(value.__qualname__)
+                names[value.__qualname__] = _is_registered(value)
                 waiting.append((f"{prefix}{name}.", dict(vars(value))))
-    return frozenset(names)
+    return names
 
 
-_receivers_classes: set[str] = set()
+def _is_registered(kind: type) -> bool:
+    tree_util = getattr(sys.modules.get("jax"), "tree_util", None)
+    if tree_util is None:
+        return False
+    try:
+        return not tree_util.all_leaves([object.__new__(kind)])
+    except Exception:  # a class that is made in C is no container
+        return False
+
+
+_receivers_classes: dict[str, bool] = {}
 _sent_classes: dict[str, type] = {}
 
 
-def expect_classes(names: Iterable[str]) -> None:
+def expect_classes(names: dict[str, bool]) -> None:
     """Has classes of the main script that the receiver has by these names sent by name."""
     _receivers_classes.update(names)
+
+
+def is_receivers_container(kind: type) -> bool:
+    """Whether objects of this class are containers to the receiver's JAX, by its main script."""
+    return kind.__module__ == _MAIN and _receivers_classes.get(kind.__qualname__, False)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]

@@ -93,7 +93,8 @@ class SetUp(NamedTuple):
         directory: The parent's working directory.
         environment: The parent's environment.
         log_level: The parent's level of logging.
-        main_classes: The classes of the parent's main script, by name.
+        main_classes: The classes of the parent's main script, by name; see
+            `messages.main_classes`.
     """
 
     worker: int
@@ -104,7 +105,7 @@ class SetUp(NamedTuple):
     directory: str
     environment: dict[str, str]
     log_level: int
-    main_classes: frozenset[str]
+    main_classes: dict[str, bool]
 
 
 class _Channel:
