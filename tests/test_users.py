@@ -9,7 +9,7 @@ import threading
 import cloudpickle
 import numpy as np
 import pytest
-from pipelines import add_one, take, tokens, user_datasets
+from pipelines import add_one, close, take, tokens, user_datasets
 from under_test import INLINE, IS_GRAIN, NAME, experimental, grain
 
 MapDataset, IterDataset = grain.MapDataset, grain.IterDataset
@@ -581,11 +581,37 @@ def test_next_index_is_that_of_the_next_element():
     assert next(iterator).tolist() == [13, 14, 15]
 
 
+def test_next_index_is_known_behind_a_prefetching_iterator():
+    inner = iter(MapDataset.range(20).to_iter_dataset().map(add_one))
+    iterator = experimental.ThreadPrefetchDatasetIterator(inner, 3)
+    assert take(iterator, 2) == [1, 2]
+    assert experimental.get_next_index(ds_iter=iterator) == 2
+    experimental.set_next_index(ds_iter=iterator, index=7)
+    assert take(iterator, 2) == [8, 9]
+    assert experimental.get_next_index(iterator) == 9
+    close(iterator)
+
+
+def test_zip_of_nothing_and_states_of_other_zips_are_refused():
+    with pytest.raises(ValueError, match="At least one parent must be provided"):
+        experimental.ZipIterDataset([])
+    part = MapDataset.range(3).to_iter_dataset()
+    state = iter(experimental.ZipIterDataset([part] * 3)).get_state()
+    iterator = iter(experimental.ZipIterDataset([part] * 2))
+    with pytest.raises((ValueError, IndexError)):
+        iterator.set_state(state)
+    assert next(iterator) == (0, 0)
+
+
 def test_element_spec_follows_the_plan():
     spec = experimental.get_element_spec(MapDataset.range(7).batch(3, drop_remainder=True))
     assert (tuple(spec.shape), np.dtype(spec.dtype)) == ((3,), np.dtype(np.int64))
     open_ended = experimental.get_element_spec(MapDataset.range(7).to_iter_dataset().batch(3))
     assert tuple(open_ended.shape) == (None,)
+    batches = MapDataset.range(7).to_iter_dataset().batch(3)
+    regrouped = experimental.RebatchIterDataset(batches, 2, drop_remainder=True)
+    spec = experimental.get_element_spec(ds=regrouped)
+    assert (tuple(spec.shape), np.dtype(spec.dtype)) == ((2,), np.dtype(np.int64))
 
 
 def test_options_merge_by_what_was_set():

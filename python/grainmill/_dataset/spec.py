@@ -84,6 +84,14 @@ def _batched(node: Any) -> Any:
     return tree.map_structure(lambda leaf: ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype), spec)
 
 
+def _rebatched(node: Any) -> Any:
+    rows = node.batch_size if node.drop_remainder else None
+    spec = _spec(node.parent)
+    return tree.map_structure(
+        lambda leaf: ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), spec
+    )
+
+
 def _first_part(node: Any) -> Any:
     return get_element_spec(node.datasets[0])
 
@@ -96,6 +104,7 @@ _RULES: dict[type[Node], Callable[[Any], Any]] = {
     sequential.Map: _mapped,
     random_access.Batch: _batched,
     sequential.Batch: _batched,
+    sequential.Rebatch: _rebatched,
     random_access.Zip: lambda node: tuple(_spec(parent) for parent in node.parents),
     sequential.Zip: lambda node: tuple(_spec(parent) for parent in node.parents),
     random_access.Mix: lambda node: _spec(node.parents[0]),

@@ -63,9 +63,14 @@ class ZipIterDataset(PlannedIterDataset[tuple[Any, ...]]):
     Args:
         parents: The datasets.
         strict: Whether datasets of unequal length are an error; if not, the shortest ends it.
+
+    Raises:
+        ValueError: There are no datasets.
     """
 
     def __init__(self, parents: Sequence[IterDataset[Any]], *, strict: bool = True) -> None:
+        if not parents:
+            raise ValueError("At least one parent must be provided.")
         nodes = tuple(node_of(parent) for parent in parents)
         super().__init__(sequential.Zip(nodes, strict), parents)
 

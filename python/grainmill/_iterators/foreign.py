@@ -27,11 +27,12 @@ class ForeignStage(Stage):
 
     def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`; returns single elements where states inside a block matter."""
-        self._settle()
+        before = self._settle()
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
-        before = self._current() if interior else None
+        if interior and before is None:
+            before = self._current()
         elements = []
         for _ in range(1 if interior else limit):
             try:
@@ -45,7 +46,7 @@ class ForeignStage(Stage):
                 break
         place = _Place(self._iterator)
         self._place = weakref.ref(place)
-        if before is None:
+        if not interior or before is None:
             return Block(elements, lambda _: place.state())
         return Block(elements, lambda k: place.state() if k else before.state())
 
@@ -54,10 +55,12 @@ class ForeignStage(Stage):
         place.settle()
         return place
 
-    def _settle(self) -> None:
+    def _settle(self) -> _Place | None:
+        """Takes the state here if somebody may still ask for it, and returns the place then."""
         place = self._place() if self._place is not None else None
         if place is not None:
             place.settle()
+        return place
 
     def state(self) -> State:
         """See `Stage.state`."""
@@ -68,6 +71,24 @@ class ForeignStage(Stage):
         self._settle()
         self._place = self._failure = None
         self._iterator.set_state(copy.deepcopy(state))  # type: ignore[attr-defined]
+
+    @property
+    def iterator_name(self) -> str:
+        """See `Stage.iterator_name`."""
+        return type(self._iterator).__name__
+
+    def next_index(self) -> int:
+        """See `Stage.next_index`; another of our iterators knows it."""
+        known = getattr(self._iterator, "_get_next_index", super().next_index)
+        index: int = known()
+        return index
+
+    def seek(self, index: int) -> None:
+        """See `Stage.seek`; as `next_index`."""
+        seek = getattr(self._iterator, "_set_next_index", super().seek)
+        self._settle()
+        self._place = self._failure = None
+        seek(index)
 
     def start_prefetch(self) -> None:
         """See `Stage.start_prefetch`."""

@@ -71,11 +71,16 @@ class Stage(abc.ABC):
 
     def next_index(self) -> int:
         """The index of the next element, where elements have one."""
-        raise NotImplementedError(f"get_next_index is not supported for {type(self).__name__}.")
+        raise NotImplementedError(f"get_next_index is not supported for {self.iterator_name}.")
 
     def seek(self, index: int) -> None:
         """Makes `index` the next element, where elements have an index."""
-        raise NotImplementedError(f"set_next_index is not supported for {type(self).__name__}.")
+        raise NotImplementedError(f"set_next_index is not supported for {self.iterator_name}.")
+
+    @property
+    def iterator_name(self) -> str:
+        """What the stage is called in messages."""
+        return type(self).__name__.replace("Stage", "DatasetIterator")
 
     def start_prefetch(self) -> None:
         """Starts what can be made ahead, up to the nearest stage that does so."""

@@ -24,11 +24,11 @@ class ZipStage(Stage):
     @property
     def burst(self) -> int:
         """See `Stage.burst`."""
-        return min((parent.burst for parent in self.parents), default=1)
+        return min(parent.burst for parent in self.parents)
 
     def pull(self, limit: int, *, interior: bool = True) -> Block:
         """See `Stage.pull`."""
-        count = limit if self._parts else 0
+        count = limit
         for number, part in enumerate(self._parts):
             at_hand = part.ready(count)
             if not at_hand:
@@ -59,7 +59,10 @@ class ZipStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        for part, saved in zip(self._parts, state["parents"], strict=True):
+        parents = state["parents"]
+        if len(parents) != len(self._parts):
+            raise ValueError(f"a state of {len(parents)} iterators for {len(self._parts)}")
+        for part, saved in zip(self._parts, parents, strict=True):
             part.restore(saved)
 
 
