@@ -20,7 +20,7 @@ CORE_LAYERS = [
     {"pipeline"},
 ]
 FACE_LAYERS = [
-    {"_native"},
+    {"_native", "_threads"},
     {"_plan"},
     {"_workers"},
     {"_evaluate"},
@@ -41,12 +41,10 @@ LATE_IMPORTS = {
 }
 # Files that start threads. The engine's are `pipeline`'s, the pool that copies the rows of one
 # batch, and those that open many files and end before that call does; Python's are those that run
-# user functions ahead of their use, but for one.
+# user functions ahead of their use, which `_threads` starts and ends, but for one.
 CORE_THREADS = {"batch/stack.rs", "records/files.rs"}
 FACE_THREADS = {
-    "_evaluate/ahead.py",
-    "_iterators/opening.py",
-    "_iterators/thread_prefetch.py",
+    "_threads.py",
     # Where workers can not be forked, a thread of each waits for the parent's end.
     "_workers/zygote.py",
 }

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import weakref
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -339,6 +340,28 @@ def test_elements_handed_out_are_not_kept():
 # --- in processes of their own -------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["read_default", "thread_prefetch", "interleave", "packed"])
+def test_thread_that_can_not_be_started_is_an_error_and_loses_nothing(name, monkeypatch):
+    expected = take(iter(PIPELINES[name]()), 20)
+    start = threading.Thread.start
+    to_fail = 2
+
+    def start_or_fail(thread):
+        nonlocal to_fail
+        if to_fail:
+            to_fail -= 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_fail)
+    iterator, found = iter(PIPELINES[name]()), []
+    while len(found) < 20:
+        expecting = pytest.raises(RuntimeError, match="can't start") if to_fail else nullcontext()
+        with expecting:
+            found += take(iterator, 1)
+    assert found == expected
+
+
 def _run(body, timeout_s=240):
     """Runs `body` as a script; `grain`, `experimental` and `MapDataset` are there."""
     lines = [
@@ -380,6 +403,73 @@ def test_interpreter_ends_quietly_with_a_live_iterator(name):
     assert process.stderr == ""
     # From the last statement to the end of the process.
     assert ended - float(process.stdout) < 5
+
+
+AMID_WORK = """
+begun = threading.Event()
+def slow(x):
+    if x:
+        begun.set()
+        time.sleep(0.3)
+        os.write(1, b"ended")
+    return x
+def slow_part(x):
+    return MapDataset.range(slow(x) + 1).to_iter_dataset()
+read = MapDataset.range(9).map(slow).to_iter_dataset()
+parts = MapDataset.range(9).map(slow_part)
+"""
+
+
+@pytest.mark.better_than_grain("Grain waits for none of its threads")
+@pytest.mark.parametrize("leave", ["pass", "iterator.close()", "del iterator"])
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        "read",
+        "experimental.ThreadPrefetchIterDataset(read, prefetch_buffer_size=2)",
+        "experimental.InterleaveIterDataset(parts, cycle_length=2)",
+    ],
+)
+def test_function_under_way_ends_before_the_interpreter(dataset, leave):
+    body = f"iterator = iter({dataset})\nnext(iterator)\nbegun.wait()\n{leave}"
+    process = _run(AMID_WORK + body)
+    assert (process.returncode, process.stderr) == (0, "")
+    assert "ended" in process.stdout
+
+
+LEFT_BEHIND = """
+import numpy as np
+class Slow:
+    def __init__(self, x): self.x = x
+    def __array__(self, dtype=None, copy=None):
+        time.sleep(0.0002)
+        return np.full(self.x % 5 + 1, self.x)
+def slow(x):
+    time.sleep(0.0002)
+    return np.frombuffer(x, np.uint8)
+inline = grain.ReadOptions(num_threads=0)
+packed = experimental.FirstFitPackIterDataset(
+    MapDataset.range(10**6).map(lambda x: {{"x": Slow(x)}}).to_iter_dataset(inline),
+    length_struct={{"x": 64}}, num_packing_bins=2,
+).batch(4)
+records = MapDataset.source(grain.sources.ArrayRecordDataSource({path!r}))
+filled = records.repeat().map(slow).to_iter_dataset(inline).batch(64)
+batches = iter({name})
+next(batches), next(batches), next(batches)
+threading.Thread(target=lambda: list(batches), daemon=True).start()
+time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("name", ["packed", "filled"])
+def test_interpreter_ends_while_a_thread_of_the_user_makes_batches(name, tmp_path):
+    # Below its functions are frames of the engine, and before CPython 3.14 it is unwound.
+    path = str(tmp_path / "some.array_record")
+    with grain.array_record.ArrayRecordWriter(path, "group_size:1") as writer:
+        for number in range(500):
+            writer.write(number.to_bytes(2, "little") * 4000)
+    process = _run(LEFT_BEHIND.format(path=path, name=name))
+    assert process.returncode == 0, process.stderr
 
 
 @pytest.mark.better_than_grain("Grain makes noise and takes its time")

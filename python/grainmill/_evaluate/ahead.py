@@ -7,7 +7,6 @@ reading the next block meanwhile (`EngineBlocks`), and on Python threads (`Threa
 from __future__ import annotations
 
 import abc
-import atexit
 import functools
 import os
 import threading
@@ -15,11 +14,12 @@ import time
 import weakref
 from collections import deque
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from grainmill._evaluate.fuse import Evaluated
 from grainmill._evaluate.rows import BLOCK_BYTES, block_len, in_batches
 from grainmill._evaluate.thread_count import ThreadCount
+from grainmill._threads import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,6 @@ _WHOLE_BATCH_S = 0.05
 # Batches that are as small as this together are one task, though more elements are ahead then.
 SMALL_BYTES = 4 << 20
 SMALL_TIMES = 8
-_EXIT_WAIT_S = 1.0
 
 
 class Blocks(abc.ABC):
@@ -338,10 +337,10 @@ class ThreadBlocks(Blocks):
             else:
                 make = functools.partial(_elements, self._program.begin(start, count))
             task = _Task(count, make, self._turn % active)
-            self._tasks.append(task)
-            self._handed_out += count
             if task.thread or self.demand is None:
                 self._crew.give(task)
+            self._tasks.append(task)
+            self._handed_out += count
             self._turn += 1
 
     def _batches_at_once(self) -> int:
@@ -388,18 +387,15 @@ class _Crew:
 
     def __init__(self) -> None:
         self._queues: dict[int, SimpleQueue[_Task | None]] = {}
-        self._threads: list[threading.Thread] = []
-        _CREWS.add(self)
 
     def give(self, task: _Task) -> None:
         """Queues `task` for its thread, starting it if need be."""
         queue = self._queues.get(task.thread)
         if queue is None:
-            queue = self._queues[task.thread] = SimpleQueue()
-            name = thread_name(task.thread)
-            thread = threading.Thread(target=_work, args=(queue,), name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            queue = SimpleQueue()
+            work = functools.partial(_work, queue)
+            start_thread(work, name=thread_name(task.thread), stop=self.dismiss)
+            self._queues[task.thread] = queue
         queue.put(task)
 
     def dismiss(self) -> None:
@@ -408,29 +404,8 @@ class _Crew:
         for queue in queues.values():
             queue.put(None)
 
-    def wait(self, deadline: float) -> None:
-        """Waits for dismissed threads to be gone, at most until `deadline`."""
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-
 
 def _work(queue: SimpleQueue[_Task | None]) -> None:
     while (task := queue.get()) is not None:
         task.run()
         del task
-
-
-_CREWS: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def _dismiss_all() -> None:
-    """At exit: no thread may be inside the engine when the interpreter goes down."""
-    crews = list(_CREWS)
-    deadline = time.monotonic() + _EXIT_WAIT_S
-    for crew in crews:
-        crew.dismiss()
-    for crew in crews:
-        crew.wait(deadline)
-
-
-atexit.register(_dismiss_all)

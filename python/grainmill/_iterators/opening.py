@@ -6,6 +6,8 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING
 
+from grainmill._threads import start_thread
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -60,8 +62,7 @@ class _Opening:
         self._failure: BaseException | None = None
         self._abandoned = False
         self._lock = threading.RLock()
-        name = f"grain-interleave-open_{index}"
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        start_thread(self._run, name=f"grain-interleave-open_{index}", stop=self.abandon)
 
     def _run(self) -> None:
         try:

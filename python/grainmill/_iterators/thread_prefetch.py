@@ -6,7 +6,6 @@ any more is collected, and its thread ends.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import itertools
 import os
@@ -21,12 +20,12 @@ from grainmill._iterators.foreign import ForeignStage
 from grainmill._iterators.part import After, Place, Start
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.sequential import ThreadPrefetch, check_prefetch_buffer_size
+from grainmill._threads import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _PATIENCE_S = 0.1
-_EXIT_PATIENCE_S = 0.5
 _CLOSED = "Attempting to use a closed iterator."
 
 
@@ -95,8 +94,9 @@ class ThreadPrefetchStage(Stage):
             feed = None
         if feed is None or feed.failed:
             self._start.freeze()
-            feed = self._feed = self._new_feed()
-            feed.thread.start()
+            feed = self._new_feed()
+            feed.start()
+            self._feed = feed
         return feed
 
     def _new_feed(self) -> Feed:
@@ -226,8 +226,18 @@ class Feed:
         self._held = 0
         # Its lock is reentrant: garbage collection may call `stop` from inside `put` or `take`.
         self._changed = threading.Condition()
-        self.thread = threading.Thread(target=_fill, args=(self,), name=thread_name, daemon=True)
-        _live.add(self)
+        self._thread_name = thread_name
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self.thread = start_thread(self._fill, name=self._thread_name, stop=self.stop)
+
+    def _fill(self) -> None:
+        try:
+            while self.make():
+                pass
+        except BaseException as failure:
+            self.put([failure])
 
     def take(self, limit: int) -> list[_Piece]:
         """Waits for something and returns what there is, up to `limit` elements.
@@ -321,14 +331,6 @@ class Feed:
             self._changed.notify_all()
 
 
-def _fill(feed: Feed) -> None:
-    try:
-        while feed.make():
-            pass
-    except BaseException as failure:
-        feed.put([failure])
-
-
 def _state(places: list[tuple[After, int, int]], count: int) -> State:
     for after, start, length in places:
         if count <= length:
@@ -338,25 +340,11 @@ def _state(places: list[tuple[After, int, int]], count: int) -> State:
 
 
 _numbers = itertools.count()
-_live: weakref.WeakSet[Feed] = weakref.WeakSet()
 _stages: weakref.WeakSet[ThreadPrefetchStage] = weakref.WeakSet()
-
-
-@atexit.register
-def _stop_all() -> None:
-    """Lets threads leave their parents in peace, for a while, before the interpreter goes."""
-    feeds = list(_live)
-    for feed in feeds:
-        feed.stop()
-    deadline = time.monotonic() + _EXIT_PATIENCE_S
-    for feed in feeds:
-        if feed.thread.is_alive():
-            feed.thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _lose_threads() -> None:
     """In a forked process: the threads are not there, and their locks may be taken for ever."""
-    _live.clear()
     for stage in list(_stages):
         stage.lose_thread()
 

@@ -9,6 +9,7 @@ use pyo3::types::{PyList, PyTuple, PyType};
 
 use crate::array::RowBytes;
 use crate::batch::copy_list;
+use crate::call::call;
 use crate::records::{PyRecordFiles, positions};
 
 /// Reads the records at `indices`, `part_len` at once, has `make` turn each list of them into one
@@ -44,7 +45,7 @@ fn fill_columns<'py>(
     let mut filled = 0;
     for part in positions(&indices)?.chunks(part_len.max(1)) {
         let Ok(records) = files.read_at(py, part) else { return Ok((filled, None)) };
-        let outcome = make.call1((records,))?;
+        let outcome = call(&make, (records,))?;
         let (elements, failure) = parts_of(&outcome)?;
         let complete = failure.is_none() && elements.len() == part.len();
         if !complete || !put(&columns, container.as_ref(), &elements, at + filled)? {

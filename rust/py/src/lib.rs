@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 mod array;
 mod batch;
 mod bytes_slot;
+mod call;
 mod cells;
 mod error;
 mod fill;

@@ -6,6 +6,7 @@ use pyo3::exceptions::{PyKeyError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyBytesMethods, PyDict, PySlice, PyTuple};
 
+use crate::call::call;
 use crate::cells::with_bytes;
 use crate::error::Raised;
 
@@ -35,7 +36,7 @@ impl Features {
         arrays.clear();
         lengths.clear();
         if self.exact && !self.has_exactly_these(element)? {
-            self.cells.bind(element.py()).call_method1("refuse", (element,))?;
+            self.ask(element.py(), "refuse", (element,))?;
         }
         for (feature, path) in self.paths.iter().enumerate() {
             let value = self.value(element, feature, path)?;
@@ -100,7 +101,17 @@ impl Features {
         let (dtype, trailing) = wanted.unzip();
         let trailing = trailing.map(|sizes| PyTuple::new(py, sizes)).transpose()?;
         let arguments = (feature, value, dtype, trailing);
-        Ok(self.cells.bind(py).call_method1("coerce", arguments)?.cast_into::<PyUntypedArray>()?)
+        Ok(self.ask(py, "coerce", arguments)?.cast_into::<PyUntypedArray>()?)
+    }
+
+    /// Calls a method of Python's `Cells`.
+    fn ask<'py>(
+        &self,
+        py: Python<'py>,
+        method: &str,
+        args: impl IntoPyObject<'py, Target = PyTuple, Output = Bound<'py, PyTuple>, Error: Into<PyErr>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        call(&self.cells.bind(py).getattr(method)?, args)
     }
 }
 
@@ -141,17 +152,16 @@ impl Rows {
         let py = array.py();
         let dtype = array.dtype();
         let trailing = array.shape()[1..].to_vec();
-        let cells = features.cells.bind(py);
         let sizes = PyTuple::new(py, &trailing)?;
         let marked = features.marked[feature];
         if dtype.has_object() {
             let arguments = (feature, &dtype, num_rows, row_cells, sizes);
-            let objects = cells.call_method1("object_rows", arguments)?.unbind();
+            let objects = features.ask(py, "object_rows", arguments)?.unbind();
             let column = Column::new(num_rows, row_cells, 0, None, marked).map_err(Raised)?;
             let dtype = dtype.unbind();
             return Ok(Self { dtype, trailing, cell_bytes: 0, column, objects: Some(objects) });
         }
-        let padding = cells.call_method1("padding", (feature, &dtype, sizes))?;
+        let padding = features.ask(py, "padding", (feature, &dtype, sizes))?;
         let padding = padding.extract::<Option<Bound<'_, PyBytes>>>()?;
         let cell_bytes = dtype.itemsize() * trailing.iter().product::<usize>();
         let padding = padding.as_ref().map(PyBytesMethods::as_bytes);
@@ -190,7 +200,7 @@ impl Rows {
             return objects.bind(py).set_item((to.row, to.start), token);
         }
         let sizes = PyTuple::new(py, &self.trailing)?;
-        let bytes = features.cells.bind(py).call_method1("cell", (token, &self.dtype, sizes))?;
+        let bytes = features.ask(py, "cell", (token, &self.dtype, sizes))?;
         self.column.overwrite(to.row, to.start, bytes.cast::<PyBytes>()?.as_bytes());
         Ok(())
     }
