@@ -802,6 +802,12 @@ def test_misuse_fails_when_the_plan_is_built():
             wrong()
 
 
+@pytest.mark.better_than_grain("an epoch and a half never ends")
+def test_number_of_epochs_is_an_integer():
+    with pytest.raises(TypeError):
+        experimental.RepeatIterDataset(iter_ints(3), 1.5)
+
+
 def damaged_file(path, *, num_records, damaged):
     """An ArrayRecord file of small records, one of which does not match its checksum."""
     marks = [f"record {number:06d} of the file".encode() for number in range(num_records)]

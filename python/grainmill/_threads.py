@@ -41,6 +41,7 @@ def start_thread(
     try:
         thread.start()
     except BaseException:
+        stop()  # it may have begun, if this is an interrupt
         _running.pop(thread, None)
         raise
     return thread
@@ -53,7 +54,8 @@ def _stop_all() -> None:
         stop()
     deadline = time.monotonic() + _EXIT_WAIT_S
     for thread in running:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        if thread.is_alive():
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 # A fork leaves the threads behind, and locks that `stop` would wait for.

@@ -115,19 +115,47 @@ class DatasetIterator(Closing, Iterator[T], Generic[T]):
             self.close()
 
 
+class _Pulled(Generic[T]):
+    """What came of one pull.
+
+    Attributes:
+        waiting: The elements not delivered yet, the next one last.
+        count: How many there were.
+        state_after: The state after any number of them; None where there is none, or none was
+            asked for.
+    """
+
+    __slots__ = ("count", "state_after", "waiting")
+
+    def __init__(
+        self, waiting: list[T], count: int, state_after: Callable[[int], State] | None
+    ) -> None:
+        self.waiting = waiting
+        self.count = count
+        self.state_after = state_after
+
+    def state(self) -> State | None:
+        """The state after the element delivered last."""
+        if self.state_after is None:
+            return None
+        return self.state_after(self.count - len(self.waiting))
+
+
 class PlannedIterator(DatasetIterator[T]):
-    """Runs a plan, element by element; threads may share one, each element goes to one of them."""
+    """Runs a plan, element by element; threads may share one, each element goes to one of them.
+
+    An interrupt may come anywhere: what was pulled takes the place of what was pulled before in
+    one assignment, and stages that were left amid a pull are restored before the next one.
+    """
 
     def __init__(self, node: Node | None, stage: Stage, name: str | None = None) -> None:
         super().__init__()
         self._node = node
         self._stage = stage
         self._name = name
-        # What is delivered is not held on to: waiting elements, the next one last, and the states
-        # after any of the elements that were pulled with them.
-        self._waiting: list[T] = []
-        self._num_pulled = 0
-        self._state_after: Callable[[int], State] | None = None
+        self._pulled: _Pulled[T] = _Pulled([], 0, None)
+        # What the stages were last moved on from; if that is `_pulled` still, they are astray.
+        self._left: _Pulled[T] | None = None
         self._lock = threading.RLock()
         self._pid = os.getpid()
 
@@ -142,19 +170,21 @@ class PlannedIterator(DatasetIterator[T]):
         return str(self._node).replace("IterDataset", "DatasetIterator", 1)
 
     def __next__(self) -> T:
-        waiting = self._waiting
-        if waiting:
+        while True:
+            waiting = self._pulled.waiting
+            if waiting:
+                try:
+                    return waiting.pop()
+                except IndexError:
+                    pass  # another thread was faster
+            lock = self._lock
+            if not lock.acquire(blocking=False):
+                lock = self._locked()
             try:
-                return waiting.pop()
-            except IndexError:
-                pass  # another thread was faster
-        lock = self._lock
-        if not lock.acquire(blocking=False):
-            lock = self._locked()
-        try:
-            return self._pull()
-        finally:
-            lock.release()
+                if not self._pulled.waiting:
+                    self._pull()
+            finally:
+                lock.release()
 
     def _locked(self) -> threading.RLock:
         """Waits for other threads that move this iterator; returns what is to be released."""
@@ -166,25 +196,31 @@ class PlannedIterator(DatasetIterator[T]):
             lock.acquire()
         return lock
 
-    def _pull(self) -> T:
-        if self._waiting:
-            return self._waiting.pop()
+    def _pull(self) -> None:
         if self._closed:
             raise ValueError(self._closed_message())
+        if self._left is self._pulled:  # an interrupt came
+            self._settle()
+        self._leave()
         burst = self._stage.burst
         try:
             block = self._stage.pull(burst, interior=burst > 1)
         except Exception as failure:
+            self._left = None
             drop_inner_frames(failure)
             raise
         elements = block.elements
-        self._num_pulled, self._state_after = len(elements), block.state_after
+        self._pulled = _Pulled(elements[::-1], len(elements), block.state_after)
         if not elements:
             raise StopIteration
-        waiting = elements[::-1]
-        element: T = waiting.pop()
-        self._waiting = waiting
-        return element
+
+    def _leave(self) -> None:
+        """Notes that the stages are about to move, and where they stand."""
+        if self._pulled.state_after is None:
+            with contextlib.suppress(Exception):  # a user's iterator may have no state
+                state = self._stage.state()
+                self._pulled = _Pulled([], 0, lambda _: state)
+        self._left = self._pulled
 
     def _closed_message(self) -> str:
         if type(self._stage) is ThreadPrefetchStage:
@@ -200,9 +236,8 @@ class PlannedIterator(DatasetIterator[T]):
             lock.release()
 
     def _current(self) -> State:
-        if self._state_after is None:
-            return self._stage.state()
-        return self._state_after(self._num_pulled - len(self._waiting))
+        state = self._pulled.state()
+        return self._stage.state() if state is None else state
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues where `state` was taken; `state` itself stays as it is.
@@ -222,32 +257,30 @@ class PlannedIterator(DatasetIterator[T]):
         """Changes the place of the stages; where that is refused, they stay where they were."""
         lock = self._locked()
         try:
-            before = None
-            with contextlib.suppress(Exception):  # a user's iterator may have no state
-                before = self.get_state()
+            self._leave()
             try:
                 move()
             except Exception:
-                if before is not None:
-                    with contextlib.suppress(Exception):
-                        self._stage.restore(before)
-                        self._forget()
+                with contextlib.suppress(Exception):
+                    self._settle()
                 raise
             self._forget()
         finally:
             lock.release()
 
     def _forget(self) -> None:
-        self._waiting = []
-        self._num_pulled, self._state_after = 0, None
+        self._pulled = _Pulled([], 0, None)
 
     def _settle(self) -> None:
-        if self._waiting:
-            self._stage.restore(self._current())
+        """Takes the stages to the element that comes next."""
+        self._left = self._pulled
+        state = self._pulled.state()
+        if state is not None:
+            self._stage.restore(copy.deepcopy(state))
         self._forget()
 
     def _get_next_index(self) -> int:
-        if self._waiting:
+        if self._pulled.waiting or self._left is self._pulled:
             self._settle()
         return self._stage.next_index()
 

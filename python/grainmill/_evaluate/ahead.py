@@ -393,8 +393,8 @@ class _Crew:
         queue = self._queues.get(task.thread)
         if queue is None:
             queue = SimpleQueue()
-            work = functools.partial(_work, queue)
-            start_thread(work, name=thread_name(task.thread), stop=self.dismiss)
+            work, stop = functools.partial(_work, queue), functools.partial(queue.put, None)
+            start_thread(work, name=thread_name(task.thread), stop=stop)
             self._queues[task.thread] = queue
         queue.put(task)
 

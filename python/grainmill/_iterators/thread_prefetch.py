@@ -95,8 +95,13 @@ class ThreadPrefetchStage(Stage):
         if feed is None or feed.failed:
             self._start.freeze()
             feed = self._new_feed()
-            feed.start()
-            self._feed = feed
+            try:
+                feed.start()
+                self._feed = feed
+            except BaseException:
+                feed.stop()
+                raise
+        feed.begin()
         return feed
 
     def _new_feed(self) -> Feed:
@@ -196,6 +201,27 @@ class _Piece:
         self.elements = elements
 
 
+class _Gate:
+    """Where one thread waits for another; unlike a condition, an interrupt leaves it as it was."""
+
+    def __init__(self) -> None:
+        self._shut = threading.Lock()
+
+    def wait_for(self, reached: Callable[[], object]) -> None:
+        """Waits until `reached()`, asking again whenever the gate was opened."""
+        while True:
+            self._shut.acquire(blocking=False)
+            if reached():
+                return
+            self._shut.acquire()
+
+    def open(self) -> None:
+        """Lets who waits look again."""
+        if self._shut.locked():
+            with contextlib.suppress(RuntimeError):  # a finalizer in between opened it
+                self._shut.release()
+
+
 class Feed:
     """A bounded queue and the thread that fills it from `stage`.
 
@@ -221,16 +247,25 @@ class Feed:
         self._size = size
         self._at_once = at_once
         self._step = 1
-        self._spare = size - 1
+        self._spare = -1
         self._queue: deque[_Piece | BaseException] = deque()
         self._held = 0
-        # Its lock is reentrant: garbage collection may call `stop` from inside `put` or `take`.
-        self._changed = threading.Condition()
+        # Reentrant: garbage collection may call `stop` from inside `put` or `take`.
+        self._lock = threading.RLock()
+        self._arrived = _Gate()
+        self._roomy = _Gate()
         self._thread_name = thread_name
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Starts the thread, which waits until it may begin."""
         self.thread = start_thread(self._fill, name=self._thread_name, stop=self.stop)
+
+    def begin(self) -> None:
+        """Lets the thread begin, now that it is known to who may have to stop it."""
+        if self._spare < 0:
+            with self._lock:
+                self._spare = self._size - 1
+                self._roomy.open()
 
     def _fill(self) -> None:
         try:
@@ -245,10 +280,10 @@ class Feed:
         The end is a piece without elements; a failure is raised, and one once nobody wants more.
         """
         pieces: list[_Piece] = []
-        with self._changed:
-            while not self._queue and not self.demand.ended:
-                self.demand.urgent = True
-                self._changed.wait()
+        if not self._queue:
+            self.demand.urgent = True
+            self._arrived.wait_for(lambda: self._queue or self.demand.ended)
+        with self._lock:
             self.demand.urgent = False
             if self.demand.ended:
                 raise ValueError(_CLOSED)
@@ -262,7 +297,7 @@ class Feed:
                 pieces.append(piece)
                 limit -= len(piece.elements)
             if self._has_room():
-                self._changed.notify()
+                self._roomy.open()
         return pieces
 
     def _has_room(self) -> bool:
@@ -289,9 +324,8 @@ class Feed:
 
     def make(self) -> bool:
         """Pulls from the parent once there is room; `False` when there is no more to do."""
-        with self._changed:
-            while not self._has_room() and not self.demand.ended:
-                self._changed.wait()
+        self._roomy.wait_for(lambda: self._has_room() or self.demand.ended)
+        with self._lock:
             if self.demand.ended:
                 return False
             room = self._size - self._held
@@ -315,20 +349,21 @@ class Feed:
 
     def put(self, made: list[_Piece | BaseException]) -> None:
         """Adds what the thread made or met."""
-        with self._changed:
+        with self._lock:
             if not self.demand.ended:
                 self._queue.extend(made)
                 self._held += sum(
                     len(piece.elements) for piece in made if isinstance(piece, _Piece)
                 )
-                self._changed.notify()
+                self._arrived.open()
 
     def stop(self) -> None:
         """Asks the thread to end and drops what it made."""
-        with self._changed:
+        with self._lock:
             self.demand.ended = True
             self._queue.clear()
-            self._changed.notify_all()
+            self._arrived.open()
+            self._roomy.open()
 
 
 def _state(places: list[tuple[After, int, int]], count: int) -> State:

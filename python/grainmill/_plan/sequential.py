@@ -229,7 +229,7 @@ class Repeat(Node):
     @classmethod
     def of(cls, parent: Node, num_epochs: int | None) -> Self:
         """A node that runs over `parent` `num_epochs` times, without end if `None`."""
-        if num_epochs is not None and num_epochs <= 0:
+        if num_epochs is not None and operator.index(num_epochs) <= 0:
             raise ValueError(f"num_epochs must be positive, but got {num_epochs}.")
         return cls((parent,), num_epochs)
 
