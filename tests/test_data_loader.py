@@ -1,7 +1,6 @@
 """`DataLoader`, its states and its operations; samplers against the slow version."""
 
 import copy
-import doctest
 import importlib
 import json
 import os
@@ -413,23 +412,6 @@ def test_load_shuffles_transforms_and_batches():
         read_options=INLINE,
     )
     assert elements(of) == [encode(np.array([8, 9]))]
-
-
-@pytest.mark.better_than_grain("these are our docs")
-@pytest.mark.parametrize("documented", ["DataLoader", "sharding.even_split"])
-def test_examples_in_docs_show_what_happens(documented):
-    names = {
-        "DataLoader": grain.DataLoader,
-        "IndexSampler": IndexSampler,
-        "Batch": grain.transforms.Batch,
-        "ShardOptions": ShardOptions,
-        "even_split": getattr(grain.sharding, "even_split", None),
-    }
-    subject = names[documented.rpartition(".")[2]]
-    found = doctest.DocTestFinder(recurse=False).find(subject, globs=names)
-    assert sum(len(test.examples) for test in found) > 0
-    for test in found:
-        assert doctest.DocTestRunner().run(test).failed == 0
 
 
 # --- states --------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from under_test import IS_GRAIN, experimental, grain
 HERE = Path(__file__).parent
 SHARED = HERE.parent.parent / "shared" / "data" / "grain_vectors"
 
-ELASTIC = "elastic iteration comes with a later issue"
+ELASTIC = "elastic iteration is not there yet"
 
 # {file: {case id, or "*" for the whole file: reason}}
 NOT_YET = {"elastic": {"*": ELASTIC}}

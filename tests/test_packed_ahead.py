@@ -231,19 +231,17 @@ def test_close_does_not_wait_for_a_function():
     def function(x):
         if x == 45:
             entered.set()
-            stuck.wait(100)
+            stuck.wait()
         return tokens(x)
 
+    others = set(threading.enumerate())
     iterator = iter(packed(function, batch_size=8))
     next(iterator)  # is not withheld for what comes later
-    assert entered.wait(20)
-    assert not stuck.is_set()
-    began = time.monotonic()
-    iterator.close()
-    assert time.monotonic() - began < 5
+    assert entered.wait(240)
+    iterator.close()  # would never return
     stuck.set()
-    deadline = time.monotonic() + 20
-    while any(t.name.startswith("grain-prefetch") for t in threading.enumerate()):
+    deadline = time.monotonic() + 240
+    while any(t.name.startswith("grain-") for t in set(threading.enumerate()) - others):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

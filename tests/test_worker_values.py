@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import gc
 import os
+import pickle
 import signal
 import textwrap
 import threading
@@ -15,6 +16,8 @@ import pytest
 from jupyter_client.manager import KernelManager
 from under_test import IS_GRAIN, grain
 from worker_harness import ENTRANCES, all_of, environment, opened, run_script
+
+from grainmill.array_record import ArrayRecordWriter
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
@@ -639,6 +642,54 @@ def test_programs_of_all_kinds_need_no_guard(way, tmp_path):
     assert "fine" in done.stdout, done.stderr
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+
+
+IN_CHILD = """
+import multiprocessing, sys
+import numpy as np
+import grainmill as grain
+from worker_harness import opened
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+def double(x):
+    return {"x": 2 * x, "point": Point(x)}
+
+def train(entrance):
+    elements = list(opened(grain.MapDataset.range(10).map(double), entrance))
+    assert [element["x"] for element in elements] == list(range(0, 20, 2))
+    assert all(type(element["point"]) is Point for element in elements)
+
+if __name__ == "__main__":
+    for entrance in ("read", "parts"):
+        child = multiprocessing.get_context(sys.argv[1]).Process(target=train, args=(entrance,))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+    print("fine")
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_functions_of_the_main_script_reach_workers_of_its_children(method, tmp_path):
+    done = run_script(IN_CHILD, tmp_path, args=[method])
+    assert done.stdout == "fine\n", done.stderr
+
+
+def test_workers_read_the_files_that_were_found_when_the_source_was_made(tmp_path, monkeypatch):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        with ArrayRecordWriter(str(tmp_path / name / "some.array_record")) as writer:
+            writer.write(name.encode())
+    monkeypatch.chdir(tmp_path / "here")
+    source = grain.sources.ArrayRecordDataSource("some.array_record")
+    assert source.paths == ["some.array_record"]
+    monkeypatch.chdir(tmp_path / "there")
+    for entrance in ENTRANCES:
+        assert list(opened(grain.MapDataset.source(source).map(bytes), entrance)) == [b"here"]
+    assert pickle.loads(pickle.dumps(source))[0] == b"here"
 
 
 def test_what_workers_print_and_log_arrives(tmp_path):

@@ -114,8 +114,12 @@ class ArrayRecordReader:
         **kwargs: Accepted and ignored, as `file_reader_buffer_size` in the `array_record` package.
 
     Example:
-        >>> with ArrayRecordReader("train.array_record") as reader:
-        ...     first, last = reader[0], reader[-1]
+        >>> with ArrayRecordWriter("words.array_record", "group_size:1") as writer:
+        ...     for word in (b"one", b"two", b"three"):
+        ...         writer.write(word)
+        >>> with ArrayRecordReader("words.array_record") as reader:
+        ...     reader[0], reader[-1]
+        (b'one', b'three')
     """
 
     def __init__(

@@ -46,6 +46,7 @@ def device_put(
         device_buffer_size: Elements whose transfer has begun; 0 transfers when asked.
 
     Example:
+        >>> import jax, grainmill
         >>> ds = grainmill.MapDataset.range(4).batch(2).to_iter_dataset()
         >>> [batch.tolist() for batch in device_put(ds, jax.devices()[0])]
         [[0, 1], [2, 3]]

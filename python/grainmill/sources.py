@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing import shared_memory
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Any, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
 
@@ -62,8 +62,12 @@ class ArrayRecordDataSource:
             source reads by blocks whatever they say.
 
     Example:
-        >>> source = ArrayRecordDataSource(["train-00000.array_record", "train-00001.array_record"])
-        >>> len(source), type(source[0])
+        >>> for name in ("0.array_record", "1.array_record"):
+        ...     with ArrayRecordWriter(name, "group_size:1") as writer:
+        ...         writer.write(name.encode())
+        >>> source = ArrayRecordDataSource(["0.array_record", "1.array_record"])
+        >>> len(source), source[1]
+        (2, b'1.array_record')
     """
 
     def __init__(
@@ -76,6 +80,8 @@ class ArrayRecordDataSource:
         if "readahead_buffer_size" in self._reader_options:
             raise ValueError("Option readahead_buffer_size is present more than once")
         check_reader_options(self._reader_options)
+        # Found again from wherever the source is opened, be it by a worker.
+        self._to_open = [(_from_here(path), skip, take) for path, skip, take in self._sources]
         self._opened: _native.RecordFiles | None = None
         takes = [take for _, _, take in self._sources if take is not None]
         self._len = sum(takes) if len(takes) == len(self._sources) else len(self._files)
@@ -84,7 +90,7 @@ class ArrayRecordDataSource:
     def _files(self) -> _native.RecordFiles:
         """The files, opened when first asked for; the engine reads them by blocks."""
         if self._opened is None:
-            self._opened = _native.RecordFiles(self._sources)
+            self._opened = _native.RecordFiles(self._to_open)
         return self._opened
 
     @property
@@ -136,6 +142,12 @@ class ArrayRecordDataSource:
                 f"Record key should be in [0, num_records), got {key} of {self._len} records"
             )
         return key
+
+
+def _from_here(path: str) -> str:
+    if Path(path).is_absolute():
+        return path
+    return os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - a `Path` would tidy it up
 
 
 def _listed(paths: object) -> Sequence[object]:

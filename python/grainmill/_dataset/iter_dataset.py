@@ -174,10 +174,13 @@ class IterDataset(Iterable[T], Generic[T], metaclass=IterDatasetFactories):
                 instead, before they are shuffled.
 
         Raises:
+            TypeError: `options` are others, as `ReadOptions`.
             ValueError: An option is out of range, a source can not be shared between workers,
                 or there are workers above already.
         """
         options = MultiprocessingOptions(num_workers=10) if options is None else options
+        if not isinstance(options, MultiprocessingOptions):
+            raise TypeError(f"`options` must be MultiprocessingOptions, got {options!r}")
         if not options.num_workers:
             return self
         node = after(
@@ -199,7 +202,7 @@ class IterDataset(Iterable[T], Generic[T], metaclass=IterDatasetFactories):
         )
         return self.mp_prefetch(multiprocessing_options)
 
-    def pipe(self, func: Callable[..., S], *args: Any, **kwargs: Any) -> S:
+    def pipe(self, func: Callable[..., S], /, *args: Any, **kwargs: Any) -> S:
         """Returns `func(self, *args, **kwargs)`, for chaining."""
         return func(self, *args, **kwargs)
 

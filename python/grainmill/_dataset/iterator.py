@@ -8,7 +8,7 @@ import copy
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, TypeVar
 
 from grainmill._iterators.table import open_stage
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
@@ -153,6 +153,7 @@ class PlannedIterator(DatasetIterator[T]):
         self._node = node
         self._stage = stage
         self._name = name
+        self._fresh = node is not None  # whether opening the plan again gives the same place
         self._pulled: _Pulled[T] = _Pulled([], 0, None)
         # What the stages were last moved on from; if that is `_pulled` still, they are astray.
         self._left: _Pulled[T] | None = None
@@ -163,6 +164,11 @@ class PlannedIterator(DatasetIterator[T]):
     def over(cls, node: Node) -> Self:
         """An iterator over the elements of the plan that ends in `node`."""
         return cls(node, open_stage(node))
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        raise TypeError(
+            "an iterator can not be copied or pickled; take its dataset, and `get_state()`"
+        )
 
     def __str__(self) -> str:
         if self._name is not None:
@@ -216,7 +222,7 @@ class PlannedIterator(DatasetIterator[T]):
 
     def _leave(self) -> None:
         """Notes that the stages are about to move, and where they stand."""
-        if self._pulled.state_after is None:
+        if self._pulled.state_after is None and not self._fresh:
             with contextlib.suppress(Exception):  # a user's iterator may have no state
                 state = self._stage.state()
                 self._pulled = _Pulled([], 0, lambda _: state)
@@ -237,7 +243,11 @@ class PlannedIterator(DatasetIterator[T]):
 
     def _current(self) -> State:
         state = self._pulled.state()
-        return self._stage.state() if state is None else state
+        if state is not None:
+            return state
+        if self._left is self._pulled:
+            self._settle()
+        return self._stage.state()
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues where `state` was taken; `state` itself stays as it is.
@@ -264,6 +274,7 @@ class PlannedIterator(DatasetIterator[T]):
                 with contextlib.suppress(Exception):
                     self._settle()
                 raise
+            self._fresh = False
             self._forget()
         finally:
             lock.release()
@@ -277,6 +288,11 @@ class PlannedIterator(DatasetIterator[T]):
         state = self._pulled.state()
         if state is not None:
             self._stage.restore(copy.deepcopy(state))
+            self._fresh = False
+        elif self._fresh and self._node is not None:
+            with contextlib.suppress(Exception):
+                self._stage.close()
+            self._stage = open_stage(self._node)
         self._forget()
 
     def _get_next_index(self) -> int:

@@ -85,7 +85,7 @@ class MapDataset(Generic[T], metaclass=MapDatasetFactories):
     Example:
         >>> ds = MapDataset.range(10).shuffle(seed=42).map(lambda x: x * 2).batch(4)
         >>> [batch.tolist() for batch in ds]
-        [[18, 6, 10, 12], [2, 14, 4, 0], [8, 16]]
+        [[16, 12, 14, 18], [0, 10, 2, 4], [8, 6]]
     """
 
     _MUTATES_ELEMENT_SPEC = True
@@ -229,7 +229,7 @@ class MapDataset(Generic[T], metaclass=MapDatasetFactories):
     def _flat_map(self, transform: transforms.FlatMap) -> MapDataset[Any]:
         return _after(self, plan.FlatMap.of, transform)
 
-    def pipe(self, func: Callable[..., S], *args: Any, **kwargs: Any) -> S:
+    def pipe(self, func: Callable[..., S], /, *args: Any, **kwargs: Any) -> S:
         """Returns `func(self, *args, **kwargs)`, for chaining."""
         return func(self, *args, **kwargs)
 

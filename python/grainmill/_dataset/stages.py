@@ -262,17 +262,25 @@ class BestFitPackIterDataset(_FitPackIterDataset):
 
 
 class ConcatThenSplitIterDataset(PlannedIterDataset[dict[str, Any]]):
-    """Lays sequences end to end and cuts them into full rows, without padding but in the last.
+    """Lays sequences end to end and cuts them into full rows.
+
+    A row is padded with zeros where another feature is full first, and the last one is. Of each
+    feature that is no meta feature come its values, of shape `(length_struct[f],)`, and as int32
+    `<f>_segment_ids` (1, 2, ... in the order of the row, 0 is padding) and `<f>_positions`, which
+    begin at 0 again in the rest of a sequence that was cut.
 
     Args:
-        parent: What to pack: flat dicts of 1-d arrays with exactly the keys of `length_struct`
-            and `meta_features`.
+        parent: What to pack: flat dicts of 1-d arrays with exactly the keys of `length_struct`,
+            which names meta features too.
         length_struct: The length of a row for each feature.
         meta_features: Features that describe sequences; they are never cut.
         split_full_length_features: Whether a sequence that fills a row by itself is cut too.
         bos_handling: What happens to the first token of each segment.
-        bos_features: The features it happens to.
+        bos_features: The features it happens to; none if empty.
         bos_token_id: The token that marks a beginning.
+
+    Raises:
+        ValueError: An argument does not fit the others, or, when read, an element has other keys.
     """
 
     def __init__(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
+
+from grainmill._native import philox_key
 
 
 class _PhiloxKey(ISeedSequence):
     """Hands `Philox` its key; NumPy would otherwise gather entropy for each generator."""
 
     def __init__(self, seed: int) -> None:
-        self._words = np.random.SeedSequence(seed).generate_state(2, np.uint64)
+        self._words = np.array(philox_key(operator.index(seed)), np.uint64)
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
         """Returns the two 64-bit words of the key."""

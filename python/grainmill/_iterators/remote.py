@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections import deque
 from typing import TYPE_CHECKING
@@ -177,7 +178,14 @@ class RemotePart(Stage):
         self._drop_tickets()
         self._failure = None
         self._ended = False
-        self._after, self._count = fixed(state), 0
+        if not self._stands_at(state):
+            self._count = 0
+        self._after = fixed(state)
+
+    def _stands_at(self, state: State) -> bool:
+        with contextlib.suppress(Exception):  # what a user's state holds may not compare
+            return self._after is not None and bool(self._after(0) == state)
+        return False
 
     def next_index(self) -> int:
         """See `Stage.next_index`."""

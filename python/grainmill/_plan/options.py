@@ -86,7 +86,7 @@ def shown(options: Any, *, always: int) -> str:
 
 
 class ExecutionTrackingMode(enum.Flag):
-    """What is recorded about each stage while a pipeline runs."""
+    """What to record about each stage while a pipeline runs; nothing is recorded yet."""
 
     DISABLED = enum.auto()
     STAGE_TIMING = enum.auto()
@@ -114,8 +114,8 @@ class DatasetOptions:
         filter_warn_threshold_ratio: Share of dropped elements, out of each 1000, from
             which a filter warns; `None` or 0 never warns.
         filter_raise_threshold_ratio: Share from which it raises instead.
-        execution_tracking_mode: What is recorded about each stage.
-        min_shm_size: Arrays of fewer bytes travel between processes by copy.
+        execution_tracking_mode: Accepted; nothing is recorded yet.
+        min_shm_size: Accepted, without effect.
     """
 
     filter_warn_threshold_ratio: float | None = _default(0.9)

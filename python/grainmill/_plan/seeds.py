@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from typing import TYPE_CHECKING
 
-import numpy as np
+from grainmill._native import derived_seed as seed_below
 
 if TYPE_CHECKING:
     from grainmill._plan.node import Node
@@ -19,17 +20,15 @@ def derived_seed(node: Node) -> int | None:
     Parents are visited breadth first; each branch contributes its nearest seed together
     with its distance, so two stages below one seed draw different ones.
     """
-    words: list[int] = []
+    seeds: list[tuple[int, int]] = []
     waiting = deque((parent, 1) for parent in node.parents)
     while waiting:
         above, distance = waiting.popleft()
         if above.own_seed is not None:
-            words += [above.own_seed, distance]
+            seeds.append((operator.index(above.own_seed), distance))
         elif above.passes_seeds:
             waiting.extend((parent, distance + 1) for parent in above.parents)
-    if not words:
-        return None
-    return int(np.random.SeedSequence(words).generate_state(1, np.uint32)[0])
+    return seed_below(seeds) if seeds else None
 
 
 def checked_shuffle_seed(seed: int) -> int:

@@ -24,7 +24,11 @@ _TRACEBACK_FILTERING = ["auto", "off", "tracebackhide", "quiet_remove_frames", "
 
 
 class Config:
-    """Settings, read as attributes and changed with `update`."""
+    """Settings, read as attributes and changed with `update`.
+
+    `py_traceback_filtering` keeps all frames in tracebacks if it is "off"; the others are accepted
+    and have no effect yet.
+    """
 
     def __init__(self) -> None:
         self.__dict__["_values"] = dict(_DEFAULTS)

@@ -234,6 +234,8 @@ def _directory() -> str:
 
 def _pickled(job: Job, parts: Iterable[Any]) -> tuple[bytes, list[Any]]:
     buffers: list[pickle.PickleBuffer] = []
+    if messages.MAIN_OF_CHILD in sys.modules:  # a worker has no such module
+        cloudpickle.register_pickle_by_value(sys.modules[messages.MAIN_OF_CHILD])
     try:
         data = cloudpickle.dumps(job, protocol=5, buffer_callback=buffers.append)
     except Exception as failure:

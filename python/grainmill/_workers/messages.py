@@ -35,6 +35,8 @@ _LARGE_SLOT = 256 << 10
 _DEEPEST = 16
 _PROTOCOL = 5
 _MAIN = "__main__"
+# What `multiprocessing` calls the main script in processes it did not fork.
+MAIN_OF_CHILD = "__mp_main__"
 
 
 class UnsendableError(Exception):
@@ -308,7 +310,7 @@ def main_classes() -> dict[str, bool]:
     while waiting:
         prefix, scope = waiting.pop()
         for name, value in list(scope.items()):
-            if not isinstance(value, type) or value.__module__ != _MAIN:
+            if not isinstance(value, type) or not _is_of_main(value):
                 continue
             if value.__qualname__ == prefix + name and value.__qualname__ not in names:
                 names[value.__qualname__] = _is_registered(value)
@@ -337,7 +339,11 @@ def expect_classes(names: dict[str, bool]) -> None:
 
 def is_receivers_container(kind: type) -> bool:
     """Whether objects of this class are containers to the receiver's JAX, by its main script."""
-    return kind.__module__ == _MAIN and _receivers_classes.get(kind.__qualname__, False)
+    return _is_of_main(kind) and _receivers_classes.get(kind.__qualname__, False)
+
+
+def _is_of_main(kind: type) -> bool:
+    return kind.__module__ in (_MAIN, MAIN_OF_CHILD)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -346,7 +352,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def persistent_id(self, value: Any) -> Any:
         if type(value) is io.TextIOWrapper:  # what `cloudpickle` makes of it is no file
             raise TypeError("cannot pickle 'TextIOWrapper' object")
-        if isinstance(value, type) and value.__module__ == _MAIN:
+        if isinstance(value, type) and _is_of_main(value):
             name = value.__qualname__
             if name in _receivers_classes and _sent_classes.setdefault(name, value) is value:
                 return name

@@ -1,5 +1,5 @@
-//! The engine of grainmill, lowest layer first: [`error`], [`reserve`] and [`warm`], [`order`] (which
-//! record comes next), [`records`] (bytes by index), [`batch`] and [`pack`] (rows of a slot) and
+//! The engine of grainmill, lowest layer first: [`error`], `process`, [`reserve`] and [`warm`], [`order`]
+//! (which record comes next), [`records`] (bytes by index), [`batch`] and [`pack`] (rows of a slot) and
 //! [`pipeline`] (threads). A layer uses only those before it; none knows Python.
 
 pub mod batch;

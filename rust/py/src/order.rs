@@ -231,7 +231,20 @@ fn tree_from(node: &Bound<'_, PyTuple>, depth: usize) -> PyResult<Tree> {
     })
 }
 
-/// Where `index` goes in the permutation of `0..=max_index` that `seed` chooses.
+/// Where `index` goes in the permutation of 0 to `max_index` that `seed` chooses.
+///
+/// A Feistel network with the round function of the cipher Simon (Beaulieu et al., "The SIMON and
+/// SPECK families of lightweight block ciphers", 2013), walked until it is within range.
+///
+/// Args:
+///     index: From 0 to `max_index`.
+///     `max_index`: The largest index.
+///     seed: From 0 to 2**32 - 1.
+///     rounds: Even, 4 to 1024; shuffles use 4.
+///
+/// Raises:
+///     `ValueError`: `index` or `rounds` is out of range.
+///     `TypeError`: `seed` is out of range.
 #[pyfunction]
 fn index_shuffle(
     index: &Bound<'_, PyAny>,

@@ -14,10 +14,20 @@ use crate::error::{GrainmillError, Raised};
 /// Records up to this length are gathered without letting go of the interpreter.
 const SHORT: usize = 64 << 10;
 
-/// Writes records into an `ArrayRecord` file.
+/// Writes records into an `ArrayRecord` file; a `with` block closes it.
 ///
 /// A path that cannot be opened shows in `ok()` and in the first `write` or `close`, as it
 /// does with `array_record`; options that make no sense raise `ValueError` here.
+///
+/// Args:
+///     path: The file, which is written anew.
+///     options: Items separated by commas, as `group_size:1` (records in a chunk that is read as a
+///         whole), `uncompressed`, `brotli:N`, `zstd:N` or `snappy`, `window_log:N`,
+///         `transpose:true`; where nothing is said, chunks are compressed by zstd, level 3.
+///
+/// Raises:
+///     `ValueError`: `options` make no sense.
+///     `GrainmillError`: From `write` and `close`: the file could not be opened or written.
 #[pyclass(frozen, module = "grainmill._native", name = "ArrayRecordWriter")]
 pub(crate) struct PyArrayRecordWriter {
     path: PathBuf,

@@ -1,5 +1,6 @@
-//! Threads and the order of what they deliver, and what a pool of processes has in common;
-//! nothing else in the crate starts a thread.
+//! Threads and the order of what they deliver, and what a pool of processes has in common.
+//!
+//! Besides, only the pool that copies large batches and the opening of many files start threads.
 
 mod board;
 mod parent;
