@@ -702,7 +702,7 @@ def test_hundreds_of_stages_do_not_exhaust_the_stack():
     assert list(dataset) == [300, 301, 302]
 
 
-@pytest.mark.skipif(NAME == "grain", reason="Grain goes on behind the batch")
+@pytest.mark.better_than_grain("Grain goes on behind the batch")
 @pytest.mark.parametrize("options", [{"num_threads": 0}, {}, {"num_workers": 1}], ids=str)
 @pytest.mark.parametrize("at", [1, 6])
 def test_batch_of_unlike_elements_fails_again_and_loses_none(options, at):
@@ -745,7 +745,7 @@ def test_batches_of_an_iterator_without_state():
         iterator.get_state()
 
 
-@pytest.mark.skipif(NAME == "grain", reason="the number is ours")
+@pytest.mark.better_than_grain("how deep a plan may be is up to the interpreter")
 def test_a_plan_too_deep_is_an_error():
     dataset = ints(10)
     for _ in range(900):
@@ -757,7 +757,7 @@ def test_a_plan_too_deep_is_an_error():
         dataset[3]
 
 
-@pytest.mark.skipif(NAME == "grain", reason="Grain counts on beyond 64 bits")
+@pytest.mark.better_than_grain("Grain counts on beyond 64 bits")
 def test_shuffle_at_the_end_of_the_range_repeats_nothing():
     dataset = ints(10).shuffle(seed=0)
     found, refused = [], 0

@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -114,11 +113,16 @@ def test_nothing_is_lost_or_repeated_after_an_interrupt(name, num_before):
     assert at > 3
 
 
-@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals")
+def interrupt(_, frame):
+    """Raises, unless the element is just being handed over: nobody knows then who has it."""
+    if frame.f_code.co_filename != __file__ and frame.f_code.co_name != "__next__":
+        raise KeyboardInterrupt
+
+
 def test_nothing_is_lost_where_a_signal_comes_while_a_thread_starts():
     dataset = experimental.ThreadPrefetchIterDataset(inline(0, 30), prefetch_buffer_size=4)
     expected = list(dataset)
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    before = signal.signal(signal.SIGALRM, interrupt)
     moments = random.Random(0)
     num_interrupts = 0
     try:

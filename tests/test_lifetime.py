@@ -410,7 +410,7 @@ begun = threading.Event()
 def slow(x):
     if x:
         begun.set()
-        time.sleep(0.3)
+        time.sleep(0.2)
         os.write(1, b"ended")
     return x
 def slow_part(x):

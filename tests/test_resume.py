@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pipelines import close, take
 from stages import STAGES, make
-from under_test import NAME, experimental, grain
+from under_test import experimental, grain
 
 JSON_SENTINEL = "ConcatThenSplit states do not survive JSON"
 KEPT_STATE = "Interleave keeps the caller's state and changes it"
@@ -200,7 +200,7 @@ def _without_one_key(state):
                 yield damaged
 
 
-@pytest.mark.skipif(NAME == "grain", reason="Grain's iterators are then anywhere")
+@pytest.mark.better_than_grain("Grain's iterators are then anywhere")
 @pytest.mark.parametrize("name", PLANNED)
 def test_refused_state_leaves_the_iterator_where_it_is(name):
     """Programs try to restore, and go on from where they are if there is nothing that fits."""

@@ -75,13 +75,14 @@ class ArrayRecordDataSource:
         paths: PathLike | Sequence[PathLike],
         reader_options: dict[str, str] | None = None,
     ) -> None:
-        self._sources = [_source(path) for path in _listed(paths)]
+        sources = [_source(path) for path in _listed(paths)]
+        self._paths = [path for path, _, _ in sources]
+        # Found again from wherever the source is opened, be it by a worker.
+        self._sources = [(_from_here(path), skip, take) for path, skip, take in sources]
         self._reader_options = dict(reader_options or {})
         if "readahead_buffer_size" in self._reader_options:
             raise ValueError("Option readahead_buffer_size is present more than once")
         check_reader_options(self._reader_options)
-        # Found again from wherever the source is opened, be it by a worker.
-        self._to_open = [(_from_here(path), skip, take) for path, skip, take in self._sources]
         self._opened: _native.RecordFiles | None = None
         takes = [take for _, _, take in self._sources if take is not None]
         self._len = sum(takes) if len(takes) == len(self._sources) else len(self._files)
@@ -90,13 +91,13 @@ class ArrayRecordDataSource:
     def _files(self) -> _native.RecordFiles:
         """The files, opened when first asked for; the engine reads them by blocks."""
         if self._opened is None:
-            self._opened = _native.RecordFiles(self._to_open)
+            self._opened = _native.RecordFiles(self._sources)
         return self._opened
 
     @property
     def paths(self) -> list[str]:
         """The paths of the files."""
-        return [path for path, _, _ in self._sources]
+        return list(self._paths)
 
     def __len__(self) -> int:
         return self._len

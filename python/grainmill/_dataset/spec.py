@@ -80,15 +80,14 @@ def _batched(node: Any) -> Any:
                 "not implement `output_spec` method."
             )
         return output_spec(spec, batch_size=node.batch_size, drop_remainder=node.drop_remainder)
-    rows = node.batch_size if node.drop_remainder else None
-    return tree.map_structure(lambda leaf: ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype), spec)
+    return _in_rows(node, spec, 0)
 
 
-def _rebatched(node: Any) -> Any:
+def _in_rows(node: Any, spec: Any, num_axes: int) -> Any:
+    """`spec` with the rows of the batches of `node` instead of its first `num_axes` axes."""
     rows = node.batch_size if node.drop_remainder else None
-    spec = _spec(node.parent)
     return tree.map_structure(
-        lambda leaf: ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), spec
+        lambda leaf: ShapeDtypeStruct((rows, *leaf.shape[num_axes:]), leaf.dtype), spec
     )
 
 
@@ -104,7 +103,7 @@ _RULES: dict[type[Node], Callable[[Any], Any]] = {
     sequential.Map: _mapped,
     random_access.Batch: _batched,
     sequential.Batch: _batched,
-    sequential.Rebatch: _rebatched,
+    sequential.Rebatch: lambda node: _in_rows(node, _spec(node.parent), 1),
     random_access.Zip: lambda node: tuple(_spec(parent) for parent in node.parents),
     sequential.Zip: lambda node: tuple(_spec(parent) for parent in node.parents),
     random_access.Mix: lambda node: _spec(node.parents[0]),

@@ -481,12 +481,12 @@ def _stacked(values: list[Any], path: str) -> tuple[Any, bool]:
     uniform = set(map(type, values)) == {kind} and kind is not np.timedelta64  # it has units
     if uniform and (kind is str or kind is bytes or issubclass(kind, np.number | np.bool_)):
         return np.array(values), True
-    arrays = []
     if is_receivers_container(kind):
         raise ValueError(
             f"objects of class {kind.__qualname__} can not be stacked by a worker, as it was the "
             "main script that registered them with JAX: define the class in a module"
         )
+    arrays = []
     for row, value in enumerate(values):
         arrays.append(np.asanyarray(value))
         if arrays[-1].shape != arrays[0].shape or branch(value) is not None:

@@ -60,11 +60,7 @@ class BatchStage(Stage):
             self._reset()
             return Block([], lambda _: after(0))
         start = self._start
-        try:
-            batch = self._gathered.finish()
-        except Exception:
-            self._begin_again()
-            raise
+        batch = self._whole(self._gathered.finish)
         self._reset()
         return Block([batch], lambda k: after(k) if k else start())
 
@@ -74,21 +70,13 @@ class BatchStage(Stage):
             missing = self._size - len(self._gathered)
             packed = self._packer.pull_rows(missing) if self._packer is not None else None
             if packed is not None:
-                try:
-                    self._gathered.push_rows(packed.columns, packed.order)
-                except Exception:
-                    self._begin_again()
-                    raise
+                self._whole(self._gathered.push_rows, packed.columns, packed.order)
                 if len(packed.order) == missing:
                     return lambda _: packed.state_after(missing)
                 continue
             block = self._parent.pull(missing, interior=False)
             count, state_after = len(block.elements), block.state_after
-            try:
-                self._gathered.push(block.elements)
-            except Exception:
-                self._begin_again()
-                raise
+            self._whole(self._gathered.push, block.elements)
             del block  # its memory is free for the next one, still in cache
             if count == missing or not count:
                 return lambda _: state_after(count)
@@ -100,13 +88,17 @@ class BatchStage(Stage):
         first = after - len(batches) * batch_size
         return Block(batches, lambda k: {"next_index": first + k * batch_size if k else before})
 
-    def _begin_again(self) -> None:
-        """Goes back to where the batch begins, whose elements make none, if there is a way."""
-        start = self._start
-        self._reset()
-        with contextlib.suppress(Exception):
-            if start is not None:
-                self._parent.restore(start())
+    def _whole(self, gather: Callable[..., Any], *what: Any) -> Any:
+        """Calls `gather`; if it fails, goes back to where the batch begins, if there is a way."""
+        try:
+            return gather(*what)
+        except Exception:
+            start = self._start
+            self._reset()
+            with contextlib.suppress(Exception):
+                if start is not None:
+                    self._parent.restore(start())
+            raise
 
     def _reset(self) -> None:
         self._gathered = self._new_batch()

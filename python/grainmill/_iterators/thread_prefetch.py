@@ -247,7 +247,7 @@ class Feed:
         self._size = size
         self._at_once = at_once
         self._step = 1
-        self._spare = -1
+        self._spare = -1  # no room until the thread may begin
         self._queue: deque[_Piece | BaseException] = deque()
         self._held = 0
         # Reentrant: garbage collection may call `stop` from inside `put` or `take`.
