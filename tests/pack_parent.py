@@ -14,7 +14,7 @@ class ListStage(Stage):
         self.block = block
         self.next = 0
 
-    def pull(self, limit, *, interior=True):  # noqa: ARG002 - all states are known
+    def pull(self, limit):
         first = self.next
         taken = []
         for element in self.elements[first : first + min(limit, self.block)]:

@@ -363,6 +363,9 @@ class _Ops:
         options = g.ReadOptions(**read_options) if read_options else None
         return ds.to_iter_dataset(options, allow_nones=allow_nones)
 
+    take_while = staticmethod(
+        lambda g, ds, name: g.experimental.TakeWhileIterDataset(ds, globals()[name])
+    )
     limit = staticmethod(lambda g, ds, n: g.experimental.LimitIterDataset(ds, n))
     iter_repeat = staticmethod(lambda g, ds, *n: g.experimental.RepeatIterDataset(ds, *n))
     cache = staticmethod(lambda g, ds: g.experimental.CacheIterDataset(ds))

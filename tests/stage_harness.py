@@ -27,10 +27,10 @@ class ListStage(Stage):
         self._burst = burst
 
     @property
-    def burst(self):
+    def pull_size(self):
         return self._burst
 
-    def pull(self, limit, *, interior=True):  # noqa: ARG002
+    def pull(self, limit):
         begin = self._position
         end = min(begin + limit, len(self.elements))
         bad = [at for at in self.failing if begin <= at < end]

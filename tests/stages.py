@@ -98,6 +98,8 @@ STAGES = {
     "window_shuffle_even": [["range", 8], ["to_iter"], ["window_shuffle", 4, 1]],
     "flat_map": [["range", 7], ["to_iter"], ["flat_map", "FanOut"]],
     "limit": [["range", 9], ["to_iter"], ["limit", 4]],
+    "take_while": [["range", 9], ["to_iter"], ["take_while", "is_small"], ["map", "add_one"]],
+    "take_while_beyond": [["range", 3], ["to_iter"], ["take_while", "is_small"]],
     "limit_beyond": [["range", 3], ["to_iter"], ["limit", 9]],
     "repeat": [["range", 4], ["to_iter"], ["iter_repeat", 3]],
     "cache_repeat": [["range", 4], ["to_iter"], ["map", "add_one"], ["cache"], ["iter_repeat", 3]],

@@ -8,7 +8,7 @@ from under_test import INLINE
 import grainmill as grain
 from grainmill._evaluate.program import Program
 from grainmill._evaluate.rows import StackedRows, in_batches
-from grainmill._evaluate.tree import flatten
+from grainmill._tree import flatten
 
 
 def plain(x):

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from driven import Driven
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pack_parent import ListStage, drain
@@ -19,7 +20,7 @@ BOS = sequential.BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS
 
 def split(elements, *, block=5, **options):
     node = sequential.ConcatThenSplit.of(None, **options)
-    return ConcatThenSplitStage(node, ListStage(elements, block))
+    return Driven(ConcatThenSplitStage(node, ListStage(elements, block)))
 
 
 def stage_of(case):

@@ -1,6 +1,7 @@
 """Ctrl-C at any moment of a `next`: the one after it returns the next element, and none is lost."""
 
 import contextlib
+import gc
 import os
 import random
 import signal
@@ -67,18 +68,24 @@ DATASETS = {
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt before the `at`-th line that the package runs."""
+    """Raises KeyboardInterrupt before the `at`-th line that the package runs.
+
+    Garbage is not collected meanwhile: iterators that other tests left behind run their
+    `__del__` there, and what interrupts those is dropped by Python.
+    """
 
     def __init__(self, at):
         self.left = at
 
     def __enter__(self):
+        gc.disable()
         self._before = sys.gettrace()
         sys.settrace(self._trace)
         return self
 
     def __exit__(self, *_):
         sys.settrace(self._before)
+        gc.enable()
 
     def _trace(self, frame, event, _):
         if PACKAGE not in frame.f_code.co_filename:

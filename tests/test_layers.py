@@ -1,6 +1,7 @@
 """Which part may use which, and who starts threads: read from the sources."""
 
 import ast
+import graphlib
 import re
 from pathlib import Path
 
@@ -12,7 +13,7 @@ FACE = ROOT / "python/grainmill"
 
 # Each uses only itself and what stands before it; `batch` and `pack` do not know each other.
 CORE_LAYERS = [
-    {"error", "process", "warm"},
+    {"error", "platform", "process", "warm"},
     {"reserve"},
     {"order"},
     {"records"},
@@ -20,7 +21,7 @@ CORE_LAYERS = [
     {"pipeline"},
 ]
 FACE_LAYERS = [
-    {"_native", "_threads"},
+    {"_native", "_memory", "_threads", "_tree"},
     {"_plan"},
     {"_workers"},
     {"_evaluate"},
@@ -38,10 +39,10 @@ LATE_IMPORTS = {
     "experimental.py": {"grainmill.jax"},
     "sharding.py": {"grainmill.jax"},
 }
-# Files that start threads. The engine's are `pipeline`'s, the pool that copies the rows of one
-# batch, and those that open many files and end before that call does; Python's are those that run
-# user functions ahead of their use, which `_threads` starts and ends, but for one.
-CORE_THREADS = {"batch/stack.rs", "records/files.rs"}
+# Files that start threads. The engine's are `pipeline`'s, and one that waits for the parent's end
+# where the system has no signal for it; Python's are those that run user functions ahead of their
+# use, which `_threads` starts and ends, but for one.
+CORE_THREADS = {"platform/portable.rs"}
 FACE_THREADS = {
     "_threads.py",
     # Where workers can not be forked, a thread of each waits for the parent's end.
@@ -126,6 +127,42 @@ def test_order_has_no_clock_no_file_and_no_thread():
     banned = re.compile(r"std::(fs|io|net|time|thread|env)\b|\brayon\b|\brustix\b|\bstatic mut\b")
     for path in (CORE / "order").rglob("*.rs"):
         assert not banned.search(re.sub(r"//[^\n]*", "", path.read_text("utf-8"))), path
+
+
+# Directories of the core whose files use each other in one direction only.
+ONE_WAY = ["batch", "pack", "pipeline"]
+
+
+@pytest.mark.parametrize("layer", ONE_WAY)
+def test_files_of_a_layer_use_each_other_in_one_direction(layer):
+    files = {path.stem: path.read_text("utf-8") for path in (CORE / layer).glob("*.rs")}
+    del files["mod"]  # the list of what the layer offers
+    uses = {}
+    for name, source in files.items():
+        code = re.sub(r"(?m)//[^\n]*", "", source.partition("#[cfg(test)]\nmod tests")[0])
+        named = set(re.findall(rf"(?:\bsuper|\bcrate::{layer})::(\w+)", code))
+        for group in re.findall(rf"(?:\bsuper|\bcrate::{layer})::\{{(.*?)\}};", code, re.DOTALL):
+            named |= set(re.findall(r"(?:^|,)\s*(\w+)", group))
+        uses[name] = named & files.keys() - {name}
+    while free := {name for name, used in uses.items() if not used & uses.keys()}:
+        uses = {name: used for name, used in uses.items() if name not in free}
+    assert not uses, "files that use each other in a circle"
+
+
+def test_only_the_platform_module_names_what_one_system_has():
+    one_system = re.compile(
+        r"memfd|SealFlags|LinuxRemove|death_signal|pidfd|preadv2|RUSAGE_THREAD|linux_raw|io_uring"
+        r"|os::linux|\blibc\b"
+    )
+    any_system = re.compile(r"\brustix\b|std::os::|\btarget_os\b")
+    for path in CORE.rglob("*.rs"):
+        name = str(path.relative_to(CORE))
+        if name.startswith("platform/"):
+            continue
+        code = re.sub(r"//[^\n]*", "", path.read_text("utf-8").partition("mod tests")[0])
+        assert not one_system.search(code), name
+        if not name.startswith("records/"):  # which reads files by calls that every unix has
+            assert not any_system.search(code), name
 
 
 @pytest.mark.parametrize(
@@ -222,6 +259,43 @@ def test_plan_nodes_know_no_thread():
                 "queue",
                 "multiprocessing",
             }
+
+
+# --- circles ----------------------------------------------------------------------------------
+
+
+def siblings_in_core(folder: str) -> dict[str, set[str]]:
+    """For each file of a layer of the core, the files beside it that it names."""
+    used = {}
+    for path in (CORE / folder).glob("*.rs"):
+        if path.stem != "mod":
+            code = re.sub(
+                r"//[^\n]*|#\[cfg\(test\)\].*", "", path.read_text("utf-8"), flags=re.DOTALL
+            )
+            named = set(re.findall(r"\bsuper::(\w+)", code))
+            for group in re.findall(r"\bsuper::\{(.*?)\};", code, flags=re.DOTALL):
+                named |= set(re.findall(r"(?:^|,)\s*(\w+)", group))
+            used[path.stem] = named
+    return used
+
+
+def siblings_in_face(folder: str) -> dict[str, set[str]]:
+    """For each file of a layer of the face, the files beside it that it imports, for types too."""
+    prefix = f"grainmill.{folder}."
+    return {
+        path.stem: {
+            module.removeprefix(prefix).split(".")[0]
+            for module, _ in imports_of(ast.parse(path.read_text("utf-8")))
+            if module.startswith(prefix)
+        }
+        for path in (FACE / folder).glob("*.py")
+    }
+
+
+@pytest.mark.parametrize("used", [siblings_in_core("order"), siblings_in_face("_evaluate")])
+def test_files_that_arrange_and_evaluate_have_no_circle(used):
+    assert any(used.values())
+    graphlib.TopologicalSorter(used).prepare()  # raises CycleError
 
 
 # --- threads ----------------------------------------------------------------------------------

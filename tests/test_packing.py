@@ -7,6 +7,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from driven import Driven
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle_pack import fit, row_arrays
@@ -51,7 +52,7 @@ _MAPS = {
 def packed(elements, *, best_fit=False, block=5, **options):
     options.setdefault("num_packing_bins", 3)
     node = sequential.FitPack.of(None, best_fit=best_fit, **options)
-    return FitPackStage(node, ListStage(elements, block))
+    return Driven(FitPackStage(node, ListStage(elements, block)))
 
 
 def decoded(value):

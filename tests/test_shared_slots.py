@@ -56,6 +56,32 @@ def test_array_that_a_finalizer_asks_for_meanwhile_lies_elsewhere():
     assert slot_of(made[0]) is None
 
 
+def test_slots_of_sizes_that_no_longer_come_do_not_pile_up():
+    """What is sent at once has another size each time, as its pace follows the machine's."""
+    board = board_of(10_000)
+    arena = SharedArena(board, 1, 10_000 * SLOT_BYTES, lambda _: None)
+    in_use, most = [], 0
+    for turn in range(300):
+        in_use = [*in_use[-2:], arena.slot(SLOT_BYTES * (1 + turn * 7 % 40))]
+        most = max(most, board.reserved)
+    largest = 40 * SLOT_BYTES * 9 // 8
+    # Three in use, of up to twice the size that was asked for, and as much again that waits.
+    assert most <= 2 * 3 * largest
+    assert board.reserved < 300 * SLOT_BYTES
+
+
+def test_slot_serves_again_for_what_is_a_little_smaller():
+    board = board_of(100)
+    arena = SharedArena(board, 1, 100 * SLOT_BYTES, lambda _: None)
+    first = arena.slot(10 * SLOT_BYTES)
+    number, reserved = first.shared_id, board.reserved
+    del first
+    for size in (9, 7, 5, 10):
+        assert arena.slot(size * SLOT_BYTES).shared_id == number
+    assert board.reserved == reserved
+    assert arena.slot(SLOT_BYTES).shared_id != number
+
+
 def test_bytes_reserved_for_an_array_that_cannot_be_made_are_given_back():
     board = board_of(64)
     arena = SharedArena(board, 1, 64 * SLOT_BYTES, lambda _: None)

@@ -1,34 +1,30 @@
 """Records in memory are read where they are needed, slow ones ahead of that."""
 
 import threading
-import time
 
 import numpy as np
 import pytest
 
-from grainmill import MapDataset
+from grainmill import MapDataset, ReadOptions, _native
 from grainmill._evaluate.leaves import FilesLeaf
 from grainmill.array_record import ArrayRecordWriter
 from grainmill.sources import ArrayRecordDataSource
 
 
 class Files:
-    """Stands in for the engine's files: each record read takes a nap if storage is slow."""
+    """Stands in for the engine's files, which know whether storage is far."""
 
     mean_byte_len = 1000.0
 
-    def __init__(self, *, slow):
-        self.slow = slow
-        self.started = 0
+    def __init__(self, *, is_far):
+        self.is_far = is_far
+        self.queues = []
 
     def read(self, index):
-        for _ in index:
-            if self.slow:
-                time.sleep(1e-4)
         return [b"%d" % i for i in index]
 
-    def start(self, index):
-        self.started += 1
+    def start(self, index, queue):
+        self.queues.append(queue)
         files = self
 
         class Pending:
@@ -38,49 +34,49 @@ class Files:
         return Pending()
 
 
-def blocks_started(files, num_blocks):
-    leaf = FilesLeaf(files)
+def read_blocks(leaf, num_blocks):
     index = np.arange(100)
     for _ in range(num_blocks):
         made = leaf.finish(leaf.start(index))
         assert made.failure is None
         assert made.elements == [b"%d" % i for i in range(100)]
-    return files.started
 
 
 def test_records_in_memory_need_no_other_thread():
-    assert blocks_started(Files(slow=False), 50) == 0
-
-
-def test_slow_records_are_read_ahead_but_for_a_look_now_and_then():
-    assert blocks_started(Files(slow=True), 65) == 62
-
-
-def test_storage_that_became_fast_is_noticed():
-    files = Files(slow=True)
+    files = Files(is_far=False)
     leaf = FilesLeaf(files)
-    index = np.arange(100)
-    leaf.finish(leaf.start(index))
-    files.slow = False
-    for _ in range(40):
-        leaf.finish(leaf.start(index))
-    started = files.started
-    assert started == 31
-    leaf.finish(leaf.start(index))
-    assert files.started == started
+    read_blocks(leaf, 50)
+    assert not files.queues
+    assert not leaf.waits
+    assert leaf.filler() is not None
 
 
-def test_storage_that_became_slow_is_noticed():
-    files = Files(slow=False)
-    leaf = FilesLeaf(files)
-    index = np.arange(100)
-    for _ in range(10):
-        leaf.finish(leaf.start(index))
-    files.slow = True
-    for _ in range(9):
-        leaf.finish(leaf.start(index))
+def test_far_records_are_read_ahead_within_the_bound_of_their_queue():
+    files = Files(is_far=True)
+    queue = _native.ReadQueue(7)
+    leaf = FilesLeaf(files, queue)
+    read_blocks(leaf, 50)
+    assert files.queues == [queue] * 50
     assert leaf.waits
-    assert files.started >= 1
+    assert leaf.filler() is None
+
+
+def test_storage_that_became_far_or_near_is_followed():
+    files = Files(is_far=False)
+    leaf = FilesLeaf(files)
+    for is_far in (True, False, True):
+        files.is_far = is_far
+        before = len(files.queues)
+        read_blocks(leaf, 3)
+        assert len(files.queues) - before == 3 * is_far
+
+
+def test_read_that_can_not_be_begun_is_told_where_it_is_finished():
+    class Damaged(Files):
+        def start(self, *_):
+            raise ValueError("no index")
+
+    read_blocks(FilesLeaf(Damaged(is_far=True)), 2)
 
 
 def test_failure_of_a_record_comes_alone_after_those_before_it():
@@ -93,7 +89,7 @@ def test_failure_of_a_record_comes_alone_after_those_before_it():
                 raise ValueError("record 3")
             return b"%d" % i
 
-    made = FilesLeaf(Damaged(slow=False)).read(np.arange(5))
+    made = FilesLeaf(Damaged(is_far=False)).read(np.arange(5))
     assert made.elements == [b"0", b"1", b"2"]
     assert str(made.failure) == "record 3"
     assert made.failure.__context__ is None
@@ -128,3 +124,14 @@ def test_sources_that_change_records_keep_their_say(tmp_path):
 
     source = Doubled(numbered_file(tmp_path / "numbers.array_record"))
     assert list(MapDataset.source(source))[7] == b"77"
+
+
+def test_reads_in_flight_are_an_option_of_their_own(tmp_path):
+    source = ArrayRecordDataSource(numbered_file(tmp_path / "numbers.array_record"))
+    ds = MapDataset.source(source).map(len)
+    for options, expected in ((None, 128), (ReadOptions(max_reads_in_flight=7), 7)):
+        with iter(ds.batch(3).to_iter_dataset(options)) as iterator:
+            batches = iterator._stage._program._chain.leaf[1]
+            assert batches._parent._chain.leaf[1]._reads.max_in_flight == expected
+    with pytest.raises(ValueError, match="`max_reads_in_flight` must be at least 1 or None, got 0"):
+        ReadOptions(max_reads_in_flight=0)

@@ -332,6 +332,7 @@ for _ in range(4):
     next(iterator)
 time.sleep(0.2)
 print("pids", *[p.pid for p in [*zygotes(), *workers()]], flush=True)
+sys.stdin.readline()
 {then}
 """
 
@@ -353,6 +354,7 @@ def _hanging(entrance, how, then):
     text = HANGING_SCRIPT.format(hang=HANGS[how], entrance=entrance, then=then)
     process = subprocess.Popen(
         [sys.executable, "-c", text],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -362,7 +364,10 @@ def _hanging(entrance, how, then):
     _started.append(process)
     pids = [int(pid) for pid in process.stdout.readline().split()[1:]]
     assert len(pids) == 3, process.communicate()
-    return process, [psutil.Process(pid) for pid in pids]
+    processes = [psutil.Process(pid) for pid in pids]
+    process.stdin.write("\n")  # they stand until here
+    process.stdin.flush()
+    return process, processes
 
 
 @both
@@ -540,6 +545,27 @@ def test_budget_bounds_what_is_held_ready(entrance):
     assert len({batch.ctypes.data for batch in held}) == 60
     assert [int(batch[0, 0]) for batch in held] == list(range(60))
     iterator.close()
+
+
+@both
+@pytest.mark.parametrize("pause_s", [0.0, 0.02])
+def test_endless_buffer_of_large_elements_fills_within_the_budget(entrance, pause_s):
+    size, budget = 1 << 20, 64 << 20
+    ds = grain.MapDataset.range(10**6).map(lambda _: np.zeros(size, np.uint8))
+    ahead = "prefetch_buffer_size" if entrance == "read" else "per_worker_buffer_size"
+    iterator = opened(ds, entrance, ram_budget_bytes=budget, **{ahead: 10**9})
+    most = 0
+    for turn in range(400 if not pause_s else 100):
+        assert next(iterator).nbytes == size
+        time.sleep(pause_s)
+        if turn % 20 == 19:
+            most = max(most, _slot_bytes())
+    held = sum(process.memory_full_info().pss for process in workers())
+    iterator.close()  # first of all: other tests count slots too
+    # What is in use keeps to the budget, and as much again may wait to be used.
+    assert most <= 2 * budget
+    if entrance == "read":  # beside the slots a worker holds one block, and what Python takes
+        assert held <= 2 * budget + 2 * (60 << 20)
 
 
 @both

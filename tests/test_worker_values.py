@@ -247,12 +247,25 @@ def test_batches_stay_in_their_slot_on_the_way():
     ds = grain.MapDataset.range(120).map(lambda x: {"x": np.full(100_000, x)}).batch(4)
     for num_workers, in_parent in ((1, 0), (0, 30)):
         before = native.copied_bytes()
-        made = all_of(opened(ds.map(copied), "read", num_workers, prefetch_buffer_size=4))
+        # With one thread each batch is made, and counted, after the one before.
+        options = {"prefetch_buffer_size": 4, "num_threads": 1}
+        made = all_of(opened(ds.map(copied), "read", num_workers, **options))
         grown = native.copied_bytes() - before
         assert in_parent * size <= grown <= (in_parent + 0.1) * size + size
         if num_workers:
             in_worker = int(made[-1]["copied"]) - int(made[0]["copied"])
             assert 29 * size <= in_worker <= 29.5 * size
+
+
+def test_batches_of_a_whole_pipeline_stay_in_their_slot_too():
+    native = pytest.importorskip("grainmill._native")
+    size = 64 * 3125 * 8
+    ds = grain.MapDataset.range(64 * 60).map(lambda x: np.full(3125, x))
+    ds = ds.to_iter_dataset(grain.ReadOptions(num_threads=0)).batch(64)
+    ds = ds.map(lambda batch: {"x": batch, "copied": native.copied_bytes()})
+    made = list(ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=1)))
+    in_worker = int(made[-1]["copied"]) - int(made[0]["copied"])
+    assert 59 * size <= in_worker <= 60 * size
 
 
 # --- what can not be sent ------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Packing, prefetching, windows and what else is newer than the core of the interface."""
 
+from grainmill._dataset import stages
 from grainmill._dataset.apply import apply_each as apply_transformations
 from grainmill._dataset.checks import assert_equal_output_after_checkpoint
 from grainmill._dataset.iterator import (
@@ -8,71 +9,38 @@ from grainmill._dataset.iterator import (
     set_next_index,
 )
 from grainmill._dataset.rng_pool import RngPool
-from grainmill._dataset.spec import ShapeDtypeStruct, ShapeDtypeStructProtocol, get_element_spec
-from grainmill._dataset.stages import (
-    BestFitPackIterDataset,
-    CacheIterDataset,
-    ConcatThenSplitIterDataset,
-    FirstFitPackIterDataset,
-    FlatMapIterDataset,
-    FlatMapMapDataset,
-    InterleaveIterDataset,
-    LimitIterDataset,
-    RebatchIterDataset,
-    RepeatIterDataset,
-    ThreadPrefetchIterDataset,
-    WindowShuffleIterDataset,
-    WindowShuffleMapDataset,
-    WithOptionsIterDataset,
-    ZipIterDataset,
-    ZipMapDataset,
-    multithread_prefetch,
-)
+from grainmill._dataset.spec import ShapeDtypeStructProtocol, get_element_spec
+from grainmill._dataset.stages import *  # noqa: F403 - each stage is named once, where it is
 from grainmill._evaluate.stack import batch_and_pad
 from grainmill._loader.operations import PackAndBatchOperation
 from grainmill._native import index_shuffle
 from grainmill._plan.options import DatasetOptions, ExecutionTrackingMode
 from grainmill._plan.sequential import BOSHandling
+from grainmill._plan.spec import ShapeDtypeStruct
 from grainmill._plan.transforms import FlatMap as FlatMapTransform
 from grainmill._plan.transforms import MapWithIndex as MapWithIndexTransform
 
 __all__ = [
     "BOSHandling",
-    "BestFitPackIterDataset",
-    "CacheIterDataset",
-    "ConcatThenSplitIterDataset",
     "DatasetOptions",
     "ExecutionTrackingMode",
-    "FirstFitPackIterDataset",
-    "FlatMapIterDataset",
-    "FlatMapMapDataset",
     "FlatMapTransform",
-    "InterleaveIterDataset",
-    "LimitIterDataset",
     "MapWithIndexTransform",
     "PackAndBatchOperation",
-    "RebatchIterDataset",
-    "RepeatIterDataset",
     "RngPool",
     "ShapeDtypeStruct",
     "ShapeDtypeStructProtocol",
     "ThreadPrefetchDatasetIterator",
-    "ThreadPrefetchIterDataset",
-    "WindowShuffleIterDataset",
-    "WindowShuffleMapDataset",
-    "WithOptionsIterDataset",
-    "ZipIterDataset",
-    "ZipMapDataset",
     "apply_transformations",
     "assert_equal_output_after_checkpoint",
     "batch_and_pad",
-    "device_put",  # noqa: F822 - made on demand, below
+    "device_put",  # noqa: F405 - made on demand, below
     "get_element_spec",
     "get_next_index",
     "index_shuffle",
-    "multithread_prefetch",
     "set_next_index",
 ]
+__all__ += stages.__all__
 
 
 def __getattr__(name: str) -> object:

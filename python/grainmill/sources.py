@@ -6,13 +6,14 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing import shared_memory
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from types import TracebackType
 from typing import Any, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
 
 import numpy as np
 
 from grainmill import _native
+from grainmill._index_file import Noted, noted
 from grainmill.array_record import check_reader_options
 
 __all__ = [
@@ -60,6 +61,11 @@ class ArrayRecordDataSource:
             are opened when they are first read.
         reader_options: Options as an `ArrayRecordReader` takes them. They are checked; this
             source reads by blocks whatever they say.
+        index: Where to keep how many records each file holds, so that no file has to be opened
+            before it is read. Written if it is not there or lacks some of the files, which are
+            opened for that. A file that is not the one the index tells of, by its length or the
+            time it was written, raises when it is first read; delete the index then. A damaged
+            index raises a ValueError.
 
     Example:
         >>> for name in ("0.array_record", "1.array_record"):
@@ -74,6 +80,8 @@ class ArrayRecordDataSource:
         self,
         paths: PathLike | Sequence[PathLike],
         reader_options: dict[str, str] | None = None,
+        *,
+        index: str | os.PathLike[str] | None = None,
     ) -> None:
         sources = [_source(path) for path in _listed(paths)]
         self._paths = [path for path, _, _ in sources]
@@ -84,6 +92,16 @@ class ArrayRecordDataSource:
             raise ValueError("Option readahead_buffer_size is present more than once")
         check_reader_options(self._reader_options)
         self._opened: _native.RecordFiles | None = None
+        self._noted: list[Noted] | None = None
+        if index is not None:
+            self._noted = noted(os.fspath(index), [path for path, _, _ in self._sources])
+            # The engine checks it against the files when it opens them.
+            counts = [
+                count if take is None else take
+                for (count, _, _), (_, _, take) in zip(self._noted, self._sources, strict=True)
+            ]
+            self._len = sum(counts)
+            return
         takes = [take for _, _, take in self._sources if take is not None]
         self._len = sum(takes) if len(takes) == len(self._sources) else len(self._files)
 
@@ -91,7 +109,7 @@ class ArrayRecordDataSource:
     def _files(self) -> _native.RecordFiles:
         """The files, opened when first asked for; the engine reads them by blocks."""
         if self._opened is None:
-            self._opened = _native.RecordFiles(self._sources)
+            self._opened = _native.RecordFiles(self._sources, lazy=True, noted=self._noted)
         return self._opened
 
     @property
@@ -146,7 +164,7 @@ class ArrayRecordDataSource:
 
 
 def _from_here(path: str) -> str:
-    if Path(path).is_absolute():
+    if os.path.isabs(path):  # noqa: PTH117 - a `Path` takes longer than all else for many files
         return path
     return os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - a `Path` would tidy it up
 

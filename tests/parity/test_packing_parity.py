@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from driven import Driven
 from pack_parent import ListStage
 from test_packing import assert_same
 
@@ -88,7 +89,7 @@ def test_fit_agrees_with_grain(seed):
 
     def stage():
         node = sequential.FitPack.of(None, best_fit=best_fit, **options)
-        return FitPackStage(node, ListStage(elements, 7))
+        return Driven(FitPackStage(node, ListStage(elements, 7)))
 
     check(stage, grain_rows(make, elements, **options))
 
@@ -125,7 +126,7 @@ def test_concat_split_agrees_with_grain(seed):
 
     def stage():
         node = sequential.ConcatThenSplit.of(None, **options, bos_handling=handling)
-        return ConcatThenSplitStage(node, ListStage(elements, 7))
+        return Driven(ConcatThenSplitStage(node, ListStage(elements, 7)))
 
     theirs = grain_rows(
         grain.experimental.ConcatThenSplitIterDataset,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from grainmill._evaluate import tree
+from grainmill import _tree as tree
 
 
 def assert_equal_output_after_checkpoint(ds: Any) -> None:

@@ -212,7 +212,8 @@ class IterDataset(Iterable[T], Generic[T], metaclass=IterDatasetFactories):
         return copied
 
     def _plan_node(self) -> Node:
-        return plan.Foreign(tuple(node_of(parent) for parent in self.parents), self)
+        parents = tuple(node_of(parent) for parent in self.parents)
+        return plan.Foreign(parents, self, with_parents)
 
     def __str__(self) -> str:
         return str(self._plan_node())
@@ -245,6 +246,21 @@ def node_of(dataset: Any) -> Node:
     if make_node is None:
         raise TypeError(f"expected a dataset, got {type(dataset).__name__}")
     return make_node()  # type: ignore[no-any-return]
+
+
+def with_parents(dataset: Any, parents: Sequence[Node]) -> Any:
+    """A copy of a user's own dataset that takes its elements from the plans `parents`."""
+    changed = copy.copy(dataset)
+    replaced = {
+        id(old): old._over(node)  # noqa: SLF001 - datasets share plans
+        for old, node in zip(dataset.parents, parents, strict=True)
+    }
+    attributes = vars(changed)
+    attributes["_parents"] = tuple(replaced[id(old)] for old in dataset.parents)
+    # A class may keep its parent under a name of its own too.
+    for name, value in attributes.items():
+        attributes[name] = replaced.get(id(value), value)
+    return changed
 
 
 def with_node(dataset: Any, node: Node) -> Any:

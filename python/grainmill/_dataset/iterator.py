@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import copy
 import os
 import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, TypeVar
 
+from grainmill._evaluate.fuse import SKIPPED
+from grainmill._iterators.cursor import copied, fixed
+from grainmill._iterators.stage import Block
 from grainmill._iterators.table import open_stage
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
 from grainmill._plan.tracebacks import drop_inner_frames
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from grainmill._iterators.cursor import Place
     from grainmill._iterators.stage import Stage, State
     from grainmill._plan.node import Node
 
@@ -115,37 +118,12 @@ class DatasetIterator(Closing, Iterator[T], Generic[T]):
             self.close()
 
 
-class _Pulled(Generic[T]):
-    """What came of one pull.
-
-    Attributes:
-        waiting: The elements not delivered yet, the next one last.
-        count: How many there were.
-        state_after: The state after any number of them; None where there is none, or none was
-            asked for.
-    """
-
-    __slots__ = ("count", "state_after", "waiting")
-
-    def __init__(
-        self, waiting: list[T], count: int, state_after: Callable[[int], State] | None
-    ) -> None:
-        self.waiting = waiting
-        self.count = count
-        self.state_after = state_after
-
-    def state(self) -> State | None:
-        """The state after the element delivered last."""
-        if self.state_after is None:
-            return None
-        return self.state_after(self.count - len(self.waiting))
-
-
 class PlannedIterator(DatasetIterator[T]):
     """Runs a plan, element by element; threads may share one, each element goes to one of them.
 
-    An interrupt may come anywhere: what was pulled takes the place of what was pulled before in
-    one assignment, and stages that were left amid a pull are restored before the next one.
+    An interrupt may come anywhere: what is ready to be delivered takes its place together with
+    the state before it in one assignment, and stages that were left while they moved are restored
+    before they are used again.
     """
 
     def __init__(self, node: Node | None, stage: Stage, name: str | None = None) -> None:
@@ -154,9 +132,15 @@ class PlannedIterator(DatasetIterator[T]):
         self._stage = stage
         self._name = name
         self._fresh = node is not None  # whether opening the plan again gives the same place
-        self._pulled: _Pulled[T] = _Pulled([], 0, None)
-        # What the stages were last moved on from; if that is `_pulled` still, they are astray.
-        self._left: _Pulled[T] | None = None
+        # Elements that are ready, the next one last, and the place after them; the place before
+        # them where they are one that was finished alone.
+        self._waiting: list[T] = []
+        self._place: Place | None = None  # `None` where the stages stand, or at the start
+        self._before: Place | None = None
+        self._alone = False
+        self._block = Block([], _no_state)  # whose elements are finished one by one
+        self._at = 0
+        self._moving = False  # whether the stages are being moved, or were left so
         self._lock = threading.RLock()
         self._pid = os.getpid()
 
@@ -177,7 +161,7 @@ class PlannedIterator(DatasetIterator[T]):
 
     def __next__(self) -> T:
         while True:
-            waiting = self._pulled.waiting
+            waiting = self._waiting
             if waiting:
                 try:
                     return waiting.pop()
@@ -187,10 +171,36 @@ class PlannedIterator(DatasetIterator[T]):
             if not lock.acquire(blocking=False):
                 lock = self._locked()
             try:
-                if not self._pulled.waiting:
-                    self._pull()
+                if not self._waiting:
+                    self._advance()
             finally:
                 lock.release()
+
+    def _advance(self) -> None:
+        """Has an element wait to be delivered, or several that are made already."""
+        if self._moving:  # an interrupt came
+            self._settle()
+        try:
+            while True:
+                block, at = self._block, self._at
+                if at >= len(block.elements):
+                    self._leave()
+                    if self._pull():
+                        return
+                    continue
+                self._moving = True
+                finish = block.finish
+                element = block.elements[at] if finish is None else finish(block.elements[at], at)
+                at += 1
+                if element is not SKIPPED:
+                    self._before, self._alone, place = self._place, True, (block.state_after, at)
+                    self._at, self._waiting, self._place, self._moving = at, [element], place, False
+                    return
+                self._at = at
+        except Exception as failure:
+            self._moving = False
+            drop_inner_frames(failure)
+            raise
 
     def _locked(self) -> threading.RLock:
         """Waits for other threads that move this iterator; returns what is to be released."""
@@ -202,31 +212,39 @@ class PlannedIterator(DatasetIterator[T]):
             lock.acquire()
         return lock
 
-    def _pull(self) -> None:
+    def _pull(self) -> bool:
+        """Goes on to the next block; whether its elements wait to be delivered now."""
         if self._closed:
             raise ValueError(self._closed_message())
-        if self._left is self._pulled:  # an interrupt came
-            self._settle()
-        self._leave()
-        burst = self._stage.burst
-        try:
-            block = self._stage.pull(burst, interior=burst > 1)
-        except Exception as failure:
-            self._left = None
-            drop_inner_frames(failure)
-            raise
+        self._moving = True
+        block = self._stage.pull(self._stage.pull_size)
         elements = block.elements
-        self._pulled = _Pulled(elements[::-1], len(elements), block.state_after)
+        if elements and block.finish is not None:
+            if block.columns is None:
+                self._block, self._at, self._moving = block, 0, False
+                return False
+            elements = block.finished(0, len(elements)).elements  # rows: no user's function
+        place, waiting = (block.state_after, len(elements)), elements[::-1]
+        self._waiting, self._place, self._alone, self._moving = waiting, place, False, False
         if not elements:
             raise StopIteration
+        return True
 
     def _leave(self) -> None:
-        """Notes that the stages are about to move, and where they stand."""
-        if self._pulled.state_after is None and not self._fresh:
+        """Takes note of where the stages stand before they move, if that is not known."""
+        if self._place is None and not self._fresh:
             with contextlib.suppress(Exception):  # a user's iterator may have no state
-                state = self._stage.state()
-                self._pulled = _Pulled([], 0, lambda _: state)
-        self._left = self._pulled
+                self._place = (fixed(self._stage.state()), 0)
+
+    def _reached(self) -> State | None:
+        """The state after the element delivered last; `None` where the stages stand, or stood."""
+        place, num_waiting = self._place, len(self._waiting)
+        if num_waiting and self._alone:
+            place, num_waiting = self._before, 0
+        if place is None:
+            return None
+        after, position = place
+        return after(position - num_waiting)
 
     def _closed_message(self) -> str:
         if type(self._stage) is ThreadPrefetchStage:
@@ -237,17 +255,21 @@ class PlannedIterator(DatasetIterator[T]):
         """Returns the state after the element last returned, a JSON-able dict of its own."""
         lock = self._locked()
         try:
-            return copy.deepcopy(self._current())
+            return self._current()
         finally:
             lock.release()
 
     def _current(self) -> State:
-        state = self._pulled.state()
+        state = self._reached()
         if state is not None:
             return state
-        if self._left is self._pulled:
+        if self._is_ahead() and (self._fresh or self._moving):
             self._settle()
         return self._stage.state()
+
+    def _is_ahead(self) -> bool:
+        """Whether the stages stand elsewhere than after the element delivered last."""
+        return self._moving or bool(self._waiting) or self._at < len(self._block.elements)
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues where `state` was taken; `state` itself stays as it is.
@@ -257,7 +279,7 @@ class PlannedIterator(DatasetIterator[T]):
             IndexError: `state` lies outside the data.
         """
         try:
-            self._move(lambda: self._stage.restore(copy.deepcopy(state)))
+            self._move(lambda: self._stage.restore(copied(state)))
         except (KeyError, TypeError) as mismatch:
             raise ValueError(
                 f"state does not fit the pipeline that ends in {self}: {mismatch!r} on {state!r}"
@@ -267,7 +289,10 @@ class PlannedIterator(DatasetIterator[T]):
         """Changes the place of the stages; where that is refused, they stay where they were."""
         lock = self._locked()
         try:
+            if self._place is None and self._is_ahead():
+                self._settle()
             self._leave()
+            self._moving = True
             try:
                 move()
             except Exception:
@@ -280,14 +305,17 @@ class PlannedIterator(DatasetIterator[T]):
             lock.release()
 
     def _forget(self) -> None:
-        self._pulled = _Pulled([], 0, None)
+        nothing: list[T] = []
+        none = Block([], _no_state)
+        self._waiting, self._place, self._before = nothing, None, None
+        self._block, self._at, self._moving = none, 0, False
 
     def _settle(self) -> None:
         """Takes the stages to the element that comes next."""
-        self._left = self._pulled
-        state = self._pulled.state()
+        self._moving = True
+        state = self._reached()
         if state is not None:
-            self._stage.restore(copy.deepcopy(state))
+            self._stage.restore(state)
             self._fresh = False
         elif self._fresh and self._node is not None:
             with contextlib.suppress(Exception):
@@ -296,7 +324,7 @@ class PlannedIterator(DatasetIterator[T]):
         self._forget()
 
     def _get_next_index(self) -> int:
-        if self._pulled.waiting or self._left is self._pulled:
+        if self._is_ahead():
             self._settle()
         return self._stage.next_index()
 
@@ -336,6 +364,10 @@ class ThreadPrefetchDatasetIterator(PlannedIterator[T]):
         stage = ThreadPrefetchStage.around(parent, prefetch_buffer_size)
         name = f"ThreadPrefetchDatasetIterator(prefetch_buffer_size={prefetch_buffer_size})"
         super().__init__(None, stage, name)
+
+
+def _no_state(_: int) -> State:
+    raise AssertionError("no element was pulled")
 
 
 def get_next_index(ds_iter: DatasetIterator[Any]) -> int:

@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 import numpy as np
 
 from grainmill._dataset.apply import apply_each
-from grainmill._dataset.iter_dataset import IterDataset, PlannedIterDataset, node_of, with_node
+from grainmill._dataset.iter_dataset import (
+    IterDataset,
+    PlannedIterDataset,
+    node_of,
+    with_node,
+    with_parents,
+)
 from grainmill._evaluate.program import Program
 from grainmill._plan import random_access as plan
 from grainmill._plan import sequential, transforms
+from grainmill._plan.node import random_access
 from grainmill._plan.options import ReadOptions
 
 if TYPE_CHECKING:
@@ -48,6 +55,11 @@ class MapDatasetFactories(abc.ABCMeta):
         An epoch ends when the first of `datasets` would be used up; later positions go on with
         the mixture, each dataset in its next epochs.
 
+        There may be thousands: to begin takes some microseconds for each, an element as much as
+        with few where they are alike. Whose turn it is is kept for up to a million positions, in
+        12 MB. Weights whose turns repeat only after more cost a shuffle that follows time in
+        proportion to the number of datasets; shuffle each of them instead.
+
         Args:
             datasets: At least one, none of them empty.
             weights: A positive share for each; equal shares if `None`.
@@ -65,6 +77,9 @@ class MapDatasetFactories(abc.ABCMeta):
 
     def concatenate(cls, datasets: Sequence[MapDataset[T]]) -> MapDataset[T]:
         """Several datasets one after another, epoch by epoch.
+
+        There may be thousands: to begin takes some microseconds for each, an element as much as
+        with few where they are alike.
 
         Raises:
             ValueError: A dataset is infinite.
@@ -259,7 +274,8 @@ class MapDataset(Generic[T], metaclass=MapDatasetFactories):
         return PlannedMapDataset(node, (self,))
 
     def _plan_node(self) -> Node:
-        return plan.Foreign.of(self, [node_of(parent) for parent in self.parents])
+        parents = [node_of(parent) for parent in self.parents]
+        return plan.Foreign.of(self, parents, with_parents)
 
     def __str__(self) -> str:
         return str(self._plan_node())
@@ -270,7 +286,7 @@ class PlannedMapDataset(MapDataset[T]):
 
     def __init__(self, node: Node, parents: Sequence[MapDataset[Any]] = ()) -> None:
         super().__init__(parents)
-        self._node = plan.random_access(node)
+        self._node = random_access(node)
         self._program: Program | None = None
 
     def _over(self, node: Any) -> MapDataset[T]:

@@ -10,12 +10,33 @@ from grainmill._plan import random_access, sequential
 from grainmill._plan.slicing import check_sliceable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from grainmill._dataset.iter_dataset import IterDataset
     from grainmill._dataset.map_dataset import MapDataset
     from grainmill._plan import transforms
     from grainmill._plan.options import DatasetOptions
+
+__all__ = [
+    "BestFitPackIterDataset",
+    "CacheIterDataset",
+    "ConcatThenSplitIterDataset",
+    "FirstFitPackIterDataset",
+    "FlatMapIterDataset",
+    "FlatMapMapDataset",
+    "InterleaveIterDataset",
+    "LimitIterDataset",
+    "RebatchIterDataset",
+    "RepeatIterDataset",
+    "TakeWhileIterDataset",
+    "ThreadPrefetchIterDataset",
+    "WindowShuffleIterDataset",
+    "WindowShuffleMapDataset",
+    "WithOptionsIterDataset",
+    "ZipIterDataset",
+    "ZipMapDataset",
+    "multithread_prefetch",
+]
 
 T = TypeVar("T")
 
@@ -102,6 +123,26 @@ class LimitIterDataset(PlannedIterDataset[T]):
 
     def __init__(self, parent: IterDataset[T], count: int) -> None:
         super().__init__(sequential.Limit.of(node_of(parent), count), (parent,))
+
+
+class TakeWhileIterDataset(PlannedIterDataset[T]):
+    """The elements up to the first for which `predicate` is false, which is left out too.
+
+    Args:
+        parent: Where elements come from.
+        predicate: A function of an element, or a `transforms.Filter`. It is called once for each
+            element, when that is asked for.
+
+    Example:
+        >>> ds = MapDataset.range(10).to_iter_dataset()
+        >>> list(TakeWhileIterDataset(ds, lambda x: x < 3))
+        [0, 1, 2]
+    """
+
+    def __init__(
+        self, parent: IterDataset[T], predicate: transforms.Filter | Callable[[T], bool]
+    ) -> None:
+        super().__init__(sequential.TakeWhile.of(node_of(parent), predicate), (parent,))
 
 
 class RebatchIterDataset(PlannedIterDataset[Any]):
@@ -202,7 +243,8 @@ class _FitPackIterDataset(PlannedIterDataset[dict[str, Any]]):
     Args:
         parent: What to pack.
         length_struct: The length of a row for each feature.
-        num_packing_bins: Rows that are open at a time.
+        num_packing_bins: Rows that are open at a time. Beyond some ten thousand, and where
+            features differ in length, the time per sequence grows with it.
         seed: For the order in which full rows come out.
         shuffle_bins: Whether that order is random.
         shuffle_bins_group_by_feature: A feature by whose mean the rows are sorted.

@@ -1,44 +1,27 @@
-"""Blocks of a program's elements in order, made when asked for or ahead of that.
-
-Three ways to make them, one face: in the caller (`InlineBlocks`), in the caller with the engine
-reading the next block meanwhile (`EngineBlocks`), and on Python threads (`ThreadBlocks`).
-"""
+"""Blocks of a program's elements in order, computed when asked for or ahead of that."""
 
 from __future__ import annotations
 
 import abc
 import functools
+import itertools
 import os
-import threading
 import time
 import weakref
 from collections import deque
-from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from grainmill._evaluate import tuning
 from grainmill._evaluate.fuse import Evaluated
-from grainmill._evaluate.rows import BLOCK_BYTES, block_len, in_batches
-from grainmill._evaluate.thread_count import ThreadCount
-from grainmill._threads import start_thread
+from grainmill._evaluate.lanes import Lane, Task
+from grainmill._evaluate.rows import block_len, byte_len, in_batches
+from grainmill._evaluate.storage import work_clock_s
+from grainmill._evaluate.tuner import Tuner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from grainmill._evaluate.program import Program
+    from grainmill._evaluate.program import Begun, Program
     from grainmill._evaluate.rows import Made, StackedRows
     from grainmill._plan.options import ReadOptions
-
-_INLINE_BLOCK_S = 0.002
-# Who wakes up meets a cold cache and takes the interpreter lock from who works: blocks of 5 ms cost
-# a tokenizer a fifth more than blocks of 20 ms, which cost as much as none that change threads.
-HAND_OVER_S = 0.02
-_MOST_DEMANDED = 1024
-# A block that changes threads leaves its core's cache anyway: fewer, larger ones cost less.
-_HANDED_OVER_BYTES = 4 * BLOCK_BYTES
-_WHOLE_BATCH_S = 0.05
-# Batches that are as small as this together are one task, though more elements are ahead then.
-SMALL_BYTES = 4 << 20
-SMALL_TIMES = 8
 
 
 class Blocks(abc.ABC):
@@ -111,7 +94,7 @@ class Blocks(abc.ABC):
         """Whether a block may be a whole batch: not where other threads might help with it."""
         if not self.batch_size or pace.element_s is None:
             return False
-        if pace.element_s * self.batch_size > _WHOLE_BATCH_S:
+        if pace.element_s * self.batch_size > tuning.WHOLE_BATCH_S:
             return False
         return not self._program.waits_for_storage
 
@@ -129,11 +112,13 @@ class Pace:
         most: The most that may be made at once.
         count: How many to make at once now.
         element_s: What one element took in the last block; `None` before the first.
+        is_growing: Whether later blocks will probably be larger.
     """
 
-    def __init__(self, most: int, block_s: float, first: int) -> None:
+    def __init__(self, most: int, block_s: float) -> None:
         self.most = max(1, most)
-        self.count = min(self.most, first)
+        self.count = 1
+        self.is_growing = True
         self.element_s: float | None = None
         self._block_s = block_s
 
@@ -144,102 +129,7 @@ class Pace:
             self.count = max(1, min(self.count, count) // 2)
         elif elapsed_s < self._block_s / 2 and count >= self.count:
             self.count = min(self.most, self.count * 2)
-
-
-class InlineBlocks(Blocks):
-    """Makes elements in the caller, `at_most` at once beyond those asked for."""
-
-    def __init__(self, program: Program, length: int, at_most: int) -> None:
-        super().__init__(program, length)
-        self._ahead = at_most > 0
-        most = block_len(program.mean_byte_len, at_most or _MOST_DEMANDED)
-        self._pace = Pace(most, _INLINE_BLOCK_S, 1 if program.runs_user_code else most)
-
-    def _make(self, limit: int) -> None:
-        wanted = self._pace.count if self._ahead else min(limit, self._pace.count)
-        whole = self._makes_whole_batches(self._pace)
-        missing = self._until_batch(self.position) if whole else 0
-        if missing:
-            wanted, whole = min(wanted, missing), False
-        elif whole:
-            several = self._ahead and self._program.batches_small
-            wanted = self.batch_size * (max(1, wanted // self.batch_size) if several else 1)
-        count = min(wanted, self._length - self.position)
-        if count <= 0:
-            return
-        began = time.perf_counter()
-        if whole:
-            made: Made = in_batches(self._program, self.position, count, self.batch_size)
-        else:
-            made = [], self._program.run(self.position, count)
-        self._pace.record(count, time.perf_counter() - began)
-        self._keep(made)
-
-
-class EngineBlocks(Blocks):
-    """Makes elements in the caller while the engine's threads read those of the next block."""
-
-    def __init__(self, program: Program, length: int, at_most: int) -> None:
-        super().__init__(program, length)
-        self._count = block_len(program.mean_byte_len, max(1, at_most // 2))
-        self._pending: tuple[int, Callable[[], Evaluated]] | None = None
-
-    def _make(self, limit: int) -> None:
-        self.start()
-        if self._pending is None:
-            return
-        count, finish = self._pending
-        self._pending = self._begin(self.position + count)
-        made = finish()
-        if made.failure is not None:
-            self._pending = None
-        self._keep(([], made))
-
-    def _begin(self, position: int) -> tuple[int, Callable[[], Evaluated]] | None:
-        count = min(self._count, self._length - position)
-        return (count, self._program.begin(position, count)) if count > 0 else None
-
-    def rewind(self, position: int) -> None:
-        """See `Blocks.rewind`."""
-        super().rewind(position)
-        self._pending = None
-
-    def start(self) -> None:
-        """See `Blocks.start`."""
-        if self._pending is None:
-            self._pending = self._begin(self.position)
-
-    def close(self) -> None:
-        """See `Blocks.close`."""
-        self._pending = None
-
-
-class _Task:
-    """One block on its way through a thread."""
-
-    __slots__ = ("count", "cpu_s", "done", "elapsed_s", "made", "make", "thread")
-
-    def __init__(self, count: int, make: Callable[[], Made], thread: int) -> None:
-        self.count = count
-        self.make: Callable[[], Made] | None = make
-        self.made: Made = [], None
-        self.thread = thread
-        self.elapsed_s = self.cpu_s = 0.0
-        self.done = threading.Lock()
-        self.done.acquire()
-
-    def run(self) -> None:
-        """Makes the block, unless nobody wants it any more."""
-        make = self.make
-        if make is not None:
-            began, cpu_began = time.perf_counter(), time.thread_time()
-            try:
-                self.made = make()
-            except BaseException as failure:
-                self.made = [], Evaluated([], failure)
-            self.elapsed_s = time.perf_counter() - began
-            self.cpu_s = time.thread_time() - cpu_began
-        self.done.release()
+        self.is_growing = elapsed_s < self._block_s / 2 and self.count < self.most
 
 
 class Demand:
@@ -256,156 +146,309 @@ class Demand:
         self.ended = self.urgent = False
 
 
-class ThreadBlocks(Blocks):
-    """Makes elements on threads named `grain-prefetch_<n>`, in order and a bounded way ahead.
-
-    The consumer hands out the blocks and takes them back; threads never share a block. How many
-    of the allowed threads get work is found out while running (`ThreadCount`). Where a batch
-    follows that is made in a moment, it is one block: its rows are copied by the core that has
-    just made them.
+class _Block:
+    """A run of positions on its way to the consumer.
 
     Attributes:
-        demand: Given where the consumer is the first of the threads: it makes its blocks when it
+        start: Its first position.
+        count: How many positions.
+        task: Computes it.
+        so_far: The elements that are there already, where they come one by one.
+        taken: How many of those the consumer has.
+    """
+
+    __slots__ = ("count", "so_far", "start", "taken", "task")
+
+    def __init__(self, start: int, count: int, task: Task, so_far: list[Any]) -> None:
+        self.start = start
+        self.count = count
+        self.task = task
+        self.so_far = so_far
+        self.taken = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is computed, or nobody wants it."""
+        return not self.task.done.locked()
+
+    def result(self) -> Made:
+        """What came of it, and was not taken yet."""
+        failure = self.task.failure
+        if failure is not None:
+            return [], Evaluated([], failure)
+        pieces, rest = self.task.result
+        if self.taken:
+            rest = Evaluated(rest.elements[self.taken :], rest.failure)
+        return pieces, rest
+
+    def take_so_far(self) -> Made:
+        """The elements that are there already, and were not taken yet."""
+        elements = self.so_far[self.taken :]
+        self.taken += len(elements)
+        return [], Evaluated(elements, None)
+
+
+class Budget(NamedTuple):
+    """Bytes that elements ahead may take.
+
+    Attributes:
+        total: All of them.
+        whole_batches: Batches that take little time, beyond two of them.
+    """
+
+    total: int
+    whole_batches: int
+
+
+class Executor(Blocks):
+    """Computes elements ahead, in order, within bounds of elements and of bytes.
+
+    Without threads, elements are computed in the caller when they are asked for. With threads,
+    named `grain-prefetch_<n>`, they are computed as far ahead as the options say; how many of the
+    allowed threads get work is found out while running (`Tuner`). Where a batch follows that takes
+    little time, it is one block: its rows are copied by the core that has just computed them.
+    Where records have to be waited for, the reads of all elements ahead are under way at once,
+    however few threads there are and however small blocks.
+
+    Attributes:
+        demand: Given where the consumer is the first of the threads: it computes blocks when it
             takes them, until the demand has ended.
     """
 
-    def __init__(self, program: Program, length: int, options: ReadOptions) -> None:
+    def __init__(self, program: Program, length: int, options: ReadOptions, budget: Budget) -> None:
         super().__init__(program, length)
         self.demand: Demand | None = None
-        self._at_most = options.prefetch_buffer_size
-        mean = program.mean_byte_len
-        most = block_len(mean, max(1, self._at_most // 2), _HANDED_OVER_BYTES)
-        self._byte_most = block_len(mean, _MOST_DEMANDED, _HANDED_OVER_BYTES)
-        self._pace = Pace(most, HAND_OVER_S, 1)
-        self._thread_count = ThreadCount(options.num_threads)
-        self._pid = os.getpid()
+        self._at_most = at_most = options.prefetch_buffer_size
+        self._num_threads = options.num_threads if at_most and program.runs_user_code else 0
+        self._budget = budget
+        self._element_bytes = mean = program.mean_byte_len
+        if self._num_threads:
+            most = block_len(mean, max(1, at_most // 2), tuning.HAND_OVER_BYTES)
+            self._byte_most = block_len(mean, tuning.MOST_DEMANDED, tuning.HAND_OVER_BYTES)
+            self._pace = Pace(most, tuning.HAND_OVER_S)
+        else:
+            most = block_len(mean, at_most or tuning.MOST_DEMANDED)
+            self._pace = Pace(most, tuning.CALLER_BLOCK_S)
         self._reset()
 
+    @property
+    def has_threads(self) -> bool:
+        """Whether user functions run on threads."""
+        return bool(self._num_threads)
+
     def _reset(self) -> None:
-        self._tasks: deque[_Task] = deque()
+        self._blocks: deque[_Block] = deque()
         self._handed_out = self.position
-        self._turn = 0
-        self._crew = _Crew()
-        weakref.finalize(self, self._crew.dismiss).atexit = False
+        self._pid = os.getpid()
+        self._lane: Lane | None = None
+        if self._num_threads:
+            self._lane = lane = Lane(owner_is_first=self.demand is not None)
+            self._tuner = Tuner(lane, self._num_threads)
+            weakref.finalize(self, lane.dismiss).atexit = False
+
+    def run_for(self, demand: Demand) -> None:
+        """Has the thread that takes blocks compute them itself, as the first of the threads."""
+        self.demand = demand
+        self._reset()
 
     def _make(self, limit: int) -> None:
         demand = self.demand
         if demand is not None and demand.ended:
             raise RuntimeError("nobody waits for these elements any more")
-        if self._pid != os.getpid():  # a fork leaves the threads behind
-            self._pid = os.getpid()
+        if self._lane is None:
+            if not self._blocks and not self._program.waits_for_storage:
+                self._compute(limit)
+                return
+        elif self._pid != os.getpid():  # a fork leaves the threads behind
             self._reset()
+        if not self._blocks:
+            self._handed_out = self.position
         self._hand_out(limit)
-        if not self._tasks:
+        if not self._blocks:
             return
-        task = self._tasks[0]
-        waited_s = 0.0
-        if demand is not None and task.thread == 0:
-            task.run()
-            waited_s = task.elapsed_s if demand.urgent else 0.0
-        elif not task.done.acquire(blocking=False):
-            began = time.perf_counter()
-            task.done.acquire()
-            waited_s = time.perf_counter() - began
-        self._tasks.popleft()
-        self._pace.record(task.count, task.elapsed_s)
-        self._thread_count.record(task.count, waited_s, task.cpu_s)
-        num_made = self._keep(task.made)
+        block = self._blocks[0]
+        if self._lane is None:
+            block.task.prepare()
+            block.task.run()
+            if block.task.failure is not None:
+                raise block.task.failure
+        else:
+            starved_s = self._await(self._lane, block, limit)
+            if starved_s is None:
+                self._keep(block.take_so_far())
+                return
+            self._tuner.record(block.count, starved_s)
+        made = block.result()
+        self._pace.record(block.count, block.task.elapsed_s)
+        self._blocks.popleft()
+        self._weigh(made)
+        num_made = self._keep(made)
         rest = self._rest
-        if rest is not None and (rest.failure is not None or num_made < task.count):
-            self._drop_tasks(self.position + num_made)
+        if rest is not None and (rest.failure is not None or num_made + block.taken < block.count):
+            self._drop_blocks(self.position + num_made)
+        elif block.taken and not num_made:  # all of it had been taken, which is not the end
+            self._rest = None
+            self._make(limit)
+
+    def _compute(self, limit: int) -> None:
+        """Computes the next block in the caller, with nothing ahead."""
+        block, _, whole = self._sizes_for_caller(limit)
+        start = self.position
+        missing = self._until_batch(start)
+        count = min(block, missing or block, self._length - start)
+        if count <= 0:
+            return
+        began = work_clock_s()
+        if whole and not missing:
+            made: Made = in_batches(self._program, start, count, self.batch_size)
+        else:
+            made = [], self._program.run(start, count)
+        self._pace.record(count, work_clock_s() - began)
+        self._keep(made)
+
+    def _await(self, lane: Lane, block: _Block, limit: int) -> float | None:
+        """Waits for `block`, or until elements of it have been there for a while.
+
+        Returns:
+            For how long the consumer was kept from going on; `None` if `block` is not done.
+        """
+        done = block.task.done
+        if self.demand is not None:
+            began = time.perf_counter()
+            lane.help_until(block.task)
+            if done.acquire(blocking=False):
+                return time.perf_counter() - began if self.demand.urgent else 0.0
+        if done.acquire(blocking=False):
+            return 0.0
+        began = time.perf_counter()
+        while not done.acquire(timeout=tuning.LOOK_S):
+            now = time.perf_counter()
+            self._tuner.record(0, now - began)
+            began = now
+            if len(block.so_far) > block.taken:
+                return None
+            self._hand_out(limit)
+        return time.perf_counter() - began
+
+    def _weigh(self, made: Made) -> None:
+        """Takes note of how many bytes elements have."""
+        pieces, rest = made
+        if pieces:
+            self._element_bytes = byte_len(pieces[0].batch) / max(1, len(pieces[0]))
+        elif rest is not None and rest.elements:
+            self._element_bytes = max(self._program.mean_byte_len, byte_len(rest.elements[-1]))
 
     def _hand_out(self, limit: int) -> None:
-        active = self._thread_count.active
-        whole = self._makes_whole_batches(self._pace)
-        if whole:
-            block = self.batch_size * self._batches_at_once()
-            bound = 2 * block
+        if self._lane is None:
+            block, bound, whole = self._sizes_for_caller(limit)
         else:
-            demanded = min(limit, self._byte_most) if limit > self._pace.most else 0
-            block = max(self._pace.count, demanded if self._pace.count == self._pace.most else 0)
-            bound = max(self._at_most, 2 * demanded)
-            block = min(block, max(1, bound // (active + 1)))  # or some threads would get none
-        while len(self._tasks) <= active:
+            block, bound, whole = self._sizes_for_threads(limit)
+        if self._element_bytes:
+            affordable = max(1, int(self._budget.total / self._element_bytes))
+            bound = min(bound, affordable)
+            if not whole:
+                block = min(block, max(1, affordable // 2))
+        far = self._program.waits_for_storage
+        ahead = self._lane is not None or (self._at_most and far)
+        # What is begun further ahead than that would only keep the next records waiting.
+        num_records = self._program.num_records
+        records = sum(block.count for block in self._unfinished()) * num_records if far else 0
+        most = tuning.MOST_AT_ONCE
+        if self._pace.is_growing and self._num_active == 1 and not far:
+            # A buffer full of the small blocks that come first would cost more than later ones.
+            most = max(0, 2 - len(self._unfinished()))
+        for number in itertools.count():
+            enough = records >= tuning.MOST_READS_AT_ONCE if far else number >= most
+            if self._blocks and (enough or not ahead):
+                return
+            if number and self._blocks[0].is_done and not self._blocks[-1].is_done:
+                return  # to begin reads takes a while; something is under way
             start = self._handed_out
             missing = self._until_batch(start)
             count = min(block, missing or block, self._length - start)
-            if count <= 0 or (self._tasks and start + count - self.position > bound):
+            if count <= 0 or (self._blocks and start + count - self.position > bound):
                 return
-            if whole and not missing:
-                make = functools.partial(in_batches, self._program, start, count, self.batch_size)
-            else:
-                make = functools.partial(_elements, self._program.begin(start, count))
-            task = _Task(count, make, self._turn % active)
-            if task.thread or self.demand is None:
-                self._crew.give(task)
-            self._tasks.append(task)
-            self._handed_out += count
-            self._turn += 1
+            self._begin(start, count, as_batches=whole and not missing)
+            records += count * num_records
+
+    def _unfinished(self) -> list[_Block]:
+        """The blocks that are not computed yet."""
+        return [block for block in self._blocks if not block.is_done]
+
+    def _begin(self, start: int, count: int, *, as_batches: bool) -> None:
+        if as_batches:
+            batches = functools.partial(in_batches, self._program, start, count, self.batch_size)
+            block = _Block(start, count, Task(batches), [])
+        else:
+            begun = self._program.begin(start, count)
+            so_far: list[Any] = []
+            task = Task(functools.partial(_elements, begun, so_far), begun.settle)
+            block = _Block(start, count, task, so_far)
+        if self._lane is not None:
+            self._lane.submit(block.task)
+        self._blocks.append(block)
+        self._handed_out += count
+
+    def _sizes_for_caller(self, limit: int) -> tuple[int, int, bool]:
+        """Elements in a block, the most elements ahead, and whether blocks are whole batches."""
+        count = self._pace.count if self._at_most else min(limit, self._pace.count)
+        whole = self._makes_whole_batches(self._pace)
+        if whole:
+            several = self._at_most and self._program.batches_small
+            count = self.batch_size * (max(1, count // self.batch_size) if several else 1)
+        return count, self._at_most, whole
+
+    def _sizes_for_threads(self, limit: int) -> tuple[int, int, bool]:
+        """See `_sizes_for_caller`."""
+        if self._makes_whole_batches(self._pace):
+            block = self.batch_size * self._batches_at_once()
+            row_byte_len = max(1.0, self._program.row_byte_len)
+            bound = min(self._at_most, int(self._budget.whole_batches / row_byte_len))
+            return block, max(bound, 2 * block), True
+        count, most = self._pace.count, self._pace.most
+        demanded = min(limit, self._byte_most) if limit > most else 0
+        block = max(count, demanded if count == most else 0)
+        bound = max(self._at_most, 2 * demanded)
+        # Every thread is to have one.
+        return min(block, max(1, bound // (self._num_active + 1))), bound, False
+
+    @property
+    def _num_active(self) -> int:
+        return 1 if self._lane is None else self._lane.active
 
     def _batches_at_once(self) -> int:
-        """Batches in a task: several where they are small and made in a moment."""
+        """Batches in a task: several where they are small and take little time."""
         row_byte_len, element_s = self._program.row_byte_len, self._pace.element_s
         if not row_byte_len or not element_s:
             return 1
-        most = block_len(row_byte_len, SMALL_TIMES * self._at_most, SMALL_BYTES)
-        return max(1, min(most, int(HAND_OVER_S / element_s)) // self.batch_size)
+        most = block_len(row_byte_len, tuning.SMALL_TIMES * self._at_most, tuning.SMALL_BYTES)
+        return max(1, min(most, int(tuning.HAND_OVER_S / element_s)) // self.batch_size)
 
     def rewind(self, position: int) -> None:
         """See `Blocks.rewind`."""
         super().rewind(position)
-        self._drop_tasks(position)
+        self._drop_blocks(position)
 
-    def _drop_tasks(self, position: int) -> None:
-        """Has the elements from `position` on made anew."""
-        for task in self._tasks:
-            task.make = None
-        self._tasks.clear()
+    def _drop_blocks(self, position: int) -> None:
+        """Has the elements from `position` on computed anew."""
+        for block in self._blocks:
+            block.task.call = None
+        self._blocks.clear()
+        if self._lane is not None:
+            self._lane.drop()
         self._handed_out = position
 
     def start(self) -> None:
         """See `Blocks.start`."""
-        self._hand_out(1)
+        if self._lane is not None or self._program.waits_for_storage:
+            self._hand_out(1)
 
     def close(self) -> None:
         """See `Blocks.close`."""
         self.rewind(self.position)
-        self._crew.dismiss()
+        if self._lane is not None:
+            self._lane.dismiss()
 
 
-def _elements(make: Callable[[], Evaluated]) -> Made:
-    return [], make()
-
-
-def thread_name(number: int) -> str:
-    """What threads that run user functions are called; programs rely on that."""
-    return f"grain-prefetch_{number}"
-
-
-class _Crew:
-    """Threads, each with a queue of its own; they know nothing of who gives them work."""
-
-    def __init__(self) -> None:
-        self._queues: dict[int, SimpleQueue[_Task | None]] = {}
-
-    def give(self, task: _Task) -> None:
-        """Queues `task` for its thread, starting it if need be."""
-        queue = self._queues.get(task.thread)
-        if queue is None:
-            queue = SimpleQueue()
-            work, stop = functools.partial(_work, queue), functools.partial(queue.put, None)
-            start_thread(work, name=thread_name(task.thread), stop=stop)
-            self._queues[task.thread] = queue
-        queue.put(task)
-
-    def dismiss(self) -> None:
-        """Lets the threads end once they are through with the block in hand."""
-        queues, self._queues = self._queues, {}
-        for queue in queues.values():
-            queue.put(None)
-
-
-def _work(queue: SimpleQueue[_Task | None]) -> None:
-    while (task := queue.get()) is not None:
-        task.run()
-        del task
+def _elements(begun: Begun, so_far: list[Any]) -> Made:
+    return [], begun(so_far)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from grainmill._evaluate.rng import IndexedGenerators
 
-StepKind: TypeAlias = Literal["read", "map", "filter", "indexed", "random", "test"]
+StepKind: TypeAlias = Literal["read", "map", "filter", "indexed", "random"]
 
 _LINES: dict[StepKind, str] = {
     "read": "x = f{i}(x)",
@@ -25,7 +25,6 @@ _LINES: dict[StepKind, str] = {
     "filter": "if x is not None and not f{i}(x): x = None",
     "indexed": "if x is not None: x = f{i}(k{i}, x)",
     "random": "if x is not None: x = f{i}(x, g{i}(k{i}))",
-    "test": "x = bool(f{i}(x))",
 }
 _INDEXED_KINDS = ("indexed", "random")
 
@@ -56,31 +55,54 @@ class Fused:
         self._functions = [step.function for step in steps]
         self._generators = [step.generators for step in steps if step.kind == "random"]
 
-    def __call__(self, elements: Iterable[Any], columns: Sequence[Sequence[int]] = ()) -> Evaluated:
+    def __call__(
+        self,
+        elements: Iterable[Any],
+        columns: Sequence[Sequence[int]] = (),
+        made: list[Any] | None = None,
+    ) -> Evaluated:
         """Applies the steps to each of `elements`.
 
         Args:
             elements: What goes in; indices where the first step reads.
             columns: One index per element for each step that takes one, in order.
+            made: The list that the result is to have; it grows while others may look.
         """
         if self._loop is None:
             return Evaluated(list(elements), None)
-        made: list[Any] = []
-        try:
-            self._loop(elements, made.append, self._functions, self._generators, columns)
-        except StopIteration as stop:
-            failure = RuntimeError("a user function raised StopIteration")
-            failure.__cause__ = stop
-            return Evaluated(made, failure)
-        except Exception as failure:
-            return Evaluated(made, failure)
-        except BaseException as failure:
-            if _leaves_at_once and threading.current_thread() is threading.main_thread():
-                raise  # Ctrl-C should not wait for its turn
-            return Evaluated(made, failure)
-        return Evaluated(made, None)
+        return evaluated(self._run, elements, columns, made)
+
+    def _run(
+        self,
+        elements: Iterable[Any],
+        columns: Sequence[Sequence[int]],
+        append: Callable[[Any], None],
+    ) -> None:
+        if self._loop is not None:
+            self._loop(elements, append, self._functions, self._generators, columns)
 
 
+def evaluated(
+    loop: Callable[..., None], elements: Iterable[Any], given: Any, made: list[Any] | None = None
+) -> Evaluated:
+    """What `loop(elements, given, append)` appends to `made`, up to the element that fails."""
+    made = [] if made is None else made
+    try:
+        loop(elements, given, made.append)
+    except StopIteration as stop:
+        failure = RuntimeError(_STOPPED)
+        failure.__cause__ = stop
+        return Evaluated(made, failure)
+    except Exception as failure:
+        return Evaluated(made, failure)
+    except BaseException as failure:
+        if _leaves_at_once and threading.current_thread() is threading.main_thread():
+            raise  # Ctrl-C should not wait for its turn
+        return Evaluated(made, failure)
+    return Evaluated(made, None)
+
+
+_STOPPED = "a user function raised StopIteration"
 _leaves_at_once = True
 
 
@@ -109,3 +131,72 @@ def _loop(kinds: tuple[StepKind, ...]) -> Callable[..., None]:
     scope: dict[str, Any] = {}
     exec(compile("\n".join(lines), "<grainmill fused stages>", "exec"), scope)
     return scope["loop"]  # type: ignore[no-any-return]
+
+
+SKIPPED: Final = object()
+"""What stands for an element that a predicate turned down."""
+
+# In a sequential stage the same, and a predicate that leaves out what it turns down.
+Kind: TypeAlias = Literal["map", "indexed", "random", "test"]
+
+_NUMBERED: Final[dict[Kind, str]] = {
+    "indexed": "if x is not None: x = f{i}({n}, x)",
+    "random": "if x is not None: x = f{i}(x, g{i}({n}))",
+}
+
+
+@functools.lru_cache(maxsize=256)
+def finisher(kinds: tuple[Kind, ...], *, over_lazy: bool) -> Callable[..., tuple[Any, Any]]:
+    """A function that makes `Block.finish` and `Block.finish_many` for a chain of these steps.
+
+    It takes, one for each step where they are sequences: the functions; the generators of random
+    steps; the number of the block's first element, and how far the next one's is from it; the
+    watch of each predicate; the list for the places that were skipped up to a predicate, and
+    after all steps `below`'s; and what finishes the raw elements first, if anything.
+    """
+    tests = [i for i, kind in enumerate(kinds) if kind == "test"]
+    lines = ["try:"]
+    lines += [f"    if w{i}.excess is not None: w{i}.raise_excess()" for i in reversed(tests)]
+    if over_lazy:
+        lines += ["    x = below(x, at)", "    if x is skipped:"]
+        lines += [f"        a{i}(at)" for i in tests]
+        lines += ["        SKIP"]
+    skips = "below" if over_lazy else ""
+    for i, kind in enumerate(kinds):
+        if kind == "map":
+            lines.append(f"    if x is not None: x = f{i}(x)")
+        elif kind == "test":
+            lines += [f"    if not f{i}(x):", f"        w{i}.dropped += 1"]
+            lines += [f"        a{later}(at)" for later in tests if later >= i]
+            lines += [f"        w{i}.left -= 1", f"        if not w{i}.left: w{i}.close_window()"]
+            lines += ["        SKIP", f"    w{i}.left -= 1"]
+            lines += [f"    if not w{i}.left: w{i}.close_window()"]
+            skips = str(i)
+        else:
+            passed = f"at - len(d{skips})" if skips else "at"
+            number = f"n{i} + ({passed}) * s{i}" if kind == "random" else f"n{i} + {passed}"
+            lines.append("    " + _NUMBERED[kind].format(i=i, n=number))
+    lines += ["except StopIteration as stop: raise RuntimeError(stopped) from stop"]
+    source = [
+        "def make(functions, generators, numbers, strides, watches, dropped, dbelow, below):",
+        *(
+            f"    {', '.join(f'{letter}{i}' for i in range(len(kinds)))}, = {group}"
+            for letter, group in zip(
+                "fgnswd",
+                ("functions", "generators", "numbers", "strides", "watches", "dropped"),
+                strict=True,
+            )
+        ),
+        *(f"    a{i} = d{i}.append" for i in tests),
+        "    def one(x, at):",
+        *(f"        {line.replace('SKIP', 'return skipped')}" for line in lines),
+        "        return x",
+        "    def many(elements, at, append):",
+        "        for at, x in enumerate(elements, at):",
+        *(f"            {line.replace('SKIP', 'continue')}" for line in lines),
+        "            append(x)",
+        "    return one, many",
+    ]
+    scope: dict[str, Any] = {"skipped": SKIPPED, "stopped": _STOPPED}
+    exec(compile("\n".join(source), "<grainmill fused stages>", "exec"), scope)
+    return scope["make"]  # type: ignore[no-any-return]

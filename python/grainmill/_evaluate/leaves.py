@@ -12,12 +12,11 @@ import numpy as np
 from grainmill._evaluate.fuse import Evaluated, Step
 from grainmill._evaluate.rows import StackedRows, batched, block_len
 from grainmill._evaluate.stack import shared_arena, stack
-from grainmill._evaluate.storage import StorageWatch
 from grainmill._native import fill_columns
 
 if TYPE_CHECKING:
-    from grainmill._evaluate.program import Program
-    from grainmill._native import PendingRead, RecordFiles
+    from grainmill._evaluate.evaluator import Begun, Evaluator
+    from grainmill._native import PendingRead, ReadQueue, RecordFiles
     from grainmill._plan import random_access as plan
 
 Indices: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
@@ -29,14 +28,27 @@ class Leaf(abc.ABC):
     Attributes:
         runs_user_code: Whether Python code of the user makes the elements.
         mean_byte_len: Bytes of an element on average, 0 where unknown.
+        num_records: Records that go into an element.
+        takes_parts: Whether it is told which part each index belongs to.
     """
 
     runs_user_code = True
     mean_byte_len = 0.0
+    num_records = 1
+    takes_parts = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether what it read lately had to be waited for."""
+        return False
 
     def start(self, index: Indices) -> Any:
         """Begins what can go on without the interpreter; `finish` takes what this returns."""
         return index
+
+    def settle(self, started: Any) -> Any:
+        """Waits for what `start` began; returns what `finish` is to take instead."""
+        return started
 
     @abc.abstractmethod
     def finish(self, started: Any) -> Evaluated:
@@ -56,68 +68,84 @@ class Leaf(abc.ABC):
 
 
 class NumbersLeaf(Leaf):
-    """The numbers of a `range`."""
+    """The numbers of ranges, which the engine computes."""
+
+    runs_user_code = False
+
+    def finish(self, started: Indices) -> Evaluated:
+        """See `Leaf.finish`."""
+        return Evaluated(started.tolist(), None)
+
+
+class LongNumbersLeaf(Leaf):
+    """The numbers of a `range` that do not fit in 64 bits."""
 
     runs_user_code = False
 
     def __init__(self, numbers: range) -> None:
         self._numbers = numbers
 
-    def column(self, index: Indices) -> Indices:
-        """The numbers at `index` as an array."""
-        start, step = self._numbers.start, self._numbers.step
-        return index if (start, step) == (0, 1) else start + index * step
-
     def finish(self, started: Indices) -> Evaluated:
         """See `Leaf.finish`."""
-        return Evaluated(self.column(started).tolist(), None)
+        return Evaluated(list(map(self._numbers.__getitem__, started.tolist())), None)
 
 
 class FilesLeaf(Leaf):
-    """Records of files the engine reads."""
+    """Records of files the engine reads, ahead of their use where storage is far.
+
+    Args:
+        files: The files.
+        reads: Bounds how many reads are in flight, together with all else that is given it.
+    """
 
     runs_user_code = False
 
-    def __init__(self, files: RecordFiles) -> None:
+    def __init__(self, files: RecordFiles, reads: ReadQueue | None = None) -> None:
         self._files = files
-        self._storage = StorageWatch()
+        self._reads = reads
         self.mean_byte_len = files.mean_byte_len
 
     @property
     def waits(self) -> bool:
         """Whether what it read lately had to be waited for."""
-        return self._storage.slow
+        return self._files.is_far
 
     def start(self, index: Indices) -> tuple[Indices, PendingRead | None]:
         """See `Leaf.start`; records at hand in memory are left to `finish`."""
-        return index, self._files.start(index) if self._storage.is_slow() else None
+        if not self._files.is_far:
+            return index, None
+        try:
+            return index, self._files.start(index, self._reads)
+        except Exception:
+            return index, None  # `finish` shows which record it is.
 
-    def finish(self, started: tuple[Indices, PendingRead | None]) -> Evaluated:
-        """See `Leaf.finish`."""
+    def settle(
+        self, started: tuple[Indices, PendingRead | None]
+    ) -> Evaluated | tuple[Indices, None]:
+        """See `Leaf.settle`."""
         index, pending = started
-        return self.read(index) if pending is None else self._read(index, pending)
+        return (index, None) if pending is None else self._read(index, pending)
+
+    def finish(self, started: Evaluated | tuple[Indices, PendingRead | None]) -> Evaluated:
+        """See `Leaf.finish`."""
+        return started if isinstance(started, Evaluated) else self._read(*started)
 
     def read(self, index: Indices) -> Evaluated:
         """See `Leaf.read`."""
-        if self._storage.is_due():
-            return self._storage.watched(lambda: self._read(index), len(index))
-        return self._read(index)
+        return super().read(index) if self._files.is_far else self._read(index)
 
     def filler(self) -> Callable[..., tuple[int, Evaluated | None]] | None:
-        """See `Leaf.filler`; none where `read` should watch the storage."""
-        if self._storage.is_due():
-            self._storage.look_next()
-            return None
-        return functools.partial(fill_columns, self._files)
+        """See `Leaf.filler`; none where records are better read many at a time."""
+        return None if self._files.is_far else functools.partial(fill_columns, self._files)
 
     def _read(self, index: Indices, pending: PendingRead | None = None) -> Evaluated:
-        """A record that can not be read does not hide those before it."""
+        """A record that cannot be read does not hide those before it."""
         try:
             read = self._files.read(index) if pending is None else pending.finish()
             return Evaluated(read, None)
         except Exception:
             pass  # One by one shows which record it is.
-        return _one_by_one(self._files.read_one, index.tolist())
+        return one_by_one(self._files.read_one, index.tolist())
 
 
 def _all(make: Callable[[], list[Any]]) -> Evaluated:
@@ -127,7 +155,8 @@ def _all(make: Callable[[], list[Any]]) -> Evaluated:
         return Evaluated([], failure)
 
 
-def _one_by_one(read: Callable[[int], Any], index: Iterable[int]) -> Evaluated:
+def one_by_one(read: Callable[[Any], Any], index: Iterable[Any]) -> Evaluated:
+    """What `read` returns for each of `index`, up to the first for which it fails."""
     made = []
     try:
         for i in index:
@@ -149,7 +178,7 @@ class ObjectLeaf(Leaf):
 
     def finish(self, started: Indices) -> Evaluated:
         """See `Leaf.finish`."""
-        return _one_by_one(self._source.__getitem__, started.tolist())
+        return one_by_one(self._source.__getitem__, started.tolist())
 
 
 class BlockObjectLeaf(Leaf):
@@ -164,37 +193,69 @@ class BlockObjectLeaf(Leaf):
         made = _all(lambda: list(self._source.__getitems__(index)))
         if made.failure is None and len(made.elements) == len(index):
             return made
-        return _one_by_one(self._source.__getitem__, index)
+        return one_by_one(self._source.__getitem__, index)
 
 
 class BatchLeaf(Leaf):
     """Batches of consecutive elements of one epoch of another plan."""
 
-    def __init__(self, node: plan.Batch, parent: Program, parent_len: int) -> None:
+    def __init__(self, node: plan.Batch, parent: Evaluator, parent_len: int) -> None:
         self._node = node
         self._parent = parent
         self._parent_len = parent_len
         self.runs_user_code = parent.runs_user_code or node.batch_fn is not None
         self.mean_byte_len = parent.mean_byte_len * node.batch_size
+        self.num_records = parent.num_records * node.batch_size
 
-    def finish(self, started: Indices) -> Evaluated:
+    @property
+    def waits(self) -> bool:
+        """See `Leaf.waits`."""
+        return self._parent.waits_for_storage
+
+    def start(self, index: Indices) -> list[range | Begun]:
+        """See `Leaf.start`; batches whose records have to be waited for are begun."""
+        positions = map(self._positions, index.tolist())
+        if not self._parent.waits_for_storage:
+            return list(positions)
+        return [self._parent.begin(batch.start, len(batch)) for batch in positions]
+
+    def settle(self, started: list[range | Begun]) -> list[range | Begun]:
+        """See `Leaf.settle`."""
+        for batch in started:
+            if not isinstance(batch, range):
+                batch.settle()
+        return started
+
+    def finish(self, started: list[range | Begun]) -> Evaluated:
         """See `Leaf.finish`."""
         batches: list[Any] = []
-        for i in started.tolist():
-            epoch, number = divmod(i, self._node.length)
-            first = number * self._node.batch_size
-            stop = min(self._parent_len, first + self._node.batch_size)
-            offset = epoch * self._parent_len
+        for batch in started:
             try:
-                batches.append(self._batch(offset + first, offset + stop))
+                if isinstance(batch, range):
+                    batches.append(self._batch(batch.start, batch.stop))
+                else:
+                    batches.append(self._stacked(_all_of(batch())))
             except Exception as failure:
                 return Evaluated(batches, failure)
         return Evaluated(batches, None)
 
+    def _positions(self, index: int) -> range:
+        """Where the elements of batch `index` stand in the parent."""
+        epoch, number = divmod(index, self._node.length)
+        first = number * self._node.batch_size
+        stop = min(self._parent_len, first + self._node.batch_size)
+        offset = epoch * self._parent_len
+        return range(offset + first, offset + stop)
+
+    def _stacked(self, elements: list[Any]) -> Any:
+        if self._node.batch_fn is not None:
+            return self._node.batch_fn(elements)
+        return stack(elements, shared_arena())
+
     def _batch(self, start: int, stop: int) -> Any:
         count = stop - start
         if self._node.batch_fn is not None:
-            return self._node.batch_fn(self._elements(start, stop))
+            return self._stacked(self._elements(start, stop))
         numbers = self._parent.numbers(start, count)
         if numbers is not None:
             return numbers
@@ -202,7 +263,7 @@ class BatchLeaf(Leaf):
         if isinstance(made, StackedRows):
             return made.batch
         elements = _all_of(made)  # up to what made them no batch
-        return stack(elements + self._elements(start + len(elements), stop), shared_arena())
+        return self._stacked(elements + self._elements(start + len(elements), stop))
 
     def _elements(self, start: int, stop: int) -> list[Any]:
         elements: list[Any] = []
@@ -222,11 +283,17 @@ def _all_of(made: Evaluated) -> list[Any]:
 class FlatMapLeaf(Leaf):
     """The pieces that a user's function splits elements of another plan into."""
 
-    def __init__(self, node: plan.FlatMap, parent: Program) -> None:
+    def __init__(self, node: plan.FlatMap, parent: Evaluator) -> None:
         self._split = node.transform.flat_map
         self._fan_out = node.transform.max_fan_out
         self._parent = parent
         self.mean_byte_len = parent.mean_byte_len
+        self.num_records = parent.num_records
+
+    @property
+    def waits(self) -> bool:
+        """See `Leaf.waits`."""
+        return self._parent.waits_for_storage
 
     def finish(self, started: Indices) -> Evaluated:
         """See `Leaf.finish`; an element is split once for all pieces that stand together."""
@@ -266,14 +333,30 @@ class FlatMapLeaf(Leaf):
 class ZipLeaf(Leaf):
     """Tuples of what several plans have at the same index."""
 
-    def __init__(self, parents: Sequence[Program]) -> None:
+    def __init__(self, parents: Sequence[Evaluator]) -> None:
         self._parents = parents
         self.runs_user_code = any(parent.runs_user_code for parent in parents)
         self.mean_byte_len = sum(parent.mean_byte_len for parent in parents)
+        self.num_records = sum(parent.num_records for parent in parents)
 
-    def finish(self, started: Indices) -> Evaluated:
+    @property
+    def waits(self) -> bool:
+        """See `Leaf.waits`."""
+        return any(parent.waits_for_storage for parent in self._parents)
+
+    def start(self, index: Indices) -> list[Begun]:
+        """See `Leaf.start`."""
+        return [parent.begin_at(index) for parent in self._parents]
+
+    def settle(self, started: list[Begun]) -> list[Begun]:
+        """See `Leaf.settle`."""
+        for begun in started:
+            begun.settle()
+        return started
+
+    def finish(self, started: list[Begun]) -> Evaluated:
         """See `Leaf.finish`."""
-        made = [parent.run_at(started) for parent in self._parents]
+        made = [begun() for begun in started]
         tuples = list(zip(*(part.elements for part in made), strict=False))
         failures = [p.failure for p in made if p.failure and len(p.elements) == len(tuples)]
         return Evaluated(tuples, failures[0] if failures else None)
@@ -282,14 +365,19 @@ class ZipLeaf(Leaf):
 class SelectLeaf(Leaf):
     """Elements of several plans, picked by a user's map."""
 
-    def __init__(self, selection: Any, parents: Sequence[Program]) -> None:
+    def __init__(self, selection: Any, parents: Sequence[Evaluator]) -> None:
         self._selection = selection
         self._parents = parents
         self.mean_byte_len = max((parent.mean_byte_len for parent in parents), default=0.0)
 
+    @property
+    def waits(self) -> bool:
+        """See `Leaf.waits`."""
+        return any(parent.waits_for_storage for parent in self._parents)
+
     def finish(self, started: Indices) -> Evaluated:
         """See `Leaf.finish`."""
-        picked = _one_by_one(self._selection.__getitem__, started.tolist())
+        picked = one_by_one(self._selection.__getitem__, started.tolist())
         places: dict[int, list[int]] = {}
         for place, (number, _) in enumerate(picked.elements):
             places.setdefault(number, []).append(place)

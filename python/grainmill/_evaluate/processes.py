@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from grainmill._evaluate.ahead import SMALL_TIMES, Blocks, Pace
+from grainmill._evaluate import tuning
+from grainmill._evaluate.ahead import Blocks, Pace
 from grainmill._evaluate.fuse import Evaluated
 from grainmill._evaluate.make_job import MakeJob
 from grainmill._evaluate.rows import StackedRows, block_len
@@ -17,13 +18,6 @@ if TYPE_CHECKING:
     from grainmill._evaluate.rows import Made
     from grainmill._plan import sequential as plan
     from grainmill._workers.pool import Result, Ticket
-
-_BLOCK_S = 0.005
-_BLOCK_BYTES = 4 << 20
-_MOST = 1024
-# More than that in one task, and one worker has all that may be ahead.
-_SMALL_BYTES = 256 << 10
-_TASKS_PER_WORKER = 2
 
 
 class ProcessBlocks(Blocks):
@@ -41,18 +35,33 @@ class ProcessBlocks(Blocks):
         self._workers = options.num_workers
         self._at_most = options.prefetch_buffer_size
         self._least_batches = max(2, self._workers)
-        self._most_tasks = _TASKS_PER_WORKER * self._workers
-        shared = max(1, self._at_most // self._most_tasks)
-        self._most = block_len(program.mean_byte_len, min(_MOST, shared), _BLOCK_BYTES)
-        self._pace = Pace(self._most, _BLOCK_S, 1)
+        self._at_once = 1  # tasks that a worker has under way at the same time
+        self._pace = Pace(self._most, tuning.WORKER_BLOCK_S)
         self._limits = Limits.of(options)
-        self._share = self._limits.share(self._most_tasks)
         self._affordable = self._most
         self._pool: Pool | None = None
         self._tasks: deque[tuple[Ticket, int]] = deque()
         self._row_byte_len = 0.0
+        self._element_bytes = 0.0
         self._handed_out = 0
         self._one_by_one_until = 0
+
+    @property
+    def _tasks_per_worker(self) -> int:
+        """The most that a worker has at a time."""
+        more = self._at_once * tuning.TASKS_PER_WORKER_THREAD if self._at_once > 1 else 0
+        return tuning.TASKS_PER_WORKER + more
+
+    @property
+    def _num_tasks(self) -> int:
+        """Tasks that keep all workers at work."""
+        return (self._at_once + 1) * self._workers
+
+    @property
+    def _most(self) -> int:
+        """Elements in a task, where they come one by one."""
+        most = max(1, min(tuning.MOST_DEMANDED, self._at_most // self._num_tasks))
+        return block_len(self._program.mean_byte_len, most, tuning.WORKER_BLOCK_BYTES)
 
     def _make(self, limit: int) -> None:
         pool = self._pool
@@ -89,15 +98,20 @@ class ProcessBlocks(Blocks):
         elements = result.elements
         rows: list[tuple[int, bool]] = []
         if result.extra:
-            num_elements, elapsed_s, rows, row_byte_len = result.extra
-            if row_byte_len and row_byte_len != self._row_byte_len:
-                self._row_byte_len = row_byte_len
-                most = max(1, min(_MOST, SMALL_TIMES * self._at_most // self._most_tasks))
-                self._pace.most = max(self._most, block_len(row_byte_len, most, _SMALL_BYTES))
+            num_elements, elapsed_s, rows, row_byte_len, self._at_once = result.extra
+            self._row_byte_len = row_byte_len or self._row_byte_len
+            self._pace.most = self._most
+            if self._row_byte_len:
+                most = tuning.SMALL_TIMES * self._at_most // self._num_tasks
+                most = max(1, min(tuning.MOST_DEMANDED, most))
+                small = block_len(self._row_byte_len, most, tuning.WORKER_SMALL_BYTES)
+                self._pace.most = max(self._most, small)
             num_elements = max(1, num_elements)
             self._pace.record(num_elements, elapsed_s)
             # How many elements like these take what one task may.
-            self._affordable = max(1, self._share * num_elements // max(1, result.byte_len))
+            share = self._limits.share(self._num_tasks)
+            self._element_bytes = result.byte_len / num_elements
+            self._affordable = max(1, int(share / max(1.0, self._element_bytes)))
         if rows and elements:
             pairs = zip(elements, rows, strict=False)  # up to the failure
             pieces = [StackedRows(batch, size, exact=exact) for batch, (size, exact) in pairs]
@@ -112,7 +126,8 @@ class ProcessBlocks(Blocks):
         if self._pool is None or self._pool.closed:
             self._drop_tasks(self.position)
             plan = self._node.parent
-            job = MakeJob(plan, self._node.options.worker_init_fn)
+            options = self._node.options
+            job = MakeJob(plan, options.worker_init_fn, options.num_threads)
             self._pool = Pool(job, self._workers, self._limits, plan.walk_up())
         self._hand_out_to(self._pool, self.position)
         return self._pool
@@ -121,13 +136,20 @@ class ProcessBlocks(Blocks):
         while True:
             worker, num_unfinished = pool.least_busy()
             # What is awaited has to be under way, however much was dropped before it.
-            if self._tasks and num_unfinished >= _TASKS_PER_WORKER:
+            # What may end a worker is done by itself, that the elements before it are not lost.
+            alone = self._handed_out < self._one_by_one_until
+            if self._tasks and num_unfinished >= (1 if alone else self._tasks_per_worker):
                 return
             start, count, batch_size = task = self._next_task()
             most = max(self._at_most, self._least_batches * batch_size)
             if batch_size:  # tasks are as long as small rows allow, and every worker is to have one
-                most = max(most, self._most_tasks * self._pace.most)
-            if count <= 0 or (self._tasks and start + count - position > most):
+                most = max(most, self._num_tasks * self._pace.most)
+            if count <= 0:
+                return
+            ahead = start + count - position
+            no_room = ahead * self._element_bytes > self._limits.budget_bytes / 2
+            too_many = no_room and num_unfinished >= tuning.TASKS_PER_WORKER
+            if self._tasks and (ahead > most or too_many):
                 return
             self._tasks.append((pool.give(worker, task, (start, start + count - 1)), count))
             self._handed_out += count
@@ -140,7 +162,7 @@ class ProcessBlocks(Blocks):
         if size and not missing:
             count = size
             if start >= self._one_by_one_until:
-                count *= max(1, min(self._pace.count, self._affordable) // size)
+                count *= max(1, min(self._pace.count, self._pace.most, self._affordable) // size)
             return start, min(count, left), size
         count = min(self._pace.count, self._affordable, self._most)
         if start < self._one_by_one_until:

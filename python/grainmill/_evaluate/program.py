@@ -2,78 +2,70 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grainmill._evaluate import leaves
-from grainmill._evaluate.fuse import Evaluated, Fused, Step
-from grainmill._evaluate.rng import IndexedGenerators
-from grainmill._native import Resolver
-from grainmill._plan import random_access as plan
+from grainmill._evaluate import chain, leaves
+from grainmill._evaluate.compile import compiled
+from grainmill._evaluate.context import Context
+from grainmill._evaluate.origins import Origins, OriginTree
+from grainmill._native import Resolver, keep_large_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable
 
-    from grainmill._evaluate.leaves import Indices, Leaf
+    from grainmill._evaluate.chain import Chain, Columns
+    from grainmill._evaluate.fuse import Evaluated
+    from grainmill._evaluate.leaves import Indices
     from grainmill._evaluate.stack import Layout, Targets
     from grainmill._plan.node import MapNode, Node
-
-Columns: TypeAlias = "dict[int, tuple[Indices | None, Indices]]"
-Tree: TypeAlias = tuple[Any, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Chain:
-    """User functions over what one leaf, or several chains in turn, give.
-
-    Attributes:
-        below: A leaf with the number of its index column, or the chains that alternate.
-        fused: The functions, nearest to the source first.
-        index_columns: The numbers of the index columns the functions need.
-    """
-
-    below: tuple[int, Leaf] | tuple[Chain, ...]
-    fused: Fused
-    index_columns: tuple[int, ...]
 
 
 class Program:
     """Evaluates one plan at any positions; safe to use from several threads.
+
+    Args:
+        node: The end of the plan.
+        context: What it is run with; its own if `None`.
 
     Attributes:
         runs_user_code: Whether user functions or objects take part.
         mean_byte_len: Bytes of an element at its source on average, 0 where unknown.
         row_byte_len: Bytes of an element, or of its source if these are more, as last seen in a
             batch; 0 at first.
+        num_records: Records that go into an element.
         can_fill: Whether `Parts.fill` does something, as far as the plan tells.
         layout: What elements are made of if `Parts.fill` took part in the last batch, or could
             not as that was one part; else `None`.
+        element_s: Seconds that an element took lately, waits for storage left out; 0 before the
+            first.
         batches_small: Whether batches are `StackedRows.is_small`; `None` before the first.
     """
 
-    def __init__(self, node: Node) -> None:
-        self._tree, self._chain = _Compiler().compile(plan.random_access(node))
-        self._resolver = Resolver(self._tree)
-        self.runs_user_code = _any_user_code(self._chain)
-        below = [leaf for _, leaf in _leaves(self._chain)]
-        self._files = [leaf for leaf in below if isinstance(leaf, leaves.FilesLeaf)]
-        self.mean_byte_len = max(leaf.mean_byte_len for leaf in below)
-        self._started_early = _leaves(self._chain, read_in_loop=False)
-        self._numbers = _only_numbers(self._chain)
+    def __init__(self, node: Node, context: Context | None = None) -> None:
+        keep_large_blocks()  # what one block frees, the next takes again
+        self._node = node
+        context = context or Context()
+        tree, self._chain = compiled(node, lambda parent: Program(parent, context), context)
+        self._resolver = Resolver(tree)
+        self.runs_user_code: bool = self._chain.runs_user_code
+        self._leaves = below = [leaf for _, leaf in self._chain.leaves()]
+        self.num_records = max(leaf.num_records for leaf in below)
+        self.mean_byte_len: float = max(leaf.mean_byte_len for leaf in below)
+        self._numbers = _numbers_column(self._chain)
         self.row_byte_len = self.mean_byte_len
-        bottom = self._chain.below[-1]
-        self.can_fill = isinstance(bottom, leaves.FilesLeaf)
+        self.can_fill = isinstance(self._chain.below[-1], leaves.FilesLeaf)
         self.layout: Layout | None = None
         self.batches_small: bool | None = None
+        self.element_s = 0.0
         self._mark: Callable[[int], None] | None = None
 
     @property
     def waits_for_storage(self) -> bool:
         """Whether records lately had to be waited for."""
-        return any(leaf.waits for leaf in self._files)
+        return any(leaf.waits for leaf in self._leaves)
 
     def report(self, mark: Callable[[int], None]) -> None:
         """Has `mark` called with the position of each element that user functions begin to make."""
@@ -81,7 +73,10 @@ class Program:
 
     def run(self, start: int, count: int) -> Evaluated:
         """The elements at `start, ..., start + count - 1`."""
-        return self.in_parts(start, count).run(start, count)
+        if self._mark is not None:
+            return self.in_parts(start, count).run(start, count)
+        columns = self._resolver.resolve_range(start, count)
+        return chain.run(self._chain, columns, None, count)[1]
 
     def in_parts(self, start: int, count: int) -> Parts:
         """The elements of `run`, of which each part is made when asked for."""
@@ -89,7 +84,7 @@ class Program:
 
     def run_at(self, index: Indices) -> Evaluated:
         """The elements at `index`."""
-        return self._evaluate(self._resolver.resolve(index), len(index), None)
+        return chain.run(self._chain, self._resolver.resolve(index), None, len(index))[1]
 
     @property
     def gives_numbers(self) -> bool:
@@ -97,45 +92,82 @@ class Program:
         return self._numbers is not None
 
     def numbers(self, start: int, count: int) -> Indices | None:
-        """The elements as an array, where the plan only arranges the numbers of a range."""
+        """The elements as an array, where the plan only arranges the numbers of ranges."""
         if self._numbers is None:
             return None
-        ((_, index),) = self._resolver.resolve_range(start, count).values()
-        return self._numbers.column(index)
-
-    def begin(self, start: int, count: int) -> Callable[[], Evaluated]:
-        """Starts reading; the function returned makes the elements, once, on any thread."""
         columns = self._resolver.resolve_range(start, count)
-        started = {
-            number: leaf.start(columns[number][1])
-            for number, leaf in self._started_early
-            if number in columns
-        }
-        return lambda: self._evaluate(columns, count, started)
+        return columns[self._numbers][1] if columns else np.empty(0, np.int64)
 
-    def _evaluate(self, columns: Columns, count: int, started: dict[int, Any] | None) -> Evaluated:
-        return _run(self._chain, columns, started, count)[1]
+    def begin(self, start: int, count: int) -> Begun:
+        """Begins to read what the elements at `start, ..., start + count - 1` are made of."""
+        return Begun(self._chain, self._resolver.resolve_range(start, count), count)
+
+    def begin_at(self, index: Indices) -> Begun:
+        """Begins to read what the elements at `index` are made of."""
+        return Begun(self._chain, self._resolver.resolve(index), len(index))
+
+    @property
+    def sources(self) -> tuple[MapNode, ...]:
+        """What `Origins.source` counts: the sources of the plan and the stages that stand for some.
+
+        From a batch, a `zip` or a selection, several elements go into one; the stage itself is
+        what `origins` knows then, and the program of its parent knows more.
+        """
+        return self._origin_tree.sources
+
+    def origins(self, start: int, count: int) -> Origins:
+        """Where the elements at `start, ..., start + count - 1` come from; nothing is read."""
+        return self._origin_tree.origins(start, count)
+
+    def origins_at(self, index: Indices) -> Origins:
+        """Where the elements at `index` come from; nothing is read."""
+        return self._origin_tree.origins_at(index)
+
+    @functools.cached_property
+    def _origin_tree(self) -> OriginTree:
+        return OriginTree(self._node)
+
+
+class Begun:
+    """Elements whose records are being read where those have to be waited for."""
+
+    __slots__ = ("_begun", "_chain", "_columns", "_count")
+
+    def __init__(self, whole: Chain, columns: Columns, count: int) -> None:
+        self._chain = whole
+        self._columns = columns
+        self._count = count
+        self._begun = chain.begin(whole, columns)
+
+    def settle(self) -> None:
+        """Waits for the records."""
+        chain.settle(self._chain, self._begun)
+
+    def __call__(self, made_so_far: list[Any] | None = None) -> Evaluated:
+        """The elements, once, on any thread; also in `made_so_far`, if they come one by one."""
+        columns, begun = self._columns, self._begun
+        return chain.run(self._chain, columns, begun, self._count, made_so_far=made_so_far)[1]
 
 
 class Parts:
     """Consecutive elements, made part by part; where they are is known for all of them."""
 
     def __init__(
-        self, chain: Chain, columns: Columns, start: int, mark: Callable[[int], None] | None
+        self, whole: Chain, columns: Columns, start: int, mark: Callable[[int], None] | None
     ) -> None:
-        self._chain = chain
+        self._chain = whole
         self._columns = columns
         self._start = start
         self._mark = mark
 
     def run(self, at: int, count: int) -> Evaluated:
         """The elements at `at, ..., at + count - 1`."""
-        columns = _part(self._columns, at - self._start, at - self._start + count)
+        columns = chain.part_of(self._columns, at - self._start, at - self._start + count)
         if self._mark is None:
-            return _run(self._chain, columns, None, count)[1]
+            return chain.run(self._chain, columns, None, count)[1]
         self._mark(at)
-        marked = functools.partial(_marked, self._mark, at)
-        return _run(self._chain, columns, None, count, marked)[1]
+        marked = functools.partial(chain.marked, self._mark, at)
+        return chain.run(self._chain, columns, None, count, marked)[1]
 
     def fill(
         self, targets: Targets, at: int, stop: int, part_len: int
@@ -148,15 +180,15 @@ class Parts:
         Returns:
             How many were put there, and elements after them that have been made already.
         """
-        chain, first = self._chain, at - self._start
-        if not isinstance(chain.below[0], int):
+        whole, first = self._chain, at - self._start
+        if whole.leaf is None:
             return 0, None
-        number, leaf = chain.below
-        fill = leaf.filler()
+        number, leaf = whole.leaf
+        fill = leaf.filler() if isinstance(leaf, leaves.Leaf) else None
         if fill is None:
             return 0, None
-        make: Callable[[list[Any]], Evaluated] = chain.fused.__call__
-        if self._mark is not None or chain.index_columns:
+        make: Callable[[list[Any]], Evaluated] = whole.fused.__call__
+        if self._mark is not None or whole.step_columns:
             make = self._maker(at, stop)
         index = self._columns[number][1][first : stop - self._start]
         return fill(index, part_len, make, *targets, first)
@@ -167,8 +199,9 @@ class Parts:
         def make(records: list[Any]) -> Evaluated:
             nonlocal at
             first, end = at - self._start, at - self._start + len(records)
-            steps = [self._columns[i][1][first:end].tolist() for i in self._chain.index_columns]
-            watched = records if self._mark is None else _marked(self._mark, at, records)
+            columns = chain.part_of(self._columns, first, end)
+            steps = chain.step_values(self._chain, columns)
+            watched = records if self._mark is None else chain.marked(self._mark, at, records)
             made = self._chain.fused(watched, steps)
             at += len(records)
             if self._mark is not None and at < stop:
@@ -178,228 +211,9 @@ class Parts:
         return make
 
 
-def _part(columns: Columns, begin: int, end: int) -> Columns:
-    """The columns of the positions from `begin` up to `end` of a block."""
-    part: Columns = {}
-    for number, (rows, index) in columns.items():
-        if rows is None:
-            part[number] = (None, index[begin:end])
-        else:
-            first, last = np.searchsorted(rows, (begin, end))
-            if first < last:
-                part[number] = (rows[first:last] - begin, index[first:last])
-    return part
-
-
-def _marked(mark: Callable[[int], None], start: int, elements: Iterable[Any]) -> Iterator[Any]:
-    """The elements that go into a loop of user functions, each told of before it is begun."""
-    for position, element in enumerate(elements, start):
-        mark(position)
-        yield element
-
-
-def _run(
-    chain: Chain,
-    columns: Columns,
-    started: dict[int, Any] | None,
-    count: int,
-    watched: Callable[[Iterable[Any]], Iterable[Any]] = iter,
-) -> tuple[Indices | None, Evaluated]:
-    """The places in the block that `chain` fills (`None` for all) and what it has for them."""
-    steps = [columns[number][1].tolist() for number in chain.index_columns if number in columns]
-    if isinstance(chain.below[0], int):
-        number, leaf = chain.below
-        if number not in columns:
-            return np.empty(0, np.int64), Evaluated([], None)
-        rows, index = columns[number]
-        if _reads_in_loop(chain):
-            return rows, chain.fused(watched(index.tolist()), steps)
-        made = leaf.read(index) if started is None else leaf.finish(started[number])
-    else:
-        rows, made = _merge([_run(child, columns, started, count) for child in chain.below], count)
-    if not chain.fused.steps:
-        return rows, made
-    mapped = chain.fused(watched(made.elements), steps)
-    return rows, Evaluated(mapped.elements, mapped.failure or made.failure)
-
-
-def _merge(
-    parts: Sequence[tuple[Indices | None, Evaluated]], count: int
-) -> tuple[Indices | None, Evaluated]:
-    for rows, part in parts:
-        if rows is None or len(rows) == count:
-            return None, part
-    all_rows = [rows for rows, _ in parts if rows is not None]
-    whole = np.sort(np.concatenate(all_rows))
-    within = [
-        (np.searchsorted(whole, rows), part)
-        for rows, part in parts
-        if rows is not None and len(rows)
-    ]
-    return whole, leaves.merged(within, len(whole))
-
-
-def _reads_in_loop(chain: Chain) -> bool:
-    return bool(chain.fused.steps) and chain.fused.steps[0].kind == "read"
-
-
-def _leaves(chain: Chain, *, read_in_loop: bool = True) -> list[tuple[int, Leaf]]:
-    """The leaves of `chain`, with or without those that its fused loop reads."""
-    if isinstance(chain.below[0], int):
-        return [chain.below] if read_in_loop or not _reads_in_loop(chain) else []
-    return [leaf for child in chain.below for leaf in _leaves(child, read_in_loop=read_in_loop)]
-
-
-def _only_numbers(chain: Chain) -> leaves.NumbersLeaf | None:
-    below = chain.below[-1]
-    if isinstance(below, leaves.NumbersLeaf) and not chain.fused.steps:
-        return below
-    return None
-
-
-def _any_user_code(chain: Chain) -> bool:
-    if chain.fused.steps:
-        return True
-    if isinstance(chain.below[0], int):
-        return bool(chain.below[1].runs_user_code)
-    return any(_any_user_code(child) for child in chain.below)
-
-
-class _Compiler:
-    """Turns a plan into an index tree for the engine and a chain of functions."""
-
-    def __init__(self) -> None:
-        self._next_number = 0
-
-    def _number(self) -> int:
-        self._next_number += 1
-        return self._next_number - 1
-
-    def compile(self, node: MapNode) -> tuple[Tree, Chain]:
-        """The index tree of `node`, and the chain that makes its elements."""
-        stages: list[Callable[[Tree], Tree]] = []
-        steps: list[Step] = []
-        while True:
-            if isinstance(node, plan.Map):
-                column = None
-                if isinstance(node, plan.MapWithIndex | plan.RandomMap):
-                    column = self._number()
-                    stages.append(_tap(column))
-                steps.append(_step(node, column))
-            elif type(node) in _INDEX_STAGES:
-                arrange = _INDEX_STAGES[type(node)](node)
-                if arrange is not None:
-                    stages.append(arrange)
-            else:
-                break
-            node = plan.random_access(node.parent)
-        tree, chain = self._bottom(node, steps)
-        for stage in reversed(stages):
-            tree = stage(tree)
-        return tree, chain
-
-    def _bottom(self, node: MapNode, steps: list[Step]) -> tuple[Tree, Chain]:
-        steps.reverse()
-        if isinstance(node, plan.Mix | plan.Concatenate):
-            compiled = [self.compile(plan.random_access(parent)) for parent in node.parents]
-            trees = tuple(tree for tree, _ in compiled)
-            tree: Tree
-            if isinstance(node, plan.Mix):
-                tree = ("mix", node.proportions, trees)
-            else:
-                lengths = tuple(plan.random_access(parent).length for parent in node.parents)
-                tree = ("concatenate", lengths, trees)
-            below: Any = tuple(chain for _, chain in compiled)
-        else:
-            leaf, arrange = _leaf(node)
-            number = self._number()
-            tree = arrange(("leaf", number))
-            below = (number, leaf)
-            reads = leaf.first_step()
-            if reads is not None and steps:
-                steps = [reads, *steps]
-        columns = tuple(step.column for step in steps if step.column is not None)
-        return tree, Chain(below, Fused(steps), columns)
-
-
-def _tap(column: int) -> Callable[[Tree], Tree]:
-    return lambda below: ("tap", column, below)
-
-
-def _step(node: plan.Map, column: int | None) -> Step:
-    if isinstance(node, plan.RandomMap):
-        return Step("random", node.function, column, IndexedGenerators(node.seed))
-    if isinstance(node, plan.MapWithIndex):
-        return Step("indexed", node.function, column)
-    return Step("filter" if isinstance(node, plan.Filter) else "map", node.function)
-
-
-def _parent_len(node: MapNode) -> int:
-    return plan.random_access(node.parent).length
-
-
-def _shuffle(node: plan.Shuffle) -> Callable[[Tree], Tree]:
-    return lambda below: ("shuffle", node.length, node.seed, below)
-
-
-def _window_shuffle(node: plan.WindowShuffle) -> Callable[[Tree], Tree]:
-    return lambda below: ("window_shuffle", node.length, node.window_size, node.seed, below)
-
-
-def _slice(node: plan.Slice) -> Callable[[Tree], Tree]:
-    return lambda below: ("slice", node.start, node.step, node.length, _parent_len(node), below)
-
-
-def _take(node: plan.Take) -> Callable[[Tree], Tree]:
-    indices = np.array([int(i) for i in node.indices], np.int64)
-    return lambda below: ("take", indices, _parent_len(node), below)
-
-
-def _repeat(node: plan.Repeat) -> Callable[[Tree], Tree] | None:
-    if node.reseed_each_epoch:
+def _numbers_column(whole: Chain) -> int | None:
+    """The column that has the elements themselves, if they are numbers of ranges."""
+    if whole.leaf is None or whole.fused.steps:
         return None
-    return lambda below: ("wrap", _parent_len(node), below)
-
-
-# Every stage that only rearranges indices: what it is to the engine, `None` where it is nothing.
-_INDEX_STAGES: dict[type[MapNode], Callable[[Any], Callable[[Tree], Tree] | None]] = {
-    plan.Shuffle: _shuffle,
-    plan.WindowShuffle: _window_shuffle,
-    plan.Slice: _slice,
-    plan.Take: _take,
-    plan.Repeat: _repeat,
-    plan.Seed: lambda _: None,
-}
-
-
-def _source(node: plan.Source) -> Leaf:
-    source = node.source
-    getitem = getattr(type(source), "__getitem__", None)
-    if getitem is not None and getitem is getattr(type(source), "_getitem_of_files", None):
-        return leaves.FilesLeaf(source._files)  # noqa: SLF001 - that is what it has them for
-    if callable(getattr(type(source), "__getitems__", None)):
-        return leaves.BlockObjectLeaf(source)
-    return leaves.ObjectLeaf(source)
-
-
-def _programs(node: MapNode) -> list[Program]:
-    return [Program(parent) for parent in node.parents]
-
-
-# Every stage or source that makes elements by other means than a function of one element.
-_LEAVES: dict[type[MapNode], Callable[[Any], Leaf]] = {
-    plan.Source: _source,
-    plan.Range: lambda node: leaves.NumbersLeaf(node.numbers),
-    plan.Foreign: lambda node: leaves.ObjectLeaf(node.dataset),
-    plan.Batch: lambda node: leaves.BatchLeaf(node, Program(node.parent), _parent_len(node)),
-    plan.FlatMap: lambda node: leaves.FlatMapLeaf(node, Program(node.parent)),
-    plan.Zip: lambda node: leaves.ZipLeaf(_programs(node)),
-    plan.Select: lambda node: leaves.SelectLeaf(node.selection, _programs(node)),
-}
-
-
-def _leaf(node: MapNode) -> tuple[Leaf, Callable[[Tree], Tree]]:
-    leaf = _LEAVES[type(node)](node)
-    if isinstance(node, plan.Range) or (isinstance(node, plan.Source) and node.wraps):
-        return leaf, lambda below: ("wrap", node.length, below)
-    return leaf, lambda below: below
+    number, leaf = whole.leaf
+    return number if isinstance(leaf, leaves.NumbersLeaf) else None

@@ -30,7 +30,9 @@ class IndexedGenerators:
     """
 
     def __init__(self, seed: int, op_seed: int = 0) -> None:
-        self._key = _PhiloxKey(seed)
+        self._seed = seed
+        # Made at the first call: of the thousands that a plan may have, most are not called soon.
+        self._key: _PhiloxKey | None = None
         self._op_seed = op_seed
 
     def __call__(self, index: int) -> np.random.Generator:
@@ -41,6 +43,8 @@ class IndexedGenerators:
         """
         if index < 0:
             raise OverflowError(f"random maps need a non-negative index, got {index}")
+        if self._key is None:
+            self._key = _PhiloxKey(self._seed)
         counter = np.array((0, 0, self._op_seed, index), np.uint64)
         key: Any = self._key
         return np.random.Generator(np.random.Philox(key, counter=counter))

@@ -2,27 +2,57 @@
 
 from __future__ import annotations
 
+import functools
+import time
+from collections import deque
 from itertools import repeat
 from operator import is_
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
+from grainmill._evaluate import tuning
 from grainmill._evaluate.fuse import Evaluated
+from grainmill._evaluate.lanes import current_lane
 from grainmill._evaluate.stack import SLOT_BYTES, BatchBuilder, shared_arena
-from grainmill._evaluate.tree import flatten
+from grainmill._evaluate.storage import work_clock_s
+from grainmill._tree import branch, flatten
 
 if TYPE_CHECKING:
-    from grainmill._evaluate.program import Parts, Program
+    from collections.abc import Callable
+
+    from grainmill._evaluate.evaluator import Evaluator, EvaluatorParts
 
 
-# What a block of records may hold and still be in a core's cache when its rows are copied.
-BLOCK_BYTES = 480 << 10
+# What a Python number takes.
+_OBJECT_BYTES = 32
+_NUMBERS = frozenset({int, float, bool, type(None)})
+# Of a long list, so many tell for all.
+_CHILDREN_LOOKED_AT = 32
 
 
-def block_len(mean_byte_len: float, at_most: int, block_bytes: int = BLOCK_BYTES) -> int:
+def block_len(mean_byte_len: float, at_most: int, block_bytes: int = tuning.BLOCK_BYTES) -> int:
     """Elements in a block of about `block_bytes`, 1 to `at_most`."""
     if mean_byte_len <= 0:
         return max(1, at_most)
     return max(1, min(at_most, int(block_bytes / mean_byte_len)))
+
+
+def byte_len(element: Any, depth: int = 4) -> int:
+    """About how many bytes the leaves of `element` have, down to so many containers deep."""
+    if type(element) is np.ndarray:
+        return element.nbytes
+    if type(element) in _NUMBERS:
+        return _OBJECT_BYTES
+    if isinstance(element, (bytes, str)):
+        return len(element)
+    parts = branch(element) if depth else None
+    if parts is None:
+        nbytes = getattr(element, "nbytes", _OBJECT_BYTES)
+        return nbytes if isinstance(nbytes, int) else _OBJECT_BYTES
+    looked_at = parts.children[:_CHILDREN_LOOKED_AT]
+    seen = sum(byte_len(child, depth - 1) for child in looked_at)
+    return seen * len(parts.children) // max(1, len(looked_at))
 
 
 class StackedRows:
@@ -77,7 +107,7 @@ class StackedRows:
 Made: TypeAlias = tuple[list[StackedRows], Evaluated | None]
 
 
-def in_batches(program: Program, start: int, count: int, batch_size: int) -> Made:
+def in_batches(program: Evaluator, start: int, count: int, batch_size: int) -> Made:
     """The `count` elements from `start` on in batches, until something makes none.
 
     Small batches come in one piece, if the program's first one did not show that they can not be
@@ -99,7 +129,7 @@ def in_batches(program: Program, start: int, count: int, batch_size: int) -> Mad
     return made, None
 
 
-def batched(program: Program, start: int, count: int) -> StackedRows | Evaluated:
+def batched(program: Evaluator, start: int, count: int) -> StackedRows | Evaluated:
     """The `count` elements from `start` on, as a batch if they make one.
 
     They do not where one fails or is left out, or where they are unlike; then what can be
@@ -110,31 +140,38 @@ def batched(program: Program, start: int, count: int) -> StackedRows | Evaluated
     size = block_len(program.row_byte_len, count) if program.row_byte_len else 1
     at, stop = start, start + count
     parts = program.in_parts(start, count)
-    rest: Evaluated | None = None
-    if program.layout is not None:
+    made: deque[Evaluated] = deque()
+    if program.layout is not None and not _is_slow(program, count):
         builder.expect(program.layout)
-        filled, rest = _filled(parts, builder, at, stop, size)
+        filled, rest = _filled(program, parts, builder, range(at, stop), size)
+        made.extend([] if rest is None else [rest])
         at += filled
         if not filled:
             builder.clear()
     while at < stop:
-        made, failure = rest or parts.run(at, min(size, stop - at))
-        if failure is not None or any(map(is_, made, repeat(None))):
+        if not made:
+            made.extend(_computed(program, parts, at, stop, size))
+        part = made.popleft()
+        elements = part.elements
+        if part.failure is not None or any(map(is_, elements, repeat(None))):
             before = _unstacked(program, builder, start, at)
-            return _joined(before, Evaluated(made, failure))
+            return functools.reduce(_joined, made, _joined(before, part))
         try:
-            builder.push(made)
+            builder.push(elements)
         except ValueError:
             program.layout = None
-            return _joined(program.run(start, at - start), Evaluated(made, failure))
+            before = program.run(start, at - start)
+            return functools.reduce(_joined, made, _joined(before, part))
         is_first = at == start
-        at += len(made)
-        rest = None
-        del made  # its memory is free for the next elements, still in cache
-        if is_first:
+        at += len(elements)
+        del part, elements  # their memory is free for the next elements, still in cache
+        if is_first and not made:
             program.row_byte_len = max(1.0, program.mean_byte_len, builder.row_byte_len)
             size = block_len(program.row_byte_len, count)
-            filled, rest = _filled(parts, builder, at, stop, size)
+            filled, rest = (0, None)
+            if not _is_slow(program, count):
+                filled, rest = _filled(program, parts, builder, range(at, stop), size)
+            made.extend([] if rest is None else [rest])
             at += filled
             fits = filled or (at == stop and program.can_fill)
             program.layout = builder.layout if fits else None
@@ -146,19 +183,92 @@ def batched(program: Program, start: int, count: int) -> StackedRows | Evaluated
     return StackedRows(batch, count, exact=builder.is_exact)
 
 
+def run_shared(program: Evaluator, start: int, count: int) -> Evaluated:
+    """`Program.run`, with idle threads of the lane that the caller works for."""
+    made = Evaluated([], None)
+    parts = program.in_parts(start, count)
+    at, stop = start, start + count
+    while at < stop and made.failure is None:
+        size = count if program.element_s else 1
+        made = functools.reduce(_joined, _computed(program, parts, at, stop, size), made)
+        at = start + len(made.elements)
+    return made
+
+
+def _is_slow(program: Evaluator, count: int) -> bool:
+    """Whether threads of the lane may have to help with `count` elements."""
+    if program.element_s * count <= tuning.SHARED_FROM_S:
+        return False
+    lane = current_lane()
+    if lane is None or program.waits_for_storage:
+        return False
+    if lane.active == 1:
+        longest_s = tuning.SLOW_BATCH_S
+    elif lane.is_short_of_tasks:
+        longest_s = tuning.SHARED_FROM_S
+    else:
+        longest_s = tuning.SHARED_ANYWAY_FROM_S
+    return program.element_s * count > longest_s
+
+
+def _computed(
+    program: Evaluator, parts: EvaluatorParts, at: int, stop: int, size: int
+) -> list[Evaluated]:
+    """The elements from `at` on: `size` of them, or all where idle threads can help with them."""
+    lane = current_lane()
+    run = functools.partial(_timed, program, parts.run)
+    if program.waits_for_storage:  # all records of the batch are waited for at the same time
+        size = stop - at
+    if lane is None:
+        return [run(at, min(size, stop - at))]
+    began = time.perf_counter()
+    if _is_slow(program, stop - at):
+        size = max(1, min(size, int(tuning.SHARED_PART_S / program.element_s)))
+    if lane.active > 1 and _is_slow(program, stop - at):
+        size = min(size, -(-(stop - at) // lane.active))
+        calls = [functools.partial(run, k, min(size, stop - k)) for k in range(at, stop, size)]
+        made = lane.share(calls)
+    else:
+        made = [run(at, min(size, stop - at))]
+    lane.note(sum(len(part.elements) for part in made), time.perf_counter() - began)
+    return made
+
+
+def _timed(
+    program: Evaluator, compute: Callable[[int, int], Evaluated], at: int, count: int
+) -> Evaluated:
+    """What `compute` makes of `count` elements; how long they took is noted."""
+    began = work_clock_s()
+    made = compute(at, count)
+    _note(program, count, work_clock_s() - began)
+    return made
+
+
+def _note(program: Evaluator, count: int, elapsed_s: float) -> None:
+    """A slow element counts for a while: others like it will come."""
+    program.element_s = max(elapsed_s / count, program.element_s / 2)
+
+
 def _filled(
-    parts: Parts, builder: BatchBuilder, at: int, stop: int, size: int
+    program: Evaluator,
+    parts: EvaluatorParts,
+    builder: BatchBuilder,
+    positions: range,
+    size: int,
 ) -> tuple[int, Evaluated | None]:
-    """`Parts.fill` from the element at `at` on, into what `builder` has for them, if anything."""
+    """`Parts.fill` for `positions` in order, into what `builder` has for them, if anything."""
     targets = builder.targets
     if targets is None:
         return 0, None
-    filled, rest = parts.fill(targets, at, stop, size)
+    began = work_clock_s()
+    filled, rest = parts.fill(targets, positions.start, positions.stop, size)
+    if filled:
+        _note(program, filled, work_clock_s() - began)
     builder.add_filled(filled)
     return filled, rest
 
 
-def _unstacked(program: Program, builder: BatchBuilder, start: int, stop: int) -> Evaluated:
+def _unstacked(program: Evaluator, builder: BatchBuilder, start: int, stop: int) -> Evaluated:
     """The elements that are in `builder`, made anew where they can not be had from there."""
     if start == stop:
         return Evaluated([], None)

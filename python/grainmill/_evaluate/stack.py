@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
-from grainmill._evaluate.tree import Branch, branch, map_structure
 from grainmill._native import Arena, copy_rows, scalars_to_rows
+from grainmill._tree import Branch, branch, map_structure
 from grainmill._workers.messages import is_receivers_container
 
 _UNLIKE: Final = "Expected all input elements to have the same structure but got:"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from grainmill._evaluate.stack import BatchBuilder, shared_arena
-from grainmill._iterators.pack import FitPackStage
-from grainmill._iterators.read import ReadStage, WholeBatches
+from grainmill._iterators.cursor import Cursor, Place
+from grainmill._iterators.read import ReadStage
 from grainmill._iterators.stage import Block, Stage, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import numpy as np
 
     from grainmill._plan import sequential as plan
 
@@ -27,66 +27,65 @@ class BatchStage(Stage):
 
     def __init__(self, node: plan.Batch, parent: Stage) -> None:
         super().__init__(parent)
-        self._parent = parent
+        self._cursor = Cursor(parent)
         self._size = node.batch_size
         self._drop_remainder = node.drop_remainder
+        self._takes_rows = node.batch_fn is None
         self._new_batch = _new_batch(node)
-        self._gathered = self._new_batch()
-        self._start: Callable[[], State] | None = None  # the state before a batch begun
+        self._reset()
         self._reader: ReadStage | None = None  # what may give whole batches
-        self._packer: FitPackStage | None = None  # what may give rows of arrays
         if isinstance(parent, ReadStage) and node.batch_fn is None:
             self._reader = parent
             parent.expect_batches(node.batch_size)
-        elif isinstance(parent, FitPackStage) and node.batch_fn is None:
-            self._packer = parent
+
+    def _reset(self) -> None:
+        self._gathered = self._new_batch()
+        self._start: Place | None = None  # the place before a batch begun
 
     @property
-    def burst(self) -> int:
-        """See `Stage.burst`."""
+    def pull_size(self) -> int:
+        """See `Stage.pull_size`."""
         return 1 if self._reader is None else max(1, self._reader.num_ready_batches)
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:
+    def pull(self, limit: int) -> Block:
         """See `Stage.pull`; gives one batch, or those that came in one piece."""
         if self._reader is not None and (self._start is None or not len(self._gathered)):
             whole = self._reader.pull_batches(self._size, limit)
             if whole is not None:
                 self._start = None
-                return self._block(whole)
+                self._cursor.look()
+                return self._block(*whole)
         if self._start is None:
-            self._start = _state_of(self._parent)
-        after = self._gather()
+            self._start = self._cursor.place()
+        last, taken = self._start
+        self._gather()
+        after, position = self._cursor.place()
         if len(self._gathered) < self._size and (self._drop_remainder or not len(self._gathered)):
             self._reset()
-            return Block([], lambda _: after(0))
-        start = self._start
+            return Block([], lambda _: after(position))
         batch = self._whole(self._gathered.finish)
         self._reset()
-        return Block([batch], lambda k: after(k) if k else start())
+        return Block([batch], lambda k: after(position) if k else last(taken))
 
-    def _gather(self) -> Callable[[int], State]:
-        """Gathers what the batch lacks; returns the parent's state after that."""
-        while True:
-            missing = self._size - len(self._gathered)
-            packed = self._packer.pull_rows(missing) if self._packer is not None else None
-            if packed is not None:
-                self._whole(self._gathered.push_rows, packed.columns, packed.order)
-                if len(packed.order) == missing:
-                    return lambda _: packed.state_after(missing)
+    def _gather(self) -> None:
+        """Gathers what the batch lacks."""
+        cursor = self._cursor
+        while missing := self._size - len(self._gathered):
+            if self._takes_rows and (rows := cursor.take_rows(missing)) is not None:
+                self._whole(self._gathered.push_rows, *rows)
                 continue
-            block = self._parent.pull(missing, interior=False)
-            count, state_after = len(block.elements), block.state_after
-            self._whole(self._gathered.push, block.elements)
-            del block  # its memory is free for the next one, still in cache
-            if count == missing or not count:
-                return lambda _: state_after(count)
+            elements = cursor.take(missing)
+            if not elements:
+                return
+            self._whole(self._gathered.push, elements)
+            del elements
+            cursor.forget()  # their memory is free for the next ones, still in cache
 
-    def _block(self, whole: WholeBatches) -> Block:
-        batches, batch_size, before, after = whole
-        if not batch_size or (self._drop_remainder and batch_size < self._size):
-            return Block([], lambda _: {"next_index": after})
-        first = after - len(batches) * batch_size
-        return Block(batches, lambda k: {"next_index": first + k * batch_size if k else before})
+    def _block(self, whole: Block, count: int) -> Block:
+        if not count or (self._drop_remainder and count < self._size):
+            end = len(whole.elements)
+            return Block([], lambda _: whole.state_after(end))
+        return whole
 
     def _whole(self, gather: Callable[..., Any], *what: Any) -> Any:
         """Calls `gather`; if it fails, goes back to where the batch begins, if there is a way."""
@@ -97,30 +96,30 @@ class BatchStage(Stage):
             self._reset()
             with contextlib.suppress(Exception):
                 if start is not None:
-                    self._parent.restore(start())
+                    after, taken = start
+                    self._cursor.restore(after(taken))
             raise
-
-    def _reset(self) -> None:
-        self._gathered = self._new_batch()
-        self._start = None
 
     def state(self) -> State:
         """See `Stage.state`."""
-        return self._parent.state() if self._start is None else self._start()
+        if self._start is None:
+            return self._cursor.state()
+        after, taken = self._start
+        return after(taken)
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
         self._reset()
-        self._parent.restore(state)
+        self._cursor.restore(state)
 
     def next_index(self) -> int:
         """See `Stage.next_index`."""
-        return -(-self._parent.next_index() // self._size)
+        return -(-self._cursor.next_index() // self._size)
 
     def seek(self, index: int) -> None:
         """See `Stage.seek`."""
         self._reset()
-        self._parent.seek(index * self._size)
+        self._cursor.seek(index * self._size)
 
 
 class _Gathered:
@@ -139,12 +138,10 @@ class _Gathered:
             self._builder.push(elements)
             self._count += len(elements)
 
-    def push_rows(
-        self, columns: dict[str, np.ndarray[Any, Any]], order: np.ndarray[Any, Any]
-    ) -> None:
-        """Adds the elements whose values are rows of `columns`, those of `order`."""
-        self._builder.push_rows(columns, order)
-        self._count += len(order)
+    def push_rows(self, columns: dict[str, Any], rows: list[int]) -> None:
+        """Adds the elements whose values are these rows of `columns`."""
+        self._builder.push_rows(columns, np.array(rows, np.int64))
+        self._count += len(rows)
 
     def finish(self) -> Any:
         """The batch."""
@@ -168,20 +165,6 @@ class _GatheredList(_Gathered):
     def finish(self) -> Any:
         """See `_Gathered.finish`."""
         return self._batch_fn(self._elements)
-
-
-def _state_of(stage: Stage) -> Callable[[], State]:
-    """The state of `stage` now; if a user's iterator has none, that is for who asks for it."""
-    try:
-        state = stage.state()
-    except Exception as failure:
-        refused = failure
-
-        def refuse() -> State:
-            raise refused
-
-        return refuse
-    return lambda: state
 
 
 def _new_batch(node: plan.Batch) -> Callable[[], _Gathered]:

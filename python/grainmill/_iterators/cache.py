@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
-from grainmill._iterators.part import Place, Start, fixed
-from grainmill._iterators.stage import Block, Stage, State
+from grainmill._evaluate.fuse import SKIPPED
+from grainmill._iterators.cursor import Cursor, Place, fixed
+from grainmill._iterators.stage import After, Block, Finish, Stage, State, runs
+from grainmill._plan import sequential
 
 if TYPE_CHECKING:
     from grainmill._plan.sequential import Cache
@@ -14,6 +17,7 @@ _AT_ONCE = 64
 _EVERYTHING = 1 << 62
 
 
+@runs(sequential.Cache)
 class CacheStage(Stage):
     """Reads its parent once, whatever it is restored to afterwards.
 
@@ -23,51 +27,73 @@ class CacheStage(Stage):
 
     def __init__(self, node: Cache, parent: Stage) -> None:
         super().__init__(parent)
-        self._parent = parent
+        self._cursor = Cursor(parent)
         self._initial: State | None = None
         self._memory: list[Any] = []
         self._filled = False
         self._missing: int | None = None
-        self._position = 0
+        self._position = 0  # elements before the last block
+        self._last: Block | None = None
         self._reported_filled = False
-        self._start = Start(parent)
-        self._place: Place = (self._start, 0)
+        self._restored: After | None = None  # the parent's state, unless it was pulled since
 
     @property
-    def burst(self) -> int:
-        """See `Stage.burst`."""
-        return _AT_ONCE if self._filled else self._parent.burst
+    def pull_size(self) -> int:
+        """See `Stage.pull_size`."""
+        return _AT_ONCE if self._filled else self._cursor.stage.pull_size
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:
+    def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
         self._first_state()
+        self._position, self._last = self._position_now(), None
         self._refill()
         if self._filled:
             return self._remembered(limit)
-        block = self._parent.pull(limit, interior=interior)
+        block = self._cursor.block(limit)
+        self._restored = None
         after, position = block.state_after, self._position
-        self._start.settle(after)
-        self._memory += block.elements
-        self._position += len(block.elements)
-        self._place = (after, len(block.elements))
         self._filled = self._reported_filled = filled = not block.elements
-        return Block(block.elements, lambda k: _state(after(k), position + k, filled=filled))
+        self._last, dropped = block, block.dropped
+
+        def state_after(k: int) -> State:
+            count = k - bisect_left(dropped, k) if dropped else k
+            return _state(after(k), position + count, filled=filled)
+
+        if block.finish is None:
+            self._memory += block.elements
+            return Block(block.elements, state_after)
+        return Block(block.elements, state_after, self._keeping(block.finish), dropped)
+
+    def _keeping(self, finish: Finish) -> Finish:
+        keep = self._memory.append
+
+        def finish_and_keep(raw: Any, at: int) -> Any:
+            element = finish(raw, at)
+            if element is not SKIPPED:
+                keep(element)
+            return element
+
+        return finish_and_keep
+
+    def _position_now(self) -> int:
+        return self._position if self._last is None else self._position + self._last.num_finished
 
     def _remembered(self, limit: int) -> Block:
-        (after, taken), position = self._place, self._position
+        (after, taken), position = self._parent_place(), self._position
         elements = self._memory[position : position + limit]
         self._position += len(elements)
         self._reported_filled = True
         return Block(elements, lambda k: _state(after(taken), position + k, filled=True))
 
+    def _parent_place(self) -> Place:
+        return self._cursor.place() if self._restored is None else (self._restored, 0)
+
     def _refill(self) -> None:
         """Reads again what a restored state has behind it."""
         while self._missing is not None and len(self._memory) < self._missing:
-            block = self._parent.pull(
-                min(self._missing - len(self._memory), _AT_ONCE), interior=False
-            )
-            self._memory += block.elements
-            if not block.elements:
+            elements = self._cursor.take(min(self._missing - len(self._memory), _AT_ONCE))
+            self._memory += elements
+            if not elements:
                 self._filled = True
                 if not self._reported_filled or len(self._memory) < self._position:
                     raise ValueError(
@@ -79,32 +105,30 @@ class CacheStage(Stage):
 
     def _first_state(self) -> State:
         if self._initial is None:
-            self._initial = self._parent.state()
+            self._initial = self._cursor.stage.state()
         return self._initial
 
     def state(self) -> State:
         """See `Stage.state`."""
-        after, taken = self._place
-        return _state(after(taken), self._position, filled=self._reported_filled)
+        after, taken = self._parent_place()
+        return _state(after(taken), self._position_now(), filled=self._reported_filled)
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
         initial = self._first_state()
-        self._start.freeze()
-        kept = fixed(state["parent"])
+        self._restored = fixed(state["parent"])
+        self._last = None
         self._position = state["position"]
         self._reported_filled = state["cache_filled"] or self._filled
         if self._filled:
-            self._place = (kept, 0)
             return
         if not state["cache_filled"] and self._position <= len(self._memory) and not self._missing:
             del self._memory[self._position :]
-            self._parent.restore(state["parent"])
+            self._cursor.restore(state["parent"])
         else:
             self._memory = []
-            self._parent.restore(initial)
+            self._cursor.restore(initial)
             self._missing = _EVERYTHING if state["cache_filled"] else self._position
-        self._place = (kept, 0)
 
     def start_prefetch(self) -> None:
         """See `Stage.start_prefetch`; there is nothing to start once all is in memory."""

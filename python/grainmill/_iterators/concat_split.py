@@ -10,7 +10,8 @@ import numpy as np
 
 from grainmill import _native
 from grainmill._iterators.cells import Cells, rows_of
-from grainmill._iterators.stage import Block, Cursor, Stage, State
+from grainmill._iterators.cursor import Cursor
+from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
 
 _WANT = 32
@@ -22,6 +23,7 @@ _NONE = (-1, -1)
 _Slices = list[tuple[int, int]] | None
 
 
+@runs(sequential.ConcatThenSplit)
 class ConcatThenSplitStage(Stage):
     """Fills rows with what `parent` yields as `node` says.
 
@@ -40,8 +42,8 @@ class ConcatThenSplitStage(Stage):
         self._rows: list[dict[str, Any]] = []
         self._next_row = 0
         self._skip = 0
-        self._start: tuple[Callable[[int], State], _Slices] = (self._cursor.mark(), None)
-        self._step: tuple[Callable[[int], State], _Slices] | None = None
+        self._start: tuple[Callable[[], State], _Slices] = (self._cursor.mark(), None)
+        self._step: tuple[Callable[[], State], _Slices] | None = None
         self._taken = 0
 
     def _row_packer(self) -> _native.RowPacker:
@@ -59,7 +61,7 @@ class ConcatThenSplitStage(Stage):
             cells=_FlatCells(self._names, node.length_struct),
         )
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:
+    def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
         while self._next_row >= len(self._rows):
             if not self._fill():
@@ -78,7 +80,7 @@ class ConcatThenSplitStage(Stage):
         def state_after(count: int) -> State:
             slices = dict(zip(names, remainder, strict=True)) if remainder else {}
             return {
-                "parent_state": start(0),
+                "parent_state": start(),
                 "remainder_slices": {name: slices.get(name, _NONE) for name in features},
                 "elements_from_buffer_after_checkpoint": first + count,
             }

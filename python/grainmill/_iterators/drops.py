@@ -16,21 +16,41 @@ _WARN_INTERVAL_S = 60.0
 
 
 class DropWatch:
-    """Counts dropped elements in windows of 1000, then warns or raises as the options say."""
+    """Counts dropped elements in windows of 1000, then warns or raises as the options say.
+
+    Attributes:
+        left: Elements that the window still lacks.
+        dropped: How many of its elements were dropped.
+        excess: The error to raise when the next element is asked for, if a window reached the
+            threshold for raising.
+    """
+
+    __slots__ = (
+        "_last_warning",
+        "_name",
+        "_raise_ratio",
+        "_warn_ratio",
+        "dropped",
+        "excess",
+        "left",
+    )
 
     def __init__(self, name: str, options: DatasetOptions) -> None:
         self._name = name
         self._warn_ratio = options.filter_warn_threshold_ratio
         self._raise_ratio = options.filter_raise_threshold_ratio
-        self._seen = self._dropped = 0
         self._last_warning = float("-inf")
+        self.left = _WINDOW
+        self.dropped = 0
+        self.excess: ValueError | None = None
 
     def kept_only(self, count: int) -> None:
         """Takes note of `count` elements of which none was dropped."""
-        seen = self._seen + count
-        if self._dropped and seen >= _WINDOW:  # a window that ends among kept elements
-            self._close_window()
-        self._seen = seen % _WINDOW
+        left = self.left - count
+        if self.dropped and left <= 0:  # a window that ends among kept elements
+            self.close_window()
+            self.excess = None
+        self.left = left if left > 0 else _WINDOW - (-left % _WINDOW)
 
     def first_excess(self, kept: Sequence[bool]) -> tuple[int, ValueError] | None:
         """Takes note of a verdict on each element.
@@ -40,24 +60,33 @@ class DropWatch:
             and including its last one, and the error. Later elements are not counted.
         """
         for place, keep in enumerate(kept):
-            self._seen += 1
-            self._dropped += not keep
-            if self._seen == _WINDOW:
-                error = self._close_window()
+            self.left -= 1
+            self.dropped += not keep
+            if not self.left:
+                self.close_window()
+                error, self.excess = self.excess, None
                 if error is not None:
                     return place + 1, error
         return None
 
-    def _close_window(self) -> ValueError | None:
-        ratio = self._dropped / _WINDOW
-        self._seen = self._dropped = 0
+    def raise_excess(self) -> None:
+        """Raises `excess`, once."""
+        error, self.excess = self.excess, None
+        if error is not None:
+            raise error
+
+    def close_window(self) -> None:
+        """Judges a window that is full, and begins the next one."""
+        ratio = self.dropped / _WINDOW
+        self.left, self.dropped = _WINDOW, 0
         message = (
             f"Transformation {self._name} skipped {ratio * 100:.2f} % of the last seen {_WINDOW} "
             "elements. Please check that the filter is meant to be so strict; thresholds are set "
             "with `DatasetOptions`."
         )
         if self._raise_ratio and ratio >= self._raise_ratio:
-            return ValueError(message)
+            self.excess = ValueError(message)
+            return
         now = time.monotonic()
         if (
             self._warn_ratio
@@ -66,4 +95,3 @@ class DropWatch:
         ):
             self._last_warning = now
             logging.getLogger("grainmill").warning(message)
-        return None

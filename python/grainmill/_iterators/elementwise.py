@@ -1,170 +1,202 @@
-"""Functions of one element: map, random map, map with index, filter."""
+"""Functions of one element that follow each other: maps, random maps, maps with index, filters."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grainmill._evaluate.fuse import Fused, Step
+from grainmill._evaluate.fuse import Kind, finisher
 from grainmill._evaluate.rng import IndexedGenerators
 from grainmill._iterators.drops import DropWatch
-from grainmill._iterators.stage import Block, Cursor, Stage, State
+from grainmill._iterators.stage import After, Block, Stage, State
+from grainmill._plan import sequential as plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from grainmill._plan import sequential as plan
     from grainmill._plan.options import DatasetOptions
 
 
-class MapStage(Stage):
-    """Applies functions, one after another, to every element; `None` stays `None`."""
+class Step(NamedTuple):
+    """One of the functions.
+
+    Attributes:
+        kind: How it is called.
+        function: What the user gave.
+        state_key: Where a state has the number of elements that came to it, if it counts them.
+        generators: Of a random map.
+        first: The number of its first element, where it counts them.
+        stride: How far the next element's number is from that.
+        watch: Of a filter.
+    """
+
+    kind: Kind
+    function: Callable[..., Any]
+    state_key: str | None = None
+    generators: IndexedGenerators | None = None
+    first: int = 0
+    stride: int = 1
+    watch: DropWatch | None = None
+
+    @classmethod
+    def of(cls, node: plan.Map, options: DatasetOptions) -> Step:
+        """The step that `node` describes."""
+        if isinstance(node, plan.RandomMap):
+            generators = IndexedGenerators(node.seed)
+            first, stride = node.first_number, node.number_step
+            return cls("random", node.function, "index_for_rng", generators, first, stride)
+        if isinstance(node, plan.MapWithIndex):
+            return cls("indexed", node.function, "counter")
+        if isinstance(node, plan.Filter):
+            name = f"FilterDatasetIterator{str(node).removeprefix(node.dataset_name)}"
+            return cls("test", node.function, watch=DropWatch(name, options))
+        return cls("map", node.function)
+
+
+class ElementwiseStage(Stage):
+    """Has its parent's elements go through all functions, each when it is asked for.
+
+    `None` stays `None` in maps.
+    """
 
     def __init__(self, parent: Stage, steps: Sequence[Step]) -> None:
         super().__init__(parent)
-        self._cursor = Cursor(parent)
-        self._fused = Fused(steps)
+        self._parent = parent
+        self._functions = [step.function for step in steps]
+        self._generators = [step.generators for step in steps]
+        self._firsts = [step.first for step in steps]
+        self._strides = [step.stride for step in steps]
+        self._watches = [step.watch for step in steps]
+        self._filters = [i for i, step in enumerate(steps) if step.watch is not None]
+        self._counting = [(i, step.state_key) for i, step in enumerate(steps) if step.state_key]
+        self._keeps_places = bool(self._filters or self._counting)
+        kinds = tuple(step.kind for step in steps)
+        self._over_ready = finisher(kinds, over_lazy=False)
+        self._over_lazy = finisher(kinds, over_lazy=True)
+        self._only_maps = self._make(self._over_ready, [0] * len(steps), [[]] * len(steps), None)
+        self._passed = [0] * len(steps)  # elements that came to each step before the last block
+        self._last_len = 0
+        self._last_dropped: Sequence[list[int] | None] = [None] * len(steps)
 
-    def _columns(self, count: int) -> list[range]:
-        return []
+    def _make(
+        self,
+        finisher: Callable[..., Any],
+        passed: list[int],
+        dropped: Sequence[list[int] | None],
+        below: Block | None,
+    ) -> Any:
+        numbers = [
+            first + count * stride
+            for first, count, stride in zip(self._firsts, passed, self._strides, strict=True)
+        ]
+        return finisher(
+            self._functions,
+            self._generators,
+            numbers,
+            self._strides,
+            self._watches,
+            dropped,
+            [] if below is None or below.dropped is None else below.dropped,
+            below.finish if below is not None else None,
+        )
 
-    def _count(self, count: int) -> None:
-        """Takes note that `count` more elements went by."""
+    @property
+    def pull_size(self) -> int:
+        """See `Stage.pull_size`."""
+        return self._parent.pull_size
 
-    def _stateful(self) -> Callable[[int, State], State]:
-        """Wraps the parent's state after `k` more elements into that of this stage."""
-        return lambda _, parent: parent
-
-    def pull(self, limit: int, *, interior: bool = True) -> Block:
+    def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
-        elements = self._cursor.peek(limit)[:limit]
-        mark, stateful = self._cursor.mark(), self._stateful()
-        made = self._fused(elements, self._columns(len(elements)))
-        self._cursor.advance(len(made.elements))
-        self._count(len(made.elements))
-        if made.failure is not None and not made.elements:
-            raise made.failure
-        return Block(made.elements, lambda k: stateful(k, mark(k)))
+        for i in reversed(self._filters):
+            watch = self._watches[i]
+            if watch is not None and watch.excess is not None:
+                watch.raise_excess()
+        block = self._parent.pull(limit)
+        if not self._keeps_places:
+            if block.finish is None:
+                block.finish, block.finish_many = self._only_maps
+            else:
+                block.finish, block.finish_many = self._make(
+                    self._over_lazy, self._passed, self._last_dropped, block
+                )
+            return block
+        self._passed = passed = self._passed_after(self._last_len)
+        self._last_len = len(block.elements)
+        # Up to each step: `below`'s, or of the nearest filter before it; a filter has its own.
+        dropped, before = [], block.dropped
+        skipped_before: list[list[int] | None] = []
+        for i in range(len(passed)):
+            skipped_before.append(before)
+            if i in self._filters:
+                before = []
+            dropped.append(before)
+        self._last_dropped = skipped_before
+        over = self._over_ready if block.finish is None else self._over_lazy
+        one, many = self._make(over, passed, dropped, block)
+        after = self._states(block.state_after, passed, skipped_before)
+        return Block(block.elements, after, one, before, many)
+
+    def _passed_after(self, count: int) -> list[int]:
+        """The elements that came to each step, after some raw ones of the last block."""
+        return [
+            _passed_after(passed, dropped, count)
+            for passed, dropped in zip(self._passed, self._last_dropped, strict=True)
+        ]
+
+    def _states(
+        self, after: After, passed: list[int], dropped: Sequence[list[int] | None]
+    ) -> After:
+        if not self._counting:
+            return after
+        counting = [(key, passed[i], dropped[i]) for i, key in self._counting]
+
+        def state_after(count: int) -> State:
+            state = after(count)
+            for key, before, places in counting:
+                state = {"parent": state, key: _passed_after(before, places, count)}
+            return state
+
+        return state_after
 
     def state(self) -> State:
         """See `Stage.state`."""
-        return self._stateful()(0, self._cursor.state())
+        passed = self._passed_after(self._last_len)
+        nothing: list[list[int] | None] = [None] * len(passed)
+        return self._states(lambda _: self._parent.state(), passed, nothing)(0)
+
+    def _begin(self, passed: list[int]) -> None:
+        self._passed = passed
+        self._last_len = 0
+        for i in self._filters:
+            watch = self._watches[i]
+            if watch is not None:
+                watch.excess = None
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        self._cursor.restore(state)
+        passed = [0] * len(self._passed)
+        for i, key in reversed(self._counting):
+            passed[i] = state[key]
+            state = state["parent"]
+        self._parent.restore(state)
+        self._begin(passed)
+
+    @property
+    def iterator_name(self) -> str:
+        """See `Stage.iterator_name`; what stands in the way of an index."""
+        return "FilterDatasetIterator"
 
     def next_index(self) -> int:
         """See `Stage.next_index`."""
-        self._cursor.settle()
-        return self._cursor.stage.next_index()
+        return super().next_index() if self._filters else self._parent.next_index()
 
     def seek(self, index: int) -> None:
         """See `Stage.seek`."""
-        self._cursor.drop()
-        self._cursor.stage.seek(index)
+        if self._filters:
+            super().seek(index)
+        self._parent.seek(index)
+        self._begin([index] * len(self._passed))
 
 
-class _CountingStage(MapStage):
-    """A map that knows how many elements went by."""
-
-    _state_key: str
-
-    def __init__(self, parent: Stage, step: Step) -> None:
-        super().__init__(parent, [step])
-        self._passed = 0
-
-    def _columns(self, count: int) -> list[range]:
-        return [range(self._passed, self._passed + count)]
-
-    def _count(self, count: int) -> None:
-        self._passed += count
-
-    def _stateful(self) -> Callable[[int, State], State]:
-        passed, key = self._passed, self._state_key
-        return lambda k, parent: {"parent": parent, key: passed + k}
-
-    def restore(self, state: State) -> None:
-        """See `Stage.restore`."""
-        self._cursor.restore(state["parent"])
-        self._passed = state[self._state_key]
-
-    def seek(self, index: int) -> None:
-        """See `Stage.seek`."""
-        super().seek(index)
-        self._passed = index
-
-
-class MapWithIndexStage(_CountingStage):
-    """Applies a function to every element and its number."""
-
-    _state_key = "counter"
-
-    def __init__(self, node: plan.MapWithIndex, parent: Stage) -> None:
-        super().__init__(parent, Step("indexed", node.function))
-
-
-class RandomMapStage(_CountingStage):
-    """Applies a function to every element and a generator keyed by the element's number."""
-
-    _state_key = "index_for_rng"
-
-    def __init__(self, node: plan.RandomMap, parent: Stage) -> None:
-        generators = IndexedGenerators(node.seed)
-        super().__init__(parent, Step("random", node.function, generators=generators))
-        self._first, self._step = node.first_number, node.number_step
-
-    def _columns(self, count: int) -> list[range]:
-        (passed,) = super()._columns(count)
-        first, step = self._first, self._step
-        return [range(first + passed.start * step, first + passed.stop * step, step)]
-
-
-def _picked(mark: Callable[[int], State], after: list[int]) -> Callable[[int], State]:
-    return lambda k: mark(after[k - 1] if k else 0)
-
-
-class FilterStage(Stage):
-    """Leaves out elements a predicate turns down."""
-
-    def __init__(self, node: plan.Filter, parent: Stage, options: DatasetOptions) -> None:
-        super().__init__(parent)
-        self._cursor = Cursor(parent)
-        self._verdicts = Fused([Step("test", node.function)])
-        name = f"FilterDatasetIterator{str(node).removeprefix(node.dataset_name)}"
-        self._drops = DropWatch(name, options)
-        self._failure: BaseException | None = None
-
-    def pull(self, limit: int, *, interior: bool = True) -> Block:
-        """See `Stage.pull`."""
-        while True:
-            if self._failure is not None:
-                failure, self._failure = self._failure, None
-                raise failure
-            elements = self._cursor.peek(limit)[:limit]
-            mark = self._cursor.mark()
-            if not elements:
-                return Block([], mark)
-            kept, after = self._keep(elements)
-            if kept:
-                return Block(kept, _picked(mark, after))
-
-    def _keep(self, elements: list[Any]) -> tuple[list[Any], list[int]]:
-        """Those of `elements` that pass, and for each how many stand up to and including it."""
-        verdicts, failure = self._verdicts(elements, [])
-        excess = self._drops.first_excess(verdicts)
-        if excess is not None:
-            seen, failure = excess
-            verdicts = verdicts[:seen]
-        self._cursor.advance(len(verdicts))
-        self._failure = failure
-        after = [place + 1 for place, keep in enumerate(verdicts) if keep]
-        return [elements[place - 1] for place in after], after
-
-    def state(self) -> State:
-        """See `Stage.state`."""
-        return self._cursor.state()
-
-    def restore(self, state: State) -> None:
-        """See `Stage.restore`."""
-        self._failure = None
-        self._cursor.restore(state)
+def _passed_after(before: int, dropped: list[int] | None, count: int) -> int:
+    return before + count - (bisect_left(dropped, count) if dropped else 0)

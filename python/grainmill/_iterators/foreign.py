@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from grainmill._iterators.cursor import END, copied
 from grainmill._iterators.stage import Block, Stage, State
 
 if TYPE_CHECKING:
@@ -23,54 +23,37 @@ class ForeignStage(Stage):
         super().__init__()
         self._iterator = iterator
         self._place: weakref.ref[_Place] | None = None
-        self._failure: Exception | None = None
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:
-        """See `Stage.pull`; returns single elements where states inside a block matter."""
-        before = self._settle()
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
-        if interior and before is None:
-            before = self._current()
-        elements = []
-        for _ in range(1 if interior else limit):
-            try:
-                elements.append(next(self._iterator))
-            except StopIteration:
-                break
-            except Exception as failure:
-                if not elements:
-                    raise
-                self._failure = failure
-                break
-        place = _Place(self._iterator)
+    def pull(self, limit: int) -> Block:
+        """See `Stage.pull`; returns single elements."""
+        if self._place is None:  # whoever stands here may have said so before
+            before: State | Exception | None = _Place(self._iterator, None).settled()
+        else:
+            held = self._place()
+            before = None if held is None else held.settled()
+        self._place = None
+        element = next(self._iterator, END)
+        place = _Place(self._iterator, before)
         self._place = weakref.ref(place)
-        if not interior or before is None:
-            return Block(elements, lambda _: place.state())
-        return Block(elements, lambda k: place.state() if k else before.state())
-
-    def _current(self) -> _Place:
-        place = _Place(self._iterator)
-        place.settle()
-        return place
-
-    def _settle(self) -> _Place | None:
-        """Takes the state here if somebody may still ask for it, and returns the place then."""
-        place = self._place() if self._place is not None else None
-        if place is not None:
-            place.settle()
-        return place
+        if element is END:
+            return Block([], lambda _: place(1))
+        return Block([element], place)
 
     def state(self) -> State:
         """See `Stage.state`."""
-        return _Place(self._iterator).state()
+        return _Place(self._iterator, None)(1)
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        self._settle()
-        self._place = self._failure = None
-        self._iterator.set_state(copy.deepcopy(state))  # type: ignore[attr-defined]
+        self._leave()
+        self._iterator.set_state(copied(state))  # type: ignore[attr-defined]
+
+    def _leave(self) -> None:
+        """Takes the state here if somebody may still ask for it."""
+        held = self._place() if self._place is not None else None
+        if held is not None:
+            held.settled()
+        self._place = None
 
     @property
     def iterator_name(self) -> str:
@@ -86,8 +69,7 @@ class ForeignStage(Stage):
     def seek(self, index: int) -> None:
         """See `Stage.seek`; as `next_index`."""
         seek = getattr(self._iterator, "_set_next_index", super().seek)
-        self._settle()
-        self._place = self._failure = None
+        self._leave()
         seek(index)
 
     def start_prefetch(self) -> None:
@@ -104,28 +86,32 @@ class ForeignStage(Stage):
 
 
 class _Place:
-    """Where a user's iterator stands, read off when asked or before it moves on."""
+    """Where a user's iterator stands after an element, read off when asked or before it moves on.
 
-    __slots__ = ("__weakref__", "_failure", "_iterator", "_state")
+    It is the `state_after` of the element's block.
+    """
 
-    def __init__(self, iterator: Iterator[Any]) -> None:
+    __slots__ = ("__weakref__", "_before", "_iterator", "_state")
+
+    def __init__(self, iterator: Iterator[Any], before: State | Exception | None) -> None:
         self._iterator = iterator
-        self._state: State | None = None
-        self._failure: Exception | None = None
+        self._before = before
+        self._state: State | Exception | None = None
 
-    def settle(self) -> None:
+    def settled(self) -> State | Exception:
         """Takes the state now; where that fails, whoever asks for it learns why."""
-        if self._state is None and self._failure is None:
-            try:
-                self._state = copy.deepcopy(self._iterator.get_state())  # type: ignore[attr-defined]
-            except Exception as failure:
-                self._failure = failure
-
-    def state(self) -> State:
-        """The state at this place, a new dict each time."""
-        self.settle()
         if self._state is None:
+            try:
+                self._state = copied(self._iterator.get_state())  # type: ignore[attr-defined]
+            except Exception as failure:
+                self._state = failure
+        return self._state
+
+    def __call__(self, count: int) -> State:
+        state = self.settled() if count else self._before
+        if state is None or isinstance(state, Exception):
             raise NotImplementedError(
                 f"the state of {type(self._iterator).__name__} can not be saved"
-            ) from self._failure
-        return copy.deepcopy(self._state)
+            ) from state
+        copy: State = copied(state)
+        return copy

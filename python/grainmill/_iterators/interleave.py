@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from grainmill._iterators.cursor import END, Cursor, Place, fixed
 from grainmill._iterators.opening import Openings
-from grainmill._iterators.part import After, Part, fixed
 from grainmill._iterators.stage import Block, Stage, State
+from grainmill._iterators.turns import AT_ONCE, turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +23,8 @@ class InterleaveStage(Stage):
     when no parts are left it is passed over. Parts are those of `open_part(0)` to
     `open_part(num_parts - 1)`, each opened when it is first needed or a little ahead. With
     `at_once`, the first pull sets all open parts to work, not only the one whose turn it is.
+
+    No part is asked before its turn; those that have elements at hand give whole rounds.
     """
 
     def __init__(
@@ -46,81 +49,103 @@ class InterleaveStage(Stage):
         self._slots: list[_Slot] | None = None
         self._turn = 0
         self._next_part = self._num_slots
+        self._num_exhausted = 0
         self._future: dict[int, State] = {}
-        self._before: _Standing | None = None
+        self._changed: list[tuple[int, _SlotPlace]] = []  # slots, since last looked at
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:
+    @property
+    def pull_size(self) -> int:
+        """See `Stage.pull_size`."""
+        return AT_ONCE
+
+    def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
         if self._at_once and not self._at_work:
             self.start_prefetch()
-        slots = self._opened()
+        self._opened()
         self._openings.look_ahead(self._next_part)
-        # A pull that fails may have moved past slots at their end; the state shows it afterwards.
-        before = self._before = self._before or self._standing()
-        want = -(-limit // max(1, len(slots)))
-        found = self._find_turn(want)
-        self._before = None
-        if not found:
-            return Block([], self._standing().state)
-        ring, run = self._ring(want, limit)
-        standing = self._standing()
-        elements: list[Any] = [None] * run
-        for turn, number in enumerate(ring[:run]):
-            elements[turn :: len(ring)] = slots[number].take(_turns(run, turn, len(ring)))
-        self._turn = standing.turn_after(ring, run)
-        return Block(elements, lambda k: standing.state_after(ring, k) if k else before.state())
+        self._changed = []
+        base = self._standing()
+        if self._at_end():
+            return Block([], base.state)
+        block = self._rounds(limit, base)
+        if block is not None:
+            return block
+        if not any(slot.cursor.is_lazy for slot in self._opened()):
+            limit = min(limit, self._num_slots)  # then all have some at hand
+        return turns(self._step, self._move, base.state_after_moves, limit)
 
-    def _find_turn(self, want: int) -> bool:
-        """Moves on to the first slot that has an element; `False` if there is none."""
-        slots = self._opened()
-        while not self._at_end():
-            slot = slots[self._turn]
-            if slot.exhausted and self._next_part < self._num_parts:
-                slots[self._turn] = slot = self._replaced(slot)
-            if not slot.exhausted:
-                if slot.part.ready(want):
-                    return True
-                slot.part.finish()
-                slot.exhausted = True
-            self._turn = (self._turn + 1) % len(slots)
-        return False
-
-    def _at_end(self) -> bool:
-        if self._next_part < self._num_parts:
-            return False
-        return all(slot.exhausted for slot in self._opened())
-
-    def _replaced(self, slot: _Slot) -> _Slot:
-        index = self._next_part
-        part = Part(self._openings.take(index))
-        if index in self._future:
-            part.restore(self._future[index])
-            self._future = {i: state for i, state in self._future.items() if i != index}
-        slot.close()
-        self._next_part += 1
-        self._openings.look_ahead(self._next_part)
-        return _Slot(index, part)
-
-    def _ring(self, want: int, limit: int) -> tuple[list[int], int]:
-        """The slots that have the next turns, over and over, and for how many turns."""
+    def _rounds(self, limit: int, base: _Standing) -> Block | None:
+        """Elements that the slots have at hand, up to the first turn of one that has none."""
         slots = self._opened()
         ring: list[int] = []
+        at_hand: list[int] = []
+        run = limit
         for step in range(len(slots)):
             number = (self._turn + step) % len(slots)
             slot = slots[number]
             if slot.exhausted and self._next_part >= self._num_parts:
                 continue
-            if len(ring) == limit or slot.exhausted or not slot.part.ready(want):
-                return ring, len(ring)
+            count = 0 if slot.exhausted else slot.cursor.at_hand
+            if not count:
+                run = len(ring)
+                break
             ring.append(number)
+            at_hand.append(count)
+        if not ring:
+            return None
         size = len(ring)
-        at_hand = (slots[number].part.at_hand for number in ring)
-        return ring, min(limit, *(count * size + turn for turn, count in enumerate(at_hand)))
+        run = min(run, *(count * size + turn for turn, count in enumerate(at_hand)))
+        elements: list[Any] = [None] * run
+        for turn, number in enumerate(ring[:run]):
+            elements[turn::size] = slots[number].cursor.take(_turns(run, turn, size))
+        self._turn = base.turn_after(ring, run)
+        return Block(elements, lambda k: base.state_after(ring, k))
+
+    def _step(self) -> Any:
+        """Takes the element of the next slot that has one; `END` if there is none."""
+        slots = self._opened()
+        while not self._at_end():
+            number = self._turn
+            slot = slots[number]
+            if slot.exhausted and self._next_part < self._num_parts:
+                slots[number] = slot = self._replaced(slot)
+                self._num_exhausted -= 1
+            element = END
+            if not slot.exhausted:
+                element = slot.cursor.next()
+                if element is END:
+                    slot.exhausted = True
+                    self._num_exhausted += 1
+                self._changed.append((number, slot.place))
+            self._turn = (number + 1) % len(slots)
+            if element is not END:
+                return element
+        return END
+
+    def _move(self) -> _Move:
+        """What has changed since the last look."""
+        changed, self._changed = self._changed, []
+        return self._turn, self._next_part, self._future, changed
+
+    def _at_end(self) -> bool:
+        return self._next_part >= self._num_parts and self._num_exhausted >= self._num_slots
+
+    def _replaced(self, slot: _Slot) -> _Slot:
+        index = self._next_part
+        cursor = Cursor(self._openings.take(index))
+        if index in self._future:
+            cursor.restore(self._future[index])
+            self._future = {i: state for i, state in self._future.items() if i != index}
+        slot.close()
+        self._next_part += 1
+        self._openings.look_ahead(self._next_part)
+        return _Slot(index, cursor)
 
     def _opened(self) -> list[_Slot]:
         if self._slots is None:
             self._slots = [
-                _Slot(index, Part(self._openings.take(index))) for index in range(self._num_slots)
+                _Slot(index, Cursor(self._openings.take(index))) for index in range(self._num_slots)
             ]
         return self._slots
 
@@ -130,7 +155,7 @@ class InterleaveStage(Stage):
 
     def state(self) -> State:
         """See `Stage.state`; opens the first parts, whose states belong to it."""
-        return (self._before or self._standing()).state()
+        return self._standing().state()
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`; parts that are open stay so where the state has them too."""
@@ -150,8 +175,8 @@ class InterleaveStage(Stage):
             slot.close()
         self._openings.close()
         self._slots = slots
+        self._num_exhausted = sum(slot.exhausted for slot in slots)
         self._at_work = False
-        self._before = None
         self._turn = state["next_index_in_cycle"]
         self._next_part = state["next_index_in_datasets"]
         future = state.get("future_states") or {}
@@ -163,27 +188,26 @@ class InterleaveStage(Stage):
         if held is not None and saved is None and not exhausted:
             held.close()
             held = None
-        part = Part(self._openings.take(index)) if held is None else held.part
-        slot = _Slot(index, part)
+        cursor = Cursor(self._openings.take(index)) if held is None else held.cursor
+        slot = _Slot(index, cursor)
         if exhausted:
             slot.exhausted = True
-            slot.saved = fixed(saved)
+            slot.saved = (fixed(saved), 0)
         elif saved is not None:
-            part.restore(saved)
+            cursor.restore(saved)
         return slot
 
     def next_index(self) -> int:
         """See `Stage.next_index`."""
-        part = self._only("get_next_index").part
-        part.rewind()
-        return part.stage.next_index()
+        return self._only("get_next_index").cursor.next_index()
 
     def seek(self, index: int) -> None:
         """See `Stage.seek`."""
         slot = self._only("set_next_index")
-        slot.part.seek(index)
+        slot.cursor.seek(index)
         self._at_work = False
         slot.exhausted, slot.saved = False, None
+        self._num_exhausted = 0
 
     def _only(self, name: str) -> _Slot:
         if self._num_parts != 1:
@@ -196,7 +220,7 @@ class InterleaveStage(Stage):
         """See `Stage.start_prefetch`."""
         for slot in self._opened():
             if not slot.exhausted:
-                slot.part.stage.start_prefetch()
+                slot.cursor.stage.start_prefetch()
         self._at_work = True
 
     def close(self) -> None:
@@ -209,66 +233,68 @@ class InterleaveStage(Stage):
 class _Slot:
     """One place of the round, with the part that is open there."""
 
-    __slots__ = ("exhausted", "index", "part", "saved")
+    __slots__ = ("cursor", "exhausted", "index", "saved")
 
-    def __init__(self, index: int, part: Part) -> None:
+    def __init__(self, index: int, cursor: Cursor) -> None:
         self.index = index
-        self.part = part
+        self.cursor = cursor
         self.exhausted = False
-        self.saved: After | None = None
+        self.saved: Place | None = None
 
     @property
     def place(self) -> _SlotPlace:
-        after, position = self.part.place if self.saved is None else (self.saved, 0)
-        return (self.index, after, position, self.exhausted)
-
-    def take(self, count: int) -> list[Any]:
-        return self.part.take(count)
+        return self.index, self.saved or self.cursor.place(), self.exhausted
 
     def close(self) -> None:
-        self.part.stage.close()
+        self.cursor.stage.close()
 
 
-_SlotPlace = tuple[int, After, int, bool]
+_SlotPlace: TypeAlias = tuple[int, Place, bool]
+
+_Move: TypeAlias = "tuple[int, int, dict[int, State], list[tuple[int, _SlotPlace]]]"
+"""Whose turn it is, the next part, what was saved of later ones, and slots that have changed."""
 
 
-class _Standing:
+class _Standing(NamedTuple):
     """Where an interleave stands: whose turn it is, and the place of each slot."""
 
-    __slots__ = ("_future", "_next_part", "_places", "_turn")
-
-    def __init__(
-        self, turn: int, next_part: int, places: list[_SlotPlace], future: dict[int, State]
-    ) -> None:
-        self._turn = turn
-        self._next_part = next_part
-        self._places = places
-        self._future = future
+    turn: int
+    next_part: int
+    places: list[_SlotPlace]
+    future: dict[int, State]
 
     def turn_after(self, ring: list[int], count: int) -> int:
         """The slot that has its turn after `count` turns of the slots of `ring`."""
-        return (ring[(count - 1) % len(ring)] + 1) % len(self._places)
+        return (ring[(count - 1) % len(ring)] + 1) % len(self.places) if count else self.turn
 
     def state_after(self, ring: list[int], count: int) -> State:
         """The state after `count` turns of the slots of `ring`."""
-        places = list(self._places)
+        places = self.places.copy()
         for turn, number in enumerate(ring[:count]):
-            index, after, position, exhausted = places[number]
+            index, (after, position), exhausted = places[number]
             taken = _turns(count, turn, len(ring))
-            places[number] = (index, after, position + taken, exhausted)
-        turn = self.turn_after(ring, count)
-        return _Standing(turn, self._next_part, places, self._future).state()
+            places[number] = (index, (after, position + taken), exhausted)
+        return self._replace(turn=self.turn_after(ring, count), places=places).state()
+
+    def state_after_moves(self, moves: list[_Move]) -> State:
+        """The state after these."""
+        places = self.places.copy()
+        for _, _, _, changed in moves:
+            for number, place in changed:
+                places[number] = place
+        turn, next_part, future, _ = moves[-1]
+        return _Standing(turn, next_part, places, future).state()
 
     def state(self, _: int = 0) -> State:
         """The state here, a new dict each time."""
         return {
-            "next_index_in_cycle": self._turn,
-            "next_index_in_datasets": self._next_part,
-            "iterators_in_use_indices": [index for index, *_ in self._places],
-            "iterators_in_use_states": [after(place) for _, after, place, _ in self._places],
-            "exhausted": [int(exhausted) for *_, exhausted in self._places],
+            "next_index_in_cycle": self.turn,
+            "next_index_in_datasets": self.next_part,
+            "iterators_in_use_indices": [index for index, *_ in self.places],
+            "iterators_in_use_states": [after(taken) for _, (after, taken), _ in self.places],
+            "exhausted": [int(exhausted) for *_, exhausted in self.places],
             "future_states": {
-                str(index): copy.deepcopy(state) for index, state in self._future.items()
+                str(index): copy.deepcopy(state) for index, state in self.future.items()
             },
         }
 

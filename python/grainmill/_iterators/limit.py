@@ -2,66 +2,70 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from grainmill._iterators.part import Place, Start
-from grainmill._iterators.stage import Block, Stage, State
+from grainmill._iterators.cursor import Cursor
+from grainmill._iterators.stage import Block, Stage, State, runs
+from grainmill._plan import sequential
 
 if TYPE_CHECKING:
     from grainmill._plan.sequential import Limit
 
 
+@runs(sequential.Limit)
 class LimitStage(Stage):
     """Never pulls more than its parent may give."""
 
     def __init__(self, node: Limit, parent: Stage) -> None:
         super().__init__(parent)
-        self._parent = parent
+        self._cursor = Cursor(parent)
         self._limit = node.count
         self._begin(0)
 
     def _begin(self, count: int) -> None:
-        self._count = count
-        self._start = Start(self._parent)
-        self._place: Place = (self._start, 0)
+        self._count = count  # elements before the last block
+        self._last: Block | None = None
 
     @property
-    def burst(self) -> int:
-        """See `Stage.burst`."""
-        return self._parent.burst
+    def pull_size(self) -> int:
+        """See `Stage.pull_size`."""
+        return self._cursor.stage.pull_size
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:
+    def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
-        room = min(limit, self._limit - self._count)
+        self._begin(count := self._count_now())
+        room = min(limit, self._limit - count)
         if room <= 0:
-            (last, position), total = self._place, self._count
-            return Block([], lambda _: _state(last(position), total))
-        block = self._parent.pull(room, interior=interior)
-        after, count = block.state_after, self._count
-        self._start.settle(after)
-        self._place = (after, len(block.elements))
-        self._count += len(block.elements)
-        return Block(block.elements, lambda k: _state(after(k), count + k))
+            mark = self._cursor.mark()
+            return Block([], lambda _: _state(mark(), count))
+        self._last = block = self._cursor.block(room)
+        after, dropped = block.state_after, block.dropped
+
+        def state_after(k: int) -> State:
+            return _state(after(k), count + k - (bisect_left(dropped, k) if dropped else 0))
+
+        return block.with_states(state_after)
+
+    def _count_now(self) -> int:
+        return self._count if self._last is None else self._count + self._last.num_finished
 
     def state(self) -> State:
         """See `Stage.state`."""
-        after, position = self._place
-        return _state(after(position), self._count)
+        return _state(self._cursor.state(), self._count_now())
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        self._start.freeze()
-        self._parent.restore(state["parent"])
+        self._cursor.restore(state["parent"])
         self._begin(state["count_elements_read"])
 
     def next_index(self) -> int:
         """See `Stage.next_index`."""
-        return self._parent.next_index()
+        return self._cursor.next_index()
 
     def seek(self, index: int) -> None:
         """See `Stage.seek`."""
-        self._start.freeze()
-        self._parent.seek(index)
+        self._cursor.seek(index)
         self._begin(index)
 
 

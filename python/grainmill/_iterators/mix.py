@@ -4,56 +4,117 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from grainmill._iterators.part import Part, Place
+from grainmill._iterators.cursor import END, Cursor, Place
 from grainmill._iterators.stage import Block, Stage, State
+from grainmill._iterators.turns import AT_ONCE, turns
 from grainmill._native import MixSchedule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from grainmill._plan.sequential import Mix
 
 _TURNS = 512
 
+_Moved: TypeAlias = "tuple[int, Place, int, bool] | None"
+"""Which part moved, where it stands since, and the turn that is next, if any."""
+
 
 class MixStage(Stage):
-    """Stops at the first parent found at its end when its turn comes."""
+    """Stops at the first parent found at its end when its turn comes.
+
+    As long as the parents whose turn it is have elements at hand, these come in blocks.
+    """
 
     def __init__(self, node: Mix, parents: Sequence[Stage]) -> None:
         super().__init__(*parents)
         self._schedule = MixSchedule(list(node.proportions))
         self._known: tuple[int, list[int]] = (0, [])
         self._names = node.names
-        self._parts = [Part(parent) for parent in parents]
+        self._cursors = [Cursor(parent) for parent in parents]
         self._starts: list[State | None] | None = None
         self._index = 0
         self._stop = False
+        self._moved: _Moved = None
 
     @property
-    def burst(self) -> int:
-        """See `Stage.burst`."""
-        return min(parent.burst for parent in self.parents)
+    def pull_size(self) -> int:
+        """See `Stage.pull_size`."""
+        return AT_ONCE
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:
+    def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
         self._remember_starts()
-        if self._stop:
-            return self._block([], [])
-        turns = self._turns(limit)
-        for number, want in Counter(turns).items():
-            self._parts[number].ready(want)
-        left = [part.at_hand for part in self._parts]
+        names, index, stop = self._names, self._index, self._stop
+        if not stop:
+            self._of_turn(Cursor.fill)
+        places = [cursor.place() for cursor in self._cursors]
+        if stop:
+            return Block([], lambda _: _state(names, places, index, stop=True))
+        block = self._at_hand(limit, places)
+        if block is not None:
+            return block
+        self._moved = None
+
+        def state_of(moves: list[_Moved]) -> State:
+            here, turn, ended = places.copy(), index, False
+            for moved in moves:
+                if moved is not None:
+                    number, place, turn, ended = moved
+                    here[number] = place
+            return _state(names, here, turn, stop=ended)
+
+        is_lazy = self._cursors[self._turns(1)[0]].is_lazy
+        return turns(self._step, lambda: self._moved, state_of, limit if is_lazy else 1)
+
+    def _at_hand(self, limit: int, places: list[Place]) -> Block | None:
+        """As many elements as the parts have at hand, if any."""
+        left = [cursor.at_hand for cursor in self._cursors]
+        numbers = self._turns(limit)
         run = 0
-        for number in turns:
+        for number in numbers:
             if not left[number]:
                 break
             left[number] -= 1
             run += 1
         if not run:
-            self._finish(turns[0])
-        return self._block(turns[:run], left)
+            return None
+        numbers = numbers[:run]
+        cursors = self._cursors
+        pieces: list[Any] = [None] * len(cursors)
+        for number, count in Counter(numbers).items():
+            pieces[number] = iter(cursors[number].take(count)).__next__
+        names, index = self._names, self._index
+        self._index += run
+
+        def state_after(k: int) -> State:
+            taken = Counter(numbers[:k])
+            here = [(after, position + taken[n]) for n, (after, position) in enumerate(places)]
+            return _state(names, here, index + k, stop=False)
+
+        return Block([pieces[number]() for number in numbers], state_after)
+
+    def _step(self) -> Any:
+        element = self._of_turn(Cursor.next)
+        number = self._turns(1)[0]
+        self._index += 1
+        self._stop = element is END
+        self._moved = (number, self._cursors[number].place(), self._index, self._stop)
+        return element
+
+    def _of_turn(self, act: Callable[[Cursor], Any]) -> Any:
+        """What `act` gives for the part whose turn it is; a failure tells which that was."""
+        number = self._turns(1)[0]
+        try:
+            return act(self._cursors[number])
+        except Exception as failure:
+            name = f" (`{self._names[number]}`)" if self._names is not None else ""
+            note = f"Exception caught while processing dataset @ input_index={number}{name}"
+            if note not in getattr(failure, "__notes__", ()):
+                failure.add_note(note)
+            raise
 
     def _turns(self, count: int) -> list[int]:
         """Which part has each of the next `count` turns, looked up for many turns at once."""
@@ -64,71 +125,40 @@ class MixStage(Stage):
             self._known, at = (self._index, known), 0
         return known[at : at + count]
 
-    def _block(self, turns: list[int], left: list[int]) -> Block:
-        places = [part.place for part in self._parts]
-        pieces = {
-            number: iter(part.take(part.at_hand - left[number]))
-            for number, part in enumerate(self._parts)
-            if turns and part.at_hand != left[number]
-        }
-        elements: list[Any] = [next(pieces[number]) for number in turns]
-        index, stop, names = self._index, self._stop, self._names
-        self._index += len(turns)
-        return Block(elements, lambda k: _state(names, places, turns[:k], index + k, stop=stop))
-
-    def _finish(self, number: int) -> None:
-        try:
-            self._parts[number].finish()
-        except Exception as failure:
-            name = f" (`{self._names[number]}`)" if self._names is not None else ""
-            note = f"Exception caught while processing dataset @ input_index={number}{name}"
-            if note not in getattr(failure, "__notes__", ()):
-                failure.add_note(note)
-            raise
-        self._index += 1
-        self._stop = True
-
     def _remember_starts(self) -> None:
         """Keeps the first states of named parents: a state may lack a parent added since."""
         if self._names is not None and self._starts is None:
-            self._starts = [None] * len(self._parts)
-            for number, part in enumerate(self._parts):
+            self._starts = [None] * len(self._cursors)
+            for number, cursor in enumerate(self._cursors):
                 with contextlib.suppress(NotImplementedError):
-                    self._starts[number] = part.state()
+                    self._starts[number] = cursor.state()
 
     def state(self) -> State:
         """See `Stage.state`."""
-        places = [part.place for part in self._parts]
-        return _state(self._names, places, [], self._index, stop=self._stop)
+        places = [cursor.place() for cursor in self._cursors]
+        return _state(self._names, places, self._index, stop=self._stop)
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`; unknown names are left out and new ones start at the beginning."""
         self._remember_starts()
-        for part, saved in zip(self._parts, self._saved(state["parents"]), strict=True):
-            part.restore(saved)
+        for cursor, saved in zip(self._cursors, self._saved(state["parents"]), strict=True):
+            cursor.restore(saved)
         self._index = state["index"]
         self._stop = state["stop"]
 
     def _saved(self, parents: Any) -> list[State]:
         if self._names is None:
-            if len(parents) != len(self._parts):
+            if len(parents) != len(self._cursors):
                 raise ValueError(
-                    f"state was saved with {len(parents)} datasets but {len(self._parts)} are mixed"
+                    f"state was saved with {len(parents)} datasets but {len(self._cursors)} are "
+                    "mixed"
                 )
             return list(parents)
         starts = self._starts or []
         return [parents.get(name, start) for name, start in zip(self._names, starts, strict=True)]
 
 
-def _state(
-    names: tuple[str, ...] | None,
-    places: list[Place],
-    turns: list[int],
-    index: int,
-    *,
-    stop: bool,
-) -> State:
-    taken = Counter(turns)
-    states = [after(position + taken[n]) for n, (after, position) in enumerate(places)]
+def _state(names: tuple[str, ...] | None, places: list[Place], index: int, *, stop: bool) -> State:
+    states = [after(position) for after, position in places]
     parents = states if names is None else dict(zip(names, states, strict=True))
     return {"parents": parents, "index": index, "stop": stop}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from grainmill._threads import start_thread
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from grainmill._iterators.stage import Stage
+
+
+# Threads open the next parts where opening one took longer; they take about a tenth of it to start.
+_SLOW_S = 0.001
 
 
 class Openings:
@@ -25,20 +30,36 @@ class Openings:
         self._num_threads = num_threads
         self._ahead = ahead
         self._begun: dict[int, _Opening] = {}
+        self._slowest_s = 0.0
 
     def look_ahead(self, first: int) -> None:
         """Begins to open the parts from `first` on, as many as are allowed at once."""
+        if not self._num_threads:
+            return
         for index in range(first, min(first + self._ahead, self._num_parts)):
             if index not in self._begun:
                 under_way = sum(not opening.done.is_set() for opening in self._begun.values())
                 if under_way >= self._num_threads:
                     break
-                self._begun[index] = _Opening(self._open_part, index)
+                opening = _Opening(self._open, index)
+                if self._slowest_s > _SLOW_S:
+                    self._begun[index] = opening
+                    opening.start()
+                else:
+                    opening.run()
+                    self._begun[index] = opening
+
+    def _open(self, index: int) -> Stage:
+        began = time.monotonic()
+        try:
+            return self._open_part(index)
+        finally:
+            self._slowest_s = max(self._slowest_s, time.monotonic() - began)
 
     def take(self, index: int) -> Stage:
         """The part `index`, from its start; raises what opening it raised."""
         opening = self._begun.pop(index, None)
-        return self._open_part(index) if opening is None else opening.result()
+        return self._open(index) if opening is None else opening.result()
 
     def close(self) -> None:
         """Closes the parts that nobody took, now or when they are open."""
@@ -48,7 +69,7 @@ class Openings:
 
 
 class _Opening:
-    """One part being opened by a thread of its own.
+    """One part being opened, by a thread of its own where that takes long.
 
     Attributes:
         done: Set when it is open or failed to open.
@@ -62,7 +83,16 @@ class _Opening:
         self._failure: BaseException | None = None
         self._abandoned = False
         self._lock = threading.RLock()
-        start_thread(self._run, name=f"grain-interleave-open_{index}", stop=self.abandon)
+
+    def start(self) -> None:
+        """Has a thread open it."""
+        start_thread(self._run, name=f"grain-interleave-open_{self._index}", stop=self.abandon)
+
+    def run(self) -> None:
+        """Opens it, and has it make elements ahead; an interrupt is for the caller."""
+        self._run()
+        if self._failure is not None and not isinstance(self._failure, Exception):
+            raise self._failure
 
     def _run(self) -> None:
         try:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from grainmill import _native
 from grainmill._iterators.cells import Cells, rows_of
-from grainmill._iterators.stage import Block, Cursor, Stage, State
+from grainmill._iterators.cursor import Cursor, copied
+from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
 
 if TYPE_CHECKING:
@@ -19,20 +19,7 @@ _LEAST, _MOST = 32, 256
 """Elements asked of the parent at once: as many as a batch took before, within these."""
 
 
-class PackedRows(NamedTuple):
-    """Consecutive elements, each a row of every column.
-
-    Attributes:
-        columns: By key, the values of all rows packed at a time; arrays or lists.
-        order: The rows of the elements.
-        state_after: See `Block.state_after`.
-    """
-
-    columns: dict[str, Any]
-    order: np.ndarray[Any, Any]
-    state_after: Callable[[int], State]
-
-
+@runs(sequential.FitPack)
 class FitPackStage(Stage):
     """Packs what `parent` yields as `node` says.
 
@@ -47,7 +34,7 @@ class FitPackStage(Stage):
         self._features = _Features(node)
         self._packer = self._features.packer()
         self._columns: dict[str, Any] | None = None
-        self._order = np.empty(0, np.int64)
+        self._order: list[int] = []
         self._start = self._cursor.mark()
         self._next_row = 0
         self._counter = 0
@@ -55,32 +42,24 @@ class FitPackStage(Stage):
         self._want = _LEAST
 
     @property
-    def burst(self) -> int:
-        """See `Stage.burst`: all rows of a batch are ready at once."""
-        return min(self._node.num_packing_bins, _MOST)
+    def pull_size(self) -> int:
+        """See `Stage.pull_size`: all rows of a batch are ready at once."""
+        return self._node.num_packing_bins
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:
-        """See `Stage.pull`."""
+    def pull(self, limit: int) -> Block:
+        """See `Stage.pull`; rows are taken apart one by one."""
         if not self._has_rows():
             return Block([], self._at_end())
-        columns, order, state_after = self._next_rows(limit)
-        elements = [{key: rows[row] for key, rows in columns.items()} for row in order.tolist()]
-        return Block(elements, state_after)
+        first, columns = self._next_row, self._columns or {}
+        rows = self._order[first : first + limit]
+        self._next_row += len(rows)
+        state_after = self._states(first, len(self._order))
 
-    def pull_rows(self, limit: int) -> PackedRows | None:
-        """Pulls up to `limit` elements without taking them apart; `None` where they need that.
+        def finish(row: int, _: int) -> dict[str, Any]:
+            return {key: cells[row] for key, cells in columns.items()}
 
-        That is also so at the end. Nothing has been pulled then.
-        """
-        if not self._features.are_arrays or not self._has_rows():
-            return None
-        return self._next_rows(limit)
-
-    def _next_rows(self, limit: int) -> PackedRows:
-        first = self._next_row
-        order = self._order[first : first + limit]
-        self._next_row += len(order)
-        return PackedRows(self._columns or {}, order, self._states(first, len(self._order)))
+        shown = columns if self._features.are_arrays else None
+        return Block(rows, state_after, finish, columns=shown)
 
     def _has_rows(self) -> bool:
         """Whether there are rows to hand out, after packing some if there were none."""
@@ -91,7 +70,7 @@ class FitPackStage(Stage):
 
     def _at_end(self) -> Callable[[int], State]:
         state = self.state()
-        return lambda _: copy.deepcopy(state)
+        return lambda _: copied(state)
 
     def _states(self, first: int, num_rows: int) -> Callable[[int], State]:
         start, end, counter = self._start, self._cursor.mark(), self._counter
@@ -99,8 +78,8 @@ class FitPackStage(Stage):
         def state_after(count: int) -> State:
             row = first + count
             if row < num_rows:
-                return {"parent": start(0), "next_row": row, "counter": counter + row}
-            return {"parent": end(0), "next_row": 0, "counter": counter + row}
+                return {"parent": start(), "next_row": row, "counter": counter + row}
+            return {"parent": end(), "next_row": 0, "counter": counter + row}
 
         return state_after
 
@@ -142,23 +121,23 @@ class FitPackStage(Stage):
             )
             raise
 
-    def _shuffled(self, num_rows: int, columns: dict[str, Any]) -> np.ndarray[Any, Any]:
+    def _shuffled(self, num_rows: int, columns: dict[str, Any]) -> list[int]:
         if not self._node.shuffle_bins:
-            return np.arange(num_rows)
+            return list(range(num_rows))
         rng = np.random.default_rng(self._node.seed + self._counter)
-        order = rng.permuted(range(num_rows))
+        order: list[int] = rng.permuted(range(num_rows)).tolist()
         feature = self._node.shuffle_bins_group_by_feature
         if feature is None:
             return order
         means = [_mean_of_unique(cells) for cells in columns[feature]]
-        return np.array(sorted(range(num_rows), key=lambda row: (means[row], order[row])))
+        return sorted(range(num_rows), key=lambda row: (means[row], order[row]))
 
     def state(self) -> State:
         """See `Stage.state`."""
         if self._columns is not None:
             return self._states(self._next_row, len(self._order))(0)
         counter = self._counter + self._next_row
-        return {"parent": self._start(0), "next_row": self._next_row, "counter": counter}
+        return {"parent": self._start(), "next_row": self._next_row, "counter": counter}
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from grainmill._evaluate.ahead import SMALL_BYTES, thread_name
+from grainmill._evaluate import tuning
+from grainmill._evaluate.lanes import thread_name
 from grainmill._evaluate.rows import block_len
-from grainmill._evaluate.tree import flatten
 from grainmill._iterators.thread_prefetch import Feed, ThreadPrefetchStage
 from grainmill._plan.sequential import ThreadPrefetch
+from grainmill._tree import flatten
 
 if TYPE_CHECKING:
     from grainmill._iterators.batch import BatchStage
@@ -30,22 +31,22 @@ class PackedAheadStage(ThreadPrefetchStage):
     """
 
     def __init__(self, reader: ReadStage, batches: BatchStage, batch_size: int) -> None:
-        self._most_at_once = max(1, reader.burst // batch_size)
+        self._most_at_once = max(1, reader.pull_size // batch_size)
         super().__init__(ThreadPrefetch((), 2 * self._most_at_once), batches)
         self._reader = reader
 
     @property
-    def burst(self) -> int:
-        """See `Stage.burst`."""
+    def pull_size(self) -> int:
+        """See `Stage.pull_size`."""
         return self._most_at_once
 
     def _new_feed(self) -> Feed:
         at_once = functools.partial(_at_once, self._most_at_once)
-        feed = Feed(self._parent, self._size, thread_name(0), at_once)
+        feed = Feed(self._cursor, self._size, thread_name(0), at_once)
         self._reader.run_for(feed.demand)
         return feed
 
 
 def _at_once(most: int, batch: Any) -> int:
     leaves, _ = flatten(batch)
-    return block_len(sum(leaf.nbytes for leaf in leaves), most, SMALL_BYTES)
+    return block_len(sum(leaf.nbytes for leaf in leaves), most, tuning.SMALL_BYTES)

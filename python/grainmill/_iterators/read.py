@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from grainmill._evaluate.ahead import Blocks, EngineBlocks, InlineBlocks, ThreadBlocks
+from grainmill._evaluate import tuning
+from grainmill._evaluate.ahead import Blocks, Budget, Executor
 from grainmill._evaluate.processes import ProcessBlocks
 from grainmill._evaluate.program import Program
 from grainmill._evaluate.rows import StackedRows
 from grainmill._iterators.drops import DropWatch
 from grainmill._iterators.stage import Block, Stage, State
-from grainmill._plan.random_access import random_access
-from grainmill._workers.pool import threads_take_turns
+from grainmill._iterators.turns import AT_ONCE
+from grainmill._plan.node import random_access
+from grainmill._workers.pool import Limits, threads_take_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,48 +22,36 @@ if TYPE_CHECKING:
     import numpy as np
 
     from grainmill._evaluate.ahead import Demand
+    from grainmill._evaluate.context import Context
     from grainmill._plan import sequential as plan
-    from grainmill._plan.options import DatasetOptions
-
-
-class WholeBatches(NamedTuple):
-    """Consecutive batches that were made in one piece.
-
-    Attributes:
-        batches: At least one.
-        batch_size: Elements in each: those wanted, or those left at the end, in one alone.
-        before: The index that the parent stood at before them.
-        after: The index after their last element.
-    """
-
-    batches: list[Any]
-    batch_size: int
-    before: int
-    after: int
 
 
 class ReadStage(Stage):
     """Elements `0, 1, ...` of the plan above; those that are `None` are left out."""
 
-    def __init__(self, node: plan.Read, options: DatasetOptions) -> None:
+    def __init__(self, node: plan.Read, context: Context) -> None:
         super().__init__()
         self._length = random_access(node.parent).length
         self._allow_nones = node.allow_nones
-        self._program = Program(node.parent)
+        context = context.limited_to(node.options.max_reads_in_flight)
+        self._program = Program(node.parent, context)
         self._numbers_only = self._program.gives_numbers
-        self._blocks = _blocks(self._program, self._length, node)
-        self._burst = max(1, node.options.prefetch_buffer_size // 2)
+        self._blocks = _blocks(self._program, self._length, node, context)
+        ahead = node.options.prefetch_buffer_size if context.works_ahead else 0
+        # What neither runs user code nor reads comes in blocks all the same.
+        is_plain = not (self._program.runs_user_code or self._program.mean_byte_len)
+        self._pull_size = AT_ONCE if is_plain else max(1, ahead // 2)
         name = f"PrefetchDatasetIterator{str(node).removeprefix(node.dataset_name)}"
-        self._drops = DropWatch(name, options)
+        self._drops = DropWatch(name, context.options)
         self._made: list[Any] | StackedRows = []
         self._at = 0
         self._num_skipped = 0  # left out since the last element that was pulled
         self._failure: BaseException | None = None
 
     @property
-    def burst(self) -> int:
-        """See `Stage.burst`."""
-        return self._burst
+    def pull_size(self) -> int:
+        """See `Stage.pull_size`."""
+        return self._pull_size
 
     def _standing(self) -> int:
         """Where the next element is looked for, however far that was done already."""
@@ -77,14 +67,14 @@ class ReadStage(Stage):
     @property
     def has_threads(self) -> bool:
         """Whether user functions run on threads."""
-        return isinstance(self._blocks, ThreadBlocks)
+        return isinstance(self._blocks, Executor) and self._blocks.has_threads
 
     def run_for(self, demand: Demand) -> None:
         """Has the thread that pulls run user functions itself, as the first of their threads."""
-        if isinstance(self._blocks, ThreadBlocks):
-            self._blocks.demand = demand
+        if isinstance(self._blocks, Executor):
+            self._blocks.run_for(demand)
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:
+    def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
         before = self._standing()
         while True:
@@ -155,14 +145,19 @@ class ReadStage(Stage):
         """How many batches `pull_batches` has at hand, as far as is known."""
         return len(self._blocks.ready)
 
-    def pull_batches(self, batch_size: int, limit: int) -> WholeBatches | None:
-        """The next elements, up to `limit * batch_size`, as batches if that is how they come."""
+    def pull_batches(self, batch_size: int, limit: int) -> tuple[Block, int] | None:
+        """The next elements, up to `limit * batch_size`, as batches if that is how they come.
+
+        Returns:
+            At least one batch, all made in one piece, and how many elements are in each: those
+            wanted, or those left at the end, in one alone.
+        """
         blocks = self._blocks
         before = blocks.position - len(self._made) + self._at - self._num_skipped
         if self._numbers_only:
             numbers = self._pull_numbers(batch_size)
             if numbers is not None:
-                return WholeBatches([numbers], len(numbers), before, blocks.position)
+                return self._batches([numbers], len(numbers), before)
         batches: list[Any] = []
         count = 0
         while not batches or (blocks.ready and len(batches) < limit):
@@ -180,7 +175,12 @@ class ReadStage(Stage):
         if not batches:
             return None
         self._drops.kept_only(count * len(batches))
-        return WholeBatches(batches, count, before, blocks.position - len(self._made))
+        return self._batches(batches, count, before)
+
+    def _batches(self, batches: list[Any], count: int, before: int) -> tuple[Block, int]:
+        """`batches` of `count` elements each, before which the next index was `before`."""
+        first = self._blocks.position - len(self._made) - count * len(batches)
+        return Block(batches, lambda k: {"next_index": first + k * count if k else before}), count
 
     def _unstack(self) -> None:
         """Takes a batch apart that is not one here, and has no more of them made."""
@@ -239,29 +239,15 @@ def _at(start: int) -> Callable[[int], State]:
     return lambda k: {"next_index": start + k}
 
 
-_ahead_allowed = [True]
-
-
-def make_nothing_ahead() -> None:
-    """Has every plan that is opened in this process from now on make what is asked for alone.
-
-    What a later element does to the process then can not cost an earlier one.
-    """
-    _ahead_allowed[0] = False
-
-
-def _blocks(program: Program, length: int, node: plan.Read) -> Blocks:
+def _blocks(program: Program, length: int, node: plan.Read, context: Context) -> Blocks:
     options = node.options
-    if not _ahead_allowed[0]:
-        return InlineBlocks(program, length, 0)
-    if options.num_workers and program.runs_user_code:
+    if not context.works_ahead:
+        options = dataclasses.replace(options, num_workers=0, prefetch_buffer_size=0)
+    elif options.num_workers and program.runs_user_code:
         if threads_take_turns():
             return ProcessBlocks(program, length, node)
         options = dataclasses.replace(options, num_threads=options.num_workers)
-    if not options.num_threads or not options.prefetch_buffer_size:
-        return InlineBlocks(program, length, options.prefetch_buffer_size)
-    if program.runs_user_code:
-        return ThreadBlocks(program, length, options)
-    if program.mean_byte_len:
-        return EngineBlocks(program, length, options.prefetch_buffer_size)
-    return InlineBlocks(program, length, options.prefetch_buffer_size)
+    budget_bytes = Limits.of(options).budget_bytes // max(1, context.num_workers)
+    # Batches of a worker wait in the main process too.
+    batches_bytes = 0 if context.num_workers else tuning.WHOLE_BATCHES_BYTES
+    return Executor(program, length, options, Budget(budget_bytes, batches_bytes))

@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grainmill._evaluate.tree import Structure, flatten
-from grainmill._iterators.part import After, Start, fixed
-from grainmill._iterators.stage import Block, Stage, State
+from grainmill._iterators.cursor import END, Cursor, Place
+from grainmill._iterators.stage import Block, Stage, State, runs
+from grainmill._plan import sequential
+from grainmill._tree import Structure, flatten
 
 if TYPE_CHECKING:
     from grainmill._plan.sequential import Rebatch
 
 
+@runs(sequential.Rebatch)
 class RebatchStage(Stage):
     """Regroups rows along the first axis of every leaf.
 
@@ -23,22 +25,27 @@ class RebatchStage(Stage):
 
     def __init__(self, node: Rebatch, parent: Stage) -> None:
         super().__init__(parent)
-        self._parent = parent
+        self._cursor = Cursor(parent)
         self._size = node.batch_size
         self._drop_remainder = node.drop_remainder
-        self._start = Start(parent)
-        self._begin(self._start, 0)
+        self._begin(0)
 
-    def _begin(self, after: After, row: int) -> None:
-        self._place = (after, row)
+    def _begin(self, row: int) -> None:
+        before = self._cursor.place()
+        self._place = (before, row)
         self._slices: list[list[Any]] = []
         self._gathered = 0
-        self._current = _Rows([], None, 0, after)
+        self._current = _Rows([], None, 0, before)
         self._row = 0
         self._skip = row
-        self._pending: Block | None = None
+        self._pending: tuple[Place, Any] | None = None
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:
+    @property
+    def pull_size(self) -> int:
+        """See `Stage.pull_size`; those of a batch of the parent are there at once."""
+        return _MANY
+
+    def pull(self, limit: int) -> Block:
         """See `Stage.pull`; a block ends where the parent's batch does."""
         last = self._place
         places = [last]
@@ -63,11 +70,11 @@ class RebatchStage(Stage):
             self._slices.append([leaf[self._row : end] for leaf in self._current.leaves])
             self._gathered += end - self._row
             self._row = end
-        self._place = (self._current.after, self._row)
+        self._place = (self._current.before, self._row)
         return self._joined()
 
     def _remainder(self) -> Any:
-        self._place = (self._current.after, self._row or self._skip)
+        self._place = (self._current.before, self._row or self._skip)
         if not self._gathered or self._drop_remainder:
             self._slices, self._gathered = [], 0
             return None
@@ -84,13 +91,15 @@ class RebatchStage(Stage):
 
     def _advance(self) -> bool:
         """Moves on to the parent's next batch; `False` at its end."""
-        block = self._pending or self._parent.pull(1)
-        self._start.settle(block.state_after)
-        if not block.elements:
-            self._current.after = block.state_after
-            return False
-        self._pending = block
-        leaves, structure = flatten(block.elements[0])
+        if self._pending is None:
+            before = self._cursor.place()
+            batch = self._cursor.next()
+            if batch is END:
+                self._current.before = self._cursor.place()
+                return False
+            self._pending = before, batch
+        before, batch = self._pending
+        leaves, structure = flatten(batch)
         if self._slices and structure != self._current.structure:
             raise ValueError("batches to be joined must have the same structure")
         count = _row_count(leaves)
@@ -98,7 +107,7 @@ class RebatchStage(Stage):
             raise ValueError(
                 f"state was saved after {self._skip} rows of a batch that has {count} rows now"
             )
-        self._current = _Rows(leaves, structure, count, block.state_after)
+        self._current = _Rows(leaves, structure, count, before)
         self._row, self._skip = self._skip, 0
         self._pending = None
         return True
@@ -109,23 +118,22 @@ class RebatchStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        self._start.freeze()
-        self._parent.restore(state["parent"])
-        self._begin(fixed(state["parent"]), state["batch_idx"])
+        self._cursor.restore(state["parent"])
+        self._begin(state["batch_idx"])
 
 
 class _Rows:
-    """A batch of the parent, and the parent's state before it."""
+    """A batch of the parent, and the place before it."""
 
-    __slots__ = ("after", "count", "leaves", "structure")
+    __slots__ = ("before", "count", "leaves", "structure")
 
     def __init__(
-        self, leaves: list[Any], structure: Structure | None, count: int, after: After
+        self, leaves: list[Any], structure: Structure | None, count: int, before: Place
     ) -> None:
         self.leaves = leaves
         self.structure = structure
         self.count = count
-        self.after = after
+        self.before = before
 
 
 def _row_count(leaves: list[Any]) -> int:
@@ -138,5 +146,9 @@ def _row_count(leaves: list[Any]) -> int:
     return counts.pop()
 
 
-def _state(after: After, row: int) -> State:
-    return {"parent": after(0), "batch_idx": row}
+_MANY = 1 << 20
+
+
+def _state(before: Place, row: int) -> State:
+    after, position = before
+    return {"parent": after(position), "batch_idx": row}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 from collections import deque
 from typing import TYPE_CHECKING
 
-from grainmill._iterators.part import fixed
+from grainmill._iterators.cursor import fixed
 from grainmill._iterators.run_job import BLOCK_LEN, RunJob, Standing, Task
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.slicing import sliced
@@ -15,9 +16,11 @@ from grainmill._workers.crew import ForkRefusedError, spawn_from_now_on
 from grainmill._workers.pool import Limits, Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-    from grainmill._iterators.part import After
+    from grainmill._evaluate.context import Context
+    from grainmill._iterators.run_job import OpenPlan
+    from grainmill._iterators.stage import After
     from grainmill._plan.node import Node
     from grainmill._plan.sequential import MultiprocessPrefetch
     from grainmill._workers.pool import Ticket
@@ -35,9 +38,10 @@ class RemoteWorkers:
         task_bytes: Shared memory that the result of one task may take.
     """
 
-    def __init__(self, node: MultiprocessPrefetch, open_plan: Callable[[Node], Stage]) -> None:
+    def __init__(self, node: MultiprocessPrefetch, open_plan: OpenPlan, context: Context) -> None:
         self._node = node
         self._open_plan = open_plan
+        self._context = context
         self._pool: Pool | None = None
         self.generation = 0
         self._limits = Limits.of(node.options)
@@ -54,7 +58,10 @@ class RemoteWorkers:
             plans = [self._plan(worker) for worker in range(node.num_workers)]
             # What a worker dies of must not be met before the elements that stand before it.
             ahead = not self.generation
-            job = RunJob(plans, node.worker_init_fn, self._open_plan, ahead=ahead)
+            context = dataclasses.replace(
+                self._context, works_ahead=ahead, num_workers=node.num_workers
+            )
+            job = RunJob(plans, node.worker_init_fn, self._open_plan, context)
             self.generation += 1
             self._pool = Pool(job, node.num_workers, self._limits, node.parent.walk_up())
         return self._pool
@@ -65,7 +72,7 @@ class RemoteWorkers:
 
     def local(self, worker: int) -> Stage:
         """The same pipeline in this process, from its start."""
-        return self._open_plan(self._plan(worker))
+        return self._open_plan(self._plan(worker), self._context)
 
     def drop(self, tickets: Iterable[Ticket], generation: int) -> None:
         """Gives up tasks of a set of workers, where that is the one at work."""
@@ -98,7 +105,7 @@ class RemotePart(Stage):
         self._ended = False
         self._failure: BaseException | None = None
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:
+    def pull(self, limit: int) -> Block:
         """See `Stage.pull`; returns what the worker made at once, which may be more."""
         before = self._after
         if self._failure is not None:

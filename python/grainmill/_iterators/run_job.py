@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from grainmill._evaluate.make_job import settle_in
-from grainmill._iterators.read import make_nothing_ahead
+from grainmill._iterators.cursor import END, Cursor
 from grainmill._workers.worker import Job, Outcome, Place, Runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from grainmill._evaluate.context import Context
     from grainmill._iterators.stage import Stage, State
     from grainmill._plan.node import Node
 
@@ -42,21 +42,24 @@ class Task(NamedTuple):
     at_most: int
 
 
+# Makes a plan ready to run; a function that workers can import.
+OpenPlan: TypeAlias = "Callable[[Node, Context], Stage]"
+
+
 class RunJob(Job):
-    """Runs a sequential plan of its own in each worker; what it reads is made `ahead` or not."""
+    """Runs a sequential plan of its own in each worker."""
 
     def __init__(
         self,
         plans: list[Node],
         worker_init_fn: Callable[[int, int], None] | None,
-        open_plan: Callable[[Node], Stage],
-        *,
-        ahead: bool,
+        open_plan: OpenPlan,
+        context: Context,
     ) -> None:
         self._plans = plans
         self._worker_init_fn = worker_init_fn
         self._open_plan = open_plan
-        self._ahead = ahead
+        self._context = context
 
     @property
     def modules(self) -> Sequence[str]:
@@ -66,16 +69,15 @@ class RunJob(Job):
     def open(self, place: Place) -> Runner:
         """See `Job.open`."""
         settle_in(place, self._worker_init_fn)
-        if not self._ahead:
-            make_nothing_ahead()
-        return _PartRunner(self._open_plan(self._plans[place.worker]), place.mark)
+        stage = self._open_plan(self._plans[place.worker], self._context)
+        return _PartRunner(stage, place.mark)
 
 
 class _PartRunner(Runner):
     """A stage under way, and how many elements it gave."""
 
     def __init__(self, stage: Stage, mark: Callable[[int], None]) -> None:
-        self._stage = stage
+        self._cursor = Cursor(stage)
         self._mark = mark
         self._count = 0
 
@@ -86,18 +88,22 @@ class _PartRunner(Runner):
         states: list[State] = []
         try:
             if task.state is not None:
-                self._stage.restore(task.state.state)
+                self._cursor.restore(task.state.state)
                 first = self._count = task.state.num_given
             deadline = time.perf_counter() + _BLOCK_S
-            for count in itertools.chain([task.num_elements], itertools.repeat(1)):
+            while True:
                 self._mark(self._count)
-                block = self._stage.pull(count)
-                made = len(block.elements)
-                self._count += made
-                elements += block.elements
-                states += [block.state_after(k) for k in range(1, made + 1)]
-                if not made or len(elements) >= task.at_most or time.perf_counter() > deadline:
+                element = self._cursor.next()
+                if element is END:
+                    break
+                self._count += 1
+                elements.append(element)
+                states.append(self._cursor.state())
+                if len(elements) < task.num_elements:
+                    continue
+                if len(elements) >= task.at_most or time.perf_counter() > deadline:
                     break
         except BaseException as failure:
             return Outcome(elements, failure, first, states)
+        self._cursor.forget()  # arrays that nobody else has are sent without a copy
         return Outcome(elements, None, first, states)

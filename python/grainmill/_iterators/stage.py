@@ -3,37 +3,110 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+
+from grainmill._evaluate.fuse import SKIPPED, Evaluated, evaluated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from grainmill._plan.node import Node
 
 State: TypeAlias = dict[str, Any]
+After: TypeAlias = "Callable[[int], State]"
+Finish: TypeAlias = "Callable[[Any, int], Any]"
+FinishMany: TypeAlias = "Callable[[Sequence[Any], int, Callable[[Any], None]], None]"
 
 
 class Block:
     """Consecutive elements, and what must be saved to continue after any of them.
 
+    Elements of a *lazy* block are raw: a user's function has yet to be called for each, which is
+    done when it is asked for, in order and once each. A raw element may turn out not to be one.
+
     Attributes:
         elements: The elements, in order; empty at the end of the data.
         state_after: Maps `k`, from 0 to `len(elements)`, to the state of the stage once
             the first `k` elements are delivered. It may be called at any later time and
-            gives a new dict each time.
+            gives a new dict each time; in a lazy block, for no `k` beyond the elements finished.
+        finish: Makes an element of a raw one, given that and its place in the block, or returns
+            `SKIPPED`; `None` where elements are ready.
+        finish_many: Does so for consecutive raw elements from a place on, and appends what comes
+            out; `None` where that is no faster.
+        dropped: The places of the raw elements that were skipped so far, in order, if any can be.
+        columns: Arrays of which the raw elements are the numbers of rows, by the keys of an
+            element, if that is how it comes.
     """
 
-    __slots__ = ("elements", "state_after")
+    __slots__ = ("columns", "dropped", "elements", "finish", "finish_many", "state_after")
 
-    def __init__(self, elements: list[Any], state_after: Callable[[int], State]) -> None:
+    def __init__(
+        self,
+        elements: list[Any],
+        state_after: After,
+        finish: Finish | None = None,
+        dropped: list[int] | None = None,
+        finish_many: FinishMany | None = None,
+        *,
+        columns: dict[str, Any] | None = None,
+    ) -> None:
         self.elements = elements
         self.state_after = state_after
+        self.finish = finish
+        self.dropped = dropped
+        self.finish_many = finish_many
+        self.columns = columns
+
+    @property
+    def num_finished(self) -> int:
+        """How many elements came out, once all were finished."""
+        return len(self.elements) - (len(self.dropped) if self.dropped else 0)
+
+    def with_states(self, state_after: After) -> Block:
+        """The same elements, with the states of a stage that hands them on."""
+        more = self.finish, self.dropped, self.finish_many
+        return Block(self.elements, state_after, *more, columns=self.columns)
+
+    def finished(self, start: int, count: int) -> Evaluated:
+        """What comes out of `count` raw elements from `start` on, up to a failure."""
+        raw = self.elements[start : start + count]
+        finish, finish_many = self.finish, self.finish_many
+        if finish is None:
+            return Evaluated(raw, None)
+        if finish_many is not None:
+            return evaluated(finish_many, raw, start)
+
+        def one_by_one(raw: list[Any], at: int, append: Callable[[Any], None]) -> None:
+            for place, element in enumerate(raw, at):
+                made = finish(element, place)
+                if made is not SKIPPED:
+                    append(made)
+
+        return evaluated(one_by_one, raw, start)
+
+
+RUNNERS: Final[dict[type[Node], Callable[[Any, Stage], Stage]]] = {}
+"""What runs each node that has one parent, where nothing else has to be known; see `runs`."""
+
+_StageT = TypeVar("_StageT", bound="type[Stage]")
+
+
+def runs(node_type: type[Node]) -> Callable[[_StageT], _StageT]:
+    """Marks the stage class that runs nodes of this type: it is called with one and its parent."""
+
+    def mark(stage_type: _StageT) -> _StageT:
+        RUNNERS[node_type] = stage_type
+        return stage_type
+
+    return mark
 
 
 class Stage(abc.ABC):
     """One sequential step of a running pipeline.
 
-    A user's exception leaves through `pull` with the stage as it was before the element that
-    caused it, so that elements made before are delivered first and a further `pull` meets the
-    same element again. Nothing is lost and the end is not pretended.
+    A user's exception leaves through `pull`, or through `Block.finish`, with the stage as it was
+    before the element that caused it, so that elements made before are delivered first and a
+    further attempt meets the same element again. Nothing is lost and the end is not pretended.
 
     Attributes:
         parents: The stages it pulls from.
@@ -43,18 +116,16 @@ class Stage(abc.ABC):
         self.parents = parents
 
     @property
-    def burst(self) -> int:
-        """Elements to pull where one is wanted: above 1 only if they are made ahead anyway."""
+    def pull_size(self) -> int:
+        """How many elements to pull where one is asked for: those that are made anyway."""
         return 1
 
     @abc.abstractmethod
-    def pull(self, limit: int, *, interior: bool = True) -> Block:
-        """Returns the next elements.
+    def pull(self, limit: int) -> Block:
+        """Returns the next elements, after those of the block before were all finished.
 
         Args:
             limit: The most elements to return, at least 1.
-            interior: Whether `state_after` may be asked for any place of the block; if not,
-                only the one after its last element is.
 
         Returns:
             A block of 1 to `limit` elements, or an empty one at the end, then and ever
@@ -91,61 +162,3 @@ class Stage(abc.ABC):
         """Gives back threads and files; safe to call again."""
         for parent in self.parents:
             parent.close()
-
-
-class Cursor:
-    """A place among the elements of `stage`: pulled blocks are handed on piece by piece.
-
-    It lets a stage look at elements one by one, or keep some for later, and still know the
-    parent's exact state at each.
-    """
-
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-        self._block: Block | None = None
-        self._position = 0
-
-    def peek(self, want: int = 1) -> list[Any]:
-        """Returns elements not yet taken; pulls up to `want` if there are none; `[]` at the end."""
-        if self._block is None or self._position >= len(self._block.elements):
-            self._block = self.stage.pull(want)
-            self._position = 0
-        return self._block.elements[self._position :] if self._position else self._block.elements
-
-    def advance(self, count: int) -> None:
-        """Takes `count` of the elements that `peek` returned."""
-        self._position += count
-
-    def state(self) -> State:
-        """The parent's state after the elements taken."""
-        if self._block is None:
-            return self.stage.state()
-        return self._block.state_after(self._position)
-
-    def mark(self) -> Callable[[int], State]:
-        """A function that stays valid when the cursor moves on: the state some elements ahead.
-
-        It takes how many, up to the number that `peek` returned.
-        """
-        if self._block is None:
-            state = self.stage.state()
-            return lambda _: state
-        block, position = self._block, self._position
-        return lambda ahead: block.state_after(position + ahead)
-
-    def restore(self, state: State) -> None:
-        """Continues where `state`, a state of the parent, was taken."""
-        self._block = None
-        self.stage.restore(state)
-
-    def settle(self) -> None:
-        """Moves the parent back to the cursor where it was pulled further."""
-        block = self._block
-        if block is not None:
-            self._block = None
-            if self._position < len(block.elements):
-                self.stage.restore(block.state_after(self._position))
-
-    def drop(self) -> None:
-        """Forgets the pulled block, as after the parent was moved by other means."""
-        self._block = None

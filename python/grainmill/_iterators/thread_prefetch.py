@@ -15,10 +15,14 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, Self
 
-from grainmill._evaluate.ahead import HAND_OVER_S, Demand
+from grainmill._evaluate import tuning
+from grainmill._evaluate.ahead import Demand
+from grainmill._evaluate.rows import byte_len
+from grainmill._iterators.cursor import END, Cursor, Place
 from grainmill._iterators.foreign import ForeignStage
-from grainmill._iterators.part import After, Place, Start
-from grainmill._iterators.stage import Block, Stage, State
+from grainmill._iterators.stage import Block, Stage, State, runs
+from grainmill._memory import default_budget_bytes
+from grainmill._plan import sequential
 from grainmill._plan.sequential import ThreadPrefetch, check_prefetch_buffer_size
 from grainmill._threads import start_thread
 
@@ -26,9 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _PATIENCE_S = 0.1
+# What a consumer that waits gets is no later than this, if more comes meanwhile.
+_URGENT_S = 0.001
 _CLOSED = "Attempting to use a closed iterator."
 
 
+@runs(sequential.ThreadPrefetch)
 class ThreadPrefetchStage(Stage):
     """Keeps up to `prefetch_buffer_size` elements of its parent ready; 0 means no thread.
 
@@ -38,7 +45,7 @@ class ThreadPrefetchStage(Stage):
 
     def __init__(self, node: ThreadPrefetch, parent: Stage) -> None:
         super().__init__(parent)
-        self._parent = parent
+        self._cursor = Cursor(parent)
         self._size = node.prefetch_buffer_size
         self._feed: Feed | None = None
         self._closed = False
@@ -48,8 +55,7 @@ class ThreadPrefetchStage(Stage):
     def _begin(self) -> None:
         self._ended = False
         self._astray = False  # whether a thread moved the parent that is no longer there
-        self._start = Start(self._parent)
-        self._place: Place = (self._start, 0)
+        self._place = self._cursor.place()
 
     @classmethod
     def around(cls, iterator: Iterator[Any], prefetch_buffer_size: int) -> Self:
@@ -58,33 +64,24 @@ class ThreadPrefetchStage(Stage):
         return cls(ThreadPrefetch((), prefetch_buffer_size), ForeignStage(iterator))
 
     @property
-    def burst(self) -> int:
-        """See `Stage.burst`; with a thread 1, as elements handed out make room for others."""
-        return 1 if self._size else self._parent.burst
+    def pull_size(self) -> int:
+        """See `Stage.pull_size`; as many as are handed over together."""
+        return self._size or self._cursor.stage.pull_size
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:
-        """See `Stage.pull`; waits for one element and gives those that are ready."""
+    def pull(self, limit: int) -> Block:
+        """See `Stage.pull`; waits for one element and gives those that came with it."""
         self._check_open()
         last, position = self._place
         if self._ended:
             return Block([], lambda _: last(position))
         if not self._size:
-            return self._inline(limit, interior=interior)
-        pieces = self._running().take(limit)
+            block = self._cursor.block(limit)
+            self._place = self._cursor.place()
+            return block
+        block = self._running().take(limit)
         self._check_open()
-        elements = [element for piece in pieces for element in piece.elements]
-        final = pieces[-1]
-        self._place = (final.after, final.start + len(final.elements))
-        self._ended = not elements
-        if self._ended:
-            return Block([], lambda _: final.after(0))
-        places = [(piece.after, piece.start, len(piece.elements)) for piece in pieces]
-        return Block(elements, lambda k: _state(places, k) if k else last(position))
-
-    def _inline(self, limit: int, *, interior: bool) -> Block:
-        block = self._parent.pull(limit, interior=interior)
-        self._start.settle(block.state_after)
         self._place = (block.state_after, len(block.elements))
+        self._ended = not block.elements
         return block
 
     def _running(self) -> Feed:
@@ -93,7 +90,7 @@ class ThreadPrefetchStage(Stage):
             self._rewind()
             feed = None
         if feed is None or feed.failed:
-            self._start.freeze()
+            self._cursor.freeze()
             feed = self._new_feed()
             try:
                 feed.start()
@@ -106,7 +103,7 @@ class ThreadPrefetchStage(Stage):
 
     def _new_feed(self) -> Feed:
         name = f"grain-thread-prefetch_{next(_numbers)}"
-        return Feed(self._parent, self._size, name)
+        return Feed(self._cursor, self._size, name)
 
     def lose_thread(self) -> None:
         """Goes on without its thread, which a fork has left behind."""
@@ -123,8 +120,7 @@ class ThreadPrefetchStage(Stage):
     def _rewind(self) -> None:
         """Takes the parent back to the element after the one last handed out."""
         self._halt()
-        state = self.state()
-        self._parent.restore(state)
+        self._cursor.restore(self.state())
         self._begin()
 
     def state(self) -> State:
@@ -136,22 +132,20 @@ class ThreadPrefetchStage(Stage):
         """See `Stage.restore`."""
         self._check_open()
         self._halt()
-        self._start.freeze()
-        self._parent.restore(state)
+        self._cursor.restore(state)
         self._begin()
 
     def next_index(self) -> int:
         """See `Stage.next_index`; elements made ahead are made again."""
         if self._feed is not None or self._astray:
             self._rewind()
-        return self._parent.next_index()
+        return self._cursor.next_index()
 
     def seek(self, index: int) -> None:
         """See `Stage.seek`."""
         self._check_open()
         self._halt()
-        self._start.freeze()
-        self._parent.seek(index)
+        self._cursor.seek(index)
         self._begin()
 
     def start_prefetch(self) -> None:
@@ -176,9 +170,9 @@ class ThreadPrefetchStage(Stage):
                 # What it waits for may end when the parent closes; a parent that can not be
                 # closed meanwhile is left to the thread, which nobody waits for.
                 with contextlib.suppress(Exception):
-                    self._parent.close()
+                    self._cursor.stage.close()
                 return
-        self._parent.close()
+        self._cursor.stage.close()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -188,17 +182,6 @@ class ThreadPrefetchStage(Stage):
         feed = getattr(self, "_feed", None)
         if feed is not None:
             feed.stop()
-
-
-class _Piece:
-    """Consecutive elements of one block of the parent."""
-
-    __slots__ = ("after", "elements", "start")
-
-    def __init__(self, after: After, start: int, elements: list[Any]) -> None:
-        self.after = after
-        self.start = start
-        self.elements = elements
 
 
 class _Gate:
@@ -223,11 +206,12 @@ class _Gate:
 
 
 class Feed:
-    """A bounded queue and the thread that fills it from `stage`.
+    """A bounded queue and the thread that fills it from `cursor`.
 
-    With `at_once`, the thread hands over as many elements as that says after each hand-over, given
-    its last element, or those it has made in a moment; the first time one, then at most twice as
-    many as before. It makes no more while more than the last ones wait.
+    The thread hands over what it has made after some time, but at once the first element, and
+    then at most twice as many as before: up to half of `size`, or with `at_once` as many as that
+    says, given the last of them. It waits while `size` elements are there or, with `at_once`,
+    while more than it handed over last wait.
 
     Attributes:
         demand: What the thread can ask of the consumer; ended when the thread is to end.
@@ -236,20 +220,22 @@ class Feed:
 
     def __init__(
         self,
-        stage: Stage,
+        cursor: Cursor,
         size: int,
         thread_name: str,
         at_once: Callable[[Any], int] | None = None,
     ) -> None:
         self.demand = Demand()
         self.failed = False
-        self._stage = stage
-        self._size = size
+        self._cursor = cursor
+        self._size = self._most = size
+        self._budget_bytes = default_budget_bytes()
         self._at_once = at_once
         self._step = 1
         self._spare = -1  # no room until the thread may begin
-        self._queue: deque[_Piece | BaseException] = deque()
-        self._held = 0
+        self._queue: deque[Block | BaseException] = deque()
+        self._held = 0  # elements in the queue
+        self._taken = 0  # elements of the block taken last, but the one that was asked for
         # Reentrant: garbage collection may call `stop` from inside `put` or `take`.
         self._lock = threading.RLock()
         self._arrived = _Gate()
@@ -272,14 +258,17 @@ class Feed:
             while self.make():
                 pass
         except BaseException as failure:
-            self.put([failure])
+            self.put(failure)
 
-    def take(self, limit: int) -> list[_Piece]:
-        """Waits for something and returns what there is, up to `limit` elements.
+    def take(self, limit: int) -> Block:
+        """Waits for something and returns what came together, up to `limit` elements.
 
-        The end is a piece without elements; a failure is raised, and one once nobody wants more.
+        A failure is raised, and one once nobody wants more.
         """
-        pieces: list[_Piece] = []
+        with self._lock:  # what was taken before is used up
+            self._taken = 0
+            if self._has_room():
+                self._roomy.open()
         if not self._queue:
             self.demand.urgent = True
             self._arrived.wait_for(lambda: self._queue or self.demand.ended)
@@ -287,74 +276,83 @@ class Feed:
             self.demand.urgent = False
             if self.demand.ended:
                 raise ValueError(_CLOSED)
-            while limit and self._queue:
-                head = self._queue[0]
-                if isinstance(head, BaseException) or not head.elements:
-                    if pieces:
-                        break
-                    return [self._last()]
-                piece = self._first(head, limit)
-                pieces.append(piece)
-                limit -= len(piece.elements)
+            block = self._first(limit)
+            count = len(block.elements)
+            self._held -= count
+            self._taken = max(0, count - 1)
             if self._has_room():
                 self._roomy.open()
-        return pieces
+        return block
 
     def _has_room(self) -> bool:
-        return self._held <= self._spare
+        return self._held + self._taken <= self._spare
 
-    def _first(self, head: _Piece, limit: int) -> _Piece:
-        if len(head.elements) <= limit:
+    def _first(self, limit: int) -> Block:
+        head = self._queue[0]
+        if isinstance(head, BaseException):
             self._queue.popleft()
-            self._held -= len(head.elements)
+            self.failed = True
+            try:
+                raise head
+            finally:
+                del head
+        elements, after = head.elements, head.state_after
+        if len(elements) <= limit:
+            self._queue.popleft()
             return head
-        self._queue[0] = _Piece(head.after, head.start + limit, head.elements[limit:])
-        self._held -= limit
-        return _Piece(head.after, head.start, head.elements[:limit])
-
-    def _last(self) -> _Piece:
-        head = self._queue.popleft()
-        if isinstance(head, _Piece):
-            return head
-        self.failed = True
-        try:
-            raise head
-        finally:
-            del head
+        self._queue[0] = Block(elements[limit:], lambda k: after(limit + k))
+        return Block(elements[:limit], after)
 
     def make(self) -> bool:
-        """Pulls from the parent once there is room; `False` when there is no more to do."""
+        """Takes elements once there is room; `False` when there are no more."""
         self._roomy.wait_for(lambda: self._has_room() or self.demand.ended)
         with self._lock:
             if self.demand.ended:
                 return False
-            room = self._size - self._held
-        until = time.monotonic() + HAND_OVER_S
-        made: list[_Piece | BaseException] = []
-        count = 0
+            wanted = min(self._step, self._size - self._held - self._taken)
+        cursor = self._cursor
+        began = time.monotonic()
+        places = [cursor.place()]
+        elements: list[Any] = []
+        ended = False
         try:
-            while not made or (count < self._step and time.monotonic() < until):
-                wanted = min(self._stage.burst, room - count)
-                block = self._stage.pull(wanted, interior=wanted > 1)
-                made.append(_Piece(block.state_after, 0, block.elements))
-                count += len(block.elements)
-                if not block.elements:
-                    return False
-            if self._at_once is not None:
-                self._step = min(self._at_once(block.elements[-1]), 2 * count)
-                self._spare = count
-            return True
+            while len(elements) < wanted:
+                element = cursor.next()
+                if element is END:
+                    ended = True
+                    break
+                elements.append(element)
+                places.append(cursor.place())
+                bound = _URGENT_S if self.demand.urgent else tuning.HAND_OVER_S
+                if time.monotonic() - began > bound:
+                    break
         finally:
-            self.put(made)
+            if elements:
+                self.put(Block(elements, lambda k: _state(places[k])))
+        if ended:
+            after, position = cursor.place()
+            self.put(Block([], lambda _: after(position)))
+            return False
+        count = len(elements)
+        if self._at_once is not None:
+            self._step = min(self._at_once(elements[-1]), 2 * count)
+            self._spare = count
+        else:
+            affordable = self._budget_bytes // max(1, byte_len(elements[-1]))
+            self._size = max(1, min(self._most, affordable))
+            half = max(1, self._size // 2)
+            self._step = min(half, 2 * count)
+            is_full = self._held + self._taken >= self._size
+            self._spare = self._size - (half if is_full else 1)
+        return True
 
-    def put(self, made: list[_Piece | BaseException]) -> None:
+    def put(self, made: Block | BaseException) -> None:
         """Adds what the thread made or met."""
         with self._lock:
             if not self.demand.ended:
-                self._queue.extend(made)
-                self._held += sum(
-                    len(piece.elements) for piece in made if isinstance(piece, _Piece)
-                )
+                self._queue.append(made)
+                if isinstance(made, Block):
+                    self._held += len(made.elements)
                 self._arrived.open()
 
     def stop(self) -> None:
@@ -366,12 +364,9 @@ class Feed:
             self._roomy.open()
 
 
-def _state(places: list[tuple[After, int, int]], count: int) -> State:
-    for after, start, length in places:
-        if count <= length:
-            return after(start + count)
-        count -= length
-    raise IndexError("a place after the end of the block")
+def _state(place: Place) -> State:
+    after, position = place
+    return after(position)
 
 
 _numbers = itertools.count()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from grainmill._iterators.part import After, Start, fixed
-from grainmill._iterators.stage import Block, Stage, State
+from grainmill._iterators.cursor import Cursor, Place
+from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._native import window_order
+from grainmill._plan import sequential
 
 if TYPE_CHECKING:
     from grainmill._plan.sequential import WindowShuffle
 
 
+@runs(sequential.WindowShuffle)
 class WindowShuffleStage(Stage):
     """Fills a window from its parent, then hands it out in an order of its own.
 
@@ -20,56 +22,54 @@ class WindowShuffleStage(Stage):
 
     def __init__(self, node: WindowShuffle, parent: Stage) -> None:
         super().__init__(parent)
-        self._parent = parent
+        self._cursor = Cursor(parent)
         self._size = node.window_size
         self._seed = node.seed
-        self._start = Start(parent)
-        self._begin(self._start, 0, 0)
+        self._begin(0, 0)
 
-    def _begin(self, after: After, index: int, position: int) -> None:
-        """Stands in the window that starts at `after`, whose elements are not yet there."""
-        self._place = (after, index, position)
+    def _begin(self, index: int, position: int) -> None:
+        """Stands in the window that starts at the cursor, whose elements are not yet there."""
+        self._filling_start = self._cursor.place()
+        self._place = (self._filling_start, index, position)
         self._index = index
         self._skip = position
         self._window: list[Any] = []
         self._position = 0
         self._filling: list[Any] = []
-        self._filling_start: After = after
 
     @property
-    def burst(self) -> int:
-        """See `Stage.burst`; the rest of a window is there already."""
-        return max(1, len(self._window) - self._position)
+    def pull_size(self) -> int:
+        """See `Stage.pull_size`; a window is there at once."""
+        return self._size
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:
+    def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
         last = self._place
         while self._position == len(self._window):
             if not self._fill():
                 return Block([], lambda _: _state(last))
         begin, index, length = self._position, self._index, len(self._window)
-        after = self._filling_start
+        start = self._filling_start
         elements = self._window[begin : begin + limit]
         self._position = end = begin + len(elements)
         if end == length:
             self._index += 1
-        self._place = (after, self._index, end)
+        self._place = (start, self._index, end)
         return Block(
             elements,
-            lambda k: _state((after, index + (begin + k == length), begin + k) if k else last),
+            lambda k: _state((start, index + (begin + k == length), begin + k) if k else last),
         )
 
     def _fill(self) -> bool:
         """Makes the next window, or the one that a restored state stands in; `False` at the end."""
         while len(self._filling) < self._size:
-            first = not self._filling
-            block = self._parent.pull(self._size - len(self._filling), interior=first)
-            if not block.elements:
+            start = None if self._filling else self._cursor.place()
+            elements = self._cursor.take(self._size - len(self._filling))
+            if not elements:
                 break
-            if first:
-                self._start.settle(block.state_after)
-                self._filling_start = block.state_after
-            self._filling += block.elements
+            if start is not None:
+                self._filling_start = start
+            self._filling += elements
         if self._skip > len(self._filling):
             raise ValueError(
                 f"state was saved {self._skip} elements into a window "
@@ -89,16 +89,14 @@ class WindowShuffleStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        start = state["parent_window_start_state"]
-        self._start.freeze()
-        self._parent.restore(start)
-        self._begin(fixed(start), state["window_index"], state["pos_in_window"])
+        self._cursor.restore(state["parent_window_start_state"])
+        self._begin(state["window_index"], state["pos_in_window"])
 
 
-def _state(place: tuple[After, int, int]) -> State:
-    after, index, position = place
+def _state(place: tuple[Place, int, int]) -> State:
+    (after, taken), index, position = place
     return {
-        "parent_window_start_state": after(0),
+        "parent_window_start_state": after(taken),
         "window_index": index,
         "pos_in_window": position,
     }

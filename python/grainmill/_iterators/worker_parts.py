@@ -15,6 +15,8 @@ from grainmill._workers.pool import threads_take_turns
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from grainmill._evaluate.context import Context
+    from grainmill._iterators.run_job import OpenPlan
     from grainmill._iterators.stage import Stage
     from grainmill._plan.node import Node
     from grainmill._plan.sequential import MultithreadPrefetch
@@ -25,10 +27,10 @@ if TYPE_CHECKING:
 class WorkerPartsStage(InterleaveStage):
     """Round robin over workers, all of which are at work from the first element on."""
 
-    def __init__(self, node: WorkersNode, open_plan: Callable[[Node], Stage]) -> None:
+    def __init__(self, node: WorkersNode, open_plan: OpenPlan, context: Context) -> None:
         self._workers: RemoteWorkers | None = None
         if isinstance(node, MultiprocessPrefetch) and threads_take_turns():
-            self._workers = RemoteWorkers(node, open_plan)
+            self._workers = RemoteWorkers(node, open_plan, context)
         elif isinstance(node, MultiprocessPrefetch) and node.worker_init_fn is not None:
             logging.getLogger("grainmill").warning(
                 "`worker_init_fn` is ignored: workers are threads here, not processes"
@@ -47,7 +49,7 @@ class WorkerPartsStage(InterleaveStage):
         def open_worker(worker: int) -> Stage:
             if workers is not None:
                 return workers.part(worker)
-            return open_part(node, worker, open_plan)
+            return open_part(node, worker, lambda part: open_plan(part, context))
 
         super().__init__(ring, open_worker, count, at_once=True)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from grainmill._iterators.part import Part, Place
+from grainmill._iterators.cursor import END, Cursor, Place
 from grainmill._iterators.stage import Block, Stage, State
+from grainmill._iterators.turns import AT_ONCE, turns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,56 +15,93 @@ if TYPE_CHECKING:
 
 
 class ZipStage(Stage):
-    """Pulls as many elements from one parent as from the next."""
+    """Takes an element of each parent, in their order, when a tuple is asked for.
+
+    Where all parents have elements at hand, tuples come in blocks.
+    """
 
     def __init__(self, node: Zip, parents: Sequence[Stage]) -> None:
         super().__init__(*parents)
         self._strict = node.strict
-        self._parts = [Part(parent) for parent in parents]
+        self._cursors = [Cursor(parent) for parent in parents]
+        self._begin()
+
+    def _begin(self) -> None:
+        self._gathered: list[Any] = []  # the first elements of a tuple
+        self._places: list[Place] | None = None  # before those, if known
+        self._refusal: str | None = None
+        self._ended = False
 
     @property
-    def burst(self) -> int:
-        """See `Stage.burst`."""
-        return min(parent.burst for parent in self.parents)
+    def pull_size(self) -> int:
+        """See `Stage.pull_size`."""
+        return AT_ONCE
 
-    def pull(self, limit: int, *, interior: bool = True) -> Block:
+    def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
-        count = limit
-        for number, part in enumerate(self._parts):
-            at_hand = part.ready(count)
-            if not at_hand:
-                part.finish()
-                self._check_ends(number)
-                count = 0
-                break
-            count = min(count, at_hand)
-        places = [part.place for part in self._parts]
-        elements = list(zip(*[part.take(count) for part in self._parts], strict=True))
-        return Block(elements, lambda k: _state(places, k))
+        if self._ended:
+            here = self._here()
+            return Block([], lambda _: _state(here, 0))
+        if not self._gathered:
+            count = min(limit, *(cursor.at_hand for cursor in self._cursors))
+            if count:
+                places = self._here()
+                elements = list(zip(*[cursor.take(count) for cursor in self._cursors], strict=True))
+                self._places = None
+                return Block(elements, lambda k: _state(places, k))
+        is_lazy = any(cursor.is_lazy for cursor in self._cursors)
+        return turns(self._step, self._here, _last_state, limit if is_lazy else 1)
 
-    def _check_ends(self, ended: int) -> None:
-        if not self._strict:
-            return
-        if ended:
-            raise ValueError(f"ZipIterDataset argument {ended + 1} is shorter than {_first(ended)}")
-        for number, part in enumerate(self._parts):
-            if part.ready(1):
-                raise ValueError(
-                    f"ZipIterDataset argument {number + 1} is longer than {_first(number)}"
-                )
-            part.finish()
+    def _step(self) -> Any:
+        if self._refusal is not None:
+            raise ValueError(self._refusal)
+        gathered = self._gathered
+        if not gathered:
+            self._here()
+        for cursor in self._cursors[len(gathered) :]:
+            element = cursor.next()
+            if element is END:
+                return self._end(len(gathered))
+            gathered.append(element)
+        self._gathered = []
+        self._places = None
+        return tuple(gathered)
+
+    def _end(self, ended: int) -> Any:
+        """Is at the end of a parent, if no other has more where that matters."""
+        self._places = places = list(self._here())
+        places[ended] = self._cursors[ended].place()
+        if self._strict:
+            if ended:
+                self._refuse(f"argument {ended + 1} is shorter than {_first(ended)}")
+            for number, cursor in enumerate(self._cursors[1:], 1):
+                if cursor.next() is not END:
+                    self._refuse(f"argument {number + 1} is longer than {_first(number)}")
+                places[number] = cursor.place()
+        self._ended = True
+        return END
+
+    def _refuse(self, text: str) -> None:
+        self._refusal = f"ZipIterDataset {text}"
+        raise ValueError(self._refusal)
+
+    def _here(self) -> list[Place]:
+        if self._places is None:
+            self._places = [cursor.place() for cursor in self._cursors]
+        return self._places
 
     def state(self) -> State:
         """See `Stage.state`."""
-        return _state([part.place for part in self._parts], 0)
+        return _state(self._here(), 0)
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
         parents = state["parents"]
-        if len(parents) != len(self._parts):
-            raise ValueError(f"a state of {len(parents)} iterators for {len(self._parts)}")
-        for part, saved in zip(self._parts, parents, strict=True):
-            part.restore(saved)
+        if len(parents) != len(self._cursors):
+            raise ValueError(f"a state of {len(parents)} iterators for {len(self._cursors)}")
+        for cursor, saved in zip(self._cursors, parents, strict=True):
+            cursor.restore(saved)
+        self._begin()
 
 
 def _first(count: int) -> str:
@@ -72,3 +110,7 @@ def _first(count: int) -> str:
 
 def _state(places: list[Place], count: int) -> State:
     return {"parents": [after(position + count) for after, position in places]}
+
+
+def _last_state(places: list[list[Place]]) -> State:
+    return _state(places[-1], 0)

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from grainmill import _native
+from grainmill import _tree as tree
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
-from grainmill._evaluate import tree
 from grainmill._evaluate.stack import shared_arena, stack
 from grainmill._iterators.cells import Cells, rows_of
 from grainmill._loader.record import Record, RecordMetadata

@@ -20,7 +20,8 @@ class MultiprocessingOptions:
         timeout_s: Seconds without an element after which the wait ends in an error; `None`
             waits for ever.
         ram_budget_bytes: The most memory that elements of all workers may take, in bytes;
-            `None` is a quarter of the machine's.
+            `None` is a quarter of what this process may use: the machine's, or its control
+            group's limit.
 
     Raises:
         ValueError: A time or the budget is not positive.

@@ -6,21 +6,24 @@ import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import numpy as np
+
 from grainmill._plan import transforms
-from grainmill._plan.node import MapNode, Node, function_of, transform_name
+from grainmill._plan.node import (
+    MapNode,
+    Node,
+    Share,
+    function_of,
+    random_access,
+    transform_name,
+)
 from grainmill._plan.seeds import checked_shuffle_seed, derived_seed
+from grainmill._plan.spec import ShapeDtypeStruct, batch_spec, map_spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 ENDLESS = sys.maxsize
-
-
-def random_access(node: Node) -> MapNode:
-    """Returns `node` if its elements can be asked for by index, else raises `TypeError`."""
-    if not isinstance(node, MapNode):
-        raise TypeError(f"{node} has no random access; a `MapDataset` is needed here")
-    return node
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -42,6 +45,11 @@ class Source(MapNode):
         except TypeError:
             return cls((), ENDLESS, source, wraps=False)
 
+    @property
+    def is_cut_whole(self) -> bool:
+        """See `MapNode.is_cut_whole`."""
+        return self.wraps
+
     def _arguments(self) -> str:
         return f"(source={type(self.source).__name__})"
 
@@ -53,6 +61,15 @@ class Range(MapNode):
     numbers: range
     dataset_name: ClassVar[str] = "RangeMapDataset"
 
+    def spec(self, spec_of: Callable[[Node], Any]) -> Any:
+        """See `Node.spec`."""
+        return ShapeDtypeStruct((), np.int64)
+
+    def consecutive(self, share: Share) -> MapNode:
+        """See `MapNode.consecutive`."""
+        numbers = self.numbers[slice(*share.bounds(self.length))]
+        return dataclasses.replace(self, length=len(numbers), numbers=numbers)
+
     def _arguments(self) -> str:
         numbers = self.numbers
         return f"(start={numbers.start}, stop={numbers.stop}, step={numbers.step})"
@@ -60,14 +77,30 @@ class Range(MapNode):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Foreign(MapNode):
-    """A user's own `MapDataset` subclass, in the middle of a plan or at its start."""
+    """A user's own `MapDataset` subclass, in the middle of a plan or at its start.
+
+    `with_parents` makes a copy of it that takes its elements from other plans.
+    """
 
     dataset: Any
+    with_parents: Callable[[Any, Sequence[Node]], Any]
 
     @classmethod
-    def of(cls, dataset: Any, parents: Sequence[Any]) -> Self:
+    def of(
+        cls,
+        dataset: Any,
+        parents: Sequence[Any],
+        with_parents: Callable[[Any, Sequence[Node]], Any],
+    ) -> Self:
         """The node of `dataset`, whose length is asked for when it is needed."""
-        return cls(tuple(parents), -1, dataset)
+        return cls(tuple(parents), -1, dataset, with_parents)
+
+    def over(self, parents: tuple[MapNode, ...]) -> Self:
+        """See `MapNode.over`."""
+        return self.of(self.with_parents(self.dataset, parents), parents, self.with_parents)
+
+    def _source_type(self) -> type:
+        return type(self.dataset)
 
     def __getattribute__(self, name: str) -> Any:
         if name == "length":
@@ -92,6 +125,10 @@ class Map(MapNode):
         function = function_of(transform, transforms.Map, "map")
         return cls((parent,), random_access(parent).length, transform, function)
 
+    def spec(self, spec_of: Callable[[Node], Any]) -> Any:
+        """See `Node.spec`."""
+        return map_spec(self.transform, lambda: spec_of(self.parent))
+
     def _arguments(self) -> str:
         return f"(transform={transform_name(self.transform)})"
 
@@ -114,6 +151,11 @@ class Filter(Map):
     """Makes `None` of the elements a predicate turns down."""
 
     dataset_name: ClassVar[str] = "FilterMapDataset"
+    drops_elements: ClassVar[bool] = True
+
+    def spec(self, spec_of: Callable[[Node], Any]) -> Any:
+        """See `Node.spec`."""
+        return spec_of(self.parent)
 
     @classmethod
     def of(cls, parent: Node, transform: Any) -> Self:
@@ -158,6 +200,7 @@ class Shuffle(MapNode):
 
     seed: int
     dataset_name: ClassVar[str] = "ShuffleMapDataset"
+    keeps_spec: ClassVar[bool] = True
 
     @classmethod
     def of(cls, parent: Node, seed: int | None) -> Self:
@@ -180,6 +223,7 @@ class WindowShuffle(MapNode):
     window_size: int
     seed: int
     dataset_name: ClassVar[str] = "WindowShuffleMapDataset"
+    keeps_spec: ClassVar[bool] = True
 
     @classmethod
     def of(cls, parent: Node, window_size: int, seed: int) -> Self:
@@ -197,12 +241,22 @@ class Slice(MapNode):
     stop: int
     step: int
     dataset_name: ClassVar[str] = "SliceMapDataset"
+    keeps_spec: ClassVar[bool] = True
 
     @classmethod
     def of(cls, parent: Node, sl: slice) -> Self:
         """A node that takes `sl` of each epoch of `parent`."""
         start, stop, step = sl.indices(random_access(parent).length)
         return cls((parent,), len(range(start, stop, step)), start, stop, step)
+
+    def over(self, parents: tuple[MapNode, ...]) -> Self:
+        """See `MapNode.over`."""
+        return self.of(parents[0], slice(self.start, None, self.step))
+
+    @property
+    def is_cut_whole(self) -> bool:
+        """See `MapNode.is_cut_whole`; a slice of an endless plan has no pieces."""
+        return self.stop < ENDLESS
 
     def _arguments(self) -> str:
         return f"[{self.start}:{self.stop}:{self.step}]"
@@ -217,12 +271,18 @@ class Take(MapNode):
 
     indices: Any
     dataset_name: ClassVar[str] = "ReindexMapDataset"
+    keeps_spec: ClassVar[bool] = True
 
     @classmethod
     def of(cls, parent: Node, indices: Any) -> Self:
         """A node that takes `indices` of each epoch of `parent`."""
         random_access(parent)
         return cls((parent,), len(indices), indices)
+
+    @property
+    def is_cut_whole(self) -> bool:
+        """See `MapNode.is_cut_whole`."""
+        return True
 
     def _arguments(self) -> str:
         shown = [str(int(self.indices[k])) for k in _ends(self.length)]
@@ -247,6 +307,7 @@ class Repeat(MapNode):
     num_epochs: int | None
     reseed_each_epoch: bool
     dataset_name: ClassVar[str] = "RepeatMapDataset"
+    keeps_spec: ClassVar[bool] = True
 
     @classmethod
     def of(cls, parent: Node, num_epochs: int | None, *, reseed_each_epoch: bool) -> Self:
@@ -261,6 +322,10 @@ class Repeat(MapNode):
             )
         repeated = min(ENDLESS, length * (ENDLESS if num_epochs is None else num_epochs))
         return cls((parent,), repeated, num_epochs, reseed_each_epoch)
+
+    def over(self, parents: tuple[MapNode, ...]) -> Self:
+        """See `MapNode.over`."""
+        return self.of(parents[0], self.num_epochs, reseed_each_epoch=self.reseed_each_epoch)
 
     def _arguments(self) -> str:
         return f"(num_epochs={self.num_epochs})"
@@ -288,7 +353,7 @@ class Batch(MapNode):
         length = random_access(parent).length
         check_batch_size(batch_size)
         for above in parent.walk():
-            if isinstance(above, Filter | FlatMap):
+            if above.drops_elements:
                 stage = "`MapDataset.filter`" if isinstance(above, Filter) else above.dataset_name
                 stage = stage if stage.startswith("`") else f"`{stage}`"
                 raise ValueError(
@@ -297,6 +362,19 @@ class Batch(MapNode):
                 )
         batches = length // batch_size if drop_remainder else -(-length // batch_size)
         return cls((parent,), batches, batch_size, drop_remainder, batch_fn)
+
+    def over(self, parents: tuple[MapNode, ...]) -> Self:
+        """See `MapNode.over`."""
+        return self.of(
+            parents[0],
+            self.batch_size,
+            drop_remainder=self.drop_remainder,
+            batch_fn=self.batch_fn,
+        )
+
+    def spec(self, spec_of: Callable[[Node], Any]) -> Any:
+        """See `Node.spec`."""
+        return batch_spec(self, spec_of(self.parent))
 
     def _arguments(self) -> str:
         return f"(batch_size={self.batch_size}, drop_remainder={self.drop_remainder})"
@@ -314,12 +392,17 @@ class FlatMap(MapNode):
 
     transform: transforms.FlatMap
     dataset_name: ClassVar[str] = "FlatMapMapDataset"
+    drops_elements: ClassVar[bool] = True
 
     @classmethod
     def of(cls, parent: Node, transform: transforms.FlatMap) -> Self:
         """A node that splits the elements of `parent`."""
         length = min(ENDLESS, transform.max_fan_out * random_access(parent).length)
         return cls((parent,), length, transform)
+
+    def over(self, parents: tuple[MapNode, ...]) -> Self:
+        """See `MapNode.over`."""
+        return self.of(parents[0], self.transform)
 
     def _arguments(self) -> str:
         return f"(transform={transform_name(self.transform)})"
@@ -341,6 +424,14 @@ class Zip(MapNode):
             raise ValueError(f"All datasets to zip must have the same length, got {lengths}.")
         return cls(tuple(parents), lengths[0])
 
+    def over(self, parents: tuple[MapNode, ...]) -> Self:
+        """See `MapNode.over`."""
+        return self.of(parents)
+
+    def spec(self, spec_of: Callable[[Node], Any]) -> Any:
+        """See `Node.spec`."""
+        return tuple(map(spec_of, self.parents))
+
     def _arguments(self) -> str:
         return f"[{len(self.parents)} parents]"
 
@@ -351,6 +442,7 @@ class Mix(MapNode):
 
     proportions: tuple[int, ...]
     dataset_name: ClassVar[str] = "MixedMapDataset"
+    keeps_spec: ClassVar[bool] = True
 
     @classmethod
     def of(cls, parents: Sequence[Node], weights: Sequence[float] | None) -> Self:
@@ -359,6 +451,11 @@ class Mix(MapNode):
         check_weights(parents, chosen)
         proportions = (1,) * len(parents) if weights is None else integer_proportions(chosen)
         return cls(tuple(parents), cls.length_of(parents, proportions), proportions)
+
+    def over(self, parents: tuple[MapNode, ...]) -> Self:
+        """See `MapNode.over`."""
+        length = self.length_of(parents, self.proportions)
+        return dataclasses.replace(self, parents=parents, length=length)
 
     @staticmethod
     def length_of(parents: Sequence[Node], proportions: Sequence[int]) -> int:
@@ -412,6 +509,7 @@ class Select(MapNode):
 
     selection: transforms.DatasetSelectionMap
     dataset_name: ClassVar[str] = "MixedMapDataset"
+    keeps_spec: ClassVar[bool] = True
 
     @classmethod
     def of(cls, parents: Sequence[Node], selection: transforms.DatasetSelectionMap) -> Self:
@@ -419,6 +517,11 @@ class Select(MapNode):
         for parent in parents:
             random_access(parent)
         return cls(tuple(parents), len(selection), selection)
+
+    @property
+    def is_cut_whole(self) -> bool:
+        """See `MapNode.is_cut_whole`."""
+        return True
 
     def _arguments(self) -> str:
         return f"[{len(self.parents)} parents]"
@@ -429,6 +532,7 @@ class Concatenate(MapNode):
     """Epoch `e` of one dataset after epoch `e` of another."""
 
     dataset_name: ClassVar[str] = "MixedMapDataset"
+    keeps_spec: ClassVar[bool] = True
 
     @classmethod
     def of(cls, parents: Sequence[Node]) -> Self:
@@ -441,6 +545,10 @@ class Concatenate(MapNode):
                 raise ValueError(f"Cannot concatenate infinite datasets. {parent} is infinite.")
         return cls(tuple(parents), min(ENDLESS, sum(lengths)))
 
+    def over(self, parents: tuple[MapNode, ...]) -> Self:
+        """See `MapNode.over`."""
+        return self.of(parents)
+
     def _arguments(self) -> str:
         return f"[{len(self.parents)} parents]"
 
@@ -451,6 +559,7 @@ class Seed(MapNode):
 
     own_seed: int | None = dataclasses.field(default=None, kw_only=True)
     dataset_name: ClassVar[str] = "WithOptionsMapDataset"
+    keeps_spec: ClassVar[bool] = True
 
     @classmethod
     def of(cls, parent: Node, seed: int) -> Self:

@@ -9,16 +9,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from grainmill._plan import transforms
-from grainmill._plan.node import Node, function_of, transform_name
+from grainmill._plan.node import Node, Share, function_of, random_access, transform_name
 from grainmill._plan.random_access import (
     check_batch_size,
     check_weights,
     checked_seed,
     integer_proportions,
-    random_access,
     random_map_seed,
 )
 from grainmill._plan.seeds import checked_shuffle_seed
+from grainmill._plan.spec import batch_spec, in_rows, map_spec
 
 if TYPE_CHECKING:
     from grainmill._plan.multiprocessing_options import MultiprocessingOptions
@@ -32,6 +32,11 @@ class Read(Node):
     options: ReadOptions
     allow_nones: bool
     dataset_name: ClassVar[str] = "PrefetchIterDataset"
+    keeps_spec: ClassVar[bool] = True
+
+    def share(self, share: Share) -> Node:
+        """See `Node.share`."""
+        return dataclasses.replace(self, parents=(share.of_random_access(self.parent),))
 
     def _arguments(self) -> str:
         return f"(read_options={self.options}, allow_nones={self.allow_nones})"
@@ -39,9 +44,22 @@ class Read(Node):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Foreign(Node):
-    """A user's own `IterDataset` subclass, in the middle of a plan or at its start."""
+    """A user's own `IterDataset` subclass, in the middle of a plan or at its start.
+
+    `with_parents` makes a copy of it that takes its elements from other plans.
+    """
 
     dataset: Any
+    with_parents: Callable[[Any, Sequence[Node]], Any]
+
+    def share(self, share: Share) -> Node:
+        """See `Node.share`."""
+        shared = super().share(share)
+        dataset = self.with_parents(self.dataset, shared.parents)
+        return dataclasses.replace(self, parents=shared.parents, dataset=dataset)
+
+    def _source_type(self) -> type:
+        return type(self.dataset)
 
     def __str__(self) -> str:
         return type(self.dataset).__name__
@@ -59,6 +77,10 @@ class Map(Node):
     def of(cls, parent: Node, transform: Any) -> Self:
         """A node that maps elements of `parent`."""
         return cls((parent,), transform, function_of(transform, transforms.Map, "map"))
+
+    def spec(self, spec_of: Callable[[Node], Any]) -> Any:
+        """See `Node.spec`."""
+        return map_spec(self.transform, lambda: spec_of(self.parent))
 
     def _arguments(self) -> str:
         return f"(transform={transform_name(self.transform)})"
@@ -82,6 +104,11 @@ class Filter(Map):
     """Leaves out the elements a predicate turns down."""
 
     dataset_name: ClassVar[str] = "FilterIterDataset"
+    drops_elements: ClassVar[bool] = True
+
+    def spec(self, spec_of: Callable[[Node], Any]) -> Any:
+        """See `Node.spec`."""
+        return spec_of(self.parent)
 
     @classmethod
     def of(cls, parent: Node, transform: Any) -> Self:
@@ -109,6 +136,15 @@ class RandomMap(Map):
         node = cls((parent,), transform, function, -1)
         return dataclasses.replace(node, seed=random_map_seed(node, seed))
 
+    def share(self, share: Share) -> Node:
+        """See `Node.share`."""
+        return dataclasses.replace(
+            self,
+            parents=super().share(share).parents,
+            first_number=self.first_number + self.number_step * share.worker,
+            number_step=self.number_step * share.count,
+        )
+
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Batch(Node):
@@ -132,6 +168,10 @@ class Batch(Node):
         check_batch_size(batch_size)
         return cls((parent,), batch_size, drop_remainder, batch_fn)
 
+    def spec(self, spec_of: Callable[[Node], Any]) -> Any:
+        """See `Node.spec`."""
+        return batch_spec(self, spec_of(self.parent))
+
     def _arguments(self) -> str:
         return f"(batch_size={self.batch_size}, drop_remainder={self.drop_remainder})"
 
@@ -150,6 +190,10 @@ class Rebatch(Node):
         check_batch_size(batch_size)
         return cls((parent,), batch_size, drop_remainder)
 
+    def spec(self, spec_of: Callable[[Node], Any]) -> Any:
+        """See `Node.spec`."""
+        return in_rows(self, spec_of(self.parent), 1)
+
     def _arguments(self) -> str:
         return f"(batch_size={self.batch_size}, drop_remainder={self.drop_remainder})"
 
@@ -164,6 +208,7 @@ class Mix(Node):
     proportions: tuple[int, ...]
     names: tuple[str, ...] | None
     dataset_name: ClassVar[str] = "MixedIterDataset"
+    keeps_spec: ClassVar[bool] = True
 
     @classmethod
     def of(
@@ -200,6 +245,10 @@ class Zip(Node):
     strict: bool
     dataset_name: ClassVar[str] = "ZipIterDataset"
 
+    def spec(self, spec_of: Callable[[Node], Any]) -> Any:
+        """See `Node.spec`."""
+        return tuple(map(spec_of, self.parents))
+
     def _arguments(self) -> str:
         return f"([{len(self.parents)} parents], strict={self.strict})"
 
@@ -218,6 +267,14 @@ class Interleave(Node):
     iter_buffer_size: int
     dataset_name: ClassVar[str] = "InterleaveIterDataset"
 
+    def spec(self, spec_of: Callable[[Any], Any]) -> Any:
+        """See `Node.spec`; that of its first dataset."""
+        return spec_of(self.datasets[0])
+
+    def share(self, share: Share) -> Node:
+        """See `Node.share`; a worker opens every n-th dataset."""
+        return dataclasses.replace(self, datasets=share.of_datasets(self.datasets))
+
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Repeat(Node):
@@ -225,6 +282,7 @@ class Repeat(Node):
 
     num_epochs: int | None
     dataset_name: ClassVar[str] = "RepeatIterDataset"
+    keeps_spec: ClassVar[bool] = True
 
     @classmethod
     def of(cls, parent: Node, num_epochs: int | None) -> Self:
@@ -242,6 +300,7 @@ class Cache(Node):
     """Remembers the elements of the first epoch."""
 
     dataset_name: ClassVar[str] = "CacheIterDataset"
+    keeps_spec: ClassVar[bool] = True
 
     def _arguments(self) -> str:
         return f"(parent={self.parent})"
@@ -253,6 +312,7 @@ class Limit(Node):
 
     count: int
     dataset_name: ClassVar[str] = "LimitIterDataset"
+    keeps_spec: ClassVar[bool] = True
 
     @classmethod
     def of(cls, parent: Node, count: int) -> Self:
@@ -263,6 +323,22 @@ class Limit(Node):
 
     def _arguments(self) -> str:
         return f"(count={self.count})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class TakeWhile(Map):
+    """The elements up to the first that a predicate turns down."""
+
+    dataset_name: ClassVar[str] = "TakeWhileIterDataset"
+
+    @classmethod
+    def of(cls, parent: Node, transform: Any) -> Self:
+        """A node that ends where `transform` is false."""
+        return cls((parent,), transform, function_of(transform, transforms.Filter, "filter"))
+
+    def spec(self, spec_of: Callable[[Node], Any]) -> Any:
+        """See `Node.spec`."""
+        return spec_of(self.parent)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -283,6 +359,7 @@ class WindowShuffle(Node):
     window_size: int
     seed: int
     dataset_name: ClassVar[str] = "WindowShuffleIterDataset"
+    keeps_spec: ClassVar[bool] = True
 
     @classmethod
     def of(cls, parent: Node, window_size: int, seed: int) -> Self:
@@ -298,6 +375,7 @@ class ThreadPrefetch(Node):
 
     prefetch_buffer_size: int
     dataset_name: ClassVar[str] = "ThreadPrefetchIterDataset"
+    keeps_spec: ClassVar[bool] = True
 
     @classmethod
     def of(cls, parent: Node, prefetch_buffer_size: int) -> Self:
@@ -323,6 +401,7 @@ class MultiprocessPrefetch(Node):
     worker_init_fn: Callable[[int, int], None] | None
     sequential_slice: bool
     dataset_name: ClassVar[str] = "MultiprocessPrefetchIterDataset"
+    keeps_spec: ClassVar[bool] = True
     passes_seeds: ClassVar[bool] = False
 
     @classmethod
@@ -370,6 +449,7 @@ class MultithreadPrefetch(Node):
     buffer_size: int
     sequential_slice: bool
     dataset_name: ClassVar[str] = "MultithreadPrefetchIterDataset"
+    keeps_spec: ClassVar[bool] = True
     passes_seeds: ClassVar[bool] = False
 
     @classmethod
@@ -556,6 +636,7 @@ class Seed(Node):
 
     own_seed: int | None = None
     dataset_name: ClassVar[str] = "WithOptionsIterDataset"
+    keeps_spec: ClassVar[bool] = True
 
     @classmethod
     def of(cls, parent: Node, seed: int) -> Self:
@@ -569,6 +650,7 @@ class WithOptions(Node):
 
     options: DatasetOptions
     dataset_name: ClassVar[str] = "WithOptionsIterDataset"
+    keeps_spec: ClassVar[bool] = True
 
     def _arguments(self) -> str:
         return f"(options={self.options})"

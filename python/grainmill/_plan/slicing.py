@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from grainmill._plan import random_access as by_index
-from grainmill._plan import sequential as in_order
-from grainmill._plan.node import MapNode, Node
+from grainmill._plan.node import MapNode, Node, random_access
+from grainmill._plan.random_access import Slice
 from grainmill._plan.sharding import ShardOptions, even_split
 
 if TYPE_CHECKING:
@@ -50,70 +47,45 @@ class _Slicing:
     """One worker's share of a plan; each node is cut once, however many stages it feeds."""
 
     def __init__(self, worker: int, count: int, *, sequential: bool) -> None:
-        self._worker = worker
-        self._count = count
+        self.worker = worker
+        self.count = count
         self._sequential = sequential
         self._done: dict[int, Node] = {}
 
     def of(self, node: Node) -> Node:
-        """The worker's part of a sequential plan."""
-        part: Node = self._once(node, self._sequential_part)
+        """See `Share.of`."""
+        part: Node = self._once(node, lambda node: node.share(self))
         return part
 
-    def _once(self, node: AnyNode, make: Callable[[AnyNode], Node]) -> Any:
+    def _once(self, node: AnyNode, cut: Callable[[AnyNode], Node]) -> Any:
         if id(node) not in self._done:
-            self._done[id(node)] = make(node)
+            self._done[id(node)] = cut(node)
         return self._done[id(node)]
 
-    def _sequential_part(self, node: Node) -> Node:
-        if isinstance(node, in_order.Read):
-            return dataclasses.replace(node, parents=(self._read_part(node.parent),))
-        if isinstance(node, in_order.Interleave):
-            return dataclasses.replace(node, datasets=self._every_nth(node.datasets))
-        if not node.parents:
-            source = node.dataset if isinstance(node, in_order.Foreign) else node
-            raise ValueError(f"Cannot slice `IterDataset` source. {type(source)}")
-        parents = tuple(map(self.of, node.parents))
-        if isinstance(node, in_order.Foreign):
-            dataset = with_parents(node.dataset, parents)
-            return dataclasses.replace(node, parents=parents, dataset=dataset)
-        if isinstance(node, in_order.RandomMap):
-            return dataclasses.replace(
-                node,
-                parents=parents,
-                first_number=node.first_number + node.number_step * self._worker,
-                number_step=node.number_step * self._count,
-            )
-        return dataclasses.replace(node, parents=parents)
-
-    def _read_part(self, node: Node) -> Node:
+    def of_random_access(self, node: Node) -> MapNode:
+        """See `Share.of_random_access`."""
         if self._sequential:
-            return self._consecutive(node)
-        return by_index.Slice.of(node, slice(self._worker, None, self._count))
+            return self.consecutive(random_access(node))
+        return Slice.of(node, slice(self.worker, None, self.count))
 
-    def _every_nth(self, datasets: Any) -> Any:
+    def of_datasets(self, datasets: Any) -> Any:
+        """See `Share.of_datasets`."""
         if isinstance(datasets, list | tuple):
-            return datasets[self._worker :: self._count]
-        return _EveryNth(datasets, range(self._worker, len(datasets), self._count))
+            return datasets[self.worker :: self.count]
+        return _EveryNth(datasets, range(self.worker, len(datasets), self.count))
 
-    def _consecutive(self, node: Node) -> MapNode:
-        """The plan with random access above `node` over a run of elements of each source."""
-        part: MapNode = self._once(by_index.random_access(node), self._consecutive_part)
+    def consecutive(self, node: MapNode) -> MapNode:
+        """See `Share.consecutive`."""
+        part: MapNode = self._once(node, lambda node: node.consecutive(self))
         return part
 
-    def _consecutive_part(self, node: MapNode) -> MapNode:
-        if isinstance(node, by_index.Range):
-            numbers = node.numbers[slice(*self._bounds(node))]
-            return dataclasses.replace(node, length=len(numbers), numbers=numbers)
-        if _picks(node):
-            return by_index.Slice.of(node, slice(*self._bounds(node)))
-        if not node.parents:
-            source = node.dataset if isinstance(node, by_index.Foreign) else node
-            raise ValueError(f"Cannot slice `MapDataset` source. {type(source)}")
-        return over(node, tuple(map(self._consecutive, node.parents)))
+    def run_of(self, node: MapNode) -> MapNode:
+        """See `Share.run_of`."""
+        return Slice.of(node, slice(*self.bounds(node.length)))
 
-    def _bounds(self, node: MapNode) -> tuple[int, int]:
-        return even_split(node.length, ShardOptions(self._worker, self._count))
+    def bounds(self, length: int) -> tuple[int, int]:
+        """See `Share.bounds`."""
+        return even_split(length, ShardOptions(self.worker, self.count))
 
 
 class _EveryNth:
@@ -128,73 +100,3 @@ class _EveryNth:
 
     def __getitem__(self, index: int) -> Any:
         return self._datasets[self._indices[index]]
-
-
-def _picks(node: MapNode) -> bool:
-    """Whether an epoch of `node` is to be cut, rather than what it picks its elements from.
-
-    Indices of the whole mean nothing in a piece. A slice of an endless plan has no pieces.
-    """
-    if isinstance(node, by_index.Source):
-        return node.wraps
-    if isinstance(node, by_index.Slice):
-        return node.stop < by_index.ENDLESS
-    return isinstance(node, by_index.Take | by_index.Select)
-
-
-def over(node: MapNode, parents: tuple[MapNode, ...]) -> MapNode:
-    """The stage `node` on other parents, its length that of theirs."""
-    rule = _OVER.get(type(node))
-    if rule is not None:
-        return rule(node, parents)
-    (parent,) = parents
-    return dataclasses.replace(node, parents=parents, length=parent.length)
-
-
-def _batch_over(node: by_index.Batch, parents: tuple[MapNode, ...]) -> MapNode:
-    (parent,) = parents
-    return by_index.Batch.of(
-        parent, node.batch_size, drop_remainder=node.drop_remainder, batch_fn=node.batch_fn
-    )
-
-
-def _repeat_over(node: by_index.Repeat, parents: tuple[MapNode, ...]) -> MapNode:
-    (parent,) = parents
-    return by_index.Repeat.of(parent, node.num_epochs, reseed_each_epoch=node.reseed_each_epoch)
-
-
-def _mix_over(node: by_index.Mix, parents: tuple[MapNode, ...]) -> MapNode:
-    length = node.length_of(parents, node.proportions)
-    return dataclasses.replace(node, parents=parents, length=length)
-
-
-# Stages whose length is not that of their only parent.
-_OVER: dict[type[MapNode], Callable[[Any, tuple[MapNode, ...]], MapNode]] = {
-    by_index.Foreign: lambda node, parents: by_index.Foreign.of(
-        with_parents(node.dataset, parents), parents
-    ),
-    by_index.Slice: lambda node, parents: by_index.Slice.of(
-        parents[0], slice(node.start, None, node.step)
-    ),
-    by_index.Repeat: _repeat_over,
-    by_index.Batch: _batch_over,
-    by_index.FlatMap: lambda node, parents: by_index.FlatMap.of(parents[0], node.transform),
-    by_index.Concatenate: lambda _, parents: by_index.Concatenate.of(parents),
-    by_index.Zip: lambda _, parents: by_index.Zip.of(parents),
-    by_index.Mix: _mix_over,
-}
-
-
-def with_parents(dataset: Any, parents: tuple[Node, ...]) -> Any:
-    """A copy of a user's own dataset that takes its elements from the plans `parents`."""
-    changed = copy.copy(dataset)
-    replaced = {
-        id(old): old._over(node)  # noqa: SLF001 - datasets share plans
-        for old, node in zip(dataset.parents, parents, strict=True)
-    }
-    attributes = vars(changed)
-    attributes["_parents"] = tuple(replaced[id(old)] for old in dataset.parents)
-    # A class may keep its parent under a name of its own too.
-    for name, value in attributes.items():
-        attributes[name] = replaced.get(id(value), value)
-    return changed

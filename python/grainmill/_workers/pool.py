@@ -18,6 +18,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from grainmill._memory import default_budget_bytes
 from grainmill._workers import failures, messages, wire
 from grainmill._workers.crew import Crew
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from grainmill._plan.options import ReadOptions
     from grainmill._workers.worker import Job
 
-_BUDGET_SHARE = 4
 _LOGGER = logging.getLogger("grainmill")
 
 
@@ -52,11 +52,10 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, options: ReadOptions | MultiprocessingOptions) -> Limits:
-        """Those of `options`, with a quarter of the machine's memory where none is given."""
+        """Those of `options`, with a quarter of the memory there is where no budget is given."""
         budget_bytes = options.ram_budget_bytes
         if budget_bytes is None:
-            pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            budget_bytes = pages // _BUDGET_SHARE
+            budget_bytes = default_budget_bytes()
         return cls(options.stall_warning_s, options.timeout_s, budget_bytes)
 
 
@@ -229,15 +228,23 @@ class Pool:
             )
         _LOGGER.warning("worker %d has given nothing for %.1f s %s", ticket.worker, waited_s, doing)
 
-    def _doing(self, ticket: Ticket) -> str:
-        """Which element the worker of `ticket` is at, as far as can be seen from outside."""
+    def _doing(self, ticket: Ticket, last_begun: Ticket | None = None) -> str:
+        """Which element the worker of `ticket` is at, as far as can be seen from outside.
+
+        With threads it may be at several tasks, up to `last_begun` if that is given.
+        """
         marked = self._crew.board.marked(ticket.worker)
+        about, until = ticket.about, (last_begun or ticket).about
+        if about is not None and until is not None and marked:
+            first, last = about[0], min(until[1], marked - 1)
+            if marked - 1 > about[1] and first < last:
+                return f"while making elements {first} to {last}"
+            marked = last + 1
         if marked:
             return f"while making element {marked - 1}"
-        if ticket.about is None:
+        if about is None:
             return "while making its next element"
-        first, last = ticket.about
-        return f"while making elements {first} to {last}"
+        return f"while making elements {about[0]} to {about[1]}"
 
     def _hear(self, wait_s: float | None) -> None:
         """Takes in what workers have sent; waits for something if there is nothing."""
@@ -273,7 +280,7 @@ class Pool:
             while True:
                 self._note(worker, *wire.receive(connection, socket.MSG_DONTWAIT))
         queue = self._unfinished[worker]
-        doing = self._doing(queue[0]) if queue else "with nothing to do"
+        doing = self._doing(queue[0], queue[-1]) if queue else "with nothing to do"
         code = self._crew.ended[worker]
         self._dead.setdefault(worker, lambda: failures.death(worker, code, doing))
 

@@ -56,7 +56,7 @@ class SharedArena:
         if byte_len < OWN_SLOT_BYTES:
             return self._private.array(shape, dtype)
         with self._alone() as alone:
-            growth = self._arena.growth(byte_len)
+            growth = self._growth(byte_len) if alone else 0
             if not alone or (growth and not self._affords(growth)):
                 return self._private.array(shape, dtype)
             try:
@@ -80,11 +80,23 @@ class SharedArena:
     def slot(self, byte_len: int) -> Slot:
         """A slot of `byte_len` bytes."""
         with self._alone():
-            growth = self._arena.growth(byte_len)
+            growth = self._growth(byte_len)
             if growth and not self._reserve(growth):
                 self._ask(growth)
             with self._settled(growth):
                 return self._arena.slot(byte_len)
+
+    def _growth(self, byte_len: int) -> int:
+        """Bytes that a slot of `byte_len` bytes adds.
+
+        One that is made has others give way that wait, of sizes that no longer come: they may
+        take as much as those in use, so that memory stays within twice what is needed.
+        """
+        growth = self._arena.growth(byte_len)
+        if growth:
+            in_use = self._arena.total_bytes - self._arena.free_bytes
+            self._trim(max(in_use, growth))
+        return growth
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[bool]:

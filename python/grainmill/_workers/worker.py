@@ -8,7 +8,9 @@ import logging
 import mmap
 import os
 import pickle
+import select
 import sys
+import threading
 import traceback
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from grainmill._native import Slot
+
+
+# How often a worker looks after tasks that are under way on its threads.
+_LOOK_MS = 20
+# More messages than there can be.
+_MANY = 1 << 16
 
 
 class Outcome(NamedTuple):
@@ -50,6 +58,13 @@ class Runner(abc.ABC):
     @abc.abstractmethod
     def run(self, task: Any) -> Outcome:
         """Does one task."""
+
+    def start(self, task: Any, finish: Callable[[Outcome], None]) -> None:
+        """Begins one task, or does it; `finish` is called with its outcome, on any thread."""
+        finish(self.run(task))
+
+    def look(self) -> None:  # noqa: B027 - there may be nothing to look after
+        """Called again and again while tasks are under way on other threads."""
 
 
 class Place(NamedTuple):
@@ -108,6 +123,16 @@ class SetUp(NamedTuple):
     main_classes: dict[str, bool]
 
 
+class _UnderWay:
+    """A task, and what became of it, once it is done."""
+
+    __slots__ = ("number", "outcome")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.outcome: Outcome | None = None
+
+
 class _Channel:
     """The worker's end of the socket to its parent."""
 
@@ -117,6 +142,12 @@ class _Channel:
         self._connection = connection
         self._worker = worker
         self._tasks: deque[Any] = deque()
+        self._under_way: deque[_UnderWay] = deque()
+        self._thread = threading.get_ident()
+        self._finished, self._note_finished = os.pipe()
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+        self._poll.register(self._finished, select.POLLIN)
         self._sent: dict[int, Slot] = {}
         self.arena = SharedArena(board, count, budget_bytes, self._ask)
 
@@ -127,8 +158,25 @@ class _Channel:
     def _send(self, message: Any, files: Sequence[int] = ()) -> None:
         wire.send(self._connection, message, files)
 
-    def next_task(self) -> tuple[int, Any]:
-        """Waits for the next task, and takes back the slots that came with it."""
+    def next_task(self, look: Callable[[], None]) -> tuple[Callable[[Outcome], None], Any]:
+        """Waits for the next task, and takes back the slots that came with it.
+
+        Args:
+            look: Called again and again while there is something under way.
+
+        Returns:
+            What is to be called with the outcome of the task, on any thread, and the task.
+        """
+        while self._under_way:
+            self._reply_to_finished()
+            if self._tasks or not self._under_way:
+                break
+            for file, _ in self._poll.poll(_LOOK_MS):
+                if file == self._finished:
+                    os.read(file, _MANY)
+                else:
+                    self._tasks.append(self._receive())
+            look()
         number, task, slots = self._tasks.popleft() if self._tasks else self._receive()
         returned, left_to_children = slots
         for slot in left_to_children:
@@ -136,7 +184,22 @@ class _Channel:
         for slot in returned:
             self._sent.pop(slot, None)
         self.arena.tidy()
-        return number, task
+        under_way = _UnderWay(number)
+        self._under_way.append(under_way)
+
+        def finish(outcome: Outcome) -> None:
+            under_way.outcome = outcome
+            if threading.get_ident() != self._thread:
+                os.write(self._note_finished, b"!")
+
+        return finish, task
+
+    def _reply_to_finished(self) -> None:
+        """Replies to tasks in the order in which they came, as far as they are done."""
+        while self._under_way and (outcome := self._under_way[0].outcome) is not None:
+            first = self._under_way.popleft()
+            first.outcome = None  # its memory is free while this waits
+            self._reply(first.number, outcome)
 
     def _ask(self, byte_len: int) -> None:
         """Waits until there is room for `byte_len` bytes more."""
@@ -144,7 +207,7 @@ class _Channel:
         while (message := self._receive()) is not None:
             self._tasks.append(message)
 
-    def reply(self, number: int, outcome: Outcome) -> None:
+    def _reply(self, number: int, outcome: Outcome) -> None:
         """Sends what became of task `number`."""
         elements, failure = outcome.elements, outcome.failure
         packed = None
@@ -249,15 +312,16 @@ def _serve(connection: socket.socket, job_file: int, board_file: int, set_up: Se
         channel.broken(failure)
         return
     while True:
-        number, task = channel.next_task()
+        finish, task = channel.next_task(runner.look)
+
+        def leave_or_finish(outcome: Outcome, finish: Callable[[Outcome], None] = finish) -> None:
+            forked.leave_if_child(outcome.failure)
+            finish(outcome)
+
         try:
-            outcome = runner.run(task)
+            runner.start(task, leave_or_finish)
         except BaseException as failure:
-            forked.leave_if_child(failure)
-            outcome = Outcome([], failure, None)
-        forked.leave_if_child(outcome.failure)
-        channel.reply(number, outcome)
-        del outcome  # its memory is free while this waits
+            leave_or_finish(Outcome([], failure, None))
 
 
 def _job(job_file: int, set_up: SetUp) -> Job:

@@ -5,7 +5,7 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use grainmill_core::order::permute::SHUFFLE_ROUNDS;
-use grainmill_core::order::{MixSchedule, Permutation, Resolver, Tree};
+use grainmill_core::order::{MixSchedule, Permutation, RecentChoices, Resolver, Tree};
 
 const BLOCK_LEN: usize = 4096;
 const BLOCK_END: i64 = 4096;
@@ -43,14 +43,15 @@ fn mixed(criterion: &mut Criterion) {
     for (name, proportions) in workloads {
         let schedule = MixSchedule::new(&proportions).unwrap();
         let mut position = 0;
-        schedule.choose_block(0..BLOCK_END, |choice| {
+        let mut recent = RecentChoices::default();
+        schedule.choose_block(&mut recent, 0..BLOCK_END, |choice| {
             assert_eq!(choice, schedule.choose(position));
             position += 1;
         });
         group.bench_function(name, |bencher| {
             bencher.iter(|| {
                 let mut sum = 0;
-                schedule.choose_block(black_box(0)..BLOCK_END, |(part, key)| {
+                schedule.choose_block(&mut recent, black_box(0)..BLOCK_END, |(part, key)| {
                     sum += i64::from(part) ^ key;
                 });
                 sum
@@ -62,11 +63,11 @@ fn mixed(criterion: &mut Criterion) {
 fn resolved(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("order/resolved");
     group.throughput(Throughput::Elements(BLOCK_LEN as u64));
-    let leaf = |id| Box::new(Tree::Leaf { id });
+    let leaf = |id| Box::new(Tree::Leaf { id, part: 0 });
     let n = 10_000_000;
     let slice = |child| Tree::Slice { start: 3, step: 4, num_records: n / 4, parent_len: n, child };
     let trees = [
-        ("leaf/n_1e7", Tree::Leaf { id: 0 }),
+        ("leaf/n_1e7", Tree::Leaf { id: 0, part: 0 }),
         ("slice/n_1e7", slice(leaf(0))),
         ("wrap/n_1e7", Tree::Wrap { num_records: n, child: leaf(0) }),
         ("divide/by_3", Tree::Divide { by: 3, child: leaf(0) }),
@@ -74,20 +75,30 @@ fn resolved(criterion: &mut Criterion) {
             "concatenate/n_2",
             Tree::Concatenate {
                 lengths: vec![1000, n],
-                children: vec![Tree::Leaf { id: 0 }, Tree::Leaf { id: 1 }],
+                children: vec![Tree::Leaf { id: 0, part: 0 }, Tree::Leaf { id: 1, part: 0 }],
             },
         ),
         (
             "mix/n_2",
             Tree::Mix {
                 proportions: vec![100, 233],
-                children: vec![Tree::Leaf { id: 0 }, Tree::Leaf { id: 1 }],
+                children: vec![Tree::Leaf { id: 0, part: 0 }, Tree::Leaf { id: 1, part: 0 }],
             },
         ),
         (
             "window_shuffle/window_1000",
             Tree::WindowShuffle { num_records: n, window_size: 1000, seed: 42, child: leaf(0) },
         ),
+        (
+            "mix/n_10000",
+            Tree::Mix {
+                proportions: vec![1; 10_000],
+                children: (0..10_000).map(|part| Tree::Leaf { id: 0, part }).collect(),
+            },
+        ),
+        ("shuffle/n_2", Tree::Shuffle { num_records: 2, seed: 42, child: leaf(0) }),
+        ("shuffle/n_10", Tree::Shuffle { num_records: 10, seed: 42, child: leaf(0) }),
+        ("shuffle/n_100", Tree::Shuffle { num_records: 100, seed: 42, child: leaf(0) }),
         ("shuffle/n_1000", Tree::Shuffle { num_records: 1000, seed: 42, child: leaf(0) }),
         ("shuffle/n_1e7", Tree::Shuffle { num_records: n, seed: 42, child: leaf(0) }),
         (
@@ -95,7 +106,7 @@ fn resolved(criterion: &mut Criterion) {
             slice(Box::new(Tree::Shuffle {
                 num_records: n,
                 seed: 42,
-                child: Box::new(Tree::Tap { id: 1, child: leaf(0) }),
+                child: Box::new(Tree::Tap { id: 1, part: 0, child: leaf(0) }),
             })),
         ),
     ];

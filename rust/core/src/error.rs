@@ -31,6 +31,19 @@ pub enum Error {
         /// The file.
         path: String,
     },
+    /// A file is not the one that an index was made of.
+    #[error(
+        "{path}: the index says {noted}, found {found}; delete the index file, so that it is \
+         written anew"
+    )]
+    Outdated {
+        /// The file.
+        path: String,
+        /// What it was when the index was made.
+        noted: String,
+        /// What it is.
+        found: String,
+    },
     /// A thread of the engine panicked, which is a defect of the engine.
     #[error("defect of the engine: {0}")]
     Panicked(String),

@@ -1,12 +1,13 @@
-//! The engine of grainmill, lowest layer first: [`error`], `process`, [`reserve`] and [`warm`], [`order`]
-//! (which record comes next), [`records`] (bytes by index), [`batch`] and [`pack`] (rows of a slot) and
-//! [`pipeline`] (threads). A layer uses only those before it; none knows Python.
+//! The engine of grainmill, lowest layer first: [`error`], [`platform`], `process`, [`reserve`] and
+//! [`warm`], [`order`] (which record comes next), [`records`] (bytes by index), [`batch`] and [`pack`]
+//! (rows of a slot) and [`pipeline`] (threads). A layer uses only those before it; none knows Python.
 
 pub mod batch;
 pub mod error;
 pub mod order;
 pub mod pack;
 pub mod pipeline;
+pub mod platform;
 mod process;
 pub mod records;
 pub mod reserve;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use grainmill_core::batch::{ALIGNMENT, Arena, Warmth, copy_rows};
+use grainmill_core::batch::{ALIGNMENT, Arena, copy_rows};
 use proptest::prelude::*;
 
 proptest! {
@@ -19,8 +19,7 @@ proptest! {
             .collect();
         let rows: Vec<&[u8]> = elements.iter().map(Vec::as_slice).collect();
         let mut slot = Arena::new(1 << 30).slot(row_len * num_rows).unwrap();
-        let warmth = if rows.len().is_multiple_of(2) { Warmth::Hot } else { Warmth::Cold };
-        copy_rows(&rows, row_len, slot.bytes_mut(), warmth);
+        copy_rows(&rows, row_len, slot.bytes_mut());
         prop_assert_eq!(slot.bytes(), rows.concat());
     }
 }
@@ -28,7 +27,7 @@ proptest! {
 #[test]
 #[should_panic(expected = "rows do not fill `out`")]
 fn rows_that_do_not_fill_the_slot_are_refused() {
-    copy_rows(&[&[1, 2]], 2, &mut [0; 3], Warmth::Cold);
+    copy_rows(&[&[1, 2]], 2, &mut [0; 3]);
 }
 
 #[test]

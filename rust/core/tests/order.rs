@@ -53,7 +53,7 @@ impl Dataset {
         *next_id += 1;
         let len = (end - start + step - step.signum()) / step;
         let leaves = HashMap::from([(id, (len, start, step))]);
-        Self { tree: Tree::Leaf { id }, len, seeds: Vec::new(), leaves }
+        Self { tree: Tree::Leaf { id, part: 0 }, len, seeds: Vec::new(), leaves }
     }
 
     fn joined(op: &Value, next_id: &mut u32) -> Option<Self> {

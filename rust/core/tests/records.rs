@@ -2,11 +2,12 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should fail")]
 #![expect(clippy::cast_possible_truncation, reason = "offsets in small files")]
 
+use std::any::Any;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
+use grainmill_core::pipeline::{self, ReadQueue};
 use grainmill_core::records::riegeli::{Decoder, chunk};
-use grainmill_core::records::{Files, Source};
+use grainmill_core::records::{ArrayRecordFile, Files, Source};
 use proptest::prelude::*;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -53,11 +54,9 @@ fn files_of_the_c_writer_read_with_the_hashes_of_their_manifest() {
         let name = entry["file"].as_str().unwrap();
         let files = open(&dir.join(name)).unwrap();
         assert_eq!(Some(files.len()), entry["num_records"].as_u64(), "{name}");
-        assert_eq!(
-            files.files().next().unwrap().writer_options(),
-            entry["writer_options"].as_str(),
-            "{name}"
-        );
+        let file: &dyn Any = &**files.set().open(0, false).unwrap();
+        let file = file.downcast_ref::<ArrayRecordFile>().unwrap();
+        assert_eq!(file.writer_options(), entry["writer_options"].as_str(), "{name}");
         let all: Vec<u64> = (0..files.len()).collect();
         let records = files.read(&all).unwrap();
         assert_eq!(
@@ -156,9 +155,9 @@ fn read_both_ways(path: &Path) -> Option<String> {
     let all: Vec<u64> = (0..files.len().min(200)).collect();
     let whole = files.read(&all).map(|records| sha256_of(records.iter())).ok();
     let plan = files.plan(&all).unwrap();
-    let slots = files.predicted_lens(&plan);
+    let slots = plan.predicted_lens();
     let slots = slots.into_iter().map(|len| Some(vec![0; len?.min(1 << 20)])).collect();
-    let in_slots = grainmill_core::pipeline::read(&Arc::new(files), plan, slots);
+    let in_slots = pipeline::read(plan, slots, ReadQueue::of_program());
     assert_eq!(in_slots.is_ok(), whole.is_some());
     whole
 }
@@ -209,9 +208,9 @@ proptest! {
         let sources = names.map(|name| Source {
             path: dir.join(format!("{name}.array_record")),
             skip: if name == "grid_g1_uncompressed" { 300 } else { 0 },
-            take: None,
+            ..Source::default()
         });
-        let files = Arc::new(Files::open(sources).unwrap());
+        let files = Files::open(sources).unwrap();
         prop_assert_eq!(files.len(), 900);
         let all: Vec<u64> = (0..900).collect();
         let all = files.read(&all).unwrap();
@@ -221,7 +220,7 @@ proptest! {
         prop_assert_eq!(read.iter().collect::<Vec<_>>(), expected.clone());
         let plan = files.plan(&positions).unwrap();
         let no_slots: Vec<Option<Vec<u8>>> = vec![None; positions.len()];
-        let ahead = grainmill_core::pipeline::start(&files, plan, no_slots).finish().unwrap();
+        let ahead = pipeline::start(plan, no_slots, ReadQueue::of_program()).finish().unwrap();
         prop_assert_eq!(ahead.iter().collect::<Vec<_>>(), expected);
     }
 }
@@ -239,7 +238,7 @@ proptest! {
     ) {
         let path = &victims()[victim];
         let files = open(path).unwrap();
-        let extent = files.files().next().unwrap().extent(0).unwrap();
+        let extent = files.plan(&[0]).unwrap().picks()[0].extent();
         let bytes = std::fs::read(path).unwrap();
         let mut raw = bytes[extent.start as usize..extent.end as usize].to_vec();
         let opened = chunk::open(&raw, extent.start, extent.end).unwrap();

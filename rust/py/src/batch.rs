@@ -1,6 +1,6 @@
 //! The layer `batch` of the engine, for Python.
 
-use grainmill_core::batch::{self, Arena, Warmth};
+use grainmill_core::batch::{self, Arena};
 use numpy::{Element, PyArray1, PyArrayDescr, PyUntypedArray};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList};
@@ -82,7 +82,7 @@ fn copy_rows<'py>(
     at: usize,
     hot: bool,
 ) -> PyResult<usize> {
-    copy_list(py, array, &elements, at, if hot { Warmth::Hot } else { Warmth::Cold })
+    copy_list(py, array, &elements, at, hot)
 }
 
 /// See `copy_rows`.
@@ -91,7 +91,7 @@ pub(crate) fn copy_list<'py>(
     array: Bound<'py, PyUntypedArray>,
     elements: &Bound<'py, PyList>,
     at: usize,
-    warmth: Warmth,
+    hot: bool,
 ) -> PyResult<usize> {
     let mut rows = RowBytes::of(array, at)?;
     // The list may change while the copy runs without the interpreter lock: own its elements.
@@ -102,15 +102,15 @@ pub(crate) fn copy_list<'py>(
         match rows.like(element) {
             Like::Bytes(bytes) => alike.push(bytes),
             Like::Values => {
-                num_copied += copy_bytes(py, &mut rows, num_copied, &mut alike, warmth);
+                num_copied += copy_bytes(py, &mut rows, num_copied, &mut alike);
                 rows.copy_values(&element, num_copied)?;
                 num_copied += 1;
             }
             Like::No => break,
         }
     }
-    num_copied += copy_bytes(py, &mut rows, num_copied, &mut alike, warmth);
-    if warmth == Warmth::Hot {
+    num_copied += copy_bytes(py, &mut rows, num_copied, &mut alike);
+    if hot {
         // As many rows are likely to follow, once their records are read.
         rows.expect_writes(num_copied, num_copied);
     }
@@ -118,19 +118,13 @@ pub(crate) fn copy_list<'py>(
 }
 
 /// Copies `alike` into consecutive rows from `at` on and empties it; returns how many there were.
-fn copy_bytes(
-    py: Python<'_>,
-    rows: &mut RowBytes<'_>,
-    at: usize,
-    alike: &mut Vec<&[u8]>,
-    warmth: Warmth,
-) -> usize {
+fn copy_bytes(py: Python<'_>, rows: &mut RowBytes<'_>, at: usize, alike: &mut Vec<&[u8]>) -> usize {
     let (num_rows, row_len) = (alike.len(), rows.row_len);
     let out = rows.bytes_mut(at, num_rows);
     if out.len() < DETACH_BYTES {
-        batch::copy_rows(alike, row_len, out, warmth);
+        batch::copy_rows(alike, row_len, out);
     } else {
-        py.detach(|| batch::copy_rows(alike, row_len, out, warmth));
+        py.detach(|| batch::copy_rows(alike, row_len, out));
     }
     alike.clear();
     num_rows

@@ -2,7 +2,6 @@
 //!
 //! This is the loop around the layers `records` and `batch`, in which Python only makes elements.
 
-use grainmill_core::batch::Warmth;
 use numpy::{PyReadonlyArray1, PyUntypedArray};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple, PyType};
@@ -21,7 +20,8 @@ use crate::records::{PyRecordFiles, positions};
 /// key of the only column are None.
 ///
 /// Returns how many elements were put there, and what `make` gave for the records after them where
-/// these are unlike that or fewer; None where all is done, or where records could not be read.
+/// these are unlike that or fewer; None where all is done, or where records could not be read or
+/// are better read many at a time, since storage is far.
 /// Nobody else may read or write the columns meanwhile.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "Python passes what two layers need")]
@@ -44,6 +44,9 @@ fn fill_columns<'py>(
     }
     let mut filled = 0;
     for part in positions(&indices)?.chunks(part_len.max(1)) {
+        if files.are_far() {
+            return Ok((filled, None));
+        }
         let Ok(records) = files.read_at(py, part) else { return Ok((filled, None)) };
         let outcome = call(&make, (records,))?;
         let (elements, failure) = parts_of(&outcome)?;
@@ -106,7 +109,7 @@ fn put<'py>(
         };
         match &column.target {
             Target::Rows(array) => {
-                if copy_list(py, array.clone(), &values, at, Warmth::Hot)? < elements.len() {
+                if copy_list(py, array.clone(), &values, at, true)? < elements.len() {
                     return Ok(false);
                 }
             }

@@ -2,14 +2,14 @@
 
 use std::sync::{Mutex, PoisonError, TryLockError};
 
-use grainmill_core::order::{Column, MixSchedule, Permutation, Resolver, Tree};
+use grainmill_core::order::{Column, MixSchedule, Permutation, RecentChoices, Resolver, Tree};
 use grainmill_core::order::{resolve, seed, window};
 use grainmill_core::reserve::with_room;
 use grainmill_core::{Error, Result};
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::exceptions::{PyRecursionError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyInt, PyTuple};
+use pyo3::types::{PyDict, PyInt, PyString, PyTuple};
 
 use crate::error::Raised;
 
@@ -72,7 +72,10 @@ impl PyPermutation {
 
 /// The order in which the parts of a mixture take turns.
 #[pyclass(name = "MixSchedule", module = "grainmill._native", frozen)]
-struct PyMixSchedule(MixSchedule);
+struct PyMixSchedule {
+    schedule: MixSchedule,
+    recent: Mutex<RecentChoices>,
+}
 
 type Choices<'py> = (Bound<'py, PyArray1<u32>>, Bound<'py, PyArray1<i64>>);
 
@@ -80,7 +83,8 @@ type Choices<'py> = (Bound<'py, PyArray1<u32>>, Bound<'py, PyArray1<i64>>);
 impl PyMixSchedule {
     #[new]
     fn new(proportions: Vec<u64>) -> Result<Self, Raised> {
-        Ok(Self(MixSchedule::new(&proportions)?))
+        let schedule = MixSchedule::new(&proportions)?;
+        Ok(Self { schedule, recent: Mutex::default() })
     }
 
     /// For `count` positions from `start` on: which dataset, and which position of it.
@@ -94,7 +98,11 @@ impl PyMixSchedule {
         let (parts, keys) = released(py, count, || {
             let mut parts = with_room(count, || format!("{count} choices"))?;
             let mut keys = with_room(count, || format!("{count} choices"))?;
-            self.0.choose_block(start..end, |(part, key)| {
+            // Nobody waits for the lock, which a thread may hold that a forked child does not have.
+            let mut kept = self.recent.try_lock();
+            let mut fresh = RecentChoices::default();
+            let recent = kept.as_deref_mut().unwrap_or(&mut fresh);
+            self.schedule.choose_block(recent, start..end, |(part, key)| {
                 parts.push(part);
                 keys.push(key);
             });
@@ -122,7 +130,7 @@ impl PyResolver {
         Ok(Self { resolver, owner: std::process::id(), untouched })
     }
 
-    /// What the positions `index` are at every leaf and tap: `{id: (rows, index)}`.
+    /// What the positions `index` are at the leaves and taps: `{id: (rows, index, parts)}`.
     fn resolve<'py>(
         &self,
         py: Python<'py>,
@@ -168,9 +176,10 @@ impl PyResolver {
             }
         };
         let result = PyDict::new(py);
-        for Column { id, rows, index } in columns.map_err(Raised::from)? {
+        for Column { id, rows, index, parts } in columns.map_err(Raised::from)? {
             let rows = rows.map(|rows| PyArray1::from_vec(py, rows));
-            result.set_item(id, (rows, PyArray1::from_vec(py, index)))?;
+            let parts = parts.map(|parts| PyArray1::from_vec(py, parts));
+            result.set_item(id, (rows, PyArray1::from_vec(py, index), parts))?;
         }
         Ok(result)
     }
@@ -183,7 +192,8 @@ fn tree_from(node: &Bound<'_, PyTuple>, depth: usize) -> PyResult<Tree> {
             "a plan may arrange and number its elements {DEEPEST} times, this one does so more often"
         )));
     }
-    let name: String = node.get_item(0)?.extract()?;
+    let name = node.get_item(0)?.cast_into::<PyString>()?;
+    let name = name.to_cow()?;
     let unlike =
         || PyValueError::new_err(format!("`{name}` is no stage with {} fields", node.len()));
     let child = || -> PyResult<Box<Tree>> {
@@ -197,9 +207,16 @@ fn tree_from(node: &Bound<'_, PyTuple>, depth: usize) -> PyResult<Tree> {
     let signed = |place: usize| -> PyResult<i64> { node.get_item(place)?.extract() };
     let count = |place: usize| -> PyResult<u64> { node.get_item(place)?.extract() };
     let word = |place: usize| -> PyResult<u32> { node.get_item(place)?.extract() };
-    Ok(match (name.as_str(), node.len()) {
-        ("leaf", 2) => Tree::Leaf { id: word(1)? },
-        ("tap", 3) => Tree::Tap { id: word(1)?, child: child()? },
+    Ok(match (&*name, node.len()) {
+        ("leaf", 3) => Tree::Leaf { id: word(1)?, part: word(2)? },
+        ("numbers", 6) => Tree::Numbers {
+            id: word(1)?,
+            part: word(2)?,
+            start: signed(3)?,
+            step: signed(4)?,
+            num_records: count(5)?,
+        },
+        ("tap", 4) => Tree::Tap { id: word(1)?, part: word(2)?, child: child()? },
         ("shuffle", 4) => Tree::Shuffle { num_records: count(1)?, seed: word(2)?, child: child()? },
         ("window_shuffle", 5) => Tree::WindowShuffle {
             num_records: count(1)?,

@@ -1,16 +1,20 @@
 //! The layer `records` of the engine, for Python.
 
+use std::any::Any;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use grainmill_core::pipeline::{self, Pending};
-use grainmill_core::records::{ArrayRecordFile, Files, Plan, Records, Source};
+use grainmill_core::pipeline::{self, Pending, ReadQueue, open};
+use grainmill_core::records::array_record::kept;
+use grainmill_core::records::{
+    ArrayRecordFile, FileSet, Files, Noted, Plan, Records, Source, distance,
+};
 use grainmill_core::{Error, Result};
 use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use crate::bytes_slot::{Slot, new_slot};
+use crate::bytes_slot::{Slot, keep_large_blocks, new_slot};
 use crate::error::Raised;
 
 /// Longer records are read before their `bytes` is made, since an index may claim anything.
@@ -18,6 +22,9 @@ const MAX_SLOT_LEN: usize = 64 << 20;
 
 /// The `bytes` that are made ahead for records whose length is known, in the order asked for.
 type Made = Vec<Option<Py<PyBytes>>>;
+
+/// How many records a file holds, how many bytes, and when it was written.
+type NotedTuple = (u64, u64, i64);
 
 /// Reads of which threads of the engine may still write into `bytes`, though nobody waits.
 static ABANDONED: Mutex<Vec<InFlight>> = Mutex::new(Vec::new());
@@ -27,6 +34,27 @@ struct InFlight {
     made: Made,
 }
 
+/// How many reads are in flight at a time, for all those who share it.
+#[pyclass(frozen, name = "ReadQueue", module = "grainmill._native")]
+pub(crate) struct PyReadQueue(ReadQueue);
+
+#[pymethods]
+impl PyReadQueue {
+    #[new]
+    fn new(max_in_flight: usize) -> Result<Self, Raised> {
+        if max_in_flight == 0 {
+            let message = "`max_in_flight` must be at least 1, got 0".to_owned();
+            return Err(Raised(Error::InvalidArgument(message)));
+        }
+        Ok(Self(ReadQueue::new(max_in_flight)))
+    }
+
+    #[getter]
+    fn max_in_flight(&self) -> usize {
+        self.0.max_in_flight()
+    }
+}
+
 /// Many `ArrayRecord` files, or parts of them, as one sequence of records.
 #[pyclass(frozen, name = "RecordFiles", module = "grainmill._native")]
 pub(crate) struct PyRecordFiles(Arc<Files>);
@@ -34,10 +62,30 @@ pub(crate) struct PyRecordFiles(Arc<Files>);
 #[pymethods]
 impl PyRecordFiles {
     /// Opens `(path, skip, take)` files: `take` records (all, if None) after `skip` records.
+    ///
+    /// With `lazy`, those whose number of records is given are opened when they are first read.
+    /// `noted` says of each file how many records and bytes it has and when it was written, which
+    /// is checked when it is opened.
     #[new]
-    fn new(py: Python<'_>, paths: Vec<(PathBuf, u64, Option<u64>)>) -> Result<Self, Raised> {
-        let sources = paths.into_iter().map(|(path, skip, take)| Source { path, skip, take });
-        py.detach(|| Files::open(sources)).map(|files| Self(Arc::new(files))).map_err(Raised::from)
+    #[pyo3(signature = (paths, *, lazy = false, noted = None))]
+    fn new(
+        py: Python<'_>,
+        paths: Vec<(PathBuf, u64, Option<u64>)>,
+        lazy: bool,
+        noted: Option<Vec<NotedTuple>>,
+    ) -> Result<Self, Raised> {
+        let mut noted = noted.into_iter().flatten().map(|(num_records, byte_len, modified_ns)| {
+            Noted { byte_len, modified_ns, num_records }
+        });
+        let source = |(path, skip, take)| Source { path, skip, take, noted: noted.next() };
+        let set = FileSet::new(paths.into_iter().map(source).collect::<Vec<_>>());
+        let opened = py.detach(|| {
+            if !lazy {
+                return open::open_all(set);
+            }
+            open::open(set)
+        });
+        opened.map(|files| Self(Arc::new(files))).map_err(Raised::from)
     }
 
     fn __len__(&self) -> PyResult<usize> {
@@ -53,25 +101,39 @@ impl PyRecordFiles {
     /// The files.
     #[getter]
     fn paths(&self) -> Vec<String> {
-        self.0.files().map(|file| file.path().display().to_string()).collect()
+        self.0.paths().map(|path| path.display().to_string()).collect()
     }
 
-    /// The options of each file's writer, as it noted them.
+    /// The options of each file's writer, as it noted them; opens all files.
     #[getter]
-    fn writer_options(&self) -> Vec<Option<String>> {
-        self.0.files().map(|file| file.writer_options().map(str::to_owned)).collect()
+    fn writer_options(&self) -> Result<Vec<Option<String>>, Raised> {
+        self.of_each(|file| file.writer_options().map(str::to_owned))
     }
 
-    /// How many records the chunks of each file hold.
+    /// How many records the chunks of each file hold; opens all files.
     #[getter]
-    fn group_sizes(&self) -> Vec<u64> {
-        self.0.files().map(ArrayRecordFile::group_size).collect()
+    fn group_sizes(&self) -> Result<Vec<u64>, Raised> {
+        self.of_each(ArrayRecordFile::group_size)
     }
 
     /// About how many bytes a record takes where it is stored.
     #[getter]
-    fn mean_byte_len(&self) -> f64 {
-        self.0.mean_byte_len()
+    fn mean_byte_len(&self, py: Python<'_>) -> f64 {
+        py.detach(|| self.0.mean_byte_len())
+    }
+
+    /// Whether what was read lately had to be waited for.
+    #[getter]
+    fn is_far(&self) -> bool {
+        self.0.is_far()
+    }
+
+    /// How many records each file holds, how many bytes, and when it was written; opens files of
+    /// which that is not known.
+    fn noted(&self, py: Python<'_>) -> Result<Vec<NotedTuple>, Raised> {
+        let noted = py.detach(|| self.0.noted()).map_err(Raised::from)?;
+        let tuple = |noted: Noted| (noted.num_records, noted.byte_len, noted.modified_ns);
+        Ok(noted.into_iter().map(tuple).collect())
     }
 
     /// Reads the records at `indices`, in that order.
@@ -85,22 +147,48 @@ impl PyRecordFiles {
 
     /// Reads the record at `index`.
     fn read_one<'py>(&self, py: Python<'py>, index: i64) -> PyResult<Bound<'py, PyBytes>> {
-        let (plan, mut made, slots) = self.prepare(py, &[position(index)?])?;
-        let records = py.detach(|| pipeline::read(&self.0, plan, slots)).map_err(Raised::from)?;
+        let (records, mut made) = self.read_made(py, &[position(index)?])?;
         object(py, records.iter_unslotted().next().flatten(), made.pop().flatten())
     }
 
-    /// Begins to read the records at `indices` on threads of the engine.
+    /// Begins to read the records at `indices` on threads of the engine. All reads that are given
+    /// the same `queue` share its bound; those that are given none share one of the program.
+    #[pyo3(signature = (indices, queue = None))]
     fn start<'py>(
         &self,
         py: Python<'py>,
         indices: PyReadonlyArray1<'py, i64>,
+        queue: Option<&PyReadQueue>,
     ) -> PyResult<PyPendingRead> {
         bury();
-        let (plan, made, slots) = self.prepare(py, &positions(&indices)?)?;
-        let pending = py.detach(|| pipeline::start(&self.0, plan, slots));
-        Ok(PyPendingRead(Mutex::new(Some(InFlight { pending, made }))))
+        let queue = queue.map_or(ReadQueue::of_program(), |queue| &queue.0);
+        let positions = positions(&indices)?;
+        let (files, begun) = (&self.0, || {
+            let sorted = self.0.sort(&positions)?;
+            Ok(match self.0.plan_at_hand(&sorted)? {
+                Ok(plan) => Begun::Planned(with_lens(plan)),
+                Err(unready) => Begun::Unready(sorted, unready),
+            })
+        });
+        let in_flight = match py.detach(begun).map_err(|error: Error| Raised::from(error))? {
+            Begun::Planned((plan, lens)) => {
+                let (made, slots) = slots(py, lens)?;
+                InFlight { pending: py.detach(|| pipeline::start(plan, slots, queue)), made }
+            }
+            Begun::Unready(sorted, unready) => {
+                let made = std::iter::repeat_with(|| None).take(positions.len()).collect();
+                let start = || pipeline::start_unready(files, sorted, unready, queue);
+                InFlight { pending: py.detach(start), made }
+            }
+        };
+        Ok(PyPendingRead(Mutex::new(Some(in_flight))))
     }
+}
+
+/// What a read begins with.
+enum Begun {
+    Planned((Plan, Vec<Option<usize>>)),
+    Unready(grainmill_core::records::Sorted, Vec<usize>),
 }
 
 impl PyRecordFiles {
@@ -110,39 +198,78 @@ impl PyRecordFiles {
         py: Python<'py>,
         positions: &[u64],
     ) -> PyResult<Bound<'py, PyList>> {
-        let (plan, made, slots) = self.prepare(py, positions)?;
-        let records = py.detach(|| pipeline::read(&self.0, plan, slots)).map_err(Raised::from)?;
+        let (records, made) = self.read_made(py, positions)?;
         list(py, &records, made)
     }
 
-    /// A plan for `positions`, and `bytes` for those records whose length is known.
-    fn prepare(
-        &self,
-        py: Python<'_>,
-        positions: &[u64],
-    ) -> PyResult<(Plan, Made, Vec<Option<Slot>>)> {
-        let files = &self.0;
-        let (plan, lens) = py
-            .detach(|| {
-                let plan = files.plan(positions)?;
-                let lens = files.predicted_lens(&plan);
-                Ok((plan, lens))
-            })
-            .map_err(|error: Error| Raised::from(error))?;
-        let (mut made, mut slots) =
-            (Vec::with_capacity(lens.len()), Vec::with_capacity(lens.len()));
-        for len in lens {
-            if let Some(len @ 1..=MAX_SLOT_LEN) = len {
-                let (object, slot) = new_slot(py, len)?;
-                made.push(Some(object.unbind()));
-                slots.push(Some(slot));
-            } else {
-                made.push(None);
-                slots.push(None);
-            }
-        }
-        Ok((plan, made, slots))
+    /// Whether what was read lately had to be waited for.
+    pub(crate) fn are_far(&self) -> bool {
+        self.0.is_far()
     }
+
+    /// The records at `positions`, in `bytes` made ahead for those whose length is known.
+    fn read_made(&self, py: Python<'_>, positions: &[u64]) -> PyResult<(Records, Made)> {
+        let planned = py.detach(|| open::plan(&self.0, positions).map(with_lens));
+        let (plan, lens) = planned.map_err(Raised::from)?;
+        let (made, slots) = slots(py, lens)?;
+        let records = py.detach(|| pipeline::read(plan, slots, ReadQueue::of_program()));
+        Ok((records.map_err(Raised::from)?, made))
+    }
+
+    fn of_each<T>(&self, what: impl Fn(&ArrayRecordFile) -> T) -> Result<Vec<T>, Raised> {
+        let set = self.0.set();
+        let of_one = |at| {
+            let file: &dyn Any = &**set.open(at, false)?;
+            let file = file.downcast_ref::<ArrayRecordFile>();
+            file.map(&what).ok_or_else(|| Error::Panicked("a file of another format".to_owned()))
+        };
+        (0..set.len()).map(of_one).collect::<Result<_>>().map_err(Raised::from)
+    }
+}
+
+fn with_lens(plan: Plan) -> (Plan, Vec<Option<usize>>) {
+    let lens = plan.predicted_lens();
+    (plan, lens)
+}
+
+/// `bytes` for those records whose length is known.
+fn slots(py: Python<'_>, lens: Vec<Option<usize>>) -> PyResult<(Made, Vec<Option<Slot>>)> {
+    let (mut made, mut slots) = (Vec::with_capacity(lens.len()), Vec::with_capacity(lens.len()));
+    for len in lens {
+        if let Some(len @ 1..=MAX_SLOT_LEN) = len {
+            let (object, slot) = new_slot(py, len)?;
+            made.push(Some(object.unbind()));
+            slots.push(Some(slot));
+        } else {
+            made.push(None);
+            slots.push(None);
+        }
+    }
+    Ok((made, slots))
+}
+
+/// How many seconds the calling thread has waited for storage since it began.
+#[pyfunction]
+fn waited_s() -> f64 {
+    distance::waited().as_secs_f64()
+}
+
+/// Has this process keep no more than `byte_len` bytes of the indices of files.
+#[pyfunction]
+fn set_index_budget(byte_len: usize) {
+    kept::set_budget(byte_len);
+}
+
+/// How many bytes of the indices of files this process may keep.
+#[pyfunction]
+fn index_budget() -> usize {
+    kept::budget()
+}
+
+/// How many bytes of the indices of files this process keeps.
+#[pyfunction]
+fn index_bytes() -> usize {
+    kept::kept_bytes()
 }
 
 /// Records that are being read while Python does something else.
@@ -222,5 +349,11 @@ fn object<'py>(
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<PyRecordFiles>()?;
-    module.add_class::<PyPendingRead>()
+    module.add_class::<PyPendingRead>()?;
+    module.add_class::<PyReadQueue>()?;
+    module.add_function(wrap_pyfunction!(keep_large_blocks, module)?)?;
+    module.add_function(wrap_pyfunction!(waited_s, module)?)?;
+    module.add_function(wrap_pyfunction!(set_index_budget, module)?)?;
+    module.add_function(wrap_pyfunction!(index_budget, module)?)?;
+    module.add_function(wrap_pyfunction!(index_bytes, module)?)
 }

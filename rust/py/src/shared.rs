@@ -3,8 +3,9 @@
 use std::ffi::c_int;
 use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd};
 
-use grainmill_core::batch::{self, ALIGNMENT, Lender, Lent, Warmth};
-use grainmill_core::pipeline::{self, Board};
+use grainmill_core::batch::{self, ALIGNMENT, Lender, Lent};
+use grainmill_core::pipeline::Board;
+use grainmill_core::platform;
 use numpy::{
     PyArray1, PyArray2, PyArrayDescr, PyArrayDescrMethods, PyArrayMethods, PyReadonlyArray2,
     PyUntypedArray, PyUntypedArrayMethods,
@@ -198,7 +199,7 @@ fn write_arrays(
             let out = unsafe {
                 std::slice::from_raw_parts_mut(slot.as_ptr().wrapping_add(at), bytes.len())
             };
-            batch::copy_rows(&[bytes], bytes.len(), out, Warmth::Hot);
+            batch::copy_rows(&[bytes], bytes.len(), out);
         });
         at += padded(byte_len);
     }
@@ -316,7 +317,7 @@ impl PyBoard {
 /// `parent` is not, or no longer, its parent.
 #[pyfunction]
 fn end_with(parent: u32) -> PyResult<bool> {
-    Ok(pipeline::end_with(parent)?)
+    Ok(platform::end_with(parent)?)
 }
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -4,18 +4,14 @@
 //! a slot that comes back is kept for the next batch of its size. A changer must not break this:
 //! a slot returns only by being dropped, so memory that anyone can still see is never handed out.
 
-use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::memory::Memory;
+use super::{MAX_FREE_PER_SIZE, MOST_TIMES_SHARED, POISON};
 use crate::Result;
-
-/// Free slots kept of one size: the batch being filled, the one in use and one between them.
-const MAX_FREE_PER_SIZE: usize = 3;
-/// What recycled slots are filled with in debug and test runs.
-pub(super) const POISON: u8 = 0xA5;
+use crate::platform::OwnedFile;
 
 /// Where the memory of batches comes from and returns to; clones share their free slots.
 #[derive(Clone, Debug)]
@@ -46,14 +42,16 @@ impl Arena {
 
     /// As [`Arena::new`], with the poisoning of recycled slots set by the caller.
     pub fn with_poison(max_free_bytes: usize, poison: bool) -> Self {
-        let shelf = Shelf::new(Memory::zeroed, MAX_FREE_PER_SIZE, max_free_bytes, poison);
+        let shelf = Shelf::new(Memory::zeroed, 1, MAX_FREE_PER_SIZE, max_free_bytes, poison);
         Self { shelf: Arc::new(shelf) }
     }
 
     /// An arena whose slots another process can map. It keeps all that come back until it is
-    /// trimmed, so that its owner knows which are gone.
+    /// trimmed, so that its owner knows which are gone; and since what is sent at once has a
+    /// different size each time, one of up to twice the size serves.
     pub fn shared(poison: bool) -> Self {
-        Self { shelf: Arc::new(Shelf::new(Memory::shared, usize::MAX, usize::MAX, poison)) }
+        let times = MOST_TIMES_SHARED;
+        Self { shelf: Arc::new(Shelf::new(Memory::shared, times, usize::MAX, usize::MAX, poison)) }
     }
 
     /// A slot of `byte_len` bytes, with whatever its last owner left in them.
@@ -63,7 +61,7 @@ impl Arena {
     /// If the system has no memory left for it.
     pub fn slot(&self, byte_len: usize) -> Result<Slot> {
         let size = size_class(byte_len);
-        let recycled = self.shelf.lock().take(size);
+        let recycled = self.shelf.lock().take(size, self.shelf.most_times);
         let memory = match recycled.filter(Memory::is_ours) {
             Some(memory) => memory,
             None => self.shelf.made(size)?,
@@ -89,8 +87,8 @@ impl Arena {
     /// Bytes of memory that a slot of `byte_len` bytes would add to those the arena has.
     pub fn growth(&self, byte_len: usize) -> usize {
         let size = size_class(byte_len);
-        let waits = self.shelf.lock().by_size.get(&size).is_some_and(|kept| !kept.is_empty());
-        if waits { 0 } else { size }
+        let waits = self.shelf.lock().serving(size, self.shelf.most_times);
+        if waits.is_some() { 0 } else { size }
     }
 
     /// Gives waiting slots back to the system, those that waited longest first, until at most
@@ -122,7 +120,7 @@ impl Slot {
 
     /// The file behind the slot's memory and its length in bytes, for the process that maps it.
     /// It is given once in the life of that memory.
-    pub fn take_file(&self) -> Option<(OwnedFd, usize)> {
+    pub fn take_file(&self) -> Option<(OwnedFile, usize)> {
         let memory = self.memory.as_ref()?;
         Some((memory.identity()?.take_file()?, memory.byte_len()))
     }
@@ -165,6 +163,8 @@ pub fn poison_by_default() -> bool {
 #[derive(Debug)]
 struct Shelf {
     make: fn(usize) -> Result<Memory>,
+    /// How many times the size that is wanted a recycled slot may have.
+    most_times: usize,
     max_free_per_size: usize,
     max_free_bytes: usize,
     poison: bool,
@@ -175,12 +175,13 @@ struct Shelf {
 impl Shelf {
     fn new(
         make: fn(usize) -> Result<Memory>,
+        most_times: usize,
         max_free_per_size: usize,
         max_free_bytes: usize,
         poison: bool,
     ) -> Self {
         let (total_bytes, free) = (AtomicUsize::new(0), Mutex::default());
-        Self { make, max_free_per_size, max_free_bytes, poison, total_bytes, free }
+        Self { make, most_times, max_free_per_size, max_free_bytes, poison, total_bytes, free }
     }
 
     fn made(&self, size: usize) -> Result<Memory> {
@@ -216,7 +217,7 @@ impl Shelf {
 
 #[derive(Debug, Default)]
 struct Free {
-    by_size: HashMap<usize, Vec<Returned>>,
+    by_size: BTreeMap<usize, Vec<Returned>>,
     byte_len: usize,
     /// Slots returned so far: the clock that says which free slot waited longest.
     num_returned: u64,
@@ -229,8 +230,15 @@ struct Returned {
 }
 
 impl Free {
-    /// The most recently returned memory of this size: the likeliest to be in a cache still.
-    fn take(&mut self, size: usize) -> Option<Memory> {
+    /// The size of waiting memory that serves `size` bytes best, at most `most_times` as large.
+    fn serving(&self, size: usize, most_times: usize) -> Option<usize> {
+        let mut sizes = self.by_size.range(size..=size.saturating_mul(most_times));
+        sizes.find(|(_, kept)| !kept.is_empty()).map(|(&size, _)| size)
+    }
+
+    /// The most recently returned memory that serves: the likeliest to be in a cache still.
+    fn take(&mut self, size: usize, most_times: usize) -> Option<Memory> {
+        let size = self.serving(size, most_times)?;
         let memory = self.by_size.get_mut(&size)?.pop()?.memory;
         self.byte_len -= size;
         Some(memory)
@@ -357,6 +365,21 @@ mod tests {
         dropped.sort_unstable();
         assert_eq!(dropped, ids[10..]);
         assert_eq!((arena.total_bytes(), arena.growth(5000)), (0, 5120));
+    }
+
+    #[test]
+    fn shared_slot_serves_down_to_half_its_size() {
+        let arena = Arena::shared(false);
+        let sizes = [40_960, 12_288, 16_384];
+        let slots = sizes.map(|byte_len| arena.slot(byte_len).unwrap());
+        let ids = slots.each_ref().map(Slot::shared_id);
+        drop(slots);
+        assert_eq!([6_144, 12_000, 20_480].map(|byte_len| arena.growth(byte_len)), [0; 3]);
+        assert_eq!([5_632, 45_056].map(|byte_len| arena.growth(byte_len)), [5_632, 45_056]);
+        let smaller = arena.slot(9_000).unwrap();
+        assert_eq!((smaller.shared_id(), smaller.byte_len()), (ids[1], 9_000));
+        assert_eq!(arena.slot(9_000).unwrap().shared_id(), ids[2]);
+        assert_eq!(arena.total_bytes(), sizes.iter().sum::<usize>());
     }
 
     #[test]

@@ -6,18 +6,14 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::arena::POISON;
 use super::memory::Memory;
 use super::shared::Mapping;
+use super::{MOST_LENT, POISON};
+use crate::platform::BorrowedFile;
 use crate::{Error, Result};
-
-/// Slots that this process may use at once; of what comes beyond that it gets copies. The system
-/// allows 65,530 mappings.
-const MOST_LENT: usize = 8192;
 
 static NUM_LENT: AtomicUsize = AtomicUsize::new(0);
 static NUM_FORKS: AtomicU64 = AtomicU64::new(0);
@@ -93,7 +89,7 @@ impl Lender {
     /// # Errors
     ///
     /// If the slot is known already or cannot be mapped.
-    pub fn add(&self, id: u64, file: BorrowedFd<'_>, byte_len: usize) -> Result<()> {
+    pub fn add(&self, id: u64, file: BorrowedFile<'_>, byte_len: usize) -> Result<()> {
         let mapping = Arc::new(Mapping::open(file, byte_len)?);
         match lock(&self.ledger).slots.entry(id) {
             Entry::Occupied(_) => Err(Error::InvalidArgument(format!("slot {id} came twice"))),

@@ -4,12 +4,10 @@
 //! them ends, however it ends, and no limit of a file system applies.
 #![expect(unsafe_code, reason = "two processes see the same bytes only through a mapping")]
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
 use std::ptr::NonNull;
 
-use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{Advice, MapFlags, ProtFlags};
-
+use crate::platform::{self, BorrowedFile, OwnedFile};
 use crate::{Error, Result};
 
 /// Bytes of an anonymous file, readable and writable by every process that maps it.
@@ -31,15 +29,10 @@ impl Mapping {
     /// # Errors
     ///
     /// If the system has no memory or no descriptor left for it.
-    pub fn create(byte_len: usize) -> Result<(Self, OwnedFd)> {
-        let refused = |error| refused(byte_len, error);
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = rustix::fs::memfd_create("grainmill-slot", flags).map_err(refused)?;
-        let len = u64::try_from(byte_len).unwrap_or(u64::MAX);
-        rustix::fs::ftruncate(&file, len).map_err(refused)?;
-        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        rustix::fs::fcntl_add_seals(&file, seals).map_err(refused)?;
-        Ok((Self::of(file.as_fd(), byte_len)?, file))
+    pub fn create(byte_len: usize) -> Result<(Self, OwnedFile)> {
+        let file =
+            platform::shared_file(byte_len as u64).map_err(|error| refused(byte_len, &error))?;
+        Ok((Self::of(platform::borrowed(&file), byte_len)?, file))
     }
 
     /// The bytes of a file made by [`Mapping::create`], in any process. The file may be closed
@@ -48,11 +41,10 @@ impl Mapping {
     /// # Errors
     ///
     /// If the file is not `byte_len` bytes long or can still be cut, or cannot be mapped.
-    pub fn open(file: BorrowedFd<'_>, byte_len: usize) -> Result<Self> {
-        let refused = |error| refused(byte_len, error);
-        let found = rustix::fs::fstat(file).map_err(refused)?.st_size;
-        let sealed = rustix::fs::fcntl_get_seals(file).map_err(refused)?;
-        if usize::try_from(found) != Ok(byte_len) || !sealed.contains(SealFlags::SHRINK) {
+    pub fn open(file: BorrowedFile<'_>, byte_len: usize) -> Result<Self> {
+        let (found, fits) = platform::fixed_len(file, byte_len as u64)
+            .map_err(|error| refused(byte_len, &error))?;
+        if !fits {
             return Err(Error::InvalidArgument(format!(
                 "shared memory must be {byte_len} bytes of fixed length, got {found}"
             )));
@@ -60,15 +52,8 @@ impl Mapping {
         Self::of(file, byte_len)
     }
 
-    fn of(file: BorrowedFd<'_>, byte_len: usize) -> Result<Self> {
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: no address is asked for, so the system picks one that nothing else uses.
-        let start = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), byte_len, access, MapFlags::SHARED, file, 0)
-        };
-        let start = start.map_err(|error| refused(byte_len, error))?.cast::<u8>();
-        let start =
-            NonNull::new(start).ok_or_else(|| refused(byte_len, rustix::io::Errno::NOMEM))?;
+    fn of(file: BorrowedFile<'_>, byte_len: usize) -> Result<Self> {
+        let start = platform::mapped(file, byte_len).map_err(|error| refused(byte_len, &error))?;
         Ok(Self { start, byte_len })
     }
 
@@ -82,29 +67,29 @@ impl Mapping {
         self.start.as_ptr()
     }
 
-    /// Makes all bytes zero for every process that maps them, by giving their pages back.
+    /// Gives the pages back where the system can; what they held is lost to every process.
     pub fn empty(&mut self) {
-        let start = self.start.as_ptr().cast();
         // SAFETY: `of` mapped exactly these bytes, and `&mut self` keeps other users here away.
-        // What fails costs memory until the file goes, and no more.
-        let _ = unsafe { rustix::mm::madvise(start, self.byte_len, Advice::LinuxRemove) };
+        unsafe { platform::give_back(self.start, self.byte_len) };
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: `of` mapped exactly these bytes, and their owner is gone.
-        let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.byte_len) };
-        debug_assert_eq!(unmapped, Ok(()), "a mapping of ours can be taken back");
+        let unmapped = unsafe { platform::unmapped(self.start, self.byte_len) };
+        debug_assert!(unmapped.is_ok(), "a mapping of ours can be taken back: {unmapped:?}");
     }
 }
 
-fn refused(byte_len: usize, error: rustix::io::Errno) -> Error {
+fn refused(byte_len: usize, error: &io::Error) -> Error {
     Error::InvalidArgument(format!("no shared memory for a slot of {byte_len} bytes: {error}"))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
     use crate::batch::ALIGNMENT;
 
@@ -121,6 +106,7 @@ mod tests {
         assert_eq!(unsafe { theirs.as_ptr().wrapping_add(9_999).read() }, 7);
     }
 
+    #[cfg(all(target_os = "linux", not(grainmill_portable)))]
     #[test]
     fn emptied_bytes_are_zero_in_both_mappings() {
         let (mut ours, file) = Mapping::create(10_000).unwrap();
@@ -137,12 +123,5 @@ mod tests {
         let (_, file) = Mapping::create(10_000).unwrap();
         let told = Mapping::open(file.as_fd(), 20_000).unwrap_err().to_string();
         assert!(told.contains("20000 bytes of fixed length, got 10000"), "{told}");
-    }
-
-    #[test]
-    fn file_that_can_be_cut_is_refused() {
-        let file = rustix::fs::memfd_create("loose", MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&file, 4096).unwrap();
-        assert!(Mapping::open(file.as_fd(), 4096).is_err());
     }
 }

@@ -5,7 +5,7 @@
 //! blocks are a bit short and one record takes the place of another. Here blocks always hold
 //! the largest index.
 
-use super::seed::seed_seq;
+use super::seed::{fill_seed_seq, seed_seq};
 use crate::{Error, Result};
 
 /// The rounds every shuffle of a pipeline uses.
@@ -98,20 +98,19 @@ impl Permutation {
         Ok(())
     }
 
-    /// The whole permutation as a table, for few records.
-    pub(super) fn table(&self) -> Result<Box<[u16]>> {
-        let mut index: Vec<i64> = (0..self.num_records.cast_signed()).collect();
-        self.apply_block(&mut index)?;
-        let entry = |index| u16::try_from(index).map_err(|_| self.outside(index));
-        index.into_iter().map(entry).collect()
-    }
-
-    pub(super) fn outside(&self, index: impl std::fmt::Display) -> Error {
+    fn outside(&self, index: impl std::fmt::Display) -> Error {
         let max_index = self.num_records - 1;
         Error::InvalidArgument(format!(
             "index must be in [0, max_index], but got index = {index} and max_index = {max_index}"
         ))
     }
+}
+
+/// The keys of the rounds of every shuffle of a pipeline.
+pub(super) fn round_keys(seed: u32) -> [u32; SHUFFLE_ROUNDS as usize] {
+    let mut keys = [0; SHUFFLE_ROUNDS as usize];
+    fill_seed_seq(seed, &mut keys);
+    keys
 }
 
 /// Half the bits of the block that holds every index up to `max_index`, at least 8.

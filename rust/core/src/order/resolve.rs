@@ -1,125 +1,59 @@
 //! The index stages of a plan over a block of positions: columns in, columns out.
 //!
-//! However many stages there are, one call resolves them all; a stage is one loop over a column.
-//! Everything follows Python's floor division, so negative positions belong to epochs before
-//! the first, and an index that leaves the 64-bit range is an error.
+//! One call resolves all stages for a whole block; a stage is one loop over the positions that
+//! come to it, and parts of a plan to which none comes cost nothing. Everything follows Python's
+//! floor division, so negative positions belong to epochs before the first, and an index that
+//! leaves the 64-bit range is an error.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
+use super::column::{Column, Pieces};
 use super::floor::Floor;
-use super::mix::MixSchedule;
-use super::stage::Stage;
+use super::mix::{MixSchedule, RecentChoices};
+use super::orders::{Orders, Run};
+use super::stage::{self, Stage};
+use super::tree::Tree;
 use super::window::Windows;
 use crate::reserve::with_room;
 use crate::{Error, Result};
 
-/// The index stages of a plan, from the output down to its sources.
-///
-/// A position `i` of a stage with epochs of `n` records is record `i % n` of epoch `i / n`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Tree {
-    /// A source; its column is the result.
-    Leaf {
-        /// Names the column.
-        id: u32,
-    },
-    /// Records the positions seen here as a column of its own and passes them on.
-    Tap {
-        /// Names the column.
-        id: u32,
-        /// What follows.
-        child: Box<Tree>,
-    },
-    /// Each epoch in its own random order; epoch `e` is ordered by `seed + e`.
-    Shuffle {
-        /// Records of an epoch.
-        num_records: u64,
-        /// Chooses the orders.
-        seed: u32,
-        /// What follows.
-        child: Box<Tree>,
-    },
-    /// Each window in its own random order; see [`window`](super::window).
-    WindowShuffle {
-        /// Records of an epoch.
-        num_records: u64,
-        /// Records of a window.
-        window_size: u64,
-        /// Chooses the orders; window `w` is ordered by `seed + w`.
-        seed: u32,
-        /// What follows.
-        child: Box<Tree>,
-    },
-    /// Every `step`-th record from `start` on.
-    Slice {
-        /// First record taken of an epoch of the parent.
-        start: i64,
-        /// Distance between records taken.
-        step: i64,
-        /// Records taken of an epoch.
-        num_records: u64,
-        /// Records of an epoch of the parent.
-        parent_len: u64,
-        /// What follows.
-        child: Box<Tree>,
-    },
-    /// The first epoch over and over.
-    Wrap {
-        /// Records of an epoch.
-        num_records: u64,
-        /// What follows.
-        child: Box<Tree>,
-    },
-    /// The records at `indices`, in that order; negative ones are of the epoch before.
-    Take {
-        /// Which records of an epoch of the parent.
-        indices: Vec<i64>,
-        /// Records of an epoch of the parent.
-        parent_len: u64,
-        /// What follows.
-        child: Box<Tree>,
-    },
-    /// Every index of the parent `by` times in a row.
-    Divide {
-        /// How often.
-        by: u64,
-        /// What follows.
-        child: Box<Tree>,
-    },
-    /// Several datasets by weight; see [`MixSchedule`].
-    Mix {
-        /// One per child.
-        proportions: Vec<u64>,
-        /// The datasets.
-        children: Vec<Tree>,
-    },
-    /// One dataset after the other, in each epoch anew.
-    Concatenate {
-        /// Records of an epoch of each child.
-        lengths: Vec<u64>,
-        /// The datasets.
-        children: Vec<Tree>,
-    },
-}
-
-/// What reaches one leaf or tap.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Column {
-    /// The leaf or tap.
-    pub id: u32,
-    /// Places within the block whose positions come here, ascending; none where all do.
-    pub rows: Option<Vec<i64>>,
-    /// For each of those places, the index here.
-    pub index: Vec<i64>,
-}
-
 /// The index stages of a plan, ready for blocks of positions.
 ///
-/// It remembers the permutations of the epochs used last; results do not depend on that.
-#[derive(Clone, Debug)]
+/// It remembers orders and choices used last; results do not depend on that. A clone shares the
+/// stages and remembers nothing.
+#[derive(Debug)]
 pub struct Resolver {
+    plan: Arc<Prepared>,
+    memory: Memory,
+}
+
+#[derive(Debug)]
+struct Prepared {
     root: Stage,
-    num_columns: usize,
+    /// Per column its id, and whether its entries tell their part.
+    columns: Vec<(u32, bool)>,
+    num_mixtures: usize,
+}
+
+#[derive(Debug)]
+struct Memory {
+    orders: Orders,
+    /// One per mixture.
+    choices: Vec<RecentChoices>,
+}
+
+impl Memory {
+    fn of(plan: &Prepared) -> Self {
+        let choices = (0..plan.num_mixtures).map(|_| RecentChoices::default()).collect();
+        Self { orders: Orders::default(), choices }
+    }
+}
+
+impl Clone for Resolver {
+    fn clone(&self) -> Self {
+        Self { plan: Arc::clone(&self.plan), memory: Memory::of(&self.plan) }
+    }
 }
 
 impl Resolver {
@@ -128,14 +62,16 @@ impl Resolver {
     /// # Errors
     ///
     /// If a parameter of a stage lies outside its range, a mixture or concatenation has not as
-    /// many children as parameters, or two leaves or taps share an id.
+    /// many children as parameters, or a position would come to two leaves or taps of one id.
     pub fn new(tree: Tree) -> Result<Self> {
-        let mut ids = HashSet::new();
-        let root = prepared(tree, &mut ids)?;
-        Ok(Self { root, num_columns: ids.len() })
+        let mut preparing = Preparing::default();
+        let root = preparing.prepared(tree)?;
+        let Preparing { columns, num_mixtures, .. } = preparing;
+        let plan = Arc::new(Prepared { root, columns, num_mixtures });
+        Ok(Self { memory: Memory::of(&plan), plan })
     }
 
-    /// What the positions `index` are at every leaf and tap.
+    /// What the positions `index` are at every leaf and tap that one of them comes to.
     ///
     /// # Errors
     ///
@@ -144,7 +80,7 @@ impl Resolver {
         self.resolve_owned(index.to_vec())
     }
 
-    /// What `count` positions from `start` on are at every leaf and tap.
+    /// What `count` positions from `start` on are at every leaf and tap that one comes to.
     ///
     /// # Errors
     ///
@@ -155,10 +91,198 @@ impl Resolver {
     }
 
     fn resolve_owned(&mut self, index: Vec<i64>) -> Result<Vec<Column>> {
-        let mut columns = Vec::with_capacity(self.num_columns);
-        self.root.resolve(index, None, &mut columns)?;
-        Ok(columns)
+        let Self { plan, memory } = self;
+        let block_len = index.len();
+        let mut block = Block::new(index, plan.columns.len(), &plan.root);
+        block.follow(&plan.columns, memory)?;
+        let columns = plan.columns.iter().zip(block.pieces);
+        Ok(columns
+            .filter_map(|(&(id, by_part), pieces)| pieces.into_column(id, by_part, block_len))
+            .collect())
     }
+}
+
+/// A block of positions on its way down, in segments that have come to one stage each.
+struct Block<'a> {
+    index: Vec<i64>,
+    /// Where each position is in the block; empty while they are all in their places.
+    rows: Vec<i64>,
+    waiting: Vec<Segment<'a>>,
+    /// Segments at a stage that shuffles: these are moved together.
+    unordered: Vec<Segment<'a>>,
+    pieces: Vec<Pieces>,
+}
+
+/// Positions of a block that have come to `stage`.
+#[derive(Clone, Copy)]
+struct Segment<'a> {
+    stage: &'a Stage,
+    from: usize,
+    to: usize,
+}
+
+impl<'a> Block<'a> {
+    fn new(index: Vec<i64>, num_columns: usize, root: &'a Stage) -> Self {
+        let waiting = vec![Segment { stage: root, from: 0, to: index.len() }];
+        let mut pieces = Vec::new();
+        pieces.resize_with(num_columns, Pieces::default);
+        Self { index, rows: Vec::new(), waiting, unordered: Vec::new(), pieces }
+    }
+
+    /// Follows all positions down to the leaves.
+    fn follow(&mut self, columns: &[(u32, bool)], memory: &mut Memory) -> Result<()> {
+        while !self.waiting.is_empty() {
+            while let Some(segment) = self.waiting.pop() {
+                self.descend(segment, columns, memory)?;
+            }
+            self.reorder(&mut memory.orders)?;
+        }
+        Ok(())
+    }
+
+    /// Follows a segment to a leaf, to where it splits, or to a stage that shuffles.
+    fn descend(
+        &mut self,
+        segment: Segment<'a>,
+        columns: &[(u32, bool)],
+        memory: &mut Memory,
+    ) -> Result<()> {
+        let Segment { mut stage, from, to } = segment;
+        loop {
+            let index = &mut self.index[from..to];
+            stage = match stage {
+                Stage::Leaf { column, part } => {
+                    self.arrive(*column, columns[*column].1.then_some(*part), from, to);
+                    return Ok(());
+                }
+                Stage::Numbers { column, part, start, step, num_records } => {
+                    stage::number(index, *start, *step, *num_records)?;
+                    self.arrive(*column, columns[*column].1.then_some(*part), from, to);
+                    return Ok(());
+                }
+                Stage::Tap { column, part, child } => {
+                    let rows = self.rows.get(from..to).unwrap_or(&[]);
+                    self.pieces[*column].add(rows, index, columns[*column].1.then_some(*part));
+                    child
+                }
+                Stage::Shuffle { .. } | Stage::WindowShuffle { .. } => {
+                    self.unordered.push(Segment { stage, from, to });
+                    return Ok(());
+                }
+                Stage::Mix { number, schedule, children } => {
+                    let mut parts = Vec::with_capacity(to - from);
+                    stage::mixed(index, schedule, &mut memory.choices[*number], &mut parts);
+                    self.split(children, &parts, from);
+                    return Ok(());
+                }
+                Stage::Concatenate { total, ends, children } => {
+                    let mut parts = Vec::with_capacity(to - from);
+                    stage::concatenated(index, *total, ends, &mut parts)?;
+                    self.split(children, &parts, from);
+                    return Ok(());
+                }
+                Stage::Slice { start, step, num_records, parent_len, child } => {
+                    stage::slice(index, *start, *step, *num_records, *parent_len)?;
+                    child
+                }
+                Stage::Wrap { num_records, child } => {
+                    stage::wrap(index, *num_records)?;
+                    child
+                }
+                Stage::Take { indices, num_records, parent_len, child } => {
+                    stage::take(index, indices, *num_records, *parent_len)?;
+                    child
+                }
+                Stage::Divide { by, child } => {
+                    for position in index {
+                        *position = by.split(*position).0;
+                    }
+                    child
+                }
+            };
+        }
+    }
+
+    /// Moves the positions of all segments that came to a shuffle, and has them wait further on.
+    fn reorder(&mut self, orders: &mut Orders) -> Result<()> {
+        let mut runs: Vec<Run> = Vec::new();
+        for Segment { stage, from, to } in std::mem::take(&mut self.unordered) {
+            let index = &self.index[from..to];
+            let child = match stage {
+                Stage::Shuffle { num_records, epoch_len, seed, child } => {
+                    stage::epochs(index, from, *num_records, *epoch_len, *seed, &mut runs)?;
+                    child
+                }
+                Stage::WindowShuffle { windows, seed, child } => {
+                    stage::windows(index, from, windows, *seed, &mut runs)?;
+                    child
+                }
+                _ => continue,
+            };
+            self.waiting.push(Segment { stage: child, from, to });
+        }
+        orders.apply(&runs, &mut self.index)
+    }
+
+    /// Makes a segment's index, from `from` to `to`, entries of a column.
+    fn arrive(&mut self, column: usize, part: Option<u32>, from: usize, to: usize) {
+        let pieces = &mut self.pieces[column];
+        match self.rows.get(from..to) {
+            Some(rows) if !rows.is_empty() => pieces.add(rows, &self.index[from..to], part),
+            _ => pieces.set(std::mem::take(&mut self.index), part),
+        }
+    }
+
+    /// Has the positions from `from` on wait at the children that `parts` names.
+    fn split(&mut self, children: &'a [Stage], parts: &[u32], from: usize) {
+        let (Some(&first), to) = (parts.first(), from + parts.len()) else { return };
+        if parts.iter().all(|&part| part == first) {
+            self.waiting.push(Segment { stage: &children[first as usize], from, to });
+            return;
+        }
+        if self.rows.is_empty() {
+            self.rows = (0..).take(self.index.len()).collect();
+        }
+        let order = places_by_part(parts, children.len());
+        let in_order = |values: &mut [i64]| {
+            let before = values.to_vec();
+            for (value, &place) in values.iter_mut().zip(&order) {
+                *value = before[place];
+            }
+        };
+        in_order(&mut self.index[from..to]);
+        in_order(&mut self.rows[from..to]);
+        let mut start = 0;
+        for run in order.chunk_by(|&a, &b| parts[a] == parts[b]) {
+            let stage = &children[parts[run[0]] as usize];
+            let end = start + run.len();
+            self.waiting.push(Segment { stage, from: from + start, to: from + end });
+            start = end;
+        }
+    }
+}
+
+/// The places in `parts`, those of one part together, each part's in order.
+fn places_by_part(parts: &[u32], num_parts: usize) -> Vec<usize> {
+    let mut places: Vec<usize> = (0..parts.len()).collect();
+    if num_parts > parts.len() {
+        places.sort_unstable_by_key(|&place| (parts[place], place));
+        return places;
+    }
+    let mut ends = vec![0; num_parts];
+    for &part in parts {
+        ends[part as usize] += 1;
+    }
+    let mut next = 0;
+    for end in &mut ends {
+        next += std::mem::replace(end, next);
+    }
+    for (place, &part) in parts.iter().enumerate() {
+        let end = &mut ends[part as usize];
+        places[*end] = place;
+        *end += 1;
+    }
+    places
 }
 
 /// The positions `start`, `start + 1`, and so on.
@@ -185,78 +309,110 @@ pub fn range_end(start: i64, count: usize) -> Result<i64> {
     })
 }
 
-fn prepared(tree: Tree, ids: &mut HashSet<u32>) -> Result<Stage> {
-    let mut below = |child: Box<Tree>| prepared(*child, ids).map(Box::new);
-    Ok(match tree {
-        Tree::Leaf { id } => Stage::Leaf { id: fresh(id, ids)? },
-        Tree::Tap { id, child } => {
-            let child = below(child)?;
-            Stage::Tap { id: fresh(id, ids)?, child }
-        }
-        Tree::Shuffle { num_records, seed, child } => {
-            length("num_records", num_records)?;
-            Stage::shuffle(num_records, seed, below(child)?)
-        }
-        Tree::WindowShuffle { num_records, window_size, seed, child } => {
-            let num_records = length("num_records", num_records)?;
-            // A window longer than any epoch is the epoch.
-            let window_size = i64::try_from(window_size).unwrap_or(i64::MAX);
-            Stage::window_shuffle(Windows::new(num_records, window_size)?, seed, below(child)?)
-        }
-        Tree::Slice { start, step, num_records, parent_len, child } => Stage::Slice {
-            start,
-            step,
-            num_records: Floor::new(length("num_records", num_records)?.cast_unsigned()),
-            parent_len: length("parent_len", parent_len)?,
-            child: below(child)?,
-        },
-        Tree::Wrap { num_records, child } => {
-            length("num_records", num_records)?;
-            Stage::Wrap { num_records: Floor::new(num_records), child: below(child)? }
-        }
-        Tree::Take { indices, parent_len, child } => Stage::Take {
-            num_records: Floor::new(indices.len() as u64),
-            indices: indices.into(),
-            parent_len: length("parent_len", parent_len)?,
-            child: below(child)?,
-        },
-        Tree::Divide { by, child } => {
-            if length("by", by)? == 0 {
-                return Err(Error::InvalidArgument("`by` must be at least 1, got 0".into()));
-            }
-            Stage::Divide { by: Floor::new(by), child: below(child)? }
-        }
-        Tree::Mix { proportions, children } => {
-            same_count("proportions", proportions.len(), children.len())?;
-            let schedule = MixSchedule::new(&proportions)?;
-            Stage::Mix { schedule, children: all_prepared(children, ids)? }
-        }
-        Tree::Concatenate { lengths, children } => {
-            same_count("lengths", lengths.len(), children.len())?;
-            let mut ends = Vec::with_capacity(lengths.len());
-            let mut end = 0_u64;
-            for len in lengths {
-                end = end.saturating_add(length("lengths", len)?.cast_unsigned());
-                ends.push(length("the sum of `lengths`", end)?);
-            }
-            Stage::Concatenate {
-                total: Floor::new(end),
-                ends: ends.into_boxed_slice(),
-                children: all_prepared(children, ids)?,
-            }
-        }
-    })
+/// What is known of the stages that have been prepared.
+#[derive(Default)]
+struct Preparing {
+    columns: Vec<(u32, bool)>,
+    places: HashMap<u32, usize>,
+    /// The ids on the way from the root to the stage in hand.
+    above: HashSet<u32>,
+    num_mixtures: usize,
 }
 
-fn all_prepared(children: Vec<Tree>, ids: &mut HashSet<u32>) -> Result<Box<[Stage]>> {
-    children.into_iter().map(|child| prepared(child, ids)).collect()
-}
-
-fn fresh(id: u32, ids: &mut HashSet<u32>) -> Result<u32> {
-    if ids.insert(id) {
-        return Ok(id);
+impl Preparing {
+    fn prepared(&mut self, tree: Tree) -> Result<Stage> {
+        Ok(match tree {
+            Tree::Leaf { id, part } => Stage::Leaf { column: self.column(id, part)?, part },
+            Tree::Numbers { id, part, start, step, num_records } => {
+                length("num_records", num_records)?;
+                let (column, num_records) = (self.column(id, part)?, Floor::new(num_records));
+                Stage::Numbers { column, part, start, step, num_records }
+            }
+            Tree::Tap { id, part, child } => {
+                let column = self.column(id, part)?;
+                self.above.insert(id);
+                let child = self.below(*child)?;
+                self.above.remove(&id);
+                Stage::Tap { column, part, child }
+            }
+            Tree::Shuffle { num_records, seed, child } => Stage::Shuffle {
+                epoch_len: length("num_records", num_records)?,
+                num_records: Floor::new(num_records),
+                seed,
+                child: self.below(*child)?,
+            },
+            Tree::WindowShuffle { num_records, window_size, seed, child } => {
+                let num_records = length("num_records", num_records)?;
+                // A window longer than any epoch is the epoch.
+                let window_size = i64::try_from(window_size).unwrap_or(i64::MAX);
+                let windows = Windows::new(num_records, window_size)?;
+                Stage::WindowShuffle { windows, seed, child: self.below(*child)? }
+            }
+            Tree::Slice { start, step, num_records, parent_len, child } => Stage::Slice {
+                start,
+                step,
+                num_records: Floor::new(length("num_records", num_records)?.cast_unsigned()),
+                parent_len: length("parent_len", parent_len)?,
+                child: self.below(*child)?,
+            },
+            Tree::Wrap { num_records, child } => {
+                length("num_records", num_records)?;
+                Stage::Wrap { num_records: Floor::new(num_records), child: self.below(*child)? }
+            }
+            Tree::Take { indices, parent_len, child } => Stage::Take {
+                num_records: Floor::new(indices.len() as u64),
+                indices: indices.into(),
+                parent_len: length("parent_len", parent_len)?,
+                child: self.below(*child)?,
+            },
+            Tree::Divide { by, child } => {
+                if length("by", by)? == 0 {
+                    return Err(Error::InvalidArgument("`by` must be at least 1, got 0".into()));
+                }
+                Stage::Divide { by: Floor::new(by), child: self.below(*child)? }
+            }
+            Tree::Mix { proportions, children } => {
+                same_count("proportions", proportions.len(), children.len())?;
+                let schedule = MixSchedule::new(&proportions)?;
+                let number = self.num_mixtures;
+                self.num_mixtures += 1;
+                Stage::Mix { number, schedule, children: self.all_below(children)? }
+            }
+            Tree::Concatenate { lengths, children } => {
+                same_count("lengths", lengths.len(), children.len())?;
+                let mut ends = Vec::with_capacity(lengths.len());
+                let mut end = 0_u64;
+                for len in lengths {
+                    end = end.saturating_add(length("lengths", len)?.cast_unsigned());
+                    ends.push(length("the sum of `lengths`", end)?);
+                }
+                let (total, ends) = (Floor::new(end), ends.into_boxed_slice());
+                Stage::Concatenate { total, ends, children: self.all_below(children)? }
+            }
+        })
     }
-    Err(Error::InvalidArgument(format!("two leaves or taps have the id {id}")))
+
+    fn below(&mut self, child: Tree) -> Result<Box<Stage>> {
+        self.prepared(child).map(Box::new)
+    }
+
+    fn all_below(&mut self, children: Vec<Tree>) -> Result<Box<[Stage]>> {
+        children.into_iter().map(|child| self.prepared(child)).collect()
+    }
+
+    /// The place of the column `id`, which now has `part` too.
+    fn column(&mut self, id: u32, part: u32) -> Result<usize> {
+        if self.above.contains(&id) {
+            let text = format!("two leaves or taps that one position comes to have the id {id}");
+            return Err(Error::InvalidArgument(text));
+        }
+        let place = *self.places.entry(id).or_insert_with(|| {
+            self.columns.push((id, false));
+            self.columns.len() - 1
+        });
+        self.columns[place].1 |= part > 0;
+        Ok(place)
+    }
 }
 
 fn length(name: &str, value: u64) -> Result<i64> {
@@ -276,12 +432,12 @@ fn same_count(name: &str, num_parameters: usize, num_children: usize) -> Result<
 
 #[cfg(test)]
 mod tests {
-    use super::{Column, Resolver, Tree};
-    use crate::order::{MixSchedule, Permutation};
+    use super::{Column, Resolver};
+    use crate::order::{MixSchedule, Permutation, Tree};
     use proptest::prelude::*;
 
     /// Follows one position down, a division at a time: the slow twin of [`Resolver`].
-    fn follow(tree: &Tree, position: i64, reached: &mut Vec<(u32, i64)>) {
+    fn follow(tree: &Tree, position: i64, reached: &mut Vec<(u32, u32, i64)>) {
         let split = |len: u64| {
             let len = len.cast_signed();
             (position.div_euclid(len), position.rem_euclid(len))
@@ -292,9 +448,12 @@ mod tests {
             permutation.apply(place.try_into().unwrap()).unwrap().cast_signed()
         };
         let (child, below) = match tree {
-            Tree::Leaf { id } => return reached.push((*id, position)),
-            Tree::Tap { id, child } => {
-                reached.push((*id, position));
+            Tree::Leaf { id, part } => return reached.push((*id, *part, position)),
+            Tree::Numbers { id, part, start, step, num_records } => {
+                return reached.push((*id, *part, start + step * split(*num_records).1));
+            }
+            Tree::Tap { id, part, child } => {
+                reached.push((*id, *part, position));
                 (&**child, position)
             }
             Tree::Shuffle { num_records, seed, child } => {
@@ -341,30 +500,33 @@ mod tests {
     }
 
     fn follow_all(tree: &Tree, positions: &[i64], num_ids: u32) -> Vec<Column> {
-        let mut reached = vec![(Vec::new(), Vec::new()); num_ids as usize];
+        let mut reached = vec![(Vec::new(), Vec::new(), Vec::new()); num_ids as usize];
         for (row, &position) in (0..).zip(positions) {
             let mut here = Vec::new();
             follow(tree, position, &mut here);
-            for (id, index) in here {
+            for (id, part, index) in here {
                 reached[id as usize].0.push(row);
                 reached[id as usize].1.push(index);
+                reached[id as usize].2.push(part);
             }
         }
-        let column = |(id, (rows, index))| Column { id, rows: Some(rows), index };
-        (0..).zip(reached).map(column).collect()
+        let column =
+            |(id, (rows, index, parts))| Column { id, rows: Some(rows), index, parts: Some(parts) };
+        let columns = (0..).zip(reached).map(column);
+        columns.filter(|column| !column.index.is_empty()).collect()
     }
 
     /// Gives every leaf and tap its own id, in the order in which columns come.
     fn number(tree: &mut Tree, next: &mut u32) {
         match tree {
-            Tree::Leaf { id } | Tree::Tap { id, .. } => {
+            Tree::Leaf { id, .. } | Tree::Numbers { id, .. } | Tree::Tap { id, .. } => {
                 *id = *next;
                 *next += 1;
             }
             _ => {}
         }
         match tree {
-            Tree::Leaf { .. } => {}
+            Tree::Leaf { .. } | Tree::Numbers { .. } => {}
             Tree::Mix { children, .. } | Tree::Concatenate { children, .. } => {
                 for child in children {
                     number(child, next);
@@ -380,15 +542,53 @@ mod tests {
         }
     }
 
+    /// Gives all leaves the id 0 and all taps one that says how many are above them, and tells
+    /// them apart as parts.
+    fn share(tree: &mut Tree, num_above: u32, next_part: &mut u32) {
+        let mut fresh = || {
+            *next_part += 1;
+            *next_part - 1
+        };
+        match tree {
+            Tree::Leaf { id, part } | Tree::Numbers { id, part, .. } => {
+                (*id, *part) = (0, fresh());
+            }
+            Tree::Tap { id, part, child } => {
+                (*id, *part) = (num_above + 1, fresh());
+                share(child, num_above + 1, next_part);
+            }
+            Tree::Mix { children, .. } | Tree::Concatenate { children, .. } => {
+                for child in children {
+                    share(child, num_above, next_part);
+                }
+            }
+            Tree::Shuffle { child, .. }
+            | Tree::WindowShuffle { child, .. }
+            | Tree::Slice { child, .. }
+            | Tree::Wrap { child, .. }
+            | Tree::Take { child, .. }
+            | Tree::Divide { child, .. } => share(child, num_above, next_part),
+        }
+    }
+
     fn trees() -> impl Strategy<Value = Tree> {
-        let leaf = Just(Tree::Leaf { id: 0 });
-        leaf.prop_recursive(4, 12, 3, |inner| {
+        let leaf = prop_oneof![
+            3 => Just(Tree::Leaf { id: 0, part: 0 }),
+            1 => (1..9000_u64, -9..9_i64).prop_map(|(num_records, step)| Tree::Numbers {
+                id: 0,
+                part: 0,
+                start: 5,
+                step,
+                num_records,
+            }),
+        ];
+        leaf.prop_recursive(4, 20, 5, |inner| {
             let child = inner.clone().prop_map(Box::new);
             let len = prop_oneof![Just(1_u64), 700..800_u64, 9000..70_000_u64];
-            let parts = prop::collection::vec((1..2000_u64, inner), 1..4);
+            let parts = prop::collection::vec((1..2000_u64, inner), 1..9);
             let lengths = (child.clone(), len.clone(), len, -90..90_i64, any::<u32>());
             prop_oneof![
-                child.clone().prop_map(|child| Tree::Tap { id: 0, child }),
+                child.clone().prop_map(|child| Tree::Tap { id: 0, part: 0, child }),
                 (1..9_u64, child.clone()).prop_map(|(by, child)| Tree::Divide { by, child }),
                 lengths.prop_flat_map(|(child, n, m, step, seed)| {
                     let indices = vec![step, 3, -1];
@@ -436,9 +636,15 @@ mod tests {
             mut tree in trees(),
             start in -100_000..100_000_i64,
             jumps in prop::collection::vec(-1_000_000..1_000_000_i64, 0..60),
+            is_shared: bool,
         ) {
             let mut num_ids = 0;
-            number(&mut tree, &mut num_ids);
+            if is_shared {
+                share(&mut tree, 0, &mut 0);
+                num_ids = 10;
+            } else {
+                number(&mut tree, &mut num_ids);
+            }
             let mut resolver = Resolver::new(tree.clone()).unwrap();
             let run: Vec<i64> = (start..start + 80).collect();
             let ranged = resolver.resolve_range(start, 80).unwrap();
@@ -448,7 +654,10 @@ mod tests {
                 let all: Vec<i64> = (0..).take(positions.len()).collect();
                 for column in &mut columns {
                     column.rows.get_or_insert_with(|| all.clone());
+                    let all_one = vec![0; column.index.len()];
+                    column.parts.get_or_insert(all_one);
                 }
+                columns.retain(|column| !column.index.is_empty());
                 columns.sort_by_key(|column| column.id);
                 prop_assert_eq!(columns, follow_all(&tree, &positions, num_ids));
             }
@@ -456,7 +665,7 @@ mod tests {
     }
 
     fn leaf(id: u32) -> Tree {
-        Tree::Leaf { id }
+        Tree::Leaf { id, part: 0 }
     }
 
     #[test]
@@ -502,18 +711,45 @@ mod tests {
             Tree::Wrap { num_records: 0, child: Box::new(leaf(0)) },
             Tree::Take { indices: Vec::new(), parent_len: 5, child: Box::new(leaf(0)) },
             Tree::Concatenate { lengths: vec![0], children: vec![leaf(0)] },
+            Tree::Numbers { id: 0, part: 0, start: 1, step: 1, num_records: 0 },
         ];
         for tree in empty {
             let mut resolver = Resolver::new(tree).unwrap();
             assert!(resolver.resolve(&[0]).is_err());
-            assert_eq!(resolver.resolve(&[]).unwrap()[0].index, []);
+            let columns = resolver.resolve(&[]).unwrap();
+            assert!(columns.iter().all(|column| column.index.is_empty()));
         }
+    }
+
+    #[test]
+    fn leaves_that_share_an_id_share_a_column() {
+        let leaf = |part| Tree::Leaf { id: 7, part };
+        let parts = vec![leaf(0), Tree::Leaf { id: 8, part: 0 }, leaf(5)];
+        let tree = Tree::Concatenate { lengths: vec![2, 1, 1], children: parts };
+        let columns = Resolver::new(tree).unwrap().resolve(&[3, 2, 0, 1]).unwrap();
+        let expected = Column {
+            id: 7,
+            rows: Some(vec![0, 2, 3]),
+            index: vec![0, 0, 1],
+            parts: Some(vec![5, 0, 0]),
+        };
+        assert_eq!(columns[0], expected);
+        assert_eq!((columns[1].id, &columns[1].parts), (8, &None));
+    }
+
+    #[test]
+    fn parts_that_no_position_comes_to_have_no_column() {
+        let children = (0..1000).map(leaf).collect();
+        let tree = Tree::Concatenate { lengths: vec![10; 1000], children };
+        let columns = Resolver::new(tree).unwrap().resolve_range(95, 10).unwrap();
+        let found: Vec<_> = columns.iter().map(|column| (column.id, column.index.len())).collect();
+        assert_eq!(found, [(9, 5), (10, 5)]);
     }
 
     #[test]
     fn unfitting_parameters_are_refused() {
         let unfitting = [
-            Tree::Tap { id: 1, child: Box::new(leaf(1)) },
+            Tree::Tap { id: 1, part: 2, child: Box::new(leaf(1)) },
             Tree::Divide { by: 0, child: Box::new(leaf(0)) },
             Tree::Shuffle { num_records: 1 << 63, seed: 0, child: Box::new(leaf(0)) },
             Tree::WindowShuffle {

@@ -5,10 +5,18 @@
 
 /// The words that C++ `std::seed_seq{seed}` generates.
 pub fn seed_seq(seed: u32, num_words: usize) -> Vec<u32> {
-    let n = num_words;
-    let mut words = vec![0x8b8b_8b8b_u32; n];
+    let mut words = vec![0; num_words];
+    fill_seed_seq(seed, &mut words);
+    words
+}
+
+/// Fills `words` as [`seed_seq`] does; a length that is known when compiled spares divisions.
+#[inline]
+pub(super) fn fill_seed_seq(seed: u32, words: &mut [u32]) {
+    let n = words.len();
+    words.fill(0x8b8b_8b8b);
     if n == 0 {
-        return words;
+        return;
     }
     let tail = match n {
         623.. => 11,
@@ -43,7 +51,6 @@ pub fn seed_seq(seed: u32, num_words: usize) -> Vec<u32> {
         words[at_q] ^= fourth;
         words[here] = fourth;
     }
-    words
 }
 
 /// The places a step of [`seed_seq`] touches, going round the words.
@@ -57,10 +64,12 @@ struct Places {
 }
 
 impl Places {
+    #[inline]
     fn new(n: usize, p: usize, q: usize) -> Self {
         Self { next: 0, n, p, q, number: 0 }
     }
 
+    #[inline]
     fn advance(&mut self) -> [usize; 4] {
         let (k, n) = (self.next, self.n);
         self.next += 1;

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use crate::pack::choice::Rooms;
+use crate::pack::rooms::Rooms;
 
 /// Bins in order of the cells they use, ties with the first bin last.
 ///

@@ -3,18 +3,10 @@
 //! Saved states of iterators hold no bins: restoring packs the batch again. So the choice must
 //! stay a function of the lengths alone.
 
-use crate::pack::choice::{Arrange, Choice, arranged};
+use crate::pack::choice::Choice;
+use crate::pack::rooms::{Fit, cell_count};
 use crate::reserve::check_room;
 use crate::{Error, Result};
-
-/// Which of the bins that have room a sequence goes to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fit {
-    /// The first one.
-    First,
-    /// The one with most cells used over all features; the first of equals.
-    Best,
-}
 
 /// The shape of a batch of bins.
 #[derive(Debug, Clone)]
@@ -76,17 +68,13 @@ impl Bins {
     /// If `layout` has no bins, no features, an alignment of 0 or room for no sequence, or more bins
     /// than fit into memory.
     pub fn new(layout: Layout, fit: Fit) -> Result<Self> {
-        Self::arranged_by(arranged, layout, fit)
-    }
-
-    fn arranged_by(arrange: Arrange, layout: Layout, fit: Fit) -> Result<Self> {
         layout.check()?;
         let cells = layout.num_bins.saturating_mul(layout.capacities.len());
         // A bin takes two words for each feature, and some 14 for its place in the arrangement.
         let words = cells.saturating_mul(2).saturating_add(layout.num_bins.saturating_mul(14));
         check_room::<u64>(words, || format!("{} bins", layout.num_bins))?;
         Ok(Self {
-            choice: Choice::new(&layout.capacities, layout.num_bins, fit, arrange),
+            choice: Choice::new(&layout.capacities, layout.num_bins, fit),
             used: vec![0; cells],
             rooms: vec![0; cells],
             sequences: vec![0; layout.num_bins],
@@ -175,17 +163,11 @@ impl Bins {
     }
 }
 
-/// A number of cells that may be subtracted from; memory ends long before `i64` does.
-pub(crate) fn cell_count(cells: usize) -> i64 {
-    i64::try_from(cells).unwrap_or(i64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use std::ops::Range;
 
     use super::*;
-    use crate::pack::choice::{in_rows, in_trees};
     use crate::pack::looks;
     use proptest::prelude::*;
 
@@ -228,11 +210,8 @@ mod tests {
     }
 
     fn matches_slow(layout: &Layout, sequences: &[Vec<usize>]) {
-        for arrange in [in_rows as Arrange, in_trees] {
-            for fit in [Fit::First, Fit::Best] {
-                let bins = Bins::arranged_by(arrange, layout.clone(), fit).unwrap();
-                bins_match_slow_ones(bins, sequences, fit);
-            }
+        for fit in [Fit::First, Fit::Best] {
+            bins_match_slow_ones(Bins::new(layout.clone(), fit).unwrap(), sequences, fit);
         }
     }
 
@@ -380,21 +359,19 @@ mod tests {
     }
 
     #[test]
-    fn looks_grow_with_the_logarithm_of_the_bins() {
+    fn looks_are_one_for_each_block_of_bins_at_most() {
         for workload in [staircase, strip, narrow, documents] {
             for num_bins in [1 << 8, 1 << 11, 1 << 14] {
                 let (cells, sequences) = workload(num_bins);
                 let features = sequences[0].len();
                 let (capacities, alignments) = (vec![cells; features], vec![1; features]);
                 let layout = Layout { capacities, alignments, num_bins, max_sequences: None };
-                for (name, arrange) in [("rows", in_rows as Arrange), ("trees", in_trees)] {
-                    for fit in [Fit::First, Fit::Best] {
-                        let bins = Bins::arranged_by(arrange, layout.clone(), fit).unwrap();
-                        let looks = looks_each(bins, &sequences);
-                        let most = 5 * num_bins.ilog2() as usize;
-                        let case = format!("{name}, {fit:?}, {num_bins} bins");
-                        assert!(looks <= most, "{case}: {looks} looks each");
-                    }
+                for fit in [Fit::First, Fit::Best] {
+                    let looks = looks_each(Bins::new(layout.clone(), fit).unwrap(), &sequences);
+                    assert!(
+                        looks <= num_bins / 256,
+                        "{fit:?}, {num_bins} bins: {looks} looks each"
+                    );
                 }
             }
         }

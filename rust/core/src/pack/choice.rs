@@ -1,36 +1,9 @@
 //! The structures that know which bin is next; one feature is quicker than several.
 
-use std::fmt::Debug;
-
 use crate::pack::best_fit::BestFit;
-use crate::pack::bins::{Fit, cell_count};
 use crate::pack::first_fit::FirstFit;
 use crate::pack::room_rows::RoomRows;
-use crate::pack::room_trie::RoomTrie;
-use crate::pack::staircase::FirstFitOfTwo;
-
-/// The most bins that are compared many at once, at 64 looks, when they differ by feature.
-///
-/// That is quicker than trees, and no lengths make it slower; but it grows with the bins, and
-/// trees hardly do.
-const MOST_BINS_IN_ROWS: usize = 1 << 14;
-
-/// Bins by the room they have, arranged for one fit.
-pub(crate) trait Rooms: Debug + Send + Sync {
-    /// Makes all bins empty.
-    fn clear(&mut self);
-
-    /// The bin for a sequence with these lengths by feature; `None` if none has room.
-    fn choose(&self, lengths: &[usize]) -> Option<usize>;
-
-    /// Sets the room of `bin` by feature, which only falls; a closed bin has -1 in all.
-    ///
-    /// Bins come into use in order.
-    fn update(&mut self, bin: usize, room: &[i64]);
-}
-
-/// Arranges bins with these capacities by feature, so many, for a fit.
-pub(crate) type Arrange = fn(&[usize], usize, Fit) -> Box<dyn Rooms>;
+use crate::pack::rooms::{Fit, Rooms, cell_count};
 
 /// The bins of a batch.
 ///
@@ -42,23 +15,20 @@ pub(crate) struct Choice {
     num_bins: usize,
     fit: Fit,
     one: Box<dyn Rooms>,
-    several: Option<Box<dyn Rooms>>,
-    arrange: Arrange,
+    several: Option<RoomRows>,
     /// Whether every bin has the same room in all features.
     alike: bool,
 }
 
 impl Choice {
-    /// `arrange` is for features that differ; see [`arranged`].
-    pub(crate) fn new(capacities: &[usize], num_bins: usize, fit: Fit, arrange: Arrange) -> Self {
+    pub(crate) fn new(capacities: &[usize], num_bins: usize, fit: Fit) -> Self {
         let capacity = cell_count(capacities[0]);
         let one: Box<dyn Rooms> = match fit {
             Fit::First => Box::new(FirstFit::new(capacity, num_bins)),
             Fit::Best => Box::new(BestFit::new(capacity, num_bins)),
         };
         let capacities = capacities.to_vec();
-        let (several, alike) = (None, true);
-        let mut fresh = Self { capacities, num_bins, fit, one, several, arrange, alike };
+        let mut fresh = Self { capacities, num_bins, fit, one, several: None, alike: true };
         fresh.clear();
         fresh
     }
@@ -95,45 +65,15 @@ impl Choice {
     }
 
     /// Goes over to the structure for several features, with empty bins.
-    fn part(&mut self) -> &mut Box<dyn Rooms> {
+    fn part(&mut self) -> &mut RoomRows {
         self.alike = false;
-        let arranged = || (self.arrange)(&self.capacities, self.num_bins, self.fit);
-        let several = self.several.get_or_insert_with(arranged);
+        let new = || RoomRows::new(&self.capacities, self.num_bins, self.fit);
+        let several = self.several.get_or_insert_with(new);
         several.clear();
         several
     }
 }
 
-/// Bins with several features in the way that is quicker for so many.
-pub(crate) fn arranged(capacities: &[usize], num_bins: usize, fit: Fit) -> Box<dyn Rooms> {
-    if num_bins <= MOST_BINS_IN_ROWS {
-        in_rows(capacities, num_bins, fit)
-    } else {
-        in_trees(capacities, num_bins, fit)
-    }
-}
-
-pub(crate) fn in_rows(capacities: &[usize], num_bins: usize, fit: Fit) -> Box<dyn Rooms> {
-    Box::new(RoomRows::new(capacities, num_bins, fit))
-}
-
-pub(crate) fn in_trees(capacities: &[usize], num_bins: usize, fit: Fit) -> Box<dyn Rooms> {
-    let fullest_first = fit == Fit::Best;
-    match (capacities.len(), fit) {
-        (2, Fit::First) => {
-            let capacities = [capacities[0], capacities[1]].map(cell_count);
-            Box::new(FirstFitOfTwo::new(capacities, num_bins))
-        }
-        (2, Fit::Best) => Box::new(RoomTrie::<[_; 2]>::new(capacities, num_bins, fullest_first)),
-        (3..=4, _) => Box::new(RoomTrie::<[_; 4]>::new(capacities, num_bins, fullest_first)),
-        _ => Box::new(RoomTrie::<Vec<_>>::new(capacities, num_bins, fullest_first)),
-    }
-}
-
 fn all_same<T: PartialEq>(cells: &[T]) -> bool {
     cells.iter().all(|other| *other == cells[0])
-}
-
-pub(crate) fn total(cells: impl Iterator<Item = usize>) -> usize {
-    cells.fold(0, usize::saturating_add)
 }

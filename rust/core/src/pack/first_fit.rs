@@ -1,6 +1,6 @@
 //! The first bin with room in one feature, by a tree over the room that is left.
 
-use crate::pack::choice::Rooms;
+use crate::pack::rooms::Rooms;
 
 /// A complete binary tree over bins; each node keeps the most room that any bin below it has.
 /// A closed bin has room -1.

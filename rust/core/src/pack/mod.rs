@@ -10,15 +10,14 @@ mod column;
 mod concat_split;
 mod first_fit;
 mod room_rows;
-mod room_trie;
-mod staircase;
+mod rooms;
 
-pub use bins::{Bins, Fit, Layout};
+pub use bins::{Bins, Layout};
 pub use column::{Column, Placement};
 pub use concat_split::{Limits, Piece, RowFill, Taken};
+pub use rooms::Fit;
 
-/// Counts the nodes that choosing and changing look at, and the steps of staircases that may
-/// move, for tests of how their number grows with that of the bins.
+/// Counts the blocks of bins that choosing looks at, for tests of how their number grows.
 #[cfg(test)]
 mod looks {
     use std::cell::Cell;

@@ -4,10 +4,10 @@
 //! that does not fit leaves it as it was. So the bound holds whoever asks and whenever.
 #![expect(unsafe_code, reason = "numbers in shared memory are reached through a mapping")]
 
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::batch::Mapping;
+use crate::platform::{BorrowedFile, OwnedFile};
 use crate::{Error, Result};
 
 /// Words between those of one process and the next: a cache line.
@@ -29,7 +29,7 @@ impl Board {
     /// # Errors
     ///
     /// If the system has no memory or no descriptor left for it.
-    pub fn create(num_processes: usize, budget_bytes: u64) -> Result<(Self, OwnedFd)> {
+    pub fn create(num_processes: usize, budget_bytes: u64) -> Result<(Self, OwnedFile)> {
         let num_words = FIRST + num_processes * STRIDE;
         let (mapping, file) = Mapping::create(num_words * size_of::<u64>())?;
         Ok((Self { mapping, num_words, budget_bytes }, file))
@@ -40,7 +40,7 @@ impl Board {
     /// # Errors
     ///
     /// If the numbers are others, or the page cannot be mapped.
-    pub fn open(file: BorrowedFd<'_>, num_processes: usize, budget_bytes: u64) -> Result<Self> {
+    pub fn open(file: BorrowedFile<'_>, num_processes: usize, budget_bytes: u64) -> Result<Self> {
         let num_words = FIRST + num_processes * STRIDE;
         let mapping = Mapping::open(file, num_words * size_of::<u64>())?;
         Ok(Self { mapping, num_words, budget_bytes })

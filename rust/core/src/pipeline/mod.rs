@@ -1,12 +1,13 @@
 //! Threads and the order of what they deliver, and what a pool of processes has in common.
 //!
-//! Besides, only the pool that copies large batches and the opening of many files start threads.
+//! No other layer starts threads.
 
 mod board;
-mod parent;
+pub mod open;
 pub mod pool;
 pub mod read_ahead;
+pub mod read_queue;
 
 pub use board::Board;
-pub use parent::end_with;
-pub use read_ahead::{Pending, read, start};
+pub use read_ahead::{Pending, read, start, start_unready};
+pub use read_queue::ReadQueue;

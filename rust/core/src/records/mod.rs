@@ -1,10 +1,24 @@
 //! The bytes of records, by index.
+//!
+//! Positions become a [`Plan`] of the ranges to be read ([`files`], [`plan`]); a [`storage`] gives
+//! the bytes of ranges, a [`RecordFile`] decodes them, and [`read`] puts the records where they go.
+//! How long reads take tells whether many should be in flight at once ([`distance`]).
 
 pub mod array_record;
-mod descriptors;
+mod chunk_cache;
+pub mod distance;
 pub mod files;
+mod local;
+pub mod plan;
+pub mod read;
+pub mod record_file;
 pub mod riegeli;
+mod single;
 mod spare;
+pub mod storage;
 
 pub use array_record::ArrayRecordFile;
-pub use files::{Files, PartRecords, Plan, Records, Scratch, Source};
+pub use files::{FileSet, Files, Noted, Sorted, Source};
+pub use plan::{Plan, Unit};
+pub use read::{Outcome, Records, Scratch, UnitRecords};
+pub use record_file::RecordFile;

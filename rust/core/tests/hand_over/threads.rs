@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
-use grainmill_core::batch::{Arena, Slot, Warmth, copy_rows};
-use grainmill_core::pipeline::{self, Board};
+use grainmill_core::batch::{Arena, Slot, copy_rows};
+use grainmill_core::pipeline::{self, Board, ReadQueue};
 use grainmill_core::records::array_record::RecordWriter;
 use grainmill_core::records::{Files, Source};
 
@@ -108,7 +108,7 @@ fn rows_copied_by_many_threads_at_once_are_each_in_their_slot() {
                     let rows: Vec<_> = (0..8).map(|row| vec![first + row; ROW_LEN]).collect();
                     let rows: Vec<_> = rows.iter().map(Vec::as_slice).collect();
                     let mut slot = arena.slot(rows.len() * ROW_LEN).unwrap();
-                    copy_rows(&rows, ROW_LEN, slot.bytes_mut(), Warmth::Cold);
+                    copy_rows(&rows, ROW_LEN, slot.bytes_mut());
                     sender.send((slot, first)).unwrap();
                 }
             });
@@ -148,10 +148,10 @@ fn records_read_ahead_by_many_threads_are_in_their_slots() {
             scope.spawn(move || {
                 for round in 0..6 {
                     let plan = files.plan(positions).unwrap();
-                    assert!(plan.num_parts() > 3);
+                    assert!(plan.is_large());
                     let mut memory = vec![0; positions.len() * 10_000];
                     let slots = crate::bytes::borrowed(&mut memory, 10_000);
-                    let pending = pipeline::start(files, plan, slots);
+                    let pending = pipeline::start(plan, slots, ReadQueue::of_program());
                     if (round + thread) % 3 == 0 {
                         pending.abandon();
                     }

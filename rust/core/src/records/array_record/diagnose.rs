@@ -1,20 +1,22 @@
 //! What to say of a file that has no index where an `ArrayRecord` file has one.
 
-use std::os::fd::OwnedFd;
-
-use super::super::descriptors::OnDisk;
 use super::super::riegeli::Problem;
 use super::super::riegeli::block::BLOCK_LEN;
 use super::super::riegeli::chunk::{ChunkHeader, kind};
+use super::super::storage::{Reader, StoredFile};
 use crate::Error;
 
 /// The error for a file whose postscript has `problem`, or which is too short for one.
 #[cold]
-pub(crate) fn no_index(disk: &OnDisk, file: &OwnedFd, problem: Option<Problem>) -> Error {
+pub(super) fn no_index(
+    stored: &dyn StoredFile,
+    reader: Reader<'_>,
+    problem: Option<Problem>,
+) -> Error {
     let mut first = [0; 64];
-    let first_len = first.len().min(usize::try_from(disk.len()).unwrap_or(usize::MAX));
+    let first_len = first.len().min(usize::try_from(stored.byte_len()).unwrap_or(usize::MAX));
     let first = &mut first[..first_len];
-    if let Err(error) = disk.read_at(file, first, 0) {
+    if let Err(error) = reader.read_at(first, 0) {
         return error;
     }
     let looks_like = if first.is_empty() {
@@ -28,15 +30,15 @@ pub(crate) fn no_index(disk: &OnDisk, file: &OwnedFd, problem: Option<Problem>) 
     };
     let (place, problem) = match problem {
         Some(problem) => {
-            (format!("postscript at byte {}", disk.len() - BLOCK_LEN), problem.to_string())
+            (format!("postscript at byte {}", stored.byte_len() - BLOCK_LEN), problem.to_string())
         }
         None => (
-            format!("file of {} bytes", disk.len()),
+            format!("file of {} bytes", stored.byte_len()),
             "ArrayRecord file should be at least 64KB big".to_owned(),
         ),
     };
     Error::Corrupt {
-        path: disk.path().display().to_string(),
+        path: stored.path().display().to_string(),
         place,
         problem: format!("{problem}; this is {looks_like}"),
     }

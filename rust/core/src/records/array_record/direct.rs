@@ -7,15 +7,15 @@
 use std::io::IoSliceMut;
 use std::ops::Range;
 
+use super::super::record_file::Unchecked;
 use super::super::riegeli::block::{
     BLOCK_HEADER_LEN, BLOCK_LEN, BlockHeader, HEADER_BYTES, headers_between,
 };
-use super::super::riegeli::chunk::{self, CHUNK_HEADER_LEN, kind};
-use super::super::riegeli::hash::{Hasher, finish_together};
+use super::super::riegeli::chunk::{self, CHUNK_HEADER_LEN, ChunkHeader, kind};
+use super::super::riegeli::hash::Hasher;
 use super::super::riegeli::varint::{push_varint, varint_len};
-use super::reader::{ArrayRecordFile, Lease};
+use super::super::storage::Reader;
 use crate::Result;
-use crate::warm::Warming;
 
 /// The compression byte and the length of the lengths, which is one byte.
 const BEFORE_LEN: u64 = 2;
@@ -25,7 +25,7 @@ const MAX_PIECES: usize = 400;
 const BETWEEN_HEADERS: usize = (1 << 16) - HEADER_BYTES;
 
 /// How long the one record of an uncompressed chunk with this extent is.
-pub(crate) fn record_len(extent: &Range<u64>) -> Option<u64> {
+pub(super) fn record_len(extent: &Range<u64>) -> Option<u64> {
     let headers = headers_between(extent.start, extent.end) * BLOCK_HEADER_LEN;
     let with_len =
         (extent.end - extent.start).checked_sub(headers + CHUNK_HEADER_LEN as u64 + BEFORE_LEN)?;
@@ -35,39 +35,13 @@ pub(crate) fn record_len(extent: &Range<u64>) -> Option<u64> {
         .map(|(_, len)| len)
 }
 
-/// A record that was read, except that its bytes may not be those that were written.
-#[derive(Debug)]
-pub(crate) struct Unchecked {
-    hasher: Hasher,
-    stored: u64,
-}
-
-impl Unchecked {
-    /// Of each record, where it was read to, whether it is what was written. A few together take
-    /// less time than one by one.
-    ///
-    /// # Panics
-    /// If there are not as many of both.
-    pub(crate) fn are_intact(
-        all: Vec<Self>,
-        records: &[&[u8]],
-        warming: &mut Warming,
-    ) -> Vec<bool> {
-        let (hashers, stored): (Vec<_>, Vec<_>) =
-            all.into_iter().map(|unchecked| (unchecked.hasher, unchecked.stored)).unzip();
-        let computed = finish_together(hashers, records, warming);
-        computed.iter().zip(stored).map(|(&computed, stored)| computed == stored).collect()
-    }
-}
-
 /// Reads the record of the chunk with this extent into `out`, whose length is [`record_len`], if
-/// that works. Its checksum is still to be compared.
-pub(crate) fn read(
-    file: &ArrayRecordFile,
-    lease: &Lease,
+/// that works, and the header of the chunk. The record's checksum is still to be compared.
+pub(super) fn read(
+    reader: Reader<'_>,
     extent: &Range<u64>,
     out: &mut [u8],
-) -> Result<Option<Unchecked>> {
+) -> Result<Option<(ChunkHeader, Unchecked)>> {
     let begin = extent.start;
     let mut prefix = Vec::with_capacity(16);
     prefix.push(0);
@@ -85,7 +59,7 @@ pub(crate) fn read(
     let mut head = [0; CHUNK_HEADER_LEN + 12];
     let head = &mut head[..head_len];
     let mut block_headers = vec![[0; HEADER_BYTES]; num_headers];
-    if !file.read_pieces(lease, &mut pieces(head, &mut block_headers, out, at), begin)? {
+    if !reader.read_pieces(&mut pieces(head, &mut block_headers, out, at), begin)? {
         return Ok(None);
     }
     let Ok(opened) = chunk::open(head, begin, extent.end) else { return Ok(None) };
@@ -103,7 +77,7 @@ pub(crate) fn read(
         && head[CHUNK_HEADER_LEN..] == prefix;
     let mut hasher = Hasher::default();
     hasher.update(&prefix);
-    Ok(as_expected.then_some(Unchecked { hasher, stored: header.data_hash }))
+    Ok(as_expected.then(|| (header, Unchecked::new(hasher, header.data_hash))))
 }
 
 /// Where the bytes of the file go: the head of the chunk, then the record from `at` on, with a

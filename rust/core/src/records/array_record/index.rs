@@ -2,27 +2,32 @@
 
 use std::ops::Range;
 
-use super::super::descriptors::OnDisk;
-use super::super::riegeli::chunk::kind;
+use super::super::riegeli::chunk::{ChunkHeader, kind};
 use super::super::riegeli::inflate::{Halt, Inflated, Pieces, varint64};
 use super::super::riegeli::{Decoder, Problem};
 use super::footer::{Footer, Reading};
 use super::offsets::Offsets;
 use super::pieces::ChunkPieces;
-use super::reader::{Lease, read_chunk};
+use super::ranges::{Ranges, read_chunk};
+
+/// What a footer says.
+#[derive(Debug)]
+pub(super) struct Index {
+    /// The header of the chunk that the footer is, which has the hash of all of it.
+    pub(super) header: ChunkHeader,
+    pub(super) footer: Footer,
+    /// Where the chunks begin, unless those are more than were asked for.
+    pub(super) offsets: Option<Offsets>,
+}
 
 /// Reads the footer that begins and must end in `extent`: what it says of the file, and where
 /// the chunks begin, unless those are more than `most`.
 ///
 /// The footer is checked to its end in any case. Beside the offsets, memory is taken for the
 /// compressed lengths of its records, about a byte for each chunk at most.
-pub(super) fn read(
-    disk: &OnDisk,
-    lease: &Lease,
-    extent: &Range<u64>,
-    most: u64,
-) -> Result<(Footer, Option<Offsets>), Halt> {
-    let mut pieces = ChunkPieces::open(disk, lease, extent)?;
+pub(super) fn read(ranges: &impl Ranges, extent: &Range<u64>, most: u64) -> Result<Index, Halt> {
+    let mut pieces = ChunkPieces::open(ranges, extent)?;
+    let header = *pieces.header();
     let codec = pieces.fill()?.first().copied();
     match codec {
         Some(codec) if pieces.header().kind == kind::SIMPLE && takes(codec) => {
@@ -32,9 +37,10 @@ pub(super) fn read(
             if !matches!(result, Err(Halt::File(_))) {
                 pieces.finish()?;
             }
-            result
+            let (footer, offsets) = result?;
+            Ok(Index { header, footer, offsets })
         }
-        _ => decode_whole(disk, lease, extent, most),
+        _ => decode_whole(ranges, extent, most),
     }
 }
 
@@ -45,7 +51,7 @@ fn takes(codec: u8) -> bool {
 /// Reads the records of a simple chunk after its first byte.
 fn stream(
     codec: u8,
-    pieces: &mut ChunkPieces<'_>,
+    pieces: &mut ChunkPieces<'_, impl Ranges>,
     footer_offset: u64,
     most: u64,
 ) -> Result<(Footer, Option<Offsets>), Halt> {
@@ -80,7 +86,7 @@ fn stream(
 }
 
 /// The compressed lengths of the records.
-fn lengths(pieces: &mut ChunkPieces<'_>, data_len: u64) -> Result<Vec<u8>, Halt> {
+fn lengths(pieces: &mut ChunkPieces<'_, impl Ranges>, data_len: u64) -> Result<Vec<u8>, Halt> {
     let len = varint64(pieces)?;
     if len > data_len {
         let text = format!("{len} bytes of record lengths in a chunk of {data_len}");
@@ -101,14 +107,9 @@ fn lengths(pieces: &mut ChunkPieces<'_>, data_len: u64) -> Result<Vec<u8>, Halt>
 }
 
 /// Reads a footer of a kind that cannot be read in pieces.
-fn decode_whole(
-    disk: &OnDisk,
-    lease: &Lease,
-    extent: &Range<u64>,
-    most: u64,
-) -> Result<(Footer, Option<Offsets>), Halt> {
+fn decode_whole(ranges: &impl Ranges, extent: &Range<u64>, most: u64) -> Result<Index, Halt> {
     let (mut raw, mut decoder) = (Vec::new(), Decoder::default());
-    let (opened, data) = read_chunk(disk, lease, extent.clone(), &mut raw)??;
+    let (opened, data) = read_chunk(ranges, extent.clone(), &mut raw)??;
     let records = decoder.decode(&opened.header, &raw[data])?;
     let first = records.get(0).ok_or(Problem::fixed("no footer record"))?;
     let num_entries = records.len() - 1;
@@ -116,5 +117,6 @@ fn decode_whole(
     for entry in 1..=num_entries {
         reading.entry(records.get(entry).unwrap_or_default())?;
     }
-    Ok(reading.finish()?)
+    let (footer, offsets) = reading.finish()?;
+    Ok(Index { header: opened.header, footer, offsets })
 }

@@ -1,12 +1,14 @@
 //! `ArrayRecord`: a Riegeli file whose last block leads to an index of its chunks.
 
 mod diagnose;
-pub(crate) mod direct;
+mod direct;
 pub mod footer;
 mod index;
+pub mod kept;
 pub mod offsets;
 pub mod options;
 mod pieces;
+pub(crate) mod ranges;
 pub mod reader;
 pub mod writer;
 

@@ -30,6 +30,11 @@ impl Offsets {
         self.low.push(offset as u32);
     }
 
+    /// How many bytes of memory they take.
+    pub fn byte_len(&self) -> usize {
+        self.low.capacity() * size_of::<u32>() + self.high.capacity() * size_of::<(usize, u32)>()
+    }
+
     /// Gives back memory that was kept for further ones.
     pub fn shrink(&mut self) {
         self.low.shrink_to_fit();

@@ -2,22 +2,20 @@
 
 use std::ops::Range;
 
-use super::super::descriptors::OnDisk;
 use super::super::riegeli::Problem;
 use super::super::riegeli::block::{BLOCK_LEN, HEADER_BYTES};
 use super::super::riegeli::chunk::{self, ChunkHeader, Opened, check_inner_block, mismatch};
 use super::super::riegeli::hash::Hasher;
 use super::super::riegeli::inflate::{Halt, Pieces};
-use super::reader::{Lease, room};
+use super::ranges::{Ranges, room};
 
 /// How much of the file is read at once.
 const WINDOW_LEN: u64 = 4 * BLOCK_LEN;
 
 /// A chunk of which a part is in memory.
 #[derive(Debug)]
-pub(crate) struct ChunkPieces<'a> {
-    disk: &'a OnDisk,
-    lease: &'a Lease,
+pub(super) struct ChunkPieces<'a, R> {
+    ranges: &'a R,
     opened: Opened,
     begin: u64,
     /// Where the data end in the file.
@@ -30,23 +28,18 @@ pub(crate) struct ChunkPieces<'a> {
     hasher: Hasher,
 }
 
-impl<'a> ChunkPieces<'a> {
+impl<'a, R: Ranges> ChunkPieces<'a, R> {
     /// Begins to read the chunk that begins and must end in `extent`.
-    pub(crate) fn open(
-        disk: &'a OnDisk,
-        lease: &'a Lease,
-        extent: &Range<u64>,
-    ) -> Result<Self, Halt> {
+    pub(super) fn open(ranges: &'a R, extent: &Range<u64>) -> Result<Self, Halt> {
         let begin = extent.start;
         let mut window = Vec::new();
         let bytes = room(&mut window, window_end(begin, extent.end) - begin)?;
-        disk.read_at(&lease.0, bytes, begin)?;
+        ranges.read_at(bytes, begin)?;
         let opened = chunk::open(bytes, begin, extent.end)?;
         let data_end = begin + opened.span(begin);
         window.truncate(usize::try_from(data_end - begin).unwrap_or(usize::MAX));
         Ok(Self {
-            disk,
-            lease,
+            ranges,
             opened,
             begin,
             data_end,
@@ -57,12 +50,12 @@ impl<'a> ChunkPieces<'a> {
         })
     }
 
-    pub(crate) fn header(&self) -> &ChunkHeader {
+    pub(super) fn header(&self) -> &ChunkHeader {
         &self.opened.header
     }
 
     /// Checks the hash of the data, whatever of them has not been read yet.
-    pub(crate) fn finish(mut self) -> Result<(), Halt> {
+    pub(super) fn finish(mut self) -> Result<(), Halt> {
         while !self.fill()?.is_empty() {
             self.piece.start = self.piece.end;
         }
@@ -85,7 +78,7 @@ impl<'a> ChunkPieces<'a> {
             let len = window_end(pos, self.data_end) - pos;
             room(&mut self.window, len)?;
             self.window.truncate(usize::try_from(len).unwrap_or(usize::MAX));
-            self.disk.read_at(&self.lease.0, &mut self.window, pos)?;
+            self.ranges.read_at(&mut self.window, pos)?;
             (self.window_at, at) = (pos, 0);
         }
         if pos.is_multiple_of(BLOCK_LEN) {
@@ -103,7 +96,7 @@ impl<'a> ChunkPieces<'a> {
     }
 }
 
-impl Pieces for ChunkPieces<'_> {
+impl<R: Ranges> Pieces for ChunkPieces<'_, R> {
     fn fill(&mut self) -> Result<&[u8], Halt> {
         if self.piece.is_empty() {
             self.advance()?;

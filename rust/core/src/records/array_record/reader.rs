@@ -1,88 +1,81 @@
 //! One `ArrayRecord` file: its index, and its chunks by number.
 
-use std::io::IoSliceMut;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
-use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use super::super::descriptors::OnDisk;
+use super::super::distance::Distance;
+use super::super::record_file::{Holding, Pick, RecordFile, Unchecked};
 use super::super::riegeli::block::BLOCK_LEN;
-use super::super::riegeli::chunk::{self, MAX_DATA_AT, Opened};
+use super::super::riegeli::chunk::{self, ChunkHeader, Opened};
 use super::super::riegeli::inflate::Halt;
 use super::super::riegeli::{ChunkRecords, Decoder, Problem};
+use super::super::single::InWork;
+use super::super::storage::{Reader, StoredFile};
 use super::footer::{self, Footer};
+use super::index::{self, Index};
 use super::offsets::Offsets;
-use super::{diagnose, direct, index};
-use crate::process::PerProcess;
+use super::ranges::{Ending, Ranges, read_chunk, read_header};
+use super::{diagnose, direct, kept};
 use crate::{Error, Result};
 
-/// Chunks up to this length are read in one go; of longer ones the header comes first, so that
-/// memory is asked for only once a checked header says that it is needed.
-pub(crate) const WHOLE_READ_LEN: u64 = 1 << 20;
-
-/// Where chunks begin is kept from the start in files of up to this many; in others it is read
-/// again when the first record is.
+/// Where chunks begin is kept from the start in files of up to this many, or where the file is
+/// about to be read; in others it is read again when the first record is.
 const KEPT_CHUNKS: u64 = 4096;
+/// What is read of a file at once when it is opened: its last block, and the one before it, in
+/// which the footer of a file of a few thousand chunks lies with the padding after it.
+const ENDING_LEN: usize = 2 << 16;
 
-/// Held while the offsets of a file are read, lest two threads do that at once.
-static LOADING: PerProcess<Mutex<()>> = PerProcess::new(|| Mutex::new(()));
+static LOADING: InWork = InWork::new();
+static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 /// An open `ArrayRecord` file.
 #[derive(Debug)]
 pub struct ArrayRecordFile {
-    disk: OnDisk,
+    id: u64,
+    stored: Box<dyn StoredFile>,
     footer: Footer,
     /// Where the footer lies.
     footer_extent: Range<u64>,
-    /// Where the chunks begin, once that is needed.
-    offsets: OnceLock<Offsets>,
+    footer_header: ChunkHeader,
+    /// Where the first chunk begins that has been read, and its header.
+    seen: OnceLock<(u64, ChunkHeader)>,
     /// Whether each chunk holds one record that is not compressed, as far as the writer's options
     /// tell; the length of a record then follows from the extent of its chunk.
     plain: bool,
 }
 
-/// A file that is held open for some reads.
-#[derive(Debug, Clone)]
-pub(crate) struct Lease(pub(super) Arc<OwnedFd>);
-
 impl ArrayRecordFile {
-    /// Opens the file at `path` and reads its index.
+    /// Reads the index of a file, of which records are about to be read if `is_wanted`.
     ///
     /// # Errors
     /// If the file cannot be read, or has no sound index.
-    pub fn open(path: &Path) -> Result<Self> {
-        let disk = OnDisk::open(path)?;
-        let lease = Lease(disk.file()?);
-        let (mut raw, mut decoder) = (Vec::new(), Decoder::default());
-        let Some(postscript_at) = disk.len().checked_sub(BLOCK_LEN) else {
-            return Err(diagnose::no_index(&disk, &lease.0, None));
-        };
-        let unreadable = |problem| diagnose::no_index(&disk, &lease.0, Some(problem));
-        let footer_offset = read_chunk(&disk, &lease, postscript_at..disk.len(), &mut raw)?
-            .and_then(|(opened, data)| decoder.decode(&opened.header, &raw[data]))
-            .and_then(footer::footer_offset)
-            .map_err(unreadable)?;
-        if footer_offset >= postscript_at {
-            let text = format!("lies past the postscript at byte {postscript_at}");
-            return Err(in_footer(&disk, footer_offset, Problem::new(text).into()));
+    pub fn open(stored: Box<dyn StoredFile>, reader: Reader<'_>, is_wanted: bool) -> Result<Self> {
+        let ending = Ending::read(reader, stored.byte_len(), ENDING_LEN)?;
+        let footer_extent = find_footer(&ending, stored.byte_len())?
+            .map_err(|problem| diagnose::no_index(&*stored, reader, problem))?;
+        let footer_offset = footer_extent.start;
+        if footer_offset >= footer_extent.end {
+            let text = format!("lies past the postscript at byte {}", footer_extent.end);
+            return Err(in_footer(&*stored, footer_offset, Problem::new(text).into()));
         }
-        let footer_extent = footer_offset..postscript_at;
-        let (footer, offsets) = index::read(&disk, &lease, &footer_extent, KEPT_CHUNKS)
-            .map_err(|halt| in_footer(&disk, footer_offset, halt))?;
+        let most = if is_wanted { u64::MAX } else { KEPT_CHUNKS };
+        let Index { header, footer, offsets } = index::read(&ending, &footer_extent, most)
+            .map_err(|halt| in_footer(&*stored, footer_offset, halt))?;
         let plain = is_plain(&footer);
-        let offsets = offsets.map_or_else(OnceLock::new, OnceLock::from);
-        Ok(Self { disk, footer, footer_extent, offsets, plain })
-    }
-
-    /// Where the file is.
-    pub fn path(&self) -> &Path {
-        self.disk.path()
-    }
-
-    /// How many records it holds.
-    pub fn num_records(&self) -> u64 {
-        self.footer.num_records
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        if let Some(offsets) = offsets {
+            kept::keep(id, &Arc::new(offsets));
+        }
+        Ok(Self {
+            id,
+            stored,
+            footer,
+            footer_extent,
+            footer_header: header,
+            seen: OnceLock::new(),
+            plain,
+        })
     }
 
     /// How many chunks it holds.
@@ -101,112 +94,48 @@ impl ArrayRecordFile {
         self.footer.writer_options.as_deref()
     }
 
-    /// How many bytes of the file hold records.
-    pub fn stored_len(&self) -> u64 {
-        self.footer_extent.start - self.footer.first_offset
-    }
-
-    /// The bytes of the file in which `chunk` lies, up to the next chunk.
-    ///
-    /// # Errors
-    /// If this is the first chunk asked for, and where chunks begin cannot be read.
-    ///
-    /// # Panics
-    /// If there is no such chunk.
-    #[inline]
-    pub fn extent(&self, chunk: u64) -> Result<Range<u64>> {
-        let offsets = match self.offsets.get() {
-            Some(offsets) => offsets,
-            None => self.load()?,
-        };
-        let at = usize::try_from(chunk).expect("the number of a chunk");
-        let begin = offsets.get(at).expect("the number of a chunk");
-        Ok(begin..offsets.get(at + 1).unwrap_or(self.footer_extent.start))
-    }
-
-    /// Reads where the chunks begin: four bytes each, which the file keeps from then on.
+    /// Reads where the chunks begin: four bytes each.
     #[cold]
-    fn load(&self) -> Result<&Offsets> {
-        let _alone = LOADING.get().lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(offsets) = self.offsets.get() {
+    fn load(&self, distance: &Distance) -> Result<Arc<Offsets>> {
+        let _alone = LOADING.alone(self.id);
+        if let Some(offsets) = kept::get(self.id) {
             return Ok(offsets);
         }
-        let (footer, offsets) =
-            index::read(&self.disk, &self.lease()?, &self.footer_extent, u64::MAX)
-                .map_err(|halt| in_footer(&self.disk, self.footer_extent.start, halt))?;
-        match offsets {
-            Some(offsets) if footer == self.footer => Ok(self.offsets.get_or_init(|| offsets)),
-            _ => Err(Error::Changed { path: self.path().display().to_string() }),
+        let holding = Holding::of(self, distance, false)?;
+        let ending = Ending::unread(holding.reader(distance));
+        let index = index::read(&ending, &self.footer_extent, u64::MAX)
+            .map_err(|halt| in_footer(&*self.stored, self.footer_extent.start, halt))?;
+        match index.offsets {
+            Some(offsets) if index.footer == self.footer => {
+                let offsets = Arc::new(offsets);
+                kept::keep(self.id, &offsets);
+                Ok(offsets)
+            }
+            _ => Err(Error::Changed { path: self.stored.path().display().to_string() }),
         }
     }
 
-    /// How long the one record of `chunk` is, if it can be told from the index. A hint: the chunk
-    /// may hold something else.
-    #[inline]
-    pub(crate) fn predicted_len(&self, chunk: u64) -> Option<usize> {
-        self.plain
-            .then(|| direct::record_len(&self.extent(chunk).ok()?))
-            .flatten()
-            .and_then(|len| usize::try_from(len).ok())
+    fn place(&self, record: u64) -> (u64, u64) {
+        match self.footer.group_size {
+            1 => (record, 0),
+            group_size => (record / group_size, record % group_size),
+        }
     }
 
-    /// Holds the file open, after a look whether it is still the same.
-    pub(crate) fn lease(&self) -> Result<Lease> {
-        self.disk.file().map(Lease)
+    /// The records that `chunk` holds.
+    fn records_of(&self, chunk: u64) -> Range<u64> {
+        let begin = chunk * self.footer.group_size;
+        begin..begin.saturating_add(self.footer.group_size).min(self.footer.num_records)
     }
 
-    /// Fills `out` from position `at`.
-    pub(crate) fn read_at(&self, lease: &Lease, out: &mut [u8], at: u64) -> Result<()> {
-        self.disk.read_at(&lease.0, out, at)
-    }
-
-    /// Fills `pieces` from position `at`; says whether the file had enough to give at once.
-    pub(crate) fn read_pieces(
+    fn decode_data<'a>(
         &self,
-        lease: &Lease,
-        pieces: &mut [IoSliceMut<'_>],
-        at: u64,
-    ) -> Result<bool> {
-        self.disk.read_pieces_at(&lease.0, pieces, at)
-    }
-
-    /// Reads `chunk`, however long, into `raw`, and decodes it.
-    pub(crate) fn read_chunk<'a>(
-        &self,
-        lease: &Lease,
-        chunk: u64,
-        raw: &'a mut Vec<u8>,
-        decoder: &'a mut Decoder,
-    ) -> Result<ChunkRecords<'a>> {
-        let found = read_chunk(&self.disk, lease, self.extent(chunk)?, raw)?;
-        found
-            .and_then(|(opened, data)| self.decode(chunk, &opened, &raw[data], decoder))
-            .map_err(|problem| self.damaged(chunk, &problem))
-    }
-
-    /// Decodes `chunk` from `raw`, the bytes of its extent, whose block headers it takes out.
-    #[inline]
-    pub(crate) fn decode_chunk<'a>(
-        &self,
-        chunk: u64,
-        raw: &'a mut [u8],
-        decoder: &'a mut Decoder,
-    ) -> Result<ChunkRecords<'a>> {
-        let extent = self.extent(chunk)?;
-        let found = chunk::open(raw, extent.start, extent.end)
-            .and_then(|opened| Ok((opened, opened.data(raw, extent.start)?)));
-        found
-            .and_then(|(opened, data)| self.decode(chunk, &opened, &raw[data], decoder))
-            .map_err(|problem| self.damaged(chunk, &problem))
-    }
-
-    fn decode<'a>(
-        &self,
-        chunk: u64,
+        pick: &Pick,
         opened: &Opened,
         data: &'a [u8],
         decoder: &'a mut Decoder,
     ) -> Result<ChunkRecords<'a>, Problem> {
+        let (chunk, _) = self.place(pick.record);
         let expected = self.records_of(chunk).end - self.records_of(chunk).start;
         if opened.header.num_records != expected {
             return Err(Problem::new(format!(
@@ -214,40 +143,149 @@ impl ArrayRecordFile {
                 opened.header.num_records
             )));
         }
+        self.note_seen(pick.begin, opened.header);
         decoder.decode(&opened.header, data)
     }
 
-    /// The records that `chunk` holds.
-    pub fn records_of(&self, chunk: u64) -> Range<u64> {
-        let begin = chunk * self.footer.group_size;
-        begin..begin.saturating_add(self.footer.group_size).min(self.footer.num_records)
+    fn note_seen(&self, begin: u64, header: ChunkHeader) {
+        self.seen.get_or_init(|| (begin, header));
+    }
+}
+
+impl RecordFile for ArrayRecordFile {
+    fn stored(&self) -> &dyn StoredFile {
+        &*self.stored
     }
 
-    /// The error that `problem` in `chunk` is.
+    fn num_records(&self) -> u64 {
+        self.footer.num_records
+    }
+
+    fn stored_len(&self) -> u64 {
+        self.footer_extent.start - self.footer.first_offset
+    }
+
+    fn has_groups(&self) -> bool {
+        self.footer.group_size > 1
+    }
+
+    fn locate(&self, picks: &mut [Pick], reading: Option<&Distance>) -> Result<bool> {
+        let offsets = match (kept::get(self.id), reading) {
+            (Some(offsets), _) => offsets,
+            (None, Some(distance)) => self.load(distance)?,
+            (None, None) => return Ok(false),
+        };
+        for pick in picks {
+            let (chunk, within) = self.place(pick.record);
+            let at = usize::try_from(chunk).expect("the number of a chunk");
+            pick.begin = offsets.get(at).expect("the number of a chunk");
+            pick.end = offsets.get(at + 1).unwrap_or(self.footer_extent.start);
+            pick.within = within;
+            if self.plain {
+                let len = direct::record_len(&pick.extent());
+                pick.predicted_len = len.and_then(|len| u32::try_from(len).ok()).unwrap_or(0);
+            }
+        }
+        Ok(true)
+    }
+
+    fn is_same(&self, reader: Reader<'_>) -> Result<bool> {
+        let ending = Ending::unread(reader);
+        let footer = find_footer(&ending, self.stored.byte_len())?;
+        if footer != Ok(self.footer_extent.clone()) {
+            return Ok(false);
+        }
+        let header = read_header(&ending, self.footer_extent.clone())?.map(|opened| opened.header);
+        let seen_again = match self.seen.get() {
+            Some(&(begin, header)) => {
+                let found = read_header(&ending, begin..self.footer_extent.start)?;
+                found.map(|opened| opened.header) == Ok(header)
+            }
+            None => true,
+        };
+        Ok(header == Ok(self.footer_header) && seen_again)
+    }
+
+    fn decode<'a>(
+        &self,
+        pick: &Pick,
+        raw: &'a mut [u8],
+        decoder: &'a mut Decoder,
+    ) -> Result<ChunkRecords<'a>> {
+        let found = chunk::open(raw, pick.begin, pick.end)
+            .and_then(|opened| Ok((opened, opened.data(raw, pick.begin)?)));
+        found
+            .and_then(|(opened, data)| self.decode_data(pick, &opened, &raw[data], decoder))
+            .map_err(|problem| self.damaged(pick, &problem))
+    }
+
+    fn read_chunk<'a>(
+        &self,
+        reader: Reader<'_>,
+        pick: &Pick,
+        raw: &'a mut Vec<u8>,
+        decoder: &'a mut Decoder,
+    ) -> Result<ChunkRecords<'a>> {
+        let found = read_chunk(&reader, pick.extent(), raw)?;
+        found
+            .and_then(|(opened, data)| self.decode_data(pick, &opened, &raw[data], decoder))
+            .map_err(|problem| self.damaged(pick, &problem))
+    }
+
+    fn read_straight(
+        &self,
+        reader: Reader<'_>,
+        pick: &Pick,
+        out: &mut [u8],
+    ) -> Result<Option<Unchecked>> {
+        let read = direct::read(reader, &pick.extent(), out)?;
+        Ok(read.map(|(header, unchecked)| {
+            self.note_seen(pick.begin, header);
+            unchecked
+        }))
+    }
+
     #[cold]
-    pub(crate) fn damaged(&self, chunk: u64, problem: &Problem) -> Error {
+    fn damaged(&self, pick: &Pick, problem: &Problem) -> Error {
+        let (chunk, _) = self.place(pick.record);
         let records = self.records_of(chunk);
         let records = if records.end - records.start == 1 {
             format!("record {}", records.start)
         } else {
             format!("records {} to {}", records.start, records.end - 1)
         };
-        let begin = self.extent(chunk).map_or(0, |extent| extent.start);
         Error::Corrupt {
-            path: self.path().display().to_string(),
-            place: format!("chunk {chunk} at byte {begin} ({records})"),
+            path: self.stored.path().display().to_string(),
+            place: format!("chunk {chunk} at byte {} ({records})", pick.begin),
             problem: problem.to_string(),
         }
     }
 }
 
+impl Drop for ArrayRecordFile {
+    fn drop(&mut self) {
+        kept::forget(self.id);
+    }
+}
+
+/// Where the footer lies in a file of `byte_len`: up to the postscript, which may be damaged, or
+/// have no room.
+fn find_footer(ranges: &impl Ranges, byte_len: u64) -> Result<Result<Range<u64>, Option<Problem>>> {
+    let Some(postscript_at) = byte_len.checked_sub(BLOCK_LEN) else { return Ok(Err(None)) };
+    let (mut raw, mut decoder) = (Vec::new(), Decoder::default());
+    let footer_offset = read_chunk(ranges, postscript_at..byte_len, &mut raw)?
+        .and_then(|(opened, data)| decoder.decode(&opened.header, &raw[data]))
+        .and_then(footer::footer_offset);
+    Ok(footer_offset.map(|offset| offset..postscript_at).map_err(Some))
+}
+
 /// The error that `halt` in the footer at `footer_offset` is.
 #[cold]
-fn in_footer(disk: &OnDisk, footer_offset: u64, halt: Halt) -> Error {
+fn in_footer(stored: &dyn StoredFile, footer_offset: u64, halt: Halt) -> Error {
     match halt {
         Halt::File(error) => error,
         Halt::Data(problem) => Error::Corrupt {
-            path: disk.path().display().to_string(),
+            path: stored.path().display().to_string(),
             place: format!("footer at byte {footer_offset}"),
             problem: problem.to_string(),
         },
@@ -262,46 +300,4 @@ fn is_plain(footer: &Footer) -> bool {
         && has("uncompressed")
         && !has("transpose:true")
         && !has("pad_to_block_boundary:true")
-}
-
-/// Reads the chunk that begins and must end in `extent` into `raw`; its data lie in the range.
-pub(super) fn read_chunk(
-    disk: &OnDisk,
-    lease: &Lease,
-    extent: Range<u64>,
-    raw: &mut Vec<u8>,
-) -> Result<Result<(Opened, Range<usize>), Problem>> {
-    let begin = extent.start;
-    let extent_len = extent.end - begin;
-    let first_len =
-        if extent_len <= WHOLE_READ_LEN { extent_len } else { extent_len.min(MAX_DATA_AT as u64) };
-    let bytes = match room(raw, first_len) {
-        Ok(bytes) => bytes,
-        Err(problem) => return Ok(Err(problem)),
-    };
-    disk.read_at(&lease.0, bytes, begin)?;
-    let opened = match chunk::open(bytes, begin, extent.end) {
-        Ok(opened) => opened,
-        Err(problem) => return Ok(Err(problem)),
-    };
-    let span = opened.span(begin);
-    let bytes = match room(raw, span) {
-        Ok(bytes) => bytes,
-        Err(problem) => return Ok(Err(problem)),
-    };
-    if let Some(rest) = bytes.get_mut(usize::try_from(first_len).unwrap_or(usize::MAX)..) {
-        disk.read_at(&lease.0, rest, begin + first_len)?;
-    }
-    Ok(opened.data(bytes, begin).map(|data| (opened, data)))
-}
-
-/// The first `len` bytes of `raw`, which grows if it must and never shrinks.
-pub(crate) fn room(raw: &mut Vec<u8>, len: u64) -> Result<&mut [u8], Problem> {
-    let short = || Problem::new(format!("no memory for {len} bytes"));
-    let len = usize::try_from(len).map_err(|_| short())?;
-    if raw.len() < len {
-        raw.try_reserve_exact(len - raw.len()).map_err(|_| short())?;
-        raw.resize(len, 0);
-    }
-    Ok(&mut raw[..len])
 }

@@ -66,6 +66,41 @@ impl<'a> ChunkRecords<'a> {
     }
 }
 
+impl ChunkRecords<'_> {
+    /// How many bytes they take in memory.
+    pub(crate) fn byte_len(&self) -> usize {
+        self.values.len() + size_of_val(self.ends)
+    }
+
+    /// The same records in memory of their own.
+    pub(crate) fn to_chunk(self) -> DecodedChunk {
+        DecodedChunk { values: self.values.to_vec(), ends: self.ends.to_vec() }
+    }
+}
+
+/// The decoded records of one chunk, in memory of their own.
+#[derive(Debug)]
+pub(crate) struct DecodedChunk {
+    values: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl DecodedChunk {
+    /// Records that end in `values` where `ends` says.
+    #[cfg(test)]
+    pub(crate) fn new(values: Vec<u8>, ends: Vec<usize>) -> Self {
+        Self { values, ends }
+    }
+
+    pub(crate) fn records(&self) -> ChunkRecords<'_> {
+        ChunkRecords { values: &self.values, ends: &self.ends }
+    }
+
+    pub(crate) fn byte_len(&self) -> usize {
+        self.records().byte_len()
+    }
+}
+
 /// Decodes chunks; keeps decompressors and memory from one to the next.
 #[derive(Debug, Default)]
 pub struct Decoder {

@@ -1,0 +1,199 @@
+"""CPU time of an element taken alone from sequential stages, beside Grain's.
+
+Elements are taken with `next`, one by one, at the default options. Each figure is the median of
+several rounds, all in one process for each library and case; process CPU time counts every thread.
+
+    python benches/stages.py                                # grainmill alone
+    python benches/stages.py --libraries grainmill,grain    # beside Grain, if it is installed
+"""
+
+import argparse
+import datetime
+import importlib
+import itertools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+RECORD = Path(__file__).parents[1] / "benches/record"
+ROUNDS = 5
+
+
+def load(library):
+    """The module `library`, and what it calls experimental."""
+    name = "grainmill" if library == "grainmill" else "grain.python"
+    return importlib.import_module(name), importlib.import_module(f"{name}.experimental")
+
+
+def add_one(x):
+    return x + 1
+
+
+def is_even(x):
+    return x % 2 == 0
+
+
+def draw(x, rng):
+    return x + rng.integers(10)
+
+
+def read(g, *bounds):
+    return g.MapDataset.range(*(bounds or (10**7,))).to_iter_dataset()
+
+
+def filtered(g, _):
+    return read(g).filter(is_even)
+
+
+def random_mapped(g, _):
+    return read(g).seed(1).random_map(draw)
+
+
+def twelve_maps(g, _):
+    ds = read(g)
+    for _ in range(12):
+        ds = ds.map(add_one)
+    return ds
+
+
+def zipped(g, x):
+    return x.ZipIterDataset([read(g), read(g)])
+
+
+def flat_mapped(g, x):
+    class Copies(x.FlatMapTransform):
+        max_fan_out = 4
+
+        def flat_map(self, element):
+            return [element] * (1 + element % 4)
+
+    return x.FlatMapIterDataset(read(g), Copies())
+
+
+def interleaved(g, x):
+    parts = [read(g, 1000 * at, 1000 * at + 50) for at in range(200)]
+    return x.InterleaveIterDataset(parts, cycle_length=16)
+
+
+def packed(g, x):
+    parts = [
+        g.MapDataset.range(10**6)
+        .map(lambda i, at=at: {"t": np.full(5 + (i + at) % 20, at, np.int32)})
+        .to_iter_dataset()
+        for at in range(35)
+    ]
+    mixed = g.IterDataset.mix(parts, [1 + at % 5 for at in range(35)])
+    return x.FirstFitPackIterDataset(mixed, length_struct={"t": 64}, num_packing_bins=64)
+
+
+def users(g, _):
+    class Iterator(g.DatasetIterator):
+        def __next__(self):
+            return next(self._parent)
+
+        def get_state(self):
+            return self._parent.get_state()
+
+        def set_state(self, state):
+            self._parent.set_state(state)
+
+    class Dataset(g.IterDataset):
+        def __iter__(self):
+            return Iterator(self._parent.__iter__())
+
+    return Dataset(read(g)).map(add_one)
+
+
+def thread_prefetched(g, x):
+    return x.ThreadPrefetchIterDataset(read(g).map(add_one), prefetch_buffer_size=64)
+
+
+# Each pipeline with the elements of a round; one that ends is begun again within it.
+CASES = {
+    "range -> filter (half kept)": (filtered, 4000),
+    "range -> seed -> random_map": (random_mapped, 4000),
+    "range -> 12 maps": (twelve_maps, 4000),
+    "zip of two": (zipped, 4000),
+    "flat_map (2.5 each)": (flat_mapped, 4000),
+    "interleave of 200, cycle 16": (interleaved, 10000),
+    "first-fit pack of 35 mixed parts, per row": (packed, 640),
+    "a user's IterDataset under a map": (users, 4000),
+    "ThreadPrefetch over a map": (thread_prefetched, 4000),
+}
+
+
+def measure(library, case):
+    """Microseconds of CPU for an element in each round."""
+    make, count = CASES[case]
+    ds = make(*load(library))
+    is_finite = make is interleaved
+    iterator = iter(ds)
+    costs = []
+    for number in range(ROUNDS + 1):
+        began = time.process_time()
+        if is_finite:  # opening its parts counts
+            iterator = iter(ds)
+        taken = sum(1 for _ in itertools.islice(iterator, count))
+        if number:  # the first one warms up
+            costs.append((time.process_time() - began) / taken * 1e6)
+        assert taken == count
+    return costs
+
+
+def in_a_process(python, library, case):
+    command = [python, __file__, "--one", library, case]
+    return json.loads(subprocess.check_output(command, text=True).splitlines()[-1])
+
+
+def table(pythons):
+    lines = [
+        f"| CPU us per element | {' | '.join(pythons)} |",
+        f"| --- | {'--- | ' * len(pythons)}".rstrip(),
+    ]
+    for case in CASES:
+        print(case, file=sys.stderr, flush=True)
+        costs = [
+            statistics.median(in_a_process(python, label.split()[0], case))
+            for label, python in pythons.items()
+        ]
+        lines.append(f"| {case} | {' | '.join(f'{cost:.3g}' for cost in costs)} |")
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--libraries", default="grainmill", help="of grainmill and grain")
+    parser.add_argument("--before", help="an interpreter that has an earlier grainmill")
+    parser.add_argument("--record", action="store_true", help="keep the table in benches/record")
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(*options.one)))
+        return
+    pythons = {}
+    for library in options.libraries.split(","):
+        if options.before and library == "grainmill":
+            pythons["grainmill before"] = options.before
+        pythons[library] = sys.executable
+    lines = table(pythons)
+    print(lines)
+    if options.record:
+        now = datetime.datetime.now(datetime.UTC)
+        text = (
+            f"# Elements taken one by one from sequential stages, {now:%Y-%m-%d %H:%M} UTC\n\n"
+            f"`python benches/stages.py --libraries {options.libraries}`; {platform.machine()}, "
+            f"{os.cpu_count()} CPUs, Python {platform.python_version()}; default options, CPU time "
+            f"of all threads.\n\n{lines}\n"
+        )
+        (RECORD / f"{now:%Y-%m-%d-%H%M}-stages.md").write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()

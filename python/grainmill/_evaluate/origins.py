@@ -1,0 +1,93 @@
+"""Where the elements of a plan come from, by arithmetic alone: source, record and epoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from grainmill._evaluate.index_tree import INDEX_STAGES, joined
+from grainmill._native import Resolver
+from grainmill._plan import random_access as plan
+from grainmill._plan.node import random_access
+
+if TYPE_CHECKING:
+    from grainmill._evaluate.chain import Columns
+    from grainmill._evaluate.index_tree import Tree
+    from grainmill._evaluate.leaves import Indices
+    from grainmill._plan.node import MapNode, Node
+
+_COLUMN = 0
+
+
+class Origins(NamedTuple):
+    """Where elements come from, one entry for each.
+
+    Attributes:
+        source: Which source, counted over the plan from its first to its last.
+        record: The record's index in that source.
+        epoch: How often the source has been gone through before, as its order knows it: a
+            `repeat` that does not reseed stays in epoch 0.
+    """
+
+    source: Indices
+    record: Indices
+    epoch: Indices
+
+
+class OriginTree:
+    """Answers for one plan; made when it is first asked.
+
+    An element that a function drops or fails for has an origin like any other. That of a piece of
+    `flat_map` is the element it was split from. Batches, tuples of `zip` and selected elements
+    have their stage as source, and in it the number they have in an epoch of theirs.
+
+    Attributes:
+        sources: What source numbers mean.
+    """
+
+    def __init__(self, node: Node) -> None:
+        sources: list[MapNode] = []
+        self._resolver = Resolver(_tree(random_access(node), sources))
+        self.sources = tuple(sources)
+        lengths = [source.length if _has_epochs(source) else plan.ENDLESS for source in sources]
+        self._lengths = np.array(lengths, np.int64)
+
+    def origins(self, start: int, count: int) -> Origins:
+        """Where the elements at `start, ..., start + count - 1` come from."""
+        return self._of(self._resolver.resolve_range(start, count))
+
+    def origins_at(self, index: Indices) -> Origins:
+        """Where the elements at `index` come from."""
+        return self._of(self._resolver.resolve(index))
+
+    def _of(self, columns: Columns) -> Origins:
+        _, index, parts = columns.get(_COLUMN, (None, np.empty(0, np.int64), None))
+        source = np.zeros_like(index) if parts is None else parts.astype(np.int64)
+        length = self._lengths[source]
+        epoch = index // length
+        return Origins(source, index - epoch * length, epoch)
+
+
+def _has_epochs(source: MapNode) -> bool:
+    """Whether positions beyond the length start over, not so where the length is unknown."""
+    return source.wraps if isinstance(source, plan.Source) else True
+
+
+def _tree(node: Any, sources: list[MapNode]) -> Tree:
+    """The index tree of `node`, in which each source is a part of one column."""
+    stages = []
+    while type(node) in INDEX_STAGES or isinstance(node, plan.Map | plan.FlatMap):
+        stages.append(node)
+        (node,) = node.parents
+    if isinstance(node, plan.Mix | plan.Concatenate):
+        tree = joined(node, [_tree(parent, sources) for parent in node.parents])
+    else:
+        tree = ("leaf", _COLUMN, len(sources))
+        sources.append(node)
+    for stage in reversed(stages):
+        if isinstance(stage, plan.FlatMap):
+            tree = ("divide", stage.transform.max_fan_out, tree)
+        elif not isinstance(stage, plan.Map):
+            tree = INDEX_STAGES[type(stage)](stage, tree)
+    return tree

@@ -1,0 +1,65 @@
+"""The elements of a stage up to the first that a predicate turns down."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from grainmill._iterators.cursor import Cursor, Place
+from grainmill._iterators.stage import Block, Stage, State, runs
+from grainmill._plan import sequential
+
+if TYPE_CHECKING:
+    from grainmill._plan.sequential import TakeWhile
+
+
+@runs(sequential.TakeWhile)
+class TakeWhileStage(Stage):
+    """Asks the predicate once for each element, when that is asked for.
+
+    The element that ends it is taken from the parent; the state says that it has ended.
+    """
+
+    def __init__(self, node: TakeWhile, parent: Stage) -> None:
+        super().__init__(parent)
+        self._predicate = node.function
+        self._cursor = Cursor(parent)
+        self._ended = False
+
+    def pull(self, limit: int) -> Block:
+        """See `Stage.pull`."""
+        elements: list[Any] = []
+        places = [self._place()]
+        while len(elements) < limit and not self._ended:
+            try:
+                element = self._cursor.peek(1)
+                keep = bool(element) and self._predicate(element[0])
+            except Exception:
+                if not elements:
+                    raise
+                break  # It is met again once those before it are delivered.
+            self._cursor.advance(len(element))
+            if keep:
+                elements += element
+                places.append(self._place())
+            else:
+                self._ended = True
+        if not elements:
+            places = [self._place()]
+        return Block(elements, lambda k: _state(*places[k]))
+
+    def _place(self) -> tuple[Place, bool]:
+        return self._cursor.place(), self._ended
+
+    def state(self) -> State:
+        """See `Stage.state`."""
+        return _state(*self._place())
+
+    def restore(self, state: State) -> None:
+        """See `Stage.restore`."""
+        self._cursor.restore(state["parent"])
+        self._ended = state["ended"]
+
+
+def _state(place: Place, ended: bool) -> State:  # noqa: FBT001 - a pair as it is kept
+    after, position = place
+    return {"parent": after(position), "ended": ended}

@@ -1,0 +1,73 @@
+"""How much memory this process may use: the machine's, or less where a control group limits it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# A quarter leaves room for the model, the page cache and another pipeline beside this one.
+_BUDGET_SHARE = 4
+_LIMIT_FILES = {"cgroup2": "memory.max", "cgroup": "memory.limit_in_bytes"}
+
+
+@functools.cache  # it takes half a millisecond, and a pipeline may have a thousand parts
+def default_budget_bytes() -> int:
+    """What work ahead may hold where the user says nothing."""
+    return usable_bytes() // _BUDGET_SHARE
+
+
+def usable_bytes(root: Path = Path("/")) -> int:
+    """The machine's memory, or the least limit of this process's control group and those above it.
+
+    Args:
+        root: Where `proc` and the hierarchies of control groups are found.
+    """
+    machine: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([machine, *_limits(root)])
+
+
+def _limits(root: Path) -> Iterator[int]:
+    """The limits that hold for this process; none where there are no control groups."""
+    paths: dict[str, str] = {}
+    path: str | None
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, group = line.split(":", 2)
+        paths[controllers] = group
+    for line in _lines(root / "proc/self/mountinfo"):
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ", 2)
+        mounted, mount_point = before.split(" ")[3:5]
+        if kind == "cgroup2":
+            path = paths.get("")
+        elif kind == "cgroup" and "memory" in options.split(","):
+            found = (group for names, group in paths.items() if "memory" in names.split(","))
+            path = next(found, None)
+        else:
+            continue
+        if path is not None:
+            yield from _limits_above(root / mount_point[1:], mounted, path, _LIMIT_FILES[kind])
+
+
+def _limits_above(mount: Path, mounted: str, path: str, name: str) -> Iterator[int]:
+    """The limits of the group `path` and those above it, as far as they can be seen."""
+    group = PurePosixPath(path)
+    # In a container only a part of the hierarchy is mounted, or the path is that of the host.
+    if group.is_relative_to(mounted):
+        group = group.relative_to(mounted)
+    inside = [part for part in group.parts if part not in {"/", ".."}]
+    for depth in range(len(inside), -1, -1):
+        for text in _lines(mount.joinpath(*inside[:depth], name)):
+            if text.isdecimal():  # "max" is no limit
+                yield int(text)
+
+
+def _lines(file: Path) -> list[str]:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return file.read_text("utf-8").splitlines()
+    return []

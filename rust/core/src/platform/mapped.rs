@@ -1,0 +1,43 @@
+//! Files mapped into memory, the same on every system with descriptors.
+#![expect(unsafe_code, reason = "two processes see the same bytes only through a mapping")]
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// The file, for as long as `file` is.
+pub(crate) fn borrowed(file: &OwnedFd) -> BorrowedFd<'_> {
+    file.as_fd()
+}
+
+/// The first `byte_len` bytes of `file`, readable and writable by all processes that map them.
+pub(crate) fn mapped(file: BorrowedFd<'_>, byte_len: usize) -> io::Result<NonNull<u8>> {
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: no address is asked for, so the system picks one that nothing else uses.
+    let start = unsafe {
+        rustix::mm::mmap(std::ptr::null_mut(), byte_len, access, MapFlags::SHARED, file, 0)
+    }?;
+    NonNull::new(start.cast::<u8>()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+}
+
+/// `byte_len` zero bytes on pages of their own.
+pub(crate) fn anonymous(byte_len: usize) -> io::Result<NonNull<u8>> {
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: no address is asked for, so the system picks one that nothing else uses.
+    let start = unsafe {
+        rustix::mm::mmap_anonymous(std::ptr::null_mut(), byte_len, access, MapFlags::PRIVATE)
+    }?;
+    NonNull::new(start.cast::<u8>()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+}
+
+/// Takes back what [`mapped`] or [`anonymous`] gave.
+///
+/// # Safety
+///
+/// `start` and `byte_len` are those of a mapping that nobody uses from now on.
+pub(crate) unsafe fn unmapped(start: NonNull<u8>, byte_len: usize) -> io::Result<()> {
+    // SAFETY: as the caller promises.
+    Ok(unsafe { rustix::mm::munmap(start.as_ptr().cast(), byte_len) }?)
+}

@@ -1,0 +1,36 @@
+//! What operating systems do differently: shared memory, and the end of a parent process.
+//!
+//! No other file names an item that only one system has. Each of `linux`, `portable` (other
+//! systems with descriptors) and `elsewhere` offers the same functions; `--cfg grainmill_portable`
+//! has Linux take the portable ones, so that they are tested where most of the tests run.
+
+#[cfg(not(unix))]
+mod elsewhere;
+#[cfg(all(target_os = "linux", not(grainmill_portable)))]
+mod linux;
+#[cfg(unix)]
+mod mapped;
+#[cfg(all(unix, any(not(target_os = "linux"), grainmill_portable)))]
+mod portable;
+
+#[cfg(not(unix))]
+use elsewhere as system;
+#[cfg(all(target_os = "linux", not(grainmill_portable)))]
+use linux as system;
+#[cfg(all(unix, any(not(target_os = "linux"), grainmill_portable)))]
+use portable as system;
+
+#[cfg(not(unix))]
+pub use elsewhere::{BorrowedFile, OwnedFile};
+#[cfg(not(unix))]
+pub(crate) use elsewhere::{anonymous, borrowed, mapped, unmapped};
+#[cfg(unix)]
+pub(crate) use mapped::{anonymous, borrowed, mapped, unmapped};
+/// A file that this process has open, to be handed to another process.
+#[cfg(unix)]
+pub use std::os::fd::{BorrowedFd as BorrowedFile, OwnedFd as OwnedFile};
+pub use system::end_with;
+pub(crate) use system::{fixed_len, give_back, shared_file};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,70 @@
+//! What every system must do, tested on the one at hand, in either way that it offers.
+#![expect(unsafe_code, reason = "mappings are given back by their address")]
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::{end_with, fixed_len, give_back, mapped, shared_file, unmapped};
+
+fn file_of(byte_len: u64) -> OwnedFd {
+    shared_file(byte_len).unwrap()
+}
+
+#[test]
+fn shared_files_are_zero_and_seen_by_all_who_map_them() {
+    let file = file_of(10_000);
+    let [ours, theirs] = [(), ()].map(|()| mapped(file.as_fd(), 10_000).unwrap());
+    drop(file);
+    assert_ne!(ours, theirs);
+    for place in [0, 9_999] {
+        // SAFETY: two bytes of 10,000, and nobody else uses the mapping.
+        assert_eq!(unsafe { theirs.as_ptr().wrapping_add(place).read() }, 0);
+        // SAFETY: as above.
+        unsafe { ours.as_ptr().wrapping_add(place).write(7) };
+        // SAFETY: as above.
+        assert_eq!(unsafe { theirs.as_ptr().wrapping_add(place).read() }, 7);
+    }
+    for mapping in [ours, theirs] {
+        // SAFETY: mapped above, and not used again.
+        unsafe { unmapped(mapping, 10_000) }.unwrap();
+    }
+}
+
+#[test]
+fn two_files_share_nothing() {
+    let [a, b] = [(), ()].map(|()| mapped(file_of(64).as_fd(), 64).unwrap());
+    // SAFETY: the first byte of 64.
+    unsafe { a.as_ptr().write(7) };
+    // SAFETY: the first byte of 64.
+    assert_eq!(unsafe { b.as_ptr().read() }, 0);
+    for mapping in [a, b] {
+        // SAFETY: mapped above, and not used again.
+        unsafe { unmapped(mapping, 64) }.unwrap();
+    }
+}
+
+#[test]
+fn lengths_are_those_asked_for() {
+    let file = file_of(10_000);
+    assert_eq!(fixed_len(file.as_fd(), 10_000).unwrap(), (10_000, true));
+    assert!(!fixed_len(file.as_fd(), 20_000).unwrap().1);
+    assert!(!fixed_len(file.as_fd(), 1_000).unwrap().1);
+}
+
+#[test]
+fn mapping_whose_pages_were_given_back_is_still_writable() {
+    let start = mapped(file_of(10_000).as_fd(), 10_000).unwrap();
+    // SAFETY: mapped above, and used by nobody else.
+    unsafe { give_back(start, 10_000) };
+    // SAFETY: a byte of the mapping.
+    unsafe { start.as_ptr().write(7) };
+    // SAFETY: a byte of the mapping.
+    assert_eq!(unsafe { start.as_ptr().read() }, 7);
+    // SAFETY: mapped above, and not used again.
+    unsafe { unmapped(start, 10_000) }.unwrap();
+}
+
+#[test]
+fn process_of_another_parent_does_not_wait() {
+    // The parent of this process is whoever started the tests, and never this process.
+    assert!(!end_with(std::process::id()).unwrap());
+}

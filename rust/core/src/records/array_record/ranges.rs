@@ -1,0 +1,123 @@
+//! Ranges of a file's bytes, and whole chunks from them.
+
+use std::ops::Range;
+
+use super::super::riegeli::Problem;
+use super::super::riegeli::chunk::{self, MAX_DATA_AT, Opened};
+use super::super::storage::Reader;
+use crate::Result;
+
+/// Chunks up to this length are read in one go; of longer ones the header comes first, so that
+/// memory is asked for only once a checked header says that it is needed.
+pub(crate) const WHOLE_READ_LEN: u64 = 1 << 20;
+
+/// Bytes of a file by their position.
+pub(super) trait Ranges {
+    /// Fills `out` from position `at`.
+    fn read_at(&self, out: &mut [u8], at: u64) -> Result<()>;
+}
+
+impl Ranges for Reader<'_> {
+    fn read_at(&self, out: &mut [u8], at: u64) -> Result<()> {
+        Reader::read_at(self, out, at)
+    }
+}
+
+/// A file of which the end is in memory.
+#[derive(Debug)]
+pub(super) struct Ending<'a> {
+    reader: Reader<'a>,
+    /// The bytes from `begin` on.
+    bytes: Vec<u8>,
+    begin: u64,
+}
+
+impl<'a> Ending<'a> {
+    /// Reads the last bytes of a file of `byte_len` at once, up to `len` of them.
+    pub(super) fn read(reader: Reader<'a>, byte_len: u64, len: usize) -> Result<Self> {
+        let len = usize::try_from(byte_len).unwrap_or(usize::MAX).min(len);
+        let begin = byte_len - len as u64;
+        let mut bytes = vec![0; len];
+        reader.read_at(&mut bytes, begin)?;
+        Ok(Self { reader, bytes, begin })
+    }
+
+    /// Nothing of the file is in memory yet.
+    pub(super) fn unread(reader: Reader<'a>) -> Self {
+        Self { reader, bytes: Vec::new(), begin: u64::MAX }
+    }
+}
+
+impl Ranges for Ending<'_> {
+    fn read_at(&self, out: &mut [u8], at: u64) -> Result<()> {
+        let missing = usize::try_from(self.begin.saturating_sub(at)).unwrap_or(usize::MAX);
+        let (before, rest) = out.split_at_mut(missing.min(out.len()));
+        if !before.is_empty() {
+            self.reader.read_at(before, at)?;
+        }
+        if rest.is_empty() {
+            return Ok(());
+        }
+        let from = usize::try_from(at.saturating_sub(self.begin)).unwrap_or(usize::MAX);
+        match self.bytes.get(from..).and_then(|bytes| bytes.get(..rest.len())) {
+            Some(bytes) => {
+                rest.copy_from_slice(bytes);
+                Ok(())
+            }
+            None => self.reader.read_at(rest, at.max(self.begin)),
+        }
+    }
+}
+
+/// Reads the chunk that begins and must end in `extent` into `raw`; its data lie in the range.
+pub(super) fn read_chunk(
+    ranges: &impl Ranges,
+    extent: Range<u64>,
+    raw: &mut Vec<u8>,
+) -> Result<Result<(Opened, Range<usize>), Problem>> {
+    let begin = extent.start;
+    let extent_len = extent.end - begin;
+    let first_len =
+        if extent_len <= WHOLE_READ_LEN { extent_len } else { extent_len.min(MAX_DATA_AT as u64) };
+    let bytes = match room(raw, first_len) {
+        Ok(bytes) => bytes,
+        Err(problem) => return Ok(Err(problem)),
+    };
+    ranges.read_at(bytes, begin)?;
+    let opened = match chunk::open(bytes, begin, extent.end) {
+        Ok(opened) => opened,
+        Err(problem) => return Ok(Err(problem)),
+    };
+    let span = opened.span(begin);
+    let bytes = match room(raw, span) {
+        Ok(bytes) => bytes,
+        Err(problem) => return Ok(Err(problem)),
+    };
+    if let Some(rest) = bytes.get_mut(usize::try_from(first_len).unwrap_or(usize::MAX)..) {
+        ranges.read_at(rest, begin + first_len)?;
+    }
+    Ok(opened.data(bytes, begin).map(|data| (opened, data)))
+}
+
+/// Reads the header of the chunk that begins and must end in `extent`.
+pub(super) fn read_header(
+    ranges: &impl Ranges,
+    extent: Range<u64>,
+) -> Result<Result<Opened, Problem>> {
+    let mut bytes = [0; MAX_DATA_AT];
+    let len = usize::try_from(extent.end - extent.start).unwrap_or(usize::MAX);
+    let bytes = &mut bytes[..len.min(MAX_DATA_AT)];
+    ranges.read_at(bytes, extent.start)?;
+    Ok(chunk::open(bytes, extent.start, extent.end))
+}
+
+/// The first `len` bytes of `raw`, which grows if it must and never shrinks.
+pub(crate) fn room(raw: &mut Vec<u8>, len: u64) -> Result<&mut [u8], Problem> {
+    let short = || Problem::new(format!("no memory for {len} bytes"));
+    let len = usize::try_from(len).map_err(|_| short())?;
+    if raw.len() < len {
+        raw.try_reserve_exact(len - raw.len()).map_err(|_| short())?;
+        raw.resize(len, 0);
+    }
+    Ok(&mut raw[..len])
+}

@@ -1,0 +1,378 @@
+//! Reads the units of a plan: fetches ranges, decodes chunks, and puts records where they go.
+//!
+//! What a changer must not break: records come back in the order asked for, whatever the order in
+//! which they were read.
+
+use std::ops::Range;
+
+use super::array_record::ranges::{WHOLE_READ_LEN, room};
+use super::plan::{Plan, PlannedFile, Request, Unit};
+use super::record_file::{Pick, RecordFile, Unchecked};
+use super::riegeli::hash::MAX_TOGETHER;
+use super::riegeli::{ChunkRecords, Decoder};
+use super::spare;
+use super::storage::Reader;
+use crate::Result;
+use crate::warm::Warming;
+
+/// Memory above this is given back after use.
+const KEPT_LEN: usize = 8 << 20;
+
+/// What came of a unit.
+#[derive(Debug)]
+pub struct Outcome<S> {
+    /// The records that were read.
+    pub records: UnitRecords,
+    /// What is better read at the same time, since storage turned out to be far.
+    pub rest: Option<Unit<S>>,
+}
+
+impl Plan {
+    /// Reads the records of `unit`, each into its slot if that has the right length. If storage
+    /// turns out to be far meanwhile and it `may_stop`, some may be left over.
+    ///
+    /// # Errors
+    /// If a file cannot be read or is damaged; what slots then hold is unspecified.
+    ///
+    /// # Panics
+    /// If `unit` is of another plan.
+    pub fn read<S: AsMut<[u8]>>(
+        &self,
+        unit: Unit<S>,
+        scratch: &mut Scratch,
+        may_stop: bool,
+    ) -> Result<Outcome<S>> {
+        let Unit { requests, mut slots } = unit;
+        let picks = self.picks_of(&requests);
+        let may_stop = may_stop && !self.distance.is_far();
+        let mut sink = Sink {
+            slots: &mut slots,
+            records: UnitRecords {
+                first_pick: picks.start,
+                bytes: spare::take(),
+                places: Vec::with_capacity(picks.len()),
+            },
+            waiting: Vec::new(),
+        };
+        let mut warming = Warming::take();
+        let mut holding = None;
+        let mut left = None;
+        for number in requests.clone() {
+            let request = &self.requests[number];
+            let picks = &self.picks[request.picks.clone()];
+            let planned = &self.files[picks[0].file as usize];
+            let holding = match &holding {
+                Some((file, holding)) if *file == picks[0].file => holding,
+                _ => &holding.insert((picks[0].file, planned.holding(&self.distance)?)).1,
+            };
+            let reader = holding.reader(&self.distance);
+            if let Some(unchecked) =
+                read_straight(&*planned.file, reader, request, picks, &mut sink)?
+            {
+                let last = sink.records.places.len() - 1;
+                sink.waiting.push(((last, picks[0]), unchecked));
+                if sink.waiting.len() == MAX_TOGETHER {
+                    self.check(scratch, &mut sink, &mut warming)?;
+                }
+            } else if planned.file.has_groups() {
+                self.read_groups(planned, reader, picks, scratch, &mut sink)?;
+            } else {
+                let extent = request.extent.clone();
+                read_run(&*planned.file, reader, extent, picks, scratch, |picks, chunk| {
+                    sink.take(picks, chunk);
+                })?;
+            }
+            if may_stop && number + 1 < requests.end && self.distance.is_far() {
+                left = Some(number + 1..requests.end);
+                break;
+            }
+        }
+        self.check(scratch, &mut sink, &mut warming)?;
+        scratch.trim();
+        let records = sink.records;
+        let rest = left.map(|requests| {
+            let slots = slots.split_off(records.places.len().min(slots.len()));
+            Unit { requests, slots }
+        });
+        Ok(Outcome { records, rest })
+    }
+
+    /// Compares the checksums that wait for it, and reads again what they say is damaged.
+    fn check<S: AsMut<[u8]>>(
+        &self,
+        scratch: &mut Scratch,
+        sink: &mut Sink<'_, S>,
+        warming: &mut Warming,
+    ) -> Result<()> {
+        if sink.waiting.is_empty() {
+            return Ok(());
+        }
+        let (picks, unchecked): (Vec<_>, Vec<_>) = sink.waiting.drain(..).unzip();
+        let intact = Unchecked::are_intact(unchecked, &sink.in_slots(&picks), warming);
+        for ((at, pick), intact) in picks.iter().zip(intact) {
+            if !intact {
+                self.reread(*at, pick, scratch, sink)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a record once more, the ordinary way, which says what is wrong with it.
+    fn reread<S: AsMut<[u8]>>(
+        &self,
+        at: usize,
+        pick: &Pick,
+        scratch: &mut Scratch,
+        sink: &mut Sink<'_, S>,
+    ) -> Result<()> {
+        let planned = &self.files[pick.file as usize];
+        let holding = planned.holding(&self.distance)?;
+        let reader = holding.reader(&self.distance);
+        let decoded =
+            planned.file.read_chunk(reader, pick, &mut scratch.raw, &mut scratch.decoder)?;
+        sink.put(at, pick, &decoded);
+        Ok(())
+    }
+
+    /// Puts the records of all units together.
+    ///
+    /// # Panics
+    /// If these are not all units of this plan.
+    pub fn gather(&self, units: Vec<UnitRecords>) -> Records {
+        let mut places = vec![(0, Place::InSlot); self.picks.len()];
+        let mut num_found = 0;
+        for (number, unit) in units.iter().enumerate() {
+            for (pick, &place) in self.picks[unit.first_pick..].iter().zip(&unit.places) {
+                places[pick.out as usize] = (number, place);
+            }
+            num_found += unit.places.len();
+        }
+        assert_eq!(num_found, self.picks.len(), "units of another plan");
+        Records { units, places }
+    }
+}
+
+/// Reads the only record of `request` straight into its slot, if it has one of the right length.
+fn read_straight<S: AsMut<[u8]>>(
+    file: &dyn RecordFile,
+    reader: Reader<'_>,
+    request: &Request,
+    picks: &[Pick],
+    sink: &mut Sink<'_, S>,
+) -> Result<Option<Unchecked>> {
+    if !request.is_straight {
+        return Ok(None);
+    }
+    let Some(slot) = sink.slot() else { return Ok(None) };
+    let out = slot.as_mut();
+    if out.len() != picks[0].predicted_len as usize {
+        return Ok(None);
+    }
+    let read = file.read_straight(reader, &picks[0], out)?;
+    if read.is_some() {
+        sink.records.places.push(Place::InSlot);
+    }
+    Ok(read)
+}
+
+/// Reads the chunks of `request` at once.
+fn read_run(
+    file: &dyn RecordFile,
+    reader: Reader<'_>,
+    extent: Range<u64>,
+    picks: &[Pick],
+    scratch: &mut Scratch,
+    mut take: impl FnMut(&[Pick], &ChunkRecords<'_>),
+) -> Result<()> {
+    let len = extent.end - extent.start;
+    if len > WHOLE_READ_LEN {
+        let decoded = file.read_chunk(reader, &picks[0], &mut scratch.raw, &mut scratch.decoder)?;
+        take(picks, &decoded);
+        return Ok(());
+    }
+    let raw = room(&mut scratch.raw, len).map_err(|problem| file.damaged(&picks[0], &problem))?;
+    reader.read_at(raw, extent.start)?;
+    for same_chunk in picks.chunk_by(Pick::is_beside) {
+        let pick = &same_chunk[0];
+        let at = usize::try_from(pick.begin - extent.start).unwrap_or(usize::MAX);
+        let len = usize::try_from(pick.end - pick.begin).unwrap_or(usize::MAX);
+        let decoded = file.decode(pick, &mut raw[at..at + len], &mut scratch.decoder)?;
+        take(same_chunk, &decoded);
+    }
+    Ok(())
+}
+
+impl Plan {
+    /// Reads the chunks of a request, except those that are kept from before; keeps those of which
+    /// other records may be wanted.
+    fn read_groups<S: AsMut<[u8]>>(
+        &self,
+        planned: &PlannedFile,
+        reader: Reader<'_>,
+        picks: &[Pick],
+        scratch: &mut Scratch,
+        sink: &mut Sink<'_, S>,
+    ) -> Result<()> {
+        let key = |picks: &[Pick]| (planned.number, picks[0].begin);
+        let chunks: Vec<&[Pick]> = picks.chunk_by(Pick::is_beside).collect();
+        let find = || self.cache.find(chunks.iter().map(|picks| key(picks)));
+        let mut kept = find();
+        let mut alone = None;
+        if let ([chunk], [None]) = (&chunks[..], &kept[..])
+            && self.distance.is_far()
+        {
+            // Another block may be fetching it, and reading it twice takes no less time.
+            alone = self.cache.alone(key(chunk));
+            if alone.is_some() {
+                kept = find();
+            }
+        }
+        let mut at = 0;
+        while at < chunks.len() {
+            if let Some(chunk) = &kept[at] {
+                sink.take(chunks[at], &chunk.records());
+                at += 1;
+                continue;
+            }
+            // From here to the last that is missing; what is kept in between is read along.
+            let end = kept.iter().rposition(Option::is_none).map_or(at, |last| last + 1);
+            let from = picks.partition_point(|pick| pick.begin < chunks[at][0].begin);
+            let to = from + chunks[at..end].iter().map(|picks| picks.len()).sum::<usize>();
+            let extent = picks[from].begin..picks[to - 1].end;
+            read_run(&*planned.file, reader, extent, &picks[from..to], scratch, |picks, chunk| {
+                sink.take(picks, chunk);
+                if picks.len() < chunk.len() {
+                    self.cache.offer(key(picks), chunk);
+                }
+            })?;
+            at = end;
+        }
+        drop(alone);
+        Ok(())
+    }
+}
+
+/// Where the records of a unit go, one pick after the other.
+struct Sink<'a, S> {
+    slots: &'a mut [Option<S>],
+    records: UnitRecords,
+    /// Picks whose records are in their slots, until their checksums are compared.
+    waiting: Vec<((usize, Pick), Unchecked)>,
+}
+
+impl<S: AsMut<[u8]>> Sink<'_, S> {
+    /// The slot of the next pick.
+    fn slot(&mut self) -> Option<&mut S> {
+        self.slots.get_mut(self.records.places.len())?.as_mut()
+    }
+
+    /// What is in the slots of picks, which are in ascending order.
+    fn in_slots(&mut self, picks: &[(usize, Pick)]) -> Vec<&[u8]> {
+        let Some(&(first, _)) = picks.first() else { return Vec::new() };
+        let mut slots = self.slots.iter_mut().enumerate().skip(first);
+        let mut in_slot = |&(at, _): &(usize, Pick)| {
+            slots
+                .find(|&(slot, _)| slot == at)
+                .and_then(|(_, slot)| slot.as_mut())
+                .map(AsMut::as_mut)
+        };
+        picks.iter().map(|pick| in_slot(pick).map_or(&[][..], |bytes| bytes)).collect()
+    }
+
+    /// Takes the next picks, which are all of one chunk.
+    fn take(&mut self, picks: &[Pick], decoded: &ChunkRecords<'_>) {
+        for pick in picks {
+            self.records.places.push(Place::InSlot);
+            self.put(self.records.places.len() - 1, pick, decoded);
+        }
+    }
+
+    /// Puts a record where pick number `at` goes: into its slot if it fits.
+    fn put(&mut self, at: usize, pick: &Pick, decoded: &ChunkRecords<'_>) {
+        let record = usize::try_from(pick.within).ok().and_then(|within| decoded.get(within));
+        let record = record.expect("a chunk has as many records as its index says");
+        self.records.places[at] = if let Some(Some(slot)) = self.slots.get_mut(at)
+            && let out = slot.as_mut()
+            && out.len() == record.len()
+        {
+            out.copy_from_slice(record);
+            Place::InSlot
+        } else {
+            let begin = self.records.bytes.len();
+            self.records.bytes.extend_from_slice(record);
+            Place::At(begin, self.records.bytes.len())
+        };
+    }
+}
+
+/// Where a record is.
+#[derive(Debug, Clone, Copy)]
+enum Place {
+    /// In the slot that was given for it.
+    InSlot,
+    /// From here to there in the bytes of its unit.
+    At(usize, usize),
+}
+
+/// The records of one unit of a plan, in the order in which they were read.
+#[derive(Debug)]
+pub struct UnitRecords {
+    first_pick: usize,
+    bytes: Vec<u8>,
+    places: Vec<Place>,
+}
+
+impl Drop for UnitRecords {
+    fn drop(&mut self) {
+        spare::keep(std::mem::take(&mut self.bytes));
+    }
+}
+
+/// Memory and decompressors for reading, kept from one unit to the next.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    raw: Vec<u8>,
+    decoder: Decoder,
+}
+
+impl Scratch {
+    fn trim(&mut self) {
+        if self.raw.capacity() > KEPT_LEN {
+            self.raw = Vec::new();
+        }
+        self.decoder.trim();
+    }
+}
+
+/// Records in the order in which they were asked for.
+#[derive(Debug)]
+pub struct Records {
+    units: Vec<UnitRecords>,
+    /// Of each record: its unit, and where in that it is.
+    places: Vec<(usize, Place)>,
+}
+
+impl Records {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// Each record, or `None` if it is in the slot that was given for it.
+    pub fn iter_unslotted(&self) -> impl ExactSizeIterator<Item = Option<&[u8]>> {
+        self.places.iter().map(|&(unit, place)| match place {
+            Place::InSlot => None,
+            Place::At(begin, end) => Some(&self.units[unit].bytes[begin..end]),
+        })
+    }
+
+    /// The records; those in slots appear empty.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        self.iter_unslotted().map(Option::unwrap_or_default)
+    }
+}

@@ -1,0 +1,344 @@
+//! Storage where each read takes its time: what is in flight, in which order, and how it ends.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should fail")]
+
+use std::collections::HashMap;
+use std::io::IoSliceMut;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use grainmill_core::pipeline::{self, ReadQueue, open};
+use grainmill_core::records::array_record::RecordWriter;
+use grainmill_core::records::storage::{FileNumber, Held, ReadAt, Storage, StoredFile};
+use grainmill_core::records::{FileSet, Files, Records, Source};
+use grainmill_core::{Error, Result};
+
+/// Files in memory whose every read takes as long as it is told.
+#[derive(Debug, Default)]
+struct SlowFiles {
+    files: Mutex<HashMap<PathBuf, Arc<Vec<u8>>>>,
+    delay_us: AtomicUsize,
+    num_found: AtomicUsize,
+    num_reads: AtomicUsize,
+    in_flight: AtomicUsize,
+    most_in_flight: AtomicUsize,
+    fails: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct SlowFile {
+    storage: Arc<SlowFiles>,
+    path: PathBuf,
+    bytes: Arc<Vec<u8>>,
+}
+
+/// How a `Storage` is shared with its test.
+#[derive(Debug, Clone, Default)]
+struct Shared(Arc<SlowFiles>);
+
+impl Storage for Shared {
+    fn find(&self, path: &Path) -> Result<(Box<dyn StoredFile>, Arc<dyn ReadAt>)> {
+        self.0.num_found.fetch_add(1, Ordering::Relaxed);
+        let bytes = self.0.files.lock().unwrap().get(path).cloned();
+        let bytes = bytes.ok_or_else(|| {
+            Error::io(path, "open", std::io::Error::from(std::io::ErrorKind::NotFound))
+        })?;
+        let file = || SlowFile {
+            storage: Arc::clone(&self.0),
+            path: path.to_owned(),
+            bytes: Arc::clone(&bytes),
+        };
+        Ok((Box::new(file()), Arc::new(file())))
+    }
+}
+
+impl StoredFile for SlowFile {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn byte_len(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    fn modified_ns(&self) -> i64 {
+        7
+    }
+
+    fn hold(&self, _: bool) -> Result<Held> {
+        let (storage, path, bytes) =
+            (Arc::clone(&self.storage), self.path.clone(), Arc::clone(&self.bytes));
+        Ok(Held { bytes: Arc::new(SlowFile { storage, path, bytes }), renumbered: None })
+    }
+
+    fn accept(&self, _: FileNumber) {}
+}
+
+impl ReadAt for SlowFile {
+    fn read_at(&self, out: &mut [u8], at: u64) -> Result<()> {
+        let storage = &self.storage;
+        storage.num_reads.fetch_add(1, Ordering::Relaxed);
+        let now = storage.in_flight.fetch_add(1, Ordering::Relaxed) + 1;
+        storage.most_in_flight.fetch_max(now, Ordering::Relaxed);
+        let delay = storage.delay_us.load(Ordering::Relaxed);
+        if delay > 0 {
+            std::thread::sleep(Duration::from_micros(delay as u64));
+        }
+        storage.in_flight.fetch_sub(1, Ordering::Relaxed);
+        if storage.fails.load(Ordering::Relaxed) > 0 {
+            return Err(Error::Changed { path: self.path.display().to_string() });
+        }
+        let at = usize::try_from(at).unwrap();
+        out.copy_from_slice(&self.bytes[at..at + out.len()]);
+        Ok(())
+    }
+
+    fn read_pieces(&self, pieces: &mut [IoSliceMut<'_>], at: u64) -> Result<bool> {
+        let mut bytes = vec![0; pieces.iter().map(|piece| piece.len()).sum()];
+        self.read_at(&mut bytes, at)?;
+        let mut rest = &bytes[..];
+        for piece in pieces {
+            let (head, tail) = rest.split_at(piece.len());
+            piece.copy_from_slice(head);
+            rest = tail;
+        }
+        Ok(true)
+    }
+}
+
+impl Shared {
+    /// Adds a file of `num_records` records, each of `len` bytes that tell its number.
+    fn add(&self, name: &str, num_records: u64, len: usize, options: &str) -> Source {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("written");
+        let mut writer = RecordWriter::create(&path, options.parse().unwrap()).unwrap();
+        for number in 0..num_records {
+            writer.write(&record(number, len)).unwrap();
+        }
+        writer.close().unwrap();
+        let bytes = Arc::new(std::fs::read(&path).unwrap());
+        self.0.files.lock().unwrap().insert(PathBuf::from(name), bytes);
+        Source::from(PathBuf::from(name))
+    }
+
+    fn set_delay_us(&self, delay: usize) {
+        self.0.delay_us.store(delay, Ordering::Relaxed);
+    }
+
+    /// The most reads that were in flight since this was asked for last.
+    fn take_most_in_flight(&self) -> usize {
+        self.0.most_in_flight.swap(0, Ordering::Relaxed)
+    }
+
+    fn take_num_reads(&self) -> usize {
+        self.0.num_reads.swap(0, Ordering::Relaxed)
+    }
+
+    fn open(&self, sources: impl IntoIterator<Item = Source>) -> Arc<Files> {
+        Arc::new(open::open(FileSet::in_storage(Arc::new(self.clone()), sources)).unwrap())
+    }
+}
+
+fn record(number: u64, len: usize) -> Vec<u8> {
+    number.to_le_bytes().iter().copied().cycle().take(len).collect()
+}
+
+/// Visits every one of `len` positions in an order that is far from rising.
+fn scattered(len: u64) -> Vec<u64> {
+    (0..len).map(|at| at * 617 % len).collect()
+}
+
+fn read(files: &Arc<Files>, positions: &[u64], queue: &ReadQueue) -> Records {
+    pipeline::read::<Vec<u8>>(open::plan(files, positions).unwrap(), Vec::new(), queue).unwrap()
+}
+
+fn assert_are(records: &Records, positions: &[u64], len: usize) {
+    assert_eq!(records.len(), positions.len());
+    for (&position, found) in positions.iter().zip(records.iter()) {
+        assert_eq!(found, record(position, len), "record {position}");
+    }
+}
+
+/// Files of far storage that are known to be far.
+fn far(storage: &Shared, sources: impl IntoIterator<Item = Source>) -> Arc<Files> {
+    let files = storage.open(sources);
+    storage.set_delay_us(4000);
+    let queue = ReadQueue::new(64);
+    // A chunk that has been read may be kept, so each time another one.
+    for position in (0..).step_by(17) {
+        if files.is_far() {
+            break;
+        }
+        read(&files, &[position], &queue);
+    }
+    storage.take_most_in_flight();
+    files
+}
+
+#[test]
+fn as_many_reads_are_in_flight_as_are_allowed_and_records_stay_in_order() {
+    let storage = Shared::default();
+    // Too far apart to be read together.
+    let source = storage.add("far", 1000, 70_000, "group_size:1,uncompressed");
+    let files = far(&storage, [source]);
+    for most in [1, 7, 100] {
+        let queue = ReadQueue::new(most);
+        let blocks: Vec<Vec<u64>> = scattered(1000)
+            .chunks(20)
+            .take(if most < 100 { 3 } else { 20 })
+            .map(Vec::from)
+            .collect();
+        storage.take_most_in_flight();
+        let pending: Vec<_> = blocks
+            .iter()
+            .map(|block| {
+                let slots = vec![Some(vec![0; 70_000]); 20];
+                pipeline::start(open::plan(&files, block).unwrap(), slots, &queue)
+            })
+            .collect();
+        // What was read to a slot is gone with it here; lengths and errors are told all the same.
+        for pending in pending {
+            assert_eq!(pending.finish().unwrap().len(), 20);
+        }
+        let found = storage.take_most_in_flight();
+        assert!(found <= most && 2 * found >= most, "{found} of {most}");
+        let records = read(&files, &blocks[0], &queue);
+        assert_are(&records, &blocks[0], 70_000);
+    }
+}
+
+#[test]
+fn block_that_turns_out_to_be_far_is_handed_over_at_once() {
+    let storage = Shared::default();
+    let files = storage.open([storage.add("file", 3000, 1000, "group_size:1,uncompressed")]);
+    assert!(!files.is_far());
+    storage.set_delay_us(10_000);
+    storage.take_most_in_flight();
+    let positions = scattered(3000)[..64].to_vec();
+    let records = read(&files, &positions, &ReadQueue::default());
+    assert_are(&records, &positions, 1000);
+    assert!(files.is_far());
+    assert!(storage.take_most_in_flight() >= 16);
+    storage.set_delay_us(0);
+    for _ in 0..10 {
+        read(&files, &positions, &ReadQueue::default());
+    }
+    assert!(!files.is_far(), "it is as near as can be");
+}
+
+#[test]
+fn many_files_are_opened_side_by_side_with_one_read_each() {
+    let storage = Shared::default();
+    let first = storage.add("0", 10, 10, "group_size:1");
+    let bytes = storage.0.files.lock().unwrap()[&first.path].clone();
+    let sources: Vec<Source> =
+        (0..600).map(|number| Source::from(PathBuf::from(number.to_string()))).collect();
+    for source in &sources {
+        storage.0.files.lock().unwrap().insert(source.path.clone(), Arc::clone(&bytes));
+    }
+    storage.set_delay_us(5000);
+    let files = storage.open(sources);
+    assert_eq!(files.len(), 6000);
+    assert_eq!(storage.take_num_reads(), 600);
+    assert!(storage.take_most_in_flight() >= 64);
+    assert!(files.is_far());
+}
+
+#[test]
+fn files_of_known_length_are_opened_when_they_are_read_and_side_by_side() {
+    let storage = Shared::default();
+    let sources: Vec<Source> = (0..200)
+        .map(|number| Source {
+            take: Some(10),
+            ..storage.add(&format!("{number}"), 10, 100, "group_size:1,uncompressed")
+        })
+        .collect();
+    let num_found = || storage.0.num_found.load(Ordering::Relaxed);
+    for is_ahead in [false, true] {
+        storage.0.num_found.store(0, Ordering::Relaxed);
+        let files = storage.open(sources.clone());
+        assert_eq!((files.len(), num_found()), (2000, 0));
+        storage.set_delay_us(5000);
+        storage.take_most_in_flight();
+        let positions: Vec<u64> = (0..60).rev().map(|file| 10 * file + file % 10).collect();
+        let queue = ReadQueue::default();
+        let records = if is_ahead {
+            let sorted = files.sort(&positions).unwrap();
+            let unready = files.plan_at_hand(&sorted).unwrap().unwrap_err();
+            assert_eq!(unready.len(), 60);
+            pipeline::start_unready::<Vec<u8>>(&files, sorted, unready, &queue).finish().unwrap()
+        } else {
+            read(&files, &positions, &queue)
+        };
+        let expected: Vec<u64> = positions.iter().map(|position| position % 10).collect();
+        assert_are(&records, &expected, 100);
+        assert_eq!(num_found(), 60);
+        assert!(storage.take_most_in_flight() >= 20);
+        storage.set_delay_us(0);
+    }
+}
+
+#[test]
+fn missing_file_and_failing_reads_are_errors_of_those_who_wait() {
+    let storage = Shared::default();
+    let source = storage.add("file", 500, 5000, "group_size:1,uncompressed");
+    let missing = Source { take: Some(10), ..Source::from(PathBuf::from("missing")) };
+    let files = far(&storage, [source, missing]);
+    let queue = ReadQueue::default();
+    let sorted = files.sort(&[3, 505]).unwrap();
+    let unready = files.plan_at_hand(&sorted).unwrap().unwrap_err();
+    assert_eq!(unready, [1]);
+    let pending = pipeline::start_unready::<Vec<u8>>(&files, sorted, unready, &queue);
+    assert!(pending.finish().unwrap_err().to_string().contains("missing"));
+    let plan = files.plan(&scattered(500)[..50]).unwrap();
+    storage.0.fails.store(1, Ordering::Relaxed);
+    let pending = pipeline::start::<Vec<u8>>(plan, Vec::new(), &queue);
+    assert!(pending.finish().unwrap_err().to_string().contains("file"));
+}
+
+#[test]
+fn abandoned_reads_end_after_what_is_in_flight() {
+    let storage = Shared::default();
+    let files = far(&storage, [storage.add("file", 2000, 5000, "group_size:1,uncompressed")]);
+    let queue = ReadQueue::new(4);
+    storage.take_num_reads();
+    let plan = open::plan(&files, &scattered(2000)).unwrap();
+    let pending = pipeline::start::<Vec<u8>>(plan, Vec::new(), &queue);
+    pending.abandon();
+    while pending.is_running() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(storage.take_num_reads() < 200);
+    let records = read(&files, &[5, 3], &queue);
+    assert_are(&records, &[5, 3], 5000);
+}
+
+/// The positions `0..len`, of which each window of `window` is in scattered order.
+fn window_order(len: u64, window: u64) -> Vec<u64> {
+    let fits = |step: &u64| step % 2 == 1 && !window.is_multiple_of(*step);
+    let step = (window / 2..=window + 2).find(fits).unwrap();
+    let within = |begin: u64| (0..window).map(move |at| begin + at * step % window);
+    (0..len / window).flat_map(|number| within(number * window)).collect()
+}
+
+#[test]
+fn orders_with_locality_fetch_each_chunk_once() {
+    let storage = Shared::default();
+    let source = storage.add("grouped", 8192, 300, "group_size:16");
+    for is_far in [false, true] {
+        let files =
+            if is_far { far(&storage, [source.clone()]) } else { storage.open([source.clone()]) };
+        for order in [window_order(8192, 512), (0..8192).collect::<Vec<u64>>()] {
+            let files = if is_far { Arc::clone(&files) } else { storage.open([source.clone()]) };
+            storage.take_num_reads();
+            let queue = ReadQueue::default();
+            for positions in order.chunks(40) {
+                assert_are(&read(&files, positions, &queue), positions, 300);
+            }
+            let num_reads = storage.take_num_reads();
+            assert!(num_reads <= 8192 / 16 + 8, "{num_reads}, far: {is_far}");
+        }
+        storage.set_delay_us(0);
+    }
+}

@@ -1,0 +1,54 @@
+"""Stages as their consumers see them: elements finished, with a state after each."""
+
+from grainmill._iterators.cursor import END, Cursor
+from grainmill._iterators.stage import Block
+
+
+class Driven:
+    """A stage and a cursor on it."""
+
+    def __init__(self, stage):
+        self.stage = stage
+        self.cursor = Cursor(stage)
+
+    def __getattr__(self, name):
+        return getattr(self.stage, name)
+
+    def pull(self, limit):
+        """The next element, or with a limit above 1 several, as a block of finished ones."""
+        cursor = self.cursor
+        places = [cursor.place()]
+        elements = []
+        if limit == 1:
+            elements = [element for element in [cursor.next()] if element is not END]
+            places += [cursor.place()]
+        else:
+            for element in cursor.peek(limit)[:limit]:
+                cursor.advance(1)
+                elements.append(element)
+                places.append(cursor.place())
+        if not elements:
+            places = [cursor.place()]
+
+        def state_after(count):
+            after, position = places[count]
+            return after(position)
+
+        return Block(elements, state_after)
+
+    def state(self):
+        return self.cursor.state()
+
+    def restore(self, state):
+        self.cursor.restore(state)
+
+    def next_index(self):
+        return self.cursor.next_index()
+
+    def seek(self, index):
+        self.cursor.seek(index)
+
+
+def bare(stage):
+    """The stage itself."""
+    return stage.stage if isinstance(stage, Driven) else stage

@@ -1,0 +1,275 @@
+"""What is computed ahead: how much, by how many threads, and in which order it comes."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from stage_harness import count_at_rest
+from under_test import INLINE
+
+import grainmill as grain
+from grainmill._evaluate import ahead, lanes
+from grainmill._evaluate.program import Program
+from grainmill._evaluate.rows import byte_len
+
+NUM_THREADS = 4
+
+
+class Calls:
+    """A function that notes what it was called with and by which thread."""
+
+    def __init__(self, function=lambda x: x):
+        self.function = function
+        self.elements = []
+        self.threads = set()
+
+    def __call__(self, x):
+        self.elements.append(x)
+        self.threads.add(threading.current_thread().name)
+        return self.function(x)
+
+
+def sleeps(x, seconds=0.01):
+    time.sleep(seconds)
+    return x
+
+
+def threaded(ds, **options):
+    return ds.to_iter_dataset(grain.ReadOptions(num_threads=NUM_THREADS, **options))
+
+
+@pytest.mark.parametrize("batch_size", [0, 3, 64])
+def test_functions_that_wait_get_all_threads_within_a_few_elements(batch_size):
+    function = Calls(sleeps)
+    ds = grain.MapDataset.range(10**6).map(function)
+    with iter(threaded(ds.batch(batch_size) if batch_size else ds)) as iterator:
+        while len(function.threads) < NUM_THREADS and len(function.elements) < 200:
+            next(iterator)
+    assert function.threads == {f"grain-prefetch_{number}" for number in range(NUM_THREADS)}
+
+
+def test_threads_that_cannot_be_started_are_done_without(monkeypatch):
+    start = lanes.start_thread
+
+    def refused(run, *, name, stop):
+        if name != "grain-prefetch_0":
+            raise RuntimeError("can't start new thread")
+        return start(run, name=name, stop=stop)
+
+    monkeypatch.setattr(lanes, "start_thread", refused)
+    function = Calls(sleeps)
+    ds = threaded(grain.MapDataset.range(40).map(function).batch(4))
+    assert [batch[0] for batch in ds] == list(range(0, 40, 4))
+    assert function.threads == {"grain-prefetch_0"}
+
+
+def test_what_a_task_waits_for_may_fail():
+    """The thread goes on, and who waits for the task learns of it."""
+    lane = lanes.Lane()
+    failing = lanes.Task(list, lambda: 1 // 0)
+    after = lanes.Task(lambda: 7)
+    for task in (failing, after):
+        lane.submit(task)
+    assert failing.done.acquire(timeout=60)
+    assert after.done.acquire(timeout=60)
+    assert (type(failing.failure), after.result) == (ZeroDivisionError, 7)
+    lane.dismiss()
+
+
+def test_no_more_threads_than_allowed_run_functions_at_once():
+    inside, most = set(), []
+
+    def function(x):
+        inside.add(x)
+        most.append(len(inside))
+        time.sleep(0.002)
+        inside.discard(x)
+        return x
+
+    with iter(threaded(grain.MapDataset.range(10**6).map(function).batch(32))) as iterator:
+        for _ in range(60):
+            next(iterator)
+    assert max(most) == NUM_THREADS
+
+
+def test_threads_share_the_elements_of_one_batch():
+    """No thread has more than its share of what 64 sleeps after the first few take."""
+    by_thread = {}
+
+    def function(x):
+        name = threading.current_thread().name
+        by_thread[name] = by_thread.get(name, 0) + 1
+        return sleeps(x)
+
+    with iter(threaded(grain.MapDataset.range(64).map(function).batch(64))) as iterator:
+        np.testing.assert_array_equal(next(iterator), np.arange(64))
+    assert len(by_thread) == NUM_THREADS
+    assert max(by_thread.values()) < 40
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_shared_batches_fail_where_unshared_ones_do(num_workers):
+    def function(x):
+        sleeps(x, 0.005)
+        if x == 150:
+            raise ValueError("no more")
+        return np.full(3, x)
+
+    ds = grain.MapDataset.range(400).map(function)
+    for make in (
+        lambda options: ds.batch(32).to_iter_dataset(options),
+        lambda options: ds.to_iter_dataset(options).batch(32),
+    ):
+        options = grain.ReadOptions(num_threads=NUM_THREADS, num_workers=num_workers)
+        iterator = iter(make(options))
+        for start in range(0, 128, 32):
+            np.testing.assert_array_equal(next(iterator)[:, 0], np.arange(start, start + 32))
+        state = iterator.get_state()
+        with pytest.raises(ValueError, match="no more"):
+            next(iterator)
+        assert iterator.get_state() == state
+        iterator.close()
+
+
+def test_elements_behind_a_slow_one_are_computed_meanwhile():
+    slow = threading.Event()
+
+    def function(x):
+        if x == 20:
+            slow.wait(60)
+        return x
+
+    calls = Calls(function)
+    ds = threaded(grain.MapDataset.range(10**6).map(calls), prefetch_buffer_size=100)
+    with iter(ds) as iterator:
+        assert [next(iterator) for _ in range(20)] == list(range(20))
+        later = threading.Thread(target=lambda: next(iterator))
+        later.start()  # what waits for elements sees that threads are needed
+        deadline = time.monotonic() + 30
+        while max(calls.elements) < 60:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        slow.set()
+        later.join()
+        assert next(iterator) == 21
+
+
+def test_elements_before_a_slow_one_do_not_wait_for_it():
+    """They are delivered while the block that they share with it is still being computed."""
+    slow = threading.Event()
+
+    def function(x):
+        if x == 1007:  # long after blocks have grown
+            slow.wait(60)
+        return x
+
+    ds = grain.MapDataset.range(10**6).map(function)
+    with iter(ds.to_iter_dataset(grain.ReadOptions(num_threads=1))) as iterator:
+        assert [next(iterator) for _ in range(1007)] == list(range(1007))
+        state = iterator.get_state()
+        assert state == {"next_index": 1007}
+        slow.set()
+        assert [next(iterator) for _ in range(1000)] == list(range(1007, 2007))
+
+
+def test_a_block_of_which_all_was_taken_is_not_the_end(monkeypatch):
+    """The last element is there, and the consumer has it, before the block is done."""
+    call = ahead._elements
+
+    def slowly(*args):
+        made = call(*args)
+        time.sleep(0.06)
+        return made
+
+    monkeypatch.setattr(ahead, "_elements", slowly)
+    ds = grain.MapDataset.range(40).map(lambda x: x)
+    assert list(ds.to_iter_dataset(grain.ReadOptions(num_threads=1))) == list(range(40))
+
+
+@pytest.mark.parametrize("failing", [3, 11])
+def test_what_was_taken_of_a_block_comes_once_whatever_happens_after_it(failing):
+    go_on = threading.Event()
+
+    def function(x):
+        if x == 1008 and not go_on.wait(60):
+            raise AssertionError
+        if x == 1008 + failing:
+            raise ValueError("no more")
+        return None if x % 5 == 0 else x
+
+    ds = grain.MapDataset.range(10**6).map(function)
+    expected = [x for x in range(1008 + failing) if x % 5]
+    with iter(ds.to_iter_dataset(grain.ReadOptions(num_threads=1))) as iterator:
+        found = [next(iterator) for _ in range(len([x for x in range(1008) if x % 5]))]
+        go_on.set()
+        found += [next(iterator) for _ in range(len(expected) - len(found))]
+        assert found == expected
+        for _ in range(2):
+            with pytest.raises(ValueError, match="no more"):
+                next(iterator)
+            assert iterator.get_state() == {"next_index": expected[-1] + 1}
+
+
+def test_a_consumer_that_pauses_finds_as_much_as_it_asked_for():
+    calls = Calls(lambda x: sleeps(x, 1e-4))
+    ds = threaded(grain.MapDataset.range(10**6).map(calls), prefetch_buffer_size=200)
+    with iter(ds) as iterator:
+        for _ in range(300):
+            next(iterator)
+        assert 100 <= count_at_rest(calls.elements) - 300 <= 250
+
+
+@pytest.mark.parametrize("make", [
+    lambda ds: threaded(ds, prefetch_buffer_size=10**9, ram_budget_bytes=16 << 20),
+    lambda ds: threaded(ds, prefetch_buffer_size=10**9, ram_budget_bytes=16 << 20).batch(4),
+    lambda ds: threaded(ds.batch(4), prefetch_buffer_size=10**9, ram_budget_bytes=16 << 20),
+])  # fmt: skip
+def test_work_ahead_is_bounded_by_bytes(make):
+    calls = Calls(lambda _: np.zeros(1 << 20, np.uint8))
+    with iter(make(grain.MapDataset.range(10**9).map(calls))) as iterator:
+        for _ in range(30):
+            element = next(iterator)
+        taken = 30 * (1 if element.ndim == 1 else 4)
+        # Up to 16 wait; two batches are always under way.
+        assert count_at_rest(calls.elements) - taken <= 16 + 2 * 4
+
+
+def test_bytes_of_elements_are_those_of_their_leaves():
+    array = np.zeros((10, 100), np.float32)
+    assert byte_len(array) == 4000
+    assert byte_len({"a": array, "b": (array, b"x" * 50), "c": [array] * 1000}) == 8050 + 4_000_000
+    cyclic = [array]
+    cyclic.append(cyclic)
+    assert 4000 <= byte_len(cyclic) < 10**6
+    assert 0 < byte_len(object()) < 100
+    assert byte_len(None) < 100
+
+
+@pytest.mark.parametrize("options", [None, INLINE, grain.ReadOptions(0, 500)])
+def test_the_first_element_waits_for_no_other(options):
+    """A small permutation takes hundreds of microseconds an epoch, a batch has 50 of them."""
+    ds = grain.MapDataset.range(10).shuffle(seed=1).repeat().batch(512).to_iter_dataset(options)
+    with iter(ds) as iterator:
+        assert next(iterator).shape == (512,)
+        assert iterator._stage._blocks.position <= 2
+
+
+def test_no_more_is_begun_once_what_is_awaited_is_there(monkeypatch):
+    """To begin the reads of a block may take longer than the reads."""
+    begun = []
+    begin = Program.begin
+
+    def slow_begin(self, start, count):
+        time.sleep(0.01)
+        begun.append(start)
+        return begin(self, start, count)
+
+    monkeypatch.setattr(Program, "begin", slow_begin)
+    monkeypatch.setattr(Program, "waits_for_storage", property(lambda _: True))
+    ds = grain.MapDataset.range(10_000).map(lambda x: time.sleep(0.001) or x)
+    iterator = iter(ds.to_iter_dataset(grain.ReadOptions(num_threads=4)))
+    for taken in range(20):
+        assert next(iterator) == taken
+        assert len(begun) <= 40 + 3 * taken
+    iterator.close()

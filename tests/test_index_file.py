@@ -1,0 +1,103 @@
+"""Sources that know from an index file how many records their files hold."""
+
+import pickle
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from grainmill import MapDataset, _native
+from grainmill.array_record import ArrayRecordWriter
+from grainmill.sources import ArrayRecordDataSource
+
+
+@pytest.fixture
+def paths(tmp_path):
+    """Three files of two, three and four records."""
+    made = []
+    for count in (2, 3, 4):
+        made.append(str(tmp_path / f"{count}.array_record"))
+        with ArrayRecordWriter(made[-1], "group_size:1") as writer:
+            for number in range(count):
+                writer.write(b"%d/%d" % (number, count))
+    return made
+
+
+EXPECTED = [b"%d/%d" % (number, count) for count in (2, 3, 4) for number in range(count)]
+
+
+def test_index_is_written_once_and_files_are_opened_when_they_are_read(paths, tmp_path):
+    index = tmp_path / "index"
+    assert list(ArrayRecordDataSource(paths, index=index)) == EXPECTED
+    before = index.stat()
+    hidden = Path(paths[1]).rename(tmp_path / "hidden")
+    source = ArrayRecordDataSource(paths, index=index)
+    assert len(source) == 9
+    assert [source[0], source[8]] == [EXPECTED[0], EXPECTED[8]]
+    assert list(MapDataset.source(source)[5:]) == EXPECTED[5:]
+    with pytest.raises(FileNotFoundError, match=r"3\.array_record"):
+        source[2]
+    hidden.rename(paths[1])
+    assert source[2] == EXPECTED[2]
+    assert list(pickle.loads(pickle.dumps(source))) == EXPECTED
+    assert index.stat() == before
+    assert set(tmp_path.iterdir()) == {*map(Path, paths), index}
+
+
+def test_files_that_the_index_lacks_are_added_to_it(paths, tmp_path):
+    index = str(tmp_path / "index")
+    assert len(ArrayRecordDataSource(paths[:1], index=index)) == 2
+    assert len(ArrayRecordDataSource(paths, index=index)) == 9
+    for path in paths:
+        Path(path).unlink()
+    assert len(ArrayRecordDataSource(paths[::-1], index=index)) == 9
+    assert len(ArrayRecordDataSource([f"{paths[2]}[1:3]", paths[0]], index=index)) == 4
+
+
+def test_file_that_is_not_the_one_noted_is_an_error_that_says_what_to_do(paths, tmp_path):
+    index = str(tmp_path / "index")
+    ArrayRecordDataSource(paths, index=index)
+    shutil.copy(paths[0], paths[2])
+    source = ArrayRecordDataSource(paths, index=index)
+    assert source[1] == EXPECTED[1]
+    with pytest.raises(_native.GrainmillError, match=r"4\.array_record: .*delete the index file"):
+        source[8]
+    Path(index).unlink()
+    assert len(ArrayRecordDataSource(paths, index=index)) == 7
+
+
+def test_damaged_index_and_other_files_are_refused(paths, tmp_path):
+    index = tmp_path / "index"
+    ArrayRecordDataSource(paths, index=index)
+    sound = index.read_bytes()
+    for at in range(0, len(sound), 7):
+        index.write_bytes(sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
+        with pytest.raises(ValueError, match=str(index)):
+            ArrayRecordDataSource(paths, index=index)
+    index.write_bytes(sound[:-1])
+    with pytest.raises(ValueError, match="damaged"):
+        ArrayRecordDataSource(paths, index=index)
+    with pytest.raises(ValueError, match="not an index"):
+        ArrayRecordDataSource(paths, index=paths[0])
+
+
+def test_writers_at_the_same_time_leave_a_sound_index(paths, tmp_path):
+    index = tmp_path / "index"
+    threads = [
+        threading.Thread(target=ArrayRecordDataSource, args=(paths,), kwargs={"index": index})
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(ArrayRecordDataSource(paths, index=index)) == 9
+
+
+def test_files_whose_records_are_given_are_not_opened_for_their_length(paths):
+    source = ArrayRecordDataSource([f"{path}[0:2]" for path in [*paths, "/nowhere"]])
+    assert len(source) == 8
+    assert [source[0], source[5]] == [EXPECTED[0], EXPECTED[6]]
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        source[7]

@@ -1,0 +1,122 @@
+"""The memory that a process may use: the machine's, or what its control groups leave of it."""
+
+import os
+import pickle
+
+import pytest
+from under_test import IS_GRAIN
+
+if IS_GRAIN:
+    pytest.skip("about grainmill's own budget", allow_module_level=True)
+
+from worker_harness import ENTRANCES, opened
+
+from grainmill import MapDataset, ReadOptions, _native
+from grainmill._evaluate.context import Context
+from grainmill._iterators.read import ReadStage
+from grainmill._memory import default_budget_bytes, usable_bytes
+from grainmill._workers.pool import Limits
+
+MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+V2 = "31 23 0:28 / /sys/fs/cgroup rw shared:9 - cgroup2 cgroup rw\n"
+V1 = "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+CPU = "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
+OTHER = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+V1_OF_CONTAINER = "35 31 0:32 /docker/ab /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+NO_LIMIT_OF_V1 = 9_223_372_036_854_771_712
+
+
+def tree(root, cgroup, mounts, limits):
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(cgroup, encoding="utf-8")
+    (root / "proc/self/mountinfo").write_text(mounts, encoding="utf-8")
+    for name, limit in limits.items():
+        file = root / "sys/fs/cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{limit}\n", encoding="utf-8")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "mounts", "limits", "expected"),
+    [
+        pytest.param("0::/job\n", OTHER + V2, {"job/memory.max": 1 << 20}, 1 << 20, id="v2"),
+        pytest.param("0::/job\n", V2, {"job/memory.max": "max"}, MACHINE, id="v2_without_limit"),
+        pytest.param(
+            "0::/pod/job\n",
+            V2,
+            {"pod/job/memory.max": 3 << 20, "pod/memory.max": 2 << 20, "memory.max": 5 << 20},
+            2 << 20,
+            id="v2_ancestor_is_tighter",
+        ),
+        pytest.param("0::/\n", V2, {"memory.max": 4 << 20}, 4 << 20, id="v2_namespace"),
+        pytest.param(
+            "0::/../other\n", V2, {"memory.max": 4 << 20}, 4 << 20, id="v2_outside_of_namespace"
+        ),
+        pytest.param(
+            "4:memory:/a/b\n3:cpu:/c\n0::/\n",
+            CPU + V1,
+            {"memory/a/b/memory.limit_in_bytes": 7 << 20},
+            7 << 20,
+            id="v1",
+        ),
+        pytest.param(
+            "4:memory:/a\n",
+            V1,
+            {"memory/a/memory.limit_in_bytes": NO_LIMIT_OF_V1},
+            MACHINE,
+            id="v1_without_limit",
+        ),
+        pytest.param(
+            "4:cpu,memory:/docker/ab/job\n",
+            V1_OF_CONTAINER,
+            {"memory/job/memory.limit_in_bytes": 6 << 20},
+            6 << 20,
+            id="v1_mounts_a_part",
+        ),
+        pytest.param(
+            "4:memory:/seen/by/host\n",
+            V1_OF_CONTAINER,
+            {"memory/memory.limit_in_bytes": 6 << 20},
+            6 << 20,
+            id="v1_path_of_the_host",
+        ),
+        pytest.param("4:memory:/a\n", CPU, {}, MACHINE, id="not_mounted"),
+        pytest.param("", "", {}, MACHINE, id="no_control_groups"),
+    ],
+)
+def test_usable_memory_is_the_least_limit(tmp_path, cgroup, mounts, limits, expected):
+    assert usable_bytes(tree(tmp_path, cgroup, mounts, limits)) == expected
+
+
+def test_system_without_proc_has_the_machines_memory(tmp_path):
+    assert usable_bytes(tmp_path) == MACHINE
+
+
+def test_budget_is_a_quarter_of_the_usable_memory_unless_given():
+    assert default_budget_bytes() == usable_bytes() // 4 <= MACHINE // 4
+    assert Limits.of(ReadOptions()).budget_bytes == default_budget_bytes()
+    assert Limits.of(ReadOptions(ram_budget_bytes=1000)).budget_bytes == 1000
+
+
+@pytest.mark.parametrize("entrance", ENTRANCES)
+def test_indices_of_files_take_half_a_gigabyte_on_a_host_however_many_workers(entrance):
+    """4 bytes a chunk: of 10^9 records with one in each chunk, those of the files read lately."""
+    ds = MapDataset.range(64).map(lambda _: (os.getpid(), _native.index_budget()))
+    budgets = dict(opened(ds, entrance, 4))
+    assert len(budgets) > 1
+    assert set(budgets.values()) == {_native.index_budget() // 4}
+    assert _native.index_budget() + 4 * max(budgets.values()) == 1 << 29
+
+
+def test_workers_share_what_elements_ahead_may_take():
+    """16 workers that may each use a quarter of the memory would take four times what there is."""
+    node = MapDataset.range(100).map(str).to_iter_dataset()._plan_node()
+    totals = []
+    for num_workers in (0, 1, 16):
+        context = pickle.loads(pickle.dumps(Context(num_workers=num_workers)))
+        stage = ReadStage(node, context)
+        totals.append(stage._blocks._budget.total)
+        stage.close()
+    assert totals[0] == totals[1] == default_budget_bytes()
+    assert totals[2] == totals[0] // 16

@@ -1,0 +1,157 @@
+"""Threads are added where they help, and only there, as simulated functions show."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from grainmill._evaluate.thread_policy import LONGEST_PAUSE_S, Span, ThreadPolicy
+
+SPAN_S = 0.05
+
+
+class Function:
+    """A user's function on a machine of so many cores.
+
+    Args:
+        locked_s: Seconds it computes holding the interpreter lock.
+        free_s: Seconds it computes having released it.
+        waits_s: Seconds it waits for something.
+        contention: By how much of its CPU time each further thread makes it dearer.
+    """
+
+    def __init__(self, locked_s=0.0, free_s=0.0, waits_s=0.0, *, cores=8, contention=0.0):
+        self.locked_s, self.free_s, self.waits_s = locked_s, free_s, waits_s
+        self.cores = cores
+        self.contention = contention
+
+    def span(self, threads, *, speed=1.0, demand=float("inf"), elapsed_s=SPAN_S, queued=0.0):
+        """What so many threads bring for a consumer that takes `demand` elements a second.
+
+        `queued` is the share of their time in which threads wait for a core.
+        """
+        dearer = (1 + self.contention * (threads - 1)) / speed
+        locked_s, cpu_s = self.locked_s * dearer, (self.locked_s + self.free_s) * dearer
+        rates = [threads / (cpu_s + self.waits_s), demand]
+        if cpu_s:
+            rates.append(self.cores / cpu_s)
+        if locked_s:
+            rates.append(1 / locked_s)
+        rate = min(rates)
+        starved_s = elapsed_s * 0.9 if rate < demand else 0.0
+        busy_s = threads * elapsed_s if rate < demand else rate * elapsed_s * (cpu_s + self.waits_s)
+        used_s = rate * elapsed_s * cpu_s
+        ready_s = used_s + queued * elapsed_s * threads
+        return Span(elapsed_s, round(rate * elapsed_s), starved_s, busy_s, used_s, ready_s)
+
+
+def counts(policy, function, seconds, **how):
+    """The counts in use over so many seconds."""
+    seen = []
+    for _ in range(round(seconds / SPAN_S)):
+        seen.append(policy.count)
+        policy.decide(function.span(policy.count, **how))
+    return seen
+
+
+@pytest.mark.parametrize("allowed", [1, 4, 16, 64])
+def test_functions_that_wait_get_all_threads_at_once(allowed):
+    policy = ThreadPolicy(allowed)
+    assert counts(policy, Function(locked_s=20e-6, waits_s=0.01), 3)[1:] == [allowed] * 59
+
+
+def test_a_function_slower_than_a_span_is_known_to_wait():
+    policy = ThreadPolicy(16)
+    for _ in range(20):
+        policy.decide(Span(SPAN_S, 0, SPAN_S, policy.count * SPAN_S, 1e-5, 1e-5))
+    assert policy.count == 16
+
+
+def test_functions_that_hold_the_lock_keep_one_thread():
+    seen = counts(ThreadPolicy(16), Function(locked_s=1e-3), 300)
+    assert seen.count(1) > 0.99 * len(seen)
+    assert set(seen) == {1, 2}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_they_keep_it_whatever_the_clock_rate_does(seed):
+    speeds = np.random.default_rng(seed).uniform(0.5, 2, 6000)
+    policy, function = ThreadPolicy(16), Function(locked_s=1e-3, contention=0.05)
+    seen = []
+    for speed in speeds:
+        seen.append(policy.count)
+        policy.decide(function.span(policy.count, speed=speed))
+    assert seen.count(1) > 0.9 * len(seen)
+
+
+def test_a_busy_machine_is_not_taken_for_a_function_that_waits():
+    """Others leave the thread a third of a core."""
+    seen = counts(ThreadPolicy(16), Function(locked_s=1e-3), 60, speed=0.33, queued=0.67)
+    assert seen.count(1) > 0.9 * len(seen)
+    assert max(seen) == 2
+
+
+@pytest.mark.parametrize(("cores", "expected"), [(1, 1), (2, 2), (4, 4), (8, 8), (64, 16)])
+def test_functions_that_release_the_lock_get_a_thread_a_core(cores, expected):
+    seen = counts(ThreadPolicy(16), Function(free_s=1e-3, cores=cores), 10)
+    assert np.median(seen) == expected
+    assert seen.index(expected) <= 5  # each doubling takes a span
+
+
+def test_contention_that_makes_elements_dearer_is_given_back():
+    seen = counts(ThreadPolicy(16), Function(free_s=1e-3, contention=0.5), 60)
+    assert seen.count(1) > 0.9 * len(seen)
+
+
+def test_a_cold_start_that_made_more_threads_look_good_is_found_out():
+    """Images of 150 KB: two cores share what memory gives, but the first ones were dearer."""
+    function = Function(free_s=40e-6, contention=0.9)
+    policy = ThreadPolicy(16)
+    policy.decide(function.span(1, speed=0.5))
+    assert policy.count == 2
+    seen = counts(policy, function, 60)
+    assert seen.count(1) > 0.9 * len(seen)
+
+
+def test_threads_that_pay_are_given_up_for_a_span_now_and_then_alone():
+    seen = counts(ThreadPolicy(16), Function(free_s=1e-3, cores=8), 120)
+    assert seen.count(8) > 0.97 * len(seen)
+    assert 4 in seen[200:]
+
+
+def test_functions_that_wait_half_the_time_end_up_where_the_lock_is_busy():
+    seen = counts(ThreadPolicy(16), Function(locked_s=0.3e-3, waits_s=0.7e-3), 60)
+    assert np.median(seen) > 3
+
+
+def test_nobody_who_is_served_in_time_gets_more_threads():
+    seen = counts(ThreadPolicy(16), Function(waits_s=1e-3), 10, demand=500)
+    assert set(seen) == {1}
+
+
+def test_threads_that_just_serve_the_consumer_stay():
+    """Once all come in time, elements come no faster than they are taken."""
+    seen = counts(ThreadPolicy(16), Function(waits_s=10e-3), 10, demand=110)
+    assert set(seen[1:]) == {16}
+
+
+def test_a_function_that_begins_to_wait_is_noticed():
+    policy = ThreadPolicy(16)
+    counts(policy, Function(locked_s=1e-3), 100)
+    seen = counts(policy, Function(waits_s=10e-3), LONGEST_PAUSE_S + 1)
+    assert seen[-1] == 16
+
+
+def test_a_function_that_begins_to_compute_is_noticed():
+    policy = ThreadPolicy(16)
+    assert counts(policy, Function(waits_s=10e-3), 5)[-1] == 16
+    seen = counts(policy, Function(locked_s=1e-3, contention=0.02), 5)
+    assert seen.count(1) > 0.9 * len(seen)
+
+
+def test_pauses_after_failed_trials_double():
+    seen = counts(ThreadPolicy(16), Function(locked_s=1e-3), 40)
+    trials = [place * SPAN_S for place, count in enumerate(seen) if count == 2]
+    gaps = np.diff(trials)
+    assert len(gaps) >= 3
+    assert all(later > 1.5 * earlier for earlier, later in itertools.pairwise(gaps))
