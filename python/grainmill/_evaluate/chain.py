@@ -12,8 +12,7 @@ from grainmill._evaluate.fuse import Evaluated, Fused
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from grainmill._evaluate.leaves import Indices, Leaf
-    from grainmill._evaluate.many_leaves import ManyLeaves, PartNumbers
+    from grainmill._evaluate.leaves import Indices, Leaf, PartNumbers
 
 # What reaches one leaf or tap: the places in the block, ascending (`None` for all of them), the
 # index at each, and the part it is in where several parts share the column.
@@ -54,7 +53,7 @@ class Chain:
 
     def __init__(
         self,
-        below: tuple[int, Leaf | ManyLeaves] | tuple[Chain, ...],
+        below: tuple[int, Leaf[Any]] | tuple[Chain, ...],
         fused: Fused,
         step_columns: tuple[StepColumn, ...],
     ) -> None:
@@ -62,9 +61,7 @@ class Chain:
         self.below = below
         self.fused = fused
         self.step_columns = step_columns
-        self.leaf: tuple[int, Leaf | ManyLeaves] | None = (
-            chains if isinstance(chains[0], int) else None
-        )
+        self.leaf: tuple[int, Leaf[Any]] | None = chains if isinstance(chains[0], int) else None
         self.reads_in_loop = bool(fused.steps) and fused.steps[0].kind == "read"
         self.runs_user_code = bool(fused.steps) or (
             any(chain.runs_user_code for chain in chains)
@@ -72,7 +69,7 @@ class Chain:
             else bool(self.leaf[1].runs_user_code)
         )
 
-    def leaves(self, *, read_in_loop: bool = True) -> list[tuple[int, Leaf | ManyLeaves]]:
+    def leaves(self, *, read_in_loop: bool = True) -> list[tuple[int, Leaf[Any]]]:
         """All leaves, with or without those that the loop of functions reads."""
         if self.leaf is not None:
             return [self.leaf] if read_in_loop or not self.reads_in_loop else []
@@ -83,7 +80,7 @@ class Chain:
 def begin(chain: Chain, columns: Columns) -> dict[int, Any]:
     """What the leaves begin to read, by the numbers of their columns."""
     return {
-        number: leaf.start(*_of_leaf(leaf, columns[number]))
+        number: leaf.start(leaf.at(*columns[number][1:]))
         for number, leaf in chain.leaves(read_in_loop=False)
         if number in columns
     }
@@ -94,11 +91,6 @@ def settle(chain: Chain, begun: dict[int, Any]) -> None:
     for number, leaf in chain.leaves(read_in_loop=False):
         if number in begun:
             begun[number] = leaf.settle(begun[number])
-
-
-def _of_leaf(leaf: Leaf | ManyLeaves, column: Column) -> tuple[Any, ...]:
-    """What a leaf is called with: it is told the parts if it has several."""
-    return column[1:] if leaf.takes_parts else column[1:2]
 
 
 def _places(index: Indices, parts: PartNumbers) -> Iterable[tuple[int, int]]:
@@ -134,7 +126,7 @@ def run(
             places = index.tolist() if parts is None else _places(index, parts)
             steps = step_values(chain, columns)
             return rows, chain.fused(watched(places), steps, made_so_far)
-        made = leaf.read(*_of_leaf(leaf, column)) if begun is None else leaf.finish(begun[number])
+        made = leaf.read(leaf.at(index, parts)) if begun is None else leaf.finish(begun[number])
     else:
         chains: Any = chain.below
         rows, made = _merged([run(child, columns, begun, count) for child in chains], count)

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from grainmill._evaluate.evaluator import Evaluator
     from grainmill._evaluate.fuse import Step
     from grainmill._evaluate.index_tree import Tree
-    from grainmill._evaluate.leaves import Leaf
-    from grainmill._evaluate.many_leaves import ManyLeaves
+    from grainmill._evaluate.leaves import Indices, Leaf
     from grainmill._plan.node import MapNode, Node
 
 _LIMIT = 2**63
@@ -171,7 +170,7 @@ class _Compiler:
             trees = [_leaf_tree(node, number, part) for part, node in enumerate(nodes)]
         return number, trees, _Unfused((number, self._leaf_of(nodes)), [], [])
 
-    def _leaf_of(self, nodes: Sequence[Any]) -> Leaf | ManyLeaves:
+    def _leaf_of(self, nodes: Sequence[Any]) -> Leaf[Any]:
         kind = _kind(nodes[0])
         if kind == "numbers":
             return leaves.NumbersLeaf()
@@ -188,7 +187,7 @@ class _Compiler:
             runs_user_code=any(map(_runs_user_code, nodes)),
         )
 
-    def _single_leaf(self, node: MapNode) -> Leaf:
+    def _single_leaf(self, node: MapNode) -> Leaf[Indices]:
         if _kind(node) == "files":
             return leaves.FilesLeaf(_files_of(node)(), self._context.reads)  # type: ignore[arg-type]
         return _LEAVES[type(node)](node, self._program_of)
@@ -253,18 +252,18 @@ def _leaf_tree(node: MapNode, number: int, part: int) -> Tree:
     return ("wrap", node.length, tree) if wraps else tree
 
 
-def _source(node: plan.Source) -> Leaf:
+def _source(node: plan.Source) -> Leaf[Indices]:
     if _source_kind(node.source) == "blocks":
         return leaves.BlockObjectLeaf(node.source)
     return leaves.ObjectLeaf(node.source)
 
 
-def _batch(node: plan.Batch, program_of: Callable[[Node], Evaluator]) -> Leaf:
+def _batch(node: plan.Batch, program_of: Callable[[Node], Evaluator]) -> Leaf[Indices]:
     return leaves.BatchLeaf(node, program_of(node.parent), random_access(node.parent).length)
 
 
 # Every stage or source that makes elements by other means than a function of one element.
-_LEAVES: dict[type[MapNode], Callable[[Any, Callable[[Node], Evaluator]], Leaf]] = {
+_LEAVES: dict[type[MapNode], Callable[[Any, Callable[[Node], Evaluator]], Leaf[Indices]]] = {
     plan.Source: lambda node, _: _source(node),
     plan.Range: lambda node, _: leaves.LongNumbersLeaf(node.numbers),
     plan.Foreign: lambda node, _: leaves.ObjectLeaf(node.dataset),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -20,31 +20,38 @@ if TYPE_CHECKING:
     from grainmill._plan import random_access as plan
 
 Indices: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+PartNumbers: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.uint32]]"
+
+# Which elements a leaf is asked for: their indices, with their parts where it has several.
+At = TypeVar("At")
 
 
-class Leaf(abc.ABC):
+class Leaf(abc.ABC, Generic[At]):
     """The source of one chain.
 
     Attributes:
         runs_user_code: Whether Python code of the user makes the elements.
         mean_byte_len: Bytes of an element on average, 0 where unknown.
         num_records: Records that go into an element.
-        takes_parts: Whether it is told which part each index belongs to.
     """
 
     runs_user_code = True
     mean_byte_len = 0.0
     num_records = 1
-    takes_parts = False
 
     @property
     def waits(self) -> bool:
         """Whether what it read lately had to be waited for."""
         return False
 
-    def start(self, index: Indices) -> Any:
-        """Begins what can go on without the interpreter; `finish` takes what this returns."""
+    @staticmethod
+    def at(index: Indices, parts: PartNumbers | None) -> Any:  # noqa: ARG004 - of several
+        """What `start` and `read` take for the indices, and parts if any, of a column."""
         return index
+
+    def start(self, at: At) -> Any:
+        """Begins what can go on without the interpreter; `finish` takes what this returns."""
+        return at
 
     def settle(self, started: Any) -> Any:
         """Waits for what `start` began; returns what `finish` is to take instead."""
@@ -52,11 +59,11 @@ class Leaf(abc.ABC):
 
     @abc.abstractmethod
     def finish(self, started: Any) -> Evaluated:
-        """The elements at the indices that were given to `start`."""
+        """The elements that `start` was asked for."""
 
-    def read(self, index: Indices) -> Evaluated:
-        """The elements at `index`, now."""
-        return self.finish(self.start(index))
+    def read(self, at: At) -> Evaluated:
+        """The elements at `at`, now."""
+        return self.finish(self.start(at))
 
     def filler(self) -> Callable[..., tuple[int, Evaluated | None]] | None:
         """`fill_columns` of the engine but for its first argument, where it reads these files."""
@@ -67,7 +74,7 @@ class Leaf(abc.ABC):
         return None
 
 
-class NumbersLeaf(Leaf):
+class NumbersLeaf(Leaf[Indices]):
     """The numbers of ranges, which the engine computes."""
 
     runs_user_code = False
@@ -77,7 +84,7 @@ class NumbersLeaf(Leaf):
         return Evaluated(started.tolist(), None)
 
 
-class LongNumbersLeaf(Leaf):
+class LongNumbersLeaf(Leaf[Indices]):
     """The numbers of a `range` that do not fit in 64 bits."""
 
     runs_user_code = False
@@ -90,7 +97,7 @@ class LongNumbersLeaf(Leaf):
         return Evaluated(list(map(self._numbers.__getitem__, started.tolist())), None)
 
 
-class FilesLeaf(Leaf):
+class FilesLeaf(Leaf[Indices]):
     """Records of files the engine reads, ahead of their use where storage is far.
 
     Args:
@@ -110,14 +117,14 @@ class FilesLeaf(Leaf):
         """Whether what it read lately had to be waited for."""
         return self._files.is_far
 
-    def start(self, index: Indices) -> tuple[Indices, PendingRead | None]:
+    def start(self, at: Indices) -> tuple[Indices, PendingRead | None]:
         """See `Leaf.start`; records at hand in memory are left to `finish`."""
         if not self._files.is_far:
-            return index, None
+            return at, None
         try:
-            return index, self._files.start(index, self._reads)
+            return at, self._files.start(at, self._reads)
         except Exception:
-            return index, None  # `finish` shows which record it is.
+            return at, None  # `finish` shows which record it is.
 
     def settle(
         self, started: tuple[Indices, PendingRead | None]
@@ -130,9 +137,9 @@ class FilesLeaf(Leaf):
         """See `Leaf.finish`."""
         return started if isinstance(started, Evaluated) else self._read(*started)
 
-    def read(self, index: Indices) -> Evaluated:
+    def read(self, at: Indices) -> Evaluated:
         """See `Leaf.read`."""
-        return super().read(index) if self._files.is_far else self._read(index)
+        return super().read(at) if self._files.is_far else self._read(at)
 
     def filler(self) -> Callable[..., tuple[int, Evaluated | None]] | None:
         """See `Leaf.filler`; none where records are better read many at a time."""
@@ -166,7 +173,7 @@ def one_by_one(read: Callable[[Any], Any], index: Iterable[Any]) -> Evaluated:
     return Evaluated(made, None)
 
 
-class ObjectLeaf(Leaf):
+class ObjectLeaf(Leaf[Indices]):
     """A user's object, asked for one element at a time."""
 
     def __init__(self, source: Any) -> None:
@@ -181,7 +188,7 @@ class ObjectLeaf(Leaf):
         return one_by_one(self._source.__getitem__, started.tolist())
 
 
-class BlockObjectLeaf(Leaf):
+class BlockObjectLeaf(Leaf[Indices]):
     """A user's object that offers `__getitems__`, asked for many elements at once."""
 
     def __init__(self, source: Any) -> None:
@@ -196,7 +203,7 @@ class BlockObjectLeaf(Leaf):
         return one_by_one(self._source.__getitem__, index)
 
 
-class BatchLeaf(Leaf):
+class BatchLeaf(Leaf[Indices]):
     """Batches of consecutive elements of one epoch of another plan."""
 
     def __init__(self, node: plan.Batch, parent: Evaluator, parent_len: int) -> None:
@@ -212,9 +219,9 @@ class BatchLeaf(Leaf):
         """See `Leaf.waits`."""
         return self._parent.waits_for_storage
 
-    def start(self, index: Indices) -> list[range | Begun]:
+    def start(self, at: Indices) -> list[range | Begun]:
         """See `Leaf.start`; batches whose records have to be waited for are begun."""
-        positions = map(self._positions, index.tolist())
+        positions = map(self._positions, at.tolist())
         if not self._parent.waits_for_storage:
             return list(positions)
         return [self._parent.begin(batch.start, len(batch)) for batch in positions]
@@ -280,7 +287,7 @@ def _all_of(made: Evaluated) -> list[Any]:
     return made.elements
 
 
-class FlatMapLeaf(Leaf):
+class FlatMapLeaf(Leaf[Indices]):
     """The pieces that a user's function splits elements of another plan into."""
 
     def __init__(self, node: plan.FlatMap, parent: Evaluator) -> None:
@@ -330,7 +337,7 @@ class FlatMapLeaf(Leaf):
         return pieces
 
 
-class ZipLeaf(Leaf):
+class ZipLeaf(Leaf[Indices]):
     """Tuples of what several plans have at the same index."""
 
     def __init__(self, parents: Sequence[Evaluator]) -> None:
@@ -344,9 +351,9 @@ class ZipLeaf(Leaf):
         """See `Leaf.waits`."""
         return any(parent.waits_for_storage for parent in self._parents)
 
-    def start(self, index: Indices) -> list[Begun]:
+    def start(self, at: Indices) -> list[Begun]:
         """See `Leaf.start`."""
-        return [parent.begin_at(index) for parent in self._parents]
+        return [parent.begin_at(at) for parent in self._parents]
 
     def settle(self, started: list[Begun]) -> list[Begun]:
         """See `Leaf.settle`."""
@@ -362,7 +369,7 @@ class ZipLeaf(Leaf):
         return Evaluated(tuples, failures[0] if failures else None)
 
 
-class SelectLeaf(Leaf):
+class SelectLeaf(Leaf[Indices]):
     """Elements of several plans, picked by a user's map."""
 
     def __init__(self, selection: Any, parents: Sequence[Evaluator]) -> None:

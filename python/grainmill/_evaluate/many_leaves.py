@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import functools
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -11,16 +10,16 @@ import numpy as np
 
 from grainmill._evaluate.by_part import read_step
 from grainmill._evaluate.fuse import Evaluated
-from grainmill._evaluate.leaves import merged, one_by_one
+from grainmill._evaluate.leaves import Leaf, merged, one_by_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from grainmill._evaluate.fuse import Step
-    from grainmill._evaluate.leaves import Indices, Leaf
+    from grainmill._evaluate.leaves import Indices, PartNumbers
     from grainmill._native import ReadQueue, RecordFiles
 
-PartNumbers: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.uint32]]"
+Places: TypeAlias = "tuple[Indices, PartNumbers]"
 
 # Of more parts than this, so many are asked how long their elements are, and spread evenly.
 _MOST_ASKED = 16
@@ -28,44 +27,16 @@ _MOST_ASKED = 16
 _FEW_RECORDS = 2
 
 
-class ManyLeaves(abc.ABC):
+class ManyLeaves(Leaf[Places]):
     """The sources of one chain, told apart by their part numbers.
 
-    Attributes:
-        runs_user_code: Whether Python code of the user makes the elements.
-        mean_byte_len: Bytes of an element on average in the parts that were asked, the longest
-            of them; 0 where unknown.
+    `mean_byte_len` is that of the longest of the parts that were asked.
     """
 
-    runs_user_code = True
-    mean_byte_len = 0.0
-    num_records = 1
-    takes_parts = True
-
-    @property
-    def waits(self) -> bool:
-        """Whether what it read lately had to be waited for."""
-        return False
-
-    def start(self, index: Indices, parts: PartNumbers) -> Any:
-        """Begins what can go on without the interpreter; `finish` takes what this returns."""
+    @staticmethod
+    def at(index: Indices, parts: PartNumbers | None) -> Any:
+        """See `Leaf.at`."""
         return index, parts
-
-    def settle(self, started: Any) -> Any:
-        """Waits for what `start` began; returns what `finish` is to take instead."""
-        return started
-
-    @abc.abstractmethod
-    def finish(self, started: Any) -> Evaluated:
-        """The elements at the places that were given to `start`."""
-
-    def read(self, index: Indices, parts: PartNumbers) -> Evaluated:
-        """The elements at `index` of `parts`, now."""
-        return self.finish((index, parts))
-
-    def first_step(self) -> Step | None:
-        """A step that reads one element, where elements are better made inside the loop."""
-        return None
 
 
 class ManyObjects(ManyLeaves):
@@ -75,11 +46,11 @@ class ManyObjects(ManyLeaves):
         self._step = read_step([source.__getitem__ for source in sources])
 
     def first_step(self) -> Step:
-        """See `ManyLeaves.first_step`."""
+        """See `Leaf.first_step`."""
         return self._step
 
-    def finish(self, started: tuple[Indices, PartNumbers]) -> Evaluated:
-        """See `ManyLeaves.finish`."""
+    def finish(self, started: Places) -> Evaluated:
+        """See `Leaf.finish`."""
         index, parts = started
         return one_by_one(self._step.function, zip(parts.tolist(), index.tolist(), strict=True))
 
@@ -105,31 +76,29 @@ class ManyFiles(ManyLeaves):
         """Whether what it read lately had to be waited for."""
         return self._is_far
 
-    def start(self, index: Indices, parts: PartNumbers) -> Any:
-        """See `ManyLeaves.start`; records at hand in memory are left to `finish`."""
-        return index, parts, self._pending(index, parts) if self._is_far else None
+    def start(self, at: Places) -> tuple[Places, list[tuple[Any, ...]] | None]:
+        """See `Leaf.start`; records at hand in memory are left to `finish`."""
+        return at, self._pending(*at) if self._is_far else None
 
     def settle(self, started: Any) -> Any:
-        """See `ManyLeaves.settle`."""
-        return started if started[2] is None else self.finish(started)
+        """See `Leaf.settle`."""
+        return started if started[1] is None else self.finish(started)
 
     def finish(self, started: Any) -> Evaluated:
-        """See `ManyLeaves.finish`."""
+        """See `Leaf.finish`."""
         if isinstance(started, Evaluated):
             return started
-        index, parts, pending = started
+        (index, parts), pending = started
         if pending is None:
-            return self.read(index, parts)
+            return self.read((index, parts))
         made = [(rows, self._all_or_singly(part, at, finish)) for rows, part, at, finish in pending]
         self._look(parts)
         return merged(made, len(index))
 
-    def read(self, index: Indices, parts: PartNumbers) -> Evaluated:
-        """See `ManyLeaves.read`; where storage is far, all parts are read at the same time."""
-        self._look(parts)
-        if self._is_far:
-            return self.finish((index, parts, self._pending(index, parts)))
-        return self._read(index, parts)
+    def read(self, at: Places) -> Evaluated:
+        """See `Leaf.read`; where storage is far, all parts are read at the same time."""
+        self._look(at[1])
+        return self.finish((at, self._pending(*at))) if self._is_far else self._read(*at)
 
     def _look(self, parts: PartNumbers) -> None:
         """Notes whether storage is far: one part of a block tells, the next time another."""
@@ -178,7 +147,9 @@ class ManyFiles(ManyLeaves):
 class ManyOthers(ManyLeaves):
     """What other leaves make, each of which is made when a block first touches it."""
 
-    def __init__(self, leaves: Sequence[Callable[[], Leaf]], *, runs_user_code: bool) -> None:
+    def __init__(
+        self, leaves: Sequence[Callable[[], Leaf[Indices]]], *, runs_user_code: bool
+    ) -> None:
         self._leaves = _Opened(leaves)
         self.runs_user_code = runs_user_code
         self._asked = [self._leaves[part] for part in _asked(len(leaves))]
@@ -187,18 +158,19 @@ class ManyOthers(ManyLeaves):
 
     @property
     def waits(self) -> bool:
-        """See `ManyLeaves.waits`; of those that were asked how long elements are."""
+        """See `Leaf.waits`; of those that were asked how long elements are."""
         return any(leaf.waits for leaf in self._asked)
 
     def settle(self, started: Any) -> Any:
-        """See `ManyLeaves.settle`."""
+        """See `Leaf.settle`."""
         count, by_part = started
         return count, [
             (rows, part, self._leaves[part].settle(begun)) for rows, part, begun in by_part
         ]
 
-    def start(self, index: Indices, parts: PartNumbers) -> Any:
-        """See `ManyLeaves.start`."""
+    def start(self, at: Places) -> Any:
+        """See `Leaf.start`."""
+        index, parts = at
         started = [
             (rows, part, self._leaves[part].start(index[rows]))
             for part, rows in _rows_by_part(parts)
@@ -206,13 +178,14 @@ class ManyOthers(ManyLeaves):
         return len(index), started
 
     def finish(self, started: Any) -> Evaluated:
-        """See `ManyLeaves.finish`."""
+        """See `Leaf.finish`."""
         count, by_part = started
         made = [(rows, self._leaves[part].finish(begun)) for rows, part, begun in by_part]
         return merged(made, count)
 
-    def read(self, index: Indices, parts: PartNumbers) -> Evaluated:
-        """See `ManyLeaves.read`."""
+    def read(self, at: Places) -> Evaluated:
+        """See `Leaf.read`."""
+        index, parts = at
         made = [(rows, self._leaves[part].read(index[rows])) for part, rows in _rows_by_part(parts)]
         return merged(made, len(index))
 

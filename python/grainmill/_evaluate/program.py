@@ -184,7 +184,7 @@ class Parts:
         if whole.leaf is None:
             return 0, None
         number, leaf = whole.leaf
-        fill = leaf.filler() if isinstance(leaf, leaves.Leaf) else None
+        fill = leaf.filler()
         if fill is None:
             return 0, None
         make: Callable[[list[Any]], Evaluated] = whole.fused.__call__
