@@ -1,7 +1,8 @@
 """CPU time of an element taken alone from sequential stages, beside Grain's.
 
 Elements are taken with `next`, one by one, at the default options. Each figure is the median of
-several rounds, all in one process for each library and case; process CPU time counts every thread.
+several rounds of a fifth of a second, all in one process for each library and case; process CPU
+time counts every thread.
 
     python benches/stages.py                                # grainmill alone
     python benches/stages.py --libraries grainmill,grain    # beside Grain, if it is installed
@@ -23,7 +24,8 @@ from pathlib import Path
 import numpy as np
 
 RECORD = Path(__file__).parents[1] / "benches/record"
-ROUNDS = 5
+ROUNDS = 7
+ROUND_S = 0.2
 
 
 def load(library):
@@ -115,36 +117,33 @@ def thread_prefetched(g, x):
     return x.ThreadPrefetchIterDataset(read(g).map(add_one), prefetch_buffer_size=64)
 
 
-# Each pipeline with the elements of a round; one that ends is begun again within it.
 CASES = {
-    "range -> filter (half kept)": (filtered, 4000),
-    "range -> seed -> random_map": (random_mapped, 4000),
-    "range -> 12 maps": (twelve_maps, 4000),
-    "zip of two": (zipped, 4000),
-    "flat_map (2.5 each)": (flat_mapped, 4000),
-    "interleave of 200, cycle 16": (interleaved, 10000),
-    "first-fit pack of 35 mixed parts, per row": (packed, 640),
-    "a user's IterDataset under a map": (users, 4000),
-    "ThreadPrefetch over a map": (thread_prefetched, 4000),
+    "range -> filter (half kept)": filtered,
+    "range -> seed -> random_map": random_mapped,
+    "range -> 12 maps": twelve_maps,
+    "zip of two": zipped,
+    "flat_map (2.5 each)": flat_mapped,
+    "interleave of 200, cycle 16": interleaved,
+    "first-fit pack of 35 mixed parts, per row": packed,
+    "a user's IterDataset under a map": users,
+    "ThreadPrefetch over a map": thread_prefetched,
 }
 
 
 def measure(library, case):
-    """Microseconds of CPU for an element in each round."""
-    make, count = CASES[case]
-    ds = make(*load(library))
-    is_finite = make is interleaved
+    """Microseconds of CPU for an element in each round; one that ends is opened again within it."""
+    ds = CASES[case](*load(library))
     iterator = iter(ds)
     costs = []
-    for number in range(ROUNDS + 1):
-        began = time.process_time()
-        if is_finite:  # opening its parts counts
-            iterator = iter(ds)
-        taken = sum(1 for _ in itertools.islice(iterator, count))
-        if number:  # the first one warms up
-            costs.append((time.process_time() - began) / taken * 1e6)
-        assert taken == count
-    return costs
+    for _ in range(ROUNDS + 1):
+        began, taken = time.process_time(), 0
+        while time.process_time() - began < ROUND_S:
+            count = sum(1 for _ in itertools.islice(iterator, 1000))
+            taken += count
+            if count < 1000:
+                iterator = iter(ds)
+        costs.append((time.process_time() - began) / taken * 1e6)
+    return costs[1:]  # the first one warms up
 
 
 def in_a_process(python, library, case):
