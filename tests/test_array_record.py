@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import pickle
+import resource
 import shutil
 import subprocess
 import sys
@@ -147,13 +148,24 @@ def test_file_overwritten_while_open_is_an_error(many_blocks):
         files.read_one(0)
 
 
-def test_file_replaced_while_closed_is_an_error(many_blocks, tmp_path):
+@pytest.fixture
+def crowd(tmp_path):
+    """More files than are held open at a time."""
+    first = shutil.copy(CORPUS / "count_1_default.array_record", tmp_path / "0")
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    paths = [first, *(tmp_path / f"{number}" for number in range(1, min(8192, limit // 4) + 50))]
+    for path in paths[1:]:
+        os.link(first, path)
+    return paths
+
+
+def read_all_of(crowd):
+    assert len(all_of(record_files(*crowd))) == len(crowd)
+
+
+def test_file_replaced_while_closed_is_an_error(many_blocks, tmp_path, crowd):
     files = record_files(many_blocks)
-    source = CORPUS / "count_1_default.array_record"
-    # More than are held open at a time.
-    others = [shutil.copy(source, tmp_path / f"{number}") for number in range(300)]
-    crowd = record_files(*others)
-    assert len(all_of(crowd)) == 300
+    read_all_of(crowd)
     replacement = Path(shutil.copy(CORPUS / "grid_g1_zstd3.array_record", tmp_path / "new"))
     replacement.replace(many_blocks)
     with pytest.raises(_native.GrainmillError, match="replaced"):
@@ -165,17 +177,11 @@ def replaced_while_closed(path, replacement, crowd):
     files = record_files(path)
     files.read_one(0)
     stat = path.stat()
-    assert len(all_of(record_files(*crowd))) == 300  # More than are held open at a time.
+    read_all_of(crowd)
     os.utime(replacement, ns=(stat.st_mtime_ns, stat.st_mtime_ns))
     assert replacement.stat().st_size == stat.st_size
     replacement.replace(path)
     return files
-
-
-@pytest.fixture
-def crowd(tmp_path):
-    source = CORPUS / "count_1_default.array_record"
-    return [shutil.copy(source, tmp_path / f"{number}") for number in range(300)]
 
 
 def test_file_that_only_got_another_number_is_the_same(many_blocks, tmp_path, crowd):

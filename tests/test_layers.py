@@ -14,7 +14,7 @@ FACE = ROOT / "python/grainmill"
 # Each uses only itself and what stands before it; `batch` and `pack` do not know each other.
 CORE_LAYERS = [
     {"error", "platform", "process", "warm"},
-    {"reserve"},
+    {"reserve", "shared_memory"},
     {"order"},
     {"records"},
     {"batch", "pack"},

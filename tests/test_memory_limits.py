@@ -12,6 +12,7 @@ if IS_GRAIN:
 from worker_harness import ENTRANCES, opened
 
 from grainmill import MapDataset, ReadOptions, _native
+from grainmill._evaluate import tuning
 from grainmill._evaluate.context import Context
 from grainmill._iterators.read import ReadStage
 from grainmill._memory import default_budget_bytes, usable_bytes
@@ -100,13 +101,14 @@ def test_budget_is_a_quarter_of_the_usable_memory_unless_given():
 
 
 @pytest.mark.parametrize("entrance", ENTRANCES)
-def test_indices_of_files_take_half_a_gigabyte_on_a_host_however_many_workers(entrance):
+def test_indices_of_files_take_below_a_gigabyte_on_a_host_however_many_workers(entrance):
     """4 bytes a chunk: of 10^9 records with one in each chunk, those of the files read lately."""
     ds = MapDataset.range(64).map(lambda _: (os.getpid(), _native.index_budget()))
     budgets = dict(opened(ds, entrance, 4))
     assert len(budgets) > 1
-    assert set(budgets.values()) == {_native.index_budget() // 4}
-    assert _native.index_budget() + 4 * max(budgets.values()) == 1 << 29
+    assert set(budgets.values()) == {tuning.WORKERS_OWN_INDEX_BYTES // 4}
+    own, shared = 4 * max(budgets.values()), tuning.WORKERS_INDEX_BYTES
+    assert _native.index_budget() + own + shared == 640 << 20
 
 
 def test_workers_share_what_elements_ahead_may_take():

@@ -29,6 +29,7 @@ __all__ = [
     "common_layout",
     "copied_bytes",
     "copy_rows",
+    "create_shared_index",
     "derived_seed",
     "dicts_of",
     "end_with",
@@ -41,6 +42,8 @@ __all__ = [
     "philox_key",
     "scalars_to_rows",
     "set_index_budget",
+    "share_index",
+    "shared_index_bytes",
     "slot_of",
     "waited_s",
     "window_order",
@@ -124,6 +127,9 @@ def waited_s() -> float: ...
 def set_index_budget(byte_len: int) -> None: ...
 def index_budget() -> int: ...
 def index_bytes() -> int: ...
+def create_shared_index(byte_len: int) -> int: ...
+def share_index(file: int, byte_len: int) -> None: ...
+def shared_index_bytes() -> int: ...
 
 @final
 class Arena:

@@ -15,7 +15,7 @@ from grainmill._evaluate.rows import in_batches, run_shared
 from grainmill._evaluate.stack import take_arrays_from
 from grainmill._evaluate.storage import work_clock_s
 from grainmill._evaluate.tuner import Tuner
-from grainmill._native import set_index_budget
+from grainmill._native import set_index_budget, share_index
 from grainmill._tree import flatten
 from grainmill._workers.messages import is_receivers_container
 from grainmill._workers.worker import Job, Outcome, Place, Runner
@@ -49,13 +49,16 @@ def settle_in(place: Place, worker_init_fn: Callable[[int, int], None] | None) -
     """What every job begins with, before it makes anything of the user's ready."""
     defer_interrupts()
     take_arrays_from(place.arena)
-    set_index_budget(tuning.WORKERS_INDEX_BYTES // place.num_workers)
+    share_index(place.index_file, tuning.WORKERS_INDEX_BYTES)
+    set_index_budget(tuning.WORKERS_OWN_INDEX_BYTES // place.num_workers)
     if worker_init_fn is not None:
         worker_init_fn(place.worker, place.num_workers)
 
 
 class MakeJob(Job):
     """Runs a random-access plan."""
+
+    index_byte_len = tuning.WORKERS_INDEX_BYTES
 
     def __init__(
         self,

@@ -75,10 +75,11 @@ WORKER_BLOCK_S: Final = 0.005
 WORKER_BLOCK_BYTES: Final = 4 << 20
 # Small batches that are one task; with more, one worker has all that may be ahead.
 WORKER_SMALL_BYTES: Final = 256 << 10
-# All workers together keep so many bytes of the indices of files, as much as the main process may:
-# 4 bytes for each chunk of the files read lately. However many workers and records there are, a
-# host has no more than half a GiB of them.
+# All workers of a pool share so many bytes of the indices of files, as much as the main process may
+# keep: 4 bytes for each chunk. What has no room there each keeps for itself, of the files read
+# lately; however many workers and records there are, a host has no more than 640 MiB of them.
 WORKERS_INDEX_BYTES: Final = 256 << 20
+WORKERS_OWN_INDEX_BYTES: Final = 128 << 20
 # One that it is at, and the next.
 TASKS_PER_WORKER: Final = 2
 # Beyond those, for each of its threads where it has several: what one thread waits for keeps no

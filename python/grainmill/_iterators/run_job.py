@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from grainmill._evaluate import tuning
 from grainmill._evaluate.make_job import settle_in
 from grainmill._iterators.cursor import END, Cursor
 from grainmill._workers.worker import Job, Outcome, Place, Runner
@@ -48,6 +49,8 @@ OpenPlan: TypeAlias = "Callable[[Node, Context], Stage]"
 
 class RunJob(Job):
     """Runs a sequential plan of its own in each worker."""
+
+    index_byte_len = tuning.WORKERS_INDEX_BYTES
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from grainmill._native import Board, Lender, note_fork
+from grainmill._native import Board, Lender, create_shared_index, note_fork
 from grainmill._workers import messages, wire
 from grainmill._workers.worker import SetUp
 
@@ -75,12 +75,14 @@ class Crew:
             files.callback(os.close, board_file)
             job_file, places = _job_file(data, buffers)
             files.callback(os.close, job_file)
+            index_file = create_shared_index(job.index_byte_len)
+            files.callback(os.close, index_file)
             try:
                 for worker in range(num_workers):
                     if not worker or not self._forks:
                         self._launch(job.modules)
                     set_up = _set_up(worker, num_workers, budget_bytes, places)
-                    self._start_worker(set_up, [job_file, board_file])
+                    self._start_worker(set_up, [job_file, board_file, index_file])
             except BaseException:
                 self.end()
                 raise

@@ -9,6 +9,7 @@ import mmap
 import os
 import pickle
 import select
+import socket
 import sys
 import threading
 import traceback
@@ -22,7 +23,6 @@ from grainmill._workers import failures, messages, wire
 from grainmill._workers.shared_arena import SharedArena
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Sequence
 
     from grainmill._native import Slot
@@ -75,16 +75,25 @@ class Place(NamedTuple):
         num_workers: How many there are.
         arena: Where arrays that are to be sent are best made.
         mark: Notes the number of the element in the making, for when the worker dies or hangs.
+        index_file: A descriptor, for the job to close, of memory in which all workers of the pool
+            share the indices of files.
     """
 
     worker: int
     num_workers: int
     arena: SharedArena
     mark: Callable[[int], None]
+    index_file: int
 
 
 class Job(abc.ABC):
-    """What the workers of a pool are for; it is pickled once and opened in each of them."""
+    """What the workers of a pool are for; it is pickled once and opened in each of them.
+
+    Attributes:
+        index_byte_len: How many bytes of the indices of files they share at most.
+    """
+
+    index_byte_len = 0
 
     @property
     def modules(self) -> Sequence[str]:
@@ -276,11 +285,27 @@ def _name_of(outcome: Outcome, position: int) -> str:
     return f"the batch of elements {first} to {first + outcome.batch_size - 1}"
 
 
-def run(connection: socket.socket, job_file: int, board_file: int, set_up: SetUp) -> NoReturn:
+class Files(NamedTuple):
+    """Descriptors that a worker is given, each its own.
+
+    Attributes:
+        connection: Of the socket to the main process.
+        job: Of the pickled job.
+        board: Of the page that all workers share.
+        shared_index: See `Place.index_file`.
+    """
+
+    connection: int
+    job: int
+    board: int
+    shared_index: int
+
+
+def run(files: Files, set_up: SetUp) -> NoReturn:
     """Does tasks until told to leave, then ends the process."""
     code = 1
     try:
-        _serve(connection, job_file, board_file, set_up)
+        _serve(files, set_up)
         code = 0
     except (EOFError, ConnectionError):  # the other end is gone
         code = 0
@@ -293,8 +318,9 @@ def run(connection: socket.socket, job_file: int, board_file: int, set_up: SetUp
         os._exit(code)
 
 
-def _serve(connection: socket.socket, job_file: int, board_file: int, set_up: SetUp) -> None:
-    board = Board.open(board_file, set_up.num_workers, set_up.budget_bytes)
+def _serve(files: Files, set_up: SetUp) -> None:
+    connection = socket.socket(fileno=files.connection)
+    board = Board.open(files.board, set_up.num_workers, set_up.budget_bytes)
     channel = _Channel(connection, set_up.worker, set_up.num_workers, board, set_up.budget_bytes)
     forked = _ForkWatch()
     try:
@@ -305,8 +331,8 @@ def _serve(connection: socket.socket, job_file: int, board_file: int, set_up: Se
                 forked.leave_if_child(None)  # it was to make one element, not those after it
             board.mark(set_up.worker, element + 1)
 
-        place = Place(set_up.worker, set_up.num_workers, channel.arena, mark)
-        runner = _job(job_file, set_up).open(place)
+        place = Place(set_up.worker, set_up.num_workers, channel.arena, mark, files.shared_index)
+        runner = _job(files.job, set_up).open(place)
     except BaseException as failure:
         forked.leave_if_child(failure)
         channel.broken(failure)

@@ -86,8 +86,7 @@ class _Zygote:
         with contextlib.suppress(EOFError):
             set_up, files = wire.receive(self._control)
             threading.Thread(target=self._end_with_parent, daemon=True).start()
-            connection, job_file, board_file = files
-            worker.run(socket.socket(fileno=connection), job_file, board_file, set_up)
+            worker.run(worker.Files(*files), set_up)
 
     def _end_with_parent(self) -> None:
         poll = select.poll()
@@ -115,8 +114,7 @@ class _Zygote:
             self._control.close()
             for file in (self._parent_file, *self._workers):
                 os.close(file)
-            connection, job_file, board_file = files
-            worker.run(socket.socket(fileno=connection), job_file, board_file, set_up)
+            worker.run(worker.Files(*files), set_up)
         finally:
             os._exit(1)
 

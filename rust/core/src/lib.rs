@@ -1,6 +1,7 @@
-//! The engine of grainmill, lowest layer first: [`error`], [`platform`], `process`, [`reserve`] and
-//! [`warm`], [`order`] (which record comes next), [`records`] (bytes by index), [`batch`] and [`pack`]
-//! (rows of a slot) and [`pipeline`] (threads). A layer uses only those before it; none knows Python.
+//! The engine of grainmill, lowest layer first: [`error`], [`platform`], `process`, [`reserve`],
+//! [`shared_memory`] and [`warm`], [`order`] (which record comes next), [`records`] (bytes by
+//! index), [`batch`] and [`pack`] (rows of a slot) and [`pipeline`] (threads). A layer uses only
+//! those before it; none knows Python.
 
 pub mod batch;
 pub mod error;
@@ -11,6 +12,7 @@ pub mod platform;
 mod process;
 pub mod records;
 pub mod reserve;
+pub mod shared_memory;
 pub mod warm;
 
 pub use error::{Error, Result};

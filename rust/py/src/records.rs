@@ -1,11 +1,13 @@
 //! The layer `records` of the engine, for Python.
 
 use std::any::Any;
+use std::ffi::c_int;
+use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use grainmill_core::pipeline::{self, Pending, ReadQueue, open};
-use grainmill_core::records::array_record::kept;
+use grainmill_core::records::array_record::{kept, shared_index};
 use grainmill_core::records::{
     ArrayRecordFile, FileSet, Files, Noted, Plan, Records, Source, distance,
 };
@@ -272,6 +274,28 @@ fn index_bytes() -> usize {
     kept::kept_bytes()
 }
 
+/// A descriptor, which the caller closes, of memory in which processes share the indices of files.
+#[pyfunction]
+fn create_shared_index(byte_len: usize) -> Result<c_int, Raised> {
+    Ok(shared_index::create(byte_len)?.into_raw_fd())
+}
+
+/// Has this process share the indices of files with all that are given the same memory. The
+/// descriptor is closed.
+#[pyfunction]
+#[expect(unsafe_code, reason = "descriptors come from Python as bare numbers")]
+fn share_index(file: c_int, byte_len: usize) -> Result<(), Raised> {
+    // SAFETY: the caller received the descriptor from its maker and hands it over.
+    let file = unsafe { OwnedFd::from_raw_fd(file) };
+    Ok(shared_index::share(file.as_fd(), byte_len)?)
+}
+
+/// How many bytes of indices the processes share that this one shares them with.
+#[pyfunction]
+fn shared_index_bytes() -> u64 {
+    shared_index::shared_bytes()
+}
+
 /// Records that are being read while Python does something else.
 #[pyclass(frozen, name = "PendingRead", module = "grainmill._native")]
 pub(crate) struct PyPendingRead(Mutex<Option<InFlight>>);
@@ -355,5 +379,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(waited_s, module)?)?;
     module.add_function(wrap_pyfunction!(set_index_budget, module)?)?;
     module.add_function(wrap_pyfunction!(index_budget, module)?)?;
+    module.add_function(wrap_pyfunction!(create_shared_index, module)?)?;
+    module.add_function(wrap_pyfunction!(share_index, module)?)?;
+    module.add_function(wrap_pyfunction!(shared_index_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(index_bytes, module)?)
 }

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::memory::Memory;
-use super::shared::Mapping;
 use super::{MOST_LENT, POISON};
 use crate::platform::BorrowedFile;
+use crate::shared_memory::Mapping;
 use crate::{Error, Result};
 
 static NUM_LENT: AtomicUsize = AtomicUsize::new(0);

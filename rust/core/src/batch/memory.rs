@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::ALIGNMENT;
-use super::shared::Mapping;
 use crate::platform::{self, OwnedFile};
+use crate::shared_memory::Mapping;
 use crate::{Error, Result};
 
 /// Runs from this length on have pages of their own. In the C heap, amid the elements that are

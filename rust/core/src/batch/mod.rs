@@ -23,10 +23,8 @@ const POISON: u8 = 0xA5;
 mod arena;
 mod lent;
 mod memory;
-mod shared;
 mod stack;
 
 pub use arena::{Arena, Slot, poison_by_default};
 pub use lent::{Lender, Lent, note_fork};
-pub use shared::Mapping;
 pub use stack::{copied_bytes, copy_rows};

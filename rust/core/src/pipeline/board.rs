@@ -2,12 +2,11 @@
 //!
 //! The bytes reserved are a single number that all of them add to and take from; a reservation
 //! that does not fit leaves it as it was. So the bound holds whoever asks and whenever.
-#![expect(unsafe_code, reason = "numbers in shared memory are reached through a mapping")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::batch::Mapping;
 use crate::platform::{BorrowedFile, OwnedFile};
+use crate::shared_memory::Words;
 use crate::{Error, Result};
 
 /// Words between those of one process and the next: a cache line.
@@ -18,8 +17,7 @@ const FIRST: usize = STRIDE;
 /// The shared page, in any of the processes.
 #[derive(Debug)]
 pub struct Board {
-    mapping: Mapping,
-    num_words: usize,
+    words: Words,
     budget_bytes: u64,
 }
 
@@ -30,9 +28,8 @@ impl Board {
     ///
     /// If the system has no memory or no descriptor left for it.
     pub fn create(num_processes: usize, budget_bytes: u64) -> Result<(Self, OwnedFile)> {
-        let num_words = FIRST + num_processes * STRIDE;
-        let (mapping, file) = Mapping::create(num_words * size_of::<u64>())?;
-        Ok((Self { mapping, num_words, budget_bytes }, file))
+        let (words, file) = Words::create(FIRST + num_processes * STRIDE)?;
+        Ok((Self { words, budget_bytes }, file))
     }
 
     /// The page behind `file`, made by [`Board::create`] with the same numbers.
@@ -41,18 +38,8 @@ impl Board {
     ///
     /// If the numbers are others, or the page cannot be mapped.
     pub fn open(file: BorrowedFile<'_>, num_processes: usize, budget_bytes: u64) -> Result<Self> {
-        let num_words = FIRST + num_processes * STRIDE;
-        let mapping = Mapping::open(file, num_words * size_of::<u64>())?;
-        Ok(Self { mapping, num_words, budget_bytes })
-    }
-
-    #[expect(clippy::cast_ptr_alignment, reason = "a mapping begins at a page")]
-    fn word(&self, index: usize) -> &AtomicU64 {
-        assert!(index < self.num_words, "a word beyond the end of the page");
-        let word = self.mapping.as_ptr().cast::<AtomicU64>().wrapping_add(index);
-        // SAFETY: inside the mapping, which begins at a page and lives as long as `self`; all
-        // processes use these words as atomic numbers only.
-        unsafe { &*word }
+        let words = Words::open(file, FIRST + num_processes * STRIDE)?;
+        Ok(Self { words, budget_bytes })
     }
 
     /// Reserves `byte_len` bytes if `spare_bytes` more would fit beside them; says whether it did.
@@ -61,23 +48,23 @@ impl Board {
             let all = reserved.checked_add(byte_len)?;
             (all.checked_add(spare_bytes)? <= self.budget_bytes).then_some(all)
         };
-        self.word(0).fetch_update(Ordering::AcqRel, Ordering::Acquire, fits).is_ok()
+        self.words[0].fetch_update(Ordering::AcqRel, Ordering::Acquire, fits).is_ok()
     }
 
     /// Reserves `byte_len` bytes, budget or not; says whether it is kept all the same.
     pub fn reserve_anyway(&self, byte_len: u64) -> bool {
-        let before = self.word(0).fetch_add(byte_len, Ordering::AcqRel);
+        let before = self.words[0].fetch_add(byte_len, Ordering::AcqRel);
         before.saturating_add(byte_len) <= self.budget_bytes
     }
 
     /// Gives `byte_len` reserved bytes back.
     pub fn release(&self, byte_len: u64) {
-        self.word(0).fetch_sub(byte_len, Ordering::AcqRel);
+        self.words[0].fetch_sub(byte_len, Ordering::AcqRel);
     }
 
     /// Bytes reserved at the moment.
     pub fn reserved(&self) -> u64 {
-        self.word(0).load(Ordering::Acquire)
+        self.words[0].load(Ordering::Acquire)
     }
 
     /// Writes down where process `number` stands.
@@ -101,10 +88,9 @@ impl Board {
 
     fn place(&self, number: usize) -> Result<&AtomicU64> {
         let index = number.checked_mul(STRIDE).and_then(|words| words.checked_add(FIRST));
-        match index.filter(|&index| index < self.num_words) {
-            Some(index) => Ok(self.word(index)),
-            None => Err(Error::OutOfRange(format!("the page has no process {number}"))),
-        }
+        index
+            .and_then(|index| self.words.get(index))
+            .ok_or_else(|| Error::OutOfRange(format!("the page has no process {number}")))
     }
 }
 

@@ -26,8 +26,13 @@ fn unsupported<T>() -> io::Result<T> {
 }
 
 /// None: the error says so.
-pub(crate) fn shared_file(_: u64) -> io::Result<OwnedFile> {
+pub(crate) fn shared_file(_: &str, _: u64) -> io::Result<OwnedFile> {
     unsupported()
+}
+
+/// Never called, for want of shared memory: whether there is a process of this number.
+pub(crate) fn is_alive(_: u32) -> bool {
+    true
 }
 
 /// Never called, for want of a file.

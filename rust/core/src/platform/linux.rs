@@ -9,14 +9,15 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::Advice;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
-/// A file of `byte_len` zero bytes without a name, which no process can cut.
+/// A file of `byte_len` zero bytes in no directory, which no process can cut; maps of memory show
+/// it as `name`.
 ///
 /// # Errors
 ///
 /// If the system has no memory or no descriptor left for it.
-pub(crate) fn shared_file(byte_len: u64) -> io::Result<OwnedFd> {
+pub(crate) fn shared_file(name: &str, byte_len: u64) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create("grainmill-slot", flags)?;
+    let file = rustix::fs::memfd_create(name, flags)?;
     rustix::fs::ftruncate(&file, byte_len)?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&file, seals)?;
@@ -66,6 +67,6 @@ mod tests {
         let file = rustix::fs::memfd_create("loose", flags).unwrap();
         rustix::fs::ftruncate(&file, 4096).unwrap();
         assert_eq!(fixed_len(file.as_fd(), 4096).unwrap(), (4096, false));
-        assert!(rustix::fs::ftruncate(shared_file(4096).unwrap(), 1).is_err());
+        assert!(rustix::fs::ftruncate(shared_file("tested", 4096).unwrap(), 1).is_err());
     }
 }

@@ -41,3 +41,9 @@ pub(crate) unsafe fn unmapped(start: NonNull<u8>, byte_len: usize) -> io::Result
     // SAFETY: as the caller promises.
     Ok(unsafe { rustix::mm::munmap(start.as_ptr().cast(), byte_len) }?)
 }
+
+/// Whether there is a process of this number, as far as can be told.
+pub(crate) fn is_alive(number: u32) -> bool {
+    let pid = i32::try_from(number).ok().and_then(rustix::process::Pid::from_raw);
+    pid.is_none_or(|pid| rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
+}

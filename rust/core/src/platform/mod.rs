@@ -23,9 +23,9 @@ use portable as system;
 #[cfg(not(unix))]
 pub use elsewhere::{BorrowedFile, OwnedFile};
 #[cfg(not(unix))]
-pub(crate) use elsewhere::{anonymous, borrowed, mapped, unmapped};
+pub(crate) use elsewhere::{anonymous, borrowed, is_alive, mapped, unmapped};
 #[cfg(unix)]
-pub(crate) use mapped::{anonymous, borrowed, mapped, unmapped};
+pub(crate) use mapped::{anonymous, borrowed, is_alive, mapped, unmapped};
 /// A file that this process has open, to be handed to another process.
 #[cfg(unix)]
 pub use std::os::fd::{BorrowedFd as BorrowedFile, OwnedFd as OwnedFile};

@@ -19,7 +19,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// # Errors
 ///
 /// If the system has no memory or no descriptor left for it.
-pub(crate) fn shared_file(byte_len: u64) -> io::Result<OwnedFd> {
+pub(crate) fn shared_file(_: &str, byte_len: u64) -> io::Result<OwnedFd> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     loop {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);

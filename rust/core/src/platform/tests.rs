@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use super::{end_with, fixed_len, give_back, mapped, shared_file, unmapped};
 
 fn file_of(byte_len: u64) -> OwnedFd {
-    shared_file(byte_len).unwrap()
+    shared_file("tested", byte_len).unwrap()
 }
 
 #[test]

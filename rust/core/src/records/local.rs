@@ -15,8 +15,11 @@ use super::storage::{FileNumber, Held, ReadAt, Storage, StoredFile};
 use crate::process::PerProcess;
 use crate::{Error, Result};
 
-/// How many files are held open in a process; common limits begin at 1,024.
-const MAX_OPEN: usize = 256;
+/// The part of the files a process may open that is held open, and the least and the most of it.
+/// To open one again takes three times as long as to read a record of it.
+const SHARE_OF_LIMIT: u64 = 4;
+const LEAST_OPEN: u64 = 64;
+const MOST_OPEN: u64 = 8192;
 
 /// The files that the system knows by path, on whatever it has mounted.
 #[derive(Debug, Default)]
@@ -70,17 +73,24 @@ impl Identity {
 }
 
 /// The open files of a process and when each was last used.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Open {
     files: HashMap<u64, (Arc<OpenFile>, u64)>,
     clock: u64,
+    most: usize,
 }
 
-static OPEN: PerProcess<Mutex<Open>> = PerProcess::new(|| Mutex::new(Open::default()));
+static OPEN: PerProcess<Mutex<Open>> = PerProcess::new(|| Mutex::new(Open::within_limit()));
 static OPENING: InWork = InWork::new();
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 impl Open {
+    fn within_limit() -> Self {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let most = limit.map_or(MOST_OPEN, |limit| limit / SHARE_OF_LIMIT);
+        Self { files: HashMap::new(), clock: 0, most: most.clamp(LEAST_OPEN, MOST_OPEN) as usize }
+    }
+
     fn get(&mut self, id: u64) -> Option<Arc<OpenFile>> {
         self.clock += 1;
         let (file, last_used) = self.files.get_mut(&id)?;
@@ -91,8 +101,11 @@ impl Open {
     /// Keeps `file`; returns those that are no longer kept, to be closed once nobody waits.
     fn insert(&mut self, id: u64, file: Arc<OpenFile>) -> Vec<Arc<OpenFile>> {
         // Several at once: to find them takes a look at all.
-        let closed =
-            if self.files.len() >= MAX_OPEN { self.take_oldest(MAX_OPEN / 16) } else { Vec::new() };
+        let closed = if self.files.len() >= self.most {
+            self.take_oldest(self.most / 16)
+        } else {
+            Vec::new()
+        };
         self.clock += 1;
         self.files.insert(id, (file, self.clock));
         closed

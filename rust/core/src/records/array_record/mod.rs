@@ -10,6 +10,7 @@ pub mod options;
 mod pieces;
 pub(crate) mod ranges;
 pub mod reader;
+pub mod shared_index;
 pub mod writer;
 
 pub use options::WriterOptions;

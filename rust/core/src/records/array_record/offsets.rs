@@ -1,56 +1,134 @@
 //! Where the chunks of a file begin: four bytes each, found by number in constant time.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::shared_index::SharedIndex;
+
 /// Offsets in rising order.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct Offsets {
-    /// The low half of each.
-    low: Vec<u32>,
+    low: Low,
     /// The high half of all from that number on, wherever it changes.
     high: Vec<(usize, u32)>,
 }
 
+/// The low half of each offset.
+#[derive(Debug)]
+enum Low {
+    Own(Vec<u32>),
+    /// Two to a word, from word `first` on.
+    Shared {
+        memory: Arc<SharedIndex>,
+        first: usize,
+        len: usize,
+    },
+}
+
+impl Default for Low {
+    fn default() -> Self {
+        Self::Own(Vec::new())
+    }
+}
+
+impl Low {
+    #[expect(clippy::cast_possible_truncation, reason = "each half is taken in its turn")]
+    fn get(&self, at: usize) -> Option<u32> {
+        match self {
+            Self::Own(low) => low.get(at).copied(),
+            Self::Shared { memory, first, len } => {
+                let word = memory.words(*first, len.div_ceil(2))?.get(at / 2)?;
+                let both = word.load(Ordering::Relaxed);
+                (at < *len).then_some((both >> (at % 2 * 32)) as u32)
+            }
+        }
+    }
+}
+
 impl Offsets {
+    /// Those of which the low halves lie in `memory`, as [`Offsets::low_pairs`] gave them.
+    pub(super) fn shared(
+        memory: Arc<SharedIndex>,
+        first: usize,
+        len: usize,
+        high: Vec<(usize, u32)>,
+    ) -> Option<Self> {
+        memory.words(first, len.div_ceil(2))?;
+        Some(Self { low: Low::Shared { memory, first, len }, high })
+    }
+
+    /// The low halves, two to a word.
+    pub(super) fn low_pairs(&self) -> impl Iterator<Item = u64> {
+        let low = |at| u64::from(self.low.get(at).unwrap_or_default());
+        (0..self.len()).step_by(2).map(move |at| low(at + 1) << 32 | low(at))
+    }
+
+    /// The high half of all from a number on, wherever it changes.
+    pub(super) fn high(&self) -> &[(usize, u32)] {
+        &self.high
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
-        self.low.len()
+        match &self.low {
+            Low::Own(low) => low.len(),
+            Low::Shared { len, .. } => *len,
+        }
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.low.is_empty()
+        self.len() == 0
     }
 
     /// Appends `offset`, which must be above all others.
+    ///
+    /// # Panics
+    ///
+    /// If they are shared.
     #[expect(clippy::cast_possible_truncation, reason = "each half is kept in its place")]
     pub fn push(&mut self, offset: u64) {
+        let Low::Own(low) = &mut self.low else { panic!("shared offsets are not added to") };
         let high = (offset >> 32) as u32;
         if high != self.high.last().map_or(0, |&(_, high)| high) {
-            self.high.push((self.low.len(), high));
+            self.high.push((low.len(), high));
         }
-        self.low.push(offset as u32);
+        low.push(offset as u32);
     }
 
-    /// How many bytes of memory they take.
+    /// How many bytes of this process's own memory they take.
     pub fn byte_len(&self) -> usize {
-        self.low.capacity() * size_of::<u32>() + self.high.capacity() * size_of::<(usize, u32)>()
+        let low = match &self.low {
+            Low::Own(low) => low.capacity() * size_of::<u32>(),
+            Low::Shared { .. } => size_of::<Self>(),
+        };
+        low + self.high.capacity() * size_of::<(usize, u32)>()
     }
 
     /// Gives back memory that was kept for further ones.
     pub fn shrink(&mut self) {
-        self.low.shrink_to_fit();
+        if let Low::Own(low) = &mut self.low {
+            low.shrink_to_fit();
+        }
         self.high.shrink_to_fit();
     }
 
     /// Offset number `at`, if there are so many.
     #[inline]
     pub fn get(&self, at: usize) -> Option<u64> {
-        let low = u64::from(*self.low.get(at)?);
+        let low = u64::from(self.low.get(at)?);
         if self.high.is_empty() {
             return Some(low);
         }
         let begun = self.high.partition_point(|&(from, _)| from <= at);
         let high = begun.checked_sub(1).map_or(0, |last| self.high[last].1);
         Some(u64::from(high) << 32 | low)
+    }
+}
+
+impl PartialEq for Offsets {
+    fn eq(&self, other: &Self) -> bool {
+        self.len() == other.len() && (0..self.len()).all(|at| self.get(at) == other.get(at))
     }
 }
 

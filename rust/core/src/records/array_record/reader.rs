@@ -16,7 +16,8 @@ use super::footer::{self, Footer};
 use super::index::{self, Index};
 use super::offsets::Offsets;
 use super::ranges::{Ending, Ranges, read_chunk, read_header};
-use super::{diagnose, direct, kept};
+use super::shared_index::{Found, Key};
+use super::{diagnose, direct, kept, shared_index};
 use crate::{Error, Result};
 
 /// Where chunks begin is kept from the start in files of up to this many, or where the file is
@@ -60,7 +61,7 @@ impl ArrayRecordFile {
             return Err(in_footer(&*stored, footer_offset, Problem::new(text).into()));
         }
         let most = if is_wanted { u64::MAX } else { KEPT_CHUNKS };
-        let Index { header, footer, offsets } = index::read(&ending, &footer_extent, most)
+        let Index { header, footer, offsets } = read_index(&ending, &footer_extent, most)
             .map_err(|halt| in_footer(&*stored, footer_offset, halt))?;
         let plain = is_plain(&footer);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
@@ -103,7 +104,7 @@ impl ArrayRecordFile {
         }
         let holding = Holding::of(self, distance, false)?;
         let ending = Ending::unread(holding.reader(distance));
-        let index = index::read(&ending, &self.footer_extent, u64::MAX)
+        let index = read_index(&ending, &self.footer_extent, u64::MAX)
             .map_err(|halt| in_footer(&*self.stored, self.footer_extent.start, halt))?;
         match index.offsets {
             Some(offsets) if index.footer == self.footer => {
@@ -265,6 +266,21 @@ impl RecordFile for ArrayRecordFile {
 impl Drop for ArrayRecordFile {
     fn drop(&mut self) {
         kept::forget(self.id);
+    }
+}
+
+/// As [`index::read`]; where processes share indices, only by the first of them.
+fn read_index(ranges: &impl Ranges, extent: &Range<u64>, most: u64) -> Result<Index, Halt> {
+    let Some(shared) = shared_index::shared() else { return index::read(ranges, extent, most) };
+    let header = read_header(ranges, extent.clone())??.header;
+    match shared.find(Key::of(&header, extent.start)) {
+        Found::Index(footer, offsets) => Ok(Index { header, footer, offsets: Some(offsets) }),
+        Found::Claim(claim) => {
+            let mut index = index::read(ranges, extent, u64::MAX)?;
+            index.offsets = index.offsets.map(|offsets| claim.tell(&index.footer, offsets));
+            Ok(index)
+        }
+        Found::Nothing => index::read(ranges, extent, most),
     }
 }
 

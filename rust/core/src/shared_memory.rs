@@ -5,7 +5,9 @@
 #![expect(unsafe_code, reason = "two processes see the same bytes only through a mapping")]
 
 use std::io;
+use std::ops::Deref;
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
 
 use crate::platform::{self, BorrowedFile, OwnedFile};
 use crate::{Error, Result};
@@ -30,8 +32,12 @@ impl Mapping {
     ///
     /// If the system has no memory or no descriptor left for it.
     pub fn create(byte_len: usize) -> Result<(Self, OwnedFile)> {
-        let file =
-            platform::shared_file(byte_len as u64).map_err(|error| refused(byte_len, &error))?;
+        Self::named("grainmill-slot", byte_len)
+    }
+
+    fn named(name: &str, byte_len: usize) -> Result<(Self, OwnedFile)> {
+        let file = platform::shared_file(name, byte_len as u64)
+            .map_err(|error| refused(byte_len, &error))?;
         Ok((Self::of(platform::borrowed(&file), byte_len)?, file))
     }
 
@@ -82,6 +88,44 @@ impl Drop for Mapping {
     }
 }
 
+/// Numbers that several processes see, all of which use them as atomic ones only.
+#[derive(Debug)]
+pub struct Words {
+    mapping: Mapping,
+    len: usize,
+}
+
+impl Words {
+    /// A new file of `len` zeros and its mapping.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Mapping::create`].
+    pub fn create(len: usize) -> Result<(Self, OwnedFile)> {
+        let (mapping, file) = Mapping::named("grainmill-words", len * size_of::<AtomicU64>())?;
+        Ok((Self { mapping, len }, file))
+    }
+
+    /// The numbers of a file made by [`Words::create`], in any process.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Mapping::open`].
+    pub fn open(file: BorrowedFile<'_>, len: usize) -> Result<Self> {
+        Ok(Self { mapping: Mapping::open(file, len * size_of::<AtomicU64>())?, len })
+    }
+}
+
+impl Deref for Words {
+    type Target = [AtomicU64];
+
+    fn deref(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping has so many words, begins at a page, lives as long as `self` and is
+        // given out in no other way; the file it is of was made for this, in `create`.
+        unsafe { std::slice::from_raw_parts(self.mapping.as_ptr().cast(), self.len) }
+    }
+}
+
 fn refused(byte_len: usize, error: &io::Error) -> Error {
     Error::InvalidArgument(format!("no shared memory for a slot of {byte_len} bytes: {error}"))
 }
@@ -91,14 +135,13 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::*;
-    use crate::batch::ALIGNMENT;
 
     #[test]
     fn two_mappings_see_the_same_bytes() {
         let (ours, file) = Mapping::create(10_000).unwrap();
         let theirs = Mapping::open(file.as_fd(), 10_000).unwrap();
         drop(file);
-        assert_eq!(ours.as_ptr().addr() % ALIGNMENT, 0);
+        assert_eq!(ours.as_ptr().addr() % 4096, 0);
         assert_ne!(ours.as_ptr(), theirs.as_ptr());
         // SAFETY: byte 9,999 of 10,000, and nobody else uses the mapping.
         unsafe { ours.as_ptr().wrapping_add(9_999).write(7) };
