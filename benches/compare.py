@@ -8,6 +8,7 @@ threads) per unit, a median over rounds: on a shared machine it moves less than 
     python benches/compare.py --suite ../shared/bench --runs 3
     python benches/compare.py --quick       # small data, one round: shows that it works
     python benches/compare.py --report      # the table of the last record again
+    python benches/compare.py --before PY   # beside an earlier version, by turns; PY runs that
 """
 
 import argparse
@@ -127,20 +128,48 @@ def suite_folder(given: str | None) -> Path:
     return folder.resolve()
 
 
-def run_suite(suite: Path, options: argparse.Namespace) -> dict:
+def run_suite(suite: Path, options: argparse.Namespace, python: str = sys.executable) -> dict:
     """Runs the rows' cases and returns the suite's results."""
     variants = {name for row in ROWS for name in (row.default, *row.others, row.net_of) if name}
     variants |= {peer.split("/")[1] for row in ROWS for peer in row.peers} | set(BARE.values())
     cases = dict.fromkeys(row.case for row in ROWS if row.case.startswith(options.cases))
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        command = [sys.executable, "bench.py", "--rank", "cpu", "--json", str(out)]
+        command = [python, "bench.py", "--rank", "cpu", "--json", str(out)]
         command += ["--peers", options.peers, "--cases", ",".join(cases)]
         command += ["--variants", ",".join(sorted(variants)), "--runs", str(options.runs)]
         command += ["--scale", str(options.scale), "--cache", options.cache, "--verbose"]
         command += ["--seconds", str(options.seconds)]
         subprocess.run(command, cwd=suite, check=True)
         return json.loads(out.read_text("utf-8"))
+
+
+def beside_before(suite: Path, options: argparse.Namespace) -> str:
+    """A table of what each variant took with an earlier version and takes now, by turns."""
+    options.peers, rounds, options.runs = "grainmill", options.runs, 1
+    costs: dict[str, dict[tuple[str, str], list[float]]] = {"before": {}, "now": {}}
+    for _ in range(rounds):
+        for version, python in (("before", options.before), ("now", sys.executable)):
+            for case, by_variant in costs_of(run_suite(suite, options, python)).items():
+                for who, found in by_variant.items():
+                    costs[version].setdefault((case, who), []).append(found["med"])
+    lines = [
+        f"CPU microseconds per unit, {rounds} rounds by turns, scale {options.scale:g}.",
+        "",
+        "| case | variant | before, median | now, median | now to before | the least of each |",
+        "| --- " * 6 + "|",
+    ]
+    for row in ROWS:
+        for variant in dict.fromkeys([row.default, *row.others]):
+            key = (row.case, f"grainmill/{variant}")
+            before, now = (costs[version].get(key) for version in ("before", "now"))
+            if before and now:
+                middle, past = statistics.median(now), statistics.median(before)
+                lines.append(
+                    f"| {row.name} | {variant} | {past:.3g} | {middle:.3g} | {middle / past:.2f} "
+                    f"| {min(now) / min(before):.2f} |"
+                )
+    return "\n".join(lines) + "\n"
 
 
 def permuted_index_us(num_runs: int) -> dict[str, float]:
@@ -325,6 +354,7 @@ def main() -> None:
     parser.add_argument("--record", type=Path, default=RECORD, help="folder of the results")
     parser.add_argument("--quick", action="store_true", help="small data, one short round")
     parser.add_argument("--report", action="store_true", help="show the last record and stop")
+    parser.add_argument("--before", help="an interpreter that has an earlier grainmill")
     options = parser.parse_args()
     if options.report:
         print(table(json.loads(last_record().read_text("utf-8"))))
@@ -333,12 +363,19 @@ def main() -> None:
         options.runs, options.seconds, options.scale = 1, 0.3, 0.05
         options.cache += "-quick"
     suite = suite_folder(options.suite)
+    options.record.mkdir(parents=True, exist_ok=True)
+    now = datetime.datetime.now(tz=datetime.UTC)
+    if options.before:
+        shown = beside_before(suite, options)
+        (options.record / f"{now:%Y-%m-%d-%H%M}-before.md").write_text(shown, "utf-8")
+        print(shown)
+        return
     results = run_suite(suite, options)
     costs = costs_of(results)
     if "index_shuffle.1e7" in costs:
         costs["index_shuffle.1e7"]["grainmill/blocks"] = permuted_index_us(options.runs)
     record = {
-        "date": datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d %H:%M"),
+        "date": f"{now:%Y-%m-%d %H:%M}",
         "command": " ".join(["python benches/compare.py", *sys.argv[1:]]),
         "commit": commit(),
         "machine": machine(),
@@ -348,8 +385,7 @@ def main() -> None:
         "costs": costs,
         "errors": errors_of(results),
     }
-    options.record.mkdir(parents=True, exist_ok=True)
-    name = f"{record['date'].replace(' ', '-').replace(':', '')}-compare"
+    name = f"{now:%Y-%m-%d-%H%M}-compare"
     (options.record / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", "utf-8")
     (options.record / f"{name}.md").write_text(table(record), "utf-8")
     print(table(record))
