@@ -76,7 +76,7 @@ portable: $(VENV)/.rust
 			-p grainmill-core --target-dir target/portable --target "$$target" || exit 1; \
 	done
 
-OTHER_SYSTEMS := aarch64-apple-darwin
+OTHER_SYSTEMS := aarch64-apple-darwin x86_64-pc-windows-gnu
 NO_COMPILER := $(abspath .ci/no-compiler)
 
 rust-doc docs: export RUSTDOCFLAGS := -D warnings

@@ -228,6 +228,41 @@ def test_indices_of_files_stay_within_their_budget(tmp_path):
     assert printed == "True"
 
 
+def test_chunks_kept_for_many_sources_stay_within_one_budget(tmp_path):
+    """A mixture of as many sources as there are files has one bound, and none once it is gone."""
+    paths = []
+    for number in range(40):
+        paths.append(tmp_path / f"file-{number}")
+        with _native.ArrayRecordWriter(str(paths[-1]), "group_size:64") as writer:
+            for record in range(256):
+                writer.write(b"%05d" % record * 200)
+    printed = run_python(
+        """
+        import gc, sys
+        import grainmill as grain
+        from grainmill import _native
+        from grainmill.sources import ArrayRecordDataSource
+        sources = [ArrayRecordDataSource([path]) for path in sys.argv[1:]]
+        mixed = grain.MapDataset.mix([grain.MapDataset.source(source) for source in sources])
+        found = []
+        for budget in (1 << 28, 1 << 19):
+            _native.set_chunk_budget(budget)
+            most = 0
+            for at, record in enumerate(mixed.to_iter_dataset(grain.ReadOptions(num_threads=0))):
+                assert record == b"%05d" % (at // 40) * 200
+                if at % 64 == 0:
+                    most = max(most, _native.chunk_bytes())
+            found.append((most, _native.chunk_bytes()))
+        del mixed, sources, record
+        gc.collect()
+        (most, left), (bounded, _) = found
+        print(40 * 64_000 <= most <= 40 * 70_000, left, bounded <= 1 << 19, _native.chunk_bytes())
+        """,
+        *paths,
+    )
+    assert printed == "True 0 True 0"
+
+
 def test_five_thousand_files_work_with_a_thousand_descriptors(tmp_path):
     count = run_python(
         """

@@ -15,7 +15,7 @@ from grainmill._evaluate.rows import in_batches, run_shared
 from grainmill._evaluate.stack import take_arrays_from
 from grainmill._evaluate.storage import work_clock_s
 from grainmill._evaluate.tuner import Tuner
-from grainmill._native import set_index_budget, share_index
+from grainmill._native import set_chunk_budget, set_index_budget, share_index
 from grainmill._tree import flatten
 from grainmill._workers.messages import is_receivers_container
 from grainmill._workers.worker import Job, Outcome, Place, Runner
@@ -50,6 +50,7 @@ def settle_in(place: Place, worker_init_fn: Callable[[int, int], None] | None) -
     defer_interrupts()
     take_arrays_from(place.arena)
     share_index(place.index_file, tuning.WORKERS_INDEX_BYTES)
+    set_chunk_budget(tuning.WORKERS_CHUNK_BYTES // place.num_workers)
     set_index_budget(tuning.WORKERS_OWN_INDEX_BYTES // place.num_workers)
     if worker_init_fn is not None:
         worker_init_fn(place.worker, place.num_workers)

@@ -80,6 +80,9 @@ WORKER_SMALL_BYTES: Final = 256 << 10
 # lately; however many workers and records there are, a host has no more than 640 MiB of them.
 WORKERS_INDEX_BYTES: Final = 256 << 20
 WORKERS_OWN_INDEX_BYTES: Final = 128 << 20
+# All workers together keep so many bytes of decoded chunks, twice as much as the main process may:
+# each comes to the same chunk by itself.
+WORKERS_CHUNK_BYTES: Final = 512 << 20
 # One that it is at, and the next.
 TASKS_PER_WORKER: Final = 2
 # Beyond those, for each of its threads where it has several: what one thread waits for keeps no

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use grainmill_core::pipeline::{self, Pending, ReadQueue, open};
 use grainmill_core::records::array_record::{kept, shared_index};
 use grainmill_core::records::{
-    ArrayRecordFile, FileSet, Files, Noted, Plan, Records, Source, distance,
+    ArrayRecordFile, FileSet, Files, Noted, Plan, Records, Source, chunk_cache, distance,
 };
 use grainmill_core::{Error, Result};
 use numpy::PyReadonlyArray1;
@@ -274,6 +274,18 @@ fn index_bytes() -> usize {
     kept::kept_bytes()
 }
 
+/// Has this process keep no more than `byte_len` bytes of decoded chunks, or one chunk.
+#[pyfunction]
+fn set_chunk_budget(byte_len: usize) {
+    chunk_cache::set_budget(byte_len);
+}
+
+/// How many bytes of decoded chunks this process keeps.
+#[pyfunction]
+fn chunk_bytes() -> usize {
+    chunk_cache::kept_bytes()
+}
+
 /// A descriptor, which the caller closes, of memory in which processes share the indices of files.
 #[pyfunction]
 fn create_shared_index(byte_len: usize) -> Result<c_int, Raised> {
@@ -379,6 +391,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(waited_s, module)?)?;
     module.add_function(wrap_pyfunction!(set_index_budget, module)?)?;
     module.add_function(wrap_pyfunction!(index_budget, module)?)?;
+    module.add_function(wrap_pyfunction!(set_chunk_budget, module)?)?;
+    module.add_function(wrap_pyfunction!(chunk_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(create_shared_index, module)?)?;
     module.add_function(wrap_pyfunction!(share_index, module)?)?;
     module.add_function(wrap_pyfunction!(shared_index_bytes, module)?)?;

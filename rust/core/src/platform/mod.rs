@@ -1,4 +1,4 @@
-//! What operating systems do differently: shared memory, and the end of a parent process.
+//! What operating systems do differently: files, shared memory, and the end of a parent process.
 //!
 //! No other file names an item that only one system has. Each of `linux`, `portable` (other
 //! systems with descriptors) and `elsewhere` offers the same functions; `--cfg grainmill_portable`
@@ -6,6 +6,8 @@
 
 #[cfg(not(unix))]
 mod elsewhere;
+#[cfg(unix)]
+mod files;
 #[cfg(all(target_os = "linux", not(grainmill_portable)))]
 mod linux;
 #[cfg(unix)]
@@ -23,7 +25,12 @@ use portable as system;
 #[cfg(not(unix))]
 pub use elsewhere::{BorrowedFile, OwnedFile};
 #[cfg(not(unix))]
-pub(crate) use elsewhere::{anonymous, borrowed, is_alive, mapped, unmapped};
+pub(crate) use elsewhere::{
+    ReadFile, anonymous, borrowed, is_a_directory, is_alive, is_out_of_files, mapped, max_files,
+    unmapped,
+};
+#[cfg(unix)]
+pub(crate) use files::{ReadFile, is_a_directory, is_out_of_files, max_files};
 #[cfg(unix)]
 pub(crate) use mapped::{anonymous, borrowed, is_alive, mapped, unmapped};
 /// A file that this process has open, to be handed to another process.
@@ -31,6 +38,25 @@ pub(crate) use mapped::{anonymous, borrowed, is_alive, mapped, unmapped};
 pub use std::os::fd::{BorrowedFd as BorrowedFile, OwnedFd as OwnedFile};
 pub use system::end_with;
 pub(crate) use system::{fixed_len, give_back, shared_file};
+
+/// What a system knows of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FileFacts {
+    pub(crate) kind: FileKind,
+    pub(crate) byte_len: u64,
+    /// When its content changed last, in nanoseconds since 1970.
+    pub(crate) modified_ns: i64,
+    /// The numbers of its device and of itself there; zeros where they are not told.
+    pub(crate) number: (u64, u64),
+}
+
+/// What a path leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FileKind {
+    Regular,
+    Directory,
+    Other,
+}
 
 #[cfg(test)]
 mod tests;

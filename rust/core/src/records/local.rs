@@ -2,16 +2,13 @@
 
 use std::collections::HashMap;
 use std::io::IoSliceMut;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::{Mode, OFlags, Stat};
-use rustix::io::Errno;
-
 use super::single::InWork;
 use super::storage::{FileNumber, Held, ReadAt, Storage, StoredFile};
+use crate::platform::{self, FileFacts, FileKind, ReadFile};
 use crate::process::PerProcess;
 use crate::{Error, Result};
 
@@ -46,7 +43,7 @@ struct LocalFile {
 /// A file that is open.
 #[derive(Debug)]
 struct OpenFile {
-    file: OwnedFd,
+    file: ReadFile,
     path: Arc<Path>,
 }
 
@@ -59,16 +56,9 @@ struct Identity {
 }
 
 impl Identity {
-    #[expect(clippy::cast_sign_loss, reason = "lengths are not negative")]
-    #[expect(clippy::unnecessary_cast, reason = "the types of `stat` differ between platforms")]
-    #[expect(clippy::cast_possible_wrap, reason = "nanoseconds are below 10^9")]
-    fn of(stat: &Stat) -> Self {
-        let (seconds, nanos) = (stat.st_mtime as i64, stat.st_mtime_nsec as i64);
-        Self {
-            byte_len: stat.st_size as u64,
-            modified_ns: seconds.wrapping_mul(1_000_000_000).wrapping_add(nanos),
-            number: (stat.st_dev as u64, stat.st_ino as u64),
-        }
+    fn of(facts: &FileFacts) -> Self {
+        let &FileFacts { byte_len, modified_ns, number, .. } = facts;
+        Self { byte_len, modified_ns, number }
     }
 }
 
@@ -86,8 +76,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 impl Open {
     fn within_limit() -> Self {
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        let most = limit.map_or(MOST_OPEN, |limit| limit / SHARE_OF_LIMIT);
+        let most = platform::max_files().map_or(MOST_OPEN, |limit| limit / SHARE_OF_LIMIT);
         Self { files: HashMap::new(), clock: 0, most: most.clamp(LEAST_OPEN, MOST_OPEN) as usize }
     }
 
@@ -127,14 +116,15 @@ fn with_open<T>(work: impl FnOnce(&mut Open) -> T) -> T {
 
 impl LocalFile {
     fn find(path: &Path) -> Result<(Self, Arc<OpenFile>)> {
-        let file = open_fd(path)?;
-        let stat = rustix::fs::fstat(&file).map_err(|errno| failed(path, "stat", errno))?;
-        match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
-            rustix::fs::FileType::RegularFile => {}
-            rustix::fs::FileType::Directory => {
-                return Err(failed(path, "open as a file of records", Errno::ISDIR));
+        let file = opened(path)?;
+        let facts = file.facts().map_err(|error| Error::io(path, "stat", error))?;
+        match facts.kind {
+            FileKind::Regular => {}
+            FileKind::Directory => {
+                let error = platform::is_a_directory();
+                return Err(Error::io(path, "open as a file of records", error));
             }
-            _ => {
+            FileKind::Other => {
                 return Err(Error::Corrupt {
                     path: path.display().to_string(),
                     place: "whole file".to_owned(),
@@ -146,7 +136,7 @@ impl LocalFile {
         let path: Arc<Path> = path.into();
         let open = Arc::new(OpenFile { file, path: Arc::clone(&path) });
         drop(with_open(|files| files.insert(id, Arc::clone(&open))));
-        let Identity { byte_len, modified_ns, number: (device, inode) } = Identity::of(&stat);
+        let Identity { byte_len, modified_ns, number: (device, inode) } = Identity::of(&facts);
         let found =
             Self { id, path, byte_len, modified_ns, device: device.into(), inode: inode.into() };
         Ok((found, open))
@@ -158,7 +148,7 @@ impl LocalFile {
         if let Some(open) = with_open(|open| open.get(self.id)) {
             return Ok(open);
         }
-        let file = open_fd(&self.path)?;
+        let file = opened(&self.path)?;
         let open = Arc::new(OpenFile { file, path: Arc::clone(&self.path) });
         drop(with_open(|files| files.insert(self.id, Arc::clone(&open))));
         Ok(open)
@@ -184,9 +174,8 @@ impl StoredFile for LocalFile {
             Some(bytes) => bytes,
             None => self.open_again()?,
         };
-        let stat =
-            rustix::fs::fstat(&bytes.file).map_err(|errno| failed(&self.path, "stat", errno))?;
-        let Identity { byte_len, modified_ns, number } = Identity::of(&stat);
+        let facts = bytes.file.facts().map_err(|error| Error::io(&*self.path, "stat", error))?;
+        let Identity { byte_len, modified_ns, number } = Identity::of(&facts);
         if (byte_len, modified_ns) != (self.byte_len, self.modified_ns) {
             drop(with_open(|open| open.files.remove(&self.id)));
             return Err(Error::Changed { path: self.path.display().to_string() });
@@ -205,14 +194,13 @@ impl StoredFile for LocalFile {
 impl ReadAt for OpenFile {
     fn read_at(&self, mut out: &mut [u8], mut at: u64) -> Result<()> {
         while !out.is_empty() {
-            match rustix::io::pread(&self.file, &mut *out, at) {
+            match self.file.read_at(out, at) {
                 Ok(0) => return Err(Error::Changed { path: self.path.display().to_string() }),
                 Ok(len) => {
                     out = &mut out[len..];
                     at += len as u64;
                 }
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(failed(&self.path, "read", errno)),
+                Err(error) => return Err(Error::io(&*self.path, "read", error)),
             }
         }
         Ok(())
@@ -220,10 +208,9 @@ impl ReadAt for OpenFile {
 
     fn read_pieces(&self, pieces: &mut [IoSliceMut<'_>], at: u64) -> Result<bool> {
         let wanted: usize = pieces.iter().map(|piece| piece.len()).sum();
-        match rustix::io::preadv(&self.file, pieces, at) {
+        match self.file.read_pieces(pieces, at) {
             Ok(len) => Ok(len == wanted),
-            Err(Errno::INTR) => Ok(false),
-            Err(errno) => Err(failed(&self.path, "read", errno)),
+            Err(error) => Err(Error::io(&*self.path, "read", error)),
         }
     }
 }
@@ -234,24 +221,18 @@ impl Drop for LocalFile {
     }
 }
 
-fn open_fd(path: &Path) -> Result<OwnedFd> {
+fn opened(path: &Path) -> Result<ReadFile> {
     loop {
-        // Without `NONBLOCK`, opening a pipe would wait for its writer.
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        match rustix::fs::open(path, flags, Mode::empty()) {
+        match ReadFile::open(path) {
             Ok(file) => return Ok(file),
-            Err(Errno::INTR) => {}
             // The limit is lower than ours: make do with fewer.
-            Err(Errno::MFILE | Errno::NFILE)
-                if with_open(|open| {
-                    let half = open.files.len().div_ceil(2);
-                    !open.take_oldest(half).is_empty()
-                }) => {}
-            Err(errno) => return Err(failed(path, "open", errno)),
+            Err(error)
+                if platform::is_out_of_files(&error)
+                    && with_open(|open| {
+                        let half = open.files.len().div_ceil(2);
+                        !open.take_oldest(half).is_empty()
+                    }) => {}
+            Err(error) => return Err(Error::io(path, "open", error)),
         }
     }
-}
-
-fn failed(path: &Path, action: &'static str, errno: Errno) -> Error {
-    Error::io(path, action, errno.into())
 }

@@ -5,7 +5,7 @@
 //! How long reads take tells whether many should be in flight at once ([`distance`]).
 
 pub mod array_record;
-mod chunk_cache;
+pub mod chunk_cache;
 pub mod distance;
 pub mod files;
 mod local;

@@ -215,14 +215,14 @@ impl Plan {
     ) -> Result<()> {
         let key = |picks: &[Pick]| (planned.number, picks[0].begin);
         let chunks: Vec<&[Pick]> = picks.chunk_by(Pick::is_beside).collect();
-        let find = || self.cache.find(chunks.iter().map(|picks| key(picks)));
+        let find = || self.cache.find(chunks.iter().map(|picks| (key(picks), picks.len())));
         let mut kept = find();
         let mut alone = None;
         if let ([chunk], [None]) = (&chunks[..], &kept[..])
             && self.distance.is_far()
         {
             // Another block may be fetching it, and reading it twice takes no less time.
-            alone = self.cache.alone(key(chunk));
+            alone = self.cache.alone(key(chunk), chunk[0].end - chunk[0].begin);
             if alone.is_some() {
                 kept = find();
             }
@@ -241,9 +241,7 @@ impl Plan {
             let extent = picks[from].begin..picks[to - 1].end;
             read_run(&*planned.file, reader, extent, &picks[from..to], scratch, |picks, chunk| {
                 sink.take(picks, chunk);
-                if picks.len() < chunk.len() {
-                    self.cache.offer(key(picks), chunk);
-                }
+                self.cache.offer(key(picks), chunk, picks.len(), self.distance.is_far());
             })?;
             at = end;
         }

@@ -1,0 +1,64 @@
+//! Files read at any place by several threads, on systems with descriptors.
+
+use std::io::{self, IoSliceMut};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::{FileFacts, FileKind};
+
+/// A file that is open for reading.
+#[derive(Debug)]
+pub(crate) struct ReadFile(OwnedFd);
+
+impl ReadFile {
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        // Without `NONBLOCK`, opening a pipe would wait for its writer.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        Ok(Self(rustix::io::retry_on_intr(|| rustix::fs::open(path, flags, Mode::empty()))?))
+    }
+
+    #[expect(clippy::cast_sign_loss, reason = "lengths are not negative")]
+    #[expect(clippy::cast_possible_wrap, reason = "nanoseconds are below 10^9")]
+    pub(crate) fn facts(&self) -> io::Result<FileFacts> {
+        let stat = rustix::fs::fstat(&self.0)?;
+        let (seconds, nanos) = (stat.st_mtime as i64, stat.st_mtime_nsec as i64);
+        Ok(FileFacts {
+            kind: match FileType::from_raw_mode(stat.st_mode) {
+                FileType::RegularFile => FileKind::Regular,
+                FileType::Directory => FileKind::Directory,
+                _ => FileKind::Other,
+            },
+            byte_len: stat.st_size as u64,
+            modified_ns: seconds.wrapping_mul(1_000_000_000).wrapping_add(nanos),
+            number: (stat.st_dev as u64, stat.st_ino as u64),
+        })
+    }
+
+    /// Reads up to `out.len()` bytes from `at` on; none at the end.
+    pub(crate) fn read_at(&self, out: &mut [u8], at: u64) -> io::Result<usize> {
+        Ok(rustix::io::retry_on_intr(|| rustix::io::pread(&self.0, &mut *out, at))?)
+    }
+
+    /// Fills `pieces` one after another from `at` on, as far as one call does.
+    pub(crate) fn read_pieces(&self, pieces: &mut [IoSliceMut<'_>], at: u64) -> io::Result<usize> {
+        Ok(rustix::io::retry_on_intr(|| rustix::io::preadv(&self.0, &mut *pieces, at))?)
+    }
+}
+
+/// The error of a system that is asked to read a directory.
+pub(crate) fn is_a_directory() -> io::Error {
+    Errno::ISDIR.into()
+}
+
+/// Whether `error` says that no more files can be opened.
+pub(crate) fn is_out_of_files(error: &io::Error) -> bool {
+    Errno::from_io_error(error).is_some_and(|errno| matches!(errno, Errno::MFILE | Errno::NFILE))
+}
+
+/// How many files the process may have open, if that is bounded.
+pub(crate) fn max_files() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::Nofile).current
+}
