@@ -431,9 +431,10 @@ class Executor(Blocks):
 
     def _drop_blocks(self, position: int) -> None:
         """Has the elements from `position` on computed anew."""
-        for block in self._blocks:
-            block.task.call = None
-        self._blocks.clear()
+        if self._blocks:
+            for block in self._blocks:
+                block.task.call = None
+            self._blocks.clear()
         if self._lane is not None:
             self._lane.drop()
         self._handed_out = position

@@ -51,6 +51,11 @@ class _Start:
             raise NotImplementedError("the state at the start was not to be had") from self._failure
         return self._stage.state() if self._after is None else self._after(0)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the state is known, however the stage moves."""
+        return self._after is not None or self._failure is not None
+
     def settle(self, after: After) -> None:
         """Takes the state from the first block, which is given by its `state_after`."""
         if self._after is None:
@@ -231,7 +236,8 @@ class Cursor:
 
     def look(self) -> None:
         """Stands where the stage was moved by other means."""
-        self._begin()
+        if self._start is None or self._start.is_settled or self._held is not None:
+            self._begin()
 
     def _hold(self, elements: list[Any], after: Any) -> None:
         self._held, self._taken, self._after = elements, 0, after
