@@ -154,7 +154,9 @@ def beside_before(suite: Path, options: argparse.Namespace) -> str:
                 for who, found in by_variant.items():
                     costs[version].setdefault((case, who), []).append(found["med"])
     lines = [
-        f"CPU microseconds per unit, {rounds} rounds by turns, scale {options.scale:g}.",
+        f"CPU microseconds per unit of grainmill, {rounds} rounds by turns, scale "
+        f"{options.scale:g}, {os.cpu_count()} CPUs, commit {commit()}; before: that of the "
+        "interpreter given by --before.",
         "",
         "| case | variant | before, median | now, median | now to before | the least of each |",
         "| --- " * 6 + "|",
