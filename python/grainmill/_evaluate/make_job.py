@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -49,7 +50,8 @@ def settle_in(place: Place, worker_init_fn: Callable[[int, int], None] | None) -
     """What every job begins with, before it makes anything of the user's ready."""
     defer_interrupts()
     take_arrays_from(place.arena)
-    share_index(place.index_file, tuning.WORKERS_INDEX_BYTES)
+    with contextlib.suppress(ValueError):  # no room in its address space: it reads for itself
+        share_index(place.index_file, tuning.WORKERS_INDEX_BYTES)
     set_chunk_budget(tuning.WORKERS_CHUNK_BYTES // place.num_workers)
     set_index_budget(tuning.WORKERS_OWN_INDEX_BYTES // place.num_workers)
     if worker_init_fn is not None:

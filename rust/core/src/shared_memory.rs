@@ -32,12 +32,7 @@ impl Mapping {
     ///
     /// If the system has no memory or no descriptor left for it.
     pub fn create(byte_len: usize) -> Result<(Self, OwnedFile)> {
-        Self::named("grainmill-slot", byte_len)
-    }
-
-    fn named(name: &str, byte_len: usize) -> Result<(Self, OwnedFile)> {
-        let file = platform::shared_file(name, byte_len as u64)
-            .map_err(|error| refused(byte_len, &error))?;
+        let file = file("grainmill-slot", byte_len)?;
         Ok((Self::of(platform::borrowed(&file), byte_len)?, file))
     }
 
@@ -102,8 +97,17 @@ impl Words {
     ///
     /// As for [`Mapping::create`].
     pub fn create(len: usize) -> Result<(Self, OwnedFile)> {
-        let (mapping, file) = Mapping::named("grainmill-words", len * size_of::<AtomicU64>())?;
-        Ok((Self { mapping, len }, file))
+        let file = Self::file(len)?;
+        Ok((Self::open(platform::borrowed(&file), len)?, file))
+    }
+
+    /// A new file of `len` zeros, for others to open.
+    ///
+    /// # Errors
+    ///
+    /// If the system has no memory or no descriptor left for it.
+    pub fn file(len: usize) -> Result<OwnedFile> {
+        file("grainmill-words", len * size_of::<AtomicU64>())
     }
 
     /// The numbers of a file made by [`Words::create`], in any process.
@@ -124,6 +128,10 @@ impl Deref for Words {
         // given out in no other way; the file it is of was made for this, in `create`.
         unsafe { std::slice::from_raw_parts(self.mapping.as_ptr().cast(), self.len) }
     }
+}
+
+fn file(name: &str, byte_len: usize) -> Result<OwnedFile> {
+    platform::shared_file(name, byte_len as u64).map_err(|error| refused(byte_len, &error))
 }
 
 fn refused(byte_len: usize, error: &io::Error) -> Error {

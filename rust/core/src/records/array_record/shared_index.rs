@@ -52,7 +52,7 @@ pub fn share(file: BorrowedFile<'_>, byte_len: usize) -> Result<()> {
 ///
 /// If the system has no memory or no descriptor left for it.
 pub fn create(byte_len: usize) -> Result<OwnedFile> {
-    Ok(Words::create(num_words(byte_len))?.1)
+    Words::file(num_words(byte_len))
 }
 
 fn num_words(byte_len: usize) -> usize {
