@@ -1,10 +1,18 @@
 """Settings shared by all tests: what is marked, and noise of the real Grain that is let by."""
 
+import contextlib
+
 import pytest
 from under_test import IS_GRAIN
 
 
 def pytest_configure(config):
+    with contextlib.suppress(ImportError):  # another system
+        import resource  # noqa: PLC0415
+
+        # As many files are held open as this allows, which tests have to exceed.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 4096), hard))
     config.addinivalue_line(
         "markers",
         "better_than_grain(reason): what Grain 0.2.18 gets wrong; expected to fail there only",

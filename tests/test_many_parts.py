@@ -1,5 +1,7 @@
 """Mixtures and concatenations of many parts, alike or not: what each element is, and whence."""
 
+import os
+import pickle
 import random
 import time
 
@@ -245,13 +247,11 @@ def test_a_record_that_can_not_be_read_hides_none_before_it(tmp_path):
         assert (begun.elements, str(begun.failure)) == (made, str(failure))
 
 
-def test_slow_storage_is_read_by_parts_that_are_begun_together(sources):
+def test_slow_storage_is_read_for_all_parts_together(sources):
     program = Program(MapDataset.mix([MapDataset.source(source) for source in sources])._node)
     expected = program.run(0, 60)
     (leaf,) = program._leaves
     assert not program.waits_for_storage
-    for files in leaf._files.values():
-        assert not files.is_far
     begun = []
 
     class Far:
@@ -263,12 +263,46 @@ def test_slow_storage_is_read_by_parts_that_are_begun_together(sources):
             begun.append(index.tolist())
             return self._files.start(index, reads)
 
-    leaf._files.update({part: Far(files) for part, files in leaf._files.items()})
-    leaf._is_far = True
+    leaf._files = Far(leaf._files)
     assert program.begin(0, 60)() == expected
     assert program.run(0, 60) == expected
-    assert len(begun) == 2 * len(leaf._files)
-    assert sum(map(len, begun)) == 2 * 60
+    assert [len(index) for index in begun] == [60, 60]
+
+
+def test_a_source_that_says_it_is_longer_reaches_no_records_of_others(tmp_path):
+    class Longer(ArrayRecordDataSource):
+        def __len__(self):
+            return 6
+
+    paths = [tmp_path / name for name in "ab"]
+    for path in paths:
+        with ArrayRecordWriter(str(path), "group_size:1") as writer:
+            for record in range(4):
+                writer.write(b"%s%d" % (path.name.encode(), record))
+    joined = MapDataset.concatenate([MapDataset.source(Longer(str(path))) for path in paths])
+    made, failure = Program(joined._node).run(0, 12)
+    assert made == [b"a0", b"a1", b"a2", b"a3"]
+    assert "record 4" in str(failure)
+    assert joined[6] == b"b0"
+
+
+def test_another_process_opens_those_files_only_that_it_reads(tmp_path):
+    paths = [str(tmp_path / str(number)) for number in range(3)]
+    for number, path in enumerate(paths):
+        with ArrayRecordWriter(path, "group_size:1") as writer:
+            for record in range(4):
+                writer.write(b"%d" % (10 * number + record))
+    parts = [ArrayRecordDataSource(path) for path in paths]
+    sources = pickle.loads(pickle.dumps([*parts, ArrayRecordDataSource(paths)]))
+    os.unlink(paths[1])
+    mixed = MapDataset.mix([MapDataset.source(source) for source in sources[:3]])
+    assert [mixed[at] for at in (0, 2, 3)] == [b"0", b"20", b"1"]
+    with pytest.raises(FileNotFoundError, match=paths[1]):
+        mixed[1]
+    assert len(sources[3]) == 12
+    assert sources[3][11] == b"23"
+    with pytest.raises(FileNotFoundError, match=paths[1]):
+        sources[3][5]
 
 
 class Counted(Plain):

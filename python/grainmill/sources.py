@@ -147,7 +147,14 @@ class ArrayRecordDataSource:
         self._opened = None
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_opened": None}
+        sources = self._sources
+        if self._opened is not None:
+            # So that another process opens those files only that it reads.
+            counts = self._opened.num_records
+            sources = [
+                (path, skip, count) for (path, skip, _), count in zip(sources, counts, strict=True)
+            ]
+        return {**self.__dict__, "_opened": None, "_sources": sources}
 
     def __repr__(self) -> str:
         # Saved states hold this text, so it is that of the `array_record` package.

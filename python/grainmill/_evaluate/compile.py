@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from grainmill._evaluate.fuse import Step
     from grainmill._evaluate.index_tree import Tree
     from grainmill._evaluate.leaves import Indices, Leaf
+    from grainmill._native import RecordFiles
     from grainmill._plan.node import MapNode, Node
 
 _LIMIT = 2**63
@@ -180,7 +181,9 @@ class _Compiler:
             return many_leaves.ManyObjects([_object(node) for node in nodes])
         if kind == "files":
             files = [_files_of(node) for node in nodes]
-            return many_leaves.ManyFiles(files, self._context.reads)
+            # A class may give itself another length; then there are records it must not reach.
+            if all(node.length <= len(of) for node, of in zip(nodes, files, strict=True)):
+                return many_leaves.ManyFiles(files, self._context.reads)
         make = self._single_leaf
         return many_leaves.ManyOthers(
             [lambda node=node: make(node) for node in nodes],  # type: ignore[misc]
@@ -189,7 +192,7 @@ class _Compiler:
 
     def _single_leaf(self, node: MapNode) -> Leaf[Indices]:
         if _kind(node) == "files":
-            return leaves.FilesLeaf(_files_of(node)(), self._context.reads)  # type: ignore[arg-type]
+            return leaves.FilesLeaf(_files_of(node), self._context.reads)  # type: ignore[arg-type]
         return _LEAVES[type(node)](node, self._program_of)
 
 
@@ -237,8 +240,9 @@ def _object(node: plan.Source | plan.Foreign) -> Any:
     return node.source if isinstance(node, plan.Source) else node.dataset
 
 
-def _files_of(node: plan.Source) -> Callable[[], Any]:
-    return lambda: node.source._files  # noqa: SLF001 - that is what it has them for
+def _files_of(node: plan.Source) -> RecordFiles:
+    files: RecordFiles = node.source._files  # noqa: SLF001 - that is what it has them for
+    return files
 
 
 def _numbers(node: plan.Range, number: int, part: int) -> Tree:

@@ -44,8 +44,7 @@ class Leaf(abc.ABC, Generic[At]):
         """Whether what it read lately had to be waited for."""
         return False
 
-    @staticmethod
-    def at(index: Indices, parts: PartNumbers | None) -> Any:  # noqa: ARG004 - of several
+    def at(self, index: Indices, parts: PartNumbers | None) -> Any:
         """What `start` and `read` take for the indices, and parts if any, of a column."""
         return index
 

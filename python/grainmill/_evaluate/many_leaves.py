@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import functools
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from grainmill._evaluate.by_part import read_step
-from grainmill._evaluate.fuse import Evaluated
-from grainmill._evaluate.leaves import Leaf, merged, one_by_one
+from grainmill._evaluate.leaves import FilesLeaf, Leaf, merged, one_by_one
+from grainmill._native import RecordFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from grainmill._evaluate.fuse import Step
+    from grainmill._evaluate.fuse import Evaluated, Step
     from grainmill._evaluate.leaves import Indices, PartNumbers
-    from grainmill._native import ReadQueue, RecordFiles
+    from grainmill._native import ReadQueue
 
 Places: TypeAlias = "tuple[Indices, PartNumbers]"
 
 # Of more parts than this, so many are asked how long their elements are, and spread evenly.
 _MOST_ASKED = 16
-# Fewer records of one source than this cost less when each is asked for alone.
-_FEW_RECORDS = 2
 
 
 class ManyLeaves(Leaf[Places]):
@@ -33,8 +30,7 @@ class ManyLeaves(Leaf[Places]):
     `mean_byte_len` is that of the longest of the parts that were asked.
     """
 
-    @staticmethod
-    def at(index: Indices, parts: PartNumbers | None) -> Any:
+    def at(self, index: Indices, parts: PartNumbers | None) -> Any:
         """See `Leaf.at`."""
         return index, parts
 
@@ -55,93 +51,17 @@ class ManyObjects(ManyLeaves):
         return one_by_one(self._step.function, zip(parts.tolist(), index.tolist(), strict=True))
 
 
-class ManyFiles(ManyLeaves):
-    """Records of many sources, each with files of its own that are opened when they are needed."""
+class ManyFiles(FilesLeaf):
+    """Records of many sources, each with files of its own, as those of one."""
 
-    runs_user_code = False
+    def __init__(self, files: Sequence[RecordFiles], reads: ReadQueue) -> None:
+        super().__init__(RecordFiles.joined(files), reads)
+        self._starts = np.cumsum([0, *map(len, files[:-1])], dtype=np.int64)
+        self.mean_byte_len = max(files[part].mean_byte_len for part in _asked(len(files)))
 
-    def __init__(self, files: Sequence[Callable[[], RecordFiles]], reads: ReadQueue) -> None:
-        self._reads = reads
-        self._files: dict[int, RecordFiles] = _Opened(files)
-        self._read_one = _Opened([functools.partial(self._reader, n) for n in range(len(files))])
-        asked = [self._files[part] for part in _asked(len(files))]
-        self.mean_byte_len = max(opened.mean_byte_len for opened in asked)
-        self._is_far = any(opened.is_far for opened in asked)
-
-    def _reader(self, part: int) -> Any:
-        return self._files[part].read_one
-
-    @property
-    def waits(self) -> bool:
-        """Whether what it read lately had to be waited for."""
-        return self._is_far
-
-    def start(self, at: Places) -> tuple[Places, list[tuple[Any, ...]] | None]:
-        """See `Leaf.start`; records at hand in memory are left to `finish`."""
-        return at, self._pending(*at) if self._is_far else None
-
-    def settle(self, started: Any) -> Any:
-        """See `Leaf.settle`."""
-        return started if started[1] is None else self.finish(started)
-
-    def finish(self, started: Any) -> Evaluated:
-        """See `Leaf.finish`."""
-        if isinstance(started, Evaluated):
-            return started
-        (index, parts), pending = started
-        if pending is None:
-            return self.read((index, parts))
-        made = [(rows, self._all_or_singly(part, at, finish)) for rows, part, at, finish in pending]
-        self._look(parts)
-        return merged(made, len(index))
-
-    def read(self, at: Places) -> Evaluated:
-        """See `Leaf.read`; where storage is far, all parts are read at the same time."""
-        self._look(at[1])
-        return self.finish((at, self._pending(*at))) if self._is_far else self._read(*at)
-
-    def _look(self, parts: PartNumbers) -> None:
-        """Notes whether storage is far: one part of a block tells, the next time another."""
-        if len(parts):
-            self._is_far = self._files[int(parts[0])].is_far
-
-    def _read(self, index: Indices, parts: PartNumbers) -> Evaluated:
-        by_part = _rows_by_part(parts)
-        if len(by_part) * _FEW_RECORDS > len(parts):
-            return one_by_one(self._record, zip(parts.tolist(), index.tolist(), strict=True))
-        made = [(rows, self._read_part(part, index[rows])) for part, rows in by_part]
-        return merged(made, len(index))
-
-    def _record(self, place: tuple[int, int]) -> bytes:
-        part, index = place
-        record: bytes = self._read_one[part](index)
-        return record
-
-    def _pending(self, index: Indices, parts: PartNumbers) -> list[tuple[Any, ...]]:
-        """Starts to read; for each part its rows, its number, its indices and what goes on."""
-        return [
-            (rows, part, index[rows], self._begun(part, index[rows]))
-            for part, rows in _rows_by_part(parts)
-        ]
-
-    def _begun(self, part: int, index: Indices) -> Callable[[], list[bytes]]:
-        try:
-            return self._files[part].start(index, self._reads).finish
-        except Exception:  # It may be met again when its turn comes.
-            return lambda: self._files[part].read(index)
-
-    def _read_part(self, part: int, index: Indices) -> Evaluated:
-        return self._all_or_singly(part, index, lambda: self._files[part].read(index))
-
-    def _all_or_singly(
-        self, part: int, index: Indices, read: Callable[[], list[bytes]]
-    ) -> Evaluated:
-        """A record that cannot be read does not hide those before it."""
-        try:
-            return Evaluated(read(), None)
-        except Exception:
-            pass  # One by one shows which record it is.
-        return one_by_one(self._record, ((part, i) for i in index.tolist()))
+    def at(self, index: Indices, parts: PartNumbers | None) -> Indices:
+        """See `Leaf.at`."""
+        return index if parts is None else self._starts[parts] + index
 
 
 class ManyOthers(ManyLeaves):

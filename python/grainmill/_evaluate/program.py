@@ -190,7 +190,8 @@ class Parts:
         make: Callable[[list[Any]], Evaluated] = whole.fused.__call__
         if self._mark is not None or whole.step_columns:
             make = self._maker(at, stop)
-        index = self._columns[number][1][first : stop - self._start]
+        _, index, parts = self._columns[number]
+        index = leaf.at(index, parts)[first : stop - self._start]
         return fill(index, part_len, make, *targets, first)
 
     def _maker(self, at: int, stop: int) -> Callable[[list[Any]], Evaluated]:

@@ -90,6 +90,13 @@ impl PyRecordFiles {
         opened.map(|files| Self(Arc::new(files))).map_err(Raised::from)
     }
 
+    /// The records of all `parts`, one part after the other; files that are open are shared.
+    #[staticmethod]
+    fn joined(parts: Vec<PyRef<'_, Self>>) -> Result<Self, Raised> {
+        let files = Files::joined(parts.iter().map(|part| &*part.0))?;
+        Ok(Self(Arc::new(files)))
+    }
+
     fn __len__(&self) -> PyResult<usize> {
         Ok(usize::try_from(self.0.len())?)
     }

@@ -51,17 +51,18 @@ impl From<PathBuf> for Source {
 /// Files, each opened when that is first needed, on any thread.
 #[derive(Debug)]
 pub struct FileSet {
-    entries: Vec<Entry>,
-    storage: Arc<dyn Storage>,
+    /// Sets that were joined have them in common with what they were joined from.
+    entries: Vec<Arc<Entry>>,
     distance: Arc<Distance>,
     cache: Arc<ChunkCache>,
-    /// Of the entries, one after the other, among all files of the process.
-    first_id: u64,
 }
 
 #[derive(Debug)]
 struct Entry {
+    /// Among all entries of the process.
+    id: u64,
     source: Source,
+    storage: Arc<dyn Storage>,
     file: OnceLock<Arc<dyn RecordFile>>,
 }
 
@@ -76,10 +77,15 @@ impl FileSet {
         storage: Arc<dyn Storage>,
         sources: impl IntoIterator<Item = Source>,
     ) -> Self {
-        let entries: Vec<Entry> =
-            sources.into_iter().map(|source| Entry { source, file: OnceLock::new() }).collect();
-        let first_id = NEXT_ID.fetch_add(entries.len() as u64, Ordering::Relaxed);
-        Self { entries, storage, distance: Arc::default(), cache: Arc::default(), first_id }
+        let entry = |source| {
+            let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+            Arc::new(Entry { id, source, storage: Arc::clone(&storage), file: OnceLock::new() })
+        };
+        Self::with(sources.into_iter().map(entry).collect())
+    }
+
+    fn with(entries: Vec<Arc<Entry>>) -> Self {
+        Self { entries, distance: Arc::default(), cache: Arc::default() }
     }
 
     /// How many files there are.
@@ -107,11 +113,11 @@ impl FileSet {
         if let Some(file) = entry.file.get() {
             return Ok(file);
         }
-        let _alone = OPENING.alone(self.first_id + at as u64);
+        let _alone = OPENING.alone(entry.id);
         if let Some(file) = entry.file.get() {
             return Ok(file);
         }
-        let (stored, bytes) = self.storage.find(&entry.source.path)?;
+        let (stored, bytes) = entry.storage.find(&entry.source.path)?;
         if let Some(noted) = entry.source.noted {
             let found = Noted {
                 byte_len: stored.byte_len(),
@@ -223,6 +229,23 @@ impl Files {
             starts.push(total);
         }
         Ok(Self { set, starts })
+    }
+
+    /// The records of all `parts`, one part after the other.
+    ///
+    /// # Errors
+    /// If they are more than 2^64.
+    pub fn joined<'a>(parts: impl IntoIterator<Item = &'a Self>) -> Result<Self> {
+        let (mut entries, mut starts) = (Vec::new(), vec![0_u64]);
+        for part in parts {
+            let begin = starts.last().copied().unwrap_or(0);
+            if begin.checked_add(part.len()).is_none() {
+                return Err(Error::OutOfRange("more than 2^64 records".to_owned()));
+            }
+            entries.extend(part.set.entries.iter().cloned());
+            starts.extend(part.starts[1..].iter().map(|start| begin + start));
+        }
+        Ok(Self { set: Arc::new(FileSet::with(entries)), starts })
     }
 
     /// How many records there are.

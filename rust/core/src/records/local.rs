@@ -14,9 +14,9 @@ use crate::{Error, Result};
 
 /// The part of the files a process may open that is held open, and the least and the most of it.
 /// To open one again takes three times as long as to read a record of it.
-const SHARE_OF_LIMIT: u64 = 4;
+const SHARE_OF_LIMIT: u64 = 2;
 const LEAST_OPEN: u64 = 64;
-const MOST_OPEN: u64 = 8192;
+const MOST_OPEN: u64 = 1 << 16;
 
 /// The files that the system knows by path, on whatever it has mounted.
 #[derive(Debug, Default)]
