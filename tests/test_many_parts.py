@@ -1,9 +1,9 @@
 """Mixtures and concatenations of many parts, alike or not: what each element is, and whence."""
 
-import os
 import pickle
 import random
 import time
+from pathlib import Path
 
 import numpy as np
 import plan_oracle
@@ -294,7 +294,7 @@ def test_another_process_opens_those_files_only_that_it_reads(tmp_path):
                 writer.write(b"%d" % (10 * number + record))
     parts = [ArrayRecordDataSource(path) for path in paths]
     sources = pickle.loads(pickle.dumps([*parts, ArrayRecordDataSource(paths)]))
-    os.unlink(paths[1])
+    Path(paths[1]).unlink()
     mixed = MapDataset.mix([MapDataset.source(source) for source in sources[:3]])
     assert [mixed[at] for at in (0, 2, 3)] == [b"0", b"20", b"1"]
     with pytest.raises(FileNotFoundError, match=paths[1]):

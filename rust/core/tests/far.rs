@@ -136,7 +136,8 @@ impl Shared {
     }
 
     fn open(&self, sources: impl IntoIterator<Item = Source>) -> Arc<Files> {
-        Arc::new(open::open(FileSet::in_storage(Arc::new(self.clone()), sources)).unwrap())
+        let storage: Arc<dyn Storage> = Arc::new(self.clone());
+        Arc::new(open::open(FileSet::in_storage(&storage, sources)).unwrap())
     }
 }
 
@@ -277,6 +278,28 @@ fn files_of_known_length_are_opened_when_they_are_read_and_side_by_side() {
         assert!(storage.take_most_in_flight() >= 20);
         storage.set_delay_us(0);
     }
+}
+
+#[test]
+fn joined_files_are_read_as_one_sequence_and_opened_once() {
+    let storage = Shared::default();
+    let lens: [u64; 4] = [5, 0, 3, 7];
+    let parts: Vec<Arc<Files>> = lens
+        .iter()
+        .map(|&len| storage.open([storage.add(&format!("part {len}"), len, 100, "group_size:2")]))
+        .collect();
+    let num_found = storage.0.num_found.load(Ordering::Relaxed);
+    let joined = Arc::new(Files::joined(parts.iter().map(|part| &**part)).unwrap());
+    assert_eq!(joined.num_records().collect::<Vec<_>>(), lens);
+    let expected: Vec<Vec<u8>> =
+        lens.iter().flat_map(|&len| (0..len).map(|number| record(number, 100))).collect();
+    let positions: Vec<u64> = (0..15).rev().chain([3, 14, 5, 5]).collect();
+    let records = read(&joined, &positions, &ReadQueue::default());
+    for (found, &position) in records.iter().zip(&positions) {
+        assert_eq!(found, expected[usize::try_from(position).unwrap()]);
+    }
+    assert_eq!(storage.0.num_found.load(Ordering::Relaxed), num_found);
+    assert!(joined.sort(&[15]).is_err());
 }
 
 #[test]

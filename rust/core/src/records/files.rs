@@ -69,17 +69,18 @@ struct Entry {
 impl FileSet {
     /// Files of the local system.
     pub fn new(sources: impl IntoIterator<Item = Source>) -> Self {
-        Self::in_storage(Arc::new(LocalFiles), sources)
+        let storage: Arc<dyn Storage> = Arc::new(LocalFiles);
+        Self::in_storage(&storage, sources)
     }
 
     /// Files of any storage.
     pub fn in_storage(
-        storage: Arc<dyn Storage>,
+        storage: &Arc<dyn Storage>,
         sources: impl IntoIterator<Item = Source>,
     ) -> Self {
         let entry = |source| {
             let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-            Arc::new(Entry { id, source, storage: Arc::clone(&storage), file: OnceLock::new() })
+            Arc::new(Entry { id, source, storage: Arc::clone(storage), file: OnceLock::new() })
         };
         Self::with(sources.into_iter().map(entry).collect())
     }
