@@ -156,8 +156,9 @@ class Lane:
 
     @property
     def is_short_of_tasks(self) -> bool:
-        """Whether threads will soon have nothing to do."""
-        return len(self._waiting) < self.active
+        """Whether there are threads that nothing waits for."""
+        num_busy = sum(not worker.is_idle for worker in self._workers)
+        return len(self._waiting) < self.active - num_busy
 
     def help_until(self, task: Task) -> None:
         """Does tasks in the owner's thread, `task` first, until a thread has done that."""

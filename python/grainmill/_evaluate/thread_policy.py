@@ -19,7 +19,7 @@ TOGETHER_CORES = 1.2
 # A trial of more threads is kept where elements come this much faster and none costs more than
 # this. The clock rate of a shared machine may double from one span to the next; CPU time may not.
 WORTHWHILE = 1.3
-TOLERABLE = 1.1
+TOLERABLE = 1.25
 # A trial of fewer threads is kept where elements come at this share of the rate before.
 AS_FAST = 0.95
 # A function that waits may spend this much of its waiting on waking up.
@@ -75,18 +75,21 @@ class _Trial(NamedTuple):
     Attributes:
         threads: The count before.
         before: What that brought.
+        began: Whether it has gone on for a span.
     """
 
     threads: int
     before: Span
+    began: bool = False
 
 
 class ThreadPolicy:
     """Grows while the consumer starves and more threads bring more elements.
 
     A function that waits gets all allowed threads at once. For one that computes, a doubled count
-    is tried: that stays only where functions ran at the same time, elements came clearly faster
-    and none cost clearly more. Where several threads keep no more than one core busy, fewer are
+    is tried, for a second span where the first, a cold start, does not show it: that stays only
+    where functions ran at the same time, elements came clearly faster and none cost clearly more.
+    Where several threads keep no more than one core busy, fewer are
     tried. Pauses after a trial that failed double. What several threads bring together is now and
     then compared with what half of them do: the span before they were tried may have been a cold
     start, or the functions may have changed.
@@ -114,7 +117,11 @@ class ThreadPolicy:
         trial, self._trial = self._trial, None
         if trial is not None:
             if not self._is_worth(trial, span):
-                self._end_trial(trial)
+                if self.count > trial.threads and not trial.began and not trial.before.waits:
+                    # New threads compute into memory that was never touched.
+                    self._trial = trial._replace(began=True)
+                else:
+                    self._end_trial(trial)
                 return self.count
             self._pause_s = self._proof_s = self._next_proof_s = FIRST_PAUSE_S
         self._rest_s -= span.elapsed_s
