@@ -89,10 +89,10 @@ class ThreadPolicy:
     A function that waits gets all allowed threads at once. For one that computes, a doubled count
     is tried, for a second span where the first, a cold start, does not show it: that stays only
     where functions ran at the same time, elements came clearly faster and none cost clearly more.
-    Where several threads keep no more than one core busy, fewer are
-    tried. Pauses after a trial that failed double. What several threads bring together is now and
-    then compared with what half of them do: the span before they were tried may have been a cold
-    start, or the functions may have changed.
+    Where several threads keep no more than one core busy, fewer are tried. Pauses after a trial
+    that failed double. What several threads bring together is now and then compared with what half
+    of them do: the span before they were tried may have been a cold start, or the functions may
+    have changed.
 
     Attributes:
         count: The threads to give work to, from 1 to `allowed`.
