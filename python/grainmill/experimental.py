@@ -1,5 +1,7 @@
 """Packing, prefetching, windows and what else is newer than the core of the interface."""
 
+from typing import TYPE_CHECKING
+
 from grainmill._dataset import stages
 from grainmill._dataset.apply import apply_each as apply_transformations
 from grainmill._dataset.checks import assert_equal_output_after_checkpoint
@@ -20,6 +22,18 @@ from grainmill._plan.spec import ShapeDtypeStruct
 from grainmill._plan.transforms import FlatMap as FlatMapTransform
 from grainmill._plan.transforms import MapWithIndex as MapWithIndexTransform
 
+if TYPE_CHECKING:
+    from grainmill.jax import device_put
+else:
+
+    def __getattr__(name: str) -> object:
+        if name == "device_put":  # JAX is optional and slow to import
+            from grainmill.jax import device_put  # noqa: PLC0415
+
+            return device_put
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "BOSHandling",
     "DatasetOptions",
@@ -34,18 +48,10 @@ __all__ = [
     "apply_transformations",
     "assert_equal_output_after_checkpoint",
     "batch_and_pad",
-    "device_put",  # noqa: F405 - made on demand, below
+    "device_put",
     "get_element_spec",
     "get_next_index",
     "index_shuffle",
     "set_next_index",
 ]
 __all__ += stages.__all__
-
-
-def __getattr__(name: str) -> object:
-    if name == "device_put":  # JAX is optional and slow to import
-        from grainmill.jax import device_put  # noqa: PLC0415
-
-        return device_put
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,9 +6,10 @@ import abc
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, Self, overload
 
 from grainmill._dataset.apply import apply_each
+from grainmill._dataset.element_types import D2, D, K, L, Leaf, P, S, T, T_co
 from grainmill._dataset.iterator import DatasetIterator, PlannedIterator
 from grainmill._plan import sequential as plan
 from grainmill._plan import transforms
@@ -17,11 +18,9 @@ from grainmill._plan.slicing import check_sliceable
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
 
     from grainmill._plan.node import Node
-
-T = TypeVar("T")
-S = TypeVar("S")
 
 
 class IterDatasetFactories(abc.ABCMeta):
@@ -52,7 +51,7 @@ class IterDatasetFactories(abc.ABCMeta):
         return PlannedIterDataset(node, [datasets[key] for key in keys])
 
 
-class IterDataset(Iterable[T], Generic[T], metaclass=IterDatasetFactories):
+class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories):
     """A sequence of elements that is run through from its start, or from a saved place.
 
     Derive from it to write a stage of your own: call `super().__init__(parent)` and define
@@ -78,16 +77,121 @@ class IterDataset(Iterable[T], Generic[T], metaclass=IterDatasetFactories):
         return parent
 
     @abc.abstractmethod
-    def __iter__(self) -> DatasetIterator[T]:
+    def __iter__(self) -> DatasetIterator[T_co]:
         """Returns an iterator at the first element."""
 
+    # An `Any` within the elements goes with `Never`, so those come first.
+    @overload
+    def batch(
+        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[list[T_co]], S]
+    ) -> IterDataset[S]: ...
+    @overload
+    def batch(
+        self: IterDataset[Never],
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: None = None,
+    ) -> IterDataset[Any]: ...
+    @overload
+    def batch(
+        self: IterDataset[NDArray[D]],
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: None = None,
+    ) -> IterDataset[NDArray[D]]: ...
+    @overload
+    def batch(
+        self: IterDataset[D],
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: None = None,
+    ) -> IterDataset[NDArray[D]]: ...
+    @overload
+    def batch(
+        self: IterDataset[Leaf],
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: None = None,
+    ) -> IterDataset[NDArray[Any]]: ...
+    @overload
+    def batch(
+        self: IterDataset[dict[K, Never]],
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: None = None,
+    ) -> IterDataset[dict[K, Any]]: ...
+    @overload
+    def batch(
+        self: IterDataset[dict[K, object]],
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: None = None,
+    ) -> IterDataset[dict[K, Any]]: ...
+    @overload
+    def batch(
+        self: IterDataset[dict[K, NDArray[D]]],
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: None = None,
+    ) -> IterDataset[dict[K, NDArray[D]]]: ...
+    @overload
+    def batch(
+        self: IterDataset[dict[K, L]],
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: None = None,
+    ) -> IterDataset[dict[K, NDArray[Any]]]: ...
+    @overload
+    def batch(
+        self: IterDataset[tuple[Never, object]],
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: None = None,
+    ) -> IterDataset[tuple[Any, Any]]: ...
+    @overload
+    def batch(
+        self: IterDataset[tuple[object, Never]],
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: None = None,
+    ) -> IterDataset[tuple[Any, Any]]: ...
+    @overload
+    def batch(
+        self: IterDataset[tuple[NDArray[D], NDArray[D2]]],
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: None = None,
+    ) -> IterDataset[tuple[NDArray[D], NDArray[D2]]]: ...
+    @overload
+    def batch(
+        self: IterDataset[tuple[Leaf, Leaf]],
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: None = None,
+    ) -> IterDataset[tuple[NDArray[Any], NDArray[Any]]]: ...
+    @overload
+    def batch(
+        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+    ) -> IterDataset[Any]: ...
     def batch(
         self,
         batch_size: int,
         *,
         drop_remainder: bool = False,
-        batch_fn: Callable[[Sequence[T]], S] | None = None,
-    ) -> IterDataset[S]:
+        batch_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> IterDataset[Any]:
         """Stacks `batch_size` consecutive elements along a new leading axis.
 
         Args:
@@ -103,23 +207,26 @@ class IterDataset(Iterable[T], Generic[T], metaclass=IterDatasetFactories):
             self, plan.Batch.of, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn
         )
 
-    def filter(self, transform: transforms.Filter | Callable[[T], bool]) -> IterDataset[T]:
+    def filter(
+        self, transform: transforms.FilterLike[T_co] | Callable[[T_co], bool | np.bool_]
+    ) -> IterDataset[T_co]:
         """Leaves out the elements for which `transform` is false."""
         return after(self, plan.Filter.of, transform)
 
-    def map(self, transform: transforms.Map | Callable[[T], S]) -> IterDataset[S]:
+    def map(self, transform: transforms.MapLike[T_co, S] | Callable[[T_co], S]) -> IterDataset[S]:
         """Replaces every element by `transform(element)`."""
         return after(self, plan.Map.of, transform)
 
     def map_with_index(
-        self, transform: transforms.MapWithIndex | Callable[[int, T], S]
+        self,
+        transform: transforms.MapWithIndexLike[T_co, S] | Callable[[int, T_co], S],
     ) -> IterDataset[S]:
         """Replaces every element by `transform(number, element)`, counted from 0."""
         return after(self, plan.MapWithIndex.of, transform)
 
     def random_map(
         self,
-        transform: transforms.RandomMap | Callable[[T, np.random.Generator], S],
+        transform: transforms.RandomMapLike[T_co, S] | Callable[[T_co, np.random.Generator], S],
         *,
         seed: int | None = None,
     ) -> IterDataset[S]:
@@ -134,13 +241,26 @@ class IterDataset(Iterable[T], Generic[T], metaclass=IterDatasetFactories):
         """
         return after(self, plan.RandomMap.of, transform, seed)
 
-    def seed(self, seed: int) -> IterDataset[T]:
+    def seed(self, seed: int) -> IterDataset[T_co]:
         """Gives random stages further down that have no seed of their own one to draw from."""
         return after(self, plan.Seed.of, seed)
 
+    @overload
+    def apply(self, transformations: transforms.FilterLike[T_co]) -> IterDataset[T_co]: ...
+    @overload
+    def apply(self, transformations: transforms.MapLike[T_co, S]) -> IterDataset[S]: ...
+    @overload
+    def apply(self, transformations: transforms.RandomMapLike[T_co, S]) -> IterDataset[S]: ...
+    @overload
+    def apply(self, transformations: transforms.MapWithIndexLike[T_co, S]) -> IterDataset[S]: ...
+    @overload
+    def apply(self, transformations: transforms.FlatMapLike[T_co, S]) -> IterDataset[S]: ...
+    @overload
     def apply(
-        self, transformations: transforms.Transformation | transforms.Transformations
-    ) -> IterDataset[Any]:
+        self,
+        transformations: transforms.Batch | transforms.TfRandomMap | transforms.Transformations,
+    ) -> IterDataset[Any]: ...
+    def apply(self, transformations: Any) -> IterDataset[Any]:
         """Appends transforms given as objects.
 
         Raises:
@@ -157,7 +277,7 @@ class IterDataset(Iterable[T], Generic[T], metaclass=IterDatasetFactories):
         options: MultiprocessingOptions | None = None,
         worker_init_fn: Callable[[int, int], None] | None = None,
         sequential_slice: bool = False,  # noqa: FBT001, FBT002 - as programs call it
-    ) -> IterDataset[T]:
+    ) -> IterDataset[T_co]:
         """Makes elements ahead in worker processes.
 
         Every worker runs all stages above on a share of the elements: of each dataset with
@@ -193,7 +313,7 @@ class IterDataset(Iterable[T], Generic[T], metaclass=IterDatasetFactories):
         check_sliceable(node_of(self), options.num_workers, sequential=sequential_slice)
         return node
 
-    def prefetch(self, multiprocessing_options: MultiprocessingOptions) -> IterDataset[T]:
+    def prefetch(self, multiprocessing_options: MultiprocessingOptions) -> IterDataset[T_co]:
         """An older name of `mp_prefetch`."""
         warnings.warn(
             "`prefetch` is deprecated, use `mp_prefetch` instead.",
@@ -202,13 +322,15 @@ class IterDataset(Iterable[T], Generic[T], metaclass=IterDatasetFactories):
         )
         return self.mp_prefetch(multiprocessing_options)
 
-    def pipe(self, func: Callable[..., S], /, *args: Any, **kwargs: Any) -> S:
+    def pipe(
+        self, func: Callable[Concatenate[Self, P], S], /, *args: P.args, **kwargs: P.kwargs
+    ) -> S:
         """Returns `func(self, *args, **kwargs)`, for chaining."""
         return func(self, *args, **kwargs)
 
-    def _over(self, node: Any) -> IterDataset[T]:
+    def _over(self, node: Any) -> IterDataset[T_co]:
         """This dataset where its node is replaced by `node`, the same on other parents."""
-        copied: IterDataset[T] = node.dataset
+        copied: IterDataset[T_co] = node.dataset
         return copied
 
     def _plan_node(self) -> Node:
@@ -219,7 +341,7 @@ class IterDataset(Iterable[T], Generic[T], metaclass=IterDatasetFactories):
         return str(self._plan_node())
 
 
-class PlannedIterDataset(IterDataset[T]):
+class PlannedIterDataset(IterDataset[T_co]):
     """A dataset that is a plan."""
 
     def __init__(self, node: Node, parents: Sequence[Any] = ()) -> None:
@@ -229,11 +351,11 @@ class PlannedIterDataset(IterDataset[T]):
     def _plan_node(self) -> Node:
         return self._node
 
-    def _over(self, node: Any) -> IterDataset[T]:
-        copied: PlannedIterDataset[T] = with_node(self, node)
+    def _over(self, node: Any) -> IterDataset[T_co]:
+        copied: PlannedIterDataset[T_co] = with_node(self, node)
         return copied
 
-    def __iter__(self) -> DatasetIterator[T]:
+    def __iter__(self) -> DatasetIterator[T_co]:
         return PlannedIterator.over(self._node)
 
     def __repr__(self) -> str:

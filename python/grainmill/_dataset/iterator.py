@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from grainmill._plan.node import Node
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class _NoStats:
@@ -62,7 +63,7 @@ class Closing(abc.ABC):
         self.close()
 
 
-class DatasetIterator(Closing, Iterator[T], Generic[T]):
+class DatasetIterator(Closing, Iterator[T_co], Generic[T_co]):
     """An iterator whose place can be saved and found again.
 
     Derive from it to write a stage of your own: call `super().__init__(parent_iterator)`, take
@@ -91,7 +92,7 @@ class DatasetIterator(Closing, Iterator[T], Generic[T]):
         return self
 
     @abc.abstractmethod
-    def __next__(self) -> T:
+    def __next__(self) -> T_co:
         """Returns the next element."""
 
     @abc.abstractmethod
@@ -118,7 +119,7 @@ class DatasetIterator(Closing, Iterator[T], Generic[T]):
             self.close()
 
 
-class PlannedIterator(DatasetIterator[T]):
+class PlannedIterator(DatasetIterator[T_co]):
     """Runs a plan, element by element; threads may share one, each element goes to one of them.
 
     An interrupt may come anywhere: what is ready to be delivered takes its place together with
@@ -134,7 +135,7 @@ class PlannedIterator(DatasetIterator[T]):
         self._fresh = node is not None  # whether opening the plan again gives the same place
         # Elements that are ready, the next one last, and the place after them; the place before
         # them where they are one that was finished alone.
-        self._waiting: list[T] = []
+        self._waiting: list[T_co] = []
         self._place: Place | None = None  # `None` where the stages stand, or at the start
         self._before: Place | None = None
         self._alone = False
@@ -159,7 +160,7 @@ class PlannedIterator(DatasetIterator[T]):
             return self._name
         return str(self._node).replace("IterDataset", "DatasetIterator", 1)
 
-    def __next__(self) -> T:
+    def __next__(self) -> T_co:
         while True:
             waiting = self._waiting
             if waiting:
@@ -305,7 +306,7 @@ class PlannedIterator(DatasetIterator[T]):
             lock.release()
 
     def _forget(self) -> None:
-        nothing: list[T] = []
+        nothing: list[T_co] = []
         none = Block([], _no_state)
         self._waiting, self._place, self._before = nothing, None, None
         self._block, self._at, self._moving = none, 0, False
@@ -349,7 +350,7 @@ class PlannedIterator(DatasetIterator[T]):
             self._stage.close()
 
 
-class ThreadPrefetchDatasetIterator(PlannedIterator[T]):
+class ThreadPrefetchDatasetIterator(PlannedIterator[T_co]):
     """Prefetches from any iterator, on one thread.
 
     Args:
@@ -360,7 +361,7 @@ class ThreadPrefetchDatasetIterator(PlannedIterator[T]):
         ValueError: `prefetch_buffer_size` is negative.
     """
 
-    def __init__(self, parent: Iterator[T], prefetch_buffer_size: int) -> None:
+    def __init__(self, parent: Iterator[T_co], prefetch_buffer_size: int) -> None:
         stage = ThreadPrefetchStage.around(parent, prefetch_buffer_size)
         name = f"ThreadPrefetchDatasetIterator(prefetch_buffer_size={prefetch_buffer_size})"
         super().__init__(None, stage, name)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import abc
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Never, Self, cast, overload
 
 import numpy as np
 
 from grainmill._dataset.apply import apply_each
+from grainmill._dataset.element_types import D2, D, K, L, Leaf, P, S, SourceLike, T, T_co
 from grainmill._dataset.iter_dataset import (
     IterDataset,
     PlannedIterDataset,
@@ -24,17 +25,16 @@ from grainmill._plan.node import random_access
 from grainmill._plan.options import ReadOptions
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from grainmill._dataset.iterator import DatasetIterator
     from grainmill._plan.node import Node
-
-T = TypeVar("T")
-S = TypeVar("S")
 
 
 class MapDatasetFactories(abc.ABCMeta):
     """What `MapDataset` itself offers, and datasets made from it do not."""
 
-    def source(cls, source: Any) -> MapDataset[Any]:
+    def source(cls, source: SourceLike[T | None]) -> MapDataset[T]:
         """The elements of any object with `__len__` and `__getitem__`.
 
         Args:
@@ -87,7 +87,7 @@ class MapDatasetFactories(abc.ABCMeta):
         return PlannedMapDataset(plan.Concatenate.of([node_of(ds) for ds in datasets]))
 
 
-class MapDataset(Generic[T], metaclass=MapDatasetFactories):
+class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
     """A sequence of elements computed by position; nothing is read until one is asked for.
 
     Positions beyond `len(ds)` go on with the next epochs, in which shuffles and random maps draw
@@ -123,23 +123,124 @@ class MapDataset(Generic[T], metaclass=MapDatasetFactories):
         """Returns how many elements an epoch has."""
 
     @overload
-    def __getitem__(self, index: slice) -> MapDataset[T]: ...
+    def __getitem__(self, index: slice) -> MapDataset[T_co]: ...
     @overload
-    def __getitem__(self, index: int) -> T | None: ...
+    def __getitem__(self, index: int) -> T_co | None: ...
     @abc.abstractmethod
-    def __getitem__(self, index: slice | int) -> MapDataset[T] | T | None:
+    def __getitem__(self, index: slice | int) -> MapDataset[T_co] | T_co | None:
         """Returns the element at `index`, `None` where it was dropped; slices are datasets."""
 
-    def __iter__(self) -> DatasetIterator[T]:
+    def __iter__(self) -> DatasetIterator[T_co]:
         return self.to_iter_dataset().__iter__()
 
+    # An `Any` within the elements goes with `Never`, so those come first.
+    @overload
+    def batch(
+        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[list[T_co]], S]
+    ) -> MapDataset[S]: ...
+    @overload
+    def batch(
+        self: MapDataset[Never],
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: None = None,
+    ) -> MapDataset[Any]: ...
+    @overload
+    def batch(
+        self: MapDataset[NDArray[D]],
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: None = None,
+    ) -> MapDataset[NDArray[D]]: ...
+    @overload
+    def batch(
+        self: MapDataset[D], batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+    ) -> MapDataset[NDArray[D]]: ...
+    @overload
+    def batch(
+        self: MapDataset[Leaf],
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: None = None,
+    ) -> MapDataset[NDArray[Any]]: ...
+    @overload
+    def batch(
+        self: MapDataset[dict[K, Never]],
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: None = None,
+    ) -> MapDataset[dict[K, Any]]: ...
+    @overload
+    def batch(
+        self: MapDataset[dict[K, object]],
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: None = None,
+    ) -> MapDataset[dict[K, Any]]: ...
+    @overload
+    def batch(
+        self: MapDataset[dict[K, NDArray[D]]],
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: None = None,
+    ) -> MapDataset[dict[K, NDArray[D]]]: ...
+    @overload
+    def batch(
+        self: MapDataset[dict[K, L]],
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: None = None,
+    ) -> MapDataset[dict[K, NDArray[Any]]]: ...
+    @overload
+    def batch(
+        self: MapDataset[tuple[Never, object]],
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: None = None,
+    ) -> MapDataset[tuple[Any, Any]]: ...
+    @overload
+    def batch(
+        self: MapDataset[tuple[object, Never]],
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: None = None,
+    ) -> MapDataset[tuple[Any, Any]]: ...
+    @overload
+    def batch(
+        self: MapDataset[tuple[NDArray[D], NDArray[D2]]],
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: None = None,
+    ) -> MapDataset[tuple[NDArray[D], NDArray[D2]]]: ...
+    @overload
+    def batch(
+        self: MapDataset[tuple[Leaf, Leaf]],
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: None = None,
+    ) -> MapDataset[tuple[NDArray[Any], NDArray[Any]]]: ...
+    @overload
+    def batch(
+        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+    ) -> MapDataset[Any]: ...
     def batch(
         self,
         batch_size: int,
         *,
         drop_remainder: bool = False,
-        batch_fn: Callable[[Sequence[T]], S] | None = None,
-    ) -> MapDataset[S]:
+        batch_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> MapDataset[Any]:
         """Stacks `batch_size` consecutive elements along a new leading axis.
 
         Batches never mix epochs; `repeat` first for that.
@@ -161,11 +262,13 @@ class MapDataset(Generic[T], metaclass=MapDatasetFactories):
             self, plan.Batch.of, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn
         )
 
-    def filter(self, transform: transforms.Filter | Callable[[T], bool]) -> MapDataset[T]:
+    def filter(
+        self, transform: transforms.FilterLike[T_co] | Callable[[T_co], bool | np.bool_]
+    ) -> MapDataset[T_co]:
         """Makes `None` of the elements for which `transform` is false; iterating skips those."""
         return _after(self, plan.Filter.of, transform)
 
-    def shuffle(self, seed: int | None = None) -> MapDataset[T]:
+    def shuffle(self, seed: int | None = None) -> MapDataset[T_co]:
         """Visits the elements of each epoch in that epoch's own order.
 
         The order is computed, not stored: a keyed bijection of the positions (a Feistel network
@@ -179,7 +282,7 @@ class MapDataset(Generic[T], metaclass=MapDatasetFactories):
         """
         return _after(self, plan.Shuffle.of, seed)
 
-    def slice(self, sl: slice | Sequence[int]) -> MapDataset[T]:
+    def slice(self, sl: slice | Sequence[int]) -> MapDataset[T_co]:
         """Takes a slice, or listed indices, of every epoch."""
         if isinstance(sl, slice):
             return _after(self, plan.Slice.of, sl)
@@ -187,7 +290,7 @@ class MapDataset(Generic[T], metaclass=MapDatasetFactories):
 
     def repeat(
         self, num_epochs: int | None = None, *, reseed_each_epoch: bool = True
-    ) -> MapDataset[T]:
+    ) -> MapDataset[T_co]:
         """Makes one epoch of several.
 
         Args:
@@ -199,19 +302,23 @@ class MapDataset(Generic[T], metaclass=MapDatasetFactories):
         """
         return _after(self, plan.Repeat.of, num_epochs, reseed_each_epoch=reseed_each_epoch)
 
-    def map(self, transform: transforms.Map | Callable[[T], S]) -> MapDataset[S]:
+    def map(
+        self, transform: transforms.MapLike[T_co, S | None] | Callable[[T_co], S | None]
+    ) -> MapDataset[S]:
         """Replaces every element by `transform(element)`; `None` drops one."""
         return _after(self, plan.Map.of, transform)
 
     def map_with_index(
-        self, transform: transforms.MapWithIndex | Callable[[int, T], S]
+        self,
+        transform: transforms.MapWithIndexLike[T_co, S | None] | Callable[[int, T_co], S | None],
     ) -> MapDataset[S]:
         """Replaces every element by `transform(index, element)`; `index` runs on over epochs."""
         return _after(self, plan.MapWithIndex.of, transform)
 
     def random_map(
         self,
-        transform: transforms.RandomMap | Callable[[T, np.random.Generator], S],
+        transform: transforms.RandomMapLike[T_co, S | None]
+        | Callable[[T_co, np.random.Generator], S | None],
         *,
         seed: int | None = None,
     ) -> MapDataset[S]:
@@ -226,13 +333,28 @@ class MapDataset(Generic[T], metaclass=MapDatasetFactories):
         """
         return _after(self, plan.RandomMap.of, transform, seed)
 
-    def seed(self, seed: int) -> MapDataset[T]:
+    def seed(self, seed: int) -> MapDataset[T_co]:
         """Gives random stages further down that have no seed of their own one to draw from."""
         return _after(self, plan.Seed.of, seed)
 
+    @overload
+    def apply(self, transformations: transforms.FilterLike[T_co]) -> MapDataset[T_co]: ...
+    @overload
+    def apply(self, transformations: transforms.MapLike[T_co, S | None]) -> MapDataset[S]: ...
+    @overload
+    def apply(self, transformations: transforms.RandomMapLike[T_co, S | None]) -> MapDataset[S]: ...
+    @overload
     def apply(
-        self, transformations: transforms.Transformation | transforms.Transformations
-    ) -> MapDataset[Any]:
+        self, transformations: transforms.MapWithIndexLike[T_co, S | None]
+    ) -> MapDataset[S]: ...
+    @overload
+    def apply(self, transformations: transforms.FlatMapLike[T_co, S]) -> MapDataset[S]: ...
+    @overload
+    def apply(
+        self,
+        transformations: transforms.Batch | transforms.TfRandomMap | transforms.Transformations,
+    ) -> MapDataset[Any]: ...
+    def apply(self, transformations: Any) -> MapDataset[Any]:
         """Appends transforms given as objects.
 
         Raises:
@@ -244,13 +366,23 @@ class MapDataset(Generic[T], metaclass=MapDatasetFactories):
     def _flat_map(self, transform: transforms.FlatMap) -> MapDataset[Any]:
         return _after(self, plan.FlatMap.of, transform)
 
-    def pipe(self, func: Callable[..., S], /, *args: Any, **kwargs: Any) -> S:
+    def pipe(
+        self, func: Callable[Concatenate[Self, P], S], /, *args: P.args, **kwargs: P.kwargs
+    ) -> S:
         """Returns `func(self, *args, **kwargs)`, for chaining."""
         return func(self, *args, **kwargs)
 
+    @overload
+    def to_iter_dataset(
+        self, read_options: ReadOptions | None = None, *, allow_nones: Literal[False] = False
+    ) -> IterDataset[T_co]: ...
+    @overload
+    def to_iter_dataset(
+        self, read_options: ReadOptions | None = None, *, allow_nones: bool
+    ) -> IterDataset[T_co | None]: ...
     def to_iter_dataset(
         self, read_options: ReadOptions | None = None, *, allow_nones: bool = False
-    ) -> IterDataset[T]:
+    ) -> IterDataset[Any]:
         """Reads one epoch in order, ahead of use.
 
         Args:
@@ -266,10 +398,10 @@ class MapDataset(Generic[T], metaclass=MapDatasetFactories):
             sequential.read(node, read_options, allow_nones=allow_nones), (self,)
         )
 
-    def _over(self, node: Any) -> MapDataset[T]:
+    def _over(self, node: Any) -> MapDataset[T_co]:
         """This dataset where its node is replaced by `node`: on other parents, or a slice of it."""
         if isinstance(node, plan.Foreign):
-            copied: MapDataset[T] = node.dataset
+            copied: MapDataset[T_co] = node.dataset
             return copied
         return PlannedMapDataset(node, (self,))
 
@@ -281,7 +413,7 @@ class MapDataset(Generic[T], metaclass=MapDatasetFactories):
         return str(self._plan_node())
 
 
-class PlannedMapDataset(MapDataset[T]):
+class PlannedMapDataset(MapDataset[T_co]):
     """A dataset that is a plan."""
 
     def __init__(self, node: Node, parents: Sequence[MapDataset[Any]] = ()) -> None:
@@ -289,12 +421,12 @@ class PlannedMapDataset(MapDataset[T]):
         self._node = random_access(node)
         self._program: Program | None = None
 
-    def _over(self, node: Any) -> MapDataset[T]:
+    def _over(self, node: Any) -> MapDataset[T_co]:
         if node is self._node:
             return self
         if self._node in node.parents:
             return PlannedMapDataset(node, (self,))
-        copied: PlannedMapDataset[T] = with_node(self, node)
+        copied: PlannedMapDataset[T_co] = with_node(self, node)
         copied._program = None
         return copied
 
@@ -305,10 +437,10 @@ class PlannedMapDataset(MapDataset[T]):
         return self._node.length
 
     @overload
-    def __getitem__(self, index: slice) -> MapDataset[T]: ...
+    def __getitem__(self, index: slice) -> MapDataset[T_co]: ...
     @overload
-    def __getitem__(self, index: int) -> T | None: ...
-    def __getitem__(self, index: slice | int) -> MapDataset[T] | T | None:
+    def __getitem__(self, index: int) -> T_co | None: ...
+    def __getitem__(self, index: slice | int) -> MapDataset[T_co] | T_co | None:
         """Returns the element at `index`; see `MapDataset`."""
         if isinstance(index, slice):
             return self.slice(index)
@@ -317,14 +449,14 @@ class PlannedMapDataset(MapDataset[T]):
         made = self._ready().run(operator.index(index), 1)
         if made.failure is not None:
             raise made.failure
-        return cast("T | None", made.elements[0])
+        return cast("T_co | None", made.elements[0])
 
     def _ready(self) -> Program:
         if self._program is None:
             self._program = Program(self._node)
         return self._program
 
-    def __getitems__(self, indices: Sequence[int]) -> list[T | None]:
+    def __getitems__(self, indices: Sequence[int]) -> list[T_co | None]:
         """Returns the elements at `indices`, made as one block."""
         made = self._ready().run_at(np.asarray(indices, np.int64))
         if made.failure is not None:

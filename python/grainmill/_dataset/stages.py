@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, overload
 
+from numpy.typing import NDArray
+
+from grainmill._dataset.element_types import A, B, C, S, T, T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._dataset.map_dataset import PlannedMapDataset
 from grainmill._plan import random_access, sequential
@@ -11,6 +14,8 @@ from grainmill._plan.slicing import check_sliceable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
+
+    import numpy as np
 
     from grainmill._dataset.iter_dataset import IterDataset
     from grainmill._dataset.map_dataset import MapDataset
@@ -38,47 +43,58 @@ __all__ = [
     "multithread_prefetch",
 ]
 
-T = TypeVar("T")
 
-
-class FlatMapMapDataset(PlannedMapDataset[Any]):
+class FlatMapMapDataset(PlannedMapDataset[T_co]):
     """Each element becomes up to `transform.max_fan_out` elements; missing ones are `None`."""
 
-    def __init__(self, parent: MapDataset[Any], transform: transforms.FlatMap) -> None:
+    def __init__(self, parent: MapDataset[S], transform: transforms.FlatMapLike[S, T_co]) -> None:
         super().__init__(random_access.FlatMap.of(node_of(parent), transform), (parent,))
 
 
-class ZipMapDataset(PlannedMapDataset[tuple[Any, ...]]):
+class ZipMapDataset(PlannedMapDataset[T_co]):
     """Tuples of what several datasets of one length have at the same index.
 
     Raises:
         ValueError: There is no dataset, or lengths differ.
     """
 
+    @overload
+    def __init__(
+        self: ZipMapDataset[tuple[A, B]], parents: tuple[MapDataset[A], MapDataset[B]]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ZipMapDataset[tuple[A, B, C]],
+        parents: tuple[MapDataset[A], MapDataset[B], MapDataset[C]],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ZipMapDataset[tuple[Any, ...]], parents: Sequence[MapDataset[Any]]
+    ) -> None: ...
     def __init__(self, parents: Sequence[MapDataset[Any]]) -> None:
         super().__init__(random_access.Zip.of([node_of(parent) for parent in parents]), parents)
 
 
-class WindowShuffleMapDataset(PlannedMapDataset[T]):
+class WindowShuffleMapDataset(PlannedMapDataset[T_co]):
     """Moves elements inside windows of `window_size` consecutive ones.
 
     Every epoch is a permutation: where the window does not divide its length, its last window is
     shorter.
     """
 
-    def __init__(self, parent: MapDataset[T], *, window_size: int, seed: int) -> None:
+    def __init__(self, parent: MapDataset[T_co], *, window_size: int, seed: int) -> None:
         node = random_access.WindowShuffle.of(node_of(parent), window_size, seed)
         super().__init__(node, (parent,))
 
 
-class FlatMapIterDataset(PlannedIterDataset[Any]):
+class FlatMapIterDataset(PlannedIterDataset[T_co]):
     """Each element becomes the elements of a sequence."""
 
-    def __init__(self, parent: IterDataset[Any], transform: transforms.FlatMap) -> None:
+    def __init__(self, parent: IterDataset[S], transform: transforms.FlatMapLike[S, T_co]) -> None:
         super().__init__(sequential.FlatMap((node_of(parent),), transform), (parent,))
 
 
-class ZipIterDataset(PlannedIterDataset[tuple[Any, ...]]):
+class ZipIterDataset(PlannedIterDataset[T_co]):
     """Tuples of one element of each of several datasets.
 
     Args:
@@ -89,6 +105,27 @@ class ZipIterDataset(PlannedIterDataset[tuple[Any, ...]]):
         ValueError: There are no datasets.
     """
 
+    @overload
+    def __init__(
+        self: ZipIterDataset[tuple[A, B]],
+        parents: tuple[IterDataset[A], IterDataset[B]],
+        *,
+        strict: bool = True,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ZipIterDataset[tuple[A, B, C]],
+        parents: tuple[IterDataset[A], IterDataset[B], IterDataset[C]],
+        *,
+        strict: bool = True,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ZipIterDataset[tuple[Any, ...]],
+        parents: Sequence[IterDataset[Any]],
+        *,
+        strict: bool = True,
+    ) -> None: ...
     def __init__(self, parents: Sequence[IterDataset[Any]], *, strict: bool = True) -> None:
         if not parents:
             raise ValueError("At least one parent must be provided.")
@@ -96,36 +133,36 @@ class ZipIterDataset(PlannedIterDataset[tuple[Any, ...]]):
         super().__init__(sequential.Zip(nodes, strict), parents)
 
 
-class WindowShuffleIterDataset(PlannedIterDataset[T]):
+class WindowShuffleIterDataset(PlannedIterDataset[T_co]):
     """Permutes each run of `window_size` consecutive elements."""
 
-    def __init__(self, parent: IterDataset[T], *, window_size: int, seed: int) -> None:
+    def __init__(self, parent: IterDataset[T_co], *, window_size: int, seed: int) -> None:
         node = sequential.WindowShuffle.of(node_of(parent), window_size, seed)
         super().__init__(node, (parent,))
 
 
-class RepeatIterDataset(PlannedIterDataset[T]):
+class RepeatIterDataset(PlannedIterDataset[T_co]):
     """The same epoch again and again; `num_epochs` times, or without end if `None`."""
 
-    def __init__(self, parent: IterDataset[T], num_epochs: int | None = None) -> None:
+    def __init__(self, parent: IterDataset[T_co], num_epochs: int | None = None) -> None:
         super().__init__(sequential.Repeat.of(node_of(parent), num_epochs), (parent,))
 
 
-class CacheIterDataset(PlannedIterDataset[T]):
+class CacheIterDataset(PlannedIterDataset[T_co]):
     """Remembers the elements of the first epoch; of use under `RepeatIterDataset`."""
 
-    def __init__(self, parent: IterDataset[T]) -> None:
+    def __init__(self, parent: IterDataset[T_co]) -> None:
         super().__init__(sequential.Cache((node_of(parent),)), (parent,))
 
 
-class LimitIterDataset(PlannedIterDataset[T]):
+class LimitIterDataset(PlannedIterDataset[T_co]):
     """The first `count` elements, at least 1."""
 
-    def __init__(self, parent: IterDataset[T], count: int) -> None:
+    def __init__(self, parent: IterDataset[T_co], count: int) -> None:
         super().__init__(sequential.Limit.of(node_of(parent), count), (parent,))
 
 
-class TakeWhileIterDataset(PlannedIterDataset[T]):
+class TakeWhileIterDataset(PlannedIterDataset[T_co]):
     """The elements up to the first for which `predicate` is false, which is left out too.
 
     Args:
@@ -140,17 +177,19 @@ class TakeWhileIterDataset(PlannedIterDataset[T]):
     """
 
     def __init__(
-        self, parent: IterDataset[T], predicate: transforms.Filter | Callable[[T], bool]
+        self,
+        parent: IterDataset[T_co],
+        predicate: transforms.FilterLike[T_co] | Callable[[T_co], bool | np.bool_],
     ) -> None:
         super().__init__(sequential.TakeWhile.of(node_of(parent), predicate), (parent,))
 
 
-class RebatchIterDataset(PlannedIterDataset[Any]):
+class RebatchIterDataset(PlannedIterDataset[T_co]):
     """Batches of one size cut and joined into batches of `batch_size` rows."""
 
     def __init__(
         self,
-        parent: IterDataset[Any],
+        parent: IterDataset[T_co],
         batch_size: int,
         drop_remainder: bool = False,  # noqa: FBT001, FBT002 - as programs call it
     ) -> None:
@@ -158,10 +197,10 @@ class RebatchIterDataset(PlannedIterDataset[Any]):
         super().__init__(node, (parent,))
 
 
-class ThreadPrefetchIterDataset(PlannedIterDataset[T]):
+class ThreadPrefetchIterDataset(PlannedIterDataset[T_co]):
     """Elements made ahead by one thread, up to `prefetch_buffer_size` of them."""
 
-    def __init__(self, parent: IterDataset[T], *, prefetch_buffer_size: int) -> None:
+    def __init__(self, parent: IterDataset[T_co], *, prefetch_buffer_size: int) -> None:
         node = sequential.ThreadPrefetch.of(node_of(parent), prefetch_buffer_size)
         super().__init__(node, (parent,))
 
@@ -193,7 +232,7 @@ def multithread_prefetch(
     return PlannedIterDataset(node, (ds,))
 
 
-class InterleaveIterDataset(PlannedIterDataset[T]):
+class InterleaveIterDataset(PlannedIterDataset[T_co]):
     """One element of each of up to `cycle_length` datasets in turn, until all are used up.
 
     Args:
@@ -207,7 +246,9 @@ class InterleaveIterDataset(PlannedIterDataset[T]):
 
     def __init__(
         self,
-        datasets: Sequence[IterDataset[T] | MapDataset[T]] | MapDataset[Any],
+        datasets: Sequence[IterDataset[T_co] | MapDataset[T_co]]
+        | MapDataset[IterDataset[T_co]]
+        | MapDataset[MapDataset[T_co]],
         *,
         cycle_length: int,
         num_make_iter_threads: int = 1,
@@ -226,14 +267,14 @@ class InterleaveIterDataset(PlannedIterDataset[T]):
         )
 
 
-class WithOptionsIterDataset(PlannedIterDataset[T]):
+class WithOptionsIterDataset(PlannedIterDataset[T_co]):
     """Sets options of the whole pipeline, up- and downstream; the later one wins."""
 
-    def __init__(self, parent: IterDataset[T], options: DatasetOptions) -> None:
+    def __init__(self, parent: IterDataset[T_co], options: DatasetOptions) -> None:
         super().__init__(sequential.WithOptions((node_of(parent),), options), (parent,))
 
 
-class _FitPackIterDataset(PlannedIterDataset[dict[str, Any]]):
+class _FitPackIterDataset(PlannedIterDataset[dict[str, NDArray[Any]]]):
     """Packs sequences into rows of fixed length, several to a row.
 
     An element is a flat dict of 1-d arrays. A row has each feature of `length_struct`, and with
@@ -303,7 +344,7 @@ class BestFitPackIterDataset(_FitPackIterDataset):
     _best_fit = True
 
 
-class ConcatThenSplitIterDataset(PlannedIterDataset[dict[str, Any]]):
+class ConcatThenSplitIterDataset(PlannedIterDataset[dict[str, NDArray[Any]]]):
     """Lays sequences end to end and cuts them into full rows.
 
     A row is padded with zeros where another feature is full first, and the last one is. Of each

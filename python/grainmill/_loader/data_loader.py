@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, overload
 
+from grainmill._dataset.element_types import Loaded_co
 from grainmill._dataset.iterator import Closing
 from grainmill._dataset.map_dataset import MapDataset
 from grainmill._loader import records
@@ -18,13 +19,14 @@ from grainmill._plan.options import ReadOptions
 from grainmill._plan.sharding import NoSharding, ShardOptions
 
 if TYPE_CHECKING:
+    from grainmill._dataset.element_types import SourceLike, T
     from grainmill._dataset.iter_dataset import IterDataset
-    from grainmill._loader.operations import Operation
+    from grainmill._loader.operations import OperationLike
 
 _ALL = NoSharding()
 
 
-class DataLoader:
+class DataLoader(Generic[Loaded_co]):
     """Reads the records that a sampler chooses and applies operations to them, in order.
 
     Iterating over it again starts again. Elements that are `None` are kept. A random transform
@@ -54,12 +56,38 @@ class DataLoader:
         [[0, 4], [1, 2], [3]]
     """
 
+    @overload
+    def __init__(
+        self,
+        *,
+        data_source: SourceLike[Loaded_co],
+        sampler: Sampler,
+        operations: tuple[()] = (),
+        worker_count: int | None = 0,
+        worker_buffer_size: int = 1,
+        shard_options: ShardOptions | None = None,
+        read_options: ReadOptions | None = None,
+        enable_profiling: bool = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: DataLoader[Any],
+        *,
+        data_source: SourceLike[Any],
+        sampler: Sampler,
+        operations: Sequence[transforms.Transformation | OperationLike],
+        worker_count: int | None = 0,
+        worker_buffer_size: int = 1,
+        shard_options: ShardOptions | None = None,
+        read_options: ReadOptions | None = None,
+        enable_profiling: bool = False,
+    ) -> None: ...
     def __init__(
         self,
         *,
         data_source: Any,
         sampler: Sampler,
-        operations: Sequence[transforms.Transformation | Operation] = (),
+        operations: Sequence[transforms.Transformation | OperationLike] = (),
         worker_count: int | None = 0,
         worker_buffer_size: int = 1,
         shard_options: ShardOptions | None = None,
@@ -121,7 +149,7 @@ class DataLoader:
         """How many workers there are, and how far ahead they work."""
         return self._multiprocessing_options
 
-    def __iter__(self) -> DataLoaderIterator:
+    def __iter__(self) -> DataLoaderIterator[Loaded_co]:
         return DataLoaderIterator(self)
 
     def _numbering(self) -> Numbering | None:
@@ -181,16 +209,17 @@ def _description(data_source: Any) -> str:
     return str(type(data_source)) if by_type else repr(data_source)
 
 
-class DataLoaderIterator(Closing, Iterator[Any]):
+class DataLoaderIterator(Closing, Iterator[Loaded_co], Generic[Loaded_co]):
     """Iterates over the elements of a `DataLoader`; its place can be saved and found again."""
 
-    def __init__(self, data_loader: DataLoader) -> None:
+    def __init__(self, data_loader: DataLoader[Loaded_co]) -> None:
         self._data_loader = data_loader
         self._numbering = data_loader._numbering()  # noqa: SLF001 - the two are one
         self._iterator = data_loader._dataset.__iter__()  # noqa: SLF001
 
-    def __next__(self) -> Any:
-        return next(self._iterator)
+    def __next__(self) -> Loaded_co:
+        element: Loaded_co = next(self._iterator)
+        return element
 
     def get_state(self) -> bytes:
         """Returns the state after the element last returned, as JSON."""
@@ -218,8 +247,23 @@ class DataLoaderIterator(Closing, Iterator[Any]):
         return f"PyGrainDatasetIterator(state={self.get_state().decode()})"
 
 
+@overload
 def load(
-    source: Any,
+    source: SourceLike[T],
+    *,
+    num_epochs: int | None = None,
+    shuffle: bool = False,
+    seed: int | None = None,
+    shard_options: ShardOptions = _ALL,
+    transformations: tuple[()] = (),
+    batch_size: None = None,
+    drop_remainder: bool = False,
+    worker_count: int | None = 0,
+    read_options: ReadOptions | None = None,
+) -> DataLoader[T]: ...
+@overload
+def load(
+    source: SourceLike[Any],
     *,
     num_epochs: int | None = None,
     shuffle: bool = False,
@@ -230,7 +274,20 @@ def load(
     drop_remainder: bool = False,
     worker_count: int | None = 0,
     read_options: ReadOptions | None = None,
-) -> DataLoader:
+) -> DataLoader[Any]: ...
+def load(
+    source: SourceLike[Any],
+    *,
+    num_epochs: int | None = None,
+    shuffle: bool = False,
+    seed: int | None = None,
+    shard_options: ShardOptions = _ALL,
+    transformations: transforms.Transformations = (),
+    batch_size: int | None = None,
+    drop_remainder: bool = False,
+    worker_count: int | None = 0,
+    read_options: ReadOptions | None = None,
+) -> DataLoader[Any]:
     """A `DataLoader` over all records of `source`, in order or shuffled.
 
     Args:

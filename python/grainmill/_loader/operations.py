@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, Protocol, TypeAlias
 
 import numpy as np
 
 from grainmill import _native
 from grainmill import _tree as tree
+from grainmill._dataset.element_types import In, Out
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
 from grainmill._evaluate.stack import shared_arena, stack
@@ -28,10 +29,13 @@ class Operation(Protocol):
         """Returns the records that those of `input_iterator` become."""
 
 
+OperationLike: TypeAlias = Operation | Callable[[Records], Records]
+
+
 class Operated(IterDataset[Any]):
     """The records that an operation makes of those of `parent`."""
 
-    def __init__(self, parent: IterDataset[Any], operation: Operation) -> None:
+    def __init__(self, parent: IterDataset[Any], operation: OperationLike) -> None:
         super().__init__(parent)
         self._operation = operation
 
@@ -46,7 +50,7 @@ class _OperatedIterator(DatasetIterator[Any]):
     `holds_last` true has not used the record it took last when it gives one back.
     """
 
-    def __init__(self, parent: DatasetIterator[Any], operation: Operation) -> None:
+    def __init__(self, parent: DatasetIterator[Any], operation: OperationLike) -> None:
         super().__init__(parent)
         self._operation = operation
         self._begin()
@@ -104,12 +108,12 @@ def _without_key(record: Record[Any], data: Any) -> Record[Any]:
 
 
 @dataclasses.dataclass
-class MapOperation:
+class MapOperation(Generic[In, Out]):
     """Replaces every element by `map_function(element)`; `transforms.Map` is newer."""
 
-    map_function: Callable[[Any], Any]
+    map_function: Callable[[In], Out]
 
-    def __call__(self, input_iterator: Records) -> Records:
+    def __call__(self, input_iterator: Iterator[Record[In]]) -> Iterator[Record[Out]]:
         _warn_deprecated(self, "`grainmill.transforms.Map`")
         for record in input_iterator:
             try:
@@ -122,12 +126,12 @@ class MapOperation:
 
 
 @dataclasses.dataclass
-class RandomMapOperation:
+class RandomMapOperation(Generic[In, Out]):
     """Replaces every element by `random_map_function(element, rng)`; `RandomMap` is newer."""
 
-    random_map_function: Callable[[Any, Any], Any]
+    random_map_function: Callable[[In, np.random.Generator], Out]
 
-    def __call__(self, input_iterator: Records) -> Records:
+    def __call__(self, input_iterator: Iterator[Record[In]]) -> Iterator[Record[Out]]:
         _warn_deprecated(self, "`grainmill.transforms.RandomMap`")
         for record in input_iterator:
             try:
@@ -140,12 +144,12 @@ class RandomMapOperation:
 
 
 @dataclasses.dataclass
-class FilterOperation:
+class FilterOperation(Generic[In]):
     """Leaves out the elements for which `condition_function` is false; `Filter` is newer."""
 
-    condition_function: Callable[[Any], bool]
+    condition_function: Callable[[In], bool | np.bool_]
 
-    def __call__(self, input_iterator: Records) -> Records:
+    def __call__(self, input_iterator: Iterator[Record[In]]) -> Iterator[Record[In]]:
         _warn_deprecated(self, "`grainmill.transforms.Filter`")
         for record in input_iterator:
             try:
@@ -159,7 +163,7 @@ class FilterOperation:
 
 
 @dataclasses.dataclass
-class BatchOperation:
+class BatchOperation(Generic[In, Out]):
     """Stacks `batch_size` elements; the record has what is known of the last of them.
 
     Attributes:
@@ -173,15 +177,15 @@ class BatchOperation:
 
     batch_size: int
     drop_remainder: bool = False
-    batch_fn: Callable[[Sequence[Any]], Any] | None = None
+    batch_fn: Callable[[list[In]], Out] | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size <= 0:
             raise ValueError(f"batch_size must be a positive integer. Got {self.batch_size}.")
 
-    def __call__(self, input_iterator: Records) -> Records:
+    def __call__(self, input_iterator: Iterator[Record[In]]) -> Iterator[Record[Out]]:
         _warn_deprecated(self, "`grainmill.transforms.Batch`")
-        gathered: list[Record[Any]] = []
+        gathered: list[Record[In]] = []
         for record in input_iterator:
             gathered.append(record)
             if len(gathered) == self.batch_size:
@@ -190,7 +194,7 @@ class BatchOperation:
         if gathered and not self.drop_remainder:
             yield self._batch(gathered)
 
-    def _batch(self, records: list[Record[Any]]) -> Record[Any]:
+    def _batch(self, records: list[Record[In]]) -> Record[Any]:
         data = [record.data for record in records]
         if self.batch_fn is not None:
             return _without_key(records[-1], self.batch_fn(data))
@@ -209,7 +213,7 @@ def _check_structures(data: list[Any]) -> None:
 
 
 @dataclasses.dataclass
-class PackAndBatchOperation:
+class PackAndBatchOperation(Generic[In]):
     """Packs sequences into the rows of whole batches; `FirstFitPackIterDataset` is newer.
 
     Each sequence goes into the first row with room for it. An element becomes a tuple of three
@@ -239,7 +243,7 @@ class PackAndBatchOperation:
             )
         self.holds_last = False
 
-    def __call__(self, input_iterator: Records) -> Records:
+    def __call__(self, input_iterator: Iterator[Record[In]]) -> Iterator[Record[tuple[In, In, In]]]:
         _warn_deprecated(self, "`grainmill.experimental.FirstFitPackIterDataset`")
         lengths, structure = tree.flatten(self.length_struct)
         packer = self._packer(lengths)

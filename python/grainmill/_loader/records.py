@@ -181,7 +181,7 @@ class FilterData(_OfData):
 class BatchData:
     """One record of several, with what is known of the last."""
 
-    def __init__(self, batch_fn: Callable[[Sequence[Any]], Any] | None) -> None:
+    def __init__(self, batch_fn: Callable[[list[Any]], Any] | None) -> None:
         self._batch_fn = batch_fn
 
     def __call__(self, records: Sequence[Record[Any]]) -> Record[Any]:

@@ -337,7 +337,7 @@ class Batch(MapNode):
 
     batch_size: int
     drop_remainder: bool
-    batch_fn: Callable[[Sequence[Any]], Any] | None
+    batch_fn: Callable[[list[Any]], Any] | None
     dataset_name: ClassVar[str] = "BatchMapDataset"
 
     @classmethod
@@ -347,7 +347,7 @@ class Batch(MapNode):
         batch_size: int,
         *,
         drop_remainder: bool,
-        batch_fn: Callable[[Sequence[Any]], Any] | None,
+        batch_fn: Callable[[list[Any]], Any] | None,
     ) -> Self:
         """A node that batches each epoch of `parent`."""
         length = random_access(parent).length
@@ -390,12 +390,12 @@ def check_batch_size(batch_size: int) -> None:
 class FlatMap(MapNode):
     """Each element becomes up to `max_fan_out` elements; missing ones are `None`."""
 
-    transform: transforms.FlatMap
+    transform: transforms.FlatMapLike[Any, Any]
     dataset_name: ClassVar[str] = "FlatMapMapDataset"
     drops_elements: ClassVar[bool] = True
 
     @classmethod
-    def of(cls, parent: Node, transform: transforms.FlatMap) -> Self:
+    def of(cls, parent: Node, transform: transforms.FlatMapLike[Any, Any]) -> Self:
         """A node that splits the elements of `parent`."""
         length = min(ENDLESS, transform.max_fan_out * random_access(parent).length)
         return cls((parent,), length, transform)

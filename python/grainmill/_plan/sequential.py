@@ -152,7 +152,7 @@ class Batch(Node):
 
     batch_size: int
     drop_remainder: bool
-    batch_fn: Callable[[Sequence[Any]], Any] | None
+    batch_fn: Callable[[list[Any]], Any] | None
     dataset_name: ClassVar[str] = "BatchIterDataset"
 
     @classmethod
@@ -162,7 +162,7 @@ class Batch(Node):
         batch_size: int,
         *,
         drop_remainder: bool,
-        batch_fn: Callable[[Sequence[Any]], Any] | None,
+        batch_fn: Callable[[list[Any]], Any] | None,
     ) -> Self:
         """A node that batches elements of `parent`."""
         check_batch_size(batch_size)
@@ -345,7 +345,7 @@ class TakeWhile(Map):
 class FlatMap(Node):
     """Each element becomes a sequence of elements."""
 
-    transform: transforms.FlatMap
+    transform: transforms.FlatMapLike[Any, Any]
     dataset_name: ClassVar[str] = "FlatMapIterDataset"
 
     def _arguments(self) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
+
+In_contra = TypeVar("In_contra", contravariant=True)
+Out_co = TypeVar("Out_co", covariant=True)
 
 
 class Map(abc.ABC):
@@ -47,7 +50,7 @@ class Filter(abc.ABC):
     """One element in, a verdict out."""
 
     @abc.abstractmethod
-    def filter(self, element: Any) -> bool:
+    def filter(self, element: Any) -> bool | np.bool_:
         """Returns whether `element` stays."""
 
 
@@ -77,7 +80,49 @@ class Batch:
 
     batch_size: int
     drop_remainder: bool = False
-    batch_fn: Callable[[Sequence[Any]], Any] | None = None
+    batch_fn: Callable[[list[Any]], Any] | None = None
+
+
+# What type checkers see of a transform: the element types of the method that it defines.
+
+
+class MapLike(Protocol[In_contra, Out_co]):
+    """A `Map` from one type of elements to another."""
+
+    def map(self, element: In_contra, /) -> Out_co:
+        """See `Map.map`."""
+
+
+class RandomMapLike(Protocol[In_contra, Out_co]):
+    """A `RandomMap` from one type of elements to another."""
+
+    def random_map(self, element: In_contra, rng: np.random.Generator, /) -> Out_co:
+        """See `RandomMap.random_map`."""
+
+
+class MapWithIndexLike(Protocol[In_contra, Out_co]):
+    """A `MapWithIndex` from one type of elements to another."""
+
+    def map_with_index(self, index: int, element: In_contra, /) -> Out_co:
+        """See `MapWithIndex.map_with_index`."""
+
+
+class FilterLike(Protocol[In_contra]):
+    """A `Filter` of one type of elements."""
+
+    def filter(self, element: In_contra, /) -> bool | np.bool_:
+        """See `Filter.filter`."""
+
+
+class FlatMapLike(Protocol[In_contra, Out_co]):
+    """A `FlatMap` from one type of elements to another."""
+
+    @property
+    def max_fan_out(self) -> int:
+        """See `FlatMap`."""
+
+    def flat_map(self, element: In_contra, /) -> Sequence[Out_co]:
+        """See `FlatMap.flat_map`."""
 
 
 Transformation: TypeAlias = Batch | Map | RandomMap | TfRandomMap | Filter | FlatMap | MapWithIndex
