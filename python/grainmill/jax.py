@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import jax
 
@@ -12,9 +12,25 @@ from grainmill._dataset.stages import ThreadPrefetchIterDataset
 from grainmill._plan import transforms
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Never
+
+    from grainmill._dataset.element_types import K, Leaf
     from grainmill._dataset.iter_dataset import IterDataset
 
 __all__ = ["device_put", "process_place"]
+
+
+class Device(Protocol):
+    """What a `jax.Device` has; pyright does not know that class."""
+
+    @property
+    def platform(self) -> str:
+        """What kind of device it is."""
+
+    @property
+    def process_index(self) -> int:
+        """The process whose device it is."""
 
 
 def process_place() -> tuple[int, int]:
@@ -22,9 +38,82 @@ def process_place() -> tuple[int, int]:
     return jax.process_index(), jax.process_count()
 
 
+# An `Any` within the elements goes with `Never`, so those come first.
+@overload
+def device_put(
+    ds: IterDataset[Never],
+    device: Device | jax.sharding.Sharding,
+    *,
+    cpu_buffer_size: int = 4,
+    device_buffer_size: int = 2,
+) -> IterDataset[Any]: ...
+@overload
+def device_put(
+    ds: IterDataset[Leaf],
+    device: Device | jax.sharding.Sharding,
+    *,
+    cpu_buffer_size: int = 4,
+    device_buffer_size: int = 2,
+) -> IterDataset[jax.Array]: ...
+@overload
+def device_put(
+    ds: IterDataset[Mapping[K, Never]],
+    device: Device | jax.sharding.Sharding,
+    *,
+    cpu_buffer_size: int = 4,
+    device_buffer_size: int = 2,
+) -> IterDataset[dict[K, Any]]: ...
+@overload
+def device_put(
+    ds: IterDataset[dict[K, object]],
+    device: Device | jax.sharding.Sharding,
+    *,
+    cpu_buffer_size: int = 4,
+    device_buffer_size: int = 2,
+) -> IterDataset[dict[K, Any]]: ...
+@overload
+def device_put(
+    ds: IterDataset[Mapping[K, Leaf]],
+    device: Device | jax.sharding.Sharding,
+    *,
+    cpu_buffer_size: int = 4,
+    device_buffer_size: int = 2,
+) -> IterDataset[dict[K, jax.Array]]: ...
+@overload
+def device_put(
+    ds: IterDataset[tuple[Never, object]],
+    device: Device | jax.sharding.Sharding,
+    *,
+    cpu_buffer_size: int = 4,
+    device_buffer_size: int = 2,
+) -> IterDataset[tuple[Any, Any]]: ...
+@overload
+def device_put(
+    ds: IterDataset[tuple[object, Never]],
+    device: Device | jax.sharding.Sharding,
+    *,
+    cpu_buffer_size: int = 4,
+    device_buffer_size: int = 2,
+) -> IterDataset[tuple[Any, Any]]: ...
+@overload
+def device_put(
+    ds: IterDataset[tuple[Leaf, Leaf]],
+    device: Device | jax.sharding.Sharding,
+    *,
+    cpu_buffer_size: int = 4,
+    device_buffer_size: int = 2,
+) -> IterDataset[tuple[jax.Array, jax.Array]]: ...
+@overload
 def device_put(
     ds: IterDataset[Any],
-    device: jax.Device | jax.sharding.Sharding,
+    device: Device | jax.sharding.Sharding,
+    *,
+    cpu_buffer_size: int = 4,
+    device_buffer_size: int = 2,
+) -> IterDataset[Any]: ...
+def device_put(
+    ds: IterDataset[Any],
+    device: Device | jax.sharding.Sharding,
     *,
     cpu_buffer_size: int = 4,
     device_buffer_size: int = 2,

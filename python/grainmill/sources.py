@@ -8,11 +8,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing import shared_memory
 from pathlib import PurePath
 from types import TracebackType
-from typing import Any, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Protocol,
+    Self,
+    SupportsIndex,
+    TypeVar,
+    runtime_checkable,
+)
 
 import numpy as np
 
 from grainmill import _native
+from grainmill._dataset.element_types import Element
 from grainmill._index_file import Noted, noted
 from grainmill.array_record import check_reader_options
 
@@ -240,7 +250,7 @@ class RangeDataSource:
         return f"RangeDataSource(start={numbers.start}, stop={numbers.stop}, step={numbers.step})"
 
 
-class SharedMemoryDataSource(shared_memory.ShareableList[Any]):
+class SharedMemoryDataSource(shared_memory.ShareableList[Any], Generic[Element]):
     """Numbers, booleans, strings, `bytes` and None in shared memory, for several processes.
 
     Args:
@@ -250,7 +260,13 @@ class SharedMemoryDataSource(shared_memory.ShareableList[Any]):
     Call `close` in every process and `unlink` in one of them when it is no longer needed.
     """
 
-    def __init__(self, elements: Iterable[Any] | None = None, *, name: str | None = None) -> None:
+    if TYPE_CHECKING:
+
+        def __getitem__(self, position: int) -> Element: ...
+
+    def __init__(
+        self, elements: Iterable[Element] | None = None, *, name: str | None = None
+    ) -> None:
         if elements is None:
             if name is None:
                 raise ValueError("Elements or name must be provided.")

@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 from grainmill._plan import transforms
+
+if TYPE_CHECKING:
+    from grainmill._dataset.iter_dataset import IterDataset
+    from grainmill._dataset.map_dataset import MapDataset
+
+
+@overload
+def apply_each(
+    ds: MapDataset[Any], transformations: transforms.Transformation | transforms.Transformations
+) -> MapDataset[Any]: ...
+@overload
+def apply_each(
+    ds: IterDataset[Any], transformations: transforms.Transformation | transforms.Transformations
+) -> IterDataset[Any]: ...
 
 
 def apply_each(ds: Any, transformations: Any) -> Any:

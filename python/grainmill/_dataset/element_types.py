@@ -20,10 +20,12 @@ P = ParamSpec("P")
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
+    Element = TypeVarWithDefault("Element", default=Any)
     In = TypeVarWithDefault("In", default=Any)
     Out = TypeVarWithDefault("Out", default=Any)
     Loaded_co = TypeVarWithDefault("Loaded_co", covariant=True, default=Any)
 else:
+    Element = TypeVar("Element")
     In = TypeVar("In")
     Out = TypeVar("Out")
     Loaded_co = TypeVar("Loaded_co", covariant=True)
@@ -31,16 +33,19 @@ else:
 # What stacking makes arrays of. The aliases are of use to type checkers only, which take `Any`
 # within an element for `Never` as well: overloads that say so catch elements of unknown make-up.
 Leaf: TypeAlias = complex | str | bytes | np.generic | NDArray[Any]
-L = TypeVar("L", bound=Leaf)
 D = TypeVar("D", bound=np.generic)
 D2 = TypeVar("D2", bound=np.generic)
 
 
-class SourceLike(Protocol[T_co]):
+class Indexed(Protocol[T_co]):
+    """Anything with indexing by position."""
+
+    def __getitem__(self, index: int, /) -> T_co:
+        """The element at a position."""
+
+
+class SourceLike(Indexed[T_co], Protocol[T_co]):
     """Anything with `len` and indexing by position."""
 
     def __len__(self) -> int:
         """How many elements there are."""
-
-    def __getitem__(self, index: int, /) -> T_co:
-        """The element at a position."""

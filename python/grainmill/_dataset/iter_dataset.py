@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, Self, overload
 
 from grainmill._dataset.apply import apply_each
-from grainmill._dataset.element_types import D2, D, K, L, Leaf, P, S, T, T_co
+from grainmill._dataset.element_types import D2, D, K, Leaf, P, S, T, T_co
 from grainmill._dataset.iterator import DatasetIterator, PlannedIterator
 from grainmill._plan import sequential as plan
 from grainmill._plan import transforms
@@ -103,14 +103,6 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
     ) -> IterDataset[NDArray[D]]: ...
     @overload
     def batch(
-        self: IterDataset[D],
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: None = None,
-    ) -> IterDataset[NDArray[D]]: ...
-    @overload
-    def batch(
         self: IterDataset[Leaf],
         batch_size: int,
         *,
@@ -119,7 +111,7 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
     ) -> IterDataset[NDArray[Any]]: ...
     @overload
     def batch(
-        self: IterDataset[dict[K, Never]],
+        self: IterDataset[Mapping[K, Never]],
         batch_size: int,
         *,
         drop_remainder: bool = False,
@@ -143,7 +135,7 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
     ) -> IterDataset[dict[K, NDArray[D]]]: ...
     @overload
     def batch(
-        self: IterDataset[dict[K, L]],
+        self: IterDataset[Mapping[K, Leaf]],
         batch_size: int,
         *,
         drop_remainder: bool = False,
@@ -266,8 +258,7 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
         Raises:
             NotImplementedError: An object is not of a known transform class.
         """
-        result: IterDataset[Any] = apply_each(self, transformations)
-        return result
+        return apply_each(self, transformations)
 
     def _flat_map(self, transform: transforms.FlatMap) -> IterDataset[Any]:
         return after(self, lambda node: plan.FlatMap((node,), transform))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import abc
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Never, Self, cast, overload
 
 import numpy as np
 
 from grainmill._dataset.apply import apply_each
-from grainmill._dataset.element_types import D2, D, K, L, Leaf, P, S, SourceLike, T, T_co
+from grainmill._dataset.element_types import D2, D, K, Leaf, P, S, SourceLike, T, T_co
 from grainmill._dataset.iter_dataset import (
     IterDataset,
     PlannedIterDataset,
@@ -156,10 +156,6 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
     ) -> MapDataset[NDArray[D]]: ...
     @overload
     def batch(
-        self: MapDataset[D], batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
-    ) -> MapDataset[NDArray[D]]: ...
-    @overload
-    def batch(
         self: MapDataset[Leaf],
         batch_size: int,
         *,
@@ -168,7 +164,7 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
     ) -> MapDataset[NDArray[Any]]: ...
     @overload
     def batch(
-        self: MapDataset[dict[K, Never]],
+        self: MapDataset[Mapping[K, Never]],
         batch_size: int,
         *,
         drop_remainder: bool = False,
@@ -192,7 +188,7 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
     ) -> MapDataset[dict[K, NDArray[D]]]: ...
     @overload
     def batch(
-        self: MapDataset[dict[K, L]],
+        self: MapDataset[Mapping[K, Leaf]],
         batch_size: int,
         *,
         drop_remainder: bool = False,
@@ -360,8 +356,7 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
         Raises:
             NotImplementedError: An object is not of a known transform class.
         """
-        result: MapDataset[Any] = apply_each(self, transformations)
-        return result
+        return apply_each(self, transformations)
 
     def _flat_map(self, transform: transforms.FlatMap) -> MapDataset[Any]:
         return _after(self, plan.FlatMap.of, transform)

@@ -19,7 +19,7 @@ from grainmill._plan.options import ReadOptions
 from grainmill._plan.sharding import NoSharding, ShardOptions
 
 if TYPE_CHECKING:
-    from grainmill._dataset.element_types import SourceLike, T
+    from grainmill._dataset.element_types import Indexed, SourceLike, T
     from grainmill._dataset.iter_dataset import IterDataset
     from grainmill._loader.operations import OperationLike
 
@@ -60,7 +60,7 @@ class DataLoader(Generic[Loaded_co]):
     def __init__(
         self,
         *,
-        data_source: SourceLike[Loaded_co],
+        data_source: Indexed[Loaded_co],
         sampler: Sampler,
         operations: tuple[()] = (),
         worker_count: int | None = 0,
@@ -73,7 +73,7 @@ class DataLoader(Generic[Loaded_co]):
     def __init__(
         self: DataLoader[Any],
         *,
-        data_source: SourceLike[Any],
+        data_source: Indexed[Any],
         sampler: Sampler,
         operations: Sequence[transforms.Transformation | OperationLike],
         worker_count: int | None = 0,

@@ -134,8 +134,9 @@ class RandomMapOperation(Generic[In, Out]):
     def __call__(self, input_iterator: Iterator[Record[In]]) -> Iterator[Record[Out]]:
         _warn_deprecated(self, "`grainmill.transforms.RandomMap`")
         for record in input_iterator:
+            rng: Any = record.metadata.rng
             try:
-                data = self.random_map_function(record.data, record.metadata.rng)
+                data = self.random_map_function(record.data, rng)
             except Exception as error:
                 raise ValueError(
                     "PyGrain encountered an error when calling random map function."

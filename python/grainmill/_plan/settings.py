@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 _DEFAULTS: dict[str, Any] = {
     "tf_interleaved_shuffle": False,
@@ -30,17 +30,34 @@ class Config:
     and have no effect yet.
     """
 
+    tf_interleaved_shuffle: bool
+    tf_interleaved_shuffle_block_size: int
+    tf_interleaved_shuffle_parallel_blocks: int
+    tf_lookup_batch_size: int
+    tf_lookup_num_parallel_calls: int
+    tf_lookup_fast_warmup: bool
+    tf_optimized_sequential_read: bool
+    tf_prefetch_buffer_size: int
+    py_debug_mode: bool
+    py_dataset_visualization_output_dir: str | None
+    py_relay_sigterm_to_main: bool
+    py_traceback_filtering: str
+    _values: dict[str, Any]
+    _flags: Any
+
     def __init__(self) -> None:
         self.__dict__["_values"] = dict(_DEFAULTS)
         self.__dict__["_flags"] = None
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in _DEFAULTS:
-            raise ValueError(f"Unrecognized config option: {name}")
-        flags = self._flags
-        if flags is not None and flags.is_parsed():
-            return flags[f"grain_{name}"].value
-        return self._values[name]
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in _DEFAULTS:
+                raise ValueError(f"Unrecognized config option: {name}")
+            flags = self._flags
+            if flags is not None and flags.is_parsed():
+                return flags[f"grain_{name}"].value
+            return self._values[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise ValueError("Please use update().")

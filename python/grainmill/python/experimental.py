@@ -4,13 +4,11 @@ from typing import TYPE_CHECKING
 
 from grainmill import experimental as _experimental
 
-if TYPE_CHECKING:
-    from grainmill.experimental import *  # noqa: F403 - at run time a star would import JAX
+if TYPE_CHECKING:  # at run time a star would import JAX
+    from grainmill._dataset.stages import *  # noqa: F403 - mypy looks through one star, not two
+    from grainmill.experimental import *  # noqa: F403
 else:
+    __all__ = _experimental.__all__
 
     def __getattr__(name: str) -> object:
         return getattr(_experimental, name)
-
-
-__all__: list[str] = []
-__all__ += _experimental.__all__
