@@ -95,11 +95,7 @@ def parts(value, of):
     ("value", "claim", "true"),
     [
         ({"a": np.zeros(2, np.int32)}, dict[str, NDArray[np.int32]], True),
-        (
-            {"a": np.zeros(2, np.int64)},
-            dict[str, NDArray[np.int32]],
-            False,
-        ),
+        ({"a": np.zeros(2, np.int64)}, dict[str, NDArray[np.int32]], False),
         ((1, "a"), tuple[int, int], False),
         ((1, 2), tuple[int, ...], True),
         (grainmill.MapDataset.range(3), grainmill.MapDataset[int], True),

@@ -25,7 +25,7 @@ from grainmill._workers.failures import WorkerError
 
 config.define_flags()
 
-__version_info__ = tuple(int(part) for part in __version__.split("."))
+__version_info__: tuple[int, ...] = tuple(int(part) for part in __version__.split("."))
 
 __all__ = [
     "DataLoader",

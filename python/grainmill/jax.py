@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 
@@ -12,10 +12,6 @@ from grainmill._dataset.stages import ThreadPrefetchIterDataset
 from grainmill._plan import transforms
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Never
-
-    from grainmill._dataset.element_types import K, Leaf
     from grainmill._dataset.iter_dataset import IterDataset
 
 __all__ = ["device_put", "process_place"]
@@ -38,79 +34,6 @@ def process_place() -> tuple[int, int]:
     return jax.process_index(), jax.process_count()
 
 
-# An `Any` within the elements goes with `Never`, so those come first.
-@overload
-def device_put(
-    ds: IterDataset[Never],
-    device: Device | jax.sharding.Sharding,
-    *,
-    cpu_buffer_size: int = 4,
-    device_buffer_size: int = 2,
-) -> IterDataset[Any]: ...
-@overload
-def device_put(
-    ds: IterDataset[Leaf],
-    device: Device | jax.sharding.Sharding,
-    *,
-    cpu_buffer_size: int = 4,
-    device_buffer_size: int = 2,
-) -> IterDataset[jax.Array]: ...
-@overload
-def device_put(
-    ds: IterDataset[Mapping[K, Never]],
-    device: Device | jax.sharding.Sharding,
-    *,
-    cpu_buffer_size: int = 4,
-    device_buffer_size: int = 2,
-) -> IterDataset[dict[K, Any]]: ...
-@overload
-def device_put(
-    ds: IterDataset[dict[K, object]],
-    device: Device | jax.sharding.Sharding,
-    *,
-    cpu_buffer_size: int = 4,
-    device_buffer_size: int = 2,
-) -> IterDataset[dict[K, Any]]: ...
-@overload
-def device_put(
-    ds: IterDataset[Mapping[K, Leaf]],
-    device: Device | jax.sharding.Sharding,
-    *,
-    cpu_buffer_size: int = 4,
-    device_buffer_size: int = 2,
-) -> IterDataset[dict[K, jax.Array]]: ...
-@overload
-def device_put(
-    ds: IterDataset[tuple[Never, object]],
-    device: Device | jax.sharding.Sharding,
-    *,
-    cpu_buffer_size: int = 4,
-    device_buffer_size: int = 2,
-) -> IterDataset[tuple[Any, Any]]: ...
-@overload
-def device_put(
-    ds: IterDataset[tuple[object, Never]],
-    device: Device | jax.sharding.Sharding,
-    *,
-    cpu_buffer_size: int = 4,
-    device_buffer_size: int = 2,
-) -> IterDataset[tuple[Any, Any]]: ...
-@overload
-def device_put(
-    ds: IterDataset[tuple[Leaf, Leaf]],
-    device: Device | jax.sharding.Sharding,
-    *,
-    cpu_buffer_size: int = 4,
-    device_buffer_size: int = 2,
-) -> IterDataset[tuple[jax.Array, jax.Array]]: ...
-@overload
-def device_put(
-    ds: IterDataset[Any],
-    device: Device | jax.sharding.Sharding,
-    *,
-    cpu_buffer_size: int = 4,
-    device_buffer_size: int = 2,
-) -> IterDataset[Any]: ...
 def device_put(
     ds: IterDataset[Any],
     device: Device | jax.sharding.Sharding,
@@ -151,7 +74,7 @@ def device_put(
 class DevicePut(transforms.Map):
     """Starts the transfer of one element to `device`, without waiting for its end."""
 
-    device: jax.Device | jax.sharding.Sharding
+    device: Device | jax.sharding.Sharding
 
     def map(self, element: Any) -> Any:
         """The element with JAX arrays for leaves."""

@@ -45,7 +45,7 @@ class RandomAccessDataSource(Protocol[T_co]):
     def __len__(self) -> int:
         """How many records there are."""
 
-    def __getitem__(self, record_key: SupportsIndex) -> T_co:
+    def __getitem__(self, index: SupportsIndex, /) -> T_co:
         """The record at a position."""
 
 

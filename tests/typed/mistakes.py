@@ -54,8 +54,8 @@ def names(ds: grain.IterDataset[int]) -> None:
 
 
 def arguments(ds: grain.IterDataset[int]) -> None:
-    experimental.device_put(ds, "gpu")  # type: ignore[call-overload]
-    experimental.device_put(ds, jax.devices()[0], buffer_size=2)  # type: ignore[call-overload]
+    experimental.device_put(ds, "gpu")  # type: ignore[arg-type]
+    experimental.device_put(ds, jax.devices()[0], buffer_size=2)  # type: ignore[call-arg]
     experimental.LimitIterDataset(ds)  # type: ignore[call-arg]
     experimental.LimitIterDataset(ds, count="3")  # type: ignore[arg-type]
     grain.MapDataset.range(3).shuffle(seed="1")  # type: ignore[arg-type]

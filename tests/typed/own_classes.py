@@ -123,6 +123,15 @@ class CountedIterator(grain.DatasetIterator[tuple[int, str]]):
         self._count = state["count"]
 
 
+def applied(
+    ds: grain.MapDataset[str], given: Sequence[transforms.Transformation]
+) -> grain.MapDataset[Any]:
+    result: grain.MapDataset[Any] = ds
+    for transform in given:
+        result = result.apply(transform)
+    return result
+
+
 def main() -> None:
     texts = grain.MapDataset.source(["abc", "de", "f", "ghi"])
     assert_type(texts, grain.MapDataset[str])
@@ -139,6 +148,7 @@ def main() -> None:
     assert_type(texts.apply(Letters()), grain.MapDataset[str])
     assert_type(texts.apply(transforms.Batch(2)), grain.MapDataset[Any])
     assert_type(texts.apply([Long(), Tokenize(4)]), grain.MapDataset[Any])
+    assert_type(applied(texts, [Long(), Tokenize(4)]), grain.MapDataset[Any])
     assert_type(grain.experimental.apply_transformations(texts, [Long()]), grain.MapDataset[Any])
     assert_type(
         grain.experimental.FlatMapMapDataset(texts, Letters()),

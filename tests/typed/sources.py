@@ -58,6 +58,8 @@ def main() -> None:
     assert_type(source("abc"), grain.MapDataset[str])
     assert_type(source(Words()), grain.MapDataset[str])
     assert_type(keyed(Words()), grain.MapDataset[str])
+    files: grain.sources.RandomAccessDataSource[int] = grain.sources.RangeDataSource(0, 6, 2)
+    assert_type(grain.MapDataset.source(files), grain.MapDataset[int])
     assert_type(maybe([1, None, 3]), grain.MapDataset[int])
     assert_type(source([{"n": 1}, {"n": 2}]), grain.MapDataset[dict[str, int]])
     assert_type(source(np.zeros((3, 2))), grain.MapDataset[Any])

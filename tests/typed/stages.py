@@ -50,16 +50,12 @@ def main() -> None:
     first = jax.devices()[0]  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
     device = jax.sharding.SingleDeviceSharding(first)  # pyright: ignore[reportUnknownArgumentType]
     features = ds.map(lambda n: {"x": np.full(2, n, np.float32)}).batch(2)
-    assert_type(device_put(features, device), grain.IterDataset[dict[str, jax.Array]])
-    rows = ds.map(lambda n: np.full(2, n, np.float32))
-    assert_type(device_put(rows, device), grain.IterDataset[jax.Array])
-    pairs = ds.map(lambda n: (np.full(2, n, np.float32), np.full(1, n, np.int32)))
-    assert_type(
-        grain.experimental.device_put(pairs, device, cpu_buffer_size=1, device_buffer_size=1),
-        grain.IterDataset[tuple[jax.Array, jax.Array]],
+    assert_type(device_put(features, device), grain.IterDataset[Any])
+    on_device: grain.IterDataset[dict[str, jax.Array]] = grain.experimental.device_put(
+        features, device, cpu_buffer_size=1, device_buffer_size=1
     )
-    loose: grain.IterDataset[Any] = features
-    assert_type(device_put(loose, device), grain.IterDataset[Any])
+    for batch in on_device:
+        assert_type(batch, dict[str, jax.Array])
 
     spec = experimental.get_element_spec(grain.MapDataset.range(3).batch(2))
     assert_type(spec, Any)

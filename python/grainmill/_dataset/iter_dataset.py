@@ -238,6 +238,11 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
         return after(self, plan.Seed.of, seed)
 
     @overload
+    def apply(
+        self,
+        transformations: transforms.Batch | transforms.TfRandomMap | transforms.Transformations,
+    ) -> IterDataset[Any]: ...
+    @overload
     def apply(self, transformations: transforms.FilterLike[T_co]) -> IterDataset[T_co]: ...
     @overload
     def apply(self, transformations: transforms.MapLike[T_co, S]) -> IterDataset[S]: ...
@@ -247,11 +252,6 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
     def apply(self, transformations: transforms.MapWithIndexLike[T_co, S]) -> IterDataset[S]: ...
     @overload
     def apply(self, transformations: transforms.FlatMapLike[T_co, S]) -> IterDataset[S]: ...
-    @overload
-    def apply(
-        self,
-        transformations: transforms.Batch | transforms.TfRandomMap | transforms.Transformations,
-    ) -> IterDataset[Any]: ...
     def apply(self, transformations: Any) -> IterDataset[Any]:
         """Appends transforms given as objects.
 

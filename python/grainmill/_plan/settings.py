@@ -99,4 +99,4 @@ def _define_flags() -> Any:
     return absl_flags.FLAGS
 
 
-config = Config()
+config: Config = Config()
