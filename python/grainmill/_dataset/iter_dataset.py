@@ -175,7 +175,7 @@ class IterDataset(Iterable[T], Generic[T], metaclass=IterDatasetFactories):
 
         Raises:
             TypeError: `options` are others, as `ReadOptions`.
-            ValueError: An option is out of range, a source can not be shared between workers,
+            ValueError: An option is out of range, a source cannot be shared between workers,
                 or there are workers above already.
         """
         options = MultiprocessingOptions(num_workers=10) if options is None else options
@@ -213,7 +213,7 @@ class IterDataset(Iterable[T], Generic[T], metaclass=IterDatasetFactories):
 
     def _plan_node(self) -> Node:
         parents = tuple(node_of(parent) for parent in self.parents)
-        return plan.Foreign(parents, self, with_parents)
+        return plan.UserDefined(parents, self, with_parents)
 
     def __str__(self) -> str:
         return str(self._plan_node())

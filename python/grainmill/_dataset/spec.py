@@ -27,7 +27,7 @@ def get_element_spec(ds: Any) -> Any:
     Raises:
         ValueError: A transform on the way does not say what it makes: it has no
             `output_spec(input_spec)`.
-        NotImplementedError: A stage's elements can not be told beforehand.
+        NotImplementedError: A stage's elements cannot be told beforehand.
     """
     node = ds if isinstance(ds, Node) else node_of(ds)
     return node.spec(get_element_spec)

@@ -182,7 +182,7 @@ def multithread_prefetch(
             instead of every `num_threads`-th of them.
 
     Raises:
-        ValueError: A number is negative, or a source can not be shared.
+        ValueError: A number is negative, or a source cannot be shared.
     """
     if not num_threads:
         return ds
