@@ -40,7 +40,6 @@ WITHOUT_EXAMPLE = {
         "Record",
         "RecordMetadata",
         "SharedMemoryArrayMetadata",
-        "ThreadPrefetchDatasetIterator",
     ],
     "choices and descriptions: shown where they are an argument or a result": [
         "BOSHandling",

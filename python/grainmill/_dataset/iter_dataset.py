@@ -32,9 +32,10 @@ class IterDatasetFactories(abc.ABCMeta):
         datasets: Sequence[IterDataset[T]] | Mapping[str, IterDataset[T]],
         weights: Sequence[float] | Mapping[str, float] | None = None,
     ) -> IterDataset[T]:
-        """Interleaves several datasets in fixed proportions, until the next one in turn is at its end.
+        """Interleaves several datasets in fixed proportions, until the one whose turn it is ends.
 
-        The proportions are those of `MapDataset.mix`. A saved state has the states of all datasets.
+        The order of turns is that of `MapDataset.mix`. A saved state has the states of all
+        datasets. An exception that a dataset raises gets a note that names the dataset.
 
         Args:
             datasets: At least one. With names, parts are taken in the order of their names, and a
@@ -44,12 +45,12 @@ class IterDatasetFactories(abc.ABCMeta):
                 `None`.
 
         Raises:
-            ValueError: There is no dataset, a weight is missing, or a weight is not positive. When
-                read: what a dataset raises, with a note that names the dataset.
+            ValueError: There is no dataset, a weight is missing, or a weight is not positive.
 
         Example:
             >>> parts = [grain.MapDataset.range(3), grain.MapDataset.range(10, 20)]
-            >>> list(grain.IterDataset.mix([part.to_iter_dataset() for part in parts], weights=[1, 2]))
+            >>> parts = [part.to_iter_dataset() for part in parts]
+            >>> list(grain.IterDataset.mix(parts, weights=[1, 2]))
             [0, 10, 11, 1, 12, 13, 2, 14, 15]
         """
         nodes: Any = (
@@ -248,7 +249,7 @@ class IterDataset(Iterable[T], Generic[T], metaclass=IterDatasetFactories):
         Example:
             >>> ds = grain.MapDataset.range(3).to_iter_dataset().seed(1)
             >>> [round(x, 3) for x in ds.random_map(lambda x, rng: x + rng.uniform())]
-            [0.014, 1.288, 2.85]
+            [0.692, 1.864, 2.226]
         """
         return after(self, plan.Seed.of, seed)
 
@@ -288,7 +289,8 @@ class IterDataset(Iterable[T], Generic[T], metaclass=IterDatasetFactories):
         `IterDataset` (batches, filters, packing, limits) count per worker, and both the elements
         and a saved state depend on the number of workers. One element of each worker is taken in
         turn; where stages neither drop nor join elements, the order is that without workers.
-        `ReadOptions.num_workers` runs functions in processes without either effect.
+        `ReadOptions.num_workers` runs the functions of a `MapDataset` in processes without either
+        effect.
 
         Workers start at the first element or at `start_prefetch`. Functions and sources are sent to
         them by cloudpickle, and need no `if __name__ == "__main__"`.

@@ -137,7 +137,10 @@ class DatasetIterator(Closing, Iterator[T], Generic[T]):
 
     @abc.abstractmethod
     def get_state(self) -> dict[str, Any]:
-        """Returns what `set_state` needs to continue after the element last returned, as JSON-able dict."""
+        """Returns what `set_state` needs to continue after the element last returned.
+
+        It is a dict of what JSON can hold.
+        """
 
     @abc.abstractmethod
     def set_state(self, state: dict[str, Any]) -> None:
@@ -422,8 +425,8 @@ class ThreadPrefetchDatasetIterator(PlannedIterator[T]):
 
     Example:
         >>> batches = (np.full(2, number) for number in range(3))
-        >>> ahead = grain.experimental.ThreadPrefetchDatasetIterator(batches, prefetch_buffer_size=2)
-        >>> [batch.tolist() for batch in ahead]
+        >>> prefetched = grain.experimental.ThreadPrefetchDatasetIterator(batches, 2)
+        >>> [batch.tolist() for batch in prefetched]
         [[0, 0], [1, 1], [2, 2]]
     """
 
