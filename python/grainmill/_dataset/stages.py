@@ -388,9 +388,9 @@ class InterleaveIterDataset(PlannedIterDataset[T]):
             does.
 
     Example:
-        >>> files = grain.MapDataset.range(3).map(lambda k: grain.MapDataset.range(10 * k, 10 * k + 2))
-        >>> list(grain.experimental.InterleaveIterDataset(files, cycle_length=2))
-        [0, 10, 1, 11, 20, 21]
+        >>> texts = grain.MapDataset.source(["abc", "de", "fg"]).map(grain.MapDataset.source)
+        >>> list(grain.experimental.InterleaveIterDataset(texts, cycle_length=2))
+        ['a', 'd', 'b', 'e', 'c', 'f', 'g']
     """
 
     def __init__(
@@ -429,7 +429,7 @@ class WithOptionsIterDataset(PlannedIterDataset[T]):
         >>> next(iter(grain.experimental.WithOptionsIterDataset(ds, options)))
         Traceback (most recent call last):
             ...
-        ValueError: Transformation PrefetchDatasetIterator(...) skipped 100.00 % of the last seen 1000 elements...
+        ValueError: ... skipped 100.00 % of the last seen 1000 elements...
     """
 
     def __init__(self, parent: IterDataset[T], options: DatasetOptions) -> None:
@@ -513,15 +513,15 @@ class FirstFitPackIterDataset(_FitPackIterDataset):
         KeyError: When read: an element lacks a feature.
 
     Example:
-        >>> sequences = [[1, 1, 1], [2, 2], [3, 3], [4]]
+        >>> sequences = [[1, 1], [2, 2, 2, 2], [3], [4]]
         >>> ds = grain.MapDataset.source([{"x": np.array(x)} for x in sequences])
         >>> ds = grain.experimental.FirstFitPackIterDataset(
         ...     ds.to_iter_dataset(), length_struct={"x": 5}, num_packing_bins=2, shuffle_bins=False
         ... )
         >>> for row in ds:
         ...     print(row["x"], row["x_segment_ids"], row["x_positions"])
-        [1 1 1 2 2] [1 1 1 2 2] [0 1 2 0 1]
-        [3 3 4 0 0] [1 1 2 0 0] [0 1 0 0 0]
+        [1 1 3 4 0] [1 1 2 3 0] [0 1 0 0 0]
+        [2 2 2 2 0] [1 1 1 1 0] [0 1 2 3 0]
     """
 
     _best_fit = False
@@ -570,15 +570,15 @@ class BestFitPackIterDataset(_FitPackIterDataset):
         KeyError: When read: an element lacks a feature.
 
     Example:
-        >>> sequences = [[1, 1, 1], [2, 2], [3, 3], [4]]
+        >>> sequences = [[1, 1], [2, 2, 2, 2], [3], [4]]
         >>> ds = grain.MapDataset.source([{"x": np.array(x)} for x in sequences])
         >>> ds = grain.experimental.BestFitPackIterDataset(
         ...     ds.to_iter_dataset(), length_struct={"x": 5}, num_packing_bins=2, shuffle_bins=False
         ... )
         >>> for row in ds:
         ...     print(row["x"], row["x_segment_ids"], row["x_positions"])
-        [1 1 1 2 2] [1 1 1 2 2] [0 1 2 0 1]
-        [3 3 4 0 0] [1 1 2 0 0] [0 1 0 0 0]
+        [1 1 4 0 0] [1 1 2 0 0] [0 1 0 0 0]
+        [2 2 2 2 3] [1 1 1 1 2] [0 1 2 3 0]
     """
 
     _best_fit = True
@@ -602,8 +602,8 @@ class ConcatThenSplitIterDataset(PlannedIterDataset[dict[str, Any]]):
         length_struct: The length of a row for each feature, meta features included, in elements of
             the first axis, at least 1.
         meta_features: Features that describe sequences. They are never cut: where they have no room
-            left, the row ends, and a warning is logged. They come again with each part of a
-            sequence that was cut, and get no ids or positions.
+            left, the row ends, and this is logged. They come again with each part of a sequence
+            that was cut, and get no ids or positions.
         split_full_length_features: Whether a sequence that fills a row by itself is cut too, where
             it does not begin one; if not, it is a row of its own, which comes after the row that is
             being filled.

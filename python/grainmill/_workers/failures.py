@@ -20,9 +20,10 @@ _LONGEST_CHAIN = 16
 
 
 class WorkerError(GrainmillError):
-    """What happened in a worker, where it can not be told by the exception that was raised there.
+    """A failure in a worker process that no exception raised there can tell.
 
-    That is so where a worker ends before its time, and where an exception can not be pickled.
+    It is raised where a worker ends by itself, takes longer than `timeout_s`, or raises an
+    exception that cannot be pickled. Other exceptions come out as themselves.
     """
 
 
