@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(slots=True)
 class RecordMetadata:
-    """Which record it is, and where in the order it stands.
+    """Which record it is, and its place in the order.
 
     Attributes:
         index: Place in the order of all shards together, counted on over epochs.
-        record_key: Place in the data source; `None` for what is made of several records.
+        record_key: Place in the data source; `None` once operations may have changed the element.
         rng: The record's own generator; `None` if the sampler has no seed.
     """
 

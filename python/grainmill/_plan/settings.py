@@ -68,7 +68,7 @@ class Config:
         raise ValueError("Please use update().")
 
     def define_flags(self) -> None:
-        """Defines the settings as flags of absl, where that is installed; importing the package calls it."""
+        """Defines the settings as flags of absl, where that is installed; the package does so at import."""
         self.__dict__["_flags"] = _define_flags()
 
     def update(self, name: str, value: Any) -> None:

@@ -32,8 +32,8 @@ class Map(abc.ABC):
         """Returns the element that replaces `element`.
 
         Args:
-            element: An element, never `None`. Its arrays may be changed in place only if nobody
-                else holds them.
+            element: An element; `None` only in a `DataLoader`. Change it in place only if nothing
+                else holds it.
         """
 
 
@@ -57,7 +57,7 @@ class RandomMap(abc.ABC):
         """Returns the element that replaces `element`.
 
         Args:
-            element: An element, never `None`.
+            element: An element; `None` only in a `DataLoader`.
             rng: A generator of this call alone; in a `DataLoader` whose sampler has no seed,
                 `None`.
         """
@@ -130,8 +130,8 @@ class FlatMap(abc.ABC):
     `experimental.FlatMapMapDataset` and `experimental.FlatMapIterDataset` take such objects.
 
     Attributes:
-        max_fan_out: The most elements that one element may become. A `MapDataset` needs it, since
-            it sets the length; elsewhere it has no effect.
+        max_fan_out: The most elements that one element may become. It sets the length of a
+            `MapDataset`, which allows no more; elsewhere it is no limit.
 
     Example:
         >>> class Words(grain.experimental.FlatMapTransform):
