@@ -163,7 +163,7 @@ class ArrayRecordReader:
         return self._is_open
 
     def num_records(self) -> int:
-        """Returns how many records there are; 0 if the reader is closed or could not open its file."""
+        """Returns how many records there are; 0 if the reader is closed or has no file."""
         return len(self._files) if self._files is not None else 0
 
     def record_index(self) -> int:

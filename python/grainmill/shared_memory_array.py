@@ -162,7 +162,7 @@ class SharedMemoryArray(np.ndarray[Any, Any]):
         return self._memory
 
     def unlink_on_del(self) -> None:
-        """Has this process remove the memory from the system with its last array that looks into it.
+        """Removes the memory from the system with the last array that looks into it here.
 
         Raises:
             ValueError: The array is not in shared memory.

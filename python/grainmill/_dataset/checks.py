@@ -20,8 +20,8 @@ def assert_equal_output_after_checkpoint(ds: Any) -> None:
         ds: A dataset, of few elements, that can be iterated over again and again.
 
     Raises:
-        AssertionError: An element or a state differs after restoring, states change their make-up,
-            or there is no element at all.
+        AssertionError: An element or a state differs after restoring, the structure of states
+            changes, or there is no element at all.
 
     Example:
         >>> ds = grain.MapDataset.range(6).shuffle(seed=0).to_iter_dataset().batch(4)

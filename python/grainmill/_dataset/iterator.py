@@ -338,7 +338,7 @@ class PlannedIterator(DatasetIterator[T]):
                 changed.
 
         Raises:
-            ValueError: `state` was taken from a pipeline of another make-up.
+            ValueError: `state` was taken from a pipeline with other stages.
             IndexError: `state` lies outside the data.
         """
         try:

@@ -480,8 +480,8 @@ class MapDataset(Generic[T], metaclass=MapDatasetFactories):
         """Reads one epoch in order, ahead of use.
 
         Elements come in the order of their positions, whatever the options. An exception raised by
-        user code comes out at the place of its element. A saved state is `{"next_index":
-        position}`.
+        user code comes out at the place of its element. A saved state is
+        `{"next_index": position}`.
 
         Args:
             read_options: How far ahead, on how many threads or in how many worker processes;

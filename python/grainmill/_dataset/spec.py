@@ -37,7 +37,7 @@ def get_element_spec(ds: Any) -> Any:
 
     Raises:
         ValueError: A transform upstream does not say what it returns.
-        NotImplementedError: The elements of a stage cannot be told beforehand: sources, packing,
+        NotImplementedError: The elements of a stage are not known beforehand: sources, packing,
             flat maps and stages of one's own.
 
     Example:

@@ -44,8 +44,8 @@ T = TypeVar("T")
 class FlatMapMapDataset(PlannedMapDataset[Any]):
     """Replaces each element by up to `transform.max_fan_out` elements.
 
-    Element `i` is element `i % max_fan_out` of what `flat_map` returns for the parent's element `i
-    // max_fan_out`, and `None` where there are fewer. The length is `max_fan_out` times the
+    Element `i` is element `i % max_fan_out` of what `flat_map` returns for the parent's element
+    `i // max_fan_out`, and `None` where there are fewer. The length is `max_fan_out` times the
     parent's. `flat_map` is called again for each element of its result.
 
     Args:
@@ -587,12 +587,12 @@ class BestFitPackIterDataset(_FitPackIterDataset):
 class ConcatThenSplitIterDataset(PlannedIterDataset[dict[str, Any]]):
     """Lays sequences end to end and cuts them into full rows.
 
-    An element is a flat dict with exactly the keys of `length_struct`, of arrays of shape `(n,
-    ...)`. A row has each feature `f` with shape `(length_struct[f], ...)` and the dtype it has in
-    the elements, and, if it is no meta feature, `f_segment_ids` (int32, from 1 in the order of the
-    row; 0 is padding) and `f_positions` (int32), both of shape `(length_struct[f],)`. What is left
-    of a sequence that was cut begins the next row, as a segment of its own whose positions begin at
-    0 again.
+    An element is a flat dict with exactly the keys of `length_struct`, of arrays of shape
+    `(n, ...)`. A row has each feature `f` with shape `(length_struct[f], ...)` and the dtype it has
+    in the elements, and, if it is no meta feature, `f_segment_ids` (int32, from 1 in the order of
+    the row; 0 is padding) and `f_positions` (int32), both of shape `(length_struct[f],)`. What is
+    left of a sequence that was cut begins the next row, as a segment of its own whose positions
+    begin at 0 again.
 
     Where one feature is full first, the others are padded with zeros, and so is the last row. A
     saved state tells which part of a cut sequence is left; restoring reads that sequence again.

@@ -233,8 +233,8 @@ def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0)
             dtype.
 
     Returns:
-        The structure of an element; arrays of shape `(...)` become ones of shape `(batch_size,
-        ...)` and the same dtype.
+        The structure of an element; arrays of shape `(...)` become ones of shape
+        `(batch_size, ...)` and the same dtype.
 
     Raises:
         ValueError: There are no values, more than `batch_size`, or they differ in structure or

@@ -224,7 +224,7 @@ class DataLoaderIterator(Closing, Iterator[Any]):
             state: From `get_state` of an iterator over an equal `DataLoader`, in any process.
 
         Raises:
-            ValueError: `state` is no state of a loader, or was taken with another number of
+            ValueError: `state` is not a state of a loader, or was taken with another number of
                 workers, another sampler, source or sharding.
         """
         saved = from_bytes(state)
@@ -277,7 +277,8 @@ def load(
     Raises:
         ValueError: An argument is out of range, `source` is empty, or there is no seed to shuffle
             with.
-        TypeError: The seed to shuffle with is no `int`, or a transformation is none.
+        TypeError: The seed to shuffle with is not an `int`, or a transformation is neither a
+            transform nor callable.
 
     Example:
         >>> loader = grain.load(range(5), num_epochs=1, shuffle=True, seed=0, batch_size=2)

@@ -132,7 +132,7 @@ class MapOperation:
 
 @dataclasses.dataclass
 class RandomMapOperation:
-    """Replaces every element by `random_map_function(element, rng)`; `transforms.RandomMap` is newer.
+    """Replaces elements by `random_map_function(element, rng)`; `transforms.RandomMap` is newer.
 
     Attributes:
         random_map_function: A function of an element and the record's `numpy.random.Generator`,
@@ -156,7 +156,7 @@ class RandomMapOperation:
 
 @dataclasses.dataclass
 class FilterOperation:
-    """Leaves out the elements for which `condition_function` is false; `transforms.Filter` is newer.
+    """Leaves out elements whose `condition_function` is false; `transforms.Filter` is newer.
 
     Attributes:
         condition_function: A function of an element. What it raises comes out as the cause of a

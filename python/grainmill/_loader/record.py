@@ -17,7 +17,8 @@ class RecordMetadata:
 
     Attributes:
         index: Place in the order of all shards together, counted on over epochs.
-        record_key: Place in the data source; `None` once operations may have changed the element.
+        record_key: Place in the data source, as a sampler gives it; `None` in the records that
+            operations get.
         rng: The record's own generator; `None` if the sampler has no seed.
     """
 

@@ -148,12 +148,12 @@ class IndexSampler(_BlockSampler):
         shard_options: How many shards there are, and which one this is.
         shuffle: Whether each epoch has an order of its own.
         num_epochs: How many epochs, at least 1; without end if `None`.
-        seed: For the order, and for the generators that random transforms get, `Philox(key=seed +
-            index)`; from 0 to 2**32 - 1. No generators if `None`.
+        seed: For the order, and for the generators that random transforms get,
+            `Philox(key=seed + index)`; from 0 to 2**32 - 1. No generators if `None`.
 
     Raises:
         ValueError: A number is out of range, or there is no seed to shuffle with.
-        TypeError: The seed to shuffle with is no `int`.
+        TypeError: The seed to shuffle with is not an `int`.
 
     Example:
         >>> sampler = grain.samplers.IndexSampler(5, shuffle=True, num_epochs=2, seed=0)

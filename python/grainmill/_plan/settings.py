@@ -27,8 +27,8 @@ class Config:
     """Settings of the process, read as attributes and changed with `update`.
 
     Where absl is installed, each is also a flag of the command line, `--grain_<name>`, which counts
-    once flags are parsed. An attribute that is no setting raises a ValueError, and so does
-    assigning to one.
+    once flags are parsed. Reading an unknown attribute raises a ValueError, and so does assigning
+    to any.
 
     Attributes:
         py_traceback_filtering: "off" keeps all frames in tracebacks; "auto", the default, and the
@@ -68,7 +68,7 @@ class Config:
         raise ValueError("Please use update().")
 
     def define_flags(self) -> None:
-        """Defines the settings as flags of absl, where that is installed; the package does so at import."""
+        """Defines the settings as flags of absl where it is installed; importing does so."""
         self.__dict__["_flags"] = _define_flags()
 
     def update(self, name: str, value: Any) -> None:

@@ -20,7 +20,7 @@ _LONGEST_CHAIN = 16
 
 
 class WorkerError(GrainmillError):
-    """A failure in a worker process that no exception raised there can tell.
+    """A failure in a worker process that cannot be reported by an exception of its own.
 
     It is raised where a worker ends by itself, takes longer than `timeout_s`, or raises an
     exception that cannot be pickled. Other exceptions come out as themselves.
