@@ -19,6 +19,8 @@ import grainmill
 
 # Guards against an argument of a type that the signature excludes; saying so would be padding.
 GUARDS = {"node_of", "random_access"}
+_HAS_JAX = importlib.util.find_spec("jax") is not None
+_OF_JAX = {"device_put"}
 _SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Example|Note):$")
 _ENTRY = re.compile(r" {4}`?(\*{0,2}[\w.]+)`?:(?: (.*))?$")
 _RESULT_TOLD_BY_TYPE = re.compile(
@@ -72,7 +74,7 @@ def modules(package=grainmill):
         parts = info.name.split(".")
         if any(part.startswith("_") for part in parts):
             continue
-        if info.name == "grainmill.jax" and importlib.util.find_spec("jax") is None:
+        if info.name == "grainmill.jax" and not _HAS_JAX:
             continue
         found.append(importlib.import_module(info.name))
     return found
@@ -86,7 +88,8 @@ def names_of(module):
         if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
         if isinstance(value, type | types.FunctionType)
     }
-    return sorted({*module.__all__, *own})
+    names = {*module.__all__, *own}
+    return sorted(names if _HAS_JAX else names - _OF_JAX)
 
 
 def documented(module_list):

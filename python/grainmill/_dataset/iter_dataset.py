@@ -264,6 +264,7 @@ class IterDataset(Iterable[T], Generic[T], metaclass=IterDatasetFactories):
 
         Raises:
             NotImplementedError: An object is not of a known transform class.
+            ValueError: As the method for an object raises it, such as `random_map` without a seed.
 
         Example:
             >>> ds = grain.MapDataset.range(4).to_iter_dataset()

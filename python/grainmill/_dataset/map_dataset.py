@@ -443,6 +443,7 @@ class MapDataset(Generic[T], metaclass=MapDatasetFactories):
 
         Raises:
             NotImplementedError: An object is not of a known transform class.
+            ValueError: As the method for an object raises it, such as `random_map` without a seed.
 
         Example:
             >>> class Double(grain.transforms.Map):

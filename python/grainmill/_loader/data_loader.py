@@ -225,7 +225,8 @@ class DataLoaderIterator(Closing, Iterator[Any]):
 
         Raises:
             ValueError: `state` is not a state of a loader, or was taken with another number of
-                workers, another sampler, source or sharding.
+                workers, another sampler, source or sharding (of which none is looked at where an
+                operation is a `FlatMapTransform`).
         """
         saved = from_bytes(state)
         self._iterator.set_state(saved if self._numbering is None else self._numbering.own(saved))
