@@ -24,7 +24,7 @@ _OF_JAX = {"device_put"}
 _SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Example|Note):$")
 _ENTRY = re.compile(r" {4}`?(\*{0,2}[\w.]+)`?:(?: (.*))?$")
 _RESULT_TOLD_BY_TYPE = re.compile(
-    r"(grainmill\.[\w.]*)?(None|Self|NoReturn|((Planned)?(Map|Iter)Dataset|Elements)\b.*|DataLoader)$"
+    r"(grainmill\.[\w.]*)?(None|Self|NoReturn|((Planned)?(Map|Iter)Dataset|Elements)\b.*|DataLoader\b.*)$"
 )
 
 

@@ -69,7 +69,7 @@ class IterDataset(Iterable[T], Generic[T], metaclass=IterDatasetFactories):
     A dataset is never changed: each method returns a new one. Iterating over it begins at its first
     element each time; the iterator (`DatasetIterator`) saves its place with `get_state` and
     continues from one with `set_state`. `MapDataset.to_iter_dataset` makes one of a dataset with
-    random access.
+    random access, `IterDataset.mix` one of several.
 
     Derive from it to write a stage of your own: call `super().__init__(parent)` and define
     `__iter__`, which returns a `DatasetIterator` over `self._parent.__iter__()`.

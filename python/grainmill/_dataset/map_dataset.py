@@ -157,6 +157,9 @@ class MapDataset(Generic[T], metaclass=MapDatasetFactories):
     of the epochs before the first. An iteration reads one epoch, as `to_iter_dataset()` does, and
     leaves out what was dropped.
 
+    `MapDataset.source` and `MapDataset.range` make one of records or integers; `MapDataset.mix`,
+    `MapDataset.concatenate` and `MapDataset.select_from_datasets` one of several.
+
     Derive from it to write a stage of your own: call `super().__init__(parent)` and define
     `__len__` and `__getitem__`, which reads `self._parent`. Threads may call `__getitem__` at the
     same time.
