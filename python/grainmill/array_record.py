@@ -112,8 +112,8 @@ class ArrayRecordReader:
     Records are `bytes`, by index, slice, `read` or iteration; `with` closes the reader. As in the
     `array_record` package, a file that cannot be opened does not raise here: `ok()` is False and
     every reading method raises a RuntimeError that says why. Checksums are verified; a damaged
-    record raises a RuntimeError where it is read and leaves the rest of the file readable. An index
-    out of range raises an IndexError.
+    record raises a RuntimeError where it is read and leaves the rest of the file readable.
+    `reader[index]` raises an IndexError where there is no such record.
 
     Args:
         path: The file.
