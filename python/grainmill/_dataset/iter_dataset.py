@@ -371,7 +371,7 @@ class IterDataset(Iterable[T], Generic[T], metaclass=IterDatasetFactories):
 
     def _plan_node(self) -> Node:
         parents = tuple(node_of(parent) for parent in self.parents)
-        return plan.Foreign(parents, self, with_parents)
+        return plan.UserDefined(parents, self, with_parents)
 
     def __str__(self) -> str:
         return str(self._plan_node())

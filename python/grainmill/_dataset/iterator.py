@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from grainmill._iterators.cursor import Place
+    from grainmill._iterators.cursor import ResumePoint
     from grainmill._iterators.stage import Stage, State
     from grainmill._plan.node import Node
 
@@ -43,7 +43,7 @@ class _NoStats:
         return element
 
 
-class Closing(abc.ABC):
+class Closeable(abc.ABC):
     """What is closed at the end of its `with` block."""
 
     @abc.abstractmethod
@@ -62,7 +62,7 @@ class Closing(abc.ABC):
         self.close()
 
 
-class DatasetIterator(Closing, Iterator[T], Generic[T]):
+class DatasetIterator(Closeable, Iterator[T], Generic[T]):
     """An iterator over a dataset whose place can be saved and restored.
 
     One comes from `iter(dataset)`. Threads may share it: each element goes to one of them. It
@@ -184,8 +184,8 @@ class PlannedIterator(DatasetIterator[T]):
         # Elements that are ready, the next one last, and the place after them; the place before
         # them where they are one that was finished alone.
         self._waiting: list[T] = []
-        self._place: Place | None = None  # `None` where the stages stand, or at the start
-        self._before: Place | None = None
+        self._place: ResumePoint | None = None  # `None` where the stages stand, or at the start
+        self._before: ResumePoint | None = None
         self._alone = False
         self._block = Block([], _no_state)  # whose elements are finished one by one
         self._at = 0
@@ -204,7 +204,7 @@ class PlannedIterator(DatasetIterator[T]):
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         raise TypeError(
-            "an iterator can not be copied or pickled; take its dataset, and `get_state()`"
+            "an iterator cannot be copied or pickled; take its dataset, and `get_state()`"
         )
 
     def __str__(self) -> str:

@@ -512,14 +512,14 @@ class MapDataset(Generic[T], metaclass=MapDatasetFactories):
 
     def _over(self, node: Any) -> MapDataset[T]:
         """This dataset where its node is replaced by `node`: on other parents, or a slice of it."""
-        if isinstance(node, plan.Foreign):
+        if isinstance(node, plan.UserDefined):
             copied: MapDataset[T] = node.dataset
             return copied
         return PlannedMapDataset(node, (self,))
 
     def _plan_node(self) -> Node:
         parents = [node_of(parent) for parent in self.parents]
-        return plan.Foreign.of(self, parents, with_parents)
+        return plan.UserDefined.of(self, parents, with_parents)
 
     def __str__(self) -> str:
         return str(self._plan_node())

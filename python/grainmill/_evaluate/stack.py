@@ -496,7 +496,7 @@ def _stacked(values: list[Any], path: str) -> tuple[Any, bool]:
         return np.array(values), True
     if is_receivers_container(kind):
         raise ValueError(
-            f"objects of class {kind.__qualname__} can not be stacked by a worker, as it was the "
+            f"objects of class {kind.__qualname__} cannot be stacked by a worker, as it was the "
             "main script that registered them with JAX: define the class in a module"
         )
     arrays = []

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from grainmill._dataset.iterator import Closing
+from grainmill._dataset.iterator import Closeable
 from grainmill._dataset.map_dataset import MapDataset
 from grainmill._loader import records
 from grainmill._loader.operations import Operated
@@ -106,7 +106,7 @@ class DataLoader:
         self._dataset = self._pipeline()
 
     def _pipeline(self) -> IterDataset[Any]:
-        ours = records.Records(
+        ours = records.SampledRecords(
             self._sampler,
             self._data_source,
             with_rng=_need_rng(self._operations),
@@ -194,7 +194,7 @@ def _description(data_source: Any) -> str:
     return str(type(data_source)) if by_type else repr(data_source)
 
 
-class DataLoaderIterator(Closing, Iterator[Any]):
+class DataLoaderIterator(Closeable, Iterator[Any]):
     """Iterates over the elements of a `DataLoader`; its place can be saved and restored.
 
     One comes from `iter(loader)`. `close`, or the end of its `with` block, releases threads, worker

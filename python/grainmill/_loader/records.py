@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-class Records:
+class SampledRecords:
     """By place in the order of all shards: the record there, with what its sampler says of it.
 
     Where the sampler does not know its length and raises `IndexError`, there is an end marker.
@@ -103,7 +103,7 @@ END: Final = _End()
 
 
 class UntilEnd(IterDataset[Any]):
-    """Records up to the first end marker."""
+    """SampledRecords up to the first end marker."""
 
     def __iter__(self) -> DatasetIterator[Any]:
         return _UntilEndIterator(self._parent.__iter__())

@@ -84,7 +84,7 @@ class SequentialSampler(_BlockSampler):
     """Every record once, in the order of the data source.
 
     Args:
-        num_records: Records in the data source, at least 1.
+        num_records: SampledRecords in the data source, at least 1.
         shard_options: The part that a loader reads, where the loader does not say it. With
             `drop_remainder`, the sampler leaves out the last `num_records % shard_count` records.
         seed: For the generators that random transforms get: `Philox(key=seed + index)`, any
@@ -144,7 +144,7 @@ class IndexSampler(_BlockSampler):
     `MapDataset.shuffle`. Where parts differ in length by one record, their epochs do, too.
 
     Args:
-        num_records: Records in the data source, at least 1.
+        num_records: SampledRecords in the data source, at least 1.
         shard_options: How many shards there are, and which one this is.
         shuffle: Whether each epoch has an order of its own.
         num_epochs: How many epochs, at least 1; without end if `None`.

@@ -43,7 +43,7 @@ class Read(Node):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Foreign(Node):
+class UserDefined(Node):
     """A user's own `IterDataset` subclass, in the middle of a plan or at its start.
 
     `with_parents` makes a copy of it that takes its elements from other plans.
@@ -422,7 +422,7 @@ class MultiprocessPrefetch(Node):
         for above in parent.walk():
             if isinstance(above, cls):
                 raise ValueError(
-                    "`mp_prefetch` can not follow `mp_prefetch`: worker processes have no workers "
+                    "`mp_prefetch` cannot follow `mp_prefetch`: worker processes have no workers "
                     "of their own. Call it once, at the end."
                 )
         return cls((parent,), options, worker_init_fn, sequential_slice)

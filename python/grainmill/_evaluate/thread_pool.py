@@ -26,7 +26,7 @@ def thread_name(number: int) -> str:
 
 
 class Task:
-    """One call on its way through a lane.
+    """One call on its way through a threads.
 
     Args:
         call: What to do.
@@ -75,7 +75,7 @@ class Task:
 
 
 class Totals(NamedTuple):
-    """What a lane has done so far.
+    """What a threads has done so far.
 
     Attributes:
         tasks: Tasks that are done.
@@ -90,11 +90,11 @@ class Totals(NamedTuple):
     ready_s: float
 
 
-class Lane:
+class ThreadPool:
     """Threads named `grain-prefetch_<n>` that do tasks, the oldest first.
 
-    A thread is started when it first has something to do. The lane knows nothing of who gives it
-    tasks, and its threads hold nothing else: they end with whoever owns the lane.
+    A thread is started when it first has something to do. The threads knows nothing of who gives it
+    tasks, and its threads hold nothing else: they end with whoever owns the threads.
 
     Args:
         owner_is_first: Whether the one who gives the tasks does some of them itself, as thread 0.
@@ -125,7 +125,7 @@ class Lane:
             progress: Called amid those with the number of elements that were computed, on any
                 thread, and the seconds that took.
         """
-        _of_thread.lane = self
+        _of_thread.threads = self
         _of_thread.progress = progress
         self._computed = deque()
 
@@ -144,9 +144,9 @@ class Lane:
         return sum(computed.popleft() for _ in range(len(computed))) if computed else 0
 
     def do_here(self, call: Callable[[], T]) -> T:
-        """What `call` returns, called in the owner's thread as a task of the lane."""
+        """What `call` returns, called in the owner's thread as a task of the threads."""
         if self._owner is None:
-            raise AssertionError("the owner of this lane does no tasks")
+            raise AssertionError("the owner of this threads does no tasks")
         task = Task(call)
         self._owner.do(task)
         if task.failure is not None:
@@ -164,7 +164,7 @@ class Lane:
         """Does tasks in the owner's thread, `task` first, until a thread has done that."""
         owner = self._owner
         if owner is None:
-            raise AssertionError("the owner of this lane does no tasks")
+            raise AssertionError("the owner of this threads does no tasks")
         with contextlib.suppress(ValueError):  # a thread has begun it
             self._waiting.remove(task)
             owner.do(task)
@@ -188,7 +188,7 @@ class Lane:
     def share(self, calls: Sequence[Callable[[], T]]) -> list[T]:
         """What `calls` return, in order; idle threads help with them.
 
-        For threads of this lane, in the middle of a task.
+        For threads of this threads, in the middle of a task.
 
         Raises:
             BaseException: What the first call that failed raised.
@@ -250,14 +250,14 @@ class Lane:
 _of_thread = threading.local()
 
 
-def current_lane() -> Lane | None:
-    """The lane that the calling thread does a task of, if it does."""
-    lane: Lane | None = getattr(_of_thread, "lane", None)
-    return lane
+def current_thread_pool() -> ThreadPool | None:
+    """The threads that the calling thread does a task of, if it does."""
+    threads: ThreadPool | None = getattr(_of_thread, "threads", None)
+    return threads
 
 
 class _Worker:
-    """A thread of a lane, and what it has done.
+    """A thread of a threads, and what it has done.
 
     Attributes:
         is_idle: Whether it waits to be woken.
@@ -284,9 +284,9 @@ class _Worker:
         self._busy_s = 0.0
         self._since: float | None = None
 
-    def start(self, lane: Lane) -> None:
+    def start(self, threads: ThreadPool) -> None:
         """Starts it, at work."""
-        start_thread(lambda: self._work(lane), name=thread_name(self._number), stop=self.stop)
+        start_thread(lambda: self._work(threads), name=thread_name(self._number), stop=self.stop)
 
     def wake(self) -> None:
         """Has it look for tasks."""
@@ -297,15 +297,15 @@ class _Worker:
         """Has it end."""
         self._wakes.put(False)  # noqa: FBT003 - one of two messages
 
-    def _work(self, lane: Lane) -> None:
-        _of_thread.lane = lane
+    def _work(self, threads: ThreadPool) -> None:
+        _of_thread.threads = threads
         while True:
-            while (task := lane.next_task(self._number)) is not None:
+            while (task := threads.next_task(self._number)) is not None:
                 self.do(task)
                 del task
             self.is_idle = True
             # Who gave a task before this thread was known to be idle has not woken it.
-            task = lane.next_task(self._number)
+            task = threads.next_task(self._number)
             if task is not None:
                 self.is_idle = False
                 self.do(task)

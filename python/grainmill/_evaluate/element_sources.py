@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
+from grainmill._evaluate.batch_blocks import BatchBlock, batched, block_len
 from grainmill._evaluate.fuse import Evaluated, Step
-from grainmill._evaluate.rows import StackedRows, batched, block_len
 from grainmill._evaluate.stack import shared_arena, stack
 from grainmill._native import fill_columns
 
 if TYPE_CHECKING:
-    from grainmill._evaluate.evaluator import Begun, Evaluator
+    from grainmill._evaluate.evaluator import Evaluator, PendingElements
     from grainmill._native import PendingRead, ReadQueue, RecordFiles
     from grainmill._plan import random_access as plan
 
@@ -26,7 +26,7 @@ PartNumbers: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.uint32]]"
 At = TypeVar("At")
 
 
-class Leaf(abc.ABC, Generic[At]):
+class ElementSource(abc.ABC, Generic[At]):
     """The source of one chain.
 
     Attributes:
@@ -73,17 +73,17 @@ class Leaf(abc.ABC, Generic[At]):
         return None
 
 
-class NumbersLeaf(Leaf[Indices]):
+class RangeSource(ElementSource[Indices]):
     """The numbers of ranges, which the engine computes."""
 
     runs_user_code = False
 
     def finish(self, started: Indices) -> Evaluated:
-        """See `Leaf.finish`."""
+        """See `ElementSource.finish`."""
         return Evaluated(started.tolist(), None)
 
 
-class LongNumbersLeaf(Leaf[Indices]):
+class BigRangeSource(ElementSource[Indices]):
     """The numbers of a `range` that do not fit in 64 bits."""
 
     runs_user_code = False
@@ -92,11 +92,11 @@ class LongNumbersLeaf(Leaf[Indices]):
         self._numbers = numbers
 
     def finish(self, started: Indices) -> Evaluated:
-        """See `Leaf.finish`."""
+        """See `ElementSource.finish`."""
         return Evaluated(list(map(self._numbers.__getitem__, started.tolist())), None)
 
 
-class FilesLeaf(Leaf[Indices]):
+class FileSource(ElementSource[Indices]):
     """Records of files the engine reads, ahead of their use where storage is far.
 
     Args:
@@ -117,7 +117,7 @@ class FilesLeaf(Leaf[Indices]):
         return self._files.is_far
 
     def start(self, at: Indices) -> tuple[Indices, PendingRead | None]:
-        """See `Leaf.start`; records at hand in memory are left to `finish`."""
+        """See `ElementSource.start`; records at hand in memory are left to `finish`."""
         if not self._files.is_far:
             return at, None
         try:
@@ -128,20 +128,20 @@ class FilesLeaf(Leaf[Indices]):
     def settle(
         self, started: tuple[Indices, PendingRead | None]
     ) -> Evaluated | tuple[Indices, None]:
-        """See `Leaf.settle`."""
+        """See `ElementSource.settle`."""
         index, pending = started
         return (index, None) if pending is None else self._read(index, pending)
 
     def finish(self, started: Evaluated | tuple[Indices, PendingRead | None]) -> Evaluated:
-        """See `Leaf.finish`."""
+        """See `ElementSource.finish`."""
         return started if isinstance(started, Evaluated) else self._read(*started)
 
     def read(self, at: Indices) -> Evaluated:
-        """See `Leaf.read`."""
+        """See `ElementSource.read`."""
         return super().read(at) if self._files.is_far else self._read(at)
 
     def filler(self) -> Callable[..., tuple[int, Evaluated | None]] | None:
-        """See `Leaf.filler`; none where records are better read many at a time."""
+        """See `ElementSource.filler`; none where records are better read many at a time."""
         return None if self._files.is_far else functools.partial(fill_columns, self._files)
 
     def _read(self, index: Indices, pending: PendingRead | None = None) -> Evaluated:
@@ -172,29 +172,29 @@ def one_by_one(read: Callable[[Any], Any], index: Iterable[Any]) -> Evaluated:
     return Evaluated(made, None)
 
 
-class ObjectLeaf(Leaf[Indices]):
+class ObjectSource(ElementSource[Indices]):
     """A user's object, asked for one element at a time."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
 
     def first_step(self) -> Step:
-        """See `Leaf.first_step`."""
+        """See `ElementSource.first_step`."""
         return Step("read", self._source.__getitem__)
 
     def finish(self, started: Indices) -> Evaluated:
-        """See `Leaf.finish`."""
+        """See `ElementSource.finish`."""
         return one_by_one(self._source.__getitem__, started.tolist())
 
 
-class BlockObjectLeaf(Leaf[Indices]):
+class BlockObjectSource(ElementSource[Indices]):
     """A user's object that offers `__getitems__`, asked for many elements at once."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
 
     def finish(self, started: Indices) -> Evaluated:
-        """See `Leaf.finish`; where a block fails, its elements are asked for singly."""
+        """See `ElementSource.finish`; where a block fails, its elements are asked for singly."""
         index = started.tolist()
         made = _all(lambda: list(self._source.__getitems__(index)))
         if made.failure is None and len(made.elements) == len(index):
@@ -202,7 +202,7 @@ class BlockObjectLeaf(Leaf[Indices]):
         return one_by_one(self._source.__getitem__, index)
 
 
-class BatchLeaf(Leaf[Indices]):
+class BatchSource(ElementSource[Indices]):
     """Batches of consecutive elements of one epoch of another plan."""
 
     def __init__(self, node: plan.Batch, parent: Evaluator, parent_len: int) -> None:
@@ -215,25 +215,25 @@ class BatchLeaf(Leaf[Indices]):
 
     @property
     def waits(self) -> bool:
-        """See `Leaf.waits`."""
+        """See `ElementSource.waits`."""
         return self._parent.waits_for_storage
 
-    def start(self, at: Indices) -> list[range | Begun]:
-        """See `Leaf.start`; batches whose records have to be waited for are begun."""
+    def start(self, at: Indices) -> list[range | PendingElements]:
+        """See `ElementSource.start`; batches whose records have to be waited for are begun."""
         positions = map(self._positions, at.tolist())
         if not self._parent.waits_for_storage:
             return list(positions)
         return [self._parent.begin(batch.start, len(batch)) for batch in positions]
 
-    def settle(self, started: list[range | Begun]) -> list[range | Begun]:
-        """See `Leaf.settle`."""
+    def settle(self, started: list[range | PendingElements]) -> list[range | PendingElements]:
+        """See `ElementSource.settle`."""
         for batch in started:
             if not isinstance(batch, range):
                 batch.settle()
         return started
 
-    def finish(self, started: list[range | Begun]) -> Evaluated:
-        """See `Leaf.finish`."""
+    def finish(self, started: list[range | PendingElements]) -> Evaluated:
+        """See `ElementSource.finish`."""
         batches: list[Any] = []
         for batch in started:
             try:
@@ -266,7 +266,7 @@ class BatchLeaf(Leaf[Indices]):
         if numbers is not None:
             return numbers
         made = batched(self._parent, start, count)
-        if isinstance(made, StackedRows):
+        if isinstance(made, BatchBlock):
             return made.batch
         elements = _all_of(made)  # up to what made them no batch
         return self._stacked(elements + self._elements(start + len(elements), stop))
@@ -274,7 +274,7 @@ class BatchLeaf(Leaf[Indices]):
     def _elements(self, start: int, stop: int) -> list[Any]:
         elements: list[Any] = []
         size = block_len(self._parent.mean_byte_len, stop - start)
-        parts = self._parent.in_parts(start, stop - start)
+        parts = self._parent.run_incrementally(start, stop - start)
         for at in range(start, stop, size):
             elements += _all_of(parts.run(at, min(size, stop - at)))
         return elements
@@ -286,7 +286,7 @@ def _all_of(made: Evaluated) -> list[Any]:
     return made.elements
 
 
-class FlatMapLeaf(Leaf[Indices]):
+class FlatMapSource(ElementSource[Indices]):
     """The pieces that a user's function splits elements of another plan into."""
 
     def __init__(self, node: plan.FlatMap, parent: Evaluator) -> None:
@@ -298,11 +298,11 @@ class FlatMapLeaf(Leaf[Indices]):
 
     @property
     def waits(self) -> bool:
-        """See `Leaf.waits`."""
+        """See `ElementSource.waits`."""
         return self._parent.waits_for_storage
 
     def finish(self, started: Indices) -> Evaluated:
-        """See `Leaf.finish`; an element is split once for all pieces that stand together."""
+        """See `ElementSource.finish`; an element is split once for consecutive pieces of it."""
         made: list[Any] = []
         last: int | None = None
         pieces: Sequence[Any] = ()
@@ -336,7 +336,7 @@ class FlatMapLeaf(Leaf[Indices]):
         return pieces
 
 
-class ZipLeaf(Leaf[Indices]):
+class ZipSource(ElementSource[Indices]):
     """Tuples of what several plans have at the same index."""
 
     def __init__(self, parents: Sequence[Evaluator]) -> None:
@@ -347,28 +347,28 @@ class ZipLeaf(Leaf[Indices]):
 
     @property
     def waits(self) -> bool:
-        """See `Leaf.waits`."""
+        """See `ElementSource.waits`."""
         return any(parent.waits_for_storage for parent in self._parents)
 
-    def start(self, at: Indices) -> list[Begun]:
-        """See `Leaf.start`."""
+    def start(self, at: Indices) -> list[PendingElements]:
+        """See `ElementSource.start`."""
         return [parent.begin_at(at) for parent in self._parents]
 
-    def settle(self, started: list[Begun]) -> list[Begun]:
-        """See `Leaf.settle`."""
+    def settle(self, started: list[PendingElements]) -> list[PendingElements]:
+        """See `ElementSource.settle`."""
         for begun in started:
             begun.settle()
         return started
 
-    def finish(self, started: list[Begun]) -> Evaluated:
-        """See `Leaf.finish`."""
+    def finish(self, started: list[PendingElements]) -> Evaluated:
+        """See `ElementSource.finish`."""
         made = [begun() for begun in started]
         tuples = list(zip(*(part.elements for part in made), strict=False))
         failures = [p.failure for p in made if p.failure and len(p.elements) == len(tuples)]
         return Evaluated(tuples, failures[0] if failures else None)
 
 
-class SelectLeaf(Leaf[Indices]):
+class SelectSource(ElementSource[Indices]):
     """Elements of several plans, picked by a user's map."""
 
     def __init__(self, selection: Any, parents: Sequence[Evaluator]) -> None:
@@ -378,11 +378,11 @@ class SelectLeaf(Leaf[Indices]):
 
     @property
     def waits(self) -> bool:
-        """See `Leaf.waits`."""
+        """See `ElementSource.waits`."""
         return any(parent.waits_for_storage for parent in self._parents)
 
     def finish(self, started: Indices) -> Evaluated:
-        """See `Leaf.finish`."""
+        """See `ElementSource.finish`."""
         picked = one_by_one(self._selection.__getitem__, started.tolist())
         places: dict[int, list[int]] = {}
         for place, (number, _) in enumerate(picked.elements):

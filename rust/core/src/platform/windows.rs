@@ -139,6 +139,6 @@ pub(crate) unsafe fn give_back(_: NonNull<u8>, _: usize) {}
 /// # Errors
 ///
 /// Always.
-pub fn end_with(_: u32) -> io::Result<bool> {
+pub fn die_with_parent(_: u32) -> io::Result<bool> {
     unsupported()
 }

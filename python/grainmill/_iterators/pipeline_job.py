@@ -6,9 +6,9 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from grainmill._evaluate import tuning
-from grainmill._evaluate.make_job import settle_in
+from grainmill._evaluate.block_job import set_up_worker
 from grainmill._iterators.cursor import END, Cursor
-from grainmill._workers.worker import Job, Outcome, Place, Runner
+from grainmill._workers.worker import Job, Outcome, Runner, WorkerContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,14 +22,14 @@ _BLOCK_S = 0.002
 BLOCK_LEN = 64
 
 
-class Standing(NamedTuple):
+class StartPoint(NamedTuple):
     """Where to go on, and how many elements were given before that."""
 
     state: State
-    num_given: int
+    num_delivered: int
 
 
-class Task(NamedTuple):
+class PipelineTask(NamedTuple):
     """The next elements, from `state` on if there is one.
 
     Attributes:
@@ -38,7 +38,7 @@ class Task(NamedTuple):
         at_most: So many are made at most, as far as they come one by one.
     """
 
-    state: Standing | None
+    state: StartPoint | None
     num_elements: int
     at_most: int
 
@@ -47,7 +47,7 @@ class Task(NamedTuple):
 OpenPlan: TypeAlias = "Callable[[Node, Context], Stage]"
 
 
-class RunJob(Job):
+class PipelineJob(Job):
     """Runs a sequential plan of its own in each worker."""
 
     index_byte_len = tuning.WORKERS_INDEX_BYTES
@@ -69,9 +69,9 @@ class RunJob(Job):
         """See `Job.modules`."""
         return (type(self).__module__, self._open_plan.__module__)
 
-    def open(self, place: Place) -> Runner:
+    def open(self, place: WorkerContext) -> Runner:
         """See `Job.open`."""
-        settle_in(place, self._worker_init_fn)
+        set_up_worker(place, self._worker_init_fn)
         stage = self._open_plan(self._plans[place.worker], self._context)
         return _PartRunner(stage, place.mark)
 
@@ -84,7 +84,7 @@ class _PartRunner(Runner):
         self._mark = mark
         self._count = 0
 
-    def run(self, task: Task) -> Outcome:
+    def run(self, task: PipelineTask) -> Outcome:
         """See `Runner.run`."""
         first = self._count
         elements: list[Any] = []
@@ -92,7 +92,7 @@ class _PartRunner(Runner):
         try:
             if task.state is not None:
                 self._cursor.restore(task.state.state)
-                first = self._count = task.state.num_given
+                first = self._count = task.state.num_delivered
             deadline = time.perf_counter() + _BLOCK_S
             while True:
                 self._mark(self._count)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class ForeignStage(Stage):
+class UserDefinedStage(Stage):
     """Pulls elements one by one from `iterator`, which keeps its own state.
 
     Such a state can be asked for now but not later, and may be costly. So it is taken only where
@@ -111,7 +111,7 @@ class _Place:
         state = self.settled() if count else self._before
         if state is None or isinstance(state, Exception):
             raise NotImplementedError(
-                f"the state of {type(self._iterator).__name__} can not be saved"
+                f"the state of {type(self._iterator).__name__} cannot be saved"
             ) from state
         copy: State = copied(state)
         return copy

@@ -8,28 +8,28 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from grainmill._evaluate import tuning
+from grainmill._evaluate.batch_blocks import in_batches, run_shared
 from grainmill._evaluate.fuse import defer_interrupts
-from grainmill._evaluate.lanes import Lane
-from grainmill._evaluate.lanes import Task as LaneTask
 from grainmill._evaluate.program import Program
-from grainmill._evaluate.rows import in_batches, run_shared
 from grainmill._evaluate.stack import take_arrays_from
 from grainmill._evaluate.storage import work_clock_s
+from grainmill._evaluate.thread_pool import Task as ThreadTask
+from grainmill._evaluate.thread_pool import ThreadPool
 from grainmill._evaluate.tuner import Tuner
 from grainmill._native import set_chunk_budget, set_index_budget, share_index
 from grainmill._tree import flatten
 from grainmill._workers.messages import is_receivers_container
-from grainmill._workers.worker import Job, Outcome, Place, Runner
+from grainmill._workers.worker import Job, Outcome, Runner, WorkerContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from grainmill._evaluate.fuse import Evaluated
-    from grainmill._evaluate.program import Begun
+    from grainmill._evaluate.program import PendingElements
     from grainmill._plan.node import Node
 
 
-class Task(NamedTuple):
+class BlockTask(NamedTuple):
     """The elements to make; as batches of `batch_size` where that is not 0.
 
     It crosses as a plain tuple, which costs less.
@@ -46,7 +46,7 @@ class Task(NamedTuple):
 Extra: TypeAlias = tuple[int, float, list[tuple[int, bool]], float, int]
 
 
-def settle_in(place: Place, worker_init_fn: Callable[[int, int], None] | None) -> None:
+def set_up_worker(place: WorkerContext, worker_init_fn: Callable[[int, int], None] | None) -> None:
     """What every job begins with, before it makes anything of the user's ready."""
     defer_interrupts()
     take_arrays_from(place.arena)
@@ -58,7 +58,7 @@ def settle_in(place: Place, worker_init_fn: Callable[[int, int], None] | None) -
         worker_init_fn(place.worker, place.num_workers)
 
 
-class MakeJob(Job):
+class BlockJob(Job):
     """Runs a random-access plan."""
 
     index_byte_len = tuning.WORKERS_INDEX_BYTES
@@ -73,9 +73,9 @@ class MakeJob(Job):
         self._worker_init_fn = worker_init_fn
         self._num_threads = num_threads
 
-    def open(self, place: Place) -> Runner:
+    def open(self, place: WorkerContext) -> Runner:
         """See `Job.open`."""
-        settle_in(place, self._worker_init_fn)
+        set_up_worker(place, self._worker_init_fn)
         program = Program(self._node)
         program.report(place.mark)
         return _Maker(program, max(1, self._num_threads))
@@ -89,10 +89,10 @@ class _Maker(Runner):
 
     def __init__(self, program: Program, num_threads: int) -> None:
         self._program = program
-        self._lane = Lane(owner_steps_in=True)
+        self._threads = ThreadPool(owner_steps_in=True)
         # As far as a worker knows, somebody waits for all that it computes.
-        self._tuner = Tuner(self._lane, num_threads)
-        self._lane.enter(self._tuner.record)
+        self._tuner = Tuner(self._threads, num_threads)
+        self._threads.enter(self._tuner.record)
         self._num_under_way = 0
         self._finished: deque[bool] = deque()  # one for each that is done and still counted
         self._looked_at = 0.0
@@ -101,7 +101,7 @@ class _Maker(Runner):
     def run(self, task: tuple[int, int, int]) -> Outcome:
         """See `Runner.run`."""
         try:
-            return self._lane.do_here(lambda: self._computed(Task(*task)))
+            return self._threads.do_here(lambda: self._computed(BlockTask(*task)))
         except BaseException as failure:
             return Outcome([], failure, task[0])
 
@@ -110,7 +110,7 @@ class _Maker(Runner):
         far = self._program.waits_for_storage
         self._count_finished()
         if not self._num_under_way:
-            if self._lane.active == 1 and not far:
+            if self._threads.active == 1 and not far:
                 finish(self.run(task))
                 return
             self._looked_at = time.perf_counter()
@@ -120,19 +120,19 @@ class _Maker(Runner):
 
         def compute() -> None:
             try:
-                outcome = self._computed(Task(*task), begun)
+                outcome = self._computed(BlockTask(*task), begun)
             except BaseException as failure:
                 outcome = Outcome([], failure, start)
             self._finished.append(True)
             finish(outcome)
 
-        self._lane.submit(LaneTask(compute))
+        self._threads.submit(ThreadTask(compute))
 
     def look(self) -> None:
         """See `Runner.look`."""
         self._count_finished()
         now = time.perf_counter()
-        self._tuner.record(self._lane.take_computed(), now - self._looked_at)
+        self._tuner.record(self._threads.take_computed(), now - self._looked_at)
         self._looked_at = now
 
     def _count_finished(self) -> None:
@@ -140,13 +140,13 @@ class _Maker(Runner):
             self._finished.popleft()
             self._num_under_way -= 1
 
-    def _computed(self, task: Task, begun: Begun | None = None) -> Outcome:
+    def _computed(self, task: BlockTask, begun: PendingElements | None = None) -> Outcome:
         if begun is not None:
             begun.settle()
         began = work_clock_s()
         if begun is not None:
             made = begun()
-            self._lane.note(task.num_elements, 0.0)
+            self._threads.note(task.num_elements, 0.0)
             return self._outcome(task, made, began)
         if not task.batch_size or self._leaves_stacking:
             made = run_shared(self._program, task.start, task.num_elements)
@@ -163,7 +163,7 @@ class _Maker(Runner):
         batches = [piece.batch for piece in pieces]
         return Outcome(batches, None, task.start, extra, task.batch_size)
 
-    def _outcome(self, task: Task, made: Evaluated, began: float) -> Outcome:
+    def _outcome(self, task: BlockTask, made: Evaluated, began: float) -> Outcome:
         elapsed_s = work_clock_s() - began
         extra: Extra = (len(made.elements), elapsed_s, [], 0.0, self._at_once)
         return Outcome(made.elements, made.failure, task.start, extra)
@@ -171,4 +171,4 @@ class _Maker(Runner):
     @property
     def _at_once(self) -> int:
         """Tasks that are under way at the same time, if there are enough."""
-        return tuning.TASKS_WHERE_FAR if self._program.waits_for_storage else self._lane.active
+        return tuning.TASKS_WHERE_FAR if self._program.waits_for_storage else self._threads.active

@@ -25,7 +25,7 @@ pub struct State {
 
 /// A state machine and the moves that make it repeat a trace.
 #[derive(Debug)]
-pub struct Machine {
+pub struct StateMachine {
     /// The states.
     pub states: Vec<State>,
     /// Where it begins.
@@ -35,10 +35,10 @@ pub struct Machine {
 }
 
 /// The machine that performs the tokens of `trace`, numbers below `num_tokens`.
-pub fn machine(trace: Vec<u32>, num_tokens: usize) -> Machine {
+pub fn machine(trace: Vec<u32>, num_tokens: usize) -> StateMachine {
     let (Some(&first), Some(&last)) = (trace.first(), trace.last()) else {
         let states = vec![State { token: None, next: 0 }];
-        return Machine { states, first: 0, moves: Vec::new() };
+        return StateMachine { states, first: 0, moves: Vec::new() };
     };
     let Edges { mut edges, walk } = Edges::of(trace, num_tokens);
     let mut layout = Layout::new(num_tokens);
@@ -46,7 +46,7 @@ pub fn machine(trace: Vec<u32>, num_tokens: usize) -> Machine {
     layout.place_lone(&edges, first);
     let moves = layout.moves(&edges, &walk);
     let first = layout.row_of[first as usize];
-    Machine { states: layout.states(), first, moves }
+    StateMachine { states: layout.states(), first, moves }
 }
 
 /// How often one token follows another.
@@ -334,7 +334,7 @@ mod tests {
     use super::*;
 
     /// Runs a machine as the format describes it.
-    fn performed(machine: &Machine) -> Vec<u32> {
+    fn performed(machine: &StateMachine) -> Vec<u32> {
         let num_states = number(machine.states.len());
         let (mut state, mut repeat, mut moves) = (machine.first, 0, machine.moves.iter());
         let mut tokens = Vec::new();
@@ -355,7 +355,7 @@ mod tests {
         }
     }
 
-    fn check(trace: &[u32]) -> Machine {
+    fn check(trace: &[u32]) -> StateMachine {
         let num_tokens = trace.iter().max().map_or(0, |&most| most as usize + 1);
         let machine = machine(trace.to_vec(), num_tokens);
         assert_eq!(performed(&machine), trace);

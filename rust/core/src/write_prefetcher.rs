@@ -2,7 +2,7 @@
 //!
 //! A core that copies to memory waits for each line of it first; one that computes a checksum
 //! leaves the way to memory idle. So whoever copies rows says where the next ones will go
-//! ([`expect_writes`]), and the next checksums of this thread fetch those lines on the way. All
+//! ([`prefetch_for_write`]), and the next checksums of this thread fetch those lines on the way. All
 //! of it is a hint: no byte is read or changed, and the memory may be gone by then.
 #![cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "instructions of the processor"))]
 #![cfg_attr(
@@ -28,7 +28,7 @@ thread_local! {
 
 /// Says that this thread is about to write `place`, after it has read more records. Of several
 /// places, the longest counts.
-pub fn expect_writes(place: &[u8]) {
+pub fn prefetch_for_write(place: &[u8]) {
     let len = place.len().min(MOST_LEN);
     if EXPECTED.get().map_or(0, |(_, other)| other) < len {
         EXPECTED.set(Some((place.as_ptr().addr(), len)));
@@ -38,7 +38,7 @@ pub fn expect_writes(place: &[u8]) {
 /// The lines of the cache that are still to be fetched, from several places in turn: they come
 /// sooner from different pages than one after the other from one.
 #[derive(Debug, Default)]
-pub struct Warming {
+pub struct WritePrefetcher {
     /// The next line, and where the turn that it belongs to began.
     at: usize,
     turn: usize,
@@ -47,7 +47,7 @@ pub struct Warming {
     stride: usize,
 }
 
-impl Warming {
+impl WritePrefetcher {
     /// What this thread is expected to write next; nothing, until it is said again.
     pub(crate) fn take() -> Self {
         let Some((address, len)) = EXPECTED.take() else { return Self::default() };
@@ -58,7 +58,7 @@ impl Warming {
 
     /// Begins to fetch the next lines, up to `count`.
     #[inline]
-    pub(crate) fn warm_lines(&mut self, count: usize) {
+    pub(crate) fn prefetch_lines(&mut self, count: usize) {
         for _ in 0..count {
             let Some(line) = self.next_line() else { return };
             fetch(line * LINE_LEN);
@@ -96,8 +96,8 @@ fn fetch(_: usize) {}
 mod tests {
     use super::*;
 
-    fn lines_of(mut warming: Warming) -> Vec<usize> {
-        std::iter::from_fn(|| warming.next_line()).collect()
+    fn lines_of(mut prefetcher: WritePrefetcher) -> Vec<usize> {
+        std::iter::from_fn(|| prefetcher.next_line()).collect()
     }
 
     #[test]
@@ -107,8 +107,8 @@ mod tests {
             [(0, 1), (63, 2), (1, 64), (0, 500), (7, 8 * 64), (100, 4096), (3, 100_000)]
         {
             let place = &memory[begin..begin + len];
-            expect_writes(place);
-            let mut lines = lines_of(Warming::take());
+            prefetch_for_write(place);
+            let mut lines = lines_of(WritePrefetcher::take());
             lines.sort_unstable();
             let first = place.as_ptr().addr() / LINE_LEN;
             let last = (place.as_ptr().addr() + len - 1) / LINE_LEN;
@@ -119,23 +119,23 @@ mod tests {
     #[test]
     fn the_longest_place_counts_once_and_no_more_than_a_cache_holds() {
         let memory = vec![0_u8; 2 << 20];
-        expect_writes(&memory[..100]);
-        expect_writes(&memory);
-        expect_writes(&memory[5000..6000]);
-        let lines = lines_of(Warming::take());
+        prefetch_for_write(&memory[..100]);
+        prefetch_for_write(&memory);
+        prefetch_for_write(&memory[5000..6000]);
+        let lines = lines_of(WritePrefetcher::take());
         assert_eq!(lines.iter().min(), Some(&(memory.as_ptr().addr() / LINE_LEN)));
         assert!((MOST_LEN / LINE_LEN..=MOST_LEN / LINE_LEN + 1).contains(&lines.len()));
-        assert!(lines_of(Warming::take()).is_empty());
-        expect_writes(&[]);
-        assert!(lines_of(Warming::take()).is_empty());
+        assert!(lines_of(WritePrefetcher::take()).is_empty());
+        prefetch_for_write(&[]);
+        assert!(lines_of(WritePrefetcher::take()).is_empty());
     }
 
     #[test]
     fn what_another_thread_will_write_is_its_own() {
         let memory = [0_u8; 640];
-        expect_writes(&memory);
-        let elsewhere = std::thread::spawn(|| lines_of(Warming::take())).join().unwrap();
+        prefetch_for_write(&memory);
+        let elsewhere = std::thread::spawn(|| lines_of(WritePrefetcher::take())).join().unwrap();
         assert!(elsewhere.is_empty());
-        assert!(lines_of(Warming::take()).len() >= 10);
+        assert!(lines_of(WritePrefetcher::take()).len() >= 10);
     }
 }

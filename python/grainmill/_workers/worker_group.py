@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from grainmill._native import Board, Lender, create_shared_index, note_fork
+from grainmill._native import RemoteSlots, SharedBudget, create_shared_index, note_fork
 from grainmill._workers import messages, wire
 from grainmill._workers.worker import SetUp
 
@@ -41,7 +41,7 @@ _LAUNCH = (
 _LAUNCHER = str(pathlib.Path(__file__).with_name("launch.py"))
 
 
-class Crew:
+class WorkerGroup:
     """The processes of a pool and the sockets to them.
 
     Args:
@@ -57,8 +57,8 @@ class Crew:
             tell of workers that have ended.
         ended: The workers that have ended by themselves, each with its exit code; `None` where
             nobody is left who knows it.
-        lenders: The slots of each worker.
-        board: The page they share.
+        remote_slots: The slots of each worker.
+        shared_budget: The page they share.
     """
 
     def __init__(self, job: Job, num_workers: int, budget_bytes: int, parts: Iterable[Any]) -> None:
@@ -69,8 +69,8 @@ class Crew:
         self.controls: list[socket.socket] = []
         self.ended: dict[int, int | None] = {}
         self.connections: list[socket.socket] = []
-        self.board, board_file = Board.create(num_workers, budget_bytes)
-        self.lenders = [Lender(self.board) for _ in range(num_workers)]
+        self.shared_budget, board_file = SharedBudget.create(num_workers, budget_bytes)
+        self.remote_slots = [RemoteSlots(self.shared_budget) for _ in range(num_workers)]
         with contextlib.ExitStack() as files:
             files.callback(os.close, board_file)
             job_file, places = _job_file(data, buffers)
@@ -107,7 +107,7 @@ class Crew:
         """Takes in what is told by the socket number `control`; waits for it.
 
         Raises:
-            ForkRefusedError: The zygote can not fork.
+            ForkRefusedError: The zygote cannot fork.
         """
         try:
             (worker, code), _ = wire.receive(self.controls[control])
@@ -195,7 +195,7 @@ def spawn_from_now_on(refused: ForkRefusedError) -> None:
     """Has each worker of every later pool start a Python of its own, and says so."""
     _can_fork[0] = False
     warnings.warn(
-        f"a fresh Python process has {refused.threads} threads here, so workers can not be forked "
+        f"a fresh Python process has {refused.threads} threads here, so workers cannot be forked "
         "from one: each starts by itself, which takes longer. Threads at start come from a "
         "`sitecustomize` or a `.pth` file",
         RuntimeWarning,

@@ -12,15 +12,15 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grainmill._evaluate import tuning
+from grainmill._evaluate.batch_blocks import block_len, byte_len, in_batches
 from grainmill._evaluate.fuse import Evaluated
-from grainmill._evaluate.lanes import Lane, Task
-from grainmill._evaluate.rows import block_len, byte_len, in_batches
 from grainmill._evaluate.storage import work_clock_s
+from grainmill._evaluate.thread_pool import Task, ThreadPool
 from grainmill._evaluate.tuner import Tuner
 
 if TYPE_CHECKING:
-    from grainmill._evaluate.program import Begun, Program
-    from grainmill._evaluate.rows import Made, StackedRows
+    from grainmill._evaluate.batch_blocks import BatchBlock, Made
+    from grainmill._evaluate.program import PendingElements, Program
     from grainmill._plan.options import ReadOptions
 
 
@@ -37,13 +37,13 @@ class Blocks(abc.ABC):
     def __init__(self, program: Program, length: int) -> None:
         self.position = 0
         self.batch_size = 0
-        self.ready: deque[StackedRows] = deque()
+        self.ready: deque[BatchBlock] = deque()
         self._rest: Evaluated | None = None  # what comes after those
         self._program = program
         self._length = length
         self._first = 0
 
-    def take(self, limit: int) -> Evaluated | StackedRows:
+    def take(self, limit: int) -> Evaluated | BatchBlock:
         """Returns the elements from `position` on, and moves it past those made.
 
         There is at least one, unless the first fails or the plan is at its end. A block may hold
@@ -240,11 +240,11 @@ class Executor(Blocks):
         self._blocks: deque[_Block] = deque()
         self._handed_out = self.position
         self._pid = os.getpid()
-        self._lane: Lane | None = None
+        self._threads: ThreadPool | None = None
         if self._num_threads:
-            self._lane = lane = Lane(owner_is_first=self.demand is not None)
-            self._tuner = Tuner(lane, self._num_threads)
-            weakref.finalize(self, lane.dismiss).atexit = False
+            self._threads = threads = ThreadPool(owner_is_first=self.demand is not None)
+            self._tuner = Tuner(threads, self._num_threads)
+            weakref.finalize(self, threads.dismiss).atexit = False
 
     def run_for(self, demand: Demand) -> None:
         """Has the thread that takes blocks compute them itself, as the first of the threads."""
@@ -255,7 +255,7 @@ class Executor(Blocks):
         demand = self.demand
         if demand is not None and demand.ended:
             raise RuntimeError("nobody waits for these elements any more")
-        if self._lane is None:
+        if self._threads is None:
             if not self._blocks and not self._program.waits_for_storage:
                 self._compute(limit)
                 return
@@ -267,13 +267,13 @@ class Executor(Blocks):
         if not self._blocks:
             return
         block = self._blocks[0]
-        if self._lane is None:
+        if self._threads is None:
             block.task.prepare()
             block.task.run()
             if block.task.failure is not None:
                 raise block.task.failure
         else:
-            starved_s = self._await(self._lane, block, limit)
+            starved_s = self._await(self._threads, block, limit)
             if starved_s is None:
                 self._keep(block.take_so_far())
                 return
@@ -306,7 +306,7 @@ class Executor(Blocks):
         self._pace.record(count, work_clock_s() - began)
         self._keep(made)
 
-    def _await(self, lane: Lane, block: _Block, limit: int) -> float | None:
+    def _await(self, threads: ThreadPool, block: _Block, limit: int) -> float | None:
         """Waits for `block`, or until elements of it have been there for a while.
 
         Returns:
@@ -315,7 +315,7 @@ class Executor(Blocks):
         done = block.task.done
         if self.demand is not None:
             began = time.perf_counter()
-            lane.help_until(block.task)
+            threads.help_until(block.task)
             if done.acquire(blocking=False):
                 return time.perf_counter() - began if self.demand.urgent else 0.0
         if done.acquire(blocking=False):
@@ -339,7 +339,7 @@ class Executor(Blocks):
             self._element_bytes = max(self._program.mean_byte_len, byte_len(rest.elements[-1]))
 
     def _hand_out(self, limit: int) -> None:
-        if self._lane is None:
+        if self._threads is None:
             block, bound, whole = self._sizes_for_caller(limit)
         else:
             block, bound, whole = self._sizes_for_threads(limit)
@@ -349,7 +349,7 @@ class Executor(Blocks):
             if not whole:
                 block = min(block, max(1, affordable // 2))
         far = self._program.waits_for_storage
-        ahead = self._lane is not None or (self._at_most and far)
+        ahead = self._threads is not None or (self._at_most and far)
         # What is begun further ahead than that would only keep the next records waiting.
         num_records = self._program.num_records
         records = sum(block.count for block in self._unfinished()) * num_records if far else 0
@@ -384,8 +384,8 @@ class Executor(Blocks):
             so_far: list[Any] = []
             task = Task(functools.partial(_elements, begun, so_far), begun.settle)
             block = _Block(start, count, task, so_far)
-        if self._lane is not None:
-            self._lane.submit(block.task)
+        if self._threads is not None:
+            self._threads.submit(block.task)
         self._blocks.append(block)
         self._handed_out += count
 
@@ -414,7 +414,7 @@ class Executor(Blocks):
 
     @property
     def _num_active(self) -> int:
-        return 1 if self._lane is None else self._lane.active
+        return 1 if self._threads is None else self._threads.active
 
     def _batches_at_once(self) -> int:
         """Batches in a task: several where they are small and take little time."""
@@ -435,21 +435,21 @@ class Executor(Blocks):
             for block in self._blocks:
                 block.task.call = None
             self._blocks.clear()
-        if self._lane is not None:
-            self._lane.drop()
+        if self._threads is not None:
+            self._threads.drop()
         self._handed_out = position
 
     def start(self) -> None:
         """See `Blocks.start`."""
-        if self._lane is not None or self._program.waits_for_storage:
+        if self._threads is not None or self._program.waits_for_storage:
             self._hand_out(1)
 
     def close(self) -> None:
         """See `Blocks.close`."""
         self.rewind(self.position)
-        if self._lane is not None:
-            self._lane.dismiss()
+        if self._threads is not None:
+            self._threads.dismiss()
 
 
-def _elements(begun: Begun, so_far: list[Any]) -> Made:
+def _elements(begun: PendingElements, so_far: list[Any]) -> Made:
     return [], begun(so_far)

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 /// # Errors
 ///
 /// If there is no memory for them, which the message calls `what`.
-pub fn with_room<T>(len: usize, what: impl FnOnce() -> String) -> Result<Vec<T>> {
+pub fn try_with_capacity<T>(len: usize, what: impl FnOnce() -> String) -> Result<Vec<T>> {
     let mut values = Vec::new();
     values
         .try_reserve_exact(len)
@@ -21,18 +21,21 @@ pub fn with_room<T>(len: usize, what: impl FnOnce() -> String) -> Result<Vec<T>>
 ///
 /// # Errors
 ///
-/// As [`with_room`].
-pub fn check_room<T>(len: usize, what: impl FnOnce() -> String) -> Result<()> {
-    with_room::<T>(len, what).map(|values| drop(black_box(values)))
+/// As [`try_with_capacity`].
+pub fn check_available<T>(len: usize, what: impl FnOnce() -> String) -> Result<()> {
+    try_with_capacity::<T>(len, what).map(|values| drop(black_box(values)))
 }
 
 /// `len` times the default value, which is left untouched where the system has cleared it.
 ///
 /// # Errors
 ///
-/// As [`with_room`].
-pub fn defaults<T: Clone + Default>(len: usize, what: impl FnOnce() -> String) -> Result<Vec<T>> {
+/// As [`try_with_capacity`].
+pub fn try_defaults<T: Clone + Default>(
+    len: usize,
+    what: impl FnOnce() -> String,
+) -> Result<Vec<T>> {
     // `vec!` alone asks for cleared memory, but ends the process where it gets none.
-    check_room::<T>(len, what)?;
+    check_available::<T>(len, what)?;
     Ok(vec![T::default(); len])
 }

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from grainmill._evaluate.by_part import read_step
-from grainmill._evaluate.leaves import FilesLeaf, Leaf, merged, one_by_one
+from grainmill._evaluate.element_sources import ElementSource, FileSource, merged, one_by_one
+from grainmill._evaluate.grouped_steps import read_step
 from grainmill._native import RecordFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from grainmill._evaluate.element_sources import Indices, PartNumbers
     from grainmill._evaluate.fuse import Evaluated, Step
-    from grainmill._evaluate.leaves import Indices, PartNumbers
     from grainmill._native import ReadQueue
 
 Places: TypeAlias = "tuple[Indices, PartNumbers]"
@@ -24,34 +24,34 @@ Places: TypeAlias = "tuple[Indices, PartNumbers]"
 _MOST_ASKED = 16
 
 
-class ManyLeaves(Leaf[Places]):
+class GroupedSource(ElementSource[Places]):
     """The sources of one chain, told apart by their part numbers.
 
     `mean_byte_len` is that of the longest of the parts that were asked.
     """
 
     def at(self, index: Indices, parts: PartNumbers | None) -> Any:
-        """See `Leaf.at`."""
+        """See `ElementSource.at`."""
         return index, parts
 
 
-class ManyObjects(ManyLeaves):
+class GroupedObjects(GroupedSource):
     """Users' objects, asked for one element at a time."""
 
     def __init__(self, sources: Sequence[Any]) -> None:
         self._step = read_step([source.__getitem__ for source in sources])
 
     def first_step(self) -> Step:
-        """See `Leaf.first_step`."""
+        """See `ElementSource.first_step`."""
         return self._step
 
     def finish(self, started: Places) -> Evaluated:
-        """See `Leaf.finish`."""
+        """See `ElementSource.finish`."""
         index, parts = started
         return one_by_one(self._step.function, zip(parts.tolist(), index.tolist(), strict=True))
 
 
-class ManyFiles(FilesLeaf):
+class GroupedFiles(FileSource):
     """Records of many sources, each with files of its own, as those of one."""
 
     def __init__(self, files: Sequence[RecordFiles], reads: ReadQueue) -> None:
@@ -60,15 +60,15 @@ class ManyFiles(FilesLeaf):
         self.mean_byte_len = max(files[part].mean_byte_len for part in _asked(len(files)))
 
     def at(self, index: Indices, parts: PartNumbers | None) -> Indices:
-        """See `Leaf.at`."""
+        """See `ElementSource.at`."""
         return index if parts is None else self._starts[parts] + index
 
 
-class ManyOthers(ManyLeaves):
+class GroupedOthers(GroupedSource):
     """What other leaves make, each of which is made when a block first touches it."""
 
     def __init__(
-        self, leaves: Sequence[Callable[[], Leaf[Indices]]], *, runs_user_code: bool
+        self, leaves: Sequence[Callable[[], ElementSource[Indices]]], *, runs_user_code: bool
     ) -> None:
         self._leaves = _Opened(leaves)
         self.runs_user_code = runs_user_code
@@ -78,18 +78,18 @@ class ManyOthers(ManyLeaves):
 
     @property
     def waits(self) -> bool:
-        """See `Leaf.waits`; of those that were asked how long elements are."""
+        """See `ElementSource.waits`; of those that were asked how long elements are."""
         return any(leaf.waits for leaf in self._asked)
 
     def settle(self, started: Any) -> Any:
-        """See `Leaf.settle`."""
+        """See `ElementSource.settle`."""
         count, by_part = started
         return count, [
             (rows, part, self._leaves[part].settle(begun)) for rows, part, begun in by_part
         ]
 
     def start(self, at: Places) -> Any:
-        """See `Leaf.start`."""
+        """See `ElementSource.start`."""
         index, parts = at
         started = [
             (rows, part, self._leaves[part].start(index[rows]))
@@ -98,13 +98,13 @@ class ManyOthers(ManyLeaves):
         return len(index), started
 
     def finish(self, started: Any) -> Evaluated:
-        """See `Leaf.finish`."""
+        """See `ElementSource.finish`."""
         count, by_part = started
         made = [(rows, self._leaves[part].finish(begun)) for rows, part, begun in by_part]
         return merged(made, count)
 
     def read(self, at: Places) -> Evaluated:
-        """See `Leaf.read`."""
+        """See `ElementSource.read`."""
         index, parts = at
         made = [(rows, self._leaves[part].read(index[rows])) for part, rows in _rows_by_part(parts)]
         return merged(made, len(index))

@@ -2,7 +2,7 @@
 
 use std::array::from_fn;
 
-use crate::pack::rooms::{Fit, Rooms, cell_count};
+use crate::pack::free_space::{Fit, FreeSpace, cell_count};
 
 /// Words of 64 bins in a row.
 const WORDS: usize = 4;
@@ -27,7 +27,7 @@ const NO_BIN: Row = [0; WORDS];
 /// the bins, and takes a few microseconds at 10,000. A change of a bin writes one word of the rows
 /// that its digits have passed.
 #[derive(Debug)]
-pub(crate) struct RoomRows {
+pub(crate) struct BitRows {
     features: Vec<Feature>,
     num_bins: usize,
     /// Rows for the cells that are left, which only the fullest bin needs.
@@ -61,7 +61,7 @@ impl Feature {
     }
 }
 
-impl RoomRows {
+impl BitRows {
     pub(crate) fn new(capacities: &[usize], num_bins: usize, fit: Fit) -> Self {
         let mut height = 0;
         let feature = |&capacity: &usize| {
@@ -133,7 +133,7 @@ impl RoomRows {
     }
 }
 
-impl Rooms for RoomRows {
+impl FreeSpace for BitRows {
     fn clear(&mut self) {
         self.rows.clear();
         self.bounds.clear();

@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::memory::Memory;
-use super::{MOST_LENT, POISON};
+use super::{MAX_BORROWED, POISON};
 use crate::platform::BorrowedFile;
 use crate::shared_memory::Mapping;
 use crate::{Error, Result};
 
-static NUM_LENT: AtomicUsize = AtomicUsize::new(0);
+static NUM_BORROWED: AtomicUsize = AtomicUsize::new(0);
 static NUM_FORKS: AtomicU64 = AtomicU64::new(0);
 
 /// To be called whenever this process is about to fork: the child sees what is lent now, so none
@@ -26,7 +26,7 @@ pub fn note_fork() {
 
 /// The slots of one other process that this one has mapped.
 #[derive(Debug)]
-pub struct Lender {
+pub struct RemoteSlots {
     ledger: Arc<Mutex<Ledger>>,
     poison: bool,
 }
@@ -35,7 +35,7 @@ pub struct Lender {
 ///
 /// Share it behind an `Arc`: the last owner's drop returns it.
 #[derive(Debug)]
-pub struct Lent(Bytes);
+pub struct BorrowedSlot(Bytes);
 
 #[derive(Debug)]
 enum Bytes {
@@ -77,7 +77,7 @@ enum Holder {
     User,
 }
 
-impl Lender {
+impl RemoteSlots {
     /// No slots yet. With `poison`, slots are filled with a byte of no meaning when they are
     /// given back.
     pub fn new(poison: bool) -> Self {
@@ -105,7 +105,7 @@ impl Lender {
     /// # Errors
     ///
     /// If the slot is not known, or its maker was not told that it is free again.
-    pub fn lend(&self, id: u64) -> Result<Lent> {
+    pub fn borrow(&self, id: u64) -> Result<BorrowedSlot> {
         let mut ledger = lock(&self.ledger);
         let Some(known) = ledger.slots.get_mut(&id) else {
             return Err(Error::InvalidArgument(format!("slot {id} is not known")));
@@ -119,12 +119,12 @@ impl Lender {
         let (ledger, poison) = (Arc::clone(&self.ledger), self.poison);
         let num_forks = NUM_FORKS.load(Ordering::Relaxed);
         let lent = Shared { id, mapping, ledger, poison, user: std::process::id(), num_forks };
-        if NUM_LENT.fetch_add(1, Ordering::Relaxed) >= MOST_LENT
+        if NUM_BORROWED.fetch_add(1, Ordering::Relaxed) >= MAX_BORROWED
             && let Ok(copy) = lent.copied()
         {
-            return Ok(Lent(Bytes::Copied(copy)));
+            return Ok(BorrowedSlot(Bytes::Copied(copy)));
         }
-        Ok(Lent(Bytes::Shared(lent)))
+        Ok(BorrowedSlot(Bytes::Shared(lent)))
     }
 
     /// The slots given back since this was last asked, to be told to their maker, who holds them
@@ -143,7 +143,7 @@ impl Lender {
 
     /// The slots given up since this was last asked, to be told to their maker, who must not write
     /// them again: a child that this process has forked off may see them.
-    pub fn take_left_to_children(&self) -> Vec<u64> {
+    pub fn take_retired_by_fork(&self) -> Vec<u64> {
         std::mem::take(&mut lock(&self.ledger).left_to_children)
     }
 
@@ -155,7 +155,7 @@ impl Lender {
     }
 }
 
-impl Lent {
+impl BorrowedSlot {
     /// How many bytes there are.
     pub fn byte_len(&self) -> usize {
         match &self.0 {
@@ -188,7 +188,7 @@ impl Shared {
 impl Drop for Shared {
     #[expect(unsafe_code, reason = "a mapping gives out a bare pointer only")]
     fn drop(&mut self) {
-        NUM_LENT.fetch_sub(1, Ordering::Relaxed);
+        NUM_BORROWED.fetch_sub(1, Ordering::Relaxed);
         if self.user != std::process::id() {
             return;
         }
@@ -225,52 +225,52 @@ mod tests {
 
     use super::*;
 
-    fn lender_with_slot(poison: bool) -> (Lender, Mapping) {
+    fn lender_with_slot(poison: bool) -> (RemoteSlots, Mapping) {
         let (mapping, file) = Mapping::create(4096).unwrap();
-        let lender = Lender::new(poison);
-        lender.add(1, file.as_fd(), 4096).unwrap();
-        (lender, mapping)
+        let remote_slots = RemoteSlots::new(poison);
+        remote_slots.add(1, file.as_fd(), 4096).unwrap();
+        (remote_slots, mapping)
     }
 
     #[test]
     fn slot_is_returned_when_the_last_owner_is_gone() {
-        let (lender, _maker) = lender_with_slot(false);
-        let lent = Arc::new(lender.lend(1).unwrap());
+        let (remote_slots, _maker) = lender_with_slot(false);
+        let lent = Arc::new(remote_slots.borrow(1).unwrap());
         let other = Arc::clone(&lent);
         drop(lent);
-        assert_eq!(lender.take_returned(), (vec![], 0));
+        assert_eq!(remote_slots.take_returned(), (vec![], 0));
         drop(other);
-        assert_eq!(lender.take_returned(), (vec![1], 4096));
-        assert_eq!(lender.take_returned(), (vec![], 0));
+        assert_eq!(remote_slots.take_returned(), (vec![1], 4096));
+        assert_eq!(remote_slots.take_returned(), (vec![], 0));
     }
 
     #[test]
     fn slot_in_use_is_not_lent_again() {
-        let (lender, _maker) = lender_with_slot(false);
-        let lent = lender.lend(1).unwrap();
-        assert!(lender.lend(1).is_err());
+        let (remote_slots, _maker) = lender_with_slot(false);
+        let lent = remote_slots.borrow(1).unwrap();
+        assert!(remote_slots.borrow(1).is_err());
         drop(lent);
-        assert!(lender.lend(1).is_err(), "its maker does not know yet that it is free");
-        lender.take_returned();
-        assert!(lender.lend(1).is_ok());
+        assert!(remote_slots.borrow(1).is_err(), "its maker does not know yet that it is free");
+        remote_slots.take_returned();
+        assert!(remote_slots.borrow(1).is_ok());
     }
 
     #[test]
     fn forgotten_slot_stays_readable_and_is_not_returned() {
-        let (lender, _maker) = lender_with_slot(false);
-        let lent = lender.lend(1).unwrap();
-        lender.forget(1);
-        drop(lender.lend(1).unwrap_err());
+        let (remote_slots, _maker) = lender_with_slot(false);
+        let lent = remote_slots.borrow(1).unwrap();
+        remote_slots.forget(1);
+        drop(remote_slots.borrow(1).unwrap_err());
         assert_eq!(lent.byte_len(), 4096);
         drop(lent);
-        assert_eq!(lender.take_returned(), (vec![], 0));
+        assert_eq!(remote_slots.take_returned(), (vec![], 0));
     }
 
     #[test]
     #[expect(unsafe_code, reason = "a mapping gives out a bare pointer only")]
     fn returned_slot_is_poisoned() {
-        let (lender, maker) = lender_with_slot(true);
-        drop(lender.lend(1).unwrap());
+        let (remote_slots, maker) = lender_with_slot(true);
+        drop(remote_slots.borrow(1).unwrap());
         // SAFETY: the mapping is 4096 bytes long, and its maker holds it again.
         assert_eq!(unsafe { maker.as_ptr().wrapping_add(4095).read() }, POISON);
     }

@@ -6,8 +6,8 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate import tuning
-from grainmill._evaluate.lanes import thread_name
-from grainmill._evaluate.rows import block_len
+from grainmill._evaluate.batch_blocks import block_len
+from grainmill._evaluate.thread_pool import thread_name
 from grainmill._iterators.thread_prefetch import Feed, ThreadPrefetchStage
 from grainmill._plan.sequential import ThreadPrefetch
 from grainmill._tree import flatten
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from grainmill._iterators.read import ReadStage
 
 
-class PackedAheadStage(ThreadPrefetchStage):
+class PackInThreadStage(ThreadPrefetchStage):
     """A reader, what packs its elements and what batches the rows, as one stage made ahead.
 
     What one core makes another one has to fetch, and each hand-over wakes a thread that finds

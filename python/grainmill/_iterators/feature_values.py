@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 
-class Cells:
+class FeatureValues:
     """Turns whatever an element holds under a feature into cells of one dtype.
 
     Args:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from grainmill._evaluate.context import Context
-    from grainmill._iterators.run_job import OpenPlan
+    from grainmill._iterators.pipeline_job import OpenPlan
     from grainmill._iterators.stage import Stage
     from grainmill._plan.node import Node
     from grainmill._plan.sequential import MultithreadPrefetch
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     WorkersNode: TypeAlias = MultiprocessPrefetch | MultithreadPrefetch
 
 
-class WorkerPartsStage(InterleaveStage):
+class WorkerShardsStage(InterleaveStage):
     """Round robin over workers, all of which are at work from the first element on."""
 
     def __init__(self, node: WorkersNode, open_plan: OpenPlan, context: Context) -> None:

@@ -16,12 +16,12 @@ const FIRST: usize = STRIDE;
 
 /// The shared page, in any of the processes.
 #[derive(Debug)]
-pub struct Board {
+pub struct SharedBudget {
     words: Words,
     budget_bytes: u64,
 }
 
-impl Board {
+impl SharedBudget {
     /// A page for `num_processes`, which may reserve `budget_bytes` together, and its file.
     ///
     /// # Errors
@@ -32,7 +32,7 @@ impl Board {
         Ok((Self { words, budget_bytes }, file))
     }
 
-    /// The page behind `file`, made by [`Board::create`] with the same numbers.
+    /// The page behind `file`, made by [`SharedBudget::create`] with the same numbers.
     ///
     /// # Errors
     ///
@@ -102,45 +102,45 @@ mod tests {
 
     #[test]
     fn processes_see_each_others_numbers() {
-        let (ours, file) = Board::create(3, 100).unwrap();
-        let theirs = Board::open(file.as_fd(), 3, 100).unwrap();
+        let (ours, file) = SharedBudget::create(3, 100).unwrap();
+        let theirs = SharedBudget::open(file.as_fd(), 3, 100).unwrap();
         assert!(ours.reserve(60, 0));
         assert_eq!(theirs.reserved(), 60);
         theirs.mark(2, 17).unwrap();
         assert_eq!((ours.marked(1).unwrap(), ours.marked(2).unwrap()), (0, 17));
         assert!(ours.mark(3, 0).is_err());
-        assert!(Board::open(file.as_fd(), 4, 100).is_err());
+        assert!(SharedBudget::open(file.as_fd(), 4, 100).is_err());
     }
 
     #[test]
     fn reservation_that_does_not_fit_changes_nothing() {
-        let (board, _file) = Board::create(1, 100).unwrap();
-        assert!(board.reserve(60, 40));
-        assert!(!board.reserve(41, 0));
-        assert!(!board.reserve(40, 1));
-        assert!(!board.reserve(u64::MAX, 0));
-        assert_eq!(board.reserved(), 60);
-        assert!(!board.reserve_anyway(50));
-        board.release(110);
-        assert_eq!(board.reserved(), 0);
+        let (shared_budget, _file) = SharedBudget::create(1, 100).unwrap();
+        assert!(shared_budget.reserve(60, 40));
+        assert!(!shared_budget.reserve(41, 0));
+        assert!(!shared_budget.reserve(40, 1));
+        assert!(!shared_budget.reserve(u64::MAX, 0));
+        assert_eq!(shared_budget.reserved(), 60);
+        assert!(!shared_budget.reserve_anyway(50));
+        shared_budget.release(110);
+        assert_eq!(shared_budget.reserved(), 0);
     }
 
     #[test]
     fn bound_holds_among_threads() {
-        let (board, _file) = Board::create(1, 1000).unwrap();
+        let (shared_budget, _file) = SharedBudget::create(1, 1000).unwrap();
         std::thread::scope(|scope| {
             for step in 1..5 {
-                let board = &board;
+                let shared_budget = &shared_budget;
                 scope.spawn(move || {
                     for _ in 0..1000 {
-                        if board.reserve(100 * step, 0) {
-                            assert!(board.reserved() <= 1000);
-                            board.release(100 * step);
+                        if shared_budget.reserve(100 * step, 0) {
+                            assert!(shared_budget.reserved() <= 1000);
+                            shared_budget.release(100 * step);
                         }
                     }
                 });
             }
         });
-        assert_eq!(board.reserved(), 0);
+        assert_eq!(shared_budget.reserved(), 0);
     }
 }

@@ -13,15 +13,15 @@ import numpy as np
 
 from grainmill._evaluate import tuning
 from grainmill._evaluate.fuse import Evaluated
-from grainmill._evaluate.lanes import current_lane
 from grainmill._evaluate.stack import SLOT_BYTES, BatchBuilder, shared_arena
 from grainmill._evaluate.storage import work_clock_s
+from grainmill._evaluate.thread_pool import current_thread_pool
 from grainmill._tree import branch, flatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from grainmill._evaluate.evaluator import Evaluator, EvaluatorParts
+    from grainmill._evaluate.evaluator import Evaluator, IncrementalEvaluator
 
 
 # What a Python number takes.
@@ -55,7 +55,7 @@ def byte_len(element: Any, depth: int = 4) -> int:
     return seen * len(parts.children) // max(1, len(looked_at))
 
 
-class StackedRows:
+class BatchBlock:
     """Consecutive elements as one batch.
 
     Attributes:
@@ -90,35 +90,35 @@ class StackedRows:
             for leaf in leaves
         )
 
-    def cut(self, batch_size: int) -> list[StackedRows]:
+    def cut(self, batch_size: int) -> list[BatchBlock]:
         """Batches of `batch_size` rows, the last maybe of fewer; with 0, all rows in one."""
         if not 0 < batch_size < self.count:
             return [self]
         leaves, structure = flatten(self.batch)
-        cut: list[StackedRows] = []
+        cut: list[BatchBlock] = []
         for at in range(0, self.count, batch_size):
             stop = min(at + batch_size, self.count)
             rows = structure.unflatten([leaf[at:stop].copy() for leaf in leaves])
-            cut.append(StackedRows(rows, stop - at, exact=self.exact))
+            cut.append(BatchBlock(rows, stop - at, exact=self.exact))
         return cut
 
 
 # What can be cut into whole batches, and the elements that come after them where those make none.
-Made: TypeAlias = tuple[list[StackedRows], Evaluated | None]
+Made: TypeAlias = tuple[list[BatchBlock], Evaluated | None]
 
 
 def in_batches(program: Evaluator, start: int, count: int, batch_size: int) -> Made:
     """The `count` elements from `start` on in batches, until something makes none.
 
-    Small batches come in one piece, if the program's first one did not show that they can not be
+    Small batches come in one piece, if the program's first one did not show that they cannot be
     cut from it: most of what they cost is paid once then.
     """
-    made: list[StackedRows] = []
+    made: list[BatchBlock] = []
     at, stop = start, start + count
     while at < stop:
         wanted = stop - at if program.batches_small else min(batch_size, stop - at)
         rows = batched(program, at, wanted)
-        if not isinstance(rows, StackedRows):
+        if not isinstance(rows, BatchBlock):
             return made, rows
         if program.batches_small is not False:
             program.batches_small = rows.is_small(batch_size)
@@ -129,7 +129,7 @@ def in_batches(program: Evaluator, start: int, count: int, batch_size: int) -> M
     return made, None
 
 
-def batched(program: Evaluator, start: int, count: int) -> StackedRows | Evaluated:
+def batched(program: Evaluator, start: int, count: int) -> BatchBlock | Evaluated:
     """The `count` elements from `start` on, as a batch if they make one.
 
     They do not where one fails or is left out, or where they are unlike; then what can be
@@ -139,7 +139,7 @@ def batched(program: Evaluator, start: int, count: int) -> StackedRows | Evaluat
     # How large elements are may show only in the first. Rows are copied while in cache.
     size = block_len(program.row_byte_len, count) if program.row_byte_len else 1
     at, stop = start, start + count
-    parts = program.in_parts(start, count)
+    parts = program.run_incrementally(start, count)
     made: deque[Evaluated] = deque()
     if program.layout is not None and not _is_slow(program, count):
         builder.expect(program.layout)
@@ -180,13 +180,13 @@ def batched(program: Evaluator, start: int, count: int) -> StackedRows | Evaluat
     except ValueError:
         program.layout = None
         return program.run(start, count)
-    return StackedRows(batch, count, exact=builder.is_exact)
+    return BatchBlock(batch, count, exact=builder.is_exact)
 
 
 def run_shared(program: Evaluator, start: int, count: int) -> Evaluated:
-    """`Program.run`, with idle threads of the lane that the caller works for."""
+    """`Program.run`, with idle threads of the threads that the caller works for."""
     made = Evaluated([], None)
-    parts = program.in_parts(start, count)
+    parts = program.run_incrementally(start, count)
     at, stop = start, start + count
     while at < stop and made.failure is None:
         size = count if program.element_s else 1
@@ -196,15 +196,15 @@ def run_shared(program: Evaluator, start: int, count: int) -> Evaluated:
 
 
 def _is_slow(program: Evaluator, count: int) -> bool:
-    """Whether threads of the lane may have to help with `count` elements."""
+    """Whether threads of the threads may have to help with `count` elements."""
     if program.element_s * count <= tuning.SHARED_FROM_S:
         return False
-    lane = current_lane()
-    if lane is None or program.waits_for_storage:
+    threads = current_thread_pool()
+    if threads is None or program.waits_for_storage:
         return False
-    if lane.active == 1:
+    if threads.active == 1:
         longest_s = tuning.SLOW_BATCH_S
-    elif lane.is_short_of_tasks:
+    elif threads.is_short_of_tasks:
         longest_s = tuning.SHARED_FROM_S
     else:
         longest_s = tuning.SHARED_ANYWAY_FROM_S
@@ -212,25 +212,25 @@ def _is_slow(program: Evaluator, count: int) -> bool:
 
 
 def _computed(
-    program: Evaluator, parts: EvaluatorParts, at: int, stop: int, size: int
+    program: Evaluator, parts: IncrementalEvaluator, at: int, stop: int, size: int
 ) -> list[Evaluated]:
     """The elements from `at` on: `size` of them, or all where idle threads can help with them."""
-    lane = current_lane()
+    threads = current_thread_pool()
     run = functools.partial(_timed, program, parts.run)
     if program.waits_for_storage:  # all records of the batch are waited for at the same time
         size = stop - at
-    if lane is None:
+    if threads is None:
         return [run(at, min(size, stop - at))]
     began = time.perf_counter()
     if _is_slow(program, stop - at):
         size = max(1, min(size, int(tuning.SHARED_PART_S / program.element_s)))
-    if lane.active > 1 and _is_slow(program, stop - at):
-        size = min(size, -(-(stop - at) // lane.active))
+    if threads.active > 1 and _is_slow(program, stop - at):
+        size = min(size, -(-(stop - at) // threads.active))
         calls = [functools.partial(run, k, min(size, stop - k)) for k in range(at, stop, size)]
-        made = lane.share(calls)
+        made = threads.share(calls)
     else:
         made = [run(at, min(size, stop - at))]
-    lane.note(sum(len(part.elements) for part in made), time.perf_counter() - began)
+    threads.note(sum(len(part.elements) for part in made), time.perf_counter() - began)
     return made
 
 
@@ -251,12 +251,12 @@ def _note(program: Evaluator, count: int, elapsed_s: float) -> None:
 
 def _filled(
     program: Evaluator,
-    parts: EvaluatorParts,
+    parts: IncrementalEvaluator,
     builder: BatchBuilder,
     positions: range,
     size: int,
 ) -> tuple[int, Evaluated | None]:
-    """`Parts.fill` for `positions` in order, into what `builder` has for them, if anything."""
+    """`IncrementalRun.fill` for `positions` in order, into the targets of `builder`, if any."""
     targets = builder.targets
     if targets is None:
         return 0, None
@@ -269,11 +269,11 @@ def _filled(
 
 
 def _unstacked(program: Evaluator, builder: BatchBuilder, start: int, stop: int) -> Evaluated:
-    """The elements that are in `builder`, made anew where they can not be had from there."""
+    """The elements that are in `builder`, made anew where they cannot be had from there."""
     if start == stop:
         return Evaluated([], None)
     try:
-        rows = StackedRows(builder.finish(), stop - start, exact=builder.is_exact)
+        rows = BatchBlock(builder.finish(), stop - start, exact=builder.is_exact)
     except ValueError:
         return program.run(start, stop - start)
     return Evaluated(rows.elements(), None) if rows.exact else program.run(start, stop - start)

@@ -12,7 +12,7 @@ pub enum Fit {
 }
 
 /// Bins by the room they have, arranged for one fit.
-pub(crate) trait Rooms: Debug + Send + Sync {
+pub(crate) trait FreeSpace: Debug + Send + Sync {
     /// Makes all bins empty.
     fn clear(&mut self);
 

@@ -96,9 +96,9 @@ impl Verdict {
 
 /// The verdict on the storage of some files, which all threads that read them add to.
 #[derive(Debug, Default)]
-pub struct Distance(AtomicU32);
+pub struct StorageLatency(AtomicU32);
 
-impl Distance {
+impl StorageLatency {
     /// What the reads so far tell.
     pub fn verdict(&self) -> Verdict {
         Verdict::from_bits(self.0.load(Ordering::Relaxed))
@@ -209,9 +209,9 @@ mod tests {
 
     #[test]
     fn slow_reads_count_as_waiting_of_the_thread_that_did_them() {
-        let distance = Distance::default();
+        let latency = StorageLatency::default();
         let before = waited();
-        distance.observed(1, || std::thread::sleep(Duration::from_millis(2)));
+        latency.observed(1, || std::thread::sleep(Duration::from_millis(2)));
         assert!(waited() >= before + Duration::from_millis(2));
         std::thread::spawn(|| assert_eq!(waited(), Duration::ZERO)).join().unwrap();
     }
