@@ -18,14 +18,18 @@ from grainmill._evaluate.stack import shared_arena, stack
 from grainmill._iterators.feature_values import FeatureValues, rows_of
 from grainmill._loader.record import Record, RecordMetadata
 
-SampledRecords = Iterator[Record[Any]]
+Records = Iterator[Record[Any]]
 
 
 class Operation(Protocol):
-    """What an operation must be."""
+    """A callable from an iterator of records to another; transforms are newer."""
 
-    def __call__(self, input_iterator: SampledRecords) -> SampledRecords:
-        """Returns the records that those of `input_iterator` become."""
+    def __call__(self, input_iterator: Records) -> SampledRecords:
+        """Returns the records that those of `input_iterator` become.
+
+        Args:
+            input_iterator: The records; taken as far as is needed for the next result.
+        """
 
 
 class Operated(IterDataset[Any]):
@@ -105,11 +109,16 @@ def _without_key(record: Record[Any], data: Any) -> Record[Any]:
 
 @dataclasses.dataclass
 class MapOperation:
-    """Replaces every element by `map_function(element)`; `transforms.Map` is newer."""
+    """Replaces every element by `map_function(element)`; `transforms.Map` is newer.
+
+    Attributes:
+        map_function: A function of an element. What it raises comes out as the cause of a
+            ValueError.
+    """
 
     map_function: Callable[[Any], Any]
 
-    def __call__(self, input_iterator: SampledRecords) -> SampledRecords:
+    def __call__(self, input_iterator: Records) -> SampledRecords:
         _warn_deprecated(self, "`grainmill.transforms.Map`")
         for record in input_iterator:
             try:
@@ -123,11 +132,17 @@ class MapOperation:
 
 @dataclasses.dataclass
 class RandomMapOperation:
-    """Replaces every element by `random_map_function(element, rng)`; `RandomMap` is newer."""
+    """Replaces elements by `random_map_function(element, rng)`; `transforms.RandomMap` is newer.
+
+    Attributes:
+        random_map_function: A function of an element and the record's `numpy.random.Generator`,
+            which is `None` if the sampler has no seed. What it raises comes out as the cause of a
+            ValueError.
+    """
 
     random_map_function: Callable[[Any, Any], Any]
 
-    def __call__(self, input_iterator: SampledRecords) -> SampledRecords:
+    def __call__(self, input_iterator: Records) -> SampledRecords:
         _warn_deprecated(self, "`grainmill.transforms.RandomMap`")
         for record in input_iterator:
             try:
@@ -141,11 +156,16 @@ class RandomMapOperation:
 
 @dataclasses.dataclass
 class FilterOperation:
-    """Leaves out the elements for which `condition_function` is false; `Filter` is newer."""
+    """Leaves out elements whose `condition_function` is false; `transforms.Filter` is newer.
+
+    Attributes:
+        condition_function: A function of an element. What it raises comes out as the cause of a
+            ValueError.
+    """
 
     condition_function: Callable[[Any], bool]
 
-    def __call__(self, input_iterator: SampledRecords) -> SampledRecords:
+    def __call__(self, input_iterator: Records) -> SampledRecords:
         _warn_deprecated(self, "`grainmill.transforms.Filter`")
         for record in input_iterator:
             try:
@@ -160,7 +180,9 @@ class FilterOperation:
 
 @dataclasses.dataclass
 class BatchOperation:
-    """Stacks `batch_size` elements; the record has what is known of the last of them.
+    """Stacks `batch_size` elements along a new leading axis; `transforms.Batch` is newer.
+
+    The batch has the metadata of its last record.
 
     Attributes:
         batch_size: Elements per batch, at least 1.
@@ -168,7 +190,8 @@ class BatchOperation:
         batch_fn: Makes a batch from a list of elements, in place of stacking.
 
     Raises:
-        ValueError: `batch_size` is not positive.
+        ValueError: `batch_size` is not positive. When read: elements differ in shape.
+        TypeError: When read: elements differ in structure.
     """
 
     batch_size: int
@@ -179,7 +202,7 @@ class BatchOperation:
         if self.batch_size <= 0:
             raise ValueError(f"batch_size must be a positive integer. Got {self.batch_size}.")
 
-    def __call__(self, input_iterator: SampledRecords) -> SampledRecords:
+    def __call__(self, input_iterator: Records) -> SampledRecords:
         _warn_deprecated(self, "`grainmill.transforms.Batch`")
         gathered: list[Record[Any]] = []
         for record in input_iterator:
@@ -212,17 +235,19 @@ def _check_structures(data: list[Any]) -> None:
 class PackAndBatchOperation:
     """Packs sequences into the rows of whole batches; `FirstFitPackIterDataset` is newer.
 
-    Each sequence goes into the first row with room for it. An element becomes a tuple of three
-    with the structure of `length_struct`: values of shape `(batch_size, length, ...)`, segment ids
-    (int32, from 1; 0 is padding) and positions (int32, from 0 in each sequence).
+    Each sequence goes into the first row with room for it. An element becomes a tuple of three with
+    the structure of `length_struct`: values of shape `(batch_size, length, ...)`, segment ids
+    (int32, from 1; 0 is padding) and positions (int32, from 0 in each sequence), both of shape
+    `(batch_size, length)`.
 
     Attributes:
         length_struct: The length of a row for each feature.
-        batch_size: Rows of a batch.
-        max_sequences_per_bin: The most sequences in a row.
+        batch_size: Rows of a batch, at least 1.
+        max_sequences_per_bin: The most sequences in a row; as many as have room if `None`.
 
     Raises:
-        ValueError: A number is out of range.
+        ValueError: A number is not positive. When read: an element has another structure, or a
+            sequence is longer than its row.
     """
 
     length_struct: Any
@@ -239,7 +264,7 @@ class PackAndBatchOperation:
             )
         self.holds_last = False
 
-    def __call__(self, input_iterator: SampledRecords) -> SampledRecords:
+    def __call__(self, input_iterator: Records) -> SampledRecords:
         _warn_deprecated(self, "`grainmill.experimental.FirstFitPackIterDataset`")
         lengths, structure = tree.flatten(self.length_struct)
         packer = self._packer(lengths)

@@ -1,4 +1,4 @@
-"""SampledRecords with what is known about them, as samplers and operations pass them on."""
+"""Records with what is known about them, as samplers and operations pass them on."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(slots=True)
 class RecordMetadata:
-    """Which record it is, and where in the order it stands.
+    """Which record it is, and its place in the order.
 
     Attributes:
         index: Place in the order of all shards together, counted on over epochs.
-        record_key: Place in the data source; `None` for what is made of several records.
+        record_key: Place in the data source, as a sampler gives it; `None` in the records that
+            operations get.
         rng: The record's own generator; `None` if the sampler has no seed.
     """
 

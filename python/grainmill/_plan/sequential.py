@@ -471,7 +471,12 @@ class MultithreadPrefetch(Node):
 
 
 class BOSHandling(enum.Enum):
-    """What concat-then-split packing does with the first token of each segment."""
+    """What concat-then-split packing does with the first token of each segment.
+
+    Attributes:
+        DO_NOTHING: It stays.
+        REPLACE_FIRST_TOKEN_WITH_BOS: It becomes `bos_token_id`, in the features of `bos_features`.
+    """
 
     DO_NOTHING = 1
     REPLACE_FIRST_TOKEN_WITH_BOS = 2

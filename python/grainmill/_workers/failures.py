@@ -20,9 +20,10 @@ _LONGEST_CHAIN = 16
 
 
 class WorkerError(GrainmillError):
-    """What happened in a worker, where it cannot be told by the exception that was raised there.
+    """A failure in a worker process that cannot be reported by an exception of its own.
 
-    That is so where a worker ends before its time, and where an exception cannot be pickled.
+    It is raised where a worker ends by itself, takes longer than `timeout_s`, or raises an
+    exception that cannot be pickled. Other exceptions come out as themselves.
     """
 
 
