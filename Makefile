@@ -104,7 +104,7 @@ bench: develop $(VENV)/.test ## micro benches of each layer, then end to end bes
 # last runs are of mistakes made on purpose, which must be found.
 sanitize: $(VENV)/.rust ## the engine's arena, hand-over and threads under two sanitizers
 	@test -d "$$(rustc --print sysroot)/lib/rustlib/src" || rustup component add rust-src
-	$(call sanitized,address) --lib -- batch:: pipeline:: hash:: warm:: shared_
+	$(call sanitized,address) --lib -- batch:: pipeline:: hash:: write_prefetcher:: shared_
 	$(call sanitized,address) --test batch --test hand_over -- --skip schedules::
 	$(call sanitized,address) $(ILL)read_after 2>&1 | grep 'ERROR: .*: heap-use-after-free'
 	$(call sanitized,address) $(ILL)written_past 2>&1 | grep 'ERROR: .*: heap-buffer-overflow'

@@ -6,8 +6,8 @@ from stage_harness import count_at_rest, found
 from under_test import INLINE
 
 import grainmill as grain
+from grainmill._evaluate.batch_blocks import BatchBlock, in_batches
 from grainmill._evaluate.program import Program
-from grainmill._evaluate.rows import StackedRows, in_batches
 from grainmill._tree import flatten
 
 
@@ -149,7 +149,7 @@ def test_little_is_ahead(batch_size, prefetch):
 @pytest.mark.parametrize("options", [INLINE, grain.ReadOptions(0, 500), grain.ReadOptions()])
 def test_an_interrupt_loses_no_batch(options, monkeypatch):
     calls = 0
-    cut = StackedRows.cut
+    cut = BatchBlock.cut
 
     def interrupted(rows, batch_size):
         nonlocal calls
@@ -158,7 +158,7 @@ def test_an_interrupt_loses_no_batch(options, monkeypatch):
             raise KeyboardInterrupt
         return cut(rows, batch_size)
 
-    monkeypatch.setattr(StackedRows, "cut", interrupted)
+    monkeypatch.setattr(BatchBlock, "cut", interrupted)
     ds = grain.MapDataset.range(20000).map(plain).to_iter_dataset(options).batch(8)
     made, interrupts = [], 0
     with iter(ds) as iterator:

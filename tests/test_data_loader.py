@@ -600,7 +600,7 @@ def test_loader_starts_again_whenever_it_is_iterated_over():
     assert take(first, None) == [3, 4, 5, 6]
 
 
-@pytest.mark.better_than_grain("its iterator can not be closed")
+@pytest.mark.better_than_grain("its iterator cannot be closed")
 def test_iterator_is_a_context():
     with iter(loader(read_options=grain.ReadOptions(1, 4))) as iterator:
         assert next(iterator) == 0

@@ -9,9 +9,9 @@ from stage_harness import count_at_rest
 from under_test import INLINE
 
 import grainmill as grain
-from grainmill._evaluate import ahead, lanes
+from grainmill._evaluate import executor, thread_pool
+from grainmill._evaluate.batch_blocks import byte_len
 from grainmill._evaluate.program import Program
-from grainmill._evaluate.rows import byte_len
 
 NUM_THREADS = 4
 
@@ -50,14 +50,14 @@ def test_functions_that_wait_get_all_threads_within_a_few_elements(batch_size):
 
 
 def test_threads_that_cannot_be_started_are_done_without(monkeypatch):
-    start = lanes.start_thread
+    start = thread_pool.start_thread
 
     def refused(run, *, name, stop):
         if name != "grain-prefetch_0":
             raise RuntimeError("can't start new thread")
         return start(run, name=name, stop=stop)
 
-    monkeypatch.setattr(lanes, "start_thread", refused)
+    monkeypatch.setattr(thread_pool, "start_thread", refused)
     function = Calls(sleeps)
     ds = threaded(grain.MapDataset.range(40).map(function).batch(4))
     assert [batch[0] for batch in ds] == list(range(0, 40, 4))
@@ -66,15 +66,15 @@ def test_threads_that_cannot_be_started_are_done_without(monkeypatch):
 
 def test_what_a_task_waits_for_may_fail():
     """The thread goes on, and who waits for the task learns of it."""
-    lane = lanes.Lane()
-    failing = lanes.Task(list, lambda: 1 // 0)
-    after = lanes.Task(lambda: 7)
+    threads = thread_pool.ThreadPool()
+    failing = thread_pool.Task(list, lambda: 1 // 0)
+    after = thread_pool.Task(lambda: 7)
     for task in (failing, after):
-        lane.submit(task)
+        threads.submit(task)
     assert failing.done.acquire(timeout=60)
     assert after.done.acquire(timeout=60)
     assert (type(failing.failure), after.result) == (ZeroDivisionError, 7)
-    lane.dismiss()
+    threads.dismiss()
 
 
 def test_no_more_threads_than_allowed_run_functions_at_once():
@@ -175,14 +175,14 @@ def test_elements_before_a_slow_one_do_not_wait_for_it():
 
 def test_a_block_of_which_all_was_taken_is_not_the_end(monkeypatch):
     """The last element is there, and the consumer has it, before the block is done."""
-    call = ahead._elements
+    call = executor._elements
 
     def slowly(*args):
         made = call(*args)
         time.sleep(0.06)
         return made
 
-    monkeypatch.setattr(ahead, "_elements", slowly)
+    monkeypatch.setattr(executor, "_elements", slowly)
     ds = grain.MapDataset.range(40).map(lambda x: x)
     assert list(ds.to_iter_dataset(grain.ReadOptions(num_threads=1))) == list(range(40))
 

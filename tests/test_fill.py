@@ -108,7 +108,7 @@ def test_filled_rows_are_the_elements(folder, name, file):
         start = chance.randrange(2 * NUM_RECORDS - count)
         at = start + chance.randrange(count)
         rows = np.zeros((count, RECORD_LEN), np.uint8)
-        parts = program.in_parts(start, count)
+        parts = program.run_incrementally(start, count)
         filled, rest = parts.fill((None, [(None, rows)]), at, start + count, chance.randint(1, 9))
         filled_most = max(filled_most, filled)
         whole = program.run(at, start + count - at)
@@ -133,7 +133,7 @@ def test_each_element_is_told_of_before_it_is_made(folder, name):
     program.run(0, 1)  # tells that the file is in memory
     program.report(marked.append)
     rows = np.zeros((100, RECORD_LEN), np.uint8)
-    filled, _ = program.in_parts(20, 100).fill((None, [(None, rows)]), 25, 120, 4)
+    filled, _ = program.run_incrementally(20, 100).fill((None, [(None, rows)]), 25, 120, 4)
     made_at.remove(0)
     assert 0 < filled <= len(made_at)
     assert made_at == list(range(25, 25 + len(made_at)))

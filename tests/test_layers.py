@@ -13,8 +13,8 @@ FACE = ROOT / "python/grainmill"
 
 # Each uses only itself and what stands before it; `batch` and `pack` do not know each other.
 CORE_LAYERS = [
-    {"error", "platform", "process", "warm"},
-    {"reserve", "shared_memory"},
+    {"error", "platform", "process", "write_prefetcher"},
+    {"try_alloc", "shared_memory"},
     {"order"},
     {"records"},
     {"batch", "pack"},
@@ -45,13 +45,13 @@ LATE_IMPORTS = {
 CORE_THREADS = {"platform/portable.rs"}
 FACE_THREADS = {
     "_threads.py",
-    # Where workers can not be forked, a thread of each waits for the parent's end.
+    # Where workers cannot be forked, a thread of each waits for the parent's end.
     "_workers/zygote.py",
 }
 
 STARTS_THREADS = {
     "rs": re.compile(r"thread::(spawn|scope|Builder)|ThreadPoolBuilder|rayon::(spawn|scope|join)"),
-    "py": re.compile(r"\bThread\(|ThreadPoolExecutor|start_new_thread|ThreadPool\b"),
+    "py": re.compile(r"\bThread\(|ThreadPoolExecutor|start_new_thread|multiprocessing\.pool"),
 }
 
 

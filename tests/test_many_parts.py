@@ -140,7 +140,7 @@ def test_elements_and_origins_match_those_of_single_positions(seed, sources):
         expected = [plan_oracle.element(ds._node, at) for at in range(start, start + count)]
         assert program.run(start, count) == (expected, None)
         assert program.begin(start, count)() == (expected, None)
-        parts, at, made = program.in_parts(start, count), start, []
+        parts, at, made = program.run_incrementally(start, count), start, []
         while at < start + count:
             part_len = chance.randint(1, min(9, start + count - at))
             made += parts.run(at, part_len).elements

@@ -16,7 +16,7 @@ from under_test import INLINE
 
 import grainmill as grain
 from grainmill import experimental
-from grainmill._iterators.packed_ahead import PackedAheadStage
+from grainmill._iterators.pack_in_thread import PackInThreadStage
 from grainmill._iterators.table import open_stage
 
 
@@ -99,7 +99,7 @@ def test_restored_iterator_goes_on_wherever_the_thread_is(batch_size):
 
 def test_only_stages_without_user_code_are_made_together():
     def is_one(ds):
-        return isinstance(open_stage(ds._plan_node()), PackedAheadStage)
+        return isinstance(open_stage(ds._plan_node()), PackInThreadStage)
 
     assert is_one(packed(tokens))
     assert is_one(packed(tokens, pack=experimental.ConcatThenSplitIterDataset))

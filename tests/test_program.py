@@ -47,7 +47,7 @@ def test_parts_have_the_elements_of_the_whole(name):
         start = chance.randrange(len(dataset) - count + 1)
         whole = program.run(start, count)
         assert whole.failure is None
-        parts, at, made = program.in_parts(start, count), start, []
+        parts, at, made = program.run_incrementally(start, count), start, []
         while at < start + count:
             part_len = chance.randint(1, min(7, start + count - at))
             part = parts.run(at, part_len)

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from grainmill._native import Arena, Board, Lender, note_fork, slot_of
+from grainmill._native import Arena, RemoteSlots, SharedBudget, note_fork, slot_of
 from grainmill._workers.shared_arena import SharedArena
 
 SLOT_BYTES = 1 << 20
@@ -13,9 +13,9 @@ BYTE = np.dtype(np.uint8)
 
 
 def board_of(num_slots):
-    board, file = Board.create(1, num_slots * SLOT_BYTES)
+    shared_budget, file = SharedBudget.create(1, num_slots * SLOT_BYTES)
     os.close(file)
-    return board
+    return shared_budget
 
 
 @pytest.mark.parametrize(
@@ -25,81 +25,81 @@ def board_of(num_slots):
 )
 def test_slot_that_returns_while_its_like_is_reserved_counts_once(make):
     """Another thread may drop an array at any time, such as while a worker waits for room."""
-    board = board_of(1)
+    shared_budget = board_of(1)
     held = []
 
     def ask(byte_len):
-        board.reserve_anyway(byte_len)
+        shared_budget.reserve_anyway(byte_len)
         held.clear()
 
-    arena = SharedArena(board, 1, SLOT_BYTES, ask)
+    arena = SharedArena(shared_budget, 1, SLOT_BYTES, ask)
     for _ in range(3):
         made = make(arena)
         held.append(made)
         del made
-        assert board.reserved == SLOT_BYTES
+        assert shared_budget.reserved == SLOT_BYTES
 
 
 def test_array_that_a_finalizer_asks_for_meanwhile_lies_elsewhere():
     """The collector may run one in the middle of anything."""
-    board = board_of(1)
+    shared_budget = board_of(1)
     made = []
 
     def ask(byte_len):
         made.append(arena.array((SLOT_BYTES,), BYTE))
-        board.reserve_anyway(byte_len)
+        shared_budget.reserve_anyway(byte_len)
 
-    arena = SharedArena(board, 1, SLOT_BYTES, ask)
+    arena = SharedArena(shared_budget, 1, SLOT_BYTES, ask)
     slots = [arena.slot(SLOT_BYTES) for _ in range(2)]
     assert len(made) == 2
-    assert board.reserved == len(slots) * SLOT_BYTES
+    assert shared_budget.reserved == len(slots) * SLOT_BYTES
     assert slot_of(made[0]) is None
 
 
 def test_slots_of_sizes_that_no_longer_come_do_not_pile_up():
     """What is sent at once has another size each time, as its pace follows the machine's."""
-    board = board_of(10_000)
-    arena = SharedArena(board, 1, 10_000 * SLOT_BYTES, lambda _: None)
+    shared_budget = board_of(10_000)
+    arena = SharedArena(shared_budget, 1, 10_000 * SLOT_BYTES, lambda _: None)
     in_use, most = [], 0
     for turn in range(300):
         in_use = [*in_use[-2:], arena.slot(SLOT_BYTES * (1 + turn * 7 % 40))]
-        most = max(most, board.reserved)
+        most = max(most, shared_budget.reserved)
     largest = 40 * SLOT_BYTES * 9 // 8
     # Three in use, of up to twice the size that was asked for, and as much again that waits.
     assert most <= 2 * 3 * largest
-    assert board.reserved < 300 * SLOT_BYTES
+    assert shared_budget.reserved < 300 * SLOT_BYTES
 
 
 def test_slot_serves_again_for_what_is_a_little_smaller():
-    board = board_of(100)
-    arena = SharedArena(board, 1, 100 * SLOT_BYTES, lambda _: None)
+    shared_budget = board_of(100)
+    arena = SharedArena(shared_budget, 1, 100 * SLOT_BYTES, lambda _: None)
     first = arena.slot(10 * SLOT_BYTES)
-    number, reserved = first.shared_id, board.reserved
+    number, reserved = first.shared_id, shared_budget.reserved
     del first
     for size in (9, 7, 5, 10):
         assert arena.slot(size * SLOT_BYTES).shared_id == number
-    assert board.reserved == reserved
+    assert shared_budget.reserved == reserved
     assert arena.slot(SLOT_BYTES).shared_id != number
 
 
 def test_bytes_reserved_for_an_array_that_cannot_be_made_are_given_back():
-    board = board_of(64)
-    arena = SharedArena(board, 1, 64 * SLOT_BYTES, lambda _: None)
+    shared_budget = board_of(64)
+    arena = SharedArena(shared_budget, 1, 64 * SLOT_BYTES, lambda _: None)
     with pytest.raises(TypeError, match="cannot live in a slot"):
         arena.array((SLOT_BYTES,), np.dtype(object))
-    assert board.reserved == 0
+    assert shared_budget.reserved == 0
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*fork.*:RuntimeWarning")
 def test_forked_child_writes_no_slot_of_its_parent():
     arena = Arena(poison=True, shared=True)
-    lender = Lender(poison=True)
+    remote_slots = RemoteSlots(poison=True)
     slots = [arena.slot(SLOT_BYTES) for _ in range(3)]
     for slot in slots:
         memoryview(slot)[:] = bytes([7]) * SLOT_BYTES
-    lender.add(slots[0].shared_id, *slots[0].take_file())
-    lent = lender.lend(slots[0].shared_id)
+    remote_slots.add(slots[0].shared_id, *slots[0].take_file())
+    lent = remote_slots.borrow(slots[0].shared_id)
     slots.pop()
     del slot  # that one waits to be used again, in the child too
     child = os.fork()
@@ -113,24 +113,24 @@ def test_forked_child_writes_no_slot_of_its_parent():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert {*bytes(slots[0]), *bytes(slots[1]), *bytes(lent)} == {7}
     assert 8 not in bytes(arena.slot(SLOT_BYTES))
-    assert lender.take_returned() == []
+    assert remote_slots.take_returned() == []
 
 
 def test_slot_that_a_child_may_see_is_given_up():
     arena = Arena(poison=True, shared=True)
-    lender = Lender(poison=True)
+    remote_slots = RemoteSlots(poison=True)
     slot = arena.slot(SLOT_BYTES)
     number = slot.shared_id
     memoryview(slot)[:] = bytes([7]) * SLOT_BYTES
-    lender.add(number, *slot.take_file())
-    lent = lender.lend(number)
+    remote_slots.add(number, *slot.take_file())
+    lent = remote_slots.borrow(number)
     note_fork()
     del lent
     assert {*bytes(slot)} == {7}
-    assert lender.take_returned() == []
-    assert lender.take_left_to_children() == [number]
+    assert remote_slots.take_returned() == []
+    assert remote_slots.take_retired_by_fork() == [number]
     with pytest.raises(ValueError, match="not known"):
-        lender.lend(number)
+        remote_slots.borrow(number)
     slot.give_up()
     del slot
     assert (arena.total_bytes, arena.free_bytes) == (0, 0)

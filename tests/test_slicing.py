@@ -288,7 +288,7 @@ def _prefetched(num_workers, buffer_size):
         ),
         pytest.param(
             lambda: _prefetched(2, 1).mp_prefetch(grain.MultiprocessingOptions(2)),
-            "`mp_prefetch` can not follow `mp_prefetch`",
+            "`mp_prefetch` cannot follow `mp_prefetch`",
             marks=pytest.mark.better_than_grain("fails in the worker, without a reason"),
         ),
         pytest.param(

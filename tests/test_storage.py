@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from grainmill import MapDataset, ReadOptions, _native
-from grainmill._evaluate.leaves import FilesLeaf
+from grainmill._evaluate.element_sources import FileSource
 from grainmill.array_record import ArrayRecordWriter
 from grainmill.sources import ArrayRecordDataSource
 
@@ -44,7 +44,7 @@ def read_blocks(leaf, num_blocks):
 
 def test_records_in_memory_need_no_other_thread():
     files = Files(is_far=False)
-    leaf = FilesLeaf(files)
+    leaf = FileSource(files)
     read_blocks(leaf, 50)
     assert not files.queues
     assert not leaf.waits
@@ -54,7 +54,7 @@ def test_records_in_memory_need_no_other_thread():
 def test_far_records_are_read_ahead_within_the_bound_of_their_queue():
     files = Files(is_far=True)
     queue = _native.ReadQueue(7)
-    leaf = FilesLeaf(files, queue)
+    leaf = FileSource(files, queue)
     read_blocks(leaf, 50)
     assert files.queues == [queue] * 50
     assert leaf.waits
@@ -63,7 +63,7 @@ def test_far_records_are_read_ahead_within_the_bound_of_their_queue():
 
 def test_storage_that_became_far_or_near_is_followed():
     files = Files(is_far=False)
-    leaf = FilesLeaf(files)
+    leaf = FileSource(files)
     for is_far in (True, False, True):
         files.is_far = is_far
         before = len(files.queues)
@@ -76,7 +76,7 @@ def test_read_that_can_not_be_begun_is_told_where_it_is_finished():
         def start(self, *_):
             raise ValueError("no index")
 
-    read_blocks(FilesLeaf(Damaged(is_far=True)), 2)
+    read_blocks(FileSource(Damaged(is_far=True)), 2)
 
 
 def test_failure_of_a_record_comes_alone_after_those_before_it():
@@ -89,7 +89,7 @@ def test_failure_of_a_record_comes_alone_after_those_before_it():
                 raise ValueError("record 3")
             return b"%d" % i
 
-    made = FilesLeaf(Damaged(is_far=False)).read(np.arange(5))
+    made = FileSource(Damaged(is_far=False)).read(np.arange(5))
     assert made.elements == [b"0", b"1", b"2"]
     assert str(made.failure) == "record 3"
     assert made.failure.__context__ is None

@@ -268,7 +268,7 @@ def test_batches_of_a_whole_pipeline_stay_in_their_slot_too():
     assert 59 * size <= in_worker <= 60 * size
 
 
-# --- what can not be sent ------------------------------------------------------------------------
+# --- what cannot be sent ------------------------------------------------------------------------
 
 UNSENDABLE = {
     "lock": (threading.Lock, "lock", ""),
@@ -288,7 +288,7 @@ def test_what_can_not_be_sent_is_named(entrance, name):
     made = opened(grain.MapDataset.range(9).map(lambda x: make() if x == 6 else x), entrance, 1)
     assert all_of(made, 6) == [0, 1, 2, 3, 4, 5]
     for _ in range(2):
-        with pytest.raises(TypeError, match=r"element 6 can not be sent by worker 0") as caught:
+        with pytest.raises(TypeError, match=r"element 6 cannot be sent by worker 0") as caught:
             next(made)
         assert f"a value of type {kind}" in str(caught.value)
         assert place in str(caught.value)

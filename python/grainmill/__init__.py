@@ -1,6 +1,18 @@
 """Files of records in, batches for training out: deterministic, resumable, fast.
 
-The names are those of Grain, so that `import grainmill as grain` runs a Grain program.
+The names are those of Grain, so that `import grainmill as grain` runs a Grain program. A pipeline
+begins with `MapDataset.source` or `DataLoader`. Examples in docstrings run after
+`import grainmill as grain` and `import numpy as np`.
+
+Attributes:
+    __version__: The version of the package, as text.
+    __version_info__: Its parts, as integers.
+    config: Settings of the process; see `help(grainmill.config)`.
+
+Example:
+    >>> ds = grain.MapDataset.source(["one", "two", "three"]).map(len).shuffle(seed=0)
+    >>> [batch.tolist() for batch in ds.repeat(2).batch(3)]
+    [[3, 5, 3], [3, 5, 3]]
 """
 
 from grainmill import (

@@ -95,31 +95,44 @@ def _parse_options(options: str) -> _Options:
 
 
 def check_reader_options(options: Mapping[str, object]) -> None:
-    """Raises the ValueError that a reader raises for these options, if any."""
+    """Checks options of a reader that are given as a dict.
+
+    Args:
+        options: What `ArrayRecordReader` takes as `key:value`.
+
+    Raises:
+        ValueError: The ValueError that a reader raises for these options.
+    """
     _parse_options(",".join(f"{key}:{value}" for key, value in options.items()))
 
 
 class ArrayRecordReader:
     """Reads one ArrayRecord file.
 
-    As in the `array_record` package, a file that cannot be opened does not raise here: `ok()` is
-    False and every reading method raises a RuntimeError that says why. A damaged record raises
-    where it is read and leaves the rest of the file readable.
+    Records are `bytes`, by index, slice, `read` or iteration; `with` closes the reader. As in the
+    `array_record` package, a file that cannot be opened does not raise here: `ok()` is False and
+    every reading method raises a RuntimeError that says why. Checksums are verified; a damaged
+    record raises a RuntimeError where it is read and leaves the rest of the file readable.
+    `reader[index]` raises an IndexError where there is no such record.
 
     Args:
         path: The file.
-        options: `key:value` items separated by commas: `readahead_buffer_size` (bytes that
-            `read()` reads at a time), `max_parallelism` (0: nothing is read ahead),
+        options: `key:value` items separated by commas: `readahead_buffer_size` (bytes that `read()`
+            reads at a time; at least 1 MiB are), `max_parallelism` (0: nothing is read ahead),
             `index_storage_option` and `footer_prefetch_bytes` (accepted, without effect).
         **kwargs: Accepted and ignored, as `file_reader_buffer_size` in the `array_record` package.
 
+    Raises:
+        ValueError: An option is unknown, given twice, or has an invalid value.
+
     Example:
+        >>> from grainmill.array_record import ArrayRecordReader, ArrayRecordWriter
         >>> with ArrayRecordWriter("words.array_record", "group_size:1") as writer:
         ...     for word in (b"one", b"two", b"three"):
         ...         writer.write(word)
         >>> with ArrayRecordReader("words.array_record") as reader:
-        ...     reader[0], reader[-1]
-        (b'one', b'three')
+        ...     len(reader), reader[0], reader[-1], reader.read(1, 3)
+        (3, b'one', b'three', [b'two', b'three'])
     """
 
     def __init__(
@@ -142,23 +155,23 @@ class ArrayRecordReader:
             self._failure = error
 
     def ok(self) -> bool:
-        """Whether the file is open and sound as far as it has been opened."""
+        """Returns whether the file is open and sound as far as it has been opened."""
         return self._files is not None
 
     def is_open(self) -> bool:
-        """Whether `close` has not been called."""
+        """Returns whether `close` has not been called."""
         return self._is_open
 
     def num_records(self) -> int:
-        """How many records there are; 0 if the reader is closed or could not open its file."""
+        """Returns how many records there are; 0 if the reader is closed or has no file."""
         return len(self._files) if self._files is not None else 0
 
     def record_index(self) -> int:
-        """Which record `read()` returns next."""
+        """Returns which record `read()` returns next."""
         return self._next_index
 
     def writer_options_string(self) -> str | None:
-        """The options of the file's writer, as it noted them."""
+        """Returns the options of the file's writer, as it noted them; `None` if it noted none."""
         return self._writer_options
 
     @overload
@@ -171,8 +184,11 @@ class ArrayRecordReader:
         """Reads the next record, those at a sequence of indices, or those of a range.
 
         Args:
-            *args: Nothing; a sequence of non-negative integers; or two integers, of which
-                negative ones count from the end.
+            *args: Nothing; a sequence of non-negative integers; or two integers, of which negative
+                ones count from the end.
+
+        Returns:
+            One record, or a list of records in the order asked for.
 
         Raises:
             IndexError: There is no next record, or the range is empty or out of range.
@@ -190,18 +206,29 @@ class ArrayRecordReader:
                 raise TypeError(f"read() takes nothing, indices, or a range; got {args!r}")
 
     def read_all(self) -> list[bytes]:
-        """Reads every record."""
+        """Returns every record, in order.
+
+        Raises:
+            RuntimeError: The file is damaged or could not be opened, or the reader is closed.
+        """
         files = self._opened()
         return files.read(np.arange(len(files), dtype=np.int64))
 
     def seek(self, index: int) -> None:
-        """Lets `read()` go on at `index`, or at the end if there is no such record."""
+        """Makes `read()` continue at `index`, or at the end if there is no such record.
+
+        Args:
+            index: A record, from 0.
+
+        Raises:
+            RuntimeError: The file could not be opened, or the reader is closed.
+        """
         num_records = len(self._opened())
         index = operator.index(index)
         self._go_to(index if 0 <= index <= num_records else num_records)
 
     def close(self) -> None:
-        """Closes the reader; again is fine.
+        """Closes the reader; safe to call again.
 
         Raises:
             RuntimeError: The file could not be opened.

@@ -1,4 +1,14 @@
-"""Names of the features that describe a record rather than hold its data."""
+"""Names of the features that describe a record rather than hold its data.
+
+Attributes:
+    INDEX: Place in the order.
+    RECORD_KEY: Place in the data source.
+    DATASET_INDEX: Which of several datasets.
+    EPOCH: Which epoch, from 0.
+    SEED: The seed of the record's random numbers.
+    RECORD: The record itself.
+    META_FEATURES: All of them.
+"""
 
 from typing import Final
 

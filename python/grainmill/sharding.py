@@ -6,11 +6,18 @@ __all__ = ["NoSharding", "ShardByJaxProcess", "ShardOptions", "even_split"]
 
 
 class ShardByJaxProcess(ShardOptions):
-    """One part for each JAX process; all in one part where JAX is not installed.
+    """One part for each JAX process; all records in one part where JAX is not installed.
+
+    The part is that of `jax.process_index()` among `jax.process_count()`. Asking JAX starts its
+    devices, so call `jax.distributed.initialize` before.
 
     Args:
-        drop_remainder: Whether records that would make some parts longer than others are left
-            out.
+        drop_remainder: Whether records that would make some parts longer than others are left out.
+
+    Example:
+        >>> shard = grain.sharding.ShardByJaxProcess(drop_remainder=True)
+        >>> shard.shard_index, shard.shard_count
+        (0, 1)
     """
 
     def __init__(self, drop_remainder: bool = False) -> None:  # noqa: FBT001, FBT002 - as called

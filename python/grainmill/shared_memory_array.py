@@ -15,10 +15,10 @@ __all__ = ["SharedMemoryArray", "SharedMemoryArrayMetadata"]
 
 @dataclasses.dataclass(slots=True, frozen=True)
 class SharedMemoryArrayMetadata:
-    """All that another process needs to reach an array.
+    """All that another process needs to reach a `SharedMemoryArray`.
 
     Attributes:
-        name: Of the shared memory.
+        name: The name of the shared memory.
         shape: Lengths of the axes.
         dtype: Type of the values.
     """
@@ -28,7 +28,11 @@ class SharedMemoryArrayMetadata:
     dtype: npt.DTypeLike
 
     def close_and_unlink_shm(self) -> None:
-        """Removes the memory from the system; arrays that look into it go on to live."""
+        """Removes the memory from the system; arrays that look into it stay valid.
+
+        Raises:
+            FileNotFoundError: It was removed before.
+        """
         memory = _Memory(name=self.name)
         memory.unlink()
 
@@ -62,9 +66,9 @@ class _Memory(shared_memory.SharedMemory):
 class SharedMemoryArray(np.ndarray[Any, Any]):
     """An array in shared memory; pickling it passes on a name in place of values.
 
-    What is computed from it is an array of the usual kind. A process lets go of the memory with
-    the last array that looks into it. One process, and only one, should call `unlink_on_del`, so
-    that the memory is removed from the system as well.
+    Arrays computed from it are of the usual kind. A process releases the memory with the last array
+    that looks into it. One process, and only one, should call `unlink_on_del`, so that the memory
+    is removed from the system as well.
 
     Args:
         shape: Lengths of the axes.
@@ -72,6 +76,14 @@ class SharedMemoryArray(np.ndarray[Any, Any]):
 
     Raises:
         ValueError: `dtype` holds Python objects.
+
+    Example:
+        >>> array = grain.multiprocessing.SharedMemoryArray((2, 3), np.float32)
+        >>> array.unlink_on_del()
+        >>> array[0] = 1
+        >>> same = grain.multiprocessing.SharedMemoryArray.from_metadata(array.metadata)
+        >>> same.tolist()  # in another process, as a rule
+        [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
     """
 
     _memory: _Memory | None = None
@@ -95,15 +107,30 @@ class SharedMemoryArray(np.ndarray[Any, Any]):
     def from_shared_memory(
         cls, shm: shared_memory.SharedMemory, shape: Iterable[int], dtype: npt.DTypeLike
     ) -> Self:
-        """Returns the array at the start of `shm`, which may be closed meanwhile."""
+        """Returns the array at the start of `shm`, which may be closed afterwards.
+
+        Args:
+            shm: Shared memory, which is opened again by its name.
+            shape: Lengths of the axes.
+            dtype: Type of the values.
+
+        Raises:
+            ValueError: `dtype` holds Python objects.
+            TypeError: The memory is smaller than the array.
+        """
         return cls._over(_Memory(name=shm.name), shape, dtype)
 
     @classmethod
     def from_metadata(cls, metadata: SharedMemoryArrayMetadata) -> Self:
         """Returns the array that `metadata` names.
 
+        Args:
+            metadata: From the property `metadata` of an array, in any process.
+
         Raises:
             FileNotFoundError: Its memory was removed from the system.
+            ValueError: Its dtype holds Python objects.
+            TypeError: The memory is smaller than the array.
         """
         return cls._over(_Memory(name=metadata.name), metadata.shape, metadata.dtype)
 
@@ -135,7 +162,7 @@ class SharedMemoryArray(np.ndarray[Any, Any]):
         return self._memory
 
     def unlink_on_del(self) -> None:
-        """Has the memory removed from the system with the last array that looks into it here.
+        """Removes the memory from the system with the last array that looks into it here.
 
         Raises:
             ValueError: The array is not in shared memory.

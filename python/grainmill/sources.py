@@ -40,18 +40,49 @@ _RANGE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
 
 @runtime_checkable
 class RandomAccessDataSource(Protocol[T_co]):
-    """Anything with `len` and indexing by position can be a source."""
+    """Anything with `len` and indexing by position can be a source.
+
+    `isinstance` tells whether an object has both methods. One that also has `__getitems__(keys)`,
+    which returns a list, is asked for many records at once. Sources are read from several threads
+    at a time, and pickled where worker processes read them.
+
+    Example:
+        >>> class Words:
+        ...     def __init__(self, text):
+        ...         self.words = text.split()
+        ...
+        ...     def __len__(self):
+        ...         return len(self.words)
+        ...
+        ...     def __getitem__(self, record_key):
+        ...         return self.words[record_key]
+        >>> isinstance(Words("one two"), grain.sources.RandomAccessDataSource)
+        True
+        >>> list(grain.MapDataset.source(Words("one two")))
+        ['one', 'two']
+    """
 
     def __len__(self) -> int:
-        """How many records there are."""
+        """Returns how many records there are."""
 
     def __getitem__(self, index: SupportsIndex, /) -> T_co:
-        """The record at a position."""
+        """Returns the record at a position.
+
+        Args:
+            index: From 0 to `len(self) - 1`.
+        """
 
 
 @runtime_checkable
 class FileInstruction(Protocol):
-    """A file and which of its records are meant: `take` of them after `skip`."""
+    """A file and which of its records are meant; any object with these attributes is one.
+
+    Attributes:
+        filename: The path of the file.
+        skip: How many records at its start are left out.
+        take: How many records follow.
+        examples_in_shard: How many records the file has; not looked at.
+    """
 
     filename: str
     skip: int
@@ -65,25 +96,36 @@ PathLike = str | PurePath | FileInstruction
 class ArrayRecordDataSource:
     """The records of ArrayRecord files, as one sequence of `bytes`.
 
+    It can be indexed from 0 to `len(source) - 1`; other positions raise a ValueError. Pipelines
+    read it by blocks, in the engine. Pickling passes on paths and counts. Checksums are verified
+    when a record is read; damage raises a `GrainmillError` that names the file.
+
     Args:
-        paths: A path, a `FileInstruction`, or a sequence of them. A string of the form
-            `path[a:b]` means records `a` to `b - 1` of that file. Files of which a part is meant
-            are opened when they are first read.
-        reader_options: Options as an `ArrayRecordReader` takes them. They are checked; this
-            source reads by blocks whatever they say.
+        paths: A path, a `FileInstruction`, or a sequence of them. A string of the form `path[a:b]`
+            means records `a` to `b - 1` of that file. Files of which a part is meant are opened
+            when they are first read, all others at once.
+        reader_options: Options as an `ArrayRecordReader` takes them, as a dict. They are checked;
+            this source reads by blocks whatever they say.
         index: Where to keep how many records each file holds, so that no file has to be opened
             before it is read. Written if it is not there or lacks some of the files, which are
-            opened for that. A file that is not the one the index tells of, by its length or the
-            time it was written, raises when it is first read; delete the index then. A damaged
-            index raises a ValueError.
+            opened for that. A file whose length or time of writing differs from the index raises
+            when it is first read; delete the index then.
+
+    Raises:
+        ValueError: A path is of another type, there is none, a range is reversed, an option is
+            invalid, or the index is damaged.
+        FileNotFoundError: There is no such file.
 
     Example:
+        >>> from grainmill.array_record import ArrayRecordWriter
         >>> for name in ("0.array_record", "1.array_record"):
         ...     with ArrayRecordWriter(name, "group_size:1") as writer:
         ...         writer.write(name.encode())
-        >>> source = ArrayRecordDataSource(["0.array_record", "1.array_record"])
+        >>> source = grain.sources.ArrayRecordDataSource(["0.array_record", "1.array_record"])
         >>> len(source), source[1]
         (2, b'1.array_record')
+        >>> list(grain.MapDataset.source(source).map(bytes.decode))
+        ['0.array_record', '1.array_record']
     """
 
     def __init__(
@@ -124,7 +166,7 @@ class ArrayRecordDataSource:
 
     @property
     def paths(self) -> list[str]:
-        """The paths of the files."""
+        """The paths of the files, as given."""
         return list(self._paths)
 
     def __len__(self) -> int:
@@ -137,7 +179,14 @@ class ArrayRecordDataSource:
     _getitem_of_files = __getitem__
 
     def __getitems__(self, record_keys: Sequence[SupportsIndex]) -> list[bytes]:
-        """Reads many records at once, in the order of their keys."""
+        """Reads many records at once, in the order of their keys.
+
+        Args:
+            record_keys: From 0 to `len(self) - 1`, in any order.
+
+        Raises:
+            ValueError: A key is out of range.
+        """
         keys = [self._checked(key) for key in record_keys]
         return self._files.read(np.array(keys, dtype=np.int64)) if keys else []
 
@@ -196,7 +245,7 @@ def _listed(paths: object) -> Sequence[object]:
             f"pathlib.Path or FileInstruction, got {type(paths).__name__}"
         )
     if not paths:
-        raise ValueError("Paths sequence can not be of 0 length")
+        raise ValueError("Paths sequence cannot be of 0 length")
     return paths
 
 
@@ -225,8 +274,18 @@ def _take(path: object, count: int) -> int:
 class RangeDataSource:
     """The integers of `range(start, stop, step)`, as a source for tests and examples.
 
+    Indices outside `0 <= index < len(source)` raise an IndexError.
+
+    Args:
+        start: The first integer.
+        stop: The end, which is left out.
+        step: From one integer to the next, not 0.
+
+    Raises:
+        ValueError: `step` is 0.
+
     Example:
-        >>> list(RangeDataSource(0, 6, 2))
+        >>> list(grain.sources.RangeDataSource(0, 6, 2))
         [0, 2, 4]
     """
 
@@ -253,11 +312,27 @@ class RangeDataSource:
 class SharedMemoryDataSource(shared_memory.ShareableList[Any], Generic[Element]):
     """Numbers, booleans, strings, `bytes` and None in shared memory, for several processes.
 
-    Args:
-        elements: The elements; a new block of shared memory is made for them.
-        name: The name of the new block, or, without elements, that of an existing one.
+    Pickling it passes on the name of the memory. Call `close` in every process and `unlink` in one
+    of them when it is no longer needed.
 
-    Call `close` in every process and `unlink` in one of them when it is no longer needed.
+    Args:
+        elements: The elements, which are copied into a new block of shared memory. Integers have 64
+            bits.
+        name: The name of the new block, chosen by the system if `None`; without elements, that of
+            an existing one.
+
+    Raises:
+        ValueError: There are neither elements nor a name, or a string or `bytes` ends in a zero
+            byte, which such memory cannot keep.
+
+    Example:
+        >>> source = grain.sources.SharedMemoryDataSource(["one", "two"])
+        >>> same = grain.sources.SharedMemoryDataSource(name=source.shm.name)  # in another process
+        >>> list(grain.MapDataset.source(same).map(len))
+        [3, 3]
+        >>> same.close()
+        >>> source.close()
+        >>> source.unlink()
     """
 
     if TYPE_CHECKING:
@@ -285,9 +360,13 @@ class SharedMemoryDataSource(shared_memory.ShareableList[Any], Generic[Element])
         return f"InMemoryDataSource(name={self.shm.name}, len={len(self)})"
 
     def close(self) -> None:
-        """Lets go of the shared memory in this process."""
+        """Releases the shared memory in this process; elements cannot be read afterwards."""
         self.shm.close()
 
     def unlink(self) -> None:
-        """Removes the shared memory once all processes have let go of it."""
+        """Removes the shared memory once all processes have released it.
+
+        Raises:
+            FileNotFoundError: It was removed before.
+        """
         self.shm.unlink()

@@ -25,8 +25,21 @@ def apply_each(
 def apply_each(ds: Any, transformations: Any) -> Any:
     """Appends one transform, or several in turn, to a dataset of either kind.
 
+    Args:
+        ds: A `MapDataset` or an `IterDataset`.
+        transformations: One object of a class in `grainmill.transforms`, or a sequence of them.
+
+    Returns:
+        A dataset of the same kind.
+
     Raises:
         NotImplementedError: An object is not of a known transform class.
+
+    Example:
+        >>> ds = grain.MapDataset.range(4)
+        >>> ds = grain.experimental.apply_transformations(ds, [grain.transforms.Batch(2)])
+        >>> [batch.tolist() for batch in ds]
+        [[0, 1], [2, 3]]
     """
     several = isinstance(transformations, Sequence)
     for transform in transformations if several else (transformations,):

@@ -11,13 +11,21 @@ from grainmill import _tree as tree
 
 
 def assert_equal_output_after_checkpoint(ds: Any) -> None:
-    """Saves and restores `ds`'s iterator before every element and compares what follows.
+    """Saves and restores an iterator of `ds` before every element and compares what follows.
 
-    Takes time and memory quadratic in the number of elements: meant for small data in tests.
+    Meant for tests of stages of one's own: time and memory grow with the square of the number of
+    elements.
+
+    Args:
+        ds: A dataset, of few elements, that can be iterated over again and again.
 
     Raises:
-        AssertionError: An element or a state differs after restoring, states change their
-            make-up, or there is no element at all.
+        AssertionError: An element or a state differs after restoring, the structure of states
+            changes, or there is no element at all.
+
+    Example:
+        >>> ds = grain.MapDataset.range(6).shuffle(seed=0).to_iter_dataset().batch(4)
+        >>> grain.experimental.assert_equal_output_after_checkpoint(ds)
     """
     iterator = iter(ds)
     states, elements = [iterator.get_state()], []

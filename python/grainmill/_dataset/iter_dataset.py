@@ -31,15 +31,26 @@ class IterDatasetFactories(abc.ABCMeta):
         datasets: Sequence[IterDataset[T]] | Mapping[str, IterDataset[T]],
         weights: Sequence[float] | Mapping[str, float] | None = None,
     ) -> IterDataset[T]:
-        """Elements of several datasets in fixed proportions, until one is at its end.
+        """Interleaves several datasets in fixed proportions, until the one whose turn it is ends.
+
+        The order of turns is that of `MapDataset.mix`. A saved state has the states of all
+        datasets. An exception that a dataset raises gets a note that names the dataset.
 
         Args:
-            datasets: At least one; with names, a saved state finds its parts again by name.
-            weights: A positive share for each, by name where `datasets` have names; equal
-                shares if `None`.
+            datasets: At least one. With names, parts are taken in the order of their names, and a
+                saved state finds its parts again by name: parts it does not know begin at their
+                start.
+            weights: A positive share for each, by name where `datasets` have names; equal shares if
+                `None`.
 
         Raises:
-            ValueError: A weight is missing or not positive.
+            ValueError: There is no dataset, a weight is missing, or a weight is not positive.
+
+        Example:
+            >>> parts = [grain.MapDataset.range(3), grain.MapDataset.range(10, 20)]
+            >>> parts = [part.to_iter_dataset() for part in parts]
+            >>> list(grain.IterDataset.mix(parts, weights=[1, 2]))
+            [0, 10, 11, 1, 12, 13, 2, 14, 15]
         """
         nodes: Any = (
             {name: node_of(dataset) for name, dataset in datasets.items()}
@@ -54,11 +65,27 @@ class IterDatasetFactories(abc.ABCMeta):
 class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories):
     """A sequence of elements that is run through from its start, or from a saved place.
 
+    A dataset is never changed: each method returns a new one. Iterating over it begins at its first
+    element each time; the iterator (`DatasetIterator`) saves its place with `get_state` and
+    continues from one with `set_state`. `MapDataset.to_iter_dataset` makes one of a dataset with
+    random access, `IterDataset.mix` one of several.
+
     Derive from it to write a stage of your own: call `super().__init__(parent)` and define
-    `__iter__`, which returns a `DatasetIterator` made from `self._parent.__iter__()`.
+    `__iter__`, which returns a `DatasetIterator` over `self._parent.__iter__()`.
 
     Args:
         parents: The dataset, or datasets, that elements are taken from.
+
+    Example:
+        >>> ds = grain.MapDataset.range(6).to_iter_dataset().filter(lambda x: x % 3).batch(2)
+        >>> iterator = iter(ds)
+        >>> next(iterator).tolist()
+        [1, 2]
+        >>> state = iterator.get_state()
+        >>> restored = iter(ds)
+        >>> restored.set_state(state)
+        >>> next(restored).tolist()
+        [4, 5]
     """
 
     _MUTATES_ELEMENT_SPEC = True
@@ -68,7 +95,7 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
 
     @property
     def parents(self) -> tuple[Any, ...]:
-        """The datasets that elements are taken from."""
+        """The datasets that elements are taken from; empty for a source."""
         return tuple(self.__dict__.get("_parents", ()))
 
     @property
@@ -78,7 +105,7 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
 
     @abc.abstractmethod
     def __iter__(self) -> DatasetIterator[T_co]:
-        """Returns an iterator at the first element."""
+        """Returns a new iterator that begins at the first element."""
 
     # An `Any` within the elements goes with `Never`, so those come first.
     @overload
@@ -186,6 +213,10 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
     ) -> IterDataset[Any]:
         """Stacks `batch_size` consecutive elements along a new leading axis.
 
+        Elements are stacked as in `MapDataset.batch`: arrays of shape `(...)` become one of shape
+        `(batch_size, ...)` and the same dtype. A saved state is that after the last element of the
+        batch.
+
         Args:
             batch_size: Elements per batch, at least 1.
             drop_remainder: Whether a last, shorter batch is left out. Set it under `jax.jit`: a
@@ -193,7 +224,15 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
             batch_fn: Makes a batch from a list of elements, in place of stacking.
 
         Raises:
-            ValueError: `batch_size` is not positive.
+            ValueError: `batch_size` is not positive. When read: elements differ in structure or
+                shape.
+
+        Example:
+            >>> ds = grain.MapDataset.range(5).to_iter_dataset()
+            >>> [batch.tolist() for batch in ds.batch(2)]
+            [[0, 1], [2, 3], [4]]
+            >>> list(ds.batch(2, drop_remainder=True, batch_fn=sum))
+            [1, 5]
         """
         return after(
             self, plan.Batch.of, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn
@@ -202,18 +241,66 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
     def filter(
         self, transform: transforms.FilterLike[T_co] | Callable[[T_co], bool | np.bool_]
     ) -> IterDataset[T_co]:
-        """Leaves out the elements for which `transform` is false."""
+        """Leaves out the elements for which `transform` is false.
+
+        Where 90 % of 1000 elements in a row are left out, a warning is logged; see
+        `experimental.DatasetOptions`.
+
+        Args:
+            transform: A function of an element that says whether it stays, or a
+                `transforms.Filter`. It is asked about elements that are `None`, too.
+
+        Raises:
+            TypeError: `transform` is neither.
+            ValueError: When read, where `DatasetOptions.filter_raise_threshold_ratio` is set: too
+                many elements were left out.
+
+        Example:
+            >>> list(grain.MapDataset.range(6).to_iter_dataset().filter(lambda x: x % 2))
+            [1, 3, 5]
+        """
         return after(self, plan.Filter.of, transform)
 
     def map(self, transform: transforms.MapLike[T_co, S] | Callable[[T_co], S]) -> IterDataset[S]:
-        """Replaces every element by `transform(element)`."""
+        """Replaces every element by `transform(element)`.
+
+        `transform` is called when its element is asked for, in the order of the elements. Elements
+        that are `None` stay so, without a call; a `None` that `transform` returns is an element
+        like others.
+
+        Args:
+            transform: A function of an element, or a `transforms.Map`.
+
+        Raises:
+            TypeError: `transform` is neither.
+
+        Example:
+            >>> list(grain.MapDataset.range(3).to_iter_dataset().map(lambda x: x * x))
+            [0, 1, 4]
+        """
         return after(self, plan.Map.of, transform)
 
     def map_with_index(
         self,
         transform: transforms.MapWithIndexLike[T_co, S] | Callable[[int, T_co], S],
     ) -> IterDataset[S]:
-        """Replaces every element by `transform(number, element)`, counted from 0."""
+        """Replaces every element by `transform(number, element)`.
+
+        Elements that are `None` stay so, without a call, but count.
+
+        Args:
+            transform: A function of a number and an element, or a `transforms.MapWithIndex`.
+                Numbers count the elements of an iterator from 0, and are part of a saved state;
+                each worker of `mp_prefetch` counts its own.
+
+        Raises:
+            TypeError: `transform` is neither.
+
+        Example:
+            >>> ds = grain.MapDataset.range(6).to_iter_dataset().filter(lambda x: x % 2)
+            >>> list(ds.map_with_index(lambda number, x: (number, x)))
+            [(0, 1), (1, 3), (2, 5)]
+        """
         return after(self, plan.MapWithIndex.of, transform)
 
     def random_map(
@@ -224,17 +311,45 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
     ) -> IterDataset[S]:
         """Replaces every element by `transform(element, rng)`.
 
+        Random numbers depend on the seed and on the element's number, counted from 0 in an
+        iterator, alone. In workers of `mp_prefetch` they are those without workers, unless a stage
+        upstream drops or joins elements. Elements that are `None` stay so, without a call, but
+        count.
+
         Args:
-            transform: Gets a generator of its own, a function of `seed` and the element's number.
-            seed: Any non-negative integer; if `None`, drawn from `ds.seed(...)` above.
+            transform: A function of an element and a `numpy.random.Generator` (Philox, keyed by the
+                seed, its counter set to the number), or a `transforms.RandomMap`.
+            seed: Any non-negative integer; if `None`, derived from `ds.seed(...)` upstream.
 
         Raises:
-            ValueError: There is no seed.
+            TypeError: `transform` is neither.
+            ValueError: There is no seed, or it is negative. Seeds upstream of `mp_prefetch`,
+                `multithread_prefetch` or `InterleaveIterDataset` are not seen.
+
+        Example:
+            >>> ds = grain.MapDataset.range(3).to_iter_dataset()
+            >>> [round(x, 3) for x in ds.random_map(lambda x, rng: x + rng.uniform(), seed=0)]
+            [0.014, 1.288, 2.85]
         """
         return after(self, plan.RandomMap.of, transform, seed)
 
     def seed(self, seed: int) -> IterDataset[T_co]:
-        """Gives random stages further down that have no seed of their own one to draw from."""
+        """Sets a seed that random stages downstream derive their own from, where they have none.
+
+        What a stage derives depends on how many stages lie between: a stage put in between changes
+        the random numbers of those downstream of it.
+
+        Args:
+            seed: Any non-negative integer.
+
+        Raises:
+            ValueError: `seed` is negative.
+
+        Example:
+            >>> ds = grain.MapDataset.range(3).to_iter_dataset().seed(1)
+            >>> [round(x, 3) for x in ds.random_map(lambda x, rng: x + rng.uniform())]
+            [0.692, 1.864, 2.226]
+        """
         return after(self, plan.Seed.of, seed)
 
     @overload
@@ -253,10 +368,20 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
     @overload
     def apply(self, transformations: transforms.FlatMapLike[T_co, S]) -> IterDataset[S]: ...
     def apply(self, transformations: Any) -> IterDataset[Any]:
-        """Appends transforms given as objects.
+        """Appends transforms that are given as objects.
+
+        Args:
+            transformations: One object of a class in `grainmill.transforms`, or several, which are
+                applied in turn.
 
         Raises:
             NotImplementedError: An object is not of a known transform class.
+            ValueError: As the method for an object raises it, such as `random_map` without a seed.
+
+        Example:
+            >>> ds = grain.MapDataset.range(4).to_iter_dataset()
+            >>> [batch.tolist() for batch in ds.apply([grain.transforms.Batch(3)])]
+            [[0, 1, 2], [3]]
         """
         return apply_each(self, transformations)
 
@@ -269,25 +394,39 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
         worker_init_fn: Callable[[int, int], None] | None = None,
         sequential_slice: bool = False,  # noqa: FBT001, FBT002 - as programs call it
     ) -> IterDataset[T_co]:
-        """Makes elements ahead in worker processes.
+        """Computes elements ahead of use in worker processes.
 
-        Every worker runs all stages above on a share of the elements: of each dataset with
-        random access, every `num_workers`-th element, cut after its last stage. So stages of
-        an `IterDataset`, as batches, count per worker. One element of each worker is taken in
+        Every worker runs all stages upstream on a share of the elements: of each dataset with
+        random access, every `num_workers`-th element, cut after its last stage. So stages of an
+        `IterDataset` (batches, filters, packing, limits) count per worker, and both the elements
+        and a saved state depend on the number of workers. One element of each worker is taken in
         turn; where stages neither drop nor join elements, the order is that without workers.
+        `ReadOptions.num_workers` runs the functions of a `MapDataset` in processes without either
+        effect.
+
+        Workers start at the first element or at `start_prefetch`. Functions and sources are sent to
+        them by cloudpickle, and need no `if __name__ == "__main__"`.
 
         Args:
             options: How many workers, and how far ahead; 10 workers if `None`. With 0 workers
                 nothing is added.
-            worker_init_fn: Called in each worker with its number and the number of workers,
-                before it makes anything.
+            worker_init_fn: Called in each worker with its number and the number of workers, before
+                it computes anything.
             sequential_slice: Whether a worker gets a run of consecutive elements of each source
                 instead, before they are shuffled.
 
         Raises:
             TypeError: `options` are others, as `ReadOptions`.
-            ValueError: An option is out of range, a source can not be shared between workers,
-                or there are workers above already.
+            ValueError: An option is out of range, a source cannot be shared between workers, or
+                there is an `mp_prefetch` upstream already.
+            WorkerError: When read: a worker ended by itself, or raised what cannot be pickled.
+                Other exceptions come out as themselves, after the elements before them.
+
+        Example:
+            >>> ds = grain.MapDataset.range(7).to_iter_dataset().batch(2)
+            >>> ds = ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
+            >>> [batch.tolist() for batch in ds]
+            [[0, 2], [1, 3], [4, 6], [5]]
         """
         options = MultiprocessingOptions(num_workers=10) if options is None else options
         if not isinstance(options, MultiprocessingOptions):
@@ -305,7 +444,15 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
         return node
 
     def prefetch(self, multiprocessing_options: MultiprocessingOptions) -> IterDataset[T_co]:
-        """An older name of `mp_prefetch`."""
+        """Computes elements ahead in worker processes; an older name of `mp_prefetch`.
+
+        Args:
+            multiprocessing_options: See `mp_prefetch`.
+
+        Raises:
+            TypeError: See `mp_prefetch`.
+            ValueError: See `mp_prefetch`.
+        """
         warnings.warn(
             "`prefetch` is deprecated, use `mp_prefetch` instead.",
             DeprecationWarning,
@@ -316,7 +463,18 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
     def pipe(
         self, func: Callable[Concatenate[Self, P], S], /, *args: P.args, **kwargs: P.kwargs
     ) -> S:
-        """Returns `func(self, *args, **kwargs)`, for chaining."""
+        """Returns `func(self, *args, **kwargs)`, so that functions of datasets can be chained.
+
+        Args:
+            func: A function whose first argument is a dataset.
+            *args: Its further arguments.
+            **kwargs: Its arguments by name.
+
+        Example:
+            >>> ds = grain.MapDataset.range(4).to_iter_dataset()
+            >>> list(ds.pipe(grain.experimental.LimitIterDataset, count=2))
+            [0, 1]
+        """
         return func(self, *args, **kwargs)
 
     def _over(self, node: Any) -> IterDataset[T_co]:
@@ -326,7 +484,7 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
 
     def _plan_node(self) -> Node:
         parents = tuple(node_of(parent) for parent in self.parents)
-        return plan.Foreign(parents, self, with_parents)
+        return plan.UserDefined(parents, self, with_parents)
 
     def __str__(self) -> str:
         return str(self._plan_node())

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from grainmill._iterators.cursor import Place
+    from grainmill._iterators.cursor import ResumePoint
     from grainmill._iterators.stage import Stage, State
     from grainmill._plan.node import Node
 
@@ -44,12 +44,12 @@ class _NoStats:
         return element
 
 
-class Closing(abc.ABC):
+class Closeable(abc.ABC):
     """What is closed at the end of its `with` block."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Gives back what it holds; safe to call again."""
+        """Releases threads, worker processes and memory; safe to call again."""
 
     def __enter__(self) -> Self:
         return self
@@ -63,14 +63,50 @@ class Closing(abc.ABC):
         self.close()
 
 
-class DatasetIterator(Closing, Iterator[T_co], Generic[T_co]):
-    """An iterator whose place can be saved and found again.
+class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
+    """An iterator over a dataset whose place can be saved and restored.
+
+    One comes from `iter(dataset)`. Threads may share it: each element goes to one of them. It
+    cannot be copied or pickled; keep its dataset and its state. `close`, or the end of its `with`
+    block, releases what it holds, and so does dropping it.
 
     Derive from it to write a stage of your own: call `super().__init__(parent_iterator)`, take
     elements with `next(self._parent)`, and define `__next__`, `get_state` and `set_state`.
 
     Args:
         parents: The iterator, or iterators, that elements are taken from.
+
+    Example:
+        >>> with iter(grain.MapDataset.range(4).to_iter_dataset()) as iterator:
+        ...     first = next(iterator), next(iterator)
+        ...     state = iterator.get_state()
+        ...     rest = list(iterator)
+        ...     iterator.set_state(state)
+        ...     first, state, rest, next(iterator)
+        ((0, 1), {'next_index': 2}, [2, 3], 2)
+
+        A stage of one's own, with its dataset:
+
+        >>> class Sums(grain.IterDataset):
+        ...     def __iter__(self):
+        ...         return SumsIterator(self._parent.__iter__())
+        >>> class SumsIterator(grain.DatasetIterator):
+        ...     def __init__(self, parent):
+        ...         super().__init__(parent)
+        ...         self._sum = 0
+        ...
+        ...     def __next__(self):
+        ...         self._sum += next(self._parent)
+        ...         return self._sum
+        ...
+        ...     def get_state(self):
+        ...         return {"parent": self._parent.get_state(), "sum": self._sum}
+        ...
+        ...     def set_state(self, state):
+        ...         self._parent.set_state(state["parent"])
+        ...         self._sum = state["sum"]
+        >>> list(Sums(grain.MapDataset.range(5).to_iter_dataset()))
+        [0, 1, 3, 6, 10]
     """
 
     _MUTATES_ELEMENT_SPEC = True
@@ -93,23 +129,36 @@ class DatasetIterator(Closing, Iterator[T_co], Generic[T_co]):
 
     @abc.abstractmethod
     def __next__(self) -> T_co:
-        """Returns the next element."""
+        """Returns the next element.
+
+        Raises:
+            StopIteration: There is none; a call after that raises it again.
+            ValueError: The iterator is closed.
+        """
 
     @abc.abstractmethod
     def get_state(self) -> dict[str, Any]:
-        """Returns what `set_state` needs to continue after the element last returned."""
+        """Returns what `set_state` needs to continue after the element last returned.
+
+        It is a dict of what JSON can hold.
+        """
 
     @abc.abstractmethod
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues where `state` was taken."""
+        """Continues after the element that was returned last when `state` was taken.
+
+        Args:
+            state: From `get_state` of an iterator over the same pipeline, in any process; it is not
+                changed.
+        """
 
     def start_prefetch(self) -> None:
-        """Begins to make elements before the first is asked for."""
+        """Starts to compute elements before the first is asked for, where the pipeline does so."""
         for parent in self.__dict__.get("_parents", ()):
             parent.start_prefetch()
 
     def close(self) -> None:
-        """Gives back threads and memory; safe to call again."""
+        """Releases threads, worker processes and memory, here and upstream; safe to call again."""
         self._closed = True
         for parent in self.__dict__.get("_parents", ()):
             parent.close()
@@ -136,8 +185,8 @@ class PlannedIterator(DatasetIterator[T_co]):
         # Elements that are ready, the next one last, and the place after them; the place before
         # them where they are one that was finished alone.
         self._waiting: list[T_co] = []
-        self._place: Place | None = None  # `None` where the stages stand, or at the start
-        self._before: Place | None = None
+        self._place: ResumePoint | None = None  # `None` where the stages stand, or at the start
+        self._before: ResumePoint | None = None
         self._alone = False
         self._block = Block([], _no_state)  # whose elements are finished one by one
         self._at = 0
@@ -147,12 +196,16 @@ class PlannedIterator(DatasetIterator[T_co]):
 
     @classmethod
     def over(cls, node: Node) -> Self:
-        """An iterator over the elements of the plan that ends in `node`."""
+        """Returns an iterator over the elements of a plan.
+
+        Args:
+            node: The plan's last node.
+        """
         return cls(node, open_stage(node))
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         raise TypeError(
-            "an iterator can not be copied or pickled; take its dataset, and `get_state()`"
+            "an iterator cannot be copied or pickled; take its dataset, and `get_state()`"
         )
 
     def __str__(self) -> str:
@@ -253,7 +306,10 @@ class PlannedIterator(DatasetIterator[T_co]):
         return f"Trying to advance a closed iterator: '{self}'."
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the state after the element last returned, a JSON-able dict of its own."""
+        """Returns the state after the element last returned, as a JSON-able dict of its own.
+
+        Elements computed ahead of it are not part of the state. Neither threads nor workers start.
+        """
         lock = self._locked()
         try:
             return self._current()
@@ -273,10 +329,17 @@ class PlannedIterator(DatasetIterator[T_co]):
         return self._moving or bool(self._waiting) or self._at < len(self._block.elements)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues where `state` was taken; `state` itself stays as it is.
+        """Continues after the element that was returned last when `state` was taken.
+
+        It may be called at any time, also at the end. Where it raises, the iterator stays where it
+        was.
+
+        Args:
+            state: From `get_state` of an iterator over the same pipeline, in any process; it is not
+                changed.
 
         Raises:
-            ValueError: `state` was taken from a pipeline of another make-up.
+            ValueError: `state` was taken from a pipeline with other stages.
             IndexError: `state` lies outside the data.
         """
         try:
@@ -333,7 +396,7 @@ class PlannedIterator(DatasetIterator[T_co]):
         self._move(lambda: self._stage.seek(index))
 
     def start_prefetch(self) -> None:
-        """Begins to make elements before the first is asked for.
+        """Starts to compute elements before the first is asked for, where the pipeline does so.
 
         Raises:
             ValueError: The iterator is closed.
@@ -343,7 +406,7 @@ class PlannedIterator(DatasetIterator[T_co]):
         self._stage.start_prefetch()
 
     def close(self) -> None:
-        """Gives back threads and memory; safe to call again."""
+        """Releases threads, worker processes and memory; safe to call again."""
         if not self.__dict__.get("_closed", True):
             self._closed = True
             self._forget()
@@ -351,14 +414,21 @@ class PlannedIterator(DatasetIterator[T_co]):
 
 
 class ThreadPrefetchDatasetIterator(PlannedIterator[T_co]):
-    """Prefetches from any iterator, on one thread.
+    """Computes the elements of any iterator ahead of use, on one thread.
 
     Args:
         parent: Any object with `__next__`; with `get_state` and `set_state` it can be saved.
-        prefetch_buffer_size: The most elements made ahead; 0 makes none.
+        prefetch_buffer_size: The most elements computed ahead; 0 computes each when it is asked
+            for.
 
     Raises:
         ValueError: `prefetch_buffer_size` is negative.
+
+    Example:
+        >>> batches = (np.full(2, number) for number in range(3))
+        >>> prefetched = grain.experimental.ThreadPrefetchDatasetIterator(batches, 2)
+        >>> [batch.tolist() for batch in prefetched]
+        [[0, 0], [1, 1], [2, 2]]
     """
 
     def __init__(self, parent: Iterator[T_co], prefetch_buffer_size: int) -> None:
@@ -372,10 +442,19 @@ def _no_state(_: int) -> State:
 
 
 def get_next_index(ds_iter: DatasetIterator[Any]) -> int:
-    """The index of the element that `next(ds_iter)` will return.
+    """Returns the index of the element that `next(ds_iter)` will return.
+
+    Args:
+        ds_iter: An iterator whose elements have an index: over reads of a `MapDataset`, maps,
+            batches, limits, prefetching, or workers of which there is one.
 
     Raises:
         NotImplementedError: Elements of this pipeline have no index, as after a filter.
+
+    Example:
+        >>> iterator = iter(grain.MapDataset.range(10).batch(2).to_iter_dataset())
+        >>> next(iterator).tolist(), grain.experimental.get_next_index(iterator)
+        ([0, 1], 1)
     """
     index: int = _method(ds_iter, "get_next_index")()
     return index
@@ -384,9 +463,19 @@ def get_next_index(ds_iter: DatasetIterator[Any]) -> int:
 def set_next_index(ds_iter: DatasetIterator[Any], index: int) -> None:
     """Makes `index` the element that `next(ds_iter)` will return.
 
+    Args:
+        ds_iter: An iterator whose elements have an index; see `get_next_index`.
+        index: From 0 to the number of elements, which is the end.
+
     Raises:
         NotImplementedError: Elements of this pipeline have no index, as after a filter.
         IndexError: `index` lies outside the data.
+
+    Example:
+        >>> iterator = iter(grain.MapDataset.range(10).batch(2).to_iter_dataset())
+        >>> grain.experimental.set_next_index(iterator, 3)
+        >>> next(iterator).tolist()
+        [6, 7]
     """
     _method(ds_iter, "set_next_index")(index)
 

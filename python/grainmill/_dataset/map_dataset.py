@@ -35,54 +35,114 @@ class MapDatasetFactories(abc.ABCMeta):
     """What `MapDataset` itself offers, and datasets made from it do not."""
 
     def source(cls, source: SourceLike[T | None]) -> MapDataset[T]:
-        """The elements of any object with `__len__` and `__getitem__`.
+        """Makes a dataset of any object with `__len__` and `__getitem__`.
+
+        Positions beyond the object's length start over, so that epochs follow each other; records
+        that are `None` count as dropped. An object whose `len` raises a `TypeError` is read at the
+        positions asked for, and its dataset counts as infinite.
 
         Args:
-            source: Read by index; one that also has `__getitems__` is asked for many at once.
+            source: Read by index; one that also has `__getitems__` is asked for many at once. It is
+                read from several threads at a time, and pickled where worker processes read it.
+
+        Example:
+            >>> ds = grain.MapDataset.source(["zero", "one", "two"])
+            >>> len(ds), ds[1], ds[4]
+            (3, 'one', 'one')
         """
         return PlannedMapDataset(plan.Source.of(source))
 
     def range(cls, start: int, stop: int | None = None, step: int = 1) -> MapDataset[int]:
-        """The integers of `range(start, stop, step)`."""
+        """Makes a dataset of the integers of `range(start, stop, step)`, as Python's `int`.
+
+        Args:
+            start: The first integer; where `stop` is `None`, the end, and the first is 0.
+            stop: The end, which is left out.
+            step: From one integer to the next, not 0; give `stop` with it.
+
+        Raises:
+            ValueError: `step` is 0.
+
+        Example:
+            >>> list(grain.MapDataset.range(3)), list(grain.MapDataset.range(10, 20, 4))
+            ([0, 1, 2], [10, 14, 18])
+        """
         numbers = range(start) if stop is None else range(start, stop, step)
         return PlannedMapDataset(plan.Range((), len(numbers), numbers))
 
     def mix(
         cls, datasets: Sequence[MapDataset[T]], weights: Sequence[float] | None = None
     ) -> MapDataset[T]:
-        """Elements of several datasets in fixed proportions.
+        """Interleaves several datasets in fixed proportions.
 
-        An epoch ends when the first of `datasets` would be used up; later positions go on with
-        the mixture, each dataset in its next epochs.
+        An epoch ends when the first of `datasets` would be used up; later positions go on with the
+        mixture, each dataset in its next epochs. The order within each dataset stays, and its
+        elements are spread evenly over the mixture. Weights are first scaled so that the smallest
+        is 100 and cut to integers: 0.3 and 0.7 become 100 and 233.
 
-        There may be thousands: to begin takes some microseconds for each, an element as much as
-        with few where they are alike. Whose turn it is is kept for up to a million positions, in
-        12 MB. Weights whose turns repeat only after more cost a shuffle that follows time in
-        proportion to the number of datasets; shuffle each of them instead.
+        There may be thousands of datasets: the start takes some microseconds for each, an element
+        as much as with few where they are alike. The order is kept for up to a million positions,
+        in 12 MB. Where weights make an order that repeats only after more, a shuffle downstream
+        takes time in proportion to the number of datasets; shuffle each of them instead.
 
         Args:
             datasets: At least one, none of them empty.
-            weights: A positive share for each; equal shares if `None`.
+            weights: A positive share for each, which need not sum to 1; equal shares if `None`.
 
         Raises:
-            ValueError: A dataset is empty or a weight is not positive.
+            ValueError: There is no dataset, one is empty, weights are not as many as datasets, or a
+                weight is not positive.
+
+        Example:
+            >>> ds = grain.MapDataset.mix(
+            ...     [grain.MapDataset.range(4), grain.MapDataset.range(10, 20)], weights=[1, 2]
+            ... )
+            >>> list(ds)
+            [0, 10, 11, 1, 12, 13, 2, 14, 15, 3, 16, 17]
         """
         return PlannedMapDataset(plan.Mix.of([node_of(ds) for ds in datasets], weights))
 
     def select_from_datasets(
         cls, datasets: Sequence[MapDataset[T]], selection_map: transforms.DatasetSelectionMap
     ) -> MapDataset[T]:
-        """Elements that `selection_map` picks from several datasets."""
+        """Makes a dataset of the elements that `selection_map` picks from several datasets.
+
+        Its length is that of `selection_map`. Positions beyond it, or negative ones, are handed to
+        `selection_map` as they are.
+
+        Args:
+            datasets: The datasets, known to `selection_map` by their places in this sequence.
+            selection_map: Called with an index; gives the number of a dataset and an index in it.
+
+        Example:
+            >>> class Alternate(grain.transforms.DatasetSelectionMap):
+            ...     def __len__(self):
+            ...         return 4
+            ...
+            ...     def __getitem__(self, index):
+            ...         return index % 2, index // 2
+            >>> datasets = [grain.MapDataset.range(10), grain.MapDataset.range(20, 30)]
+            >>> list(grain.MapDataset.select_from_datasets(datasets, Alternate()))
+            [0, 20, 1, 21]
+        """
         return PlannedMapDataset(plan.Select.of([node_of(ds) for ds in datasets], selection_map))
 
     def concatenate(cls, datasets: Sequence[MapDataset[T]]) -> MapDataset[T]:
-        """Several datasets one after another, epoch by epoch.
+        """Joins several datasets end to end; epoch `n` consists of the `n`-th epoch of each.
 
-        There may be thousands: to begin takes some microseconds for each, an element as much as
-        with few where they are alike.
+        There may be thousands of datasets: the start takes some microseconds for each, an element
+        as much as with few where they are alike.
+
+        Args:
+            datasets: At least one, none of them infinite.
 
         Raises:
-            ValueError: A dataset is infinite.
+            ValueError: There is no dataset, or one is infinite.
+
+        Example:
+            >>> datasets = [grain.MapDataset.range(2), grain.MapDataset.range(7, 9)]
+            >>> list(grain.MapDataset.concatenate(datasets))
+            [0, 1, 7, 8]
         """
         return PlannedMapDataset(plan.Concatenate.of([node_of(ds) for ds in datasets]))
 
@@ -90,17 +150,42 @@ class MapDatasetFactories(abc.ABCMeta):
 class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
     """A sequence of elements computed by position; nothing is read until one is asked for.
 
-    Positions beyond `len(ds)` go on with the next epochs, in which shuffles and random maps draw
-    anew. Derive from it to write a stage of your own: call `super().__init__(parent)` and define
-    `__len__` and `__getitem__`, which reads `self._parent`.
+    A dataset is never changed: each method returns a new one. `ds[i]` is an element, `None` where a
+    filter or a map dropped it; `ds[a:b:c]` is a dataset. `len(ds)` is the number of elements of one
+    epoch, dropped ones included, and `sys.maxsize` where there is no end. Positions beyond it go on
+    with the next epochs, in which shuffles and random maps draw anew; negative positions are those
+    of the epochs before the first. An iteration reads one epoch, as `to_iter_dataset()` does, and
+    leaves out what was dropped.
+
+    `MapDataset.source` and `MapDataset.range` make one of records or integers; `MapDataset.mix`,
+    `MapDataset.concatenate` and `MapDataset.select_from_datasets` one of several.
+
+    Derive from it to write a stage of your own: call `super().__init__(parent)` and define
+    `__len__` and `__getitem__`, which reads `self._parent`. Threads may call `__getitem__` at the
+    same time.
 
     Args:
         parents: The dataset, or datasets, that elements are taken from.
 
     Example:
-        >>> ds = MapDataset.range(10).shuffle(seed=42).map(lambda x: x * 2).batch(4)
+        >>> ds = grain.MapDataset.range(10).shuffle(seed=42).map(lambda x: x * 2).batch(4)
         >>> [batch.tolist() for batch in ds]
         [[16, 12, 14, 18], [0, 10, 2, 4], [8, 6]]
+        >>> len(ds), ds[0].tolist(), ds[3].tolist()  # position 3 is the first of the second epoch
+        (3, [16, 12, 14, 18], [4, 0, 18, 2])
+
+        A stage of one's own:
+
+        >>> class Pairs(grain.MapDataset):
+        ...     def __len__(self):
+        ...         return len(self._parent) // 2
+        ...
+        ...     def __getitem__(self, index):
+        ...         if isinstance(index, slice):
+        ...             return self.slice(index)
+        ...         return self._parent[2 * index], self._parent[2 * index + 1]
+        >>> list(Pairs(grain.MapDataset.range(5)).map(sum))
+        [1, 5]
     """
 
     _MUTATES_ELEMENT_SPEC = True
@@ -110,7 +195,7 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
 
     @property
     def parents(self) -> tuple[MapDataset[Any], ...]:
-        """The datasets that elements are taken from."""
+        """The datasets that elements are taken from; empty for a source."""
         return tuple(self.__dict__.get("_parents", ()))
 
     @property
@@ -120,7 +205,7 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """Returns how many elements an epoch has."""
+        """Returns how many elements an epoch has, dropped ones included."""
 
     @overload
     def __getitem__(self, index: slice) -> MapDataset[T_co]: ...
@@ -128,7 +213,11 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
     def __getitem__(self, index: int) -> T_co | None: ...
     @abc.abstractmethod
     def __getitem__(self, index: slice | int) -> MapDataset[T_co] | T_co | None:
-        """Returns the element at `index`, `None` where it was dropped; slices are datasets."""
+        """Returns the element at `index`, `None` where it was dropped; of a slice, a dataset.
+
+        Args:
+            index: A position, counted on over epochs, or a slice of each epoch (see `slice`).
+        """
 
     def __iter__(self) -> DatasetIterator[T_co]:
         return self.to_iter_dataset().__iter__()
@@ -239,7 +328,15 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
     ) -> MapDataset[Any]:
         """Stacks `batch_size` consecutive elements along a new leading axis.
 
-        Batches never mix epochs; `repeat` first for that.
+        Elements are pytrees (dicts, tuples, lists and what was registered with JAX) of one
+        structure; the leaves are stacked as `numpy.stack` does. Arrays of shape `(...)` become one
+        of shape `(batch_size, ...)` and the same dtype; Python's numbers become an int64, float64
+        or bool array of shape `(batch_size,)`, text one of `<U`, bytes one of `S`. Where JAX is
+        installed, dicts come with sorted keys. The arrays of a batch are new: no later batch is
+        written into them.
+
+        Batches never mix epochs: an epoch's last batch has what is left. Use `repeat` first to fill
+        it from the next epoch.
 
         Args:
             batch_size: Elements per batch, at least 1.
@@ -248,11 +345,16 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
             batch_fn: Makes a batch from a list of elements, in place of stacking.
 
         Raises:
-            ValueError: `batch_size` is not positive, or a stage before may drop elements.
+            ValueError: `batch_size` is not positive, or a stage upstream may drop elements: batches
+                would differ in length. Batch after `to_iter_dataset` instead. When read: elements
+                differ in structure or shape.
 
         Example:
-            >>> [batch.shape for batch in MapDataset.range(10).batch(4)]
+            >>> [batch.shape for batch in grain.MapDataset.range(10).batch(4)]
             [(4,), (4,), (2,)]
+            >>> ds = grain.MapDataset.source([{"x": np.zeros(3), "y": 1}] * 8)
+            >>> {name: array.shape for name, array in ds.batch(4)[0].items()}
+            {'x': (4, 3), 'y': (4,)}
         """
         return _after(
             self, plan.Batch.of, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn
@@ -261,25 +363,63 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
     def filter(
         self, transform: transforms.FilterLike[T_co] | Callable[[T_co], bool | np.bool_]
     ) -> MapDataset[T_co]:
-        """Makes `None` of the elements for which `transform` is false; iterating skips those."""
+        """Drops the elements for which `transform` is false: they become `None`.
+
+        Positions and `len` stay as they are; iterating skips what was dropped. Elements that are
+        `None` already are not given to `transform`.
+
+        Args:
+            transform: A function of an element that says whether it stays, or a
+                `transforms.Filter`.
+
+        Raises:
+            TypeError: `transform` is neither.
+            ValueError: When read, where `DatasetOptions.filter_raise_threshold_ratio` is set: too
+                many elements were dropped.
+
+        Example:
+            >>> ds = grain.MapDataset.range(6).filter(lambda x: x % 2 == 0)
+            >>> list(ds), ds[1], len(ds)
+            ([0, 2, 4], None, 6)
+        """
         return _after(self, plan.Filter.of, transform)
 
     def shuffle(self, seed: int | None = None) -> MapDataset[T_co]:
         """Visits the elements of each epoch in that epoch's own order.
 
-        The order is computed, not stored: a keyed bijection of the positions (a Feistel network
-        with the round function of the cipher Simon, and cycle walking).
+        The order is computed from the position and needs no memory: a keyed bijection of the
+        positions (a Feistel network with the round function of the cipher Simon, and cycle walking;
+        see `experimental.index_shuffle`). Epoch `e` has the order that seed `seed + e` has in epoch
+        0.
 
         Args:
-            seed: Below 2**32; if `None`, drawn from `ds.seed(...)` above.
+            seed: From 0 to 2**32 - 1; if `None`, derived from `ds.seed(...)` upstream.
 
         Raises:
             ValueError: There is no seed, or it is out of range.
+
+        Example:
+            >>> ds = grain.MapDataset.range(5).shuffle(seed=0)
+            >>> list(ds), list(ds.repeat(2))
+            ([0, 4, 1, 2, 3], [0, 4, 1, 2, 3, 1, 2, 3, 0, 4])
         """
         return _after(self, plan.Shuffle.of, seed)
 
     def slice(self, sl: slice | Sequence[int]) -> MapDataset[T_co]:
-        """Takes a slice, or listed indices, of every epoch."""
+        """Takes a slice, or listed indices, of every epoch; `ds[a:b:c]` is the same as a slice.
+
+        Downstream of a shuffle each epoch has other elements, since the slice is one of the
+        shuffled order. `ds[index::count]` is the part of process `index` of `count`.
+
+        Args:
+            sl: A slice, with the meaning it has for a list; or a sequence of indices, where a
+                negative one means the epoch before and not a place counted from the end.
+
+        Example:
+            >>> ds = grain.MapDataset.range(10)
+            >>> list(ds[1::4]), list(ds.slice([3, 3, 0]))
+            ([1, 5, 9], [3, 3, 0])
+        """
         if isinstance(sl, slice):
             return _after(self, plan.Slice.of, sl)
         return _after(self, plan.Take.of, sl)
@@ -291,24 +431,61 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
 
         Args:
             num_epochs: How many; without end if `None`.
-            reseed_each_epoch: Whether shuffles and random maps draw anew in each.
+            reseed_each_epoch: Whether shuffles and random maps upstream draw anew in each of them.
 
         Raises:
             ValueError: `num_epochs` is not positive, or the dataset is infinite already.
+
+        Example:
+            >>> ds = grain.MapDataset.range(4).repeat(2)
+            >>> list(ds), [batch.tolist() for batch in ds.batch(3)]
+            ([0, 1, 2, 3, 0, 1, 2, 3], [[0, 1, 2], [3, 0, 1], [2, 3]])
         """
         return _after(self, plan.Repeat.of, num_epochs, reseed_each_epoch=reseed_each_epoch)
 
     def map(
         self, transform: transforms.MapLike[T_co, S | None] | Callable[[T_co], S | None]
     ) -> MapDataset[S]:
-        """Replaces every element by `transform(element)`; `None` drops one."""
+        """Replaces every element by `transform(element)`.
+
+        Elements that are `None` stay so, without a call; where `transform` returns `None`, the
+        element is dropped. Threads may call `transform` at the same time.
+
+        Args:
+            transform: A function of an element, or a `transforms.Map`.
+
+        Raises:
+            TypeError: `transform` is neither. What `transform` raises comes out where the element
+                is asked for.
+
+        Example:
+            >>> list(grain.MapDataset.range(3).map(lambda x: x * x))
+            [0, 1, 4]
+        """
         return _after(self, plan.Map.of, transform)
 
     def map_with_index(
         self,
         transform: transforms.MapWithIndexLike[T_co, S | None] | Callable[[int, T_co], S | None],
     ) -> MapDataset[S]:
-        """Replaces every element by `transform(index, element)`; `index` runs on over epochs."""
+        """Replaces every element by `transform(index, element)`.
+
+        Elements that are `None` stay so, without a call; where `transform` returns `None`, the
+        element is dropped.
+
+        Args:
+            transform: A function of a position and an element, or a `transforms.MapWithIndex`. The
+                position is the one that was asked of this stage: in the second epoch it runs on
+                from `len(ds)`.
+
+        Raises:
+            TypeError: `transform` is neither.
+
+        Example:
+            >>> ds = grain.MapDataset.source("ab").map_with_index(lambda index, x: f"{x}{index}")
+            >>> list(ds.repeat(2))
+            ['a0', 'b1', 'a2', 'b3']
+        """
         return _after(self, plan.MapWithIndex.of, transform)
 
     def random_map(
@@ -320,17 +497,45 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
     ) -> MapDataset[S]:
         """Replaces every element by `transform(element, rng)`.
 
+        Random numbers depend on the seed and on the position asked of this stage alone, not on the
+        order in which elements are computed. So epochs draw anew; upstream of a shuffle a record
+        keeps its numbers within an epoch, downstream of it a place in the order does. Elements that
+        are `None` stay so, without a call.
+
         Args:
-            transform: Gets a generator of its own, a function of `seed` and the index.
-            seed: Any non-negative integer; if `None`, drawn from `ds.seed(...)` above.
+            transform: A function of an element and a `numpy.random.Generator` (Philox, keyed by the
+                seed, its counter set to the position), or a `transforms.RandomMap`.
+            seed: Any non-negative integer; if `None`, derived from `ds.seed(...)` upstream.
 
         Raises:
-            ValueError: There is no seed.
+            TypeError: `transform` is neither.
+            ValueError: There is no seed, or it is negative.
+            OverflowError: When read: the position is negative.
+
+        Example:
+            >>> ds = grain.MapDataset.range(3).random_map(lambda x, rng: x + rng.uniform(), seed=0)
+            >>> [round(x, 3) for x in ds]
+            [0.014, 1.288, 2.85]
         """
         return _after(self, plan.RandomMap.of, transform, seed)
 
     def seed(self, seed: int) -> MapDataset[T_co]:
-        """Gives random stages further down that have no seed of their own one to draw from."""
+        """Sets a seed that random stages downstream derive their own from, where they have none.
+
+        What a stage derives depends on how many stages lie between: two shuffles have different
+        orders, and a stage put in between changes those downstream of it.
+
+        Args:
+            seed: Any non-negative integer.
+
+        Raises:
+            ValueError: `seed` is negative.
+
+        Example:
+            >>> ds = grain.MapDataset.range(5).seed(1)
+            >>> list(ds.shuffle()), list(ds.map(lambda x: x).shuffle())
+            ([1, 4, 2, 3, 0], [3, 2, 4, 0, 1])
+        """
         return _after(self, plan.Seed.of, seed)
 
     @overload
@@ -351,10 +556,23 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
     @overload
     def apply(self, transformations: transforms.RandomMapLike[T_co, S | None]) -> MapDataset[S]: ...
     def apply(self, transformations: Any) -> MapDataset[Any]:
-        """Appends transforms given as objects.
+        """Appends transforms that are given as objects.
+
+        Args:
+            transformations: One object of a class in `grainmill.transforms`, or several, which are
+                applied in turn.
 
         Raises:
             NotImplementedError: An object is not of a known transform class.
+            ValueError: As the method for an object raises it, such as `random_map` without a seed.
+
+        Example:
+            >>> class Double(grain.transforms.Map):
+            ...     def map(self, element):
+            ...         return element * 2
+            >>> ds = grain.MapDataset.range(4).apply([Double(), grain.transforms.Batch(2)])
+            >>> [batch.tolist() for batch in ds]
+            [[0, 2], [4, 6]]
         """
         return apply_each(self, transformations)
 
@@ -364,7 +582,19 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
     def pipe(
         self, func: Callable[Concatenate[Self, P], S], /, *args: P.args, **kwargs: P.kwargs
     ) -> S:
-        """Returns `func(self, *args, **kwargs)`, for chaining."""
+        """Returns `func(self, *args, **kwargs)`, so that functions of datasets can be chained.
+
+        Args:
+            func: A function whose first argument is a dataset.
+            *args: Its further arguments.
+            **kwargs: Its arguments by name.
+
+        Example:
+            >>> def first_half(ds):
+            ...     return ds[: len(ds) // 2]
+            >>> list(grain.MapDataset.range(6).pipe(first_half).map(str))
+            ['0', '1', '2']
+        """
         return func(self, *args, **kwargs)
 
     @overload
@@ -380,9 +610,23 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
     ) -> IterDataset[Any]:
         """Reads one epoch in order, ahead of use.
 
+        Elements come in the order of their positions, whatever the options. An exception raised by
+        user code comes out at the place of its element. A saved state is
+        `{"next_index": position}`.
+
         Args:
-            read_options: How far ahead and on how many threads; `ReadOptions()` if `None`.
+            read_options: How far ahead, on how many threads or in how many worker processes;
+                `ReadOptions()` if `None`, except that nothing is computed ahead for a plain
+                `range`.
             allow_nones: Whether dropped elements come out as `None` instead of not at all.
+
+        Example:
+            >>> ds = grain.MapDataset.range(4).filter(lambda x: x != 1)
+            >>> list(ds.to_iter_dataset()), list(ds.to_iter_dataset(allow_nones=True))
+            ([0, 2, 3], [0, None, 2, 3])
+            >>> iterator = iter(ds.to_iter_dataset(grain.ReadOptions(num_threads=2)))
+            >>> next(iterator), next(iterator), iterator.get_state()
+            (0, 2, {'next_index': 3})
         """
         node = node_of(self)
         if read_options is None:
@@ -395,14 +639,14 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
 
     def _over(self, node: Any) -> MapDataset[T_co]:
         """This dataset where its node is replaced by `node`: on other parents, or a slice of it."""
-        if isinstance(node, plan.Foreign):
+        if isinstance(node, plan.UserDefined):
             copied: MapDataset[T_co] = node.dataset
             return copied
         return PlannedMapDataset(node, (self,))
 
     def _plan_node(self) -> Node:
         parents = [node_of(parent) for parent in self.parents]
-        return plan.Foreign.of(self, parents, with_parents)
+        return plan.UserDefined.of(self, parents, with_parents)
 
     def __str__(self) -> str:
         return str(self._plan_node())

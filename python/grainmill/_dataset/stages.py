@@ -45,17 +45,51 @@ __all__ = [
 
 
 class FlatMapMapDataset(PlannedMapDataset[T_co]):
-    """Each element becomes up to `transform.max_fan_out` elements; missing ones are `None`."""
+    """Replaces each element by up to `transform.max_fan_out` elements.
+
+    Element `i` is element `i % max_fan_out` of what `flat_map` returns for the parent's element
+    `i // max_fan_out`, and `None` where there are fewer. The length is `max_fan_out` times the
+    parent's. `flat_map` is called again for each element of its result.
+
+    Args:
+        parent: Where elements come from.
+        transform: Its `flat_map` returns a sequence, or another iterable, of at most `max_fan_out`
+            elements.
+
+    Raises:
+        ValueError: When read: `flat_map` returned more than `max_fan_out` elements.
+
+    Example:
+        >>> class Words(grain.experimental.FlatMapTransform):
+        ...     max_fan_out = 3
+        ...
+        ...     def flat_map(self, element):
+        ...         return element.split()
+        >>> ds = grain.MapDataset.source(["one two", "three"])
+        >>> ds = grain.experimental.FlatMapMapDataset(ds, Words())
+        >>> len(ds), ds[2], list(ds)
+        (6, None, ['one', 'two', 'three'])
+    """
 
     def __init__(self, parent: MapDataset[S], transform: transforms.FlatMapLike[S, T_co]) -> None:
         super().__init__(random_access.FlatMap.of(node_of(parent), transform), (parent,))
 
 
 class ZipMapDataset(PlannedMapDataset[T_co]):
-    """Tuples of what several datasets of one length have at the same index.
+    """Pairs up what several datasets have at the same position.
+
+    Elements are tuples; where a dataset dropped its element, its place holds `None`.
+
+    Args:
+        parents: Datasets of one length, at least one.
 
     Raises:
         ValueError: There is no dataset, or lengths differ.
+
+    Example:
+        >>> letters = grain.MapDataset.source("abc")
+        >>> list(grain.experimental.ZipMapDataset([grain.MapDataset.range(3), letters]))
+        [(0, 'a'), (1, 'b'), (2, 'c')]
     """
 
     @overload
@@ -78,8 +112,22 @@ class ZipMapDataset(PlannedMapDataset[T_co]):
 class WindowShuffleMapDataset(PlannedMapDataset[T_co]):
     """Moves elements inside windows of `window_size` consecutive ones.
 
-    Every epoch is a permutation: where the window does not divide its length, its last window is
-    shorter.
+    So records that lie close together in a file are still read close together. Every window of
+    every epoch has its own order, by the algorithm of `MapDataset.shuffle`. Every epoch is a
+    permutation: where the window does not divide its length, its last window is shorter.
+
+    Args:
+        parent: Where elements come from.
+        window_size: Elements in a window, at least 1.
+        seed: From 0 to 2**32 - 1.
+
+    Raises:
+        ValueError: `window_size` or `seed` is out of range.
+
+    Example:
+        >>> ds = grain.MapDataset.range(10)
+        >>> list(grain.experimental.WindowShuffleMapDataset(ds, window_size=4, seed=0))
+        [0, 3, 1, 2, 5, 6, 7, 4, 8, 9]
     """
 
     def __init__(self, parent: MapDataset[T_co], *, window_size: int, seed: int) -> None:
@@ -88,21 +136,41 @@ class WindowShuffleMapDataset(PlannedMapDataset[T_co]):
 
 
 class FlatMapIterDataset(PlannedIterDataset[T_co]):
-    """Each element becomes the elements of a sequence."""
+    """Replaces each element by the elements of a sequence, which may be empty.
+
+    Args:
+        parent: Where elements come from.
+        transform: Its `flat_map` returns a sequence (not a generator); `max_fan_out` does not limit
+            it.
+
+    Example:
+        >>> class Words(grain.experimental.FlatMapTransform):
+        ...     def flat_map(self, element):
+        ...         return element.split()
+        >>> ds = grain.MapDataset.source(["one two", "", "three"]).to_iter_dataset()
+        >>> list(grain.experimental.FlatMapIterDataset(ds, Words()))
+        ['one', 'two', 'three']
+    """
 
     def __init__(self, parent: IterDataset[S], transform: transforms.FlatMapLike[S, T_co]) -> None:
         super().__init__(sequential.FlatMap((node_of(parent),), transform), (parent,))
 
 
 class ZipIterDataset(PlannedIterDataset[T_co]):
-    """Tuples of one element of each of several datasets.
+    """Pairs up the elements of several datasets, first with first.
 
     Args:
-        parents: The datasets.
+        parents: The datasets, at least one.
         strict: Whether datasets of unequal length are an error; if not, the shortest ends it.
 
     Raises:
-        ValueError: There are no datasets.
+        ValueError: There are no datasets. When read, if `strict`: one ends before another.
+
+    Example:
+        >>> numbers = grain.MapDataset.range(3).to_iter_dataset()
+        >>> letters = grain.MapDataset.source("ab").to_iter_dataset()
+        >>> list(grain.experimental.ZipIterDataset([numbers, letters], strict=False))
+        [(0, 'a'), (1, 'b')]
     """
 
     @overload
@@ -134,7 +202,24 @@ class ZipIterDataset(PlannedIterDataset[T_co]):
 
 
 class WindowShuffleIterDataset(PlannedIterDataset[T_co]):
-    """Permutes each run of `window_size` consecutive elements."""
+    """Permutes each run of `window_size` consecutive elements.
+
+    A window is held in memory. Each has its own order, by the algorithm of `MapDataset.shuffle`. A
+    saved state is that before the window, so restoring computes its elements again.
+
+    Args:
+        parent: Where elements come from.
+        window_size: Elements in a window, at least 1; the last one may be shorter.
+        seed: From 0 to 2**32 - 1.
+
+    Raises:
+        ValueError: `window_size` or `seed` is out of range.
+
+    Example:
+        >>> ds = grain.MapDataset.range(10).to_iter_dataset()
+        >>> list(grain.experimental.WindowShuffleIterDataset(ds, window_size=4, seed=0))
+        [2, 1, 3, 0, 4, 7, 6, 5, 9, 8]
+    """
 
     def __init__(self, parent: IterDataset[T_co], *, window_size: int, seed: int) -> None:
         node = sequential.WindowShuffle.of(node_of(parent), window_size, seed)
@@ -142,37 +227,83 @@ class WindowShuffleIterDataset(PlannedIterDataset[T_co]):
 
 
 class RepeatIterDataset(PlannedIterDataset[T_co]):
-    """The same epoch again and again; `num_epochs` times, or without end if `None`."""
+    """Repeats the same epoch; each time begins at the parent's first state.
+
+    So all epochs have the same order and random numbers, unlike those of `MapDataset.repeat`. Where
+    an epoch has no element, the repetition ends.
+
+    Args:
+        parent: Where elements come from.
+        num_epochs: How many times; without end if `None`.
+
+    Raises:
+        ValueError: `num_epochs` is not positive.
+
+    Example:
+        >>> ds = grain.MapDataset.range(3).to_iter_dataset()
+        >>> list(grain.experimental.RepeatIterDataset(ds, num_epochs=2))
+        [0, 1, 2, 0, 1, 2]
+    """
 
     def __init__(self, parent: IterDataset[T_co], num_epochs: int | None = None) -> None:
         super().__init__(sequential.Repeat.of(node_of(parent), num_epochs), (parent,))
 
 
 class CacheIterDataset(PlannedIterDataset[T_co]):
-    """Remembers the elements of the first epoch; of use under `RepeatIterDataset`."""
+    """Remembers the elements of the first epoch; useful upstream of `RepeatIterDataset`.
+
+    All elements are kept in memory, and later epochs deliver the same objects. A state that is
+    restored elsewhere reads the parent again, up to its place.
+
+    Args:
+        parent: Where elements come from.
+
+    Example:
+        >>> calls = []
+        >>> ds = grain.MapDataset.range(3).to_iter_dataset().map(lambda x: calls.append(x) or -x)
+        >>> ds = grain.experimental.CacheIterDataset(ds)
+        >>> list(grain.experimental.RepeatIterDataset(ds, num_epochs=2)), calls
+        ([0, -1, -2, 0, -1, -2], [0, 1, 2])
+    """
 
     def __init__(self, parent: IterDataset[T_co]) -> None:
         super().__init__(sequential.Cache((node_of(parent),)), (parent,))
 
 
 class LimitIterDataset(PlannedIterDataset[T_co]):
-    """The first `count` elements, at least 1."""
+    """Takes the first `count` elements.
+
+    Args:
+        parent: Where elements come from.
+        count: The most elements, at least 1.
+
+    Raises:
+        ValueError: `count` is not positive.
+
+    Example:
+        >>> ds = grain.MapDataset.range(10).repeat().to_iter_dataset()
+        >>> list(grain.experimental.LimitIterDataset(ds, 3))
+        [0, 1, 2]
+    """
 
     def __init__(self, parent: IterDataset[T_co], count: int) -> None:
         super().__init__(sequential.Limit.of(node_of(parent), count), (parent,))
 
 
 class TakeWhileIterDataset(PlannedIterDataset[T_co]):
-    """The elements up to the first for which `predicate` is false, which is left out too.
+    """Takes the elements up to the first for which `predicate` is false, which is left out too.
 
     Args:
         parent: Where elements come from.
         predicate: A function of an element, or a `transforms.Filter`. It is called once for each
             element, when that is asked for.
 
+    Raises:
+        TypeError: `predicate` is neither.
+
     Example:
-        >>> ds = MapDataset.range(10).to_iter_dataset()
-        >>> list(TakeWhileIterDataset(ds, lambda x: x < 3))
+        >>> ds = grain.MapDataset.range(10).to_iter_dataset()
+        >>> list(grain.experimental.TakeWhileIterDataset(ds, lambda x: x < 3))
         [0, 1, 2]
     """
 
@@ -185,7 +316,26 @@ class TakeWhileIterDataset(PlannedIterDataset[T_co]):
 
 
 class RebatchIterDataset(PlannedIterDataset[T_co]):
-    """Batches of one size cut and joined into batches of `batch_size` rows."""
+    """Cuts and joins batches into batches of `batch_size` rows.
+
+    Arrays of shape `(n, ...)` become ones of shape `(batch_size, ...)` and the same dtype. A batch
+    that lies within one batch of the parent is a view of it; others are copies.
+
+    Args:
+        parent: Where batches come from, of any sizes; all arrays of one have the same number of
+            rows.
+        batch_size: Rows of the new batches, at least 1.
+        drop_remainder: Whether a last, shorter batch is left out.
+
+    Raises:
+        ValueError: `batch_size` is not positive. When read: the arrays of a batch differ in their
+            number of rows.
+
+    Example:
+        >>> ds = grain.MapDataset.range(8).batch(4).to_iter_dataset()
+        >>> [batch.tolist() for batch in grain.experimental.RebatchIterDataset(ds, 3)]
+        [[0, 1, 2], [3, 4, 5], [6, 7]]
+    """
 
     def __init__(
         self,
@@ -198,7 +348,25 @@ class RebatchIterDataset(PlannedIterDataset[T_co]):
 
 
 class ThreadPrefetchIterDataset(PlannedIterDataset[T_co]):
-    """Elements made ahead by one thread, up to `prefetch_buffer_size` of them."""
+    """Computes elements ahead of use on one thread.
+
+    A saved state is that after the element delivered last; elements computed ahead are not part of
+    it.
+
+    Args:
+        parent: Where elements come from.
+        prefetch_buffer_size: The most elements computed ahead; 0 computes each when it is asked
+            for.
+
+    Raises:
+        ValueError: `prefetch_buffer_size` is negative.
+
+    Example:
+        >>> ds = grain.MapDataset.range(4).to_iter_dataset().batch(2)
+        >>> ds = grain.experimental.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=1)
+        >>> [batch.tolist() for batch in ds]
+        [[0, 1], [2, 3]]
+    """
 
     def __init__(self, parent: IterDataset[T_co], *, prefetch_buffer_size: int) -> None:
         node = sequential.ThreadPrefetch.of(node_of(parent), prefetch_buffer_size)
@@ -211,17 +379,28 @@ def multithread_prefetch(
     buffer_size: int,
     sequential_slice: bool = False,  # noqa: FBT001, FBT002 - as programs call it
 ) -> IterDataset[T]:
-    """Makes elements ahead on threads, which share them as workers of `mp_prefetch` do.
+    """Computes elements ahead of use on threads, which share them as workers of `mp_prefetch` do.
+
+    Each thread runs all stages upstream on its share of the elements, so stages of an `IterDataset`
+    (batches, filters, packing, limits) count per thread, and both the elements and a saved state
+    depend on the number of threads.
 
     Args:
         ds: The dataset.
-        num_threads: With 0, `ds` is returned as it is.
-        buffer_size: The most elements each thread holds ready; 0 makes each when it is asked for.
-        sequential_slice: Whether a thread gets a run of consecutive elements of each source
-            instead of every `num_threads`-th of them.
+        num_threads: How many threads; with 0, `ds` is returned as it is.
+        buffer_size: The most elements each thread holds ready; 0 computes each when it is asked
+            for.
+        sequential_slice: Whether a thread gets a run of consecutive elements of each source instead
+            of every `num_threads`-th of them.
 
     Raises:
-        ValueError: A number is negative, or a source can not be shared.
+        ValueError: A number is negative, or a source cannot be shared.
+
+    Example:
+        >>> ds = grain.MapDataset.range(7).to_iter_dataset().batch(2)
+        >>> ds = grain.experimental.multithread_prefetch(ds, num_threads=2, buffer_size=1)
+        >>> [batch.tolist() for batch in ds]
+        [[0, 2], [1, 3], [4, 6], [5]]
     """
     if not num_threads:
         return ds
@@ -233,15 +412,24 @@ def multithread_prefetch(
 
 
 class InterleaveIterDataset(PlannedIterDataset[T_co]):
-    """One element of each of up to `cycle_length` datasets in turn, until all are used up.
+    """Takes one element of each of up to `cycle_length` datasets in turn, until all have ended.
+
+    A dataset that has ended makes room for the next one. Seeds upstream of `datasets` are not seen
+    by stages downstream.
 
     Args:
         datasets: Datasets by index; a `MapDataset` of datasets opens each when its turn comes.
-        cycle_length: How many are open at a time.
-        num_make_iter_threads: Threads that open the next ones.
-        make_iter_buffer_size: How many are opened ahead.
-        iter_buffer_size: How many elements of each are made ahead, on a thread for each; with 1
-            an element is made when its turn comes. What a `MapDataset` makes ahead is as always.
+        cycle_length: How many are open at a time, at least 1.
+        num_make_iter_threads: Threads that open the next ones; 0 opens each when its turn comes.
+        make_iter_buffer_size: How many are opened ahead of their turn.
+        iter_buffer_size: How many elements of each are computed ahead, on a thread for each; with 1
+            an element is computed when its turn comes. A `MapDataset` reads ahead as it always
+            does.
+
+    Example:
+        >>> texts = grain.MapDataset.source(["abc", "de", "fg"]).map(grain.MapDataset.source)
+        >>> list(grain.experimental.InterleaveIterDataset(texts, cycle_length=2))
+        ['a', 'd', 'b', 'e', 'c', 'f', 'g']
     """
 
     def __init__(
@@ -268,35 +456,29 @@ class InterleaveIterDataset(PlannedIterDataset[T_co]):
 
 
 class WithOptionsIterDataset(PlannedIterDataset[T_co]):
-    """Sets options of the whole pipeline, up- and downstream; the later one wins."""
+    """Sets options of the whole pipeline, upstream and downstream.
+
+    Where several set the same option, the one that is furthest downstream wins.
+
+    Args:
+        parent: Where elements come from, unchanged.
+        options: The options.
+
+    Example:
+        >>> ds = grain.MapDataset.range(2000).filter(lambda x: x > 1990).to_iter_dataset()
+        >>> options = grain.experimental.DatasetOptions(filter_raise_threshold_ratio=0.99)
+        >>> next(iter(grain.experimental.WithOptionsIterDataset(ds, options)))
+        Traceback (most recent call last):
+            ...
+        ValueError: ... skipped 100.00 % of the last seen 1000 elements...
+    """
 
     def __init__(self, parent: IterDataset[T_co], options: DatasetOptions) -> None:
         super().__init__(sequential.WithOptions((node_of(parent),), options), (parent,))
 
 
 class _FitPackIterDataset(PlannedIterDataset[dict[str, NDArray[Any]]]):
-    """Packs sequences into rows of fixed length, several to a row.
-
-    An element is a flat dict of 1-d arrays. A row has each feature of `length_struct`, and with
-    it `<feature>_segment_ids` (int32, from 1; 0 is padding) and `<feature>_positions` (int32,
-    from 0 in each sequence), all of shape `(length_struct[feature],)`.
-
-    Args:
-        parent: What to pack.
-        length_struct: The length of a row for each feature.
-        num_packing_bins: Rows that are open at a time. Beyond some ten thousand, and where
-            features differ in length, the time per sequence grows with it.
-        seed: For the order in which full rows come out.
-        shuffle_bins: Whether that order is random.
-        shuffle_bins_group_by_feature: A feature by whose mean the rows are sorted.
-        meta_features: Features that describe sequences; they get no ids or positions.
-        pack_alignment_struct: For each feature, what the start of a sequence is a multiple of.
-        padding_struct: For each feature, the value where there is no token; 0 if `None`.
-        max_sequences_per_bin: The most sequences in a row.
-
-    Raises:
-        ValueError: `max_sequences_per_bin` is not positive.
-    """
+    """What `FirstFitPackIterDataset` and `BestFitPackIterDataset` have in common."""
 
     _best_fit: bool
 
@@ -331,39 +513,161 @@ class _FitPackIterDataset(PlannedIterDataset[dict[str, NDArray[Any]]]):
 
 
 class FirstFitPackIterDataset(_FitPackIterDataset):
-    __doc__ = f"""{_FitPackIterDataset.__doc__}
-    A sequence goes into the first row that has room for it.
+    """Packs sequences into rows of fixed length, each into the first row that has room for it.
+
+    An element is a flat dict of arrays of shape `(n, ...)`, of which the first axis is packed; a
+    number counts as one of length 1. A row is a dict with sorted keys. It has each feature `f` of
+    `length_struct` with shape `(length_struct[f], ...)` and the dtype it has in the elements, and
+    with it `f_segment_ids` (int32, from 1 in the order of the sequences; 0 is padding) and
+    `f_positions` (int32, from 0 in each sequence), both of shape `(length_struct[f],)`. Other
+    features are dropped.
+
+    A sequence goes, whole, into the first of `num_packing_bins` rows in which all its features have
+    room. If no row has room, the rows so far come out, and the sequence begins new ones. (Online
+    bin packing: D. S. Johnson, "Fast algorithms for bin packing", J. Comput. Syst. Sci. 8, 1974.) A
+    saved state is that before the rows that come out together, and how many of them were taken;
+    restoring packs them again.
+
+    Args:
+        parent: What to pack. No sequence may be longer than its row.
+        length_struct: The length of a row for each feature, in elements of the first axis.
+        num_packing_bins: Rows that are filled at the same time, at least 1. With more, less is
+            padding, and more sequences are held in memory. Beyond some ten thousand, where features
+            differ in length, the time per sequence grows with it.
+        seed: For the order in which the rows come out.
+        shuffle_bins: Whether that order is random.
+        shuffle_bins_group_by_feature: A feature by the mean of whose distinct values the rows are
+            sorted; equal ones stay in random order.
+        meta_features: Features that describe sequences; they get no ids or positions. One that
+            `length_struct` names is packed like others, any other comes out as a list of its values
+            in the row's sequences.
+        pack_alignment_struct: For each feature, what the start of a sequence is a multiple of, with
+            the structure of `length_struct`; 1 if `None`.
+        padding_struct: For each feature, the value where there is no sequence, with the structure
+            of `length_struct`; 0 if `None`.
+        max_sequences_per_bin: The most sequences in a row; as many as have room if `None`.
+
+    Raises:
+        ValueError: A number is out of range, `length_struct` names no feature, a nested feature is
+            not among `meta_features`, or a struct is unlike `length_struct`. When read: a sequence
+            is longer than its row.
+        KeyError: When read: an element lacks a feature.
+
+    Example:
+        >>> sequences = [[1, 1], [2, 2, 2, 2], [3], [4]]
+        >>> ds = grain.MapDataset.source([{"x": np.array(x)} for x in sequences])
+        >>> ds = grain.experimental.FirstFitPackIterDataset(
+        ...     ds.to_iter_dataset(), length_struct={"x": 5}, num_packing_bins=2, shuffle_bins=False
+        ... )
+        >>> for row in ds:
+        ...     print(row["x"], row["x_segment_ids"], row["x_positions"])
+        [1 1 3 4 0] [1 1 2 3 0] [0 1 0 0 0]
+        [2 2 2 2 0] [1 1 1 1 0] [0 1 2 3 0]
     """
+
     _best_fit = False
 
 
 class BestFitPackIterDataset(_FitPackIterDataset):
-    __doc__ = f"""{_FitPackIterDataset.__doc__}
-    A sequence goes into the fullest row that has room for it.
+    """Packs sequences into rows of fixed length, each into the fullest row that has room for it.
+
+    An element is a flat dict of arrays of shape `(n, ...)`, of which the first axis is packed; a
+    number counts as one of length 1. A row is a dict with sorted keys. It has each feature `f` of
+    `length_struct` with shape `(length_struct[f], ...)` and the dtype it has in the elements, and
+    with it `f_segment_ids` (int32, from 1 in the order of the sequences; 0 is padding) and
+    `f_positions` (int32, from 0 in each sequence), both of shape `(length_struct[f],)`. Other
+    features are dropped.
+
+    A sequence goes, whole, into the fullest of `num_packing_bins` rows in which all its features
+    have room: the one that uses most, summed over features, and the first of equals. If no row has
+    room, the rows so far come out, and the sequence begins new ones. (Online bin packing: D. S.
+    Johnson, "Fast algorithms for bin packing", J. Comput. Syst. Sci. 8, 1974.) A saved state is
+    that before the rows that come out together, and how many of them were taken; restoring packs
+    them again.
+
+    Args:
+        parent: What to pack. No sequence may be longer than its row.
+        length_struct: The length of a row for each feature, in elements of the first axis.
+        num_packing_bins: Rows that are filled at the same time, at least 1. With more, less is
+            padding, and more sequences are held in memory. Beyond some ten thousand, where features
+            differ in length, the time per sequence grows with it.
+        seed: For the order in which the rows come out.
+        shuffle_bins: Whether that order is random.
+        shuffle_bins_group_by_feature: A feature by the mean of whose distinct values the rows are
+            sorted; equal ones stay in random order.
+        meta_features: Features that describe sequences; they get no ids or positions. One that
+            `length_struct` names is packed like others, any other comes out as a list of its values
+            in the row's sequences.
+        pack_alignment_struct: For each feature, what the start of a sequence is a multiple of, with
+            the structure of `length_struct`; 1 if `None`.
+        padding_struct: For each feature, the value where there is no sequence, with the structure
+            of `length_struct`; 0 if `None`.
+        max_sequences_per_bin: The most sequences in a row; as many as have room if `None`.
+
+    Raises:
+        ValueError: A number is out of range, `length_struct` names no feature, a nested feature is
+            not among `meta_features`, or a struct is unlike `length_struct`. When read: a sequence
+            is longer than its row.
+        KeyError: When read: an element lacks a feature.
+
+    Example:
+        >>> sequences = [[1, 1], [2, 2, 2, 2], [3], [4]]
+        >>> ds = grain.MapDataset.source([{"x": np.array(x)} for x in sequences])
+        >>> ds = grain.experimental.BestFitPackIterDataset(
+        ...     ds.to_iter_dataset(), length_struct={"x": 5}, num_packing_bins=2, shuffle_bins=False
+        ... )
+        >>> for row in ds:
+        ...     print(row["x"], row["x_segment_ids"], row["x_positions"])
+        [1 1 4 0 0] [1 1 2 0 0] [0 1 0 0 0]
+        [2 2 2 2 3] [1 1 1 1 2] [0 1 2 3 0]
     """
+
     _best_fit = True
 
 
 class ConcatThenSplitIterDataset(PlannedIterDataset[dict[str, NDArray[Any]]]):
     """Lays sequences end to end and cuts them into full rows.
 
-    A row is padded with zeros where another feature is full first, and the last one is. Of each
-    feature that is no meta feature come its values, of shape `(length_struct[f],)`, and as int32
-    `<f>_segment_ids` (1, 2, ... in the order of the row, 0 is padding) and `<f>_positions`, which
-    begin at 0 again in the rest of a sequence that was cut.
+    An element is a flat dict with exactly the keys of `length_struct`, of arrays of shape
+    `(n, ...)`. A row has each feature `f` with shape `(length_struct[f], ...)` and the dtype it has
+    in the elements, and, if it is no meta feature, `f_segment_ids` (int32, from 1 in the order of
+    the row; 0 is padding) and `f_positions` (int32), both of shape `(length_struct[f],)`. What is
+    left of a sequence that was cut begins the next row, as a segment of its own whose positions
+    begin at 0 again.
+
+    Where one feature is full first, the others are padded with zeros, and so is the last row. A
+    saved state tells which part of a cut sequence is left; restoring reads that sequence again.
 
     Args:
-        parent: What to pack: flat dicts of 1-d arrays with exactly the keys of `length_struct`,
-            which names meta features too.
-        length_struct: The length of a row for each feature.
-        meta_features: Features that describe sequences; they are never cut.
-        split_full_length_features: Whether a sequence that fills a row by itself is cut too.
-        bos_handling: What happens to the first token of each segment.
+        parent: What to pack.
+        length_struct: The length of a row for each feature, meta features included, in elements of
+            the first axis, at least 1.
+        meta_features: Features that describe sequences. They are never cut: where they have no room
+            left, the row ends, and this is logged. They come again with each part of a sequence
+            that was cut, and get no ids or positions.
+        split_full_length_features: Whether a sequence that fills a row by itself is cut too, where
+            it does not begin one; if not, it is a row of its own, which comes after the row that is
+            being filled.
+        bos_handling: What happens to the first token of each segment, the rest of a cut sequence
+            included.
         bos_features: The features it happens to; none if empty.
         bos_token_id: The token that marks a beginning.
 
     Raises:
-        ValueError: An argument does not fit the others, or, when read, an element has other keys.
+        ValueError: A length is not positive; `bos_features` or `bos_token_id` are given where
+            `bos_handling` does nothing, or no `bos_token_id` where it does something; or a feature
+            is among both `bos_features` and `meta_features`. When read: an element has other keys.
+
+    Example:
+        >>> sequences = [[1, 1, 1], [2, 2], [3, 3], [4]]
+        >>> ds = grain.MapDataset.source([{"x": np.array(x)} for x in sequences])
+        >>> ds = grain.experimental.ConcatThenSplitIterDataset(
+        ...     ds.to_iter_dataset(), length_struct={"x": 4}
+        ... )
+        >>> for row in ds:
+        ...     print(row["x"], row["x_segment_ids"], row["x_positions"])
+        [1 1 1 2] [1 1 1 2] [0 1 2 0]
+        [2 3 3 4] [1 2 2 3] [0 0 1 0]
     """
 
     def __init__(

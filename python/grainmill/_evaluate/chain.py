@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from grainmill._evaluate import leaves
+from grainmill._evaluate import element_sources
 from grainmill._evaluate.fuse import Evaluated, Fused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from grainmill._evaluate.leaves import Indices, Leaf, PartNumbers
+    from grainmill._evaluate.element_sources import ElementSource, Indices, PartNumbers
 
 # What reaches one leaf or tap: the places in the block, ascending (`None` for all of them), the
 # index at each, and the part it is in where several parts share the column.
@@ -53,7 +53,7 @@ class Chain:
 
     def __init__(
         self,
-        below: tuple[int, Leaf[Any]] | tuple[Chain, ...],
+        below: tuple[int, ElementSource[Any]] | tuple[Chain, ...],
         fused: Fused,
         step_columns: tuple[StepColumn, ...],
     ) -> None:
@@ -61,7 +61,9 @@ class Chain:
         self.below = below
         self.fused = fused
         self.step_columns = step_columns
-        self.leaf: tuple[int, Leaf[Any]] | None = chains if isinstance(chains[0], int) else None
+        self.leaf: tuple[int, ElementSource[Any]] | None = (
+            chains if isinstance(chains[0], int) else None
+        )
         self.reads_in_loop = bool(fused.steps) and fused.steps[0].kind == "read"
         self.runs_user_code = bool(fused.steps) or (
             any(chain.runs_user_code for chain in chains)
@@ -69,7 +71,7 @@ class Chain:
             else bool(self.leaf[1].runs_user_code)
         )
 
-    def leaves(self, *, read_in_loop: bool = True) -> list[tuple[int, Leaf[Any]]]:
+    def leaves(self, *, read_in_loop: bool = True) -> list[tuple[int, ElementSource[Any]]]:
         """All leaves, with or without those that the loop of functions reads."""
         if self.leaf is not None:
             return [self.leaf] if read_in_loop or not self.reads_in_loop else []
@@ -154,7 +156,7 @@ def _merged(
         for rows, piece in pieces
         if rows is not None and len(rows)
     ]
-    return whole, leaves.merged(within, len(whole))
+    return whole, element_sources.merged(within, len(whole))
 
 
 def part_of(columns: Columns, begin: int, end: int) -> Columns:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grainmill._evaluate import leaves, many_leaves
-from grainmill._evaluate.by_part import STEP_KINDS, step_of
+from grainmill._evaluate import element_sources, grouped_sources
 from grainmill._evaluate.chain import Chain, StepColumn
 from grainmill._evaluate.fuse import Fused
+from grainmill._evaluate.grouped_steps import STEP_KINDS, step_of
 from grainmill._evaluate.index_tree import INDEX_STAGES, joined
 from grainmill._plan import random_access as plan
 from grainmill._plan.node import random_access
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from grainmill._evaluate.context import Context
+    from grainmill._evaluate.element_sources import ElementSource, Indices
     from grainmill._evaluate.evaluator import Evaluator
     from grainmill._evaluate.fuse import Step
     from grainmill._evaluate.index_tree import Tree
-    from grainmill._evaluate.leaves import Indices, Leaf
     from grainmill._native import RecordFiles
     from grainmill._plan.node import MapNode, Node
 
@@ -117,7 +117,7 @@ class _Compiler:
             trees, unfused = self._several(paths)
             number = None
         else:
-            number, trees, unfused = self._leaf(paths)
+            number, trees, unfused = self._numbered_source(paths)
         # From the source on; each step has one node in each of the paths.
         taps: list[int | None] = []
         for nodes in zip(*(reversed(path.mapped) for path in paths), strict=True):
@@ -161,39 +161,39 @@ class _Compiler:
             return joined_trees, chains[0]
         return joined_trees, _Unfused(chains, [], [])
 
-    def _leaf(self, paths: Sequence[_Path]) -> tuple[int, list[Tree], _Unfused]:
+    def _numbered_source(self, paths: Sequence[_Path]) -> tuple[int, list[Tree], _Unfused]:
         """The number of the leaf's column, trees and chain of what makes elements."""
         number, nodes = self._number(), [path.bottom for path in paths]
         trees: list[Tree]
         if _kind(nodes[0]) == "numbers":
             trees = [_numbers(node, number, part) for part, node in enumerate(nodes)]  # type: ignore[arg-type]
         else:
-            trees = [_leaf_tree(node, number, part) for part, node in enumerate(nodes)]
-        return number, trees, _Unfused((number, self._leaf_of(nodes)), [], [])
+            trees = [_source_tree(node, number, part) for part, node in enumerate(nodes)]
+        return number, trees, _Unfused((number, self._source_of(nodes)), [], [])
 
-    def _leaf_of(self, nodes: Sequence[Any]) -> Leaf[Any]:
+    def _source_of(self, nodes: Sequence[Any]) -> ElementSource[Any]:
         kind = _kind(nodes[0])
         if kind == "numbers":
-            return leaves.NumbersLeaf()
+            return element_sources.RangeSource()
         if len(nodes) == 1:
-            return self._single_leaf(nodes[0])
+            return self._single_source(nodes[0])
         if kind == "objects":
-            return many_leaves.ManyObjects([_object(node) for node in nodes])
+            return grouped_sources.GroupedObjects([_object(node) for node in nodes])
         if kind == "files":
             files = [_files_of(node) for node in nodes]
             # A class may give itself another length; then there are records it must not reach.
             if all(node.length <= len(of) for node, of in zip(nodes, files, strict=True)):
-                return many_leaves.ManyFiles(files, self._context.reads)
-        make = self._single_leaf
-        return many_leaves.ManyOthers(
+                return grouped_sources.GroupedFiles(files, self._context.reads)
+        make = self._single_source
+        return grouped_sources.GroupedOthers(
             [lambda node=node: make(node) for node in nodes],  # type: ignore[misc]
             runs_user_code=any(map(_runs_user_code, nodes)),
         )
 
-    def _single_leaf(self, node: MapNode) -> Leaf[Indices]:
+    def _single_source(self, node: MapNode) -> ElementSource[Indices]:
         if _kind(node) == "files":
-            return leaves.FilesLeaf(_files_of(node), self._context.reads)  # type: ignore[arg-type]
-        return _LEAVES[type(node)](node, self._program_of)
+            return element_sources.FileSource(_files_of(node), self._context.reads)  # type: ignore[arg-type]
+        return _SOURCES[type(node)](node, self._program_of)
 
 
 def _over(tree: Tree, stages: Sequence[Any], taps: Sequence[int | None], part: int) -> Tree:
@@ -222,7 +222,7 @@ def _kind(node: MapNode) -> str:
         return "numbers" if fits else "long numbers"
     if isinstance(node, plan.Source):
         return _source_kind(node.source)
-    if isinstance(node, plan.Foreign):
+    if isinstance(node, plan.UserDefined):
         return "objects"
     if isinstance(node, plan.Mix | plan.Concatenate):
         return "several"
@@ -236,7 +236,7 @@ def _source_kind(source: Any) -> str:
     return "blocks" if callable(getattr(type(source), "__getitems__", None)) else "objects"
 
 
-def _object(node: plan.Source | plan.Foreign) -> Any:
+def _object(node: plan.Source | plan.UserDefined) -> Any:
     return node.source if isinstance(node, plan.Source) else node.dataset
 
 
@@ -250,31 +250,35 @@ def _numbers(node: plan.Range, number: int, part: int) -> Tree:
     return ("numbers", number, part, numbers.start, numbers.step, node.length)
 
 
-def _leaf_tree(node: MapNode, number: int, part: int) -> Tree:
+def _source_tree(node: MapNode, number: int, part: int) -> Tree:
     tree = ("leaf", number, part)
     wraps = isinstance(node, plan.Range) or (isinstance(node, plan.Source) and node.wraps)
     return ("wrap", node.length, tree) if wraps else tree
 
 
-def _source(node: plan.Source) -> Leaf[Indices]:
+def _source(node: plan.Source) -> ElementSource[Indices]:
     if _source_kind(node.source) == "blocks":
-        return leaves.BlockObjectLeaf(node.source)
-    return leaves.ObjectLeaf(node.source)
+        return element_sources.BlockObjectSource(node.source)
+    return element_sources.ObjectSource(node.source)
 
 
-def _batch(node: plan.Batch, program_of: Callable[[Node], Evaluator]) -> Leaf[Indices]:
-    return leaves.BatchLeaf(node, program_of(node.parent), random_access(node.parent).length)
+def _batch(node: plan.Batch, program_of: Callable[[Node], Evaluator]) -> ElementSource[Indices]:
+    return element_sources.BatchSource(
+        node, program_of(node.parent), random_access(node.parent).length
+    )
 
 
 # Every stage or source that makes elements by other means than a function of one element.
-_LEAVES: dict[type[MapNode], Callable[[Any, Callable[[Node], Evaluator]], Leaf[Indices]]] = {
+_SOURCES: dict[
+    type[MapNode], Callable[[Any, Callable[[Node], Evaluator]], ElementSource[Indices]]
+] = {
     plan.Source: lambda node, _: _source(node),
-    plan.Range: lambda node, _: leaves.LongNumbersLeaf(node.numbers),
-    plan.Foreign: lambda node, _: leaves.ObjectLeaf(node.dataset),
+    plan.Range: lambda node, _: element_sources.BigRangeSource(node.numbers),
+    plan.UserDefined: lambda node, _: element_sources.ObjectSource(node.dataset),
     plan.Batch: _batch,
-    plan.FlatMap: lambda node, of: leaves.FlatMapLeaf(node, of(node.parent)),
-    plan.Zip: lambda node, of: leaves.ZipLeaf([of(parent) for parent in node.parents]),
-    plan.Select: lambda node, of: leaves.SelectLeaf(
+    plan.FlatMap: lambda node, of: element_sources.FlatMapSource(node, of(node.parent)),
+    plan.Zip: lambda node, of: element_sources.ZipSource([of(parent) for parent in node.parents]),
+    plan.Select: lambda node, of: element_sources.SelectSource(
         node.selection, [of(parent) for parent in node.parents]
     ),
 }
@@ -290,4 +294,4 @@ def _is_user_code(node: Node) -> bool:
         return _source_kind(node.source) != "files"
     if isinstance(node, plan.Batch):
         return node.batch_fn is not None
-    return isinstance(node, plan.Map | plan.FlatMap | plan.Select | plan.Foreign)
+    return isinstance(node, plan.Map | plan.FlatMap | plan.Select | plan.UserDefined)

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from grainmill._evaluate.stack import Layout, Targets
 
 
-class EvaluatorParts(Protocol):
-    """See `Parts` of a program."""
+class IncrementalEvaluator(Protocol):
+    """See `IncrementalRun` of a program."""
 
     def run(self, at: int, count: int) -> Evaluated:
         """The elements at `at, ..., at + count - 1`."""
@@ -23,8 +23,8 @@ class EvaluatorParts(Protocol):
         """Puts elements from `at` up to `stop` into `targets`."""
 
 
-class Begun(Protocol):
-    """See `Begun` of a program."""
+class PendingElements(Protocol):
+    """See `PendingElements` of a program."""
 
     def settle(self) -> None:
         """Waits for the records."""
@@ -52,13 +52,13 @@ class Evaluator(Protocol):
     def run(self, start: int, count: int) -> Evaluated:
         """The elements at `start, ..., start + count - 1`."""
 
-    def begin(self, start: int, count: int) -> Begun:
+    def begin(self, start: int, count: int) -> PendingElements:
         """Begins to read what these elements are made of."""
 
-    def begin_at(self, index: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Begun:
+    def begin_at(self, index: np.ndarray[tuple[int], np.dtype[np.int64]]) -> PendingElements:
         """Begins to read what the elements at `index` are made of."""
 
-    def in_parts(self, start: int, count: int) -> EvaluatorParts:
+    def run_incrementally(self, start: int, count: int) -> IncrementalEvaluator:
         """The elements of `run`, of which each part is made when asked for."""
 
     def run_at(self, index: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Evaluated:

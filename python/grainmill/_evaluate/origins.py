@@ -13,8 +13,8 @@ from grainmill._plan.node import random_access
 
 if TYPE_CHECKING:
     from grainmill._evaluate.chain import Columns
+    from grainmill._evaluate.element_sources import Indices
     from grainmill._evaluate.index_tree import Tree
-    from grainmill._evaluate.leaves import Indices
     from grainmill._plan.node import MapNode, Node
 
 _COLUMN = 0

@@ -6,18 +6,18 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from grainmill._evaluate import tuning
-from grainmill._evaluate.ahead import Blocks, Pace
+from grainmill._evaluate.batch_blocks import BatchBlock, block_len
+from grainmill._evaluate.block_job import BlockJob
+from grainmill._evaluate.executor import Blocks, Pace
 from grainmill._evaluate.fuse import Evaluated
-from grainmill._evaluate.make_job import MakeJob
-from grainmill._evaluate.rows import StackedRows, block_len
-from grainmill._workers.crew import ForkRefusedError, spawn_from_now_on
-from grainmill._workers.pool import Limits, Pool
+from grainmill._workers.pool import Limits, WorkerPool
+from grainmill._workers.worker_group import ForkRefusedError, spawn_from_now_on
 
 if TYPE_CHECKING:
+    from grainmill._evaluate.batch_blocks import Made
     from grainmill._evaluate.program import Program
-    from grainmill._evaluate.rows import Made
     from grainmill._plan import sequential as plan
-    from grainmill._workers.pool import Result, Ticket
+    from grainmill._workers.pool import PendingResult, Result
 
 
 class ProcessBlocks(Blocks):
@@ -39,8 +39,8 @@ class ProcessBlocks(Blocks):
         self._pace = Pace(self._most, tuning.WORKER_BLOCK_S)
         self._limits = Limits.of(options)
         self._affordable = self._most
-        self._pool: Pool | None = None
-        self._tasks: deque[tuple[Ticket, int]] = deque()
+        self._pool: WorkerPool | None = None
+        self._tasks: deque[tuple[PendingResult, int]] = deque()
         self._row_byte_len = 0.0
         self._element_bytes = 0.0
         self._handed_out = 0
@@ -69,9 +69,9 @@ class ProcessBlocks(Blocks):
             pool = self._hand_out()
             if not self._tasks:
                 return
-        ticket, count = self._tasks[0]
+        pending, count = self._tasks[0]
         try:
-            result = pool.take(ticket)
+            result = pool.take(pending)
             self._tasks.popleft()
             self._keep_result(result, count)
             if self._tasks:
@@ -114,7 +114,7 @@ class ProcessBlocks(Blocks):
             self._affordable = max(1, int(share / max(1.0, self._element_bytes)))
         if rows and elements:
             pairs = zip(elements, rows, strict=False)  # up to the failure
-            pieces = [StackedRows(batch, size, exact=exact) for batch, (size, exact) in pairs]
+            pieces = [BatchBlock(batch, size, exact=exact) for batch, (size, exact) in pairs]
             made: Made = pieces, None
         else:
             made = [], Evaluated(elements, result.failure)
@@ -122,17 +122,17 @@ class ProcessBlocks(Blocks):
         if num_made < count or result.failure is not None:
             self._drop_tasks(self.position + num_made)
 
-    def _hand_out(self) -> Pool:
+    def _hand_out(self) -> WorkerPool:
         if self._pool is None or self._pool.closed:
             self._drop_tasks(self.position)
             plan = self._node.parent
             options = self._node.options
-            job = MakeJob(plan, options.worker_init_fn, options.num_threads)
-            self._pool = Pool(job, self._workers, self._limits, plan.walk_up())
+            job = BlockJob(plan, options.worker_init_fn, options.num_threads)
+            self._pool = WorkerPool(job, self._workers, self._limits, plan.walk_up())
         self._hand_out_to(self._pool, self.position)
         return self._pool
 
-    def _hand_out_to(self, pool: Pool, position: int) -> None:
+    def _hand_out_to(self, pool: WorkerPool, position: int) -> None:
         while True:
             worker, num_unfinished = pool.least_busy()
             # What is awaited has to be under way, however much was dropped before it.
@@ -151,11 +151,11 @@ class ProcessBlocks(Blocks):
             too_many = no_room and num_unfinished >= tuning.TASKS_PER_WORKER
             if self._tasks and (ahead > most or too_many):
                 return
-            self._tasks.append((pool.give(worker, task, (start, start + count - 1)), count))
+            self._tasks.append((pool.submit(worker, task, (start, start + count - 1)), count))
             self._handed_out += count
 
     def _next_task(self) -> tuple[int, int, int]:
-        """As plain numbers what the worker sees as `Task`."""
+        """As plain numbers what the worker sees as `BlockTask`."""
         start, left = self._handed_out, self._length - self._handed_out
         missing = self._until_batch(start)
         size = self.batch_size
@@ -171,9 +171,9 @@ class ProcessBlocks(Blocks):
 
     def _drop_tasks(self, position: int) -> None:
         """Has the elements from `position` on made anew; what is under way is not waited for."""
-        for ticket, _ in self._tasks:
+        for pending, _ in self._tasks:
             if self._pool is not None:
-                self._pool.drop(ticket)
+                self._pool.drop(pending)
         self._tasks.clear()
         self._handed_out = position
 

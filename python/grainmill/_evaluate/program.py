@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grainmill._evaluate import chain, leaves
+from grainmill._evaluate import chain, element_sources
 from grainmill._evaluate.compile import compiled
 from grainmill._evaluate.context import Context
 from grainmill._evaluate.origins import Origins, OriginTree
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from grainmill._evaluate.chain import Chain, Columns
+    from grainmill._evaluate.element_sources import Indices
     from grainmill._evaluate.fuse import Evaluated
-    from grainmill._evaluate.leaves import Indices
     from grainmill._evaluate.stack import Layout, Targets
     from grainmill._plan.node import MapNode, Node
 
@@ -36,12 +36,12 @@ class Program:
         row_byte_len: Bytes of an element, or of its source if these are more, as last seen in a
             batch; 0 at first.
         num_records: Records that go into an element.
-        can_fill: Whether `Parts.fill` does something, as far as the plan tells.
-        layout: What elements are made of if `Parts.fill` took part in the last batch, or could
-            not as that was one part; else `None`.
+        can_fill: Whether `IncrementalRun.fill` does something, as far as the plan tells.
+        layout: The structure, shapes and dtypes of elements if `IncrementalRun.fill` took part in
+            the last batch, or could not since that was one part; else `None`.
         element_s: Seconds that an element took lately, waits for storage left out; 0 before the
             first.
-        batches_small: Whether batches are `StackedRows.is_small`; `None` before the first.
+        batches_small: Whether batches are `BatchBlock.is_small`; `None` before the first.
     """
 
     def __init__(self, node: Node, context: Context | None = None) -> None:
@@ -56,7 +56,7 @@ class Program:
         self.mean_byte_len: float = max(leaf.mean_byte_len for leaf in below)
         self._numbers = _numbers_column(self._chain)
         self.row_byte_len = self.mean_byte_len
-        self.can_fill = isinstance(self._chain.below[-1], leaves.FilesLeaf)
+        self.can_fill = isinstance(self._chain.below[-1], element_sources.FileSource)
         self.layout: Layout | None = None
         self.batches_small: bool | None = None
         self.element_s = 0.0
@@ -74,13 +74,15 @@ class Program:
     def run(self, start: int, count: int) -> Evaluated:
         """The elements at `start, ..., start + count - 1`."""
         if self._mark is not None:
-            return self.in_parts(start, count).run(start, count)
+            return self.run_incrementally(start, count).run(start, count)
         columns = self._resolver.resolve_range(start, count)
         return chain.run(self._chain, columns, None, count)[1]
 
-    def in_parts(self, start: int, count: int) -> Parts:
+    def run_incrementally(self, start: int, count: int) -> IncrementalRun:
         """The elements of `run`, of which each part is made when asked for."""
-        return Parts(self._chain, self._resolver.resolve_range(start, count), start, self._mark)
+        return IncrementalRun(
+            self._chain, self._resolver.resolve_range(start, count), start, self._mark
+        )
 
     def run_at(self, index: Indices) -> Evaluated:
         """The elements at `index`."""
@@ -98,13 +100,13 @@ class Program:
         columns = self._resolver.resolve_range(start, count)
         return columns[self._numbers][1] if columns else np.empty(0, np.int64)
 
-    def begin(self, start: int, count: int) -> Begun:
+    def begin(self, start: int, count: int) -> PendingElements:
         """Begins to read what the elements at `start, ..., start + count - 1` are made of."""
-        return Begun(self._chain, self._resolver.resolve_range(start, count), count)
+        return PendingElements(self._chain, self._resolver.resolve_range(start, count), count)
 
-    def begin_at(self, index: Indices) -> Begun:
+    def begin_at(self, index: Indices) -> PendingElements:
         """Begins to read what the elements at `index` are made of."""
-        return Begun(self._chain, self._resolver.resolve(index), len(index))
+        return PendingElements(self._chain, self._resolver.resolve(index), len(index))
 
     @property
     def sources(self) -> tuple[MapNode, ...]:
@@ -128,7 +130,7 @@ class Program:
         return OriginTree(self._node)
 
 
-class Begun:
+class PendingElements:
     """Elements whose records are being read where those have to be waited for."""
 
     __slots__ = ("_begun", "_chain", "_columns", "_count")
@@ -149,7 +151,7 @@ class Begun:
         return chain.run(self._chain, columns, begun, self._count, made_so_far=made_so_far)[1]
 
 
-class Parts:
+class IncrementalRun:
     """Consecutive elements, made part by part; where they are is known for all of them."""
 
     def __init__(
@@ -217,4 +219,4 @@ def _numbers_column(whole: Chain) -> int | None:
     if whole.leaf is None or whole.fused.steps:
         return None
     number, leaf = whole.leaf
-    return number if isinstance(leaf, leaves.NumbersLeaf) else None
+    return number if isinstance(leaf, element_sources.RangeSource) else None

@@ -223,13 +223,26 @@ def stack(elements: list[Any], arena: ArraySource) -> Any:
 def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0) -> Any:
     """Stacks `values` and fills the batch up to `batch_size` rows of `pad_value`.
 
+    For `functools.partial(batch_and_pad, batch_size=n)` as a `batch_fn`: all batches have one
+    shape.
+
     Args:
         values: Elements of one structure, at least one and at most `batch_size`.
         batch_size: Rows of the result.
-        pad_value: What every place of the added rows holds.
+        pad_value: The value of everything in the rows that are added, converted to each array's
+            dtype.
+
+    Returns:
+        The structure of an element; arrays of shape `(...)` become ones of shape
+        `(batch_size, ...)` and the same dtype.
 
     Raises:
-        ValueError: If there are no values, or more than `batch_size`, or they are unlike.
+        ValueError: There are no values, more than `batch_size`, or they differ in structure or
+            shape.
+
+    Example:
+        >>> grain.experimental.batch_and_pad([{"x": 1}, {"x": 2}], batch_size=3, pad_value=-1)
+        {'x': array([ 1,  2, -1])}
     """
     if not values:
         raise ValueError("Cannot batch 0 values.")
@@ -483,7 +496,7 @@ def _stacked(values: list[Any], path: str) -> tuple[Any, bool]:
         return np.array(values), True
     if is_receivers_container(kind):
         raise ValueError(
-            f"objects of class {kind.__qualname__} can not be stacked by a worker, as it was the "
+            f"objects of class {kind.__qualname__} cannot be stacked by a worker, as it was the "
             "main script that registered them with JAX: define the class in a module"
         )
     arrays = []

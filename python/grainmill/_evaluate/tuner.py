@@ -1,4 +1,4 @@
-"""Watches the threads of a lane, and has as many of them work as `ThreadPolicy` says."""
+"""Watches the threads of a threads, and has as many of them work as `ThreadPolicy` says."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from grainmill._evaluate import tuning
 from grainmill._evaluate.thread_policy import Span, ThreadPolicy
 
 if TYPE_CHECKING:
-    from grainmill._evaluate.lanes import Lane
+    from grainmill._evaluate.thread_pool import ThreadPool
 
 
 class Tuner:
-    """Sizes `lane`, up to `allowed` threads, by what comes of it."""
+    """Sizes `threads`, up to `allowed` threads, by what comes of it."""
 
-    def __init__(self, lane: Lane, allowed: int) -> None:
-        self._lane = lane
+    def __init__(self, threads: ThreadPool, allowed: int) -> None:
+        self._threads = threads
         self._allowed = allowed
         self._policy = ThreadPolicy(allowed)
         self._open()
@@ -24,7 +24,7 @@ class Tuner:
     def _open(self) -> None:
         self._opened = time.perf_counter()
         self._next_look = self._opened + tuning.WAITS_AFTER_S
-        self._before = self._lane.totals()
+        self._before = self._threads.totals()
         self._elements = 0
         self._starved_s = 0.0
 
@@ -39,7 +39,7 @@ class Tuner:
             return
         self._next_look = time_now + tuning.WAITS_AFTER_S
         elapsed_s = time_now - self._opened
-        now, before = self._lane.totals(), self._before
+        now, before = self._threads.totals(), self._before
         span = Span(
             elapsed_s,
             self._elements,
@@ -50,8 +50,8 @@ class Tuner:
         )
         if self._is_over(span, now.tasks - before.tasks):
             count = self._policy.decide(span)
-            if count != self._lane.active:
-                self._lane.resize(count)
+            if count != self._threads.active:
+                self._threads.resize(count)
             self._open()
 
     def _is_over(self, span: Span, num_tasks: int) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grainmill._evaluate.stack import BatchBuilder, shared_arena
-from grainmill._iterators.cursor import Cursor, Place
+from grainmill._iterators.cursor import Cursor, ResumePoint
 from grainmill._iterators.read import ReadStage
 from grainmill._iterators.stage import Block, Stage, State
 
@@ -40,7 +40,7 @@ class BatchStage(Stage):
 
     def _reset(self) -> None:
         self._gathered = self._new_batch()
-        self._start: Place | None = None  # the place before a batch begun
+        self._start: ResumePoint | None = None  # the place before a batch begun
 
     @property
     def pull_size(self) -> int:

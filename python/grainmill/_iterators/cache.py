@@ -6,7 +6,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate.fuse import SKIPPED
-from grainmill._iterators.cursor import Cursor, Place, fixed
+from grainmill._iterators.cursor import Cursor, ResumePoint, fixed
 from grainmill._iterators.stage import After, Block, Finish, Stage, State, runs
 from grainmill._plan import sequential
 
@@ -85,7 +85,7 @@ class CacheStage(Stage):
         self._reported_filled = True
         return Block(elements, lambda k: _state(after(taken), position + k, filled=True))
 
-    def _parent_place(self) -> Place:
+    def _parent_place(self) -> ResumePoint:
         return self._cursor.place() if self._restored is None else (self._restored, 0)
 
     def _refill(self) -> None:

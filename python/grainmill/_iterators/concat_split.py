@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from grainmill import _native
-from grainmill._iterators.cells import Cells, rows_of
 from grainmill._iterators.cursor import Cursor
+from grainmill._iterators.feature_values import FeatureValues, rows_of
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
 
@@ -58,7 +58,7 @@ class ConcatThenSplitStage(Stage):
                 node.bos_token_id if replace and name in node.bos_features else None
                 for name in self._names
             ],
-            cells=_FlatCells(self._names, node.length_struct),
+            cells=_FlatFeatureValues(self._names, node.length_struct),
         )
 
     def pull(self, limit: int) -> Block:
@@ -202,8 +202,8 @@ def _other_data(saved: int, found: int) -> ValueError:
 _LOG = logging.getLogger("grainmill")
 
 
-class _FlatCells(Cells):
-    """Cells of elements that must be flat and have exactly the features of `length_struct`."""
+class _FlatFeatureValues(FeatureValues):
+    """Values of elements that must be flat and have exactly the features of `length_struct`."""
 
     def __init__(self, names: Sequence[str], length_struct: Mapping[str, int]) -> None:
         super().__init__(names)
@@ -228,7 +228,7 @@ class _FlatCells(Cells):
         dtype: np.dtype[Any] | None,
         trailing: tuple[int, ...] | None,
     ) -> np.ndarray[Any, Any]:
-        """See `Cells.coerce`."""
+        """See `FeatureValues.coerce`."""
         if isinstance(value, Mapping):
             self.refuse({self._names[feature]: value})
         return super().coerce(feature, value, dtype, trailing)

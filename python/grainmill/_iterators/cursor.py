@@ -11,7 +11,7 @@ from grainmill._iterators.stage import After, Block, Stage, State
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Place: TypeAlias = tuple[After, int]
+ResumePoint: TypeAlias = tuple[After, int]
 """A block's `state_after` and the number of its elements that were taken."""
 
 END: Final = object()
@@ -246,7 +246,7 @@ class Cursor:
         """Takes `count` of the elements that `peek` returned."""
         self._taken += count
 
-    def place(self) -> Place:
+    def place(self) -> ResumePoint:
         """The place after the elements taken, whose state can be had at any time."""
         if self._held is None:
             return self._block.state_after, self._at

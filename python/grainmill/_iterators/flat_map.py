@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from grainmill._iterators.cursor import END, Cursor, Place
+from grainmill._iterators.cursor import END, Cursor, ResumePoint
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
 
@@ -99,6 +99,6 @@ _NONE = object()
 _MANY = 1 << 20
 
 
-def _state(place: Place, taken: int) -> State:
+def _state(place: ResumePoint, taken: int) -> State:
     after, position = place
     return {"parent": after(position), "next_index_in_buffer": taken}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from grainmill._iterators.cursor import END, Cursor, Place, fixed
-from grainmill._iterators.opening import Openings
+from grainmill._iterators.cursor import END, Cursor, ResumePoint, fixed
+from grainmill._iterators.opening import ConcurrentOpener
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._iterators.turns import AT_ONCE, turns
 
@@ -40,13 +40,13 @@ class InterleaveStage(Stage):
         self._at_work = False
         self._num_parts = num_parts
         self._num_slots = min(node.cycle_length, num_parts)
-        self._openings = Openings(
+        self._openings = ConcurrentOpener(
             open_part,
             num_parts,
             num_threads=node.num_make_iter_threads,
             ahead=node.make_iter_buffer_size,
         )
-        self._slots: list[_Slot] | None = None
+        self._slots: list[_OpenDataset] | None = None
         self._turn = 0
         self._next_part = self._num_slots
         self._num_exhausted = 0
@@ -131,7 +131,7 @@ class InterleaveStage(Stage):
     def _at_end(self) -> bool:
         return self._next_part >= self._num_parts and self._num_exhausted >= self._num_slots
 
-    def _replaced(self, slot: _Slot) -> _Slot:
+    def _replaced(self, slot: _OpenDataset) -> _OpenDataset:
         index = self._next_part
         cursor = Cursor(self._openings.take(index))
         if index in self._future:
@@ -140,12 +140,13 @@ class InterleaveStage(Stage):
         slot.close()
         self._next_part += 1
         self._openings.look_ahead(self._next_part)
-        return _Slot(index, cursor)
+        return _OpenDataset(index, cursor)
 
-    def _opened(self) -> list[_Slot]:
+    def _opened(self) -> list[_OpenDataset]:
         if self._slots is None:
             self._slots = [
-                _Slot(index, Cursor(self._openings.take(index))) for index in range(self._num_slots)
+                _OpenDataset(index, Cursor(self._openings.take(index)))
+                for index in range(self._num_slots)
             ]
         return self._slots
 
@@ -183,13 +184,13 @@ class InterleaveStage(Stage):
         self._future = {int(index): copy.deepcopy(saved) for index, saved in future.items()}
 
     def _restored(
-        self, index: int, saved: State | None, held: _Slot | None, exhausted: int
-    ) -> _Slot:
+        self, index: int, saved: State | None, held: _OpenDataset | None, exhausted: int
+    ) -> _OpenDataset:
         if held is not None and saved is None and not exhausted:
             held.close()
             held = None
         cursor = Cursor(self._openings.take(index)) if held is None else held.cursor
-        slot = _Slot(index, cursor)
+        slot = _OpenDataset(index, cursor)
         if exhausted:
             slot.exhausted = True
             slot.saved = (fixed(saved), 0)
@@ -209,7 +210,7 @@ class InterleaveStage(Stage):
         slot.exhausted, slot.saved = False, None
         self._num_exhausted = 0
 
-    def _only(self, name: str) -> _Slot:
+    def _only(self, name: str) -> _OpenDataset:
         if self._num_parts != 1:
             raise NotImplementedError(
                 f"{name} is not supported for InterleaveDatasetIterator with more than one dataset."
@@ -230,7 +231,7 @@ class InterleaveStage(Stage):
             slot.close()
 
 
-class _Slot:
+class _OpenDataset:
     """One place of the round, with the part that is open there."""
 
     __slots__ = ("cursor", "exhausted", "index", "saved")
@@ -239,7 +240,7 @@ class _Slot:
         self.index = index
         self.cursor = cursor
         self.exhausted = False
-        self.saved: Place | None = None
+        self.saved: ResumePoint | None = None
 
     @property
     def place(self) -> _SlotPlace:
@@ -249,7 +250,7 @@ class _Slot:
         self.cursor.stage.close()
 
 
-_SlotPlace: TypeAlias = tuple[int, Place, bool]
+_SlotPlace: TypeAlias = tuple[int, ResumePoint, bool]
 
 _Move: TypeAlias = "tuple[int, int, dict[int, State], list[tuple[int, _SlotPlace]]]"
 """Whose turn it is, the next part, what was saved of later ones, and slots that have changed."""

@@ -6,7 +6,7 @@ import contextlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from grainmill._iterators.cursor import END, Cursor, Place
+from grainmill._iterators.cursor import END, Cursor, ResumePoint
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._iterators.turns import AT_ONCE, turns
 from grainmill._native import MixSchedule
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _TURNS = 512
 
-_Moved: TypeAlias = "tuple[int, Place, int, bool] | None"
+_Moved: TypeAlias = "tuple[int, ResumePoint, int, bool] | None"
 """Which part moved, where it stands since, and the turn that is next, if any."""
 
 
@@ -69,7 +69,7 @@ class MixStage(Stage):
         is_lazy = self._cursors[self._turns(1)[0]].is_lazy
         return turns(self._step, lambda: self._moved, state_of, limit if is_lazy else 1)
 
-    def _at_hand(self, limit: int, places: list[Place]) -> Block | None:
+    def _at_hand(self, limit: int, places: list[ResumePoint]) -> Block | None:
         """As many elements as the parts have at hand, if any."""
         left = [cursor.at_hand for cursor in self._cursors]
         numbers = self._turns(limit)
@@ -158,7 +158,9 @@ class MixStage(Stage):
         return [parents.get(name, start) for name, start in zip(self._names, starts, strict=True)]
 
 
-def _state(names: tuple[str, ...] | None, places: list[Place], index: int, *, stop: bool) -> State:
+def _state(
+    names: tuple[str, ...] | None, places: list[ResumePoint], index: int, *, stop: bool
+) -> State:
     states = [after(position) for after, position in places]
     parents = states if names is None else dict(zip(names, states, strict=True))
     return {"parents": parents, "index": index, "stop": stop}

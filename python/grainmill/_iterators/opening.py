@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SLOW_S = 0.001
 
 
-class Openings:
+class ConcurrentOpener:
     """Opens parts by index, and a few of the next ones ahead of their turn."""
 
     def __init__(

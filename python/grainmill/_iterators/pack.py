@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grainmill import _native
-from grainmill._iterators.cells import Cells, rows_of
 from grainmill._iterators.cursor import Cursor, copied
+from grainmill._iterators.feature_values import FeatureValues, rows_of
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
 
@@ -189,7 +189,9 @@ class _Features:
             num_bins=node.num_packing_bins,
             max_sequences=node.max_sequences_per_bin,
             best_fit=node.best_fit,
-            cells=Cells(names, [padding[path] for path in self._paths] if padding else None),
+            cells=FeatureValues(
+                names, [padding[path] for path in self._paths] if padding else None
+            ),
         )
 
     def columns(

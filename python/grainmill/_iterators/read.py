@@ -6,10 +6,10 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate import tuning
-from grainmill._evaluate.ahead import Blocks, Budget, Executor
+from grainmill._evaluate.batch_blocks import BatchBlock
+from grainmill._evaluate.executor import Blocks, Budget, Executor
 from grainmill._evaluate.processes import ProcessBlocks
 from grainmill._evaluate.program import Program
-from grainmill._evaluate.rows import StackedRows
 from grainmill._iterators.drops import DropWatch
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._iterators.turns import AT_ONCE
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from grainmill._evaluate.ahead import Demand
     from grainmill._evaluate.context import Context
+    from grainmill._evaluate.executor import Demand
     from grainmill._plan import sequential as plan
 
 
@@ -43,7 +43,7 @@ class ReadStage(Stage):
         self._pull_size = AT_ONCE if is_plain else max(1, ahead // 2)
         name = f"PrefetchDatasetIterator{str(node).removeprefix(node.dataset_name)}"
         self._drops = DropWatch(name, context.options)
-        self._made: list[Any] | StackedRows = []
+        self._made: list[Any] | BatchBlock = []
         self._at = 0
         self._num_skipped = 0  # left out since the last element that was pulled
         self._failure: BaseException | None = None
@@ -80,7 +80,7 @@ class ReadStage(Stage):
         while True:
             if self._at >= len(self._made):
                 self._refill(limit)
-            if isinstance(self._made, StackedRows):
+            if isinstance(self._made, BatchBlock):
                 self._unstack()
                 continue
             if not self._made:
@@ -101,7 +101,7 @@ class ReadStage(Stage):
             raise raised
         self._made, self._at = [], 0
         made = self._blocks.take(limit)
-        if isinstance(made, StackedRows):
+        if isinstance(made, BatchBlock):
             self._made = made
             return
         self._made, failure = made
@@ -164,7 +164,7 @@ class ReadStage(Stage):
             if self._at >= len(self._made):
                 self._refill(batch_size)
             made = self._made
-            if self._at or not isinstance(made, StackedRows):
+            if self._at or not isinstance(made, BatchBlock):
                 break
             is_last = made.count < batch_size and blocks.position == self._length
             if made.count != batch_size and (batches or not is_last):
@@ -186,7 +186,7 @@ class ReadStage(Stage):
         """Takes a batch apart that is not one here, and has no more of them made."""
         self._blocks.batch_size = 0
         rows, self._made = self._made, []
-        if isinstance(rows, StackedRows):
+        if isinstance(rows, BatchBlock):
             start = self._blocks.position - len(rows)
             self._blocks.rewind(self._blocks.position if rows.exact else start)
             self._made = rows.elements() if rows.exact else []

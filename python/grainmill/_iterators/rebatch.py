@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grainmill._iterators.cursor import END, Cursor, Place
+from grainmill._iterators.cursor import END, Cursor, ResumePoint
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
 from grainmill._tree import Structure, flatten
@@ -38,7 +38,7 @@ class RebatchStage(Stage):
         self._current = _Rows([], None, 0, before)
         self._row = 0
         self._skip = row
-        self._pending: tuple[Place, Any] | None = None
+        self._pending: tuple[ResumePoint, Any] | None = None
 
     @property
     def pull_size(self) -> int:
@@ -128,7 +128,7 @@ class _Rows:
     __slots__ = ("before", "count", "leaves", "structure")
 
     def __init__(
-        self, leaves: list[Any], structure: Structure | None, count: int, before: Place
+        self, leaves: list[Any], structure: Structure | None, count: int, before: ResumePoint
     ) -> None:
         self.leaves = leaves
         self.structure = structure
@@ -149,6 +149,6 @@ def _row_count(leaves: list[Any]) -> int:
 _MANY = 1 << 20
 
 
-def _state(before: Place, row: int) -> State:
+def _state(before: ResumePoint, row: int) -> State:
     after, position = before
     return {"parent": after(position), "batch_idx": row}

@@ -9,21 +9,21 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from grainmill._iterators.cursor import fixed
-from grainmill._iterators.run_job import BLOCK_LEN, RunJob, Standing, Task
+from grainmill._iterators.pipeline_job import BLOCK_LEN, PipelineJob, PipelineTask, StartPoint
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.slicing import sliced
-from grainmill._workers.crew import ForkRefusedError, spawn_from_now_on
-from grainmill._workers.pool import Limits, Pool
+from grainmill._workers.pool import Limits, WorkerPool
+from grainmill._workers.worker_group import ForkRefusedError, spawn_from_now_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from grainmill._evaluate.context import Context
-    from grainmill._iterators.run_job import OpenPlan
+    from grainmill._iterators.pipeline_job import OpenPlan
     from grainmill._iterators.stage import After
     from grainmill._plan.node import Node
     from grainmill._plan.sequential import MultiprocessPrefetch
-    from grainmill._workers.pool import Ticket
+    from grainmill._workers.pool import PendingResult
 
 _TASKS = 2
 # So many elements are made one by one after a worker has died.
@@ -42,7 +42,7 @@ class RemoteWorkers:
         self._node = node
         self._open_plan = open_plan
         self._context = context
-        self._pool: Pool | None = None
+        self._pool: WorkerPool | None = None
         self.generation = 0
         self._limits = Limits.of(node.options)
         self.task_bytes = self._limits.share(_TASKS * node.num_workers)
@@ -51,7 +51,7 @@ class RemoteWorkers:
         """What one of them makes."""
         return RemotePart(self, worker, self._node.buffer_size)
 
-    def pool(self) -> Pool:
+    def pool(self) -> WorkerPool:
         """The workers at work."""
         if self._pool is None or self._pool.closed:
             node = self._node
@@ -61,9 +61,9 @@ class RemoteWorkers:
             context = dataclasses.replace(
                 self._context, works_ahead=ahead, num_workers=node.num_workers
             )
-            job = RunJob(plans, node.worker_init_fn, self._open_plan, context)
+            job = PipelineJob(plans, node.worker_init_fn, self._open_plan, context)
             self.generation += 1
-            self._pool = Pool(job, node.num_workers, self._limits, node.parent.walk_up())
+            self._pool = WorkerPool(job, node.num_workers, self._limits, node.parent.walk_up())
         return self._pool
 
     def _plan(self, worker: int) -> Node:
@@ -74,11 +74,11 @@ class RemoteWorkers:
         """The same pipeline in this process, from its start."""
         return self._open_plan(self._plan(worker), self._context)
 
-    def drop(self, tickets: Iterable[Ticket], generation: int) -> None:
+    def drop(self, pending_results: Iterable[PendingResult], generation: int) -> None:
         """Gives up tasks of a set of workers, where that is the one at work."""
         if self._pool is not None and generation == self.generation:
-            for ticket in tickets:
-                self._pool.drop(ticket)
+            for pending in pending_results:
+                self._pool.drop(pending)
 
     def close(self) -> None:
         """Ends the workers; those that are needed after that are new ones."""
@@ -95,7 +95,7 @@ class RemotePart(Stage):
         self._workers = workers
         self._worker = worker
         self._size = -(-buffer_size // _TASKS)
-        self._tickets: deque[Ticket] = deque()
+        self._pending_results: deque[PendingResult] = deque()
         self._generation = 0
         self._after: After | None = None  # `None`: at the start
         self._count = 0
@@ -115,8 +115,8 @@ class RemotePart(Stage):
             return Block([], lambda _: self._state(before))
         pool = self._request()
         try:
-            result = pool.take(self._tickets[0])
-            self._tickets.popleft()
+            result = pool.take(self._pending_results[0])
+            self._pending_results.popleft()
         except BaseException as failure:  # Ctrl-C too, which may have cost a message
             self._workers.close()
             if isinstance(failure, ForkRefusedError):
@@ -129,7 +129,7 @@ class RemotePart(Stage):
             self._affordable = max(1, min(BLOCK_LEN, like_it))
         states: list[State] = result.extra or []
         if result.failure is not None:
-            self._drop_tickets()
+            self._drop_pending()
         elif states and len(result.elements) == len(states):
             self._request()
         if not result.elements:
@@ -145,26 +145,26 @@ class RemotePart(Stage):
             lambda k: copy.deepcopy(states[k - 1]) if k else self._state(before),
         )
 
-    def _request(self) -> Pool:
+    def _request(self) -> WorkerPool:
         pool = self._workers.pool()
         if self._generation != self._workers.generation:
             if self._generation:  # what a worker dies of must not keep others from being made
                 self._single_until = self._count + _SINGLE_LEN
             self._generation = self._workers.generation
-            self._tickets.clear()
+            self._pending_results.clear()
             self._restart = self._after is not None
-        while len(self._tickets) < _TASKS:
-            state = Standing(self.state(), self._count) if self._restart else None
+        while len(self._pending_results) < _TASKS:
+            state = StartPoint(self.state(), self._count) if self._restart else None
             self._restart = False
             most = 1 if self._count < self._single_until else self._affordable
-            task = Task(state, min(most, self._size), most)
-            self._tickets.append(pool.give(self._worker, task))
+            task = PipelineTask(state, min(most, self._size), most)
+            self._pending_results.append(pool.submit(self._worker, task))
         return pool
 
-    def _drop_tickets(self) -> None:
+    def _drop_pending(self) -> None:
         """Has the worker go back to the element after those that were pulled."""
-        self._workers.drop(self._tickets, self._generation)
-        self._tickets.clear()
+        self._workers.drop(self._pending_results, self._generation)
+        self._pending_results.clear()
         self._restart = True
 
     def _state(self, after: After | None) -> State:
@@ -182,7 +182,7 @@ class RemotePart(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        self._drop_tickets()
+        self._drop_pending()
         self._failure = None
         self._ended = False
         if not self._stands_at(state):
@@ -225,5 +225,5 @@ class RemotePart(Stage):
 
     def close(self) -> None:
         """See `Stage.close`; the workers stay, for the other parts."""
-        if self._tickets:
-            self._drop_tickets()
+        if self._pending_results:
+            self._drop_pending()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grainmill._iterators.cursor import Cursor, Place
+from grainmill._iterators.cursor import Cursor, ResumePoint
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
 
@@ -43,7 +43,7 @@ class RepeatStage(Stage):
         initial = self._first_state()
         if self._last is not None and self._last.num_finished:
             self._empty = False
-        before: tuple[Place, int] | None = None  # where an epoch ended just now
+        before: tuple[ResumePoint, int] | None = None  # where an epoch ended just now
         while not self._ended:
             self._last = block = self._cursor.block(limit)
             if block.elements:
@@ -53,7 +53,7 @@ class RepeatStage(Stage):
         mark, epoch = self._cursor.mark(), self._epoch
         return Block([], lambda _: _state(mark(), epoch))
 
-    def _block(self, block: Block, before: tuple[Place, int] | None) -> Block:
+    def _block(self, block: Block, before: tuple[ResumePoint, int] | None) -> Block:
         after, epoch = block.state_after, self._epoch
         if before is None:
             return block.with_states(lambda k: _state(after(k), epoch))

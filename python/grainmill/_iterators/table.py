@@ -11,15 +11,15 @@ from grainmill._evaluate.context import Context
 from grainmill._iterators.batch import BatchStage
 from grainmill._iterators.concat_split import ConcatThenSplitStage
 from grainmill._iterators.elementwise import ElementwiseStage, Step
-from grainmill._iterators.foreign import ForeignStage
 from grainmill._iterators.interleave import InterleaveStage
 from grainmill._iterators.mix import MixStage
 from grainmill._iterators.pack import FitPackStage
-from grainmill._iterators.packed_ahead import PackedAheadStage
+from grainmill._iterators.pack_in_thread import PackInThreadStage
 from grainmill._iterators.read import ReadStage
 from grainmill._iterators.stage import RUNNERS
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
-from grainmill._iterators.worker_parts import WorkerPartsStage
+from grainmill._iterators.user_defined import UserDefinedStage
+from grainmill._iterators.worker_shards import WorkerShardsStage
 from grainmill._iterators.zip import ZipStage
 from grainmill._plan import sequential as plan
 from grainmill._plan.options import DatasetOptions
@@ -87,7 +87,7 @@ def _batched(node: plan.Batch, context: Context) -> Stage:
     if isinstance(parent, FitPackStage | ConcatThenSplitStage) and node.batch_fn is None:
         (reader,) = parent.parents
         if isinstance(reader, ReadStage) and reader.has_threads:
-            return PackedAheadStage(reader, stage, node.batch_size)
+            return PackInThreadStage(reader, stage, node.batch_size)
     return stage
 
 
@@ -101,7 +101,9 @@ def _interleave(node: plan.Interleave, context: Context) -> Stage:
         if to_iter_dataset is not None:
             part = to_iter_dataset()
         stage = _open(part._plan_node(), context)  # noqa: SLF001 - datasets share plans
-        if ahead and not isinstance(stage, ReadStage | PackedAheadStage):  # which read ahead anyway
+        if ahead and not isinstance(
+            stage, ReadStage | PackInThreadStage
+        ):  # which read ahead anyway
             return ThreadPrefetchStage(plan.ThreadPrefetch((), node.iter_buffer_size), stage)
         return stage
 
@@ -109,7 +111,7 @@ def _interleave(node: plan.Interleave, context: Context) -> Stage:
 
 
 def _workers(node: plan.MultiprocessPrefetch | plan.MultithreadPrefetch, context: Context) -> Stage:
-    return WorkerPartsStage(node, _open, context)
+    return WorkerShardsStage(node, _open, context)
 
 
 _ELEMENTWISE = (plan.Map, plan.MapWithIndex, plan.RandomMap, plan.Filter)
@@ -120,7 +122,7 @@ _NOTHING = (plan.Seed, plan.WithOptions)
 # What runs nodes that need more than one parent; the others are marked by `runs`.
 _STAGES: dict[type[Node], Callable[[Any, Context], Stage]] = {
     plan.Read: ReadStage,
-    plan.Foreign: lambda node, _: ForeignStage(iter(node.dataset)),
+    plan.UserDefined: lambda node, _: UserDefinedStage(iter(node.dataset)),
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
     plan.Batch: _batched,
     plan.Mix: lambda node, c: MixStage(node, _parents(node, c)),

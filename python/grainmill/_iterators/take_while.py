@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from grainmill._iterators.cursor import Cursor, Place
+from grainmill._iterators.cursor import Cursor, ResumePoint
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
 
@@ -47,7 +47,7 @@ class TakeWhileStage(Stage):
             places = [self._place()]
         return Block(elements, lambda k: _state(*places[k]))
 
-    def _place(self) -> tuple[Place, bool]:
+    def _place(self) -> tuple[ResumePoint, bool]:
         return self._cursor.place(), self._ended
 
     def state(self) -> State:
@@ -60,6 +60,6 @@ class TakeWhileStage(Stage):
         self._ended = state["ended"]
 
 
-def _state(place: Place, ended: bool) -> State:  # noqa: FBT001 - a pair as it is kept
+def _state(place: ResumePoint, ended: bool) -> State:  # noqa: FBT001 - a pair as it is kept
     after, position = place
     return {"parent": after(position), "ended": ended}

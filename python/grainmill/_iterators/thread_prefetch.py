@@ -16,11 +16,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Self
 
 from grainmill._evaluate import tuning
-from grainmill._evaluate.ahead import Demand
-from grainmill._evaluate.rows import byte_len
-from grainmill._iterators.cursor import END, Cursor, Place
-from grainmill._iterators.foreign import ForeignStage
+from grainmill._evaluate.batch_blocks import byte_len
+from grainmill._evaluate.executor import Demand
+from grainmill._iterators.cursor import END, Cursor, ResumePoint
 from grainmill._iterators.stage import Block, Stage, State, runs
+from grainmill._iterators.user_defined import UserDefinedStage
 from grainmill._memory import default_budget_bytes
 from grainmill._plan import sequential
 from grainmill._plan.sequential import ThreadPrefetch, check_prefetch_buffer_size
@@ -61,7 +61,7 @@ class ThreadPrefetchStage(Stage):
     def around(cls, iterator: Iterator[Any], prefetch_buffer_size: int) -> Self:
         """A stage that prefetches from any object that has `__next__`."""
         check_prefetch_buffer_size(prefetch_buffer_size)
-        return cls(ThreadPrefetch((), prefetch_buffer_size), ForeignStage(iterator))
+        return cls(ThreadPrefetch((), prefetch_buffer_size), UserDefinedStage(iterator))
 
     @property
     def pull_size(self) -> int:
@@ -167,7 +167,7 @@ class ThreadPrefetchStage(Stage):
             if feed.thread is not threading.current_thread():
                 feed.thread.join(_PATIENCE_S)
             if feed.thread.is_alive():
-                # What it waits for may end when the parent closes; a parent that can not be
+                # What it waits for may end when the parent closes; a parent that cannot be
                 # closed meanwhile is left to the thread, which nobody waits for.
                 with contextlib.suppress(Exception):
                     self._cursor.stage.close()
@@ -364,7 +364,7 @@ class Feed:
             self._roomy.open()
 
 
-def _state(place: Place) -> State:
+def _state(place: ResumePoint) -> State:
     after, position = place
     return after(position)
 

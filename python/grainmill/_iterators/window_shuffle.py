@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from grainmill._iterators.cursor import Cursor, Place
+from grainmill._iterators.cursor import Cursor, ResumePoint
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._native import window_order
 from grainmill._plan import sequential
@@ -93,7 +93,7 @@ class WindowShuffleStage(Stage):
         self._begin(state["window_index"], state["pos_in_window"])
 
 
-def _state(place: tuple[Place, int, int]) -> State:
+def _state(place: tuple[ResumePoint, int, int]) -> State:
     (after, taken), index, position = place
     return {
         "parent_window_start_state": after(taken),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from grainmill._iterators.cursor import END, Cursor, Place
+from grainmill._iterators.cursor import END, Cursor, ResumePoint
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._iterators.turns import AT_ONCE, turns
 
@@ -28,7 +28,7 @@ class ZipStage(Stage):
 
     def _begin(self) -> None:
         self._gathered: list[Any] = []  # the first elements of a tuple
-        self._places: list[Place] | None = None  # before those, if known
+        self._places: list[ResumePoint] | None = None  # before those, if known
         self._refusal: str | None = None
         self._ended = False
 
@@ -85,7 +85,7 @@ class ZipStage(Stage):
         self._refusal = f"ZipIterDataset {text}"
         raise ValueError(self._refusal)
 
-    def _here(self) -> list[Place]:
+    def _here(self) -> list[ResumePoint]:
         if self._places is None:
             self._places = [cursor.place() for cursor in self._cursors]
         return self._places
@@ -108,9 +108,9 @@ def _first(count: int) -> str:
     return "argument 1" if count == 1 else f"arguments 1-{count}"
 
 
-def _state(places: list[Place], count: int) -> State:
+def _state(places: list[ResumePoint], count: int) -> State:
     return {"parents": [after(position + count) for after, position in places]}
 
 
-def _last_state(places: list[list[Place]]) -> State:
+def _last_state(places: list[list[ResumePoint]]) -> State:
     return _state(places[-1], 0)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, overload
 
 from grainmill._dataset.element_types import Loaded_co
-from grainmill._dataset.iterator import Closing
+from grainmill._dataset.iterator import Closeable
 from grainmill._dataset.map_dataset import MapDataset
 from grainmill._loader import records
 from grainmill._loader.operations import Operated
@@ -29,31 +29,44 @@ _ALL = NoSharding()
 class DataLoader(Generic[Loaded_co]):
     """Reads the records that a sampler chooses and applies operations to them, in order.
 
-    Iterating over it again starts again. Elements that are `None` are kept. A random transform
-    gets the generator of the record, of a batch that of its last record, of a piece one of its
-    own; without a seed in the sampler, `None`.
+    Iterating over it again starts again. Elements that are `None` are kept, and given to
+    operations. A random transform gets the generator of the record, of a batch that of its last
+    record, of a piece of a split record one of its own; without a seed in the sampler, `None`.
 
     Args:
-        data_source: Anything with indexing. Saved states hold its `repr`, and are refused where
-            it differs.
+        data_source: Anything with indexing. Saved states hold its `repr` (of a list, tuple or array
+            only the type), and are refused where it differs.
         sampler: Says which record comes at which place.
-        operations: Transforms, or callables from an iterator of records to another.
+        operations: Transforms of the classes in `grainmill.transforms` except `MapWithIndex`, or
+            callables from an iterator of `Record`s to another.
         worker_count: Worker processes; 0 does all the work in this one, `None` starts as many as
-            the machine has CPUs. Each takes every `worker_count`-th record, and batches those.
-        worker_buffer_size: The most elements each worker holds ready.
+            the machine has CPUs. Each takes every `worker_count`-th record, and batches those, so
+            that batches and states depend on it.
+        worker_buffer_size: The most elements each worker holds ready, at least 1.
         shard_options: The part of the records to read; that of the sampler if `None`.
         read_options: How far ahead records are read; `ReadOptions()` if `None`.
         enable_profiling: Accepted for programs that set it; nothing is recorded.
 
     Raises:
-        ValueError: `worker_count` is negative, or nobody says which part to read.
+        ValueError: `worker_count` is negative, another number is out of range, or neither the
+            sampler nor `shard_options` says which part to read.
         TypeError: An operation is neither a transform nor callable.
 
     Example:
-        >>> sampler = IndexSampler(num_records=5, shuffle=True, num_epochs=1, seed=0)
-        >>> loader = DataLoader(data_source=range(5), sampler=sampler, operations=[Batch(2)])
+        >>> sampler = grain.samplers.IndexSampler(5, shuffle=True, num_epochs=1, seed=0)
+        >>> loader = grain.DataLoader(
+        ...     data_source=range(5), sampler=sampler, operations=[grain.transforms.Batch(2)]
+        ... )
         >>> [batch.tolist() for batch in loader]
         [[0, 4], [1, 2], [3]]
+        >>> iterator = iter(loader)
+        >>> next(iterator).tolist()
+        [0, 4]
+        >>> state = iterator.get_state()  # bytes, for a checkpoint
+        >>> restored = iter(loader)
+        >>> restored.set_state(state)
+        >>> next(restored).tolist()
+        [1, 2]
     """
 
     @overload
@@ -121,7 +134,7 @@ class DataLoader(Generic[Loaded_co]):
         self._dataset = self._pipeline()
 
     def _pipeline(self) -> IterDataset[Any]:
-        ours = records.Records(
+        ours = records.SampledRecords(
             self._sampler,
             self._data_source,
             with_rng=_need_rng(self._operations),
@@ -209,8 +222,15 @@ def _description(data_source: Any) -> str:
     return str(type(data_source)) if by_type else repr(data_source)
 
 
-class DataLoaderIterator(Closing, Iterator[Loaded_co], Generic[Loaded_co]):
-    """Iterates over the elements of a `DataLoader`; its place can be saved and found again."""
+class DataLoaderIterator(Closeable, Iterator[Loaded_co], Generic[Loaded_co]):
+    """Iterates over the elements of a `DataLoader`; its place can be saved and restored.
+
+    One comes from `iter(loader)`. `close`, or the end of its `with` block, releases threads, worker
+    processes and memory.
+
+    Args:
+        data_loader: The loader.
+    """
 
     def __init__(self, data_loader: DataLoader[Loaded_co]) -> None:
         self._data_loader = data_loader
@@ -222,25 +242,34 @@ class DataLoaderIterator(Closing, Iterator[Loaded_co], Generic[Loaded_co]):
         return element
 
     def get_state(self) -> bytes:
-        """Returns the state after the element last returned, as JSON."""
+        """Returns the state after the element last returned, as JSON in bytes."""
         state = self._iterator.get_state()
         return to_bytes(state if self._numbering is None else self._numbering.saved(state))
 
     def set_state(self, state: bytes) -> None:
-        """Continues where `state` was taken.
+        """Continues after the element that was returned last when `state` was taken.
+
+        Args:
+            state: From `get_state` of an iterator over an equal `DataLoader`, in any process.
 
         Raises:
-            ValueError: `state` was taken with other workers, another sampler or source.
+            ValueError: `state` is not a state of a loader, or was taken with another number of
+                workers, another sampler, source or sharding (of which none is looked at where an
+                operation is a `FlatMapTransform`).
         """
         saved = from_bytes(state)
         self._iterator.set_state(saved if self._numbering is None else self._numbering.own(saved))
 
     def start_prefetch(self) -> None:
-        """Begins to make elements before the first is asked for."""
+        """Starts to compute elements before the first is asked for.
+
+        Raises:
+            ValueError: The iterator is closed.
+        """
         self._iterator.start_prefetch()
 
     def close(self) -> None:
-        """Gives back threads, workers and memory; safe to call again."""
+        """Releases threads, worker processes and memory; safe to call again."""
         self._iterator.close()
 
     def __str__(self) -> str:
@@ -288,13 +317,14 @@ def load(
     worker_count: int | None = 0,
     read_options: ReadOptions | None = None,
 ) -> DataLoader[Any]:
-    """A `DataLoader` over all records of `source`, in order or shuffled.
+    """Makes a `DataLoader` over all records of `source`, in order or shuffled.
 
     Args:
         source: The records: anything with `len` and indexing.
         num_epochs: How many epochs; without end if `None`.
         shuffle: Whether each epoch has an order of its own.
-        seed: For the order and for random transforms; below 2**32.
+        seed: For the order and for random transforms, from 0 to 2**32 - 1; if `None`, records
+            cannot be shuffled, and random transforms get no generator.
         shard_options: The part of the records to read.
         transformations: Applied to each record, in order.
         batch_size: Elements per batch; no batches if `None`.
@@ -303,7 +333,15 @@ def load(
         read_options: See `DataLoader`.
 
     Raises:
-        ValueError: An argument is out of range, or there is no seed to shuffle with.
+        ValueError: An argument is out of range, `source` is empty, or there is no seed to shuffle
+            with.
+        TypeError: The seed to shuffle with is not an `int`, or a transformation is neither a
+            transform nor callable.
+
+    Example:
+        >>> loader = grain.load(range(5), num_epochs=1, shuffle=True, seed=0, batch_size=2)
+        >>> [batch.tolist() for batch in loader]
+        [[0, 4], [1, 2], [3]]
     """
     sampler = IndexSampler(
         num_records=len(source),

@@ -16,17 +16,21 @@ from grainmill._dataset.element_types import In, Out
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
 from grainmill._evaluate.stack import shared_arena, stack
-from grainmill._iterators.cells import Cells, rows_of
+from grainmill._iterators.feature_values import FeatureValues, rows_of
 from grainmill._loader.record import Record, RecordMetadata
 
 Records = Iterator[Record[Any]]
 
 
 class Operation(Protocol):
-    """What an operation must be."""
+    """A callable from an iterator of records to another; transforms are newer."""
 
     def __call__(self, input_iterator: Records) -> Records:
-        """Returns the records that those of `input_iterator` become."""
+        """Returns the records that those of `input_iterator` become.
+
+        Args:
+            input_iterator: The records; taken as far as is needed for the next result.
+        """
 
 
 OperationLike: TypeAlias = Operation | Callable[[Records], Records]
@@ -109,7 +113,12 @@ def _without_key(record: Record[Any], data: Any) -> Record[Any]:
 
 @dataclasses.dataclass
 class MapOperation(Generic[In, Out]):
-    """Replaces every element by `map_function(element)`; `transforms.Map` is newer."""
+    """Replaces every element by `map_function(element)`; `transforms.Map` is newer.
+
+    Attributes:
+        map_function: A function of an element. What it raises comes out as the cause of a
+            ValueError.
+    """
 
     map_function: Callable[[In], Out]
 
@@ -127,7 +136,13 @@ class MapOperation(Generic[In, Out]):
 
 @dataclasses.dataclass
 class RandomMapOperation(Generic[In, Out]):
-    """Replaces every element by `random_map_function(element, rng)`; `RandomMap` is newer."""
+    """Replaces elements by `random_map_function(element, rng)`; `transforms.RandomMap` is newer.
+
+    Attributes:
+        random_map_function: A function of an element and the record's `numpy.random.Generator`,
+            which is `None` if the sampler has no seed. What it raises comes out as the cause of a
+            ValueError.
+    """
 
     random_map_function: Callable[[In, np.random.Generator], Out]
 
@@ -146,7 +161,12 @@ class RandomMapOperation(Generic[In, Out]):
 
 @dataclasses.dataclass
 class FilterOperation(Generic[In]):
-    """Leaves out the elements for which `condition_function` is false; `Filter` is newer."""
+    """Leaves out elements whose `condition_function` is false; `transforms.Filter` is newer.
+
+    Attributes:
+        condition_function: A function of an element. What it raises comes out as the cause of a
+            ValueError.
+    """
 
     condition_function: Callable[[In], bool | np.bool_]
 
@@ -165,7 +185,9 @@ class FilterOperation(Generic[In]):
 
 @dataclasses.dataclass
 class BatchOperation(Generic[In, Out]):
-    """Stacks `batch_size` elements; the record has what is known of the last of them.
+    """Stacks `batch_size` elements along a new leading axis; `transforms.Batch` is newer.
+
+    The batch has the metadata of its last record.
 
     Attributes:
         batch_size: Elements per batch, at least 1.
@@ -173,7 +195,8 @@ class BatchOperation(Generic[In, Out]):
         batch_fn: Makes a batch from a list of elements, in place of stacking.
 
     Raises:
-        ValueError: `batch_size` is not positive.
+        ValueError: `batch_size` is not positive. When read: elements differ in shape.
+        TypeError: When read: elements differ in structure.
     """
 
     batch_size: int
@@ -217,17 +240,19 @@ def _check_structures(data: list[Any]) -> None:
 class PackAndBatchOperation(Generic[In]):
     """Packs sequences into the rows of whole batches; `FirstFitPackIterDataset` is newer.
 
-    Each sequence goes into the first row with room for it. An element becomes a tuple of three
-    with the structure of `length_struct`: values of shape `(batch_size, length, ...)`, segment ids
-    (int32, from 1; 0 is padding) and positions (int32, from 0 in each sequence).
+    Each sequence goes into the first row with room for it. An element becomes a tuple of three with
+    the structure of `length_struct`: values of shape `(batch_size, length, ...)`, segment ids
+    (int32, from 1; 0 is padding) and positions (int32, from 0 in each sequence), both of shape
+    `(batch_size, length)`.
 
     Attributes:
         length_struct: The length of a row for each feature.
-        batch_size: Rows of a batch.
-        max_sequences_per_bin: The most sequences in a row.
+        batch_size: Rows of a batch, at least 1.
+        max_sequences_per_bin: The most sequences in a row; as many as have room if `None`.
 
     Raises:
-        ValueError: A number is out of range.
+        ValueError: A number is not positive. When read: an element has another structure, or a
+            sequence is longer than its row.
     """
 
     length_struct: Any
@@ -273,7 +298,7 @@ class PackAndBatchOperation(Generic[In]):
             num_bins=self.batch_size,
             max_sequences=self.max_sequences_per_bin,
             best_fit=False,
-            cells=Cells(names),
+            cells=FeatureValues(names),
         )
 
     def _leaves(self, data: Any, structure: tree.Structure, lengths: list[Any]) -> dict[int, Any]:

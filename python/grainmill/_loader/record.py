@@ -13,11 +13,12 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(slots=True)
 class RecordMetadata:
-    """Which record it is, and where in the order it stands.
+    """Which record it is, and its place in the order.
 
     Attributes:
         index: Place in the order of all shards together, counted on over epochs.
-        record_key: Place in the data source; `None` for what is made of several records.
+        record_key: Place in the data source, as a sampler gives it; `None` in the records that
+            operations get.
         rng: The record's own generator; `None` if the sampler has no seed.
     """
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-class Records:
+class SampledRecords:
     """By place in the order of all shards: the record there, with what its sampler says of it.
 
     Where the sampler does not know its length and raises `IndexError`, there is an end marker.

@@ -1,4 +1,4 @@
-"""Samplers: which record stands at which place of the order."""
+"""Samplers: which record comes at which place of the order."""
 
 from __future__ import annotations
 
@@ -23,11 +23,31 @@ _MAX_SEED_BITS = 32
 class Sampler(Protocol):
     """Anything that says by index which record comes.
 
-    Saved states of a loader hold its `repr`, and are refused where it differs.
+    One that has no `__len__` ends where it raises `IndexError`. Saved states of a loader hold its
+    `repr`, and are refused where it differs.
+
+    Example:
+        >>> class Backwards:
+        ...     def __len__(self):
+        ...         return 3
+        ...
+        ...     def __getitem__(self, index):
+        ...         return grain.RecordMetadata(index=index, record_key=2 - index)
+        ...
+        ...     def __repr__(self):
+        ...         return "Backwards()"
+        >>> loader = grain.DataLoader(
+        ...     data_source="abc", sampler=Backwards(), shard_options=grain.sharding.NoSharding()
+        ... )
+        >>> list(loader)
+        ['c', 'b', 'a']
     """
 
     def __getitem__(self, index: int) -> RecordMetadata:
-        """The record at place `index` of the order of all shards together.
+        """Returns what is known of the record at a place.
+
+        Args:
+            index: The place in the order of all shards together, from 0.
 
         Raises:
             IndexError: The order has ended.
@@ -49,7 +69,15 @@ class _BlockSampler(abc.ABC):
 
     @abc.abstractmethod
     def block(self, indices: Sequence[int], *, with_rng: bool) -> list[RecordMetadata]:
-        """The records at several places; without generators unless they are asked for."""
+        """Returns what is known of several records; `DataLoader` asks for many at once.
+
+        Args:
+            indices: Places in the order of all shards together.
+            with_rng: Whether the generators are needed, which take time to make.
+
+        Raises:
+            IndexError: A place is negative or beyond the end.
+        """
 
 
 class SequentialSampler(_BlockSampler):
@@ -57,11 +85,18 @@ class SequentialSampler(_BlockSampler):
 
     Args:
         num_records: Records in the data source, at least 1.
-        shard_options: The part that a loader reads, where the loader does not say it.
-        seed: For the generators that random transforms get.
+        shard_options: The part that a loader reads, where the loader does not say it. With
+            `drop_remainder`, the sampler leaves out the last `num_records % shard_count` records.
+        seed: For the generators that random transforms get: `Philox(key=seed + index)`, any
+            non-negative integer; no generators if `None`.
 
     Raises:
         ValueError: `num_records` is not positive.
+
+    Example:
+        >>> sampler = grain.samplers.SequentialSampler(num_records=3)
+        >>> list(grain.DataLoader(data_source="abc", sampler=sampler))
+        ['a', 'b', 'c']
     """
 
     def __init__(
@@ -78,7 +113,15 @@ class SequentialSampler(_BlockSampler):
             self._len -= self._num_records % shard_options.shard_count
 
     def block(self, indices: Sequence[int], *, with_rng: bool) -> list[RecordMetadata]:
-        """See `_BlockSampler.block`."""
+        """Returns what is known of several records; `DataLoader` asks for many at once.
+
+        Args:
+            indices: Places in the order of all shards together.
+            with_rng: Whether the generators are needed, which take time to make.
+
+        Raises:
+            IndexError: A place is negative or beyond the end.
+        """
         seed = self._seed if with_rng else None
         return [
             RecordMetadata(index, index, _generator(seed, index))
@@ -96,19 +139,26 @@ class SequentialSampler(_BlockSampler):
 class IndexSampler(_BlockSampler):
     """Every record once an epoch, each shard from a consecutive part of the data source.
 
-    Place `g` of the order belongs to shard `g % shard_count`; the order of a shard is that of
-    its part, or a permutation of it that each epoch draws anew.
+    Place `g` of the order belongs to shard `g % shard_count`; the order of a shard is that of its
+    part, or a permutation of it that each epoch draws anew, by the algorithm of
+    `MapDataset.shuffle`. Where parts differ in length by one record, their epochs do, too.
 
     Args:
         num_records: Records in the data source, at least 1.
         shard_options: How many shards there are, and which one this is.
         shuffle: Whether each epoch has an order of its own.
         num_epochs: How many epochs, at least 1; without end if `None`.
-        seed: For the order, and for the generators that random transforms get; below 2**32.
+        seed: For the order, and for the generators that random transforms get,
+            `Philox(key=seed + index)`; from 0 to 2**32 - 1. No generators if `None`.
 
     Raises:
         ValueError: A number is out of range, or there is no seed to shuffle with.
-        TypeError: The seed to shuffle with is no `int`.
+        TypeError: The seed to shuffle with is not an `int`.
+
+    Example:
+        >>> sampler = grain.samplers.IndexSampler(5, shuffle=True, num_epochs=2, seed=0)
+        >>> [sampler[place].record_key for place in range(len(sampler))]
+        [0, 4, 1, 2, 3, 1, 2, 3, 0, 4]
     """
 
     def __init__(
@@ -148,7 +198,16 @@ class IndexSampler(_BlockSampler):
         return min(sys.maxsize, epochs * count)
 
     def block(self, indices: Sequence[int], *, with_rng: bool) -> list[RecordMetadata]:
-        """See `_BlockSampler.block`."""
+        """Returns what is known of several records; `DataLoader` asks for many at once.
+
+        Args:
+            indices: Places in the order of all shards together.
+            with_rng: Whether the generators are needed, which take time to make.
+
+        Raises:
+            IndexError: A place is negative or beyond the end.
+            ValueError: This shard has no record.
+        """
         end = None if self._num_epochs is None and self._len else self._len
         indices = _checked_indices(indices, end)
         count = self._shard_options.shard_count

@@ -19,28 +19,41 @@ MAX_READS_IN_FLIGHT = 128
 class ReadOptions:
     """How `to_iter_dataset` reads ahead.
 
-    Elements, their order and saved states are the same whatever is chosen here.
+    Elements, their order and saved states are the same whatever is chosen here. A warning is logged
+    where `prefetch_buffer_size` is positive and smaller than `num_threads`.
 
     Attributes:
-        num_threads: The most threads that run user functions; 0 runs them in the
-            caller. One thread is used while more would not help.
-        prefetch_buffer_size: The most elements held ready or in the making; 0 makes
-            each element when it is asked for.
-        num_workers: Processes that run user functions, in place of threads; 0 for none.
-            Functions that hold the interpreter lock run side by side only so.
-        worker_init_fn: Called in each worker with its number and `num_workers`, first of all.
-        stall_warning_s: Seconds without a result after which a warning names the worker and
-            the element; `None` for no warning.
-        timeout_s: Seconds without a result after which an error does; `None` for none.
+        num_threads: The most threads that run user functions; 0 runs them in the caller. One thread
+            is used while more would not help.
+        prefetch_buffer_size: The most elements that are computed ahead, those in progress included;
+            0 computes each element when it is asked for.
+        num_workers: Processes that run user functions, in place of threads; 0 for none. Functions
+            that hold the interpreter lock run side by side only so.
+        worker_init_fn: Called in each worker with its number and `num_workers`, before anything
+            else.
+        stall_warning_s: Seconds without a result from the workers after which a logged warning
+            names the worker and the element; `None` for no warning.
+        timeout_s: Seconds without a result from the workers after which a `WorkerError` is raised;
+            `None` for no limit.
+        ram_budget_bytes: The most memory that elements of all workers take together before they are
+            delivered, in bytes; `None` for a quarter of the memory that this process may use, which
+            is the machine's or its control group's limit.
         max_reads_in_flight: The most reads under way at once where records have to be waited for,
-            as on a bucket or a network disk, whatever the number of threads and cores; `None`
-            for 128. Reads that the page cache answers are made one after another.
-        ram_budget_bytes: The most that workers hold ready or in the making together, in
-            bytes; `None` for a quarter of the memory that this process may use, which is the
-            machine's or its control group's limit.
+            as on a bucket or a network disk, whatever the number of threads and cores; `None` for
+            128. Reads that the page cache answers are done one after another.
 
     Raises:
-        ValueError: One of them is negative, or a time or budget is not positive.
+        ValueError: A number is negative, or `max_reads_in_flight`, a time or the budget is not
+            positive.
+
+    Example:
+        >>> ds = grain.MapDataset.range(8).map(lambda x: x * x).batch(4)
+        >>> options = grain.ReadOptions(num_threads=4, prefetch_buffer_size=8)
+        >>> [batch.tolist() for batch in ds.to_iter_dataset(options)]
+        [[0, 1, 4, 9], [16, 25, 36, 49]]
+        >>> in_workers = ds.to_iter_dataset(grain.ReadOptions(num_workers=2))
+        >>> [batch.tolist() for batch in in_workers]
+        [[0, 1, 4, 9], [16, 25, 36, 49]]
     """
 
     num_threads: int = 16
@@ -99,7 +112,12 @@ def shown(options: Any, *, always: int) -> str:
 
 
 class ExecutionTrackingMode(enum.Flag):
-    """What to record about each stage while a pipeline runs; nothing is recorded yet."""
+    """What to record about each stage while a pipeline runs; nothing is recorded yet.
+
+    Attributes:
+        DISABLED: Nothing.
+        STAGE_TIMING: Times of each stage; accepted, without effect.
+    """
 
     DISABLED = enum.auto()
     STAGE_TIMING = enum.auto()
@@ -123,12 +141,23 @@ def _default(value: Any) -> Any:
 class DatasetOptions:
     """Options that hold for a whole pipeline, wherever in it they are given.
 
+    `experimental.WithOptionsIterDataset` sets them. Two are equal if the same fields were given the
+    same values: a default that was written out differs from one that was not.
+
     Attributes:
-        filter_warn_threshold_ratio: Share of dropped elements, out of each 1000, from
-            which a filter warns; `None` or 0 never warns.
-        filter_raise_threshold_ratio: Share from which it raises instead.
+        filter_warn_threshold_ratio: From 0 to 1: the share of dropped elements, out of each 1000 in
+            a row, from which a filter logs a warning, at most once a minute; `None` or 0 never
+            warns.
+        filter_raise_threshold_ratio: The share from which it raises a `ValueError` instead; `None`
+            or 0 never raises.
         execution_tracking_mode: Accepted; nothing is recorded yet.
         min_shm_size: Accepted, without effect.
+
+    Example:
+        >>> strict = grain.experimental.DatasetOptions(filter_raise_threshold_ratio=0.5)
+        >>> ds = grain.MapDataset.range(5).filter(lambda x: x % 2).to_iter_dataset()
+        >>> list(grain.experimental.WithOptionsIterDataset(ds, strict))
+        [1, 3]
     """
 
     filter_warn_threshold_ratio: float | None = _default(0.9)
@@ -148,7 +177,12 @@ class DatasetOptions:
         object.__setattr__(self, "_set", frozenset(given))
 
     def merge(self, other: DatasetOptions | None) -> DatasetOptions:
-        """Returns these options, completed by those that only `other` sets."""
+        """Returns these options, completed by those that only `other` sets.
+
+        Args:
+            other: Options whose fields count where they were given and these were not; `None` for
+                none.
+        """
         if other is None:
             return self
         chosen = {name: getattr(other, name) for name in other._set}  # noqa: SLF001 - of its own class

@@ -76,7 +76,7 @@ class Range(MapNode):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Foreign(MapNode):
+class UserDefined(MapNode):
     """A user's own `MapDataset` subclass, in the middle of a plan or at its start.
 
     `with_parents` makes a copy of it that takes its elements from other plans.
@@ -357,7 +357,7 @@ class Batch(MapNode):
                 stage = "`MapDataset.filter`" if isinstance(above, Filter) else above.dataset_name
                 stage = stage if stage.startswith("`") else f"`{stage}`"
                 raise ValueError(
-                    f"`MapDataset.batch` can not follow {stage} because it may drop elements and "
+                    f"`MapDataset.batch` cannot follow {stage} because it may drop elements and "
                     "batches would have unequal sizes. Use `ds.to_iter_dataset().batch(...)`."
                 )
         batches = length // batch_size if drop_remainder else -(-length // batch_size)

@@ -43,7 +43,7 @@ class Read(Node):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Foreign(Node):
+class UserDefined(Node):
     """A user's own `IterDataset` subclass, in the middle of a plan or at its start.
 
     `with_parents` makes a copy of it that takes its elements from other plans.
@@ -422,7 +422,7 @@ class MultiprocessPrefetch(Node):
         for above in parent.walk():
             if isinstance(above, cls):
                 raise ValueError(
-                    "`mp_prefetch` can not follow `mp_prefetch`: worker processes have no workers "
+                    "`mp_prefetch` cannot follow `mp_prefetch`: worker processes have no workers "
                     "of their own. Call it once, at the end."
                 )
         return cls((parent,), options, worker_init_fn, sequential_slice)
@@ -471,7 +471,12 @@ class MultithreadPrefetch(Node):
 
 
 class BOSHandling(enum.Enum):
-    """What concat-then-split packing does with the first token of each segment."""
+    """What concat-then-split packing does with the first token of each segment.
+
+    Attributes:
+        DO_NOTHING: It stays.
+        REPLACE_FIRST_TOKEN_WITH_BOS: It becomes `bos_token_id`, in the features of `bos_features`.
+    """
 
     DO_NOTHING = 1
     REPLACE_FIRST_TOKEN_WITH_BOS = 2

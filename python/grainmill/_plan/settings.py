@@ -24,10 +24,32 @@ _TRACEBACK_FILTERING = ["auto", "off", "tracebackhide", "quiet_remove_frames", "
 
 
 class Config:
-    """Settings, read as attributes and changed with `update`.
+    """Settings of the process, read as attributes and changed with `update`.
 
-    `py_traceback_filtering` keeps all frames in tracebacks if it is "off"; the others are accepted
-    and have no effect yet.
+    Where absl is installed, each is also a flag of the command line, `--grain_<name>`, which counts
+    once flags are parsed. Reading an unknown attribute raises a ValueError, and so does assigning
+    to any.
+
+    Attributes:
+        py_traceback_filtering: "off" keeps all frames in tracebacks; "auto", the default, and the
+            other values leave out those of this package.
+        py_debug_mode: Accepted, without effect, as are all that follow.
+        py_dataset_visualization_output_dir: Without effect.
+        py_relay_sigterm_to_main: Without effect.
+        tf_interleaved_shuffle: Without effect.
+        tf_interleaved_shuffle_block_size: Without effect.
+        tf_interleaved_shuffle_parallel_blocks: Without effect.
+        tf_lookup_batch_size: Without effect.
+        tf_lookup_num_parallel_calls: Without effect.
+        tf_lookup_fast_warmup: Without effect.
+        tf_optimized_sequential_read: Without effect.
+        tf_prefetch_buffer_size: Without effect.
+
+    Example:
+        >>> grain.config.update("py_traceback_filtering", "off")
+        >>> grain.config.py_traceback_filtering
+        'off'
+        >>> grain.config.update("py_traceback_filtering", "auto")
     """
 
     tf_interleaved_shuffle: bool
@@ -63,11 +85,15 @@ class Config:
         raise ValueError("Please use update().")
 
     def define_flags(self) -> None:
-        """Has absl, where it is installed, know the settings as flags of the command line."""
+        """Defines the settings as flags of absl where it is installed; importing does so."""
         self.__dict__["_flags"] = _define_flags()
 
     def update(self, name: str, value: Any) -> None:
-        """Sets `name` to `value`.
+        """Sets a setting, and its flag where absl is installed.
+
+        Args:
+            name: The setting.
+            value: Its new value.
 
         Raises:
             ValueError: There is no such setting.

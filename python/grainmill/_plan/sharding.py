@@ -7,16 +7,21 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class ShardOptions:
-    """One of several equal parts of the records.
+    """One of several parts of the records, for processes that read different ones.
 
     Attributes:
         shard_index: Which part, from 0.
-        shard_count: How many parts there are.
-        drop_remainder: Whether records that would make some parts longer than others are left
-            out.
+        shard_count: How many parts there are, at least 1.
+        drop_remainder: Whether records that would make some parts longer than others are left out.
 
     Raises:
         ValueError: There is no such part.
+
+    Example:
+        >>> shard = grain.sharding.ShardOptions(shard_index=1, shard_count=3)
+        >>> loader = grain.load(range(7), num_epochs=1, shard_options=shard)
+        >>> [int(x) for x in loader]
+        [3, 4]
     """
 
     shard_index: int
@@ -36,19 +41,31 @@ class ShardOptions:
 
 
 class NoSharding(ShardOptions):
-    """All records in one part."""
+    """All records in one part.
+
+    Example:
+        >>> grain.sharding.NoSharding()
+        NoSharding(shard_index=0, shard_count=1, drop_remainder=False)
+    """
 
     def __init__(self) -> None:
         super().__init__(shard_index=0, shard_count=1, drop_remainder=False)
 
 
 def even_split(num_examples: int, options: ShardOptions) -> tuple[int, int]:
-    """Where a part of `num_examples` records begins and ends, parts being consecutive runs.
+    """Splits `num_examples` records into consecutive runs of almost the same length.
 
     Without `drop_remainder` the first `num_examples % shard_count` parts are longer by one.
 
+    Args:
+        num_examples: How many records there are.
+        options: Which of how many parts.
+
+    Returns:
+        Where the part begins, and where it ends (exclusive).
+
     Example:
-        >>> [even_split(10, ShardOptions(i, 3)) for i in range(3)]
+        >>> [grain.sharding.even_split(10, grain.sharding.ShardOptions(i, 3)) for i in range(3)]
         [(0, 4), (4, 7), (7, 10)]
     """
     size, longer = divmod(num_examples, options.shard_count)

@@ -30,7 +30,7 @@ def sliced(node: Node, worker: int, count: int, *, sequential: bool = False) -> 
             before anything is shuffled.
 
     Raises:
-        ValueError: A source can not be sliced.
+        ValueError: A source cannot be sliced.
     """
     if count == 1:
         return node

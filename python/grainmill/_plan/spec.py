@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ShapeDtypeStruct:
-    """The shape and dtype of an array.
+    """The shape and dtype of an array; `get_element_spec` has them as leaves.
 
     Attributes:
         shape: Lengths of the axes, `None` for one that varies.

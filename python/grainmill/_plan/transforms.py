@@ -15,67 +15,161 @@ Out_co = TypeVar("Out_co", covariant=True)
 
 
 class Map(abc.ABC):
-    """One element in, one element out."""
+    """Maps one element to one element.
+
+    Derive from it and define `map`; `ds.map`, `ds.apply` and `DataLoader` take such objects.
+
+    Example:
+        >>> class Scale(grain.transforms.Map):
+        ...     def __init__(self, factor):
+        ...         self.factor = factor
+        ...
+        ...     def map(self, element):
+        ...         return element * self.factor
+        >>> list(grain.MapDataset.range(3).map(Scale(10)))
+        [0, 10, 20]
+    """
 
     @abc.abstractmethod
     def map(self, element: Any) -> Any:
-        """Returns what stands in the place of `element`."""
+        """Returns the element that replaces `element`.
+
+        Args:
+            element: An element; `None` only in a `DataLoader`. Change it in place only if nothing
+                else holds it.
+        """
 
 
 class RandomMap(abc.ABC):
-    """One element in, one element out, with random numbers of its own."""
+    """Maps one element to one element, with random numbers of its own.
+
+    Derive from it and define `random_map`; `ds.random_map`, `ds.apply` and `DataLoader` take such
+    objects.
+
+    Example:
+        >>> class Jitter(grain.transforms.RandomMap):
+        ...     def random_map(self, element, rng):
+        ...         return element + rng.uniform(-0.5, 0.5)
+        >>> ds = grain.MapDataset.range(3).random_map(Jitter(), seed=0)
+        >>> [round(x, 3) for x in ds]
+        [-0.486, 0.788, 2.35]
+    """
 
     @abc.abstractmethod
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
-        """Returns what stands in the place of `element`; `rng` belongs to this call."""
+        """Returns the element that replaces `element`.
+
+        Args:
+            element: An element; `None` only in a `DataLoader`.
+            rng: A generator of this call alone; in a `DataLoader` whose sampler has no seed,
+                `None`.
+        """
 
 
 class MapWithIndex(abc.ABC):
-    """One element and its index in, one element out."""
+    """Maps one element and its index to one element.
+
+    Derive from it and define `map_with_index`; `ds.map_with_index` and `ds.apply` take such
+    objects.
+
+    Example:
+        >>> class Number(grain.transforms.MapWithIndex):
+        ...     def map_with_index(self, index, element):
+        ...         return index, element
+        >>> list(grain.MapDataset.source("ab").map_with_index(Number()))
+        [(0, 'a'), (1, 'b')]
+    """
 
     @abc.abstractmethod
     def map_with_index(self, index: int, element: Any) -> Any:
-        """Returns what stands in the place of `element`, which is at `index`."""
+        """Returns the element that replaces `element`.
+
+        Args:
+            index: Of a `MapDataset`, the position, counted on over epochs; of an `IterDataset`, how
+                many elements came before.
+            element: An element, never `None`.
+        """
 
 
 class TfRandomMap(abc.ABC):
-    """A random map written for NumPy generators, kept for the older loader."""
+    """A random map for `DataLoader` alone, under an older name of its method; see `RandomMap`."""
 
     @abc.abstractmethod
     def np_random_map(self, element: Any, rng: np.random.Generator) -> Any:
-        """Returns what stands in the place of `element`; `rng` belongs to this call."""
+        """Returns the element that replaces `element`.
+
+        Args:
+            element: An element.
+            rng: The record's own generator; `None` if the sampler has no seed.
+        """
 
 
 class Filter(abc.ABC):
-    """One element in, a verdict out."""
+    """Says of each element whether it stays.
+
+    Derive from it and define `filter`; `ds.filter`, `ds.apply` and `DataLoader` take such objects.
+
+    Example:
+        >>> class Even(grain.transforms.Filter):
+        ...     def filter(self, element):
+        ...         return element % 2 == 0
+        >>> list(grain.MapDataset.range(5).filter(Even()))
+        [0, 2, 4]
+    """
 
     @abc.abstractmethod
     def filter(self, element: Any) -> bool | np.bool_:
-        """Returns whether `element` stays."""
+        """Returns whether `element` stays.
+
+        Args:
+            element: An element; in a `MapDataset` never `None`.
+        """
 
 
 class FlatMap(abc.ABC):
-    """One element in, at most `max_fan_out` elements out.
+    """Maps one element to several, or none.
+
+    Derive from it and define `flat_map`; `ds.apply`, `DataLoader` and the stages
+    `experimental.FlatMapMapDataset` and `experimental.FlatMapIterDataset` take such objects.
 
     Attributes:
-        max_fan_out: The most elements that one element may become.
+        max_fan_out: The most elements that one element may become. It sets the length of a
+            `MapDataset`, which allows no more; elsewhere it is no limit.
+
+    Example:
+        >>> class Words(grain.experimental.FlatMapTransform):
+        ...     max_fan_out = 2
+        ...
+        ...     def flat_map(self, element):
+        ...         return element.split()
+        >>> list(grain.MapDataset.source(["one two", "three"]).apply(Words()))
+        ['one', 'two', 'three']
     """
 
     max_fan_out: int
 
     @abc.abstractmethod
     def flat_map(self, element: Any) -> Sequence[Any]:
-        """Returns the elements that `element` becomes."""
+        """Returns the elements that `element` becomes.
+
+        Args:
+            element: An element.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Stacks consecutive elements along a new leading axis.
+    """Stacks consecutive elements along a new leading axis; see `MapDataset.batch`.
 
     Attributes:
-        batch_size: Elements per batch, at least 1.
+        batch_size: Elements per batch, at least 1; checked where it is applied.
         drop_remainder: Whether a last, shorter batch is left out.
         batch_fn: Makes a batch from a list of elements, in place of stacking.
+
+    Example:
+        >>> ds = grain.MapDataset.range(5).apply(grain.transforms.Batch(2, drop_remainder=True))
+        >>> [batch.tolist() for batch in ds]
+        [[0, 1], [2, 3]]
     """
 
     batch_size: int
@@ -130,12 +224,31 @@ Transformations: TypeAlias = Sequence[Transformation]
 
 
 class DatasetSelectionMap(abc.ABC):
-    """Says, for each index of a selection, which dataset to read and where."""
+    """Says, for each index of a selection, which dataset to read and where.
+
+    Derive from it and define `__len__` and `__getitem__`; `MapDataset.select_from_datasets` takes
+    such objects.
+
+    Example:
+        >>> class Alternate(grain.transforms.DatasetSelectionMap):
+        ...     def __len__(self):
+        ...         return 4
+        ...
+        ...     def __getitem__(self, index):
+        ...         return index % 2, index // 2
+        >>> datasets = [grain.MapDataset.range(10), grain.MapDataset.range(20, 30)]
+        >>> list(grain.MapDataset.select_from_datasets(datasets, Alternate()))
+        [0, 20, 1, 21]
+    """
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """Returns how many elements the selection has."""
+        """Returns how many elements an epoch of the selection has."""
 
     @abc.abstractmethod
     def __getitem__(self, index: int) -> tuple[int, int]:
-        """Returns (number of the dataset, index in that dataset)."""
+        """Returns (number of the dataset, index in that dataset).
+
+        Args:
+            index: A position; beyond the length in later epochs.
+        """

@@ -14,25 +14,26 @@ from grainmill._workers.messages import dumps, loads
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Told: TypeAlias = "dict[str, Any]"
+SerializedException: TypeAlias = "dict[str, Any]"
 
 _LONGEST_CHAIN = 16
 
 
 class WorkerError(GrainmillError):
-    """What happened in a worker, where it can not be told by the exception that was raised there.
+    """A failure in a worker process that cannot be reported by an exception of its own.
 
-    That is so where a worker ends before its time, and where an exception can not be pickled.
+    It is raised where a worker ends by itself, takes longer than `timeout_s`, or raises an
+    exception that cannot be pickled. Other exceptions come out as themselves.
     """
 
 
-def tell(failure: BaseException, links: int = _LONGEST_CHAIN) -> Told:
+def serialized(failure: BaseException, links: int = _LONGEST_CHAIN) -> SerializedException:
     """All about `failure` that can cross to another process, its chain included."""
     drop_inner_frames(failure)
     # One that was never raised itself has its place in its cause.
     chain = failure.__traceback__ is None
     lines = traceback.format_exception(type(failure), failure, failure.__traceback__, chain=chain)
-    told: Told = {
+    told: SerializedException = {
         "text": "".join(lines),
         "summary": "".join(traceback.format_exception_only(failure)).strip(),
         "way": _way(failure),
@@ -40,7 +41,7 @@ def tell(failure: BaseException, links: int = _LONGEST_CHAIN) -> Told:
     }
     for name in ("__cause__", "__context__"):
         link = getattr(failure, name)
-        told[name] = tell(link, links - 1) if link is not None and links else None
+        told[name] = serialized(link, links - 1) if link is not None and links else None
     return told
 
 
@@ -84,14 +85,14 @@ def _from_parts(data: bytes) -> BaseException:
 _REBUILD: dict[str, Callable[[bytes], BaseException]] = {"pickle": loads, "parts": _from_parts}
 
 
-def rebuilt(told: Told, where: str) -> BaseException:
-    """The exception that `tell` was given, with a note on where it was raised."""
+def deserialized(told: SerializedException, where: str) -> BaseException:
+    """The exception that `serialized` was given, with a note on where it was raised."""
     failure = _chained(told, where)
     failure.add_note(f"{where}:\n{told['text'].rstrip()}")
     return failure
 
 
-def _chained(told: Told, where: str) -> BaseException:
+def _chained(told: SerializedException, where: str) -> BaseException:
     failure = _alone(told, where)
     for name in ("__cause__", "__context__"):
         if told[name] is not None:
@@ -100,7 +101,7 @@ def _chained(told: Told, where: str) -> BaseException:
     return failure
 
 
-def _alone(told: Told, where: str) -> BaseException:
+def _alone(told: SerializedException, where: str) -> BaseException:
     if told["way"] is not None:
         name, data = told["way"]
         with contextlib.suppress(Exception):
@@ -108,7 +109,7 @@ def _alone(told: Told, where: str) -> BaseException:
     return WorkerError(f"{where}: {told['summary']}")
 
 
-def death(worker: int, code: int | None, doing: str) -> WorkerError:
+def worker_ended(worker: int, code: int | None, doing: str) -> WorkerError:
     """What is raised where a worker has ended by itself; negative codes are signals."""
     if code is None:
         how = "is gone with the process that started it"

@@ -34,7 +34,7 @@ def main(control_file: int, parent: int, modules: Sequence[str], *, fork: bool) 
         _NAME, init, submodule_search_locations=[str(_ROOT)]
     )
     if spec is None:
-        raise ImportError(f"{init} can not be loaded")
+        raise ImportError(f"{init} cannot be loaded")
     package = _Package(_NAME)
     package.__spec__ = spec
     package.__path__ = [str(_ROOT)]

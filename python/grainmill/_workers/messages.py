@@ -23,7 +23,7 @@ from grainmill._native import common_layout, dicts_of, slot_of, write_arrays
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from grainmill._native import Arena, LentSlot, Slot
+    from grainmill._native import Arena, BorrowedSlot, Slot
 
 # Arrays of fewer bytes are not worth a slot of their own.
 OWN_SLOT_BYTES = 64 << 10
@@ -40,7 +40,7 @@ MAIN_OF_CHILD = "__mp_main__"
 
 
 class UnsendableError(Exception):
-    """An element that can not be pickled.
+    """An element that cannot be pickled.
 
     Attributes:
         position: Its place in the list.
@@ -80,7 +80,7 @@ def pack(elements: list[Any], arena: Arena | SlotMaker) -> Packed:
     """Writes what `elements` hold into shared memory.
 
     Raises:
-        UnsendableError: One of them can not be pickled.
+        UnsendableError: One of them cannot be pickled.
     """
     writer = _Writer()
     try:
@@ -101,7 +101,7 @@ class Unpacker:
         self._text = b""
         self._column: Any = None
 
-    def unpack(self, text: Text, slots: list[LentSlot]) -> list[Any]:
+    def unpack(self, text: Text, slots: list[BorrowedSlot]) -> list[Any]:
         """The elements that `pack` made `text` of; their arrays keep the slots they lie in."""
         if isinstance(text, tuple):
             offset, length = text
@@ -223,7 +223,7 @@ def _common_names(values: list[Any], kind: Any) -> Sequence[Any] | None:
 
 
 class _CyclicError(Exception):
-    """An element contains itself, so it can not be taken apart."""
+    """An element contains itself, so it cannot be taken apart."""
 
 
 def _check_acyclic(values: list[Any], above: tuple[list[Any], ...]) -> None:
@@ -260,7 +260,7 @@ def _held_by_none_else(values: list[Any], above: tuple[list[Any], ...]) -> bool:
     )
 
 
-def _elements(column: Any, slots: list[LentSlot]) -> list[Any]:
+def _elements(column: Any, slots: list[BorrowedSlot]) -> list[Any]:
     """The elements of a column; what was not in a slot before lies in the last one."""
     kind = column[0]
     if kind == "there":
@@ -279,7 +279,7 @@ def _elements(column: Any, slots: list[LentSlot]) -> list[Any]:
     return list(made) if kind is tuple else [list(row) for row in made]
 
 
-def _unpickled(column: Any, slots: list[LentSlot]) -> list[Any]:
+def _unpickled(column: Any, slots: list[BorrowedSlot]) -> list[Any]:
     _, text, places = column
 
     def placed(offset: int, length: int) -> memoryview:
@@ -377,7 +377,7 @@ def dumps(value: Any, keep: Callable[[pickle.PickleBuffer], None] | None = None)
         keep: Takes the memory of arrays, which is then left out.
 
     Raises:
-        Exception: It can not be pickled.
+        Exception: It cannot be pickled.
     """
     file = io.BytesIO()
     _Pickler(file, protocol=_PROTOCOL, buffer_callback=keep).dump(value)
@@ -403,7 +403,7 @@ def _culprit(elements: list[Any], failure: Exception) -> UnsendableError:
 
 
 def _offending(part: Any, path: str) -> tuple[str, Any]:
-    """The innermost part that can not be pickled, and the way to it."""
+    """The innermost part that cannot be pickled, and the way to it."""
     if isinstance(part, dict):
         inner = [(f"[{key!r}]", value) for key, value in part.items()]
     elif isinstance(part, list | tuple | set | frozenset | collections.deque):

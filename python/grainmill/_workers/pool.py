@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grainmill._memory import default_budget_bytes
 from grainmill._workers import failures, messages, wire
-from grainmill._workers.crew import Crew
+from grainmill._workers.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -75,7 +75,7 @@ class Result(NamedTuple):
     byte_len: int
 
 
-class Ticket:
+class PendingResult:
     """One task that was given to a worker.
 
     Attributes:
@@ -96,11 +96,11 @@ class Ticket:
         self.dropped = False
 
 
-class Pool:
+class WorkerPool:
     """Workers that do the tasks of one job.
 
     Args:
-        job: What they do; it is pickled with `cloudpickle`, and what can not be imported from
+        job: What they do; it is pickled with `cloudpickle`, and what cannot be imported from
             where they are goes with it.
         num_workers: How many workers.
         limits: How long to wait, and how much to hold.
@@ -108,7 +108,7 @@ class Pool:
             not be pickled.
 
     Raises:
-        Exception: The job can not be pickled; whatever the attempt raises, with a note.
+        Exception: The job cannot be pickled; whatever the attempt raises, with a note.
     """
 
     def __init__(
@@ -120,52 +120,52 @@ class Pool:
         self._numbers = 0
         self._unpacker = messages.Unpacker()
         self._pid = os.getpid()
-        self._crew = Crew(job, num_workers, limits.budget_bytes, parts)
-        self._finalizer = weakref.finalize(self, _end, self._crew, self._pid)
-        self._unfinished: list[deque[Ticket]] = [deque() for _ in range(num_workers)]
+        self._group = WorkerGroup(job, num_workers, limits.budget_bytes, parts)
+        self._finalizer = weakref.finalize(self, _end, self._group, self._pid)
+        self._unfinished: list[deque[PendingResult]] = [deque() for _ in range(num_workers)]
         self._needs: dict[int, int] = {}
         self._dead: dict[int, Callable[[], BaseException]] = {}
         self._buried: set[int] = set()
         self._poll = select.poll()
-        self._controls = [control.fileno() for control in self._crew.controls]
+        self._controls = [control.fileno() for control in self._group.controls]
         for file in self._controls:
             self._poll.register(file, select.POLLIN)
-        files = [connection.fileno() for connection in self._crew.connections]
+        files = [connection.fileno() for connection in self._group.connections]
         self._worker_at = {file: worker for worker, file in enumerate(files)}
         for file in files:
             self._poll.register(file, select.POLLIN)
 
-    def give(self, worker: int, task: Any, about: tuple[int, int] | None = None) -> Ticket:
+    def submit(self, worker: int, task: Any, about: tuple[int, int] | None = None) -> PendingResult:
         """Sends a task to a worker, which does its tasks one after another."""
         self._numbers += 1
-        ticket = Ticket(self._numbers, worker, about)
-        self._unfinished[worker].append(ticket)
-        lender = self._crew.lenders[worker]
-        slots = lender.take_returned(), lender.take_left_to_children()
-        self._send(worker, (ticket.number, task, slots))
-        return ticket
+        pending = PendingResult(self._numbers, worker, about)
+        self._unfinished[worker].append(pending)
+        remote_slots = self._group.remote_slots[worker]
+        slots = remote_slots.take_returned(), remote_slots.take_retired_by_fork()
+        self._send(worker, (pending.number, task, slots))
+        return pending
 
     def _send(self, worker: int, message: Any) -> None:
         try:
-            wire.send(self._crew.connections[worker], message)
+            wire.send(self._group.connections[worker], message)
         except ConnectionError:
             pass  # its end is met by whoever waits for it
         except OSError:
-            self._crew.check_open()
+            self._group.check_open()
             raise
 
-    def drop(self, ticket: Ticket) -> None:
+    def drop(self, pending: PendingResult) -> None:
         """Gives up the result of a task; what holds it is free once the worker is done."""
-        ticket.dropped = True
-        if ticket.answer is not None:
-            self._free(ticket)
+        pending.dropped = True
+        if pending.answer is not None:
+            self._free(pending)
 
-    def _free(self, ticket: Ticket) -> None:
+    def _free(self, pending: PendingResult) -> None:
         """Takes the result of a dropped task over and lets it go."""
-        answer, ticket.answer = ticket.answer, None
+        answer, pending.answer = pending.answer, None
         for part in answer[:2] if answer else ():
             for slot in part[1] if part else ():
-                self._crew.lenders[ticket.worker].lend(slot)
+                self._group.remote_slots[pending.worker].borrow(slot)
 
     def least_busy(self) -> tuple[int, int]:
         """The worker with the fewest tasks that are not done yet, as far as heard, and how many."""
@@ -173,23 +173,23 @@ class Pool:
         fewest = min(counts)
         return counts.index(fewest), fewest
 
-    def take(self, ticket: Ticket) -> Result:
+    def take(self, pending: PendingResult) -> Result:
         """Waits for the result of a task. Whatever is raised, the pool is best closed then.
 
         Raises:
             WorkerError: The worker ended instead, or nothing came within `timeout_s`.
             ValueError: The pool was closed meanwhile.
         """
-        if ticket.answer is None:
-            self._wait_for(ticket)
+        if pending.answer is None:
+            self._wait_for(pending)
         else:
             self._hear(0)
-        answer = ticket.answer
+        answer = pending.answer
         if answer is None:
             raise AssertionError("a task that was waited for has an answer")
         made, failed, extra = answer
-        ticket.answer = None
-        worker = ticket.worker
+        pending.answer = None
+        worker = pending.worker
         elements, byte_len = self._unpacked(worker, made) if made else ([], 0)
         if failed is None:
             return Result(elements, None, extra, byte_len)
@@ -197,44 +197,46 @@ class Pool:
         where = f"in worker {worker}"
         if told["element"] is not None:
             where += f", at element {told['element']}"
-        return Result(elements, failures.rebuilt(told, where), extra, byte_len)
+        return Result(elements, failures.deserialized(told, where), extra, byte_len)
 
     def _unpacked(self, worker: int, packed: tuple[messages.Text, list[int]]) -> Any:
         """The elements in a message, and the bytes of shared memory that they keep."""
         text, numbers = packed
-        slots = list(map(self._crew.lenders[worker].lend, numbers))
+        slots = list(map(self._group.remote_slots[worker].borrow, numbers))
         return self._unpacker.unpack(text, slots), sum(map(len, slots))
 
-    def _wait_for(self, ticket: Ticket) -> None:
+    def _wait_for(self, pending: PendingResult) -> None:
         began = time.monotonic()
         patience = self._patience_s.copy()
-        while ticket.answer is None:
-            if ticket.worker in self._dead:
-                raise self._dead[ticket.worker]()
+        while pending.answer is None:
+            if pending.worker in self._dead:
+                raise self._dead[pending.worker]()
             if self._needs:
-                self._grant(ticket)
+                self._grant(pending)
             left_s = began + patience[0] - time.monotonic() if patience else None
             if left_s is None or left_s > 0:
                 self._hear(left_s)
             else:
-                self._note_stall(ticket, patience.pop(0))
+                self._note_stall(pending, patience.pop(0))
 
-    def _note_stall(self, ticket: Ticket, waited_s: float) -> None:
-        doing = self._doing(ticket)
+    def _note_stall(self, pending: PendingResult, waited_s: float) -> None:
+        doing = self._doing(pending)
         if waited_s == self._limits.timeout_s:
             raise failures.WorkerError(
-                f"worker {ticket.worker} gave nothing for {waited_s:.1f} s {doing}, which is all "
+                f"worker {pending.worker} gave nothing for {waited_s:.1f} s {doing}, which is all "
                 f"of `timeout_s={self._limits.timeout_s:g}`"
             )
-        _LOGGER.warning("worker %d has given nothing for %.1f s %s", ticket.worker, waited_s, doing)
+        _LOGGER.warning(
+            "worker %d has given nothing for %.1f s %s", pending.worker, waited_s, doing
+        )
 
-    def _doing(self, ticket: Ticket, last_begun: Ticket | None = None) -> str:
-        """Which element the worker of `ticket` is at, as far as can be seen from outside.
+    def _doing(self, pending: PendingResult, last_begun: PendingResult | None = None) -> str:
+        """Which element the worker of `pending` is at, as far as can be seen from outside.
 
         With threads it may be at several tasks, up to `last_begun` if that is given.
         """
-        marked = self._crew.board.marked(ticket.worker)
-        about, until = ticket.about, (last_begun or ticket).about
+        marked = self._group.shared_budget.marked(pending.worker)
+        about, until = pending.about, (last_begun or pending).about
         if about is not None and until is not None and marked:
             first, last = about[0], min(until[1], marked - 1)
             if marked - 1 > about[1] and first < last:
@@ -248,65 +250,65 @@ class Pool:
 
     def _hear(self, wait_s: float | None) -> None:
         """Takes in what workers have sent; waits for something if there is nothing."""
-        ended = self._crew.ended
+        ended = self._group.ended
         for file, _ in self._poll.poll(None if wait_s is None else wait_s * 1000):
             try:
                 if file not in self._worker_at:
-                    self._crew.hear_of_ends(self._controls.index(file))
+                    self._group.hear_of_ends(self._controls.index(file))
                 elif self._worker_at[file] not in ended:
                     self._hear_from(self._worker_at[file])
             except OSError:
-                self._crew.check_open()
+                self._group.check_open()
                 raise
         if len(ended) > len(self._buried):
             for worker in ended.keys() - self._buried:
-                self._bury(worker)
+                self._reap(worker)
 
     def _hear_from(self, worker: int) -> None:
         try:
-            message, files = wire.receive(self._crew.connections[worker])
+            message, files = wire.receive(self._group.connections[worker])
         except EOFError:
-            self._crew.check_open()
-            self._crew.await_end(worker)
+            self._group.check_open()
+            self._group.await_end(worker)
         else:
             self._note(worker, message, files)
 
-    def _bury(self, worker: int) -> None:
+    def _reap(self, worker: int) -> None:
         """Takes what is left of a worker that has ended; its children may hold its socket open."""
         self._buried.add(worker)
-        connection = self._crew.connections[worker]
+        connection = self._group.connections[worker]
         self._poll.unregister(connection)
         with contextlib.suppress(EOFError, BlockingIOError):
             while True:
                 self._note(worker, *wire.receive(connection, socket.MSG_DONTWAIT))
         queue = self._unfinished[worker]
         doing = self._doing(queue[0], queue[-1]) if queue else "with nothing to do"
-        code = self._crew.ended[worker]
-        self._dead.setdefault(worker, lambda: failures.death(worker, code, doing))
+        code = self._group.ended[worker]
+        self._dead.setdefault(worker, lambda: failures.worker_ended(worker, code, doing))
 
     def _note(self, worker: int, message: Any, files: list[int]) -> None:
         kind, *rest = message
         if kind == "made":
             number, made, failed, extra, dropped = rest
-            ticket = self._unfinished[worker].popleft()
-            if ticket.number != number:
+            pending = self._unfinished[worker].popleft()
+            if pending.number != number:
                 raise AssertionError("a worker answers its tasks in order")
-            ticket.answer = (made, failed, extra)
-            if ticket.dropped:
-                self._free(ticket)
+            pending.answer = (made, failed, extra)
+            if pending.dropped:
+                self._free(pending)
             for slot in dropped:
-                self._crew.lenders[worker].forget(slot)
+                self._group.remote_slots[worker].forget(slot)
         elif kind == "slots":
             for (slot, byte_len), file in zip(rest[0], files, strict=True):
-                self._crew.lenders[worker].add(slot, file, byte_len)
+                self._group.remote_slots[worker].add(slot, file, byte_len)
         elif kind == "need":
             self._needs[worker] = rest[0]
             self._grant(None)
         else:
             ((told,), _) = self._unpacked(worker, rest[0])
-            self._dead[worker] = lambda: failures.rebuilt(told, f"in worker {worker}")
+            self._dead[worker] = lambda: failures.deserialized(told, f"in worker {worker}")
 
-    def _grant(self, awaited: Ticket | None) -> None:
+    def _grant(self, awaited: PendingResult | None) -> None:
         """Lets workers go on that wait for memory, those whose tasks are older first.
 
         The one whose result is awaited gets what it needs in any case; the others only what
@@ -318,8 +320,8 @@ class Pool:
             earlier = sum(bool(q) and q[0].number < turns[worker] for q in self._unfinished)
             if awaited is not None and worker == awaited.worker:
                 # What it is at may have been dropped, but the awaited comes after it.
-                self._crew.board.reserve_anyway(byte_len)
-            elif not self._crew.board.reserve(byte_len, earlier * byte_len):
+                self._group.shared_budget.reserve_anyway(byte_len)
+            elif not self._group.shared_budget.reserve(byte_len, earlier * byte_len):
                 continue
             del self._needs[worker]
             self._send(worker, None)
@@ -338,12 +340,12 @@ class Pool:
         return not self._finalizer.alive or self._pid != os.getpid()
 
 
-def _end(crew: Crew, pid: int) -> None:
+def _end(group: WorkerGroup, pid: int) -> None:
     """Ends a pool; in a child forked from its owner, only lets go of it."""
     if os.getpid() == pid:
-        crew.end()
+        group.end()
     else:
-        crew.abandon()
+        group.abandon()
 
 
 def threads_take_turns() -> bool:

@@ -15,7 +15,7 @@ from grainmill._workers.messages import OWN_SLOT_BYTES, number_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from grainmill._native import Board, Slot
+    from grainmill._native import SharedBudget, Slot
 
 # Slots that the parent was not sent yet hold a descriptor each, of those that a process may have.
 _MOST_UNSENT = 128
@@ -28,7 +28,7 @@ class SharedArena:
     """The worker's slots, within the memory that all workers have together."""
 
     def __init__(
-        self, board: Board, count: int, budget_bytes: int, ask: Callable[[int], None]
+        self, shared_budget: SharedBudget, count: int, budget_bytes: int, ask: Callable[[int], None]
     ) -> None:
         self._num_made = 0
         self._sent: set[int] = set()  # of the slots there are, those that the parent knows
@@ -37,7 +37,7 @@ class SharedArena:
         self._least_free = 0
         self._arena = Arena(shared=True)
         self._private = Arena()
-        self._board = board
+        self._shared_budget = shared_budget
         self._spare = _SPARE_PER_WORKER * count
         self._ask = ask
         self._thread = threading.get_ident()
@@ -124,14 +124,14 @@ class SharedArena:
         finally:
             grown = self._arena.total_bytes - before
             self._num_made += bool(grown)
-            self._board.release(reserved - grown)
+            self._shared_budget.release(reserved - grown)
 
     def _reserve(self, growth: int) -> bool:
         """Reserves `growth` bytes, in place of slots that wait if need be; says whether."""
-        if self._board.reserve(growth, self._spare * growth):
+        if self._shared_budget.reserve(growth, self._spare * growth):
             return True
         self._trim(0)
-        return self._board.reserve(growth, self._spare * growth)
+        return self._shared_budget.reserve(growth, self._spare * growth)
 
     def note_sent(self, numbers: list[int]) -> None:
         """Takes note that the parent has slots from now on."""
@@ -148,7 +148,7 @@ class SharedArena:
         """Gives back slots that are too many, or that no task has needed for a while."""
         with self._alone():
             free = self._arena.free_bytes
-            excess = self._board.reserved - self._budget_bytes
+            excess = self._shared_budget.reserved - self._budget_bytes
             if free and excess > 0:
                 self._trim(max(0, free - excess))
             self._least_free = min(self._least_free, free)
@@ -164,7 +164,7 @@ class SharedArena:
         self._num_made -= len(dropped)
         self._sent.difference_update(dropped)
         self._dropped += dropped
-        self._board.release(before - self._arena.total_bytes)
+        self._shared_budget.release(before - self._arena.total_bytes)
 
     def take_dropped(self) -> list[int]:
         """The slots that are gone since this was last asked."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from grainmill._native import Board
+from grainmill._native import SharedBudget
 from grainmill._workers import failures, messages, wire
 from grainmill._workers.shared_arena import SharedArena
 
@@ -67,7 +67,7 @@ class Runner(abc.ABC):
         """Called again and again while tasks are under way on other threads."""
 
 
-class Place(NamedTuple):
+class WorkerContext(NamedTuple):
     """Where a job runs.
 
     Attributes:
@@ -101,7 +101,7 @@ class Job(abc.ABC):
         return (type(self).__module__,)
 
     @abc.abstractmethod
-    def open(self, place: Place) -> Runner:
+    def open(self, place: WorkerContext) -> Runner:
         """Makes the job ready in a worker."""
 
 
@@ -146,7 +146,12 @@ class _Channel:
     """The worker's end of the socket to its parent."""
 
     def __init__(
-        self, connection: socket.socket, worker: int, count: int, board: Board, budget_bytes: int
+        self,
+        connection: socket.socket,
+        worker: int,
+        count: int,
+        shared_budget: SharedBudget,
+        budget_bytes: int,
     ) -> None:
         self._connection = connection
         self._worker = worker
@@ -158,7 +163,7 @@ class _Channel:
         self._poll.register(connection, select.POLLIN)
         self._poll.register(self._finished, select.POLLIN)
         self._sent: dict[int, Slot] = {}
-        self.arena = SharedArena(board, count, budget_bytes, self._ask)
+        self.arena = SharedArena(shared_budget, count, budget_bytes, self._ask)
 
     def _receive(self) -> Any:
         message, _ = wire.receive(self._connection)
@@ -227,7 +232,7 @@ class _Channel:
                 elements = elements[: unsendable.position]
                 packed = messages.pack(elements, self.arena) if elements else None
                 failure = TypeError(
-                    f"{_name_of(outcome, unsendable.position)} can not be sent by worker "
+                    f"{_name_of(outcome, unsendable.position)} cannot be sent by worker "
                     f"{self._worker}: {unsendable.problem}"
                 )
         told = None
@@ -243,12 +248,14 @@ class _Channel:
         if isinstance(failure, SystemExit):
             code = failure.code if isinstance(failure.code, int) else int(failure.code is not None)
             doing = "at work" if element is None else f"while making element {element}"
-            failure = failures.death(self._worker, code, doing)
-        return {**failures.tell(failure), "element": element}
+            failure = failures.worker_ended(self._worker, code, doing)
+        return {**failures.serialized(failure), "element": element}
 
     def broken(self, failure: BaseException) -> None:
         """Tells that the job could not be opened."""
-        self._send(("broken", self._lent(messages.pack([failures.tell(failure)], self.arena))))
+        self._send(
+            ("broken", self._lent(messages.pack([failures.serialized(failure)], self.arena)))
+        )
 
     def _lent(self, packed: messages.Packed | None) -> tuple[messages.Text, list[int]] | None:
         """The text and the numbers of the slots, which are kept until they are returned.
@@ -291,13 +298,13 @@ class Files(NamedTuple):
     Attributes:
         connection: Of the socket to the main process.
         job: Of the pickled job.
-        board: Of the page that all workers share.
-        shared_index: See `Place.index_file`.
+        shared_budget: Of the page that all workers share.
+        shared_index: See `WorkerContext.index_file`.
     """
 
     connection: int
     job: int
-    board: int
+    shared_budget: int
     shared_index: int
 
 
@@ -320,8 +327,10 @@ def run(files: Files, set_up: SetUp) -> NoReturn:
 
 def _serve(files: Files, set_up: SetUp) -> None:
     connection = socket.socket(fileno=files.connection)
-    board = Board.open(files.board, set_up.num_workers, set_up.budget_bytes)
-    channel = _Channel(connection, set_up.worker, set_up.num_workers, board, set_up.budget_bytes)
+    shared_budget = SharedBudget.open(files.shared_budget, set_up.num_workers, set_up.budget_bytes)
+    channel = _Channel(
+        connection, set_up.worker, set_up.num_workers, shared_budget, set_up.budget_bytes
+    )
     forked = _ForkWatch()
     try:
         _settle_in(set_up)
@@ -329,9 +338,11 @@ def _serve(files: Files, set_up: SetUp) -> None:
         def mark(element: int) -> None:
             if forked.is_child:
                 forked.leave_if_child(None)  # it was to make one element, not those after it
-            board.mark(set_up.worker, element + 1)
+            shared_budget.mark(set_up.worker, element + 1)
 
-        place = Place(set_up.worker, set_up.num_workers, channel.arena, mark, files.shared_index)
+        place = WorkerContext(
+            set_up.worker, set_up.num_workers, channel.arena, mark, files.shared_index
+        )
         runner = _job(files.job, set_up).open(place)
     except BaseException as failure:
         forked.leave_if_child(failure)

@@ -17,7 +17,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from grainmill._native import end_with
+from grainmill._native import die_with_parent
 from grainmill._workers import wire, worker
 
 if TYPE_CHECKING:
@@ -85,10 +85,10 @@ class _Zygote:
         """Is a worker itself, and ends as soon as the parent does, whatever it is at."""
         with contextlib.suppress(EOFError):
             set_up, files = wire.receive(self._control)
-            threading.Thread(target=self._end_with_parent, daemon=True).start()
+            threading.Thread(target=self._die_with_parent, daemon=True).start()
             worker.run(worker.Files(*files), set_up)
 
-    def _end_with_parent(self) -> None:
+    def _die_with_parent(self) -> None:
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._parent_file, select.POLLIN)
@@ -109,7 +109,7 @@ class _Zygote:
 
     def _become_worker(self, set_up: SetUp, files: list[int], zygote: int) -> None:
         try:
-            if not end_with(zygote):
+            if not die_with_parent(zygote):
                 return
             self._control.close()
             for file in (self._parent_file, *self._workers):

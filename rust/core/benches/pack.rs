@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use grainmill_core::pack::{Bins, Column, Fit, Layout, Placement};
+use grainmill_core::pack::{BinShape, Bins, FeatureRows, Fit, Placement};
 
 const ROW: usize = 2048;
 const NUM_SEQUENCES: usize = 20_000;
@@ -29,20 +29,20 @@ fn lengths(num_sequences: usize, seed: u64) -> Vec<usize> {
 
 fn bins(features: usize, num_bins: usize, fit: Fit) -> Bins {
     let (capacities, alignments) = (vec![ROW; features], vec![1; features]);
-    let layout = Layout { capacities, alignments, num_bins, max_sequences: None };
+    let layout = BinShape { capacities, alignments, num_bins, max_sequences: None };
     Bins::new(layout, fit).expect("the layout is sound")
 }
 
 /// Packs all sequences and returns how many rows that takes and how many tokens they hold.
 fn packed(lengths: &[usize], tokens: &[u8], num_bins: usize, fit: Fit) -> (usize, usize) {
     let mut bins = bins(1, num_bins, fit);
-    let mut column = Column::new(num_bins, ROW, 4, None, true).expect("there is memory");
+    let mut column = FeatureRows::new(num_bins, ROW, 4, None, true).expect("there is memory");
     let (mut rows, mut cells) = (0, 0);
     for &length in lengths {
         let bin = bins.choose(&[length]).unwrap_or_else(|| {
             rows += bins.num_opened();
             bins.clear();
-            column = Column::new(num_bins, ROW, 4, None, true).expect("there is memory");
+            column = FeatureRows::new(num_bins, ROW, 4, None, true).expect("there is memory");
             0
         });
         let segment = i32::try_from(bins.num_sequences(bin) + 1).expect("rows are short");

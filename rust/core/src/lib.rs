@@ -1,5 +1,5 @@
-//! The engine of grainmill, lowest layer first: [`error`], [`platform`], `process`, [`reserve`],
-//! [`shared_memory`] and [`warm`], [`order`] (which record comes next), [`records`] (bytes by
+//! The engine of grainmill, lowest layer first: [`error`], [`platform`], `process`, [`try_alloc`],
+//! [`shared_memory`] and [`write_prefetcher`], [`order`] (which record comes next), [`records`] (bytes by
 //! index), [`batch`] and [`pack`] (rows of a slot) and [`pipeline`] (threads). A layer uses only
 //! those before it; none knows Python.
 
@@ -11,8 +11,8 @@ pub mod pipeline;
 pub mod platform;
 mod process;
 pub mod records;
-pub mod reserve;
 pub mod shared_memory;
-pub mod warm;
+pub mod try_alloc;
+pub mod write_prefetcher;
 
 pub use error::{Error, Result};

@@ -9,7 +9,7 @@ use std::os::fd::IntoRawFd;
 use std::ptr;
 
 use grainmill_core::batch::Slot;
-use grainmill_core::warm;
+use grainmill_core::write_prefetcher;
 use numpy::npyffi::{self, NpyTypes, PY_ARRAY_API, npy_intp};
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -267,9 +267,9 @@ impl<'py> RowBytes<'py> {
     }
 
     /// Has the next checksums fetch up to `num_rows` rows from `at` on, which are written soon.
-    pub(crate) fn expect_writes(&mut self, at: usize, num_rows: usize) {
+    pub(crate) fn prefetch_for_write(&mut self, at: usize, num_rows: usize) {
         let num_rows = num_rows.min(self.num_rows - at);
-        warm::expect_writes(self.bytes_mut(at, num_rows));
+        write_prefetcher::prefetch_for_write(self.bytes_mut(at, num_rows));
     }
 
     /// Copies the values of `element`, whatever its layout, into row `at`.

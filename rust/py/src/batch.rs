@@ -112,7 +112,7 @@ pub(crate) fn copy_list<'py>(
     num_copied += copy_bytes(py, &mut rows, num_copied, &mut alike);
     if hot {
         // As many rows are likely to follow, once their records are read.
-        rows.expect_writes(num_copied, num_copied);
+        rows.prefetch_for_write(num_copied, num_copied);
     }
     Ok(num_copied)
 }

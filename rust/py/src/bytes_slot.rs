@@ -10,16 +10,16 @@ use pyo3::types::PyBytes;
 
 /// The memory of one `bytes` object that nobody else has seen yet.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub(crate) struct BytesSlot {
     begin: *mut u8,
     len: usize,
 }
 
 // SAFETY: a slot is the only way to its memory until its `bytes` is handed to Python, which
 // `PyRecordFiles` and `PyPendingRead` do after reading has ended.
-unsafe impl Send for Slot {}
+unsafe impl Send for BytesSlot {}
 
-impl AsMut<[u8]> for Slot {
+impl AsMut<[u8]> for BytesSlot {
     fn as_mut(&mut self) -> &mut [u8] {
         // SAFETY: `new_slot` made `begin` with room for `len` bytes. The `bytes` is kept alive
         // beside the slot by `Slots`, and no byte is read before it has been written: readers of
@@ -42,7 +42,7 @@ pub(crate) fn keep_large_blocks() {
 }
 
 /// A `bytes` of `len` bytes, not yet to be shown to anybody, and its memory.
-pub(crate) fn new_slot(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyBytes>, Slot)> {
+pub(crate) fn new_slot(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyBytes>, BytesSlot)> {
     keep_large_blocks();
     let size = ffi::Py_ssize_t::try_from(len)?;
     // SAFETY: a null pointer asks for memory that is not initialised, of `size` bytes.
@@ -51,5 +51,5 @@ pub(crate) fn new_slot(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyByte
     let object = unsafe { Bound::from_owned_ptr_or_err(py, object) }?.cast_into::<PyBytes>()?;
     // SAFETY: `object` is a `bytes`.
     let begin = unsafe { ffi::PyBytes_AsString(object.as_ptr()) };
-    Ok((object, Slot { begin: begin.cast(), len }))
+    Ok((object, BytesSlot { begin: begin.cast(), len }))
 }

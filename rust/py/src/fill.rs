@@ -37,10 +37,10 @@ fn fill_columns<'py>(
 ) -> PyResult<(usize, Option<Bound<'py, PyAny>>)> {
     let columns = columns
         .into_iter()
-        .map(|(key, target)| Ok(Column { key, target: Target::of(target)? }))
+        .map(|(key, target)| Ok(FilledColumn { key, target: Target::of(target)? }))
         .collect::<PyResult<Vec<_>>>()?;
     for column in &columns {
-        column.target.expect_rows(at, part_len)?;
+        column.target.prefetch_rows(at, part_len)?;
     }
     let mut filled = 0;
     for part in positions(&indices)?.chunks(part_len.max(1)) {
@@ -59,7 +59,7 @@ fn fill_columns<'py>(
     Ok((filled, None))
 }
 
-struct Column<'py> {
+struct FilledColumn<'py> {
     key: Bound<'py, PyAny>,
     target: Target<'py>,
 }
@@ -79,9 +79,9 @@ impl<'py> Target<'py> {
     }
 
     /// Has `num_rows` rows from `at` on fetched while the records for them are read.
-    fn expect_rows(&self, at: usize, num_rows: usize) -> PyResult<()> {
+    fn prefetch_rows(&self, at: usize, num_rows: usize) -> PyResult<()> {
         if let Self::Rows(array) = self {
-            RowBytes::of(array.clone(), at)?.expect_writes(0, num_rows);
+            RowBytes::of(array.clone(), at)?.prefetch_for_write(0, num_rows);
         }
         Ok(())
     }
@@ -89,7 +89,7 @@ impl<'py> Target<'py> {
 
 /// Puts `elements` into `columns` from row `at` on, unless one is unlike them; says whether it did.
 fn put<'py>(
-    columns: &[Column<'py>],
+    columns: &[FilledColumn<'py>],
     container: Option<&Bound<'py, PyType>>,
     elements: &Bound<'py, PyList>,
     at: usize,
@@ -122,7 +122,7 @@ fn put<'py>(
     Ok(true)
 }
 
-impl<'py> Column<'py> {
+impl<'py> FilledColumn<'py> {
     /// What `elements` have under the key of this column, or are if they have no keys; None if
     /// one has not this one.
     fn of_elements(

@@ -4,10 +4,10 @@
 use pyo3::prelude::*;
 
 mod array;
+mod array_bytes;
 mod batch;
 mod bytes_slot;
 mod call;
-mod cells;
 mod error;
 mod fill;
 mod order;

@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError, TryLockError};
 
 use grainmill_core::order::{Column, MixSchedule, Permutation, RecentChoices, Resolver, Tree};
 use grainmill_core::order::{resolve, seed, window};
-use grainmill_core::reserve::with_room;
+use grainmill_core::try_alloc::try_with_capacity;
 use grainmill_core::{Error, Result};
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::exceptions::{PyRecursionError, PyTypeError, PyValueError};
@@ -96,8 +96,8 @@ impl PyMixSchedule {
     ) -> Result<Choices<'py>, Raised> {
         let end = resolve::range_end(start, count)?;
         let (parts, keys) = released(py, count, || {
-            let mut parts = with_room(count, || format!("{count} choices"))?;
-            let mut keys = with_room(count, || format!("{count} choices"))?;
+            let mut parts = try_with_capacity(count, || format!("{count} choices"))?;
+            let mut keys = try_with_capacity(count, || format!("{count} choices"))?;
             // Nobody waits for the lock, which a thread may hold that a forked child does not have.
             let mut kept = self.recent.try_lock();
             let mut fresh = RecentChoices::default();

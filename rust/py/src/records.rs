@@ -7,16 +7,16 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use grainmill_core::pipeline::{self, Pending, ReadQueue, open};
-use grainmill_core::records::array_record::{kept, shared_index};
+use grainmill_core::records::array_record::{index_cache, shared_index};
 use grainmill_core::records::{
-    ArrayRecordFile, FileSet, Files, Noted, Plan, Records, Source, chunk_cache, distance,
+    ArrayRecordFile, FileSet, Files, Noted, Plan, Records, Source, chunk_cache, storage_latency,
 };
 use grainmill_core::{Error, Result};
 use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use crate::bytes_slot::{Slot, keep_large_blocks, new_slot};
+use crate::bytes_slot::{BytesSlot, keep_large_blocks, new_slot};
 use crate::error::Raised;
 
 /// Longer records are read before their `bytes` is made, since an index may claim anything.
@@ -32,7 +32,7 @@ type NotedTuple = (u64, u64, i64);
 static ABANDONED: Mutex<Vec<InFlight>> = Mutex::new(Vec::new());
 
 struct InFlight {
-    pending: Pending<Slot>,
+    pending: Pending<BytesSlot>,
     made: Made,
 }
 
@@ -169,7 +169,7 @@ impl PyRecordFiles {
         indices: PyReadonlyArray1<'py, i64>,
         queue: Option<&PyReadQueue>,
     ) -> PyResult<PyPendingRead> {
-        bury();
+        reap();
         let queue = queue.map_or(ReadQueue::of_program(), |queue| &queue.0);
         let positions = positions(&indices)?;
         let (files, begun) = (&self.0, || {
@@ -242,7 +242,7 @@ fn with_lens(plan: Plan) -> (Plan, Vec<Option<usize>>) {
 }
 
 /// `bytes` for those records whose length is known.
-fn slots(py: Python<'_>, lens: Vec<Option<usize>>) -> PyResult<(Made, Vec<Option<Slot>>)> {
+fn slots(py: Python<'_>, lens: Vec<Option<usize>>) -> PyResult<(Made, Vec<Option<BytesSlot>>)> {
     let (mut made, mut slots) = (Vec::with_capacity(lens.len()), Vec::with_capacity(lens.len()));
     for len in lens {
         if let Some(len @ 1..=MAX_SLOT_LEN) = len {
@@ -260,25 +260,25 @@ fn slots(py: Python<'_>, lens: Vec<Option<usize>>) -> PyResult<(Made, Vec<Option
 /// How many seconds the calling thread has waited for storage since it began.
 #[pyfunction]
 fn waited_s() -> f64 {
-    distance::waited().as_secs_f64()
+    storage_latency::waited().as_secs_f64()
 }
 
 /// Has this process keep no more than `byte_len` bytes of the indices of files.
 #[pyfunction]
 fn set_index_budget(byte_len: usize) {
-    kept::set_budget(byte_len);
+    index_cache::set_budget(byte_len);
 }
 
 /// How many bytes of the indices of files this process may keep.
 #[pyfunction]
 fn index_budget() -> usize {
-    kept::budget()
+    index_cache::budget()
 }
 
 /// How many bytes of the indices of files this process keeps.
 #[pyfunction]
 fn index_bytes() -> usize {
-    kept::kept_bytes()
+    index_cache::kept_bytes()
 }
 
 /// Has this process keep no more than `byte_len` bytes of decoded chunks, or one chunk.
@@ -346,7 +346,7 @@ impl Drop for PyPendingRead {
 }
 
 /// Lets go of abandoned reads that no thread is at any more.
-fn bury() {
+fn reap() {
     let mut abandoned = ABANDONED.lock().unwrap_or_else(PoisonError::into_inner);
     let done: Vec<_> =
         abandoned.extract_if(.., |in_flight| !in_flight.pending.is_running()).collect();

@@ -3,8 +3,8 @@
 use std::ffi::c_int;
 use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd};
 
-use grainmill_core::batch::{self, ALIGNMENT, Lender, Lent};
-use grainmill_core::pipeline::Board;
+use grainmill_core::batch::{self, ALIGNMENT, BorrowedSlot, RemoteSlots};
+use grainmill_core::pipeline::SharedBudget;
 use grainmill_core::platform;
 use numpy::{
     PyArray1, PyArray2, PyArrayDescr, PyArrayDescrMethods, PyArrayMethods, PyReadonlyArray2,
@@ -18,30 +18,33 @@ use pyo3::types::{PyDict, PyList};
 use crate::array::{
     Held, PySlot, array_byte_len, array_in, as_plain_array, owner_of, same_dtype, start_of,
 };
-use crate::cells::with_bytes;
+use crate::array_bytes::with_bytes;
 use crate::error::Raised;
 
 /// The slots of one other process, as far as this one has mapped them.
 ///
-/// With a `board`, the bytes of a slot count there until it is lent, and again once it is told as
+/// With a `shared_budget`, the bytes of a slot count there until it is lent, and again once it is told as
 /// returned: what the user holds is not the pool's.
-#[pyclass(frozen, name = "Lender", module = "grainmill._native")]
-struct PyLender {
-    lender: Lender,
-    board: Option<Py<PyBoard>>,
+#[pyclass(frozen, name = "RemoteSlots", module = "grainmill._native")]
+struct PyRemoteSlots {
+    remote_slots: RemoteSlots,
+    shared_budget: Option<Py<PySharedBudget>>,
 }
 
 /// One slot of another process, as writable bytes; it is given back when the last array or
 /// buffer over it is gone.
-#[pyclass(frozen, name = "LentSlot", module = "grainmill._native")]
-struct PyLent(Lent);
+#[pyclass(frozen, name = "BorrowedSlot", module = "grainmill._native")]
+struct PyBorrowedSlot(BorrowedSlot);
 
 #[pymethods]
-impl PyLender {
+impl PyRemoteSlots {
     #[new]
-    #[pyo3(signature = (board = None, *, poison = None))]
-    fn new(board: Option<Py<PyBoard>>, poison: Option<bool>) -> Self {
-        Self { lender: Lender::new(poison.unwrap_or_else(batch::poison_by_default)), board }
+    #[pyo3(signature = (shared_budget = None, *, poison = None))]
+    fn new(shared_budget: Option<Py<PySharedBudget>>, poison: Option<bool>) -> Self {
+        Self {
+            remote_slots: RemoteSlots::new(poison.unwrap_or_else(batch::poison_by_default)),
+            shared_budget,
+        }
     }
 
     /// Maps slot number `slot`. The descriptor is closed.
@@ -49,41 +52,41 @@ impl PyLender {
     fn add(&self, slot: u64, file: c_int, byte_len: usize) -> Result<(), Raised> {
         // SAFETY: the caller received the descriptor from the slot's maker and hands it over.
         let file = unsafe { OwnedFd::from_raw_fd(file) };
-        Ok(self.lender.add(slot, file.as_fd(), byte_len)?)
+        Ok(self.remote_slots.add(slot, file.as_fd(), byte_len)?)
     }
 
     /// Slot number `slot`, which its maker has just sent.
-    fn lend(&self, slot: u64) -> Result<PyLent, Raised> {
-        let lent = self.lender.lend(slot)?;
-        if let Some(board) = &self.board {
-            board.get().0.release(lent.byte_len() as u64);
+    fn borrow(&self, slot: u64) -> Result<PyBorrowedSlot, Raised> {
+        let lent = self.remote_slots.borrow(slot)?;
+        if let Some(shared_budget) = &self.shared_budget {
+            shared_budget.get().0.release(lent.byte_len() as u64);
         }
-        Ok(PyLent(lent))
+        Ok(PyBorrowedSlot(lent))
     }
 
     /// The slots given back since this was last asked, to be told to their maker.
     fn take_returned(&self) -> Vec<u64> {
-        let (slots, byte_len) = self.lender.take_returned();
-        if let Some(board) = &self.board {
-            board.get().0.reserve_anyway(byte_len as u64);
+        let (slots, byte_len) = self.remote_slots.take_returned();
+        if let Some(shared_budget) = &self.shared_budget {
+            shared_budget.get().0.reserve_anyway(byte_len as u64);
         }
         slots
     }
 
     /// The slots given up since this was last asked, since a forked child may see them, to be told
     /// to their maker.
-    fn take_left_to_children(&self) -> Vec<u64> {
-        self.lender.take_left_to_children()
+    fn take_retired_by_fork(&self) -> Vec<u64> {
+        self.remote_slots.take_retired_by_fork()
     }
 
     /// Forgets slot number `slot`; its memory goes with its last user.
     fn forget(&self, slot: u64) {
-        self.lender.forget(slot);
+        self.remote_slots.forget(slot);
     }
 }
 
 #[pymethods]
-impl PyLent {
+impl PyBorrowedSlot {
     fn __len__(&self) -> usize {
         self.0.byte_len()
     }
@@ -135,7 +138,7 @@ impl PyLent {
     }
 }
 
-impl PyLent {
+impl PyBorrowedSlot {
     fn held<'py>(slf: &Bound<'py, Self>) -> Held<'py> {
         let lent = &slf.get().0;
         Held { owner: slf.as_any().clone(), start: lent.as_ptr(), byte_len: lent.byte_len() }
@@ -148,12 +151,12 @@ fn padded(byte_len: usize) -> usize {
 }
 
 /// A dtype, a row with the shape of each array, and the bytes that `write_arrays` needs for them.
-type Layout<'py> = (Bound<'py, PyArrayDescr>, Bound<'py, PyArray2<i64>>, usize);
+type PackedArrays<'py> = (Bound<'py, PyArrayDescr>, Bound<'py, PyArray2<i64>>, usize);
 
 /// What `elements` are in common, if they are plain C-contiguous arrays of one dtype and number
 /// of dimensions.
 #[pyfunction]
-fn common_layout<'py>(elements: &Bound<'py, PyList>) -> PyResult<Option<Layout<'py>>> {
+fn common_layout<'py>(elements: &Bound<'py, PyList>) -> PyResult<Option<PackedArrays<'py>>> {
     let py = elements.py();
     let elements = elements.to_tuple();
     let mut common: Option<(Bound<'py, PyArrayDescr>, usize)> = None;
@@ -259,16 +262,16 @@ fn copied_bytes() -> u64 {
 
 /// A page that the processes of a pool share: the memory they have in common, and where each
 /// stands.
-#[pyclass(frozen, name = "Board", module = "grainmill._native")]
-struct PyBoard(Board);
+#[pyclass(frozen, name = "SharedBudget", module = "grainmill._native")]
+struct PySharedBudget(SharedBudget);
 
 #[pymethods]
-impl PyBoard {
+impl PySharedBudget {
     /// A page for `num_processes` and a descriptor of it, which the caller closes.
     #[staticmethod]
     fn create(num_processes: usize, budget_bytes: u64) -> Result<(Self, c_int), Raised> {
-        let (board, file) = Board::create(num_processes, budget_bytes)?;
-        Ok((Self(board), file.into_raw_fd()))
+        let (shared_budget, file) = SharedBudget::create(num_processes, budget_bytes)?;
+        Ok((Self(shared_budget), file.into_raw_fd()))
     }
 
     /// The page behind a descriptor, in another process. The descriptor is closed.
@@ -277,7 +280,7 @@ impl PyBoard {
     fn open(file: c_int, num_processes: usize, budget_bytes: u64) -> Result<Self, Raised> {
         // SAFETY: the caller received the descriptor from the page's maker and hands it over.
         let file = unsafe { OwnedFd::from_raw_fd(file) };
-        Ok(Self(Board::open(file.as_fd(), num_processes, budget_bytes)?))
+        Ok(Self(SharedBudget::open(file.as_fd(), num_processes, budget_bytes)?))
     }
 
     /// Reserves `byte_len` bytes if `spare_bytes` more would fit beside them; says whether.
@@ -316,19 +319,19 @@ impl PyBoard {
 /// Has the system kill this process as soon as its parent's thread that made it ends; false where
 /// `parent` is not, or no longer, its parent.
 #[pyfunction]
-fn end_with(parent: u32) -> PyResult<bool> {
-    Ok(platform::end_with(parent)?)
+fn die_with_parent(parent: u32) -> PyResult<bool> {
+    Ok(platform::die_with_parent(parent)?)
 }
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<PyLender>()?;
-    module.add_class::<PyLent>()?;
-    module.add_class::<PyBoard>()?;
+    module.add_class::<PyRemoteSlots>()?;
+    module.add_class::<PyBorrowedSlot>()?;
+    module.add_class::<PySharedBudget>()?;
     module.add_function(wrap_pyfunction!(common_layout, module)?)?;
     module.add_function(wrap_pyfunction!(write_arrays, module)?)?;
     module.add_function(wrap_pyfunction!(dicts_of, module)?)?;
     module.add_function(wrap_pyfunction!(slot_of, module)?)?;
     module.add_function(wrap_pyfunction!(note_fork, module)?)?;
     module.add_function(wrap_pyfunction!(copied_bytes, module)?)?;
-    module.add_function(wrap_pyfunction!(end_with, module)?)
+    module.add_function(wrap_pyfunction!(die_with_parent, module)?)
 }

@@ -15,16 +15,16 @@ const MOST_TIMES_SHARED: usize = 2;
 
 /// Slots that this process may use at once; of what comes beyond that it gets copies. The system
 /// allows 65,530 mappings.
-const MOST_LENT: usize = 8192;
+const MAX_BORROWED: usize = 8192;
 
 /// What recycled slots are filled with in debug and test runs.
 const POISON: u8 = 0xA5;
 
 mod arena;
-mod lent;
 mod memory;
+mod remote_slots;
 mod stack;
 
 pub use arena::{Arena, Slot, poison_by_default};
-pub use lent::{Lender, Lent, note_fork};
+pub use remote_slots::{BorrowedSlot, RemoteSlots, note_fork};
 pub use stack::{copied_bytes, copy_rows};

@@ -15,14 +15,14 @@ pub struct Column {
 
 /// A column while the pieces of a block are followed, each of which may add to it.
 #[derive(Debug, Default)]
-pub(crate) struct Pieces {
+pub(crate) struct ColumnBuilder {
     count: usize,
     rows: Vec<i64>,
     index: Vec<i64>,
     parts: Vec<u32>,
 }
 
-impl Pieces {
+impl ColumnBuilder {
     /// Adds `index` at `rows`, ascending; no rows at all stand for those of a whole block.
     pub(crate) fn add(&mut self, rows: &[i64], index: &[i64], part: Option<u32>) {
         self.rows.extend_from_slice(rows);

@@ -8,14 +8,14 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::column::{Column, Pieces};
+use super::column::{Column, ColumnBuilder};
 use super::floor::Floor;
 use super::mix::{MixSchedule, RecentChoices};
 use super::orders::{Orders, Run};
 use super::stage::{self, Stage};
 use super::tree::Tree;
 use super::window::Windows;
-use crate::reserve::with_room;
+use crate::try_alloc::try_with_capacity;
 use crate::{Error, Result};
 
 /// The index stages of a plan, ready for blocks of positions.
@@ -110,7 +110,7 @@ struct Block<'a> {
     waiting: Vec<Segment<'a>>,
     /// Segments at a stage that shuffles: these are moved together.
     unordered: Vec<Segment<'a>>,
-    pieces: Vec<Pieces>,
+    pieces: Vec<ColumnBuilder>,
 }
 
 /// Positions of a block that have come to `stage`.
@@ -125,7 +125,7 @@ impl<'a> Block<'a> {
     fn new(index: Vec<i64>, num_columns: usize, root: &'a Stage) -> Self {
         let waiting = vec![Segment { stage: root, from: 0, to: index.len() }];
         let mut pieces = Vec::new();
-        pieces.resize_with(num_columns, Pieces::default);
+        pieces.resize_with(num_columns, ColumnBuilder::default);
         Self { index, rows: Vec::new(), waiting, unordered: Vec::new(), pieces }
     }
 
@@ -292,7 +292,7 @@ fn places_by_part(parts: &[u32], num_parts: usize) -> Vec<usize> {
 /// If they leave the 64-bit range or do not fit into memory.
 pub fn range(start: i64, count: usize) -> Result<Vec<i64>> {
     let end = range_end(start, count)?;
-    let mut positions = with_room(count, || format!("{count} positions"))?;
+    let mut positions = try_with_capacity(count, || format!("{count} positions"))?;
     positions.extend(start..end);
     Ok(positions)
 }

@@ -8,7 +8,7 @@
 
 use super::floor::Floor;
 use super::permute::{Permutation, SHUFFLE_ROUNDS};
-use crate::reserve::with_room;
+use crate::try_alloc::try_with_capacity;
 use crate::{Error, Result};
 
 /// How the positions of a sequence fall into windows.
@@ -80,7 +80,8 @@ pub fn window_order(window_len: u64, seed: u32) -> Result<Vec<i64>> {
         return Ok(Vec::new());
     }
     let len = usize::try_from(window_len).unwrap_or(usize::MAX);
-    let mut order: Vec<i64> = with_room(len, || format!("{window_len} elements of a window"))?;
+    let mut order: Vec<i64> =
+        try_with_capacity(len, || format!("{window_len} elements of a window"))?;
     order.extend((0..window_len.cast_signed()).rev());
     Permutation::new(window_len, seed, SHUFFLE_ROUNDS)?.apply_block(&mut order)?;
     Ok(order)

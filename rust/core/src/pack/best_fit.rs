@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use crate::pack::rooms::Rooms;
+use crate::pack::free_space::FreeSpace;
 
 /// Bins in order of the cells they use, ties with the first bin last.
 ///
@@ -32,7 +32,7 @@ impl BestFit {
     }
 }
 
-impl Rooms for BestFit {
+impl FreeSpace for BestFit {
     fn clear(&mut self) {
         self.used.clear();
         self.order.clear();

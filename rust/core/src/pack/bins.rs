@@ -4,13 +4,13 @@
 //! stay a function of the lengths alone.
 
 use crate::pack::choice::Choice;
-use crate::pack::rooms::{Fit, cell_count};
-use crate::reserve::check_room;
+use crate::pack::free_space::{Fit, cell_count};
+use crate::try_alloc::check_available;
 use crate::{Error, Result};
 
 /// The shape of a batch of bins.
 #[derive(Debug, Clone)]
-pub struct Layout {
+pub struct BinShape {
     /// Cells per bin, by feature.
     pub capacities: Vec<usize>,
     /// What the next free cell is rounded up to after each sequence, by feature.
@@ -21,7 +21,7 @@ pub struct Layout {
     pub max_sequences: Option<usize>,
 }
 
-impl Layout {
+impl BinShape {
     fn check(&self) -> Result<()> {
         let wrong = |problem: String| Err(Error::InvalidArgument(problem));
         if self.num_bins == 0 {
@@ -50,7 +50,7 @@ impl Layout {
 /// A batch of bins that fills up.
 #[derive(Debug)]
 pub struct Bins {
-    layout: Layout,
+    layout: BinShape,
     choice: Choice,
     /// Next free cell, bin by bin, in each feature by feature.
     used: Vec<usize>,
@@ -67,12 +67,12 @@ impl Bins {
     ///
     /// If `layout` has no bins, no features, an alignment of 0 or room for no sequence, or more bins
     /// than fit into memory.
-    pub fn new(layout: Layout, fit: Fit) -> Result<Self> {
+    pub fn new(layout: BinShape, fit: Fit) -> Result<Self> {
         layout.check()?;
         let cells = layout.num_bins.saturating_mul(layout.capacities.len());
         // A bin takes two words for each feature, and some 14 for its place in the arrangement.
         let words = cells.saturating_mul(2).saturating_add(layout.num_bins.saturating_mul(14));
-        check_room::<u64>(words, || format!("{} bins", layout.num_bins))?;
+        check_available::<u64>(words, || format!("{} bins", layout.num_bins))?;
         Ok(Self {
             choice: Choice::new(&layout.capacities, layout.num_bins, fit),
             used: vec![0; cells],
@@ -84,7 +84,7 @@ impl Bins {
     }
 
     /// The shape of the batch.
-    pub fn layout(&self) -> &Layout {
+    pub fn layout(&self) -> &BinShape {
         &self.layout
     }
 
@@ -173,13 +173,13 @@ mod tests {
 
     /// The bins as lists; every question is answered by looking at all of them.
     struct Slow {
-        layout: Layout,
+        layout: BinShape,
         used: Vec<Vec<usize>>,
         sequences: Vec<usize>,
     }
 
     impl Slow {
-        fn new(layout: &Layout) -> Self {
+        fn new(layout: &BinShape) -> Self {
             let used = vec![vec![0; layout.capacities.len()]; layout.num_bins];
             Self { layout: layout.clone(), used, sequences: vec![0; layout.num_bins] }
         }
@@ -209,7 +209,7 @@ mod tests {
         }
     }
 
-    fn matches_slow(layout: &Layout, sequences: &[Vec<usize>]) {
+    fn matches_slow(layout: &BinShape, sequences: &[Vec<usize>]) {
         for fit in [Fit::First, Fit::Best] {
             bins_match_slow_ones(Bins::new(layout.clone(), fit).unwrap(), sequences, fit);
         }
@@ -243,7 +243,7 @@ mod tests {
     }
 
     /// Layouts; half of them treat all features alike.
-    fn layouts(num_bins: Range<usize>) -> impl Strategy<Value = Layout> {
+    fn layouts(num_bins: Range<usize>) -> impl Strategy<Value = BinShape> {
         let feature = (1_usize..60, 1_usize..5);
         let features = (proptest::collection::vec(feature, 1..6), any::<bool>());
         let features = features.prop_map(|(mut features, alike)| {
@@ -253,7 +253,7 @@ mod tests {
             features
         });
         (features, num_bins, proptest::option::of(1_usize..5)).prop_map(
-            |(features, num_bins, max_sequences)| Layout {
+            |(features, num_bins, max_sequences)| BinShape {
                 capacities: features.iter().map(|feature| feature.0).collect(),
                 alignments: features.iter().map(|feature| feature.1).collect(),
                 num_bins,
@@ -365,7 +365,7 @@ mod tests {
                 let (cells, sequences) = workload(num_bins);
                 let features = sequences[0].len();
                 let (capacities, alignments) = (vec![cells; features], vec![1; features]);
-                let layout = Layout { capacities, alignments, num_bins, max_sequences: None };
+                let layout = BinShape { capacities, alignments, num_bins, max_sequences: None };
                 for fit in [Fit::First, Fit::Best] {
                     let looks = looks_each(Bins::new(layout.clone(), fit).unwrap(), &sequences);
                     assert!(
@@ -377,18 +377,18 @@ mod tests {
         }
     }
 
-    fn layout() -> Layout {
-        Layout { capacities: vec![4], alignments: vec![1], num_bins: 2, max_sequences: None }
+    fn layout() -> BinShape {
+        BinShape { capacities: vec![4], alignments: vec![1], num_bins: 2, max_sequences: None }
     }
 
     #[test]
     fn layouts_without_room_are_refused() {
         let wrong = [
-            Layout { num_bins: 0, ..layout() },
-            Layout { alignments: vec![0], ..layout() },
-            Layout { alignments: vec![], ..layout() },
-            Layout { capacities: vec![], alignments: vec![], ..layout() },
-            Layout { max_sequences: Some(0), ..layout() },
+            BinShape { num_bins: 0, ..layout() },
+            BinShape { alignments: vec![0], ..layout() },
+            BinShape { alignments: vec![], ..layout() },
+            BinShape { capacities: vec![], alignments: vec![], ..layout() },
+            BinShape { max_sequences: Some(0), ..layout() },
         ];
         for layout in wrong {
             assert!(Bins::new(layout, Fit::First).is_err());

@@ -1,9 +1,9 @@
 //! The structures that know which bin is next; one feature is quicker than several.
 
 use crate::pack::best_fit::BestFit;
+use crate::pack::bit_rows::BitRows;
 use crate::pack::first_fit::FirstFit;
-use crate::pack::room_rows::RoomRows;
-use crate::pack::rooms::{Fit, Rooms, cell_count};
+use crate::pack::free_space::{Fit, FreeSpace, cell_count};
 
 /// The bins of a batch.
 ///
@@ -14,8 +14,8 @@ pub(crate) struct Choice {
     capacities: Vec<usize>,
     num_bins: usize,
     fit: Fit,
-    one: Box<dyn Rooms>,
-    several: Option<RoomRows>,
+    one: Box<dyn FreeSpace>,
+    several: Option<BitRows>,
     /// Whether every bin has the same room in all features.
     alike: bool,
 }
@@ -23,7 +23,7 @@ pub(crate) struct Choice {
 impl Choice {
     pub(crate) fn new(capacities: &[usize], num_bins: usize, fit: Fit) -> Self {
         let capacity = cell_count(capacities[0]);
-        let one: Box<dyn Rooms> = match fit {
+        let one: Box<dyn FreeSpace> = match fit {
             Fit::First => Box::new(FirstFit::new(capacity, num_bins)),
             Fit::Best => Box::new(BestFit::new(capacity, num_bins)),
         };
@@ -65,9 +65,9 @@ impl Choice {
     }
 
     /// Goes over to the structure for several features, with empty bins.
-    fn part(&mut self) -> &mut RoomRows {
+    fn part(&mut self) -> &mut BitRows {
         self.alike = false;
-        let new = || RoomRows::new(&self.capacities, self.num_bins, self.fit);
+        let new = || BitRows::new(&self.capacities, self.num_bins, self.fit);
         let several = self.several.get_or_insert_with(new);
         several.clear();
         several

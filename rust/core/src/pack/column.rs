@@ -1,7 +1,7 @@
 //! One feature of all rows of a batch: cells, and for each cell its segment and position.
 
 use crate::Result;
-use crate::reserve::defaults;
+use crate::try_alloc::try_defaults;
 
 /// Where a run of cells goes.
 #[derive(Debug, Clone, Copy)]
@@ -18,7 +18,7 @@ pub struct Placement {
 
 /// Rows of equal length whose cells are `cell_bytes` bytes each.
 #[derive(Debug)]
-pub struct Column {
+pub struct FeatureRows {
     cell_bytes: usize,
     row_cells: usize,
     num_rows: usize,
@@ -36,7 +36,7 @@ struct Marks {
 /// What rows begin at, so that whole cache lines are copied.
 const ALIGNMENT: usize = 64;
 
-impl Column {
+impl FeatureRows {
     /// Rows with every cell `padding`, the bytes of one cell, or zero where that is `None`.
     ///
     /// With `marked`, segment ids and positions are kept, zero where no sequence is.
@@ -59,7 +59,7 @@ impl Column {
         // More than the address space is more than memory, too.
         let num_cells = num_rows.saturating_mul(row_cells);
         let num_bytes = num_cells.saturating_mul(cell_bytes);
-        let mut values: Vec<u8> = defaults(num_bytes.saturating_add(ALIGNMENT), rows)?;
+        let mut values: Vec<u8> = try_defaults(num_bytes.saturating_add(ALIGNMENT), rows)?;
         let offset = match values.as_ptr().align_offset(ALIGNMENT) {
             offset if offset < ALIGNMENT => offset,
             _ => 0,
@@ -72,7 +72,8 @@ impl Column {
             }
         }
         let marks = if marked {
-            let (segment_ids, positions) = (defaults(num_cells, rows)?, defaults(num_cells, rows)?);
+            let (segment_ids, positions) =
+                (try_defaults(num_cells, rows)?, try_defaults(num_cells, rows)?);
             Some(Marks { segment_ids, positions })
         } else {
             None
@@ -153,14 +154,14 @@ mod tests {
         // Cells of no bytes need memory for their marks alone.
         for (cells, bytes, marked) in [(1 << 35, 4, false), (1 << 60, 4, false), (1 << 35, 0, true)]
         {
-            let refused = Column::new(1 << 20, cells, bytes, None, marked).unwrap_err();
+            let refused = FeatureRows::new(1 << 20, cells, bytes, None, marked).unwrap_err();
             assert!(refused.to_string().ends_with("bytes do not fit into memory"), "{refused}");
         }
     }
 
     #[test]
     fn cells_land_in_their_row_with_segments_and_positions() {
-        let mut column = Column::new(2, 4, 2, Some(&[7, 7]), true).unwrap();
+        let mut column = FeatureRows::new(2, 4, 2, Some(&[7, 7]), true).unwrap();
         column.write(Placement { row: 1, start: 1, len: 2, segment: 3 }, &[1, 2, 3, 4]);
         column.overwrite(1, 2, &[5, 6]);
         let (values, offset) = column.take_values();
@@ -174,7 +175,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "lie outside")]
     fn cells_past_the_row_are_refused() {
-        let mut column = Column::new(2, 4, 1, None, false).unwrap();
+        let mut column = FeatureRows::new(2, 4, 1, None, false).unwrap();
         column.write(Placement { row: 0, start: 3, len: 2, segment: 1 }, &[1, 2]);
     }
 }

@@ -20,7 +20,7 @@ pub struct Limits {
 
 /// Cells of one feature of a sequence on their way into the row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
+pub struct FeatureSlice {
     /// The first cell in the sequence.
     pub from: usize,
     /// The first cell in the row.
@@ -51,7 +51,7 @@ pub struct RowFill {
     limits: Limits,
     used: Vec<usize>,
     sequences: usize,
-    pieces: Vec<Piece>,
+    pieces: Vec<FeatureSlice>,
     /// What is left of the next sequence, if it was cut.
     remainder: Option<Vec<(usize, usize)>>,
 }
@@ -87,7 +87,7 @@ impl RowFill {
     }
 
     /// The cells the last [`RowFill::add`] took, by feature.
-    pub fn pieces(&self) -> &[Piece] {
+    pub fn pieces(&self) -> &[FeatureSlice] {
         &self.pieces
     }
 
@@ -128,7 +128,7 @@ impl RowFill {
             let (start, stop) = self.slice(feature, len)?;
             let room = self.limits.capacities[feature] - self.used[feature];
             let take = room.min(stop - start);
-            self.pieces.push(Piece { from: start, start: self.used[feature], len: take });
+            self.pieces.push(FeatureSlice { from: start, start: self.used[feature], len: take });
             if !self.limits.whole[feature] {
                 taken += take;
                 left += stop - start - take;

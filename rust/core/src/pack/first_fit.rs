@@ -1,6 +1,6 @@
 //! The first bin with room in one feature, by a tree over the room that is left.
 
-use crate::pack::rooms::Rooms;
+use crate::pack::free_space::FreeSpace;
 
 /// A complete binary tree over bins; each node keeps the most room that any bin below it has.
 /// A closed bin has room -1.
@@ -22,7 +22,7 @@ impl FirstFit {
     }
 }
 
-impl Rooms for FirstFit {
+impl FreeSpace for FirstFit {
     fn clear(&mut self) {
         // A node has bins below it if its leftmost leaf is one.
         for (node, room) in self.room.iter_mut().enumerate().skip(1) {

@@ -1,21 +1,21 @@
 //! Sequences into bins: which bin each one goes to, and its cells into the row of that bin.
 //!
 //! [`RowFill`] decides for rows filled one after another, where sequences may be cut.
-//! [`Bins`] decides, from lengths alone; [`Column`] holds one feature of all rows and copies.
+//! [`Bins`] decides, from lengths alone; [`FeatureRows`] holds one feature of all rows and copies.
 
 mod best_fit;
 mod bins;
+mod bit_rows;
 mod choice;
 mod column;
 mod concat_split;
 mod first_fit;
-mod room_rows;
-mod rooms;
+mod free_space;
 
-pub use bins::{Bins, Layout};
-pub use column::{Column, Placement};
-pub use concat_split::{Limits, Piece, RowFill, Taken};
-pub use rooms::Fit;
+pub use bins::{BinShape, Bins};
+pub use column::{FeatureRows, Placement};
+pub use concat_split::{FeatureSlice, Limits, RowFill, Taken};
+pub use free_space::Fit;
 
 /// Counts the blocks of bins that choosing looks at, for tests of how their number grows.
 #[cfg(test)]

@@ -2,12 +2,12 @@
 //!
 //! No other layer starts threads.
 
-mod board;
 pub mod open;
 pub mod pool;
 pub mod read_ahead;
 pub mod read_queue;
+mod shared_budget;
 
-pub use board::Board;
 pub use read_ahead::{Pending, read, start, start_unready};
 pub use read_queue::ReadQueue;
+pub use shared_budget::SharedBudget;

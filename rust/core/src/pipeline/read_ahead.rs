@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use super::pool;
 use super::read_queue::{Parts, ReadQueue};
-use crate::records::distance;
+use crate::records::storage_latency;
 use crate::records::{Files, Outcome, Plan, Records, Scratch, Sorted, Unit, UnitRecords};
 use crate::{Error, Result, process};
 
@@ -60,7 +60,7 @@ where
     let num_unready = unready.len();
     let unplanned = Unplanned { files: Arc::clone(files), sorted, num_left: num_unready.into() };
     let job = Job::new(Some(unplanned), Vec::new(), queue);
-    job.add(unready.into_iter().map(Task::Prepare));
+    job.add(unready.into_iter().map(ReadTask::Prepare));
     Pending { job, owner: process::id() }
 }
 
@@ -98,13 +98,13 @@ struct Unplanned {
 
 #[derive(Debug)]
 struct Todo<S> {
-    tasks: VecDeque<Task<S>>,
+    tasks: VecDeque<ReadTask<S>>,
     /// How many turns in the queue this has been given and not had yet.
     num_turns: usize,
 }
 
 #[derive(Debug)]
-enum Task<S> {
+enum ReadTask<S> {
     /// Make a file ready.
     Prepare(usize),
     /// Read some of the plan.
@@ -134,7 +134,7 @@ impl<S: AsMut<[u8]> + Send + 'static> Job<S> {
     }
 
     /// Has `tasks` done.
-    fn add(self: &Arc<Self>, tasks: impl ExactSizeIterator<Item = Task<S>>) {
+    fn add(self: &Arc<Self>, tasks: impl ExactSizeIterator<Item = ReadTask<S>>) {
         lock(&self.progress).num_left += tasks.len();
         lock(&self.todo).tasks.extend(tasks);
         self.queue_up();
@@ -142,7 +142,7 @@ impl<S: AsMut<[u8]> + Send + 'static> Job<S> {
 
     /// Has a unit read.
     fn add_unit(self: &Arc<Self>, plan: &Plan, unit: Unit<S>) {
-        self.add(plan.units(unit).into_iter().map(Task::Read));
+        self.add(plan.units(unit).into_iter().map(ReadTask::Read));
     }
 
     /// Sees to it that there are as many turns in the queue as threads are worth having: one for
@@ -194,8 +194,8 @@ impl<S: AsMut<[u8]> + Send + 'static> Job<S> {
             return true;
         }
         let first = match (&task, self.plan.get()) {
-            (Task::Read(unit), Some(plan)) => plan.first_pick(unit),
-            (&Task::Prepare(file), _) => file,
+            (ReadTask::Read(unit), Some(plan)) => plan.first_pick(unit),
+            (&ReadTask::Prepare(file), _) => file,
             _ => 0,
         };
         let result = catch_unwind(AssertUnwindSafe(|| self.result_of(task)))
@@ -204,16 +204,16 @@ impl<S: AsMut<[u8]> + Send + 'static> Job<S> {
         true
     }
 
-    fn result_of(self: &Arc<Self>, task: Task<S>) -> Result<Option<UnitRecords>> {
+    fn result_of(self: &Arc<Self>, task: ReadTask<S>) -> Result<Option<UnitRecords>> {
         match (task, self.plan.get(), &self.unplanned) {
-            (Task::Read(unit), Some(plan), _) => {
+            (ReadTask::Read(unit), Some(plan), _) => {
                 let Outcome { records, rest } = read_unit(plan, unit, true)?;
                 if let Some(rest) = rest {
                     self.add_unit(plan, rest);
                 }
                 Ok(Some(records))
             }
-            (Task::Prepare(file), _, Some(Unplanned { files, sorted, num_left })) => {
+            (ReadTask::Prepare(file), _, Some(Unplanned { files, sorted, num_left })) => {
                 let prepared = files.prepare(file);
                 let is_last = num_left.fetch_sub(1, Ordering::AcqRel) == 1;
                 prepared?;
@@ -287,7 +287,7 @@ impl<S: AsMut<[u8]> + Send + 'static> Pending<S> {
         drop(progress);
         let plan = job.plan.get().expect("what was read has been planned");
         if plan.is_far() {
-            distance::add_waited(began.elapsed());
+            storage_latency::add_waited(began.elapsed());
         }
         Ok(plan.gather(units))
     }

@@ -48,7 +48,7 @@ pub(crate) unsafe fn give_back(start: NonNull<u8>, byte_len: usize) {
 /// # Errors
 ///
 /// If the system does not offer this.
-pub fn end_with(parent: u32) -> io::Result<bool> {
+pub fn die_with_parent(parent: u32) -> io::Result<bool> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     // The parent may have gone before the system was asked.
     let current = getppid().map(Pid::as_raw_pid);

@@ -4,8 +4,6 @@
 //! systems with descriptors) and `elsewhere` offers the same functions; `--cfg grainmill_portable`
 //! has Linux take the portable ones, so that they are tested where most of the tests run.
 
-#[cfg(not(unix))]
-mod elsewhere;
 #[cfg(unix)]
 mod files;
 #[cfg(all(target_os = "linux", not(grainmill_portable)))]
@@ -14,6 +12,8 @@ mod linux;
 mod mapped;
 #[cfg(all(unix, any(not(target_os = "linux"), grainmill_portable)))]
 mod portable;
+#[cfg(not(unix))]
+mod windows;
 
 #[cfg(not(unix))]
 use elsewhere as system;
@@ -22,13 +22,6 @@ use linux as system;
 #[cfg(all(unix, any(not(target_os = "linux"), grainmill_portable)))]
 use portable as system;
 
-#[cfg(not(unix))]
-pub use elsewhere::{BorrowedFile, OwnedFile};
-#[cfg(not(unix))]
-pub(crate) use elsewhere::{
-    ReadFile, anonymous, borrowed, is_a_directory, is_alive, is_out_of_files, mapped, max_files,
-    unmapped,
-};
 #[cfg(unix)]
 pub(crate) use files::{ReadFile, is_a_directory, is_out_of_files, max_files};
 #[cfg(unix)]
@@ -36,8 +29,15 @@ pub(crate) use mapped::{anonymous, borrowed, is_alive, mapped, unmapped};
 /// A file that this process has open, to be handed to another process.
 #[cfg(unix)]
 pub use std::os::fd::{BorrowedFd as BorrowedFile, OwnedFd as OwnedFile};
-pub use system::end_with;
+pub use system::die_with_parent;
 pub(crate) use system::{fixed_len, give_back, shared_file};
+#[cfg(not(unix))]
+pub use windows::{BorrowedFile, OwnedFile};
+#[cfg(not(unix))]
+pub(crate) use windows::{
+    ReadFile, anonymous, borrowed, is_a_directory, is_alive, is_out_of_files, mapped, max_files,
+    unmapped,
+};
 
 /// What a system knows of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -64,7 +64,7 @@ pub(crate) unsafe fn give_back(_: NonNull<u8>, _: usize) {}
 /// # Errors
 ///
 /// If no thread can be started.
-pub fn end_with(parent: u32) -> io::Result<bool> {
+pub fn die_with_parent(parent: u32) -> io::Result<bool> {
     let is_parent =
         move || getppid().and_then(|pid| u32::try_from(Pid::as_raw_pid(pid)).ok()) == Some(parent);
     if !is_parent() {

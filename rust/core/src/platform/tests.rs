@@ -3,7 +3,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::{end_with, fixed_len, give_back, mapped, shared_file, unmapped};
+use super::{die_with_parent, fixed_len, give_back, mapped, shared_file, unmapped};
 
 fn file_of(byte_len: u64) -> OwnedFd {
     shared_file("tested", byte_len).unwrap()
@@ -66,5 +66,5 @@ fn mapping_whose_pages_were_given_back_is_still_writable() {
 #[test]
 fn process_of_another_parent_does_not_wait() {
     // The parent of this process is whoever started the tests, and never this process.
-    assert!(!end_with(std::process::id()).unwrap());
+    assert!(!die_with_parent(std::process::id()).unwrap());
 }

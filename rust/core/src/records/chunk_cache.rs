@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::riegeli::{ChunkRecords, DecodedChunk};
-use super::single::{Alone, InWork};
+use super::single_flight::{Alone, InWork};
 use crate::process::PerProcess;
 
 /// How many bytes of decoded chunks are kept unless [`set_budget`] says otherwise.

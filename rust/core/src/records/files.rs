@@ -6,13 +6,13 @@ use std::sync::{Arc, OnceLock};
 
 use super::array_record::ArrayRecordFile;
 use super::chunk_cache::ChunkCache;
-use super::distance::Distance;
 use super::local::LocalFiles;
 use super::plan::{Plan, PlannedFile};
 use super::read::{Records, Scratch};
 use super::record_file::{Pick, RecordFile};
-use super::single::InWork;
+use super::single_flight::InWork;
 use super::storage::{Reader, Storage};
+use super::storage_latency::StorageLatency;
 use crate::{Error, Result};
 
 static OPENING: InWork = InWork::new();
@@ -53,7 +53,7 @@ impl From<PathBuf> for Source {
 pub struct FileSet {
     /// Sets that were joined have them in common with what they were joined from.
     entries: Vec<Arc<Entry>>,
-    distance: Arc<Distance>,
+    latency: Arc<StorageLatency>,
     cache: Arc<ChunkCache>,
 }
 
@@ -86,7 +86,7 @@ impl FileSet {
     }
 
     fn with(entries: Vec<Arc<Entry>>) -> Self {
-        Self { entries, distance: Arc::default(), cache: Arc::default() }
+        Self { entries, latency: Arc::default(), cache: Arc::default() }
     }
 
     /// How many files there are.
@@ -127,7 +127,7 @@ impl FileSet {
             };
             entry.source.expect(noted, found)?;
         }
-        let reader = Reader::new(&*bytes, &self.distance);
+        let reader = Reader::new(&*bytes, &self.latency);
         let file: Arc<dyn RecordFile> = Arc::new(ArrayRecordFile::open(stored, reader, is_wanted)?);
         entry.source.check(file.num_records())?;
         Ok(entry.file.get_or_init(|| file))
@@ -276,7 +276,7 @@ impl Files {
 
     /// Whether what was read lately had to be waited for.
     pub fn is_far(&self) -> bool {
-        self.set.distance.is_far()
+        self.set.latency.is_far()
     }
 
     /// What tells each file from others that had its name; it is opened if that has not been noted.
@@ -361,7 +361,7 @@ impl Files {
     pub fn prepare(&self, file: usize) -> Result<()> {
         let file = self.set.open(file, true)?;
         if file.num_records() > 0 {
-            file.locate(&mut [Pick::default()], Some(&self.set.distance))?;
+            file.locate(&mut [Pick::default()], Some(&self.set.latency))?;
         }
         Ok(())
     }
@@ -395,7 +395,7 @@ impl Files {
     pub fn plan_sorted(&self, sorted: &Sorted) -> Result<Plan> {
         let plan = self.plan_by(sorted, |at, picks| {
             let file = self.set.open(at, true)?;
-            file.locate(picks, Some(&self.set.distance))?;
+            file.locate(picks, Some(&self.set.latency))?;
             Ok(Some(file))
         })?;
         Ok(plan.expect("every file has been located"))
@@ -438,8 +438,8 @@ impl Files {
                 }
             }
         }
-        let (distance, cache) = (Arc::clone(&self.set.distance), Arc::clone(&self.set.cache));
-        Ok(is_complete.then(|| Plan::new(files, picks, distance, cache)))
+        let (latency, cache) = (Arc::clone(&self.set.latency), Arc::clone(&self.set.cache));
+        Ok(is_complete.then(|| Plan::new(files, picks, latency, cache)))
     }
 
     /// Reads the records at `positions`, in that order.

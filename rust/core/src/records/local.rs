@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::single::InWork;
+use super::single_flight::InWork;
 use super::storage::{FileNumber, Held, ReadAt, Storage, StoredFile};
 use crate::platform::{self, FileFacts, FileKind, ReadFile};
 use crate::process::PerProcess;

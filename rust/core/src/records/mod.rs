@@ -2,20 +2,20 @@
 //!
 //! Positions become a [`Plan`] of the ranges to be read ([`files`], [`plan`]); a [`storage`] gives
 //! the bytes of ranges, a [`RecordFile`] decodes them, and [`read`] puts the records where they go.
-//! How long reads take tells whether many should be in flight at once ([`distance`]).
+//! How long reads take tells whether many should be in flight at once ([`latency`]).
 
 pub mod array_record;
+mod buffer_pool;
 pub mod chunk_cache;
-pub mod distance;
 pub mod files;
 mod local;
 pub mod plan;
 pub mod read;
 pub mod record_file;
 pub mod riegeli;
-mod single;
-mod spare;
+mod single_flight;
 pub mod storage;
+pub mod storage_latency;
 
 pub use array_record::ArrayRecordFile;
 pub use files::{FileSet, Files, Noted, Sorted, Source};

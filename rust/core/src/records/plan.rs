@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use super::chunk_cache::ChunkCache;
-use super::distance::Distance;
 use super::record_file::{Holding, Pick, RecordFile};
+use super::storage_latency::StorageLatency;
 use crate::Result;
 
 /// Parts of a plan hold about this many bytes where storage is near; a smaller plan is not worth
@@ -102,10 +102,10 @@ impl PlannedFile {
     }
 
     /// Holds the file. Where storage is far, all units of a plan look at it once.
-    pub(crate) fn holding(&self, distance: &Distance) -> Result<Holding> {
-        let check = || Holding::of(&*self.file, distance, false).is_ok();
-        let was_checked = distance.is_far() && *self.is_checked.get_or_init(check);
-        Holding::of(&*self.file, distance, was_checked)
+    pub(crate) fn holding(&self, latency: &StorageLatency) -> Result<Holding> {
+        let check = || Holding::of(&*self.file, latency, false).is_ok();
+        let was_checked = latency.is_far() && *self.is_checked.get_or_init(check);
+        Holding::of(&*self.file, latency, was_checked)
     }
 }
 
@@ -116,7 +116,7 @@ pub struct Plan {
     /// In rising order.
     pub(crate) picks: Vec<Pick>,
     pub(crate) requests: Vec<Request>,
-    pub(crate) distance: Arc<Distance>,
+    pub(crate) latency: Arc<StorageLatency>,
     pub(crate) cache: Arc<ChunkCache>,
 }
 
@@ -133,12 +133,12 @@ impl Plan {
     pub(crate) fn new(
         files: Vec<PlannedFile>,
         picks: Vec<Pick>,
-        distance: Arc<Distance>,
+        latency: Arc<StorageLatency>,
         cache: Arc<ChunkCache>,
     ) -> Self {
-        let costs = if distance.is_far() { Costs::FAR } else { Costs::NEAR };
+        let costs = if latency.is_far() { Costs::FAR } else { Costs::NEAR };
         let requests = requests(&picks, &costs);
-        Self { files, picks, requests, distance, cache }
+        Self { files, picks, requests, latency, cache }
     }
 
     /// The same plan for another process, in which nothing has been done.
@@ -152,7 +152,7 @@ impl Plan {
             files: files.collect(),
             picks: self.picks.clone(),
             requests: self.requests.clone(),
-            distance: Arc::clone(&self.distance),
+            latency: Arc::clone(&self.latency),
             cache: Arc::clone(&self.cache),
         }
     }
@@ -164,7 +164,7 @@ impl Plan {
 
     /// Whether the storage it reads from is far.
     pub fn is_far(&self) -> bool {
-        self.distance.is_far()
+        self.latency.is_far()
     }
 
     /// Whether it is worth a second thread though storage is near.

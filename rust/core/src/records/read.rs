@@ -6,14 +6,14 @@
 use std::ops::Range;
 
 use super::array_record::ranges::{WHOLE_READ_LEN, room};
+use super::buffer_pool;
 use super::plan::{Plan, PlannedFile, Request, Unit};
 use super::record_file::{Pick, RecordFile, Unchecked};
 use super::riegeli::hash::MAX_TOGETHER;
 use super::riegeli::{ChunkRecords, Decoder};
-use super::spare;
 use super::storage::Reader;
 use crate::Result;
-use crate::warm::Warming;
+use crate::write_prefetcher::WritePrefetcher;
 
 /// Memory above this is given back after use.
 const KEPT_LEN: usize = 8 << 20;
@@ -44,17 +44,17 @@ impl Plan {
     ) -> Result<Outcome<S>> {
         let Unit { requests, mut slots } = unit;
         let picks = self.picks_of(&requests);
-        let may_stop = may_stop && !self.distance.is_far();
+        let may_stop = may_stop && !self.latency.is_far();
         let mut sink = Sink {
             slots: &mut slots,
             records: UnitRecords {
                 first_pick: picks.start,
-                bytes: spare::take(),
+                bytes: buffer_pool::take(),
                 places: Vec::with_capacity(picks.len()),
             },
             waiting: Vec::new(),
         };
-        let mut warming = Warming::take();
+        let mut prefetcher = WritePrefetcher::take();
         let mut holding = None;
         let mut left = None;
         for number in requests.clone() {
@@ -63,16 +63,16 @@ impl Plan {
             let planned = &self.files[picks[0].file as usize];
             let holding = match &holding {
                 Some((file, holding)) if *file == picks[0].file => holding,
-                _ => &holding.insert((picks[0].file, planned.holding(&self.distance)?)).1,
+                _ => &holding.insert((picks[0].file, planned.holding(&self.latency)?)).1,
             };
-            let reader = holding.reader(&self.distance);
+            let reader = holding.reader(&self.latency);
             if let Some(unchecked) =
                 read_straight(&*planned.file, reader, request, picks, &mut sink)?
             {
                 let last = sink.records.places.len() - 1;
                 sink.waiting.push(((last, picks[0]), unchecked));
                 if sink.waiting.len() == MAX_TOGETHER {
-                    self.check(scratch, &mut sink, &mut warming)?;
+                    self.check(scratch, &mut sink, &mut prefetcher)?;
                 }
             } else if planned.file.has_groups() {
                 self.read_groups(planned, reader, picks, scratch, &mut sink)?;
@@ -82,12 +82,12 @@ impl Plan {
                     sink.take(picks, chunk);
                 })?;
             }
-            if may_stop && number + 1 < requests.end && self.distance.is_far() {
+            if may_stop && number + 1 < requests.end && self.latency.is_far() {
                 left = Some(number + 1..requests.end);
                 break;
             }
         }
-        self.check(scratch, &mut sink, &mut warming)?;
+        self.check(scratch, &mut sink, &mut prefetcher)?;
         scratch.trim();
         let records = sink.records;
         let rest = left.map(|requests| {
@@ -102,13 +102,13 @@ impl Plan {
         &self,
         scratch: &mut Scratch,
         sink: &mut Sink<'_, S>,
-        warming: &mut Warming,
+        prefetcher: &mut WritePrefetcher,
     ) -> Result<()> {
         if sink.waiting.is_empty() {
             return Ok(());
         }
         let (picks, unchecked): (Vec<_>, Vec<_>) = sink.waiting.drain(..).unzip();
-        let intact = Unchecked::are_intact(unchecked, &sink.in_slots(&picks), warming);
+        let intact = Unchecked::are_intact(unchecked, &sink.in_slots(&picks), prefetcher);
         for ((at, pick), intact) in picks.iter().zip(intact) {
             if !intact {
                 self.reread(*at, pick, scratch, sink)?;
@@ -126,8 +126,8 @@ impl Plan {
         sink: &mut Sink<'_, S>,
     ) -> Result<()> {
         let planned = &self.files[pick.file as usize];
-        let holding = planned.holding(&self.distance)?;
-        let reader = holding.reader(&self.distance);
+        let holding = planned.holding(&self.latency)?;
+        let reader = holding.reader(&self.latency);
         let decoded =
             planned.file.read_chunk(reader, pick, &mut scratch.raw, &mut scratch.decoder)?;
         sink.put(at, pick, &decoded);
@@ -139,7 +139,7 @@ impl Plan {
     /// # Panics
     /// If these are not all units of this plan.
     pub fn gather(&self, units: Vec<UnitRecords>) -> Records {
-        let mut places = vec![(0, Place::InSlot); self.picks.len()];
+        let mut places = vec![(0, RecordPlace::InSlot); self.picks.len()];
         let mut num_found = 0;
         for (number, unit) in units.iter().enumerate() {
             for (pick, &place) in self.picks[unit.first_pick..].iter().zip(&unit.places) {
@@ -170,7 +170,7 @@ fn read_straight<S: AsMut<[u8]>>(
     }
     let read = file.read_straight(reader, &picks[0], out)?;
     if read.is_some() {
-        sink.records.places.push(Place::InSlot);
+        sink.records.places.push(RecordPlace::InSlot);
     }
     Ok(read)
 }
@@ -219,7 +219,7 @@ impl Plan {
         let mut kept = find();
         let mut alone = None;
         if let ([chunk], [None]) = (&chunks[..], &kept[..])
-            && self.distance.is_far()
+            && self.latency.is_far()
         {
             // Another block may be fetching it, and reading it twice takes no less time.
             alone = self.cache.alone(key(chunk), chunk[0].end - chunk[0].begin);
@@ -241,7 +241,7 @@ impl Plan {
             let extent = picks[from].begin..picks[to - 1].end;
             read_run(&*planned.file, reader, extent, &picks[from..to], scratch, |picks, chunk| {
                 sink.take(picks, chunk);
-                self.cache.offer(key(picks), chunk, picks.len(), self.distance.is_far());
+                self.cache.offer(key(picks), chunk, picks.len(), self.latency.is_far());
             })?;
             at = end;
         }
@@ -280,7 +280,7 @@ impl<S: AsMut<[u8]>> Sink<'_, S> {
     /// Takes the next picks, which are all of one chunk.
     fn take(&mut self, picks: &[Pick], decoded: &ChunkRecords<'_>) {
         for pick in picks {
-            self.records.places.push(Place::InSlot);
+            self.records.places.push(RecordPlace::InSlot);
             self.put(self.records.places.len() - 1, pick, decoded);
         }
     }
@@ -294,18 +294,18 @@ impl<S: AsMut<[u8]>> Sink<'_, S> {
             && out.len() == record.len()
         {
             out.copy_from_slice(record);
-            Place::InSlot
+            RecordPlace::InSlot
         } else {
             let begin = self.records.bytes.len();
             self.records.bytes.extend_from_slice(record);
-            Place::At(begin, self.records.bytes.len())
+            RecordPlace::At(begin, self.records.bytes.len())
         };
     }
 }
 
 /// Where a record is.
 #[derive(Debug, Clone, Copy)]
-enum Place {
+enum RecordPlace {
     /// In the slot that was given for it.
     InSlot,
     /// From here to there in the bytes of its unit.
@@ -317,12 +317,12 @@ enum Place {
 pub struct UnitRecords {
     first_pick: usize,
     bytes: Vec<u8>,
-    places: Vec<Place>,
+    places: Vec<RecordPlace>,
 }
 
 impl Drop for UnitRecords {
     fn drop(&mut self) {
-        spare::keep(std::mem::take(&mut self.bytes));
+        buffer_pool::keep(std::mem::take(&mut self.bytes));
     }
 }
 
@@ -347,7 +347,7 @@ impl Scratch {
 pub struct Records {
     units: Vec<UnitRecords>,
     /// Of each record: its unit, and where in that it is.
-    places: Vec<(usize, Place)>,
+    places: Vec<(usize, RecordPlace)>,
 }
 
 impl Records {
@@ -364,8 +364,8 @@ impl Records {
     /// Each record, or `None` if it is in the slot that was given for it.
     pub fn iter_unslotted(&self) -> impl ExactSizeIterator<Item = Option<&[u8]>> {
         self.places.iter().map(|&(unit, place)| match place {
-            Place::InSlot => None,
-            Place::At(begin, end) => Some(&self.units[unit].bytes[begin..end]),
+            RecordPlace::InSlot => None,
+            RecordPlace::At(begin, end) => Some(&self.units[unit].bytes[begin..end]),
         })
     }
 

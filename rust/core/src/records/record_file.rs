@@ -8,11 +8,11 @@ use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::distance::Distance;
 use super::riegeli::hash::{Hasher, finish_together};
-use super::riegeli::{ChunkRecords, Decoder, Problem};
+use super::riegeli::{ChunkRecords, Decoder, FormatError};
 use super::storage::{ReadAt, Reader, StoredFile};
-use crate::warm::Warming;
+use super::storage_latency::StorageLatency;
+use crate::write_prefetcher::WritePrefetcher;
 use crate::{Error, Result};
 
 /// A file of records whose index has been read.
@@ -35,7 +35,7 @@ pub trait RecordFile: Any + Debug + Send + Sync {
     ///
     /// # Errors
     /// If it has to be read and cannot be.
-    fn locate(&self, picks: &mut [Pick], reading: Option<&Distance>) -> Result<bool>;
+    fn locate(&self, picks: &mut [Pick], reading: Option<&StorageLatency>) -> Result<bool>;
 
     /// Whether the file read by `reader`, whose length and time are those of this one though its
     /// number is not, holds what this one does.
@@ -82,7 +82,7 @@ pub trait RecordFile: Any + Debug + Send + Sync {
     ) -> Result<Option<Unchecked>>;
 
     /// The error that `problem` in the chunk of `pick` is.
-    fn damaged(&self, pick: &Pick, problem: &Problem) -> Error;
+    fn damaged(&self, pick: &Pick, problem: &FormatError) -> Error;
 }
 
 /// One record that is asked for, and where it lies.
@@ -138,11 +138,11 @@ impl Unchecked {
     pub(crate) fn are_intact(
         all: Vec<Self>,
         records: &[&[u8]],
-        warming: &mut Warming,
+        prefetcher: &mut WritePrefetcher,
     ) -> Vec<bool> {
         let (hashers, stored): (Vec<_>, Vec<_>) =
             all.into_iter().map(|unchecked| (unchecked.hasher, unchecked.stored)).unzip();
-        let computed = finish_together(hashers, records, warming);
+        let computed = finish_together(hashers, records, prefetcher);
         computed.iter().zip(stored).map(|(&computed, stored)| computed == stored).collect()
     }
 }
@@ -155,12 +155,12 @@ impl Holding {
     /// Holds `file`, of which it is known that it `was_checked` a moment ago, or not.
     pub(crate) fn of(
         file: &dyn RecordFile,
-        distance: &Distance,
+        latency: &StorageLatency,
         was_checked: bool,
     ) -> Result<Self> {
         let held = file.stored().hold(was_checked)?;
         if let Some(number) = held.renumbered {
-            if !file.is_same(Reader::new(&*held.bytes, distance))? {
+            if !file.is_same(Reader::new(&*held.bytes, latency))? {
                 let path = file.stored().path().display().to_string();
                 return Err(Error::Changed { path });
             }
@@ -170,7 +170,7 @@ impl Holding {
     }
 
     /// Reads from it.
-    pub(crate) fn reader<'a>(&'a self, distance: &'a Distance) -> Reader<'a> {
-        Reader::new(&*self.0, distance)
+    pub(crate) fn reader<'a>(&'a self, latency: &'a StorageLatency) -> Reader<'a> {
+        Reader::new(&*self.0, latency)
     }
 }

@@ -5,7 +5,7 @@ use std::io::IoSliceMut;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::distance::Distance;
+use super::storage_latency::StorageLatency;
 use crate::Result;
 
 /// Where files are. Every call may wait for as long as it takes: those who read far storage do
@@ -73,23 +73,23 @@ pub trait ReadAt: Debug + Send + Sync {
 #[derive(Debug, Clone, Copy)]
 pub struct Reader<'a> {
     bytes: &'a dyn ReadAt,
-    distance: &'a Distance,
+    latency: &'a StorageLatency,
 }
 
 impl<'a> Reader<'a> {
     /// Reads from `bytes`.
-    pub fn new(bytes: &'a dyn ReadAt, distance: &'a Distance) -> Self {
-        Self { bytes, distance }
+    pub fn new(bytes: &'a dyn ReadAt, latency: &'a StorageLatency) -> Self {
+        Self { bytes, latency }
     }
 
     /// Fills `out` from position `at`.
     pub(crate) fn read_at(&self, out: &mut [u8], at: u64) -> Result<()> {
-        self.distance.observed(out.len(), || self.bytes.read_at(out, at))
+        self.latency.observed(out.len(), || self.bytes.read_at(out, at))
     }
 
     /// Fills `pieces` from position `at`; says whether the file had enough to give at once.
     pub(crate) fn read_pieces(&self, pieces: &mut [IoSliceMut<'_>], at: u64) -> Result<bool> {
         let len = pieces.iter().map(|piece| piece.len()).sum();
-        self.distance.observed(len, || self.bytes.read_pieces(pieces, at))
+        self.latency.observed(len, || self.bytes.read_pieces(pieces, at))
     }
 }

@@ -1,10 +1,10 @@
-//! Memory that the compiler can not say whose it is: of lent slots, and lent to readers.
+//! Memory that the compiler cannot say whose it is: of lent slots, and lent to readers.
 #![expect(unsafe_code, reason = "a lent slot gives out a bare pointer only")]
 
-use grainmill_core::batch::Lent;
+use grainmill_core::batch::BorrowedSlot;
 
 /// Whether every byte of `lent` is `byte`.
-pub(crate) fn all_are(lent: &Lent, byte: u8) -> bool {
+pub(crate) fn all_are(lent: &BorrowedSlot, byte: u8) -> bool {
     // SAFETY: `lent` keeps this many bytes mapped, and nobody writes what is lent; that this is so
     // is what these tests look for, by other means.
     let bytes = unsafe { std::slice::from_raw_parts(lent.as_ptr(), lent.byte_len()) };

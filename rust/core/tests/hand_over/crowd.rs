@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
-use grainmill_core::batch::{Arena, Lender, Lent, Slot};
+use grainmill_core::batch::{Arena, BorrowedSlot, RemoteSlots, Slot};
 
 /// Tasks that a maker has before the first of its slots comes back.
 const AHEAD: usize = 8;
@@ -56,37 +56,37 @@ pub(crate) struct Made {
 
 /// Takes in `num_slots` slots and gives each to several threads, of which any may be the last.
 ///
-/// `hear` waits for the next slot, which it adds to the lender where it is new; `give` sends a task.
+/// `hear` waits for the next slot, which it adds to the known ones where it is new; `give` sends a task.
 pub(crate) fn receive(
     num_slots: usize,
-    mut hear: impl FnMut(&Lender) -> Made,
+    mut hear: impl FnMut(&RemoteSlots) -> Made,
     mut give: impl FnMut(Vec<u64>),
 ) {
-    let lender = Lender::new(true);
+    let remote_slots = RemoteSlots::new(true);
     let users: Vec<_> = (1..=3).map(|user| start_user(user * 2)).collect();
     (0..AHEAD).for_each(|_| give(Vec::new()));
     for _ in 0..num_slots {
-        let made = hear(&lender);
+        let made = hear(&remote_slots);
         for slot in made.gone {
-            lender.forget(slot);
+            remote_slots.forget(slot);
         }
-        let lent = Arc::new(lender.lend(made.slot).unwrap());
+        let lent = Arc::new(remote_slots.borrow(made.slot).unwrap());
         for (user, _) in &users {
             user.send((Arc::clone(&lent), made.mark)).unwrap();
         }
         drop(lent);
-        give(lender.take_returned().0);
+        give(remote_slots.take_returned().0);
     }
     for (user, thread) in users {
         drop(user);
         thread.join().unwrap();
     }
-    give(lender.take_returned().0);
+    give(remote_slots.take_returned().0);
 }
 
 /// A thread that holds `most` slots at a time, and looks at each before it lets go of it.
-fn start_user(most: usize) -> (Sender<(Arc<Lent>, u8)>, JoinHandle<()>) {
-    let (sender, receiver) = channel::<(Arc<Lent>, u8)>();
+fn start_user(most: usize) -> (Sender<(Arc<BorrowedSlot>, u8)>, JoinHandle<()>) {
+    let (sender, receiver) = channel::<(Arc<BorrowedSlot>, u8)>();
     let user = move || {
         let mut held = VecDeque::new();
         for lent in receiver {

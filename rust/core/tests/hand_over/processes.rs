@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command};
 
-use grainmill_core::pipeline::Board;
+use grainmill_core::pipeline::SharedBudget;
 
 use crate::crowd::{self, Made};
 
@@ -27,15 +27,15 @@ fn path_of(file: &impl AsRawFd) -> String {
     format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd())
 }
 
-/// Reserves and releases, as process `number` of those with this board.
-pub(crate) fn reserve_often(board: &Board, number: usize) {
+/// Reserves and releases, as process `number` of those that share this budget.
+pub(crate) fn reserve_often(shared_budget: &SharedBudget, number: usize) {
     for round in 1..=2_000 {
         let byte_len = 100 + round * 37 % 400;
-        if board.reserve(byte_len, round % 100) {
-            assert!(board.reserved() <= 1_000);
-            board.release(byte_len);
+        if shared_budget.reserve(byte_len, round % 100) {
+            assert!(shared_budget.reserved() <= 1_000);
+            shared_budget.release(byte_len);
         }
-        board.mark(number, round).unwrap();
+        shared_budget.mark(number, round).unwrap();
     }
 }
 
@@ -43,26 +43,26 @@ pub(crate) fn reserve_often(board: &Board, number: usize) {
 fn reservations_of_two_processes_share_one_bound() {
     let open = |path: &str| {
         let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
-        Board::open(file.as_fd(), 4, 1_000).unwrap()
+        SharedBudget::open(file.as_fd(), 4, 1_000).unwrap()
     };
     if let Some(path) = shared() {
-        let board = open(&path);
+        let shared_budget = open(&path);
         std::thread::scope(|scope| {
-            scope.spawn(|| reserve_often(&board, 2));
-            scope.spawn(|| reserve_often(&board, 3));
+            scope.spawn(|| reserve_often(&shared_budget, 2));
+            scope.spawn(|| reserve_often(&shared_budget, 3));
         });
         return;
     }
-    let (board, file) = Board::create(4, 1_000).unwrap();
+    let (shared_budget, file) = SharedBudget::create(4, 1_000).unwrap();
     let name = "processes::reservations_of_two_processes_share_one_bound";
     let mut other = started(name, &path_of(&file));
     std::thread::scope(|scope| {
-        scope.spawn(|| reserve_often(&board, 0));
-        scope.spawn(|| reserve_often(&board, 1));
+        scope.spawn(|| reserve_often(&shared_budget, 0));
+        scope.spawn(|| reserve_often(&shared_budget, 1));
     });
     assert!(other.wait().unwrap().success());
-    assert_eq!(board.reserved(), 0);
-    assert!((0..4).all(|number| board.marked(number).unwrap() == 2_000));
+    assert_eq!(shared_budget.reserved(), 0);
+    assert!((0..4).all(|number| shared_budget.marked(number).unwrap() == 2_000));
 }
 
 const NUM_SLOTS: usize = 1_000;
@@ -82,14 +82,14 @@ fn slots_of_another_process_never_change_under_their_users() {
     let mut results = BufReader::new(tasks.try_clone().unwrap()).lines();
     crowd::receive(
         NUM_SLOTS,
-        |lender| {
+        |remote_slots| {
             let line = results.next().unwrap().unwrap();
             let mut words = line.split(' ');
             let [slot, mark, byte_len] = [(); 3].map(|()| words.next().unwrap().parse().unwrap());
             let file = words.next().unwrap();
             if !file.is_empty() {
                 let file = std::fs::File::options().read(true).write(true).open(file).unwrap();
-                lender.add(slot, file.as_fd(), usize::try_from(byte_len).unwrap()).unwrap();
+                remote_slots.add(slot, file.as_fd(), usize::try_from(byte_len).unwrap()).unwrap();
             }
             let gone = words.map(|word| word.parse().unwrap()).collect();
             Made { slot, mark: u8::try_from(mark).unwrap(), gone }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use grainmill_core::batch::{Arena, Slot, copy_rows};
-use grainmill_core::pipeline::{self, Board, ReadQueue};
+use grainmill_core::pipeline::{self, ReadQueue, SharedBudget};
 use grainmill_core::records::array_record::RecordWriter;
 use grainmill_core::records::{Files, Source};
 
@@ -32,10 +32,10 @@ fn slots_handed_over_never_change_under_their_users() {
         });
         crowd::receive(
             NUM_SLOTS,
-            move |lender| {
+            move |remote_slots| {
                 let (made, file) = results.recv().unwrap();
                 if let Some((file, byte_len)) = file {
-                    lender.add(made.slot, file.as_fd(), byte_len).unwrap();
+                    remote_slots.add(made.slot, file.as_fd(), byte_len).unwrap();
                 }
                 made
             },
@@ -118,18 +118,18 @@ fn rows_copied_by_many_threads_at_once_are_each_in_their_slot() {
 
 #[test]
 fn reservations_through_several_mappings_share_one_bound() {
-    let (board, file) = Board::create(4, 1_000).unwrap();
+    let (shared_budget, file) = SharedBudget::create(4, 1_000).unwrap();
     std::thread::scope(|scope| {
         for number in 0..4 {
-            let board = Board::open(file.as_fd(), 4, 1_000).unwrap();
-            scope.spawn(move || crate::processes::reserve_often(&board, number));
+            let shared_budget = SharedBudget::open(file.as_fd(), 4, 1_000).unwrap();
+            scope.spawn(move || crate::processes::reserve_often(&shared_budget, number));
         }
         for _ in 0..1_000 {
-            assert!(board.reserved() <= 1_000);
+            assert!(shared_budget.reserved() <= 1_000);
         }
     });
-    assert_eq!(board.reserved(), 0);
-    assert!((0..4).all(|number| board.marked(number).unwrap() == 2_000));
+    assert_eq!(shared_budget.reserved(), 0);
+    assert!((0..4).all(|number| shared_budget.marked(number).unwrap() == 2_000));
 }
 
 #[test]

@@ -12,8 +12,8 @@ use std::fmt::Write as _;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use grainmill_core::batch::{Arena, Lender, Lent, Slot};
-use grainmill_core::pipeline::Board;
+use grainmill_core::batch::{Arena, BorrowedSlot, RemoteSlots, Slot};
+use grainmill_core::pipeline::SharedBudget;
 
 /// Bytes of every slot: one size class, and no more than a page.
 const SLOT: usize = 512;
@@ -162,7 +162,7 @@ struct Held {
     maker: usize,
     slot: u64,
     mark: u8,
-    owners: Vec<Arc<Lent>>,
+    owners: Vec<Arc<BorrowedSlot>>,
 }
 
 /// What the receiver is in the middle of.
@@ -176,9 +176,9 @@ enum Begun {
 #[derive(Debug)]
 pub(crate) struct World {
     scenario: Scenario,
-    board: Board,
+    shared_budget: SharedBudget,
     makers: Vec<Maker>,
-    lenders: Vec<Lender>,
+    lenders: Vec<RemoteSlots>,
     num_given: Vec<usize>,
     num_heard: Vec<usize>,
     answers: Vec<VecDeque<(u64, u8)>>,
@@ -192,12 +192,12 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(scenario: Scenario) -> Self {
         let count = scenario.num_makers;
-        let (board, _) = Board::create(count, scenario.budget * SLOT_BYTES).unwrap();
+        let (shared_budget, _) = SharedBudget::create(count, scenario.budget * SLOT_BYTES).unwrap();
         Self {
             scenario,
-            board,
+            shared_budget,
             makers: (0..count).map(|number| Maker::new(number, scenario.num_strays)).collect(),
-            lenders: (0..count).map(|_| Lender::new(true)).collect(),
+            lenders: (0..count).map(|_| RemoteSlots::new(true)).collect(),
             num_given: vec![0; count],
             num_heard: vec![0; count],
             answers: vec![VecDeque::new(); count],
@@ -245,8 +245,8 @@ impl World {
     /// Does `step`, and then looks whether all that must hold at any time does.
     pub(crate) fn take(&mut self, step: Step) -> Result<(), String> {
         match step {
-            Step::Maker(number) => self.makers[number].go_on(&self.board, self.scenario)?,
-            Step::Stray(number) => self.makers[number].go_astray(&self.board)?,
+            Step::Maker(number) => self.makers[number].go_on(&self.shared_budget, self.scenario)?,
+            Step::Stray(number) => self.makers[number].go_astray(&self.shared_budget)?,
             Step::Give(number) => {
                 let (mut returned, _) = self.lenders[number].take_returned();
                 returned.append(&mut self.early[number]);
@@ -255,13 +255,13 @@ impl World {
             }
             Step::Hear(number) => self.hear(number)?,
             Step::Grant(number) => {
-                self.board.reserve_anyway(SLOT_BYTES);
+                self.shared_budget.reserve_anyway(SLOT_BYTES);
                 self.needs[number] = false;
                 self.makers[number].inbox.push_back(ToMaker::Granted);
             }
             Step::Take(number) => {
                 let (slot, mark) = self.answers[number].pop_front().ok_or("no answer")?;
-                let lent = Arc::new(self.lenders[number].lend(slot).map_err(|e| e.to_string())?);
+                let lent = Arc::new(self.lenders[number].borrow(slot).map_err(|e| e.to_string())?);
                 self.begun = Some(Begun::Take(lent.byte_len() as u64));
                 let owners = vec![lent; self.scenario.num_owners];
                 self.held.push(Held { maker: number, slot, mark, owners });
@@ -274,10 +274,10 @@ impl World {
 
     fn continue_begun(&mut self) {
         match self.begun.take() {
-            Some(Begun::Take(byte_len)) => self.board.release(byte_len),
+            Some(Begun::Take(byte_len)) => self.shared_budget.release(byte_len),
             Some(Begun::Give(number, mut returned)) => {
                 for _ in &returned {
-                    self.board.reserve_anyway(SLOT_BYTES);
+                    self.shared_budget.reserve_anyway(SLOT_BYTES);
                 }
                 if self.scenario.fault == Some(Fault::ReturnsNotTold) {
                     returned.clear();
@@ -307,7 +307,7 @@ impl World {
                 let busy = |&other: &usize| self.num_heard[other] < self.num_given[other];
                 let others = (0..self.makers.len()).filter(|&other| other != number);
                 let earlier = others.filter(busy).count() as u64;
-                if self.board.reserve(SLOT_BYTES, earlier * SLOT_BYTES) {
+                if self.shared_budget.reserve(SLOT_BYTES, earlier * SLOT_BYTES) {
                     self.makers[number].inbox.push_back(ToMaker::Granted);
                 } else {
                     self.needs[number] = true;
@@ -334,7 +334,7 @@ impl World {
             if !held.owners.iter().all(|lent| crate::bytes::all_are(lent, held.mark)) {
                 return Err(format!("slot {} changed under its users", self.name_of(held)));
             }
-            if self.lenders[held.maker].lend(held.slot).is_ok() {
+            if self.lenders[held.maker].borrow(held.slot).is_ok() {
                 return Err(format!("slot {} is lent twice", self.name_of(held)));
             }
         }
@@ -343,7 +343,7 @@ impl World {
                 return Err("the slot of another thread changed under it".into());
             }
         }
-        if self.board.reserved() > u64::MAX / 2 {
+        if self.shared_budget.reserved() > u64::MAX / 2 {
             return Err("more was released than reserved".into());
         }
         Ok(())
@@ -360,7 +360,7 @@ impl World {
             }
             // What would go with the next task.
             for slot in self.lenders[number].take_returned().0 {
-                self.board.reserve_anyway(SLOT_BYTES);
+                self.shared_budget.reserve_anyway(SLOT_BYTES);
                 self.makers[number].sent.remove(&slot);
             }
         }
@@ -383,8 +383,8 @@ impl World {
                 }
             }
         }
-        if self.board.reserved() != there {
-            let reserved = self.board.reserved();
+        if self.shared_budget.reserved() != there {
+            let reserved = self.shared_budget.reserved();
             return Err(format!("{reserved} bytes are reserved where there are {there}"));
         }
         Ok(())
@@ -399,17 +399,17 @@ impl World {
     pub(crate) fn key(&self) -> String {
         let mut key = format!(
             "{} {:?} {:?} {:?}",
-            self.board.reserved() / SLOT_BYTES,
+            self.shared_budget.reserved() / SLOT_BYTES,
             self.num_given,
             self.num_heard,
             self.needs
         );
         for (number, maker) in self.makers.iter().enumerate() {
             maker.add_key(&mut key);
-            let lender = &self.lenders[number];
-            let known = known(lender, &maker.names).into_iter();
+            let remote_slots = &self.lenders[number];
+            let known = known(remote_slots, &maker.names).into_iter();
             let known: Vec<_> = known.map(|(slot, holder)| (maker.name_of(slot), holder)).collect();
-            let returned = maker.names_of(&returned(lender));
+            let returned = maker.names_of(&returned(remote_slots));
             let early = maker.names_of(&self.early[number]);
             let answers: Vec<_> = self.answers[number]
                 .iter()
@@ -464,7 +464,7 @@ impl Maker {
         matches!(self.at, At::Idle | At::Make | At::Send(_))
     }
 
-    fn go_on(&mut self, board: &Board, scenario: Scenario) -> Result<(), String> {
+    fn go_on(&mut self, shared_budget: &SharedBudget, scenario: Scenario) -> Result<(), String> {
         let budget = usize::try_from(scenario.budget * SLOT_BYTES).unwrap();
         let fault = scenario.fault;
         let spare = SPARE * scenario.num_makers as u64 * SLOT_BYTES;
@@ -478,7 +478,8 @@ impl Maker {
             At::Tidy if scenario.frugal => At::Trim { most_free: 0, then: Then::Make },
             At::Tidy => At::Weigh(self.arena.free_bytes()),
             At::Weigh(free) => {
-                let excess = usize::try_from(board.reserved()).unwrap().saturating_sub(budget);
+                let excess =
+                    usize::try_from(shared_budget.reserved()).unwrap().saturating_sub(budget);
                 if free > 0 && excess > 0 {
                     At::Trim { most_free: free.saturating_sub(excess), then: Then::Make }
                 } else {
@@ -495,7 +496,7 @@ impl Maker {
             At::Trimmed { before, then } => {
                 let after = self.count(fault);
                 let byte_len = before.checked_sub(after).ok_or("fewer than no bytes released")?;
-                board.release(byte_len as u64);
+                shared_budget.release(byte_len as u64);
                 match then {
                     Then::Make => At::Make,
                     Then::ReserveAgain => At::Reserve { again: true },
@@ -507,14 +508,14 @@ impl Maker {
             },
             At::Reserve { again } => {
                 let fits = if fault == Some(Fault::ReservedInTwoSteps) {
-                    board.reserved() + SLOT_BYTES + spare <= budget as u64
+                    shared_budget.reserved() + SLOT_BYTES + spare <= budget as u64
                 } else {
-                    board.reserve(SLOT_BYTES, spare)
+                    shared_budget.reserve(SLOT_BYTES, spare)
                 };
                 if fits && fault == Some(Fault::ReservedInTwoSteps) {
                     At::AddUp
                 } else if fits {
-                    within_budget(board, budget as u64 - spare)?;
+                    within_budget(shared_budget, budget as u64 - spare)?;
                     At::Slot(SLOT_BYTES)
                 } else if again {
                     self.outbox.push_back(ToReceiver::Need);
@@ -524,8 +525,8 @@ impl Maker {
                 }
             }
             At::AddUp => {
-                board.reserve_anyway(SLOT_BYTES);
-                within_budget(board, budget as u64 - spare)?;
+                shared_budget.reserve_anyway(SLOT_BYTES);
+                within_budget(shared_budget, budget as u64 - spare)?;
                 At::Slot(SLOT_BYTES)
             }
             At::Await => match self.inbox.pop_front().ok_or("nothing to hear")? {
@@ -541,7 +542,8 @@ impl Maker {
             }
             At::Settle { reserved, grown, slot } => {
                 if fault != Some(Fault::CountedByWaitingSlots) {
-                    board.release(reserved.checked_sub(grown).ok_or("memory nobody reserved")?);
+                    shared_budget
+                        .release(reserved.checked_sub(grown).ok_or("memory nobody reserved")?);
                 }
                 At::Send(slot)
             }
@@ -601,15 +603,15 @@ impl Maker {
     }
 
     /// The other thread of this process, which does not wait for room.
-    fn go_astray(&mut self, board: &Board) -> Result<(), String> {
+    fn go_astray(&mut self, shared_budget: &SharedBudget) -> Result<(), String> {
         if self.stray.take().is_some() {
             return Ok(());
         }
         self.num_strays -= 1;
         let growth = self.arena.growth(SLOT) as u64;
-        if growth == 0 || board.reserve(growth, SPARE * SLOT_BYTES) {
+        if growth == 0 || shared_budget.reserve(growth, SPARE * SLOT_BYTES) {
             let (mut slot, grown) = self.made()?;
-            board.release(growth - grown);
+            shared_budget.release(growth - grown);
             slot.bytes_mut().fill(STRAY);
             self.stray = Some(slot);
         }
@@ -667,8 +669,8 @@ impl Maker {
     }
 }
 
-fn within_budget(board: &Board, most: u64) -> Result<(), String> {
-    let reserved = board.reserved();
+fn within_budget(shared_budget: &SharedBudget, most: u64) -> Result<(), String> {
+    let reserved = shared_budget.reserved();
     if reserved <= most { Ok(()) } else { Err(format!("{reserved} bytes got reserved of {most}")) }
 }
 
@@ -682,16 +684,16 @@ fn waiting(arena: &Arena) -> Vec<u64> {
 }
 
 /// The slots returned that nobody asked for yet.
-fn returned(lender: &Lender) -> Vec<u64> {
-    let text = format!("{lender:?}");
+fn returned(remote_slots: &RemoteSlots) -> Vec<u64> {
+    let text = format!("{remote_slots:?}");
     let (_, list) = text.split_once("returned: [").unwrap();
     let (list, _) = list.split_once(']').unwrap();
     list.split(", ").filter_map(|number| number.parse().ok()).collect()
 }
 
-/// Which of `slots` a lender knows, and who may write them.
-fn known(lender: &Lender, slots: &[u64]) -> Vec<(u64, String)> {
-    let text = format!("{lender:?}");
+/// Which of `slots` the remote slots include, and who may write them.
+fn known(remote_slots: &RemoteSlots, slots: &[u64]) -> Vec<(u64, String)> {
+    let text = format!("{remote_slots:?}");
     let holder = |slot: u64| {
         let found = [format!("{{{slot}: Known"), format!(", {slot}: Known")];
         let (_, entry) = found.iter().find_map(|entry| text.split_once(entry.as_str()))?;

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard};
 
-use grainmill_core::pack::{Bins, Fit, Layout, Placement};
+use grainmill_core::pack::{BinShape, Bins, Fit, Placement};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
@@ -49,7 +49,7 @@ impl BinPacker {
         best_fit: bool,
         cells: Py<PyAny>,
     ) -> Result<Self, Raised> {
-        let layout = Layout { capacities, alignments, num_bins, max_sequences };
+        let layout = BinShape { capacities, alignments, num_bins, max_sequences };
         let bins = Bins::new(layout, if best_fit { Fit::Best } else { Fit::First })?;
         let batch = Batch { bins, rows: Vec::new(), kept: Vec::new(), full: false };
         let features = Features { paths, names, marked, exact: false, cells };

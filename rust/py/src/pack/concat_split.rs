@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard};
 
-use grainmill_core::pack::{Limits, Piece, Placement, RowFill, Taken};
+use grainmill_core::pack::{FeatureSlice, Limits, Placement, RowFill, Taken};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
@@ -59,7 +59,7 @@ impl RowPacker {
     ///
     /// Returns how many went in to their last cell, whether the row is at its end, and which
     /// uncut feature ended it if one did. The next element of all belongs to the next row, with
-    /// what is left of it. An element that can not be packed raises when it is the first.
+    /// what is left of it. An element that cannot be packed raises when it is the first.
     fn push(&self, elements: &Bound<'_, PyList>, start: usize) -> PyResult<(usize, bool, Limited)> {
         let mut state = self.locked()?;
         let (mut arrays, mut lengths) = (Vec::new(), Vec::new());
@@ -134,7 +134,7 @@ impl RowPacker {
                 // On its own it keeps its own dtypes.
                 self.features.gather(element, &[], arrays, lengths)?;
                 let mut rows = self.begin(state, arrays)?;
-                let whole = lengths.iter().map(|&len| Piece { from: 0, start: 0, len });
+                let whole = lengths.iter().map(|&len| FeatureSlice { from: 0, start: 0, len });
                 self.write(&mut rows, arrays, whole, 1)?;
                 state.alone.push(rows);
             }
@@ -162,7 +162,7 @@ impl RowPacker {
         &self,
         rows: &mut [Rows],
         arrays: &[Array<'_>],
-        pieces: impl Iterator<Item = Piece>,
+        pieces: impl Iterator<Item = FeatureSlice>,
         segment: i32,
     ) -> PyResult<()> {
         for (feature, (array, piece)) in arrays.iter().zip(pieces).enumerate() {

@@ -1,13 +1,13 @@
 //! Features of elements as arrays, and rows of cells that become arrays.
 
-use grainmill_core::pack::{Column, Placement};
+use grainmill_core::pack::{FeatureRows, Placement};
 use numpy::{PyArray1, PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyKeyError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyBytesMethods, PyDict, PySlice, PyTuple};
 
+use crate::array_bytes::with_bytes;
 use crate::call::call;
-use crate::cells::with_bytes;
 use crate::error::Raised;
 
 pub(crate) type Array<'py> = Bound<'py, PyUntypedArray>;
@@ -136,7 +136,7 @@ pub(crate) struct Rows {
     /// Sizes of the axes after the first.
     trailing: Vec<usize>,
     cell_bytes: usize,
-    column: Column,
+    column: FeatureRows,
     /// The rows themselves, where cells are Python objects.
     objects: Option<Py<PyAny>>,
 }
@@ -157,7 +157,7 @@ impl Rows {
         if dtype.has_object() {
             let arguments = (feature, &dtype, num_rows, row_cells, sizes);
             let objects = features.ask(py, "object_rows", arguments)?.unbind();
-            let column = Column::new(num_rows, row_cells, 0, None, marked).map_err(Raised)?;
+            let column = FeatureRows::new(num_rows, row_cells, 0, None, marked).map_err(Raised)?;
             let dtype = dtype.unbind();
             return Ok(Self { dtype, trailing, cell_bytes: 0, column, objects: Some(objects) });
         }
@@ -166,7 +166,7 @@ impl Rows {
         let cell_bytes = dtype.itemsize() * trailing.iter().product::<usize>();
         let padding = padding.as_ref().map(PyBytesMethods::as_bytes);
         let column =
-            Column::new(num_rows, row_cells, cell_bytes, padding, marked).map_err(Raised)?;
+            FeatureRows::new(num_rows, row_cells, cell_bytes, padding, marked).map_err(Raised)?;
         Ok(Self { dtype: dtype.unbind(), trailing, cell_bytes, column, objects: None })
     }
 

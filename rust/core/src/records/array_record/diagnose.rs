@@ -1,6 +1,6 @@
 //! What to say of a file that has no index where an `ArrayRecord` file has one.
 
-use super::super::riegeli::Problem;
+use super::super::riegeli::FormatError;
 use super::super::riegeli::block::BLOCK_LEN;
 use super::super::riegeli::chunk::{ChunkHeader, kind};
 use super::super::storage::{Reader, StoredFile};
@@ -11,7 +11,7 @@ use crate::Error;
 pub(super) fn no_index(
     stored: &dyn StoredFile,
     reader: Reader<'_>,
-    problem: Option<Problem>,
+    problem: Option<FormatError>,
 ) -> Error {
     let mut first = [0; 64];
     let first_len = first.len().min(usize::try_from(stored.byte_len()).unwrap_or(usize::MAX));

@@ -1,7 +1,7 @@
 //! The messages at the end of an `ArrayRecord` file: postscript, metadata, one entry per chunk.
 
 use super::super::riegeli::varint::Cursor;
-use super::super::riegeli::{ChunkRecords, Problem};
+use super::super::riegeli::{ChunkRecords, FormatError};
 use super::offsets::Offsets;
 
 /// What the postscript carries so that it can be told from other messages.
@@ -17,7 +17,7 @@ enum Field<'a> {
 
 /// Calls `field` with each field of a protocol buffer message.
 #[inline]
-fn fields<'a>(message: &'a [u8], mut field: impl FnMut(u32, Field<'a>)) -> Result<(), Problem> {
+fn fields<'a>(message: &'a [u8], mut field: impl FnMut(u32, Field<'a>)) -> Result<(), FormatError> {
     let mut cursor = Cursor::new(message);
     while !cursor.is_empty() {
         let key = cursor.varint32()?;
@@ -29,7 +29,7 @@ fn fields<'a>(message: &'a [u8], mut field: impl FnMut(u32, Field<'a>)) -> Resul
                 Field::Bytes(cursor.take(u64::from(len))?)
             }
             5 => Field::Bytes(cursor.take(4)?),
-            wire => return Err(Problem::new(format!("wire type {wire} in a message"))),
+            wire => return Err(FormatError::new(format!("wire type {wire} in a message"))),
         };
         field(key >> 3, value);
     }
@@ -40,8 +40,8 @@ fn fields<'a>(message: &'a [u8], mut field: impl FnMut(u32, Field<'a>)) -> Resul
 ///
 /// # Errors
 /// If they hold no valid postscript.
-pub fn footer_offset(records: ChunkRecords<'_>) -> Result<u64, Problem> {
-    let record = records.get(0).ok_or(Problem::fixed("no postscript record"))?;
+pub fn footer_offset(records: ChunkRecords<'_>) -> Result<u64, FormatError> {
+    let record = records.get(0).ok_or(FormatError::fixed("no postscript record"))?;
     let (mut offset, mut magic) = (None, None);
     fields(record, |number, field| match (number, field) {
         (1, Field::Integer(value)) => offset = Some(value),
@@ -50,10 +50,10 @@ pub fn footer_offset(records: ChunkRecords<'_>) -> Result<u64, Problem> {
     })?;
     match magic {
         Some(MAGIC) => {}
-        Some(magic) => return Err(Problem::new(format!("wrong magic number {magic:#x}"))),
-        None => return Err(Problem::fixed("no magic number")),
+        Some(magic) => return Err(FormatError::new(format!("wrong magic number {magic:#x}"))),
+        None => return Err(FormatError::fixed("no magic number")),
     }
-    offset.ok_or(Problem::fixed("no offset of the footer"))
+    offset.ok_or(FormatError::fixed("no offset of the footer"))
 }
 
 /// What the footer says of a file as a whole.
@@ -94,11 +94,11 @@ impl Reading {
         num_entries: u64,
         footer_offset: u64,
         most: u64,
-    ) -> Result<Self, Problem> {
+    ) -> Result<Self, FormatError> {
         let mut footer = read_metadata(record)?;
         if num_entries != footer.num_chunks {
             let num_chunks = footer.num_chunks;
-            return Err(Problem::new(format!("{num_entries} entries for {num_chunks} chunks")));
+            return Err(FormatError::new(format!("{num_entries} entries for {num_chunks} chunks")));
         }
         footer.first_offset = footer_offset;
         let offsets = (num_entries <= most).then(Offsets::default);
@@ -118,19 +118,21 @@ impl Reading {
     /// # Errors
     /// If it contradicts those before it or could lead a reader astray.
     #[inline]
-    pub fn entry(&mut self, record: &[u8]) -> Result<(), Problem> {
+    pub fn entry(&mut self, record: &[u8]) -> Result<(), FormatError> {
         let entry = self.num_entries;
         let (offset, count) = read_entry(record)?;
         let offset =
-            offset.ok_or_else(|| Problem::new(format!("entry {entry} has no chunk offset")))?;
+            offset.ok_or_else(|| FormatError::new(format!("entry {entry} has no chunk offset")))?;
         if self.last_offset.is_some_and(|last| last >= offset) || offset >= self.footer_offset {
-            return Err(Problem::new(format!("entry {entry}: chunk offset {offset} out of order")));
+            return Err(FormatError::new(format!(
+                "entry {entry}: chunk offset {offset} out of order"
+            )));
         }
         if entry == 0 {
             self.footer.group_size = count;
             self.footer.first_offset = offset;
         } else if self.last_count != self.footer.group_size {
-            return Err(Problem::new(format!(
+            return Err(FormatError::new(format!(
                 "entry {} has {} records where each chunk but the last has {}",
                 entry - 1,
                 self.last_count,
@@ -150,16 +152,16 @@ impl Reading {
     ///
     /// # Errors
     /// If its records contradict each other.
-    pub fn finish(self) -> Result<(Footer, Option<Offsets>), Problem> {
+    pub fn finish(self) -> Result<(Footer, Option<Offsets>), FormatError> {
         let Self { footer, mut offsets, last_count, .. } = self;
         if self.num_entries > 0 && !(1..=footer.group_size).contains(&last_count) {
-            return Err(Problem::new(format!(
+            return Err(FormatError::new(format!(
                 "the last entry has {last_count} records, expected 1 to {}",
                 footer.group_size
             )));
         }
         if self.sum != footer.num_records {
-            return Err(Problem::new(format!(
+            return Err(FormatError::new(format!(
                 "entries of {} records where the file states {}",
                 self.sum, footer.num_records
             )));
@@ -171,14 +173,14 @@ impl Reading {
     }
 }
 
-fn read_metadata(record: &[u8]) -> Result<Footer, Problem> {
+fn read_metadata(record: &[u8]) -> Result<Footer, FormatError> {
     let mut metadata = None;
     fields(record, |number, field| {
         if let (1, Field::Bytes(bytes)) = (number, field) {
             metadata = Some(bytes);
         }
     })?;
-    let metadata = metadata.ok_or(Problem::fixed("no ArrayRecord metadata"))?;
+    let metadata = metadata.ok_or(FormatError::fixed("no ArrayRecord metadata"))?;
     let (mut version, mut footer) = (None, Footer::default());
     let mut options = None;
     fields(metadata, |number, field| match (number, field) {
@@ -190,8 +192,8 @@ fn read_metadata(record: &[u8]) -> Result<Footer, Problem> {
     })?;
     match version {
         Some(VERSION) => {}
-        Some(version) => return Err(Problem::new(format!("unknown version {version}"))),
-        None => return Err(Problem::fixed("no version")),
+        Some(version) => return Err(FormatError::new(format!("unknown version {version}"))),
+        None => return Err(FormatError::fixed("no version")),
     }
     footer.writer_options = options.map(|bytes| String::from_utf8_lossy(bytes).into_owned());
     Ok(footer)
@@ -199,7 +201,7 @@ fn read_metadata(record: &[u8]) -> Result<Footer, Problem> {
 
 /// The chunk offset and the number of records of an entry.
 #[inline]
-fn read_entry(record: &[u8]) -> Result<(Option<u64>, u64), Problem> {
+fn read_entry(record: &[u8]) -> Result<(Option<u64>, u64), FormatError> {
     let (mut offset, mut count) = (None, 0);
     let mut cursor = Cursor::new(record);
     // The three fields that writers put there; anything else is read again in the general way.
@@ -215,7 +217,7 @@ fn read_entry(record: &[u8]) -> Result<(Option<u64>, u64), Problem> {
 }
 
 #[cold]
-fn read_unusual_entry(record: &[u8]) -> Result<(Option<u64>, u64), Problem> {
+fn read_unusual_entry(record: &[u8]) -> Result<(Option<u64>, u64), FormatError> {
     let (mut offset, mut count) = (None, 0);
     fields(record, |number, field| match (number, field) {
         (1, Field::Integer(value)) => offset = Some(value),

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::super::riegeli::chunk::{ChunkHeader, kind};
-use super::super::riegeli::inflate::{Halt, Inflated, Pieces, varint64};
-use super::super::riegeli::{Decoder, Problem};
+use super::super::riegeli::inflate::{ChunkSource, Inflated, StreamError, varint64};
+use super::super::riegeli::{Decoder, FormatError};
 use super::footer::{Footer, Reading};
 use super::offsets::Offsets;
 use super::pieces::ChunkPieces;
@@ -25,7 +25,11 @@ pub(super) struct Index {
 ///
 /// The footer is checked to its end in any case. Beside the offsets, memory is taken for the
 /// compressed lengths of its records, about a byte for each chunk at most.
-pub(super) fn read(ranges: &impl Ranges, extent: &Range<u64>, most: u64) -> Result<Index, Halt> {
+pub(super) fn read(
+    ranges: &impl Ranges,
+    extent: &Range<u64>,
+    most: u64,
+) -> Result<Index, StreamError> {
     let mut pieces = ChunkPieces::open(ranges, extent)?;
     let header = *pieces.header();
     let codec = pieces.fill()?.first().copied();
@@ -34,7 +38,7 @@ pub(super) fn read(ranges: &impl Ranges, extent: &Range<u64>, most: u64) -> Resu
             pieces.consume(1);
             let result = stream(codec, &mut pieces, extent.start, most);
             // What damaged bytes seem to say matters less than that they are damaged.
-            if !matches!(result, Err(Halt::File(_))) {
+            if !matches!(result, Err(StreamError::File(_))) {
                 pieces.finish()?;
             }
             let (footer, offsets) = result?;
@@ -54,22 +58,22 @@ fn stream(
     pieces: &mut ChunkPieces<'_, impl Ranges>,
     footer_offset: u64,
     most: u64,
-) -> Result<(Footer, Option<Offsets>), Halt> {
+) -> Result<(Footer, Option<Offsets>), StreamError> {
     let header = *pieces.header();
     let block = lengths(pieces, header.data_len)?;
     let mut lens = Inflated::new(codec, &block[..])?;
     let mut values = Inflated::new(codec, pieces)?;
     let mut total = 0_u64;
-    let mut next_len = || -> Result<usize, Halt> {
+    let mut next_len = || -> Result<usize, StreamError> {
         let len = lens.varint64()?;
         total = total
             .checked_add(len)
             .filter(|&total| total <= header.decoded_len)
-            .ok_or(Problem::fixed("record lengths exceed the decoded length"))?;
-        Ok(usize::try_from(len).map_err(|_| Problem::fixed("records exceed memory"))?)
+            .ok_or(FormatError::fixed("record lengths exceed the decoded length"))?;
+        Ok(usize::try_from(len).map_err(|_| FormatError::fixed("records exceed memory"))?)
     };
     let Some(num_entries) = header.num_records.checked_sub(1) else {
-        return Err(Problem::fixed("no footer record").into());
+        return Err(FormatError::fixed("no footer record").into());
     };
     let mut reading = Reading::new(values.take(next_len()?)?, num_entries, footer_offset, most)?;
     for _ in 0..num_entries {
@@ -78,7 +82,7 @@ fn stream(
     if total != header.decoded_len {
         let stated = header.decoded_len;
         let text = format!("records of {total} bytes where the chunk header states {stated}");
-        return Err(Problem::new(text).into());
+        return Err(FormatError::new(text).into());
     }
     lens.finish()?;
     values.finish()?;
@@ -86,18 +90,21 @@ fn stream(
 }
 
 /// The compressed lengths of the records.
-fn lengths(pieces: &mut ChunkPieces<'_, impl Ranges>, data_len: u64) -> Result<Vec<u8>, Halt> {
+fn lengths(
+    pieces: &mut ChunkPieces<'_, impl Ranges>,
+    data_len: u64,
+) -> Result<Vec<u8>, StreamError> {
     let len = varint64(pieces)?;
     if len > data_len {
         let text = format!("{len} bytes of record lengths in a chunk of {data_len}");
-        return Err(Problem::new(text).into());
+        return Err(FormatError::new(text).into());
     }
-    let len = usize::try_from(len).map_err(|_| Problem::fixed("records exceed memory"))?;
+    let len = usize::try_from(len).map_err(|_| FormatError::fixed("records exceed memory"))?;
     let mut block = Vec::new();
     while block.len() < len {
         let piece = pieces.fill()?;
         if piece.is_empty() {
-            return Err(Problem::fixed("record lengths are cut short").into());
+            return Err(FormatError::fixed("record lengths are cut short").into());
         }
         let now = piece.len().min(len - block.len());
         block.extend_from_slice(&piece[..now]);
@@ -107,11 +114,15 @@ fn lengths(pieces: &mut ChunkPieces<'_, impl Ranges>, data_len: u64) -> Result<V
 }
 
 /// Reads a footer of a kind that cannot be read in pieces.
-fn decode_whole(ranges: &impl Ranges, extent: &Range<u64>, most: u64) -> Result<Index, Halt> {
+fn decode_whole(
+    ranges: &impl Ranges,
+    extent: &Range<u64>,
+    most: u64,
+) -> Result<Index, StreamError> {
     let (mut raw, mut decoder) = (Vec::new(), Decoder::default());
     let (opened, data) = read_chunk(ranges, extent.clone(), &mut raw)??;
     let records = decoder.decode(&opened.header, &raw[data])?;
-    let first = records.get(0).ok_or(Problem::fixed("no footer record"))?;
+    let first = records.get(0).ok_or(FormatError::fixed("no footer record"))?;
     let num_entries = records.len() - 1;
     let mut reading = Reading::new(first, num_entries as u64, extent.start, most)?;
     for entry in 1..=num_entries {

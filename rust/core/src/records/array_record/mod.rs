@@ -4,7 +4,7 @@ mod diagnose;
 mod direct;
 pub mod footer;
 mod index;
-pub mod kept;
+pub mod index_cache;
 pub mod offsets;
 pub mod options;
 mod pieces;

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use super::super::riegeli::Problem;
+use super::super::riegeli::FormatError;
 use super::super::riegeli::block::{BLOCK_LEN, HEADER_BYTES};
 use super::super::riegeli::chunk::{self, ChunkHeader, Opened, check_inner_block, mismatch};
 use super::super::riegeli::hash::Hasher;
-use super::super::riegeli::inflate::{Halt, Pieces};
+use super::super::riegeli::inflate::{ChunkSource, StreamError};
 use super::ranges::{Ranges, room};
 
 /// How much of the file is read at once.
@@ -30,7 +30,7 @@ pub(super) struct ChunkPieces<'a, R> {
 
 impl<'a, R: Ranges> ChunkPieces<'a, R> {
     /// Begins to read the chunk that begins and must end in `extent`.
-    pub(super) fn open(ranges: &'a R, extent: &Range<u64>) -> Result<Self, Halt> {
+    pub(super) fn open(ranges: &'a R, extent: &Range<u64>) -> Result<Self, StreamError> {
         let begin = extent.start;
         let mut window = Vec::new();
         let bytes = room(&mut window, window_end(begin, extent.end) - begin)?;
@@ -55,7 +55,7 @@ impl<'a, R: Ranges> ChunkPieces<'a, R> {
     }
 
     /// Checks the hash of the data, whatever of them has not been read yet.
-    pub(super) fn finish(mut self) -> Result<(), Halt> {
+    pub(super) fn finish(mut self) -> Result<(), StreamError> {
         while !self.fill()?.is_empty() {
             self.piece.start = self.piece.end;
         }
@@ -68,7 +68,7 @@ impl<'a, R: Ranges> ChunkPieces<'a, R> {
     }
 
     /// Goes to the next piece, up to a block header, the end of the window or that of the data.
-    fn advance(&mut self) -> Result<(), Halt> {
+    fn advance(&mut self) -> Result<(), StreamError> {
         let mut at = self.piece.end;
         let mut pos = self.window_at + at as u64;
         if pos >= self.data_end {
@@ -89,15 +89,15 @@ impl<'a, R: Ranges> ChunkPieces<'a, R> {
         let to_block = usize::try_from(BLOCK_LEN - pos % BLOCK_LEN).unwrap_or(usize::MAX);
         self.piece = at..self.window.len().min(at + to_block);
         let Some(piece) = self.window.get(self.piece.clone()) else {
-            return Err(Problem::fixed("cut short").into());
+            return Err(FormatError::fixed("cut short").into());
         };
         self.hasher.update(piece);
         Ok(())
     }
 }
 
-impl<R: Ranges> Pieces for ChunkPieces<'_, R> {
-    fn fill(&mut self) -> Result<&[u8], Halt> {
+impl<R: Ranges> ChunkSource for ChunkPieces<'_, R> {
+    fn fill(&mut self) -> Result<&[u8], StreamError> {
         if self.piece.is_empty() {
             self.advance()?;
         }

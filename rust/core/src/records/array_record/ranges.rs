@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::super::riegeli::Problem;
+use super::super::riegeli::FormatError;
 use super::super::riegeli::chunk::{self, MAX_DATA_AT, Opened};
 use super::super::storage::Reader;
 use crate::Result;
@@ -74,7 +74,7 @@ pub(super) fn read_chunk(
     ranges: &impl Ranges,
     extent: Range<u64>,
     raw: &mut Vec<u8>,
-) -> Result<Result<(Opened, Range<usize>), Problem>> {
+) -> Result<Result<(Opened, Range<usize>), FormatError>> {
     let begin = extent.start;
     let extent_len = extent.end - begin;
     let first_len =
@@ -103,7 +103,7 @@ pub(super) fn read_chunk(
 pub(super) fn read_header(
     ranges: &impl Ranges,
     extent: Range<u64>,
-) -> Result<Result<Opened, Problem>> {
+) -> Result<Result<Opened, FormatError>> {
     let mut bytes = [0; MAX_DATA_AT];
     let len = usize::try_from(extent.end - extent.start).unwrap_or(usize::MAX);
     let bytes = &mut bytes[..len.min(MAX_DATA_AT)];
@@ -112,8 +112,8 @@ pub(super) fn read_header(
 }
 
 /// The first `len` bytes of `raw`, which grows if it must and never shrinks.
-pub(crate) fn room(raw: &mut Vec<u8>, len: u64) -> Result<&mut [u8], Problem> {
-    let short = || Problem::new(format!("no memory for {len} bytes"));
+pub(crate) fn room(raw: &mut Vec<u8>, len: u64) -> Result<&mut [u8], FormatError> {
+    let short = || FormatError::new(format!("no memory for {len} bytes"));
     let len = usize::try_from(len).map_err(|_| short())?;
     if raw.len() < len {
         raw.try_reserve_exact(len - raw.len()).map_err(|_| short())?;

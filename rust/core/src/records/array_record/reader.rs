@@ -4,20 +4,20 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::super::distance::Distance;
 use super::super::record_file::{Holding, Pick, RecordFile, Unchecked};
 use super::super::riegeli::block::BLOCK_LEN;
 use super::super::riegeli::chunk::{self, ChunkHeader, Opened};
-use super::super::riegeli::inflate::Halt;
-use super::super::riegeli::{ChunkRecords, Decoder, Problem};
-use super::super::single::InWork;
+use super::super::riegeli::inflate::StreamError;
+use super::super::riegeli::{ChunkRecords, Decoder, FormatError};
+use super::super::single_flight::InWork;
 use super::super::storage::{Reader, StoredFile};
+use super::super::storage_latency::StorageLatency;
 use super::footer::{self, Footer};
 use super::index::{self, Index};
 use super::offsets::Offsets;
 use super::ranges::{Ending, Ranges, read_chunk, read_header};
 use super::shared_index::{Found, Key};
-use super::{diagnose, direct, kept, shared_index};
+use super::{diagnose, direct, index_cache, shared_index};
 use crate::{Error, Result};
 
 /// Where chunks begin is kept from the start in files of up to this many, or where the file is
@@ -58,7 +58,7 @@ impl ArrayRecordFile {
         let footer_offset = footer_extent.start;
         if footer_offset >= footer_extent.end {
             let text = format!("lies past the postscript at byte {}", footer_extent.end);
-            return Err(in_footer(&*stored, footer_offset, Problem::new(text).into()));
+            return Err(in_footer(&*stored, footer_offset, FormatError::new(text).into()));
         }
         let most = if is_wanted { u64::MAX } else { KEPT_CHUNKS };
         let Index { header, footer, offsets } = read_index(&ending, &footer_extent, most)
@@ -66,7 +66,7 @@ impl ArrayRecordFile {
         let plain = is_plain(&footer);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         if let Some(offsets) = offsets {
-            kept::keep(id, &Arc::new(offsets));
+            index_cache::keep(id, &Arc::new(offsets));
         }
         Ok(Self {
             id,
@@ -97,19 +97,19 @@ impl ArrayRecordFile {
 
     /// Reads where the chunks begin: four bytes each.
     #[cold]
-    fn load(&self, distance: &Distance) -> Result<Arc<Offsets>> {
+    fn load(&self, latency: &StorageLatency) -> Result<Arc<Offsets>> {
         let _alone = LOADING.alone(self.id);
-        if let Some(offsets) = kept::get(self.id) {
+        if let Some(offsets) = index_cache::get(self.id) {
             return Ok(offsets);
         }
-        let holding = Holding::of(self, distance, false)?;
-        let ending = Ending::unread(holding.reader(distance));
+        let holding = Holding::of(self, latency, false)?;
+        let ending = Ending::unread(holding.reader(latency));
         let index = read_index(&ending, &self.footer_extent, u64::MAX)
             .map_err(|halt| in_footer(&*self.stored, self.footer_extent.start, halt))?;
         match index.offsets {
             Some(offsets) if index.footer == self.footer => {
                 let offsets = Arc::new(offsets);
-                kept::keep(self.id, &offsets);
+                index_cache::keep(self.id, &offsets);
                 Ok(offsets)
             }
             _ => Err(Error::Changed { path: self.stored.path().display().to_string() }),
@@ -135,11 +135,11 @@ impl ArrayRecordFile {
         opened: &Opened,
         data: &'a [u8],
         decoder: &'a mut Decoder,
-    ) -> Result<ChunkRecords<'a>, Problem> {
+    ) -> Result<ChunkRecords<'a>, FormatError> {
         let (chunk, _) = self.place(pick.record);
         let expected = self.records_of(chunk).end - self.records_of(chunk).start;
         if opened.header.num_records != expected {
-            return Err(Problem::new(format!(
+            return Err(FormatError::new(format!(
                 "{} records where the index of the file has {expected}",
                 opened.header.num_records
             )));
@@ -170,10 +170,10 @@ impl RecordFile for ArrayRecordFile {
         self.footer.group_size > 1
     }
 
-    fn locate(&self, picks: &mut [Pick], reading: Option<&Distance>) -> Result<bool> {
-        let offsets = match (kept::get(self.id), reading) {
+    fn locate(&self, picks: &mut [Pick], reading: Option<&StorageLatency>) -> Result<bool> {
+        let offsets = match (index_cache::get(self.id), reading) {
             (Some(offsets), _) => offsets,
-            (None, Some(distance)) => self.load(distance)?,
+            (None, Some(latency)) => self.load(latency)?,
             (None, None) => return Ok(false),
         };
         for pick in picks {
@@ -247,7 +247,7 @@ impl RecordFile for ArrayRecordFile {
     }
 
     #[cold]
-    fn damaged(&self, pick: &Pick, problem: &Problem) -> Error {
+    fn damaged(&self, pick: &Pick, problem: &FormatError) -> Error {
         let (chunk, _) = self.place(pick.record);
         let records = self.records_of(chunk);
         let records = if records.end - records.start == 1 {
@@ -265,12 +265,12 @@ impl RecordFile for ArrayRecordFile {
 
 impl Drop for ArrayRecordFile {
     fn drop(&mut self) {
-        kept::forget(self.id);
+        index_cache::forget(self.id);
     }
 }
 
 /// As [`index::read`]; where processes share indices, only by the first of them.
-fn read_index(ranges: &impl Ranges, extent: &Range<u64>, most: u64) -> Result<Index, Halt> {
+fn read_index(ranges: &impl Ranges, extent: &Range<u64>, most: u64) -> Result<Index, StreamError> {
     let Some(shared) = shared_index::shared() else { return index::read(ranges, extent, most) };
     let header = read_header(ranges, extent.clone())??.header;
     match shared.find(Key::of(&header, extent.start)) {
@@ -286,7 +286,10 @@ fn read_index(ranges: &impl Ranges, extent: &Range<u64>, most: u64) -> Result<In
 
 /// Where the footer lies in a file of `byte_len`: up to the postscript, which may be damaged, or
 /// have no room.
-fn find_footer(ranges: &impl Ranges, byte_len: u64) -> Result<Result<Range<u64>, Option<Problem>>> {
+fn find_footer(
+    ranges: &impl Ranges,
+    byte_len: u64,
+) -> Result<Result<Range<u64>, Option<FormatError>>> {
     let Some(postscript_at) = byte_len.checked_sub(BLOCK_LEN) else { return Ok(Err(None)) };
     let (mut raw, mut decoder) = (Vec::new(), Decoder::default());
     let footer_offset = read_chunk(ranges, postscript_at..byte_len, &mut raw)?
@@ -297,10 +300,10 @@ fn find_footer(ranges: &impl Ranges, byte_len: u64) -> Result<Result<Range<u64>,
 
 /// The error that `halt` in the footer at `footer_offset` is.
 #[cold]
-fn in_footer(stored: &dyn StoredFile, footer_offset: u64, halt: Halt) -> Error {
+fn in_footer(stored: &dyn StoredFile, footer_offset: u64, halt: StreamError) -> Error {
     match halt {
-        Halt::File(error) => error,
-        Halt::Data(problem) => Error::Corrupt {
+        StreamError::File(error) => error,
+        StreamError::Data(problem) => Error::Corrupt {
             path: stored.path().display().to_string(),
             place: format!("footer at byte {footer_offset}"),
             problem: problem.to_string(),

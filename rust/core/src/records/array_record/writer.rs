@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::options::WriterOptions;
-use crate::records::riegeli::Problem;
+use crate::records::riegeli::FormatError;
 use crate::records::riegeli::chunk::kind;
 use crate::records::riegeli::compress::{Codec, Compressor};
 use crate::records::riegeli::encode::{Group, simple_data};
@@ -117,7 +117,7 @@ impl RecordWriter {
         sink.finish().map(drop).map_err(|error| Error::io(path, "write", error))
     }
 
-    fn write_end(&mut self) -> Result<(), Fault> {
+    fn write_end(&mut self) -> Result<(), WriteError> {
         if self.group.num_records() > 0 {
             self.write_data_chunk()?;
         }
@@ -127,7 +127,7 @@ impl RecordWriter {
         Ok(self.sink.pad_to_block()?)
     }
 
-    fn write_data_chunk(&mut self) -> Result<(), Fault> {
+    fn write_data_chunk(&mut self) -> Result<(), WriteError> {
         let (num_records, decoded_len) = (self.group.num_records(), self.group.decoded_len());
         let (kind, parts) = match self.options.transposed_bucket_len() {
             None => {
@@ -153,7 +153,7 @@ impl RecordWriter {
     }
 
     /// The index: a description of the file, then the entries of all chunks.
-    fn write_footer(&mut self) -> Result<u64, Fault> {
+    fn write_footer(&mut self) -> Result<u64, WriteError> {
         let mut metadata = Vec::new();
         for (number, value) in [(1, 1), (2, self.entries.num_records()), (3, self.num_records)] {
             push_number(&mut metadata, number, value);
@@ -171,7 +171,7 @@ impl RecordWriter {
     }
 
     /// The chunk in the last block, which says where the footer is.
-    fn write_postscript(&mut self, footer_offset: u64) -> Result<(), Fault> {
+    fn write_postscript(&mut self, footer_offset: u64) -> Result<(), WriteError> {
         let mut message = Vec::new();
         push_number(&mut message, 1, footer_offset);
         push_number(&mut message, 2, MAGIC);
@@ -193,11 +193,11 @@ impl RecordWriter {
     }
 
     /// Remembers the first failure.
-    fn note(&mut self, done: Result<(), Fault>) -> Result<()> {
+    fn note(&mut self, done: Result<(), WriteError>) -> Result<()> {
         let (action, error) = match done {
             Ok(()) => return Ok(()),
-            Err(Fault::Write(error)) => ("write", error),
-            Err(Fault::Encode(problem)) => ("compress", other(&problem)),
+            Err(WriteError::Write(error)) => ("write", error),
+            Err(WriteError::Encode(problem)) => ("compress", other(&problem)),
         };
         self.failure = Some(Failure {
             action,
@@ -210,18 +210,18 @@ impl RecordWriter {
 }
 
 /// What can go wrong with a chunk.
-enum Fault {
-    Encode(Problem),
+enum WriteError {
+    Encode(FormatError),
     Write(io::Error),
 }
 
-impl From<Problem> for Fault {
-    fn from(problem: Problem) -> Self {
+impl From<FormatError> for WriteError {
+    fn from(problem: FormatError) -> Self {
         Self::Encode(problem)
     }
 }
 
-impl From<io::Error> for Fault {
+impl From<io::Error> for WriteError {
     fn from(error: io::Error) -> Self {
         Self::Write(error)
     }
@@ -236,7 +236,7 @@ impl Failure {
     }
 }
 
-fn other(problem: &Problem) -> io::Error {
+fn other(problem: &FormatError) -> io::Error {
     io::Error::other(problem.to_string())
 }
 

@@ -2,7 +2,7 @@
 
 use super::hash::hash;
 
-/// The distance between block headers.
+/// The latency between block headers.
 pub const BLOCK_LEN: u64 = 1 << 16;
 /// The length of a block header.
 pub const BLOCK_HEADER_LEN: u64 = 24;

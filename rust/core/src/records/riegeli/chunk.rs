@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::Problem;
+use super::FormatError;
 use super::block::{
     BLOCK_LEN, BlockHeader, HEADER_BYTES, end_after, headers_between, is_boundary, round_up,
 };
@@ -110,7 +110,7 @@ pub const MAX_DATA_AT: usize = CHUNK_HEADER_LEN + 2 * HEADER_BYTES;
 /// # Errors
 /// If a hash differs, a block header tells of another chunk, or the chunk ends past `limit`.
 #[inline]
-pub fn open(raw: &[u8], begin: u64, limit: u64) -> Result<Opened, Problem> {
+pub fn open(raw: &[u8], begin: u64, limit: u64) -> Result<Opened, FormatError> {
     let in_block = begin % BLOCK_LEN;
     let whole = in_block != 0 && in_block + CHUNK_HEADER_LEN as u64 <= BLOCK_LEN;
     match raw.first_chunk::<CHUNK_HEADER_LEN>() {
@@ -126,21 +126,21 @@ fn checked(
     bytes: &[u8; CHUNK_HEADER_LEN],
     begin: u64,
     limit: u64,
-) -> Result<(ChunkHeader, u64), Problem> {
+) -> Result<(ChunkHeader, u64), FormatError> {
     let header = ChunkHeader::from_bytes(bytes)
         .map_err(|(stored, computed)| mismatch("chunk header", stored, computed))?;
     match header.end(begin) {
         Some(end) if end <= limit => Ok((header, end)),
-        Some(end) => Err(Problem::new(format!("ends at {end}, past {limit} where it must"))),
-        None => Err(Problem::fixed("ends past the largest file position")),
+        Some(end) => Err(FormatError::new(format!("ends at {end}, past {limit} where it must"))),
+        None => Err(FormatError::fixed("ends past the largest file position")),
     }
 }
 
 /// A header that a block header precedes or interrupts.
 #[cold]
-fn open_interrupted(raw: &[u8], begin: u64, limit: u64) -> Result<Opened, Problem> {
+fn open_interrupted(raw: &[u8], begin: u64, limit: u64) -> Result<Opened, FormatError> {
     if !is_boundary(begin) {
-        return Err(Problem::new(format!("{begin} is not a place where a chunk can begin")));
+        return Err(FormatError::new(format!("{begin} is not a place where a chunk can begin")));
     }
     let mut bytes = [0; CHUNK_HEADER_LEN];
     let (mut filled, mut at) = (0, 0_usize);
@@ -153,7 +153,7 @@ fn open_interrupted(raw: &[u8], begin: u64, limit: u64) -> Result<Opened, Proble
         }
         let left = BLOCK_LEN - (begin + at as u64) % BLOCK_LEN;
         let step = (CHUNK_HEADER_LEN - filled).min(usize::try_from(left).unwrap_or(usize::MAX));
-        let piece = raw.get(at..at + step).ok_or(Problem::fixed("cut short"))?;
+        let piece = raw.get(at..at + step).ok_or(FormatError::fixed("cut short"))?;
         bytes[filled..filled + step].copy_from_slice(piece);
         filled += step;
         at += step;
@@ -165,13 +165,14 @@ fn open_interrupted(raw: &[u8], begin: u64, limit: u64) -> Result<Opened, Proble
     Ok(Opened { header, end, data_at: at })
 }
 
-fn block_header(raw: &[u8], at: usize, pos: u64) -> Result<BlockHeader, Problem> {
-    let bytes = raw.get(at..).and_then(<[u8]>::first_chunk).ok_or(Problem::fixed("cut short"))?;
+fn block_header(raw: &[u8], at: usize, pos: u64) -> Result<BlockHeader, FormatError> {
+    let bytes =
+        raw.get(at..).and_then(<[u8]>::first_chunk).ok_or(FormatError::fixed("cut short"))?;
     check_block(bytes, pos)
 }
 
 /// Reads the block header `bytes` of the block at `pos`.
-fn check_block(bytes: &[u8; 24], pos: u64) -> Result<BlockHeader, Problem> {
+fn check_block(bytes: &[u8; 24], pos: u64) -> Result<BlockHeader, FormatError> {
     BlockHeader::from_bytes(bytes).map_err(|(stored, computed)| {
         mismatch(&format!("header of the block at {pos}"), stored, computed)
     })
@@ -186,16 +187,16 @@ pub(crate) fn check_inner_block(
     at: usize,
     chunk: &Range<u64>,
     pos: u64,
-) -> Result<(), Problem> {
+) -> Result<(), FormatError> {
     expect_block(block_header(raw, at, pos)?, chunk.start, chunk.end, pos)
 }
 
-fn expect_block(found: BlockHeader, begin: u64, end: u64, pos: u64) -> Result<(), Problem> {
+fn expect_block(found: BlockHeader, begin: u64, end: u64, pos: u64) -> Result<(), FormatError> {
     let expected = BlockHeader::inside(begin, end, pos);
     if found == expected {
         return Ok(());
     }
-    Err(Problem::new(format!(
+    Err(FormatError::new(format!(
         "header of the block at {pos} tells of a chunk {}..{}",
         i128::from(pos) - i128::from(found.previous_chunk),
         i128::from(pos) + i128::from(found.next_chunk),
@@ -203,8 +204,8 @@ fn expect_block(found: BlockHeader, begin: u64, end: u64, pos: u64) -> Result<()
 }
 
 /// What a hash that differs is reported as.
-pub(crate) fn mismatch(what: &str, stored: u64, computed: u64) -> Problem {
-    Problem::new(format!(
+pub(crate) fn mismatch(what: &str, stored: u64, computed: u64) -> FormatError {
+    FormatError::new(format!(
         "{what}: checksum mismatch (stored {stored:#018x}, computed {computed:#018x})"
     ))
 }
@@ -223,17 +224,17 @@ impl Opened {
     /// # Errors
     /// If `raw` is too short, a hash differs or a block header tells of another chunk.
     #[inline]
-    pub fn data(&self, raw: &mut [u8], begin: u64) -> Result<Range<usize>, Problem> {
+    pub fn data(&self, raw: &mut [u8], begin: u64) -> Result<Range<usize>, FormatError> {
         let span = self.span(begin);
         let span = usize::try_from(span)
             .ok()
             .filter(|&span| span <= raw.len())
-            .ok_or(Problem::fixed("cut short"))?;
+            .ok_or(FormatError::fixed("cut short"))?;
         let at = begin + self.data_at as u64;
         let end = if headers_between(at, begin + span as u64) == 0 {
             span
         } else {
-            self.close_ranks(&mut raw[..span], begin)?
+            self.strip_block_headers(&mut raw[..span], begin)?
         };
         let range = self.data_at..end;
         let computed = hash(&raw[range.clone()]);
@@ -245,7 +246,7 @@ impl Opened {
 
     /// Takes block headers out from between the data; returns where the data then end.
     #[cold]
-    fn close_ranks(&self, raw: &mut [u8], begin: u64) -> Result<usize, Problem> {
+    fn strip_block_headers(&self, raw: &mut [u8], begin: u64) -> Result<usize, FormatError> {
         let (mut from, mut to) = (self.data_at, self.data_at);
         while from < raw.len() {
             let pos = begin + from as u64;

@@ -6,7 +6,7 @@ use brotli::enc::BrotliEncoderParams;
 use zstd_safe::zstd_sys::ZSTD_EndDirective;
 use zstd_safe::{CCtx, CParameter, InBuffer, OutBuffer};
 
-use super::Problem;
+use super::FormatError;
 use super::varint::push_varint;
 
 /// How the parts of a chunk are compressed.
@@ -68,7 +68,7 @@ impl Compressor {
     ///
     /// # Errors
     /// If the library refuses the settings or finds no memory.
-    pub fn new(codec: Codec) -> Result<Self, Problem> {
+    pub fn new(codec: Codec) -> Result<Self, FormatError> {
         let engine = match codec {
             Codec::Uncompressed => Engine::None,
             Codec::Snappy => Engine::Snappy(Box::new(snap::raw::Encoder::new())),
@@ -90,7 +90,7 @@ impl Compressor {
     ///
     /// # Errors
     /// If the codec cannot take that many bytes or finds no memory.
-    pub fn append(&mut self, plain: &[u8], out: &mut Vec<u8>) -> Result<(), Problem> {
+    pub fn append(&mut self, plain: &[u8], out: &mut Vec<u8>) -> Result<(), FormatError> {
         if !matches!(self.engine, Engine::None) {
             push_varint(out, plain.len() as u64);
         }
@@ -100,7 +100,7 @@ impl Compressor {
             Engine::Zstd(context) => append_zstd(context, plain, out)?,
             Engine::Brotli(params) => {
                 let Codec::Brotli { window_log, .. } = self.codec else {
-                    return Err(Problem::fixed("brotli without settings"));
+                    return Err(FormatError::fixed("brotli without settings"));
                 };
                 append_brotli(params, window_log, plain, out)?;
             }
@@ -109,8 +109,8 @@ impl Compressor {
     }
 }
 
-fn zstd_context(level: i32, window_log: u32) -> Result<CCtx<'static>, Problem> {
-    let mut context = CCtx::try_create().ok_or(Problem::fixed("zstd: no memory"))?;
+fn zstd_context(level: i32, window_log: u32) -> Result<CCtx<'static>, FormatError> {
+    let mut context = CCtx::try_create().ok_or(FormatError::fixed("zstd: no memory"))?;
     for parameter in [CParameter::CompressionLevel(level), CParameter::WindowLog(window_log)] {
         context.set_parameter(parameter).map_err(zstd_problem)?;
     }
@@ -118,8 +118,8 @@ fn zstd_context(level: i32, window_log: u32) -> Result<CCtx<'static>, Problem> {
 }
 
 #[cold]
-fn zstd_problem(code: usize) -> Problem {
-    Problem::new(format!("zstd: {}", zstd_safe::get_error_name(code)))
+fn zstd_problem(code: usize) -> FormatError {
+    FormatError::new(format!("zstd: {}", zstd_safe::get_error_name(code)))
 }
 
 /// Blocks up to this length are compressed by a table of zstd's for their length.
@@ -128,7 +128,7 @@ fn zstd_problem(code: usize) -> Problem {
 /// 16 KiB and 256 KiB give files of numbers that are up to a tenth longer.
 const ZSTD_PLEDGED_LEN: usize = 4095;
 
-fn append_zstd(context: &mut CCtx, plain: &[u8], out: &mut Vec<u8>) -> Result<(), Problem> {
+fn append_zstd(context: &mut CCtx, plain: &[u8], out: &mut Vec<u8>) -> Result<(), FormatError> {
     let begin = out.len();
     out.resize(begin + zstd_safe::compress_bound(plain.len()), 0);
     let len = if plain.len() <= ZSTD_PLEDGED_LEN {
@@ -141,7 +141,7 @@ fn append_zstd(context: &mut CCtx, plain: &[u8], out: &mut Vec<u8>) -> Result<()
 }
 
 /// Compresses `plain`, not saying before the end how long it is; `out` has room for the bound.
-fn stream_zstd(context: &mut CCtx, plain: &[u8], out: &mut [u8]) -> Result<usize, Problem> {
+fn stream_zstd(context: &mut CCtx, plain: &[u8], out: &mut [u8]) -> Result<usize, FormatError> {
     let room = out.len();
     let (mut from, mut to) = (InBuffer::around(plain), OutBuffer::around(out));
     let mut step = |end| {
@@ -155,7 +155,7 @@ fn stream_zstd(context: &mut CCtx, plain: &[u8], out: &mut [u8]) -> Result<usize
             return Ok(written);
         }
         if written == room {
-            return Err(Problem::fixed("zstd: a block is longer than its bound"));
+            return Err(FormatError::fixed("zstd: a block is longer than its bound"));
         }
     }
 }
@@ -164,18 +164,18 @@ fn append_snappy(
     encoder: &mut snap::raw::Encoder,
     plain: &[u8],
     out: &mut Vec<u8>,
-) -> Result<(), Problem> {
+) -> Result<(), FormatError> {
     let begin = out.len();
     let most = snap::raw::max_compress_len(plain.len());
     if most == 0 {
         let text =
             format!("snappy: a part of a chunk has {} bytes, more than it takes", plain.len());
-        return Err(Problem::new(text));
+        return Err(FormatError::new(text));
     }
     out.resize(begin + most, 0);
     let len = encoder
         .compress(plain, &mut out[begin..])
-        .map_err(|error| Problem::new(format!("snappy: {error}")))?;
+        .map_err(|error| FormatError::new(format!("snappy: {error}")))?;
     out.truncate(begin + len);
     Ok(())
 }
@@ -185,7 +185,7 @@ fn append_brotli(
     window_log: Option<u32>,
     mut plain: &[u8],
     out: &mut Vec<u8>,
-) -> Result<(), Problem> {
+) -> Result<(), FormatError> {
     // A window beyond the input gains nothing and costs its memory on both sides.
     let enough = plain.len().max(1).ilog2() + 2;
     let window_log = window_log.unwrap_or(22).min(enough.max(10));
@@ -193,6 +193,6 @@ fn append_brotli(
     params.large_window = window_log > 24;
     params.size_hint = plain.len();
     brotli::BrotliCompress(&mut plain, out, params)
-        .map_err(|error| Problem::new(format!("brotli: {error}")))?;
+        .map_err(|error| FormatError::new(format!("brotli: {error}")))?;
     Ok(())
 }

@@ -4,7 +4,7 @@ use brotli::BrotliDecompressStream;
 use brotli::enc::StandardAlloc;
 use zstd_safe::DCtx;
 
-use super::Problem;
+use super::FormatError;
 use super::varint::Cursor;
 
 /// The byte that names a compression.
@@ -52,12 +52,12 @@ impl Decompressor {
         codec: u8,
         block: &'a [u8],
         out: &'a mut Vec<u8>,
-    ) -> Result<&'a [u8], Problem> {
+    ) -> Result<&'a [u8], FormatError> {
         if codec == codec::NONE {
             return Ok(block);
         }
         if !matches!(codec, codec::BROTLI | codec::ZSTD | codec::SNAPPY) {
-            return Err(Problem::new(format!("unknown compression type {codec:#04x}")));
+            return Err(FormatError::new(format!("unknown compression type {codec:#04x}")));
         }
         let mut cursor = Cursor::new(block);
         let stated = cursor.varint64()?;
@@ -70,29 +70,30 @@ impl Decompressor {
         if out.len() as u64 == stated { Ok(out) } else { Err(wrong_len(out.len() as u64, stated)) }
     }
 
-    fn zstd(&mut self, stream: &[u8], stated: u64, out: &mut Vec<u8>) -> Result<(), Problem> {
+    fn zstd(&mut self, stream: &[u8], stated: u64, out: &mut Vec<u8>) -> Result<(), FormatError> {
         let damaged = |code| {
-            Problem::new(format!("zstd stream is damaged: {}", zstd_safe::get_error_name(code)))
+            FormatError::new(format!("zstd stream is damaged: {}", zstd_safe::get_error_name(code)))
         };
         if !stream.starts_with(&ZSTD_MAGIC) {
-            return Err(Problem::fixed("zstd stream does not begin with a frame"));
+            return Err(FormatError::fixed("zstd stream does not begin with a frame"));
         }
         let frame_len = zstd_safe::find_frame_compressed_size(stream).map_err(damaged)?;
         if frame_len != stream.len() {
-            return Err(Problem::fixed("zstd frame does not end with the block"));
+            return Err(FormatError::fixed("zstd frame does not end with the block"));
         }
         make_room(out, stated, stream.len(), ZSTD_MAX_RATIO)?;
         let context = match &mut self.zstd {
             Some(context) => context,
             None => self.zstd.insert(
-                DCtx::try_create().ok_or(Problem::fixed("no memory for a zstd decompressor"))?,
+                DCtx::try_create()
+                    .ok_or(FormatError::fixed("no memory for a zstd decompressor"))?,
             ),
         };
         context.decompress(out, stream).map(drop).map_err(damaged)
     }
 
-    fn snappy(&mut self, stream: &[u8], stated: u64, out: &mut Vec<u8>) -> Result<(), Problem> {
-        let damaged = |error| Problem::new(format!("snappy block is damaged: {error}"));
+    fn snappy(&mut self, stream: &[u8], stated: u64, out: &mut Vec<u8>) -> Result<(), FormatError> {
+        let damaged = |error| FormatError::new(format!("snappy block is damaged: {error}"));
         let len = snap::raw::decompress_len(stream).map_err(damaged)? as u64;
         if len != stated {
             return Err(wrong_len(len, stated));
@@ -111,24 +112,24 @@ fn make_room(
     stated: u64,
     stream_len: usize,
     max_ratio: u64,
-) -> Result<usize, Problem> {
+) -> Result<usize, FormatError> {
     let most = (stream_len as u64).saturating_mul(max_ratio);
     let len = usize::try_from(stated)
         .ok()
         .filter(|_| stated <= most)
-        .ok_or_else(|| Problem::new(format!("{stream_len} bytes cannot decode to {stated}")))?;
+        .ok_or_else(|| FormatError::new(format!("{stream_len} bytes cannot decode to {stated}")))?;
     out.clear();
     reserve(out, len)?;
     Ok(len)
 }
 
 /// Reserves room in `out`, or says that memory is short.
-pub(crate) fn reserve(out: &mut Vec<u8>, len: usize) -> Result<(), Problem> {
+pub(crate) fn reserve(out: &mut Vec<u8>, len: usize) -> Result<(), FormatError> {
     out.try_reserve_exact(len)
-        .map_err(|_| Problem::new(format!("no memory for {len} decoded bytes")))
+        .map_err(|_| FormatError::new(format!("no memory for {len} decoded bytes")))
 }
 
-fn brotli(stream: &[u8], stated: u64, out: &mut Vec<u8>) -> Result<(), Problem> {
+fn brotli(stream: &[u8], stated: u64, out: &mut Vec<u8>) -> Result<(), FormatError> {
     let most = usize::try_from(stated).unwrap_or(usize::MAX);
     // `new` and not `new_strict`: windows above 2^24 are allowed in these files.
     let mut state = brotli::BrotliState::new(
@@ -168,18 +169,18 @@ fn brotli(stream: &[u8], stated: u64, out: &mut Vec<u8>) -> Result<(), Problem> 
                 return Ok(());
             }
             brotli::BrotliResult::ResultSuccess => {
-                return Err(Problem::fixed("brotli stream does not end with the block"));
+                return Err(FormatError::fixed("brotli stream does not end with the block"));
             }
             brotli::BrotliResult::NeedsMoreInput => {
-                return Err(Problem::fixed("brotli stream is cut short"));
+                return Err(FormatError::fixed("brotli stream is cut short"));
             }
             brotli::BrotliResult::ResultFailure => {
-                return Err(Problem::fixed("brotli stream is damaged"));
+                return Err(FormatError::fixed("brotli stream is damaged"));
             }
         }
     }
 }
 
-pub(crate) fn wrong_len(found: u64, stated: u64) -> Problem {
-    Problem::new(format!("decoded {found} bytes where {stated} were stated"))
+pub(crate) fn wrong_len(found: u64, stated: u64) -> FormatError {
+    FormatError::new(format!("decoded {found} bytes where {stated} were stated"))
 }

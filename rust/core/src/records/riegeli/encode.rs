@@ -1,6 +1,6 @@
 //! Records gathered for a chunk, and the data of a simple chunk made from them.
 
-use super::Problem;
+use super::FormatError;
 use super::compress::{Codec, Compressor};
 use super::varint::{Cursor, push_varint};
 
@@ -66,7 +66,7 @@ pub fn simple_data<'a>(
     group: &'a Group,
     compressor: &mut Compressor,
     scratch: &'a mut Vec<u8>,
-) -> Result<[&'a [u8]; 2], Problem> {
+) -> Result<[&'a [u8]; 2], FormatError> {
     scratch.clear();
     scratch.push(compressor.codec().code());
     if compressor.codec() == Codec::Uncompressed {
@@ -87,7 +87,7 @@ pub fn append_with_len(
     compressor: &mut Compressor,
     plain: &[u8],
     out: &mut Vec<u8>,
-) -> Result<(), Problem> {
+) -> Result<(), FormatError> {
     let begin = out.len();
     compressor.append(plain, out)?;
     let mut len = Vec::with_capacity(10);

@@ -4,7 +4,7 @@ use highway::{HighwayHash, HighwayHasher, Key};
 
 #[cfg(target_arch = "x86_64")]
 use super::hash_lanes;
-use crate::warm::Warming;
+use crate::write_prefetcher::WritePrefetcher;
 
 /// How many hashes are computed at once at most.
 pub const MAX_TOGETHER: usize = 3;
@@ -56,11 +56,15 @@ impl Hasher {
 /// # Panics
 ///
 /// If there are not as many pieces as hashers.
-pub fn finish_together(hashers: Vec<Hasher>, pieces: &[&[u8]], warming: &mut Warming) -> Vec<u64> {
+pub fn finish_together(
+    hashers: Vec<Hasher>,
+    pieces: &[&[u8]],
+    prefetcher: &mut WritePrefetcher,
+) -> Vec<u64> {
     assert_eq!(hashers.len(), pieces.len(), "each hasher has its piece");
     let mut lanes: Vec<Lane<'_>> =
         hashers.into_iter().zip(pieces).map(|(hasher, rest)| Lane { hasher, rest }).collect();
-    take_together(&mut lanes, warming);
+    take_together(&mut lanes, prefetcher);
     let finish = |Lane { mut hasher, rest }| {
         hasher.update(rest);
         hasher.finish()
@@ -76,7 +80,7 @@ struct Lane<'a> {
 
 /// Has lanes take in what they have in common of length, while that is worth it.
 #[cfg(target_arch = "x86_64")]
-fn take_together(lanes: &mut [Lane<'_>], warming: &mut Warming) {
+fn take_together(lanes: &mut [Lane<'_>], prefetcher: &mut WritePrefetcher) {
     if !hash_lanes::is_possible() {
         return;
     }
@@ -85,16 +89,19 @@ fn take_together(lanes: &mut [Lane<'_>], warming: &mut Warming) {
             lanes.iter_mut().filter(|lane| lane.rest.len() >= SHORT_LEN).collect();
         match &mut long[..] {
             [] => return,
-            [first] => advance([first], warming),
-            [first, second] => advance([first, second], warming),
-            [first, second, third, ..] => advance([first, second, third], warming),
+            [first] => advance([first], prefetcher),
+            [first, second] => advance([first, second], prefetcher),
+            [first, second, third, ..] => advance([first, second, third], prefetcher),
         }
     }
 }
 
 /// Advances all lanes by as many packets as the shortest still has.
 #[cfg(target_arch = "x86_64")]
-fn advance<const LANES: usize>(mut lanes: [&mut Lane<'_>; LANES], warming: &mut Warming) {
+fn advance<const LANES: usize>(
+    mut lanes: [&mut Lane<'_>; LANES],
+    prefetcher: &mut WritePrefetcher,
+) {
     for lane in &mut lanes {
         lane.fill_packet();
     }
@@ -102,7 +109,7 @@ fn advance<const LANES: usize>(mut lanes: [&mut Lane<'_>; LANES], warming: &mut 
     let count = packets.iter().map(|lane| lane.len()).min().unwrap_or(0);
     let packets = packets.map(|lane| &lane[..count]);
     let mut states = lanes.each_ref().map(|lane| lane.hasher.0.checkpoint());
-    hash_lanes::advance(states.each_mut(), packets, warming);
+    hash_lanes::advance(states.each_mut(), packets, prefetcher);
     for (lane, state) in lanes.iter_mut().zip(states) {
         lane.hasher.0 = HighwayHasher::from_checkpoint(state);
         lane.rest = &lane.rest[count * hash_lanes::PACKET_LEN..];
@@ -126,7 +133,7 @@ impl Lane<'_> {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn take_together(_: &mut [Lane<'_>], _: &mut Warming) {}
+fn take_together(_: &mut [Lane<'_>], _: &mut WritePrefetcher) {}
 
 #[cfg(test)]
 mod tests {
@@ -181,7 +188,8 @@ mod tests {
             for (begun, count) in [(0, 1), (5, 2), (32, 3), (40, 2), (63, 3), (64, 1)] {
                 let begun = &[begun, 3, 0][..count];
                 let hashers = begun.iter().map(|&len| begun_with(len)).collect();
-                let found = finish_together(hashers, &pieces[..count], &mut Warming::default());
+                let found =
+                    finish_together(hashers, &pieces[..count], &mut WritePrefetcher::default());
                 let expected: Vec<u64> = begun
                     .iter()
                     .zip(pieces)

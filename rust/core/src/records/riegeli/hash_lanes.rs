@@ -10,7 +10,7 @@ use std::arch::x86_64::{
     _mm256_shuffle_epi8, _mm256_srli_epi64, _mm256_storeu_si256, _mm256_xor_si256,
 };
 
-use crate::warm::Warming;
+use crate::write_prefetcher::WritePrefetcher;
 
 /// Bytes that one step takes in.
 pub(super) const PACKET_LEN: usize = 32;
@@ -33,18 +33,18 @@ pub(super) fn is_possible() -> bool {
 pub(super) fn advance<const LANES: usize>(
     states: [&mut Checkpoint; LANES],
     packets: [&[Packet]; LANES],
-    warming: &mut Warming,
+    prefetcher: &mut WritePrefetcher,
 ) {
     assert!(is_possible(), "several hashes at once need AVX2");
     // SAFETY: the processor has what the function needs.
-    unsafe { advance_all(states, packets, warming) }
+    unsafe { advance_all(states, packets, prefetcher) }
 }
 
 #[target_feature(enable = "avx2")]
 fn advance_all<const LANES: usize>(
     checkpoints: [&mut Checkpoint; LANES],
     packets: [&[Packet]; LANES],
-    warming: &mut Warming,
+    prefetcher: &mut WritePrefetcher,
 ) {
     let count = packets.first().map_or(0, |lane| lane.len());
     assert!(packets.iter().all(|lane| lane.len() == count), "lanes differ in length");
@@ -54,7 +54,7 @@ fn advance_all<const LANES: usize>(
             state.take(load(&lane[at]));
         }
         if at.is_multiple_of(PACKETS_PER_LINE) {
-            warming.warm_lines(LANES);
+            prefetcher.prefetch_lines(LANES);
         }
     }
     for (state, checkpoint) in states.into_iter().zip(checkpoints) {

@@ -6,46 +6,46 @@ use brotli::BrotliDecompressStream;
 use brotli::enc::StandardAlloc;
 use zstd_safe::{DCtx, DParameter, InBuffer, OutBuffer};
 
-use super::Problem;
+use super::FormatError;
 use super::decompress::{codec, reserve, wrong_len};
 use super::varint::{Cursor, MAX_VARINT_LEN};
 use crate::Error;
 
 /// Why reading in pieces ended early.
 #[derive(Debug)]
-pub enum Halt {
+pub enum StreamError {
     /// The file cannot be read.
     File(Error),
     /// What it holds is not what it should be.
-    Data(Problem),
+    Data(FormatError),
 }
 
-impl From<Error> for Halt {
+impl From<Error> for StreamError {
     fn from(error: Error) -> Self {
         Self::File(error)
     }
 }
 
-impl From<Problem> for Halt {
-    fn from(problem: Problem) -> Self {
+impl From<FormatError> for StreamError {
+    fn from(problem: FormatError) -> Self {
         Self::Data(problem)
     }
 }
 
 /// Bytes that come in pieces.
-pub trait Pieces {
+pub trait ChunkSource {
     /// The bytes that come next, as many as are at hand; none at the end.
     ///
     /// # Errors
     /// If the next ones cannot be had.
-    fn fill(&mut self) -> Result<&[u8], Halt>;
+    fn fill(&mut self) -> Result<&[u8], StreamError>;
 
     /// Goes past `len` bytes of those.
     fn consume(&mut self, len: usize);
 }
 
-impl Pieces for &[u8] {
-    fn fill(&mut self) -> Result<&[u8], Halt> {
+impl ChunkSource for &[u8] {
+    fn fill(&mut self) -> Result<&[u8], StreamError> {
         Ok(self)
     }
 
@@ -54,8 +54,8 @@ impl Pieces for &[u8] {
     }
 }
 
-impl<P: Pieces> Pieces for &mut P {
-    fn fill(&mut self) -> Result<&[u8], Halt> {
+impl<P: ChunkSource> ChunkSource for &mut P {
+    fn fill(&mut self) -> Result<&[u8], StreamError> {
         (**self).fill()
     }
 
@@ -68,7 +68,7 @@ impl<P: Pieces> Pieces for &mut P {
 ///
 /// # Errors
 /// If it is cut short or does not fit 64 bits.
-pub fn varint64(pieces: &mut impl Pieces) -> Result<u64, Halt> {
+pub fn varint64(pieces: &mut impl ChunkSource) -> Result<u64, StreamError> {
     let mut bytes = Vec::with_capacity(MAX_VARINT_LEN);
     while bytes.len() < MAX_VARINT_LEN {
         let Some(&byte) = pieces.fill()?.first() else { break };
@@ -98,7 +98,7 @@ pub struct Inflated<P> {
     to: usize,
 }
 
-impl<P: Pieces> Inflated<P> {
+impl<P: ChunkSource> Inflated<P> {
     /// Whether blocks that were compressed like this can be read in pieces.
     pub fn takes(codec: u8) -> bool {
         matches!(codec, codec::NONE | codec::ZSTD | codec::BROTLI)
@@ -108,7 +108,7 @@ impl<P: Pieces> Inflated<P> {
     ///
     /// # Errors
     /// If it has no length before it, or memory is short.
-    pub fn new(codec: u8, mut pieces: P) -> Result<Self, Halt> {
+    pub fn new(codec: u8, mut pieces: P) -> Result<Self, StreamError> {
         let stated = if codec == codec::NONE { None } else { Some(varint64(&mut pieces)?) };
         let stream = Stream::new(codec)?;
         Ok(Self { pieces, stream, stated, decoded_len: 0, window: Vec::new(), from: 0, to: 0 })
@@ -119,7 +119,7 @@ impl<P: Pieces> Inflated<P> {
     /// # Errors
     /// If there are fewer, or the block is damaged.
     #[inline]
-    pub fn take(&mut self, len: usize) -> Result<&[u8], Halt> {
+    pub fn take(&mut self, len: usize) -> Result<&[u8], StreamError> {
         if self.to - self.from < len {
             self.gather(len)?;
         }
@@ -127,7 +127,7 @@ impl<P: Pieces> Inflated<P> {
         let end = begin + len;
         if end > self.to {
             let text = format!("{len} bytes expected, {} left", self.to - begin);
-            return Err(Problem::new(text).into());
+            return Err(FormatError::new(text).into());
         }
         self.from = end;
         Ok(&self.window[begin..end])
@@ -138,7 +138,7 @@ impl<P: Pieces> Inflated<P> {
     /// # Errors
     /// If there is none, or the block is damaged.
     #[inline]
-    pub fn varint64(&mut self) -> Result<u64, Halt> {
+    pub fn varint64(&mut self) -> Result<u64, StreamError> {
         match self.window[self.from..self.to].first() {
             Some(&byte) if byte < 0x80 => {
                 self.from += 1;
@@ -149,7 +149,7 @@ impl<P: Pieces> Inflated<P> {
     }
 
     #[cold]
-    fn long_varint(&mut self) -> Result<u64, Halt> {
+    fn long_varint(&mut self) -> Result<u64, StreamError> {
         self.gather(MAX_VARINT_LEN)?;
         let mut cursor = Cursor::new(&self.window[self.from..self.to]);
         let value = cursor.varint64()?;
@@ -161,16 +161,16 @@ impl<P: Pieces> Inflated<P> {
     ///
     /// # Errors
     /// If something is left, or the block is damaged.
-    pub fn finish(mut self) -> Result<(), Halt> {
+    pub fn finish(mut self) -> Result<(), StreamError> {
         self.gather(1)?;
         if self.from < self.to {
-            return Err(Problem::fixed("more bytes than records").into());
+            return Err(FormatError::fixed("more bytes than records").into());
         }
         if !self.stream.is_done {
-            return Err(Problem::fixed("compressed stream is cut short").into());
+            return Err(FormatError::fixed("compressed stream is cut short").into());
         }
         if !self.pieces.fill()?.is_empty() {
-            return Err(Problem::fixed("compressed stream does not end with the block").into());
+            return Err(FormatError::fixed("compressed stream does not end with the block").into());
         }
         match self.stated {
             Some(stated) if stated != self.decoded_len => {
@@ -182,7 +182,7 @@ impl<P: Pieces> Inflated<P> {
 
     /// Decodes until `len` bytes are at hand or there are no more.
     #[cold]
-    fn gather(&mut self, len: usize) -> Result<(), Halt> {
+    fn gather(&mut self, len: usize) -> Result<(), StreamError> {
         self.window.copy_within(self.from..self.to, 0);
         (self.from, self.to) = (0, self.to - self.from);
         while self.to < len {
@@ -228,12 +228,12 @@ impl fmt::Debug for Stream {
 }
 
 impl Stream {
-    fn new(codec: u8) -> Result<Self, Problem> {
+    fn new(codec: u8) -> Result<Self, FormatError> {
         let engine = match codec {
             codec::NONE => Engine::Plain,
             codec::ZSTD => {
                 let mut context = DCtx::try_create()
-                    .ok_or(Problem::fixed("no memory for a zstd decompressor"))?;
+                    .ok_or(FormatError::fixed("no memory for a zstd decompressor"))?;
                 context.set_parameter(DParameter::WindowLogMax(31)).map_err(damaged)?;
                 Engine::Zstd(context)
             }
@@ -242,13 +242,13 @@ impl Stream {
                 StandardAlloc::default(),
                 StandardAlloc::default(),
             ))),
-            _ => return Err(Problem::new(format!("unknown compression type {codec:#04x}"))),
+            _ => return Err(FormatError::new(format!("unknown compression type {codec:#04x}"))),
         };
         Ok(Self { engine, is_done: false })
     }
 
     /// Decodes some of `input` into `out`; returns how much was read and written.
-    fn step(&mut self, input: &[u8], out: &mut [u8]) -> Result<(usize, usize), Problem> {
+    fn step(&mut self, input: &[u8], out: &mut [u8]) -> Result<(usize, usize), FormatError> {
         if self.is_done {
             return Ok((0, 0));
         }
@@ -282,7 +282,7 @@ impl Stream {
                 self.is_done = matches!(result, brotli::BrotliResult::ResultSuccess);
                 match result {
                     brotli::BrotliResult::ResultFailure => {
-                        Err(Problem::fixed("brotli stream is damaged"))
+                        Err(FormatError::fixed("brotli stream is damaged"))
                     }
                     _ => Ok((read, written)),
                 }
@@ -292,8 +292,8 @@ impl Stream {
 }
 
 #[cold]
-fn damaged(code: usize) -> Problem {
-    Problem::new(format!("zstd stream is damaged: {}", zstd_safe::get_error_name(code)))
+fn damaged(code: usize) -> FormatError {
+    FormatError::new(format!("zstd stream is damaged: {}", zstd_safe::get_error_name(code)))
 }
 
 #[cfg(test)]
@@ -304,8 +304,8 @@ mod tests {
     /// Bytes handed out a few at a time.
     struct Slowly<'a>(&'a [u8]);
 
-    impl Pieces for Slowly<'_> {
-        fn fill(&mut self) -> Result<&[u8], Halt> {
+    impl ChunkSource for Slowly<'_> {
+        fn fill(&mut self) -> Result<&[u8], StreamError> {
             Ok(&self.0[..self.0.len().min(7)])
         }
 
@@ -326,11 +326,11 @@ mod tests {
         Codec::Brotli { level: 5, window_log: None },
     ];
 
-    fn text_of(halt: Result<(), Halt>) -> String {
+    fn text_of(halt: Result<(), StreamError>) -> String {
         match halt {
             Ok(()) => "fine".to_owned(),
-            Err(Halt::Data(problem)) => problem.to_string(),
-            Err(Halt::File(error)) => error.to_string(),
+            Err(StreamError::Data(problem)) => problem.to_string(),
+            Err(StreamError::File(error)) => error.to_string(),
         }
     }
 

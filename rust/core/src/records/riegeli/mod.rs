@@ -18,9 +18,9 @@ use std::borrow::Cow;
 
 /// What is wrong with some bytes, before it is known which file and place they came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problem(Cow<'static, str>);
+pub struct FormatError(Cow<'static, str>);
 
-impl Problem {
+impl FormatError {
     /// A problem with numbers in its text.
     #[cold]
     pub fn new(text: String) -> Self {
@@ -33,7 +33,7 @@ impl Problem {
     }
 }
 
-impl std::fmt::Display for Problem {
+impl std::fmt::Display for FormatError {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str(&self.0)
     }
@@ -121,7 +121,7 @@ impl Decoder {
         &'a mut self,
         header: &chunk::ChunkHeader,
         data: &'a [u8],
-    ) -> Result<ChunkRecords<'a>, Problem> {
+    ) -> Result<ChunkRecords<'a>, FormatError> {
         let Self { decompressor, ends, values } = self;
         let values = match header.kind {
             chunk::kind::SIMPLE => simple::decode(header, data, decompressor, ends, values)?,
@@ -133,7 +133,7 @@ impl Decoder {
                 &[]
             }
             kind => {
-                return Err(Problem::new(format!(
+                return Err(FormatError::new(format!(
                     "unknown chunk type {kind:#04x} with {} records",
                     header.num_records
                 )));

@@ -1,6 +1,6 @@
 //! Chunks of simple records: their lengths, then their bytes, each one compressed block.
 
-use super::Problem;
+use super::FormatError;
 use super::chunk::ChunkHeader;
 use super::decompress::Decompressor;
 use super::varint::Cursor;
@@ -16,7 +16,7 @@ pub fn decode<'a>(
     decompressor: &mut Decompressor,
     ends: &mut Vec<usize>,
     values: &'a mut Vec<u8>,
-) -> Result<&'a [u8], Problem> {
+) -> Result<&'a [u8], FormatError> {
     let mut cursor = Cursor::new(data);
     let codec = cursor.byte()?;
     let sizes_len = cursor.varint64()?;
@@ -25,7 +25,7 @@ pub fn decode<'a>(
     add_up(header, sizes, ends)?;
     let values = decompressor.decompress(codec, cursor.rest(), values)?;
     if values.len() as u64 != header.decoded_len {
-        return Err(Problem::new(format!(
+        return Err(FormatError::new(format!(
             "records of {} bytes where the chunk header states {}",
             values.len(),
             header.decoded_len
@@ -35,14 +35,14 @@ pub fn decode<'a>(
 }
 
 /// Turns the lengths of records into where they end, up to the decoded length exactly.
-fn add_up(header: &ChunkHeader, sizes: &[u8], ends: &mut Vec<usize>) -> Result<(), Problem> {
+fn add_up(header: &ChunkHeader, sizes: &[u8], ends: &mut Vec<usize>) -> Result<(), FormatError> {
     ends.clear();
     // Each length takes a byte or more, so this reserves no more than there is.
     let num_records = usize::try_from(header.num_records)
         .ok()
         .filter(|&count| count <= sizes.len())
         .ok_or_else(|| {
-            Problem::new(format!(
+            FormatError::new(format!(
                 "{} records where the lengths take {} bytes",
                 header.num_records,
                 sizes.len()
@@ -55,13 +55,13 @@ fn add_up(header: &ChunkHeader, sizes: &[u8], ends: &mut Vec<usize>) -> Result<(
         end = end
             .checked_add(cursor.varint64()?)
             .filter(|&end| end <= header.decoded_len)
-            .ok_or(Problem::fixed("record lengths exceed the decoded length"))?;
-        ends.push(usize::try_from(end).map_err(|_| Problem::fixed("records exceed memory"))?);
+            .ok_or(FormatError::fixed("record lengths exceed the decoded length"))?;
+        ends.push(usize::try_from(end).map_err(|_| FormatError::fixed("records exceed memory"))?);
     }
     if end == header.decoded_len && cursor.is_empty() {
         Ok(())
     } else {
-        Err(Problem::new(format!(
+        Err(FormatError::new(format!(
             "record lengths add up to {end} where the chunk header states {}, {} bytes left",
             header.decoded_len,
             cursor.rest().len()

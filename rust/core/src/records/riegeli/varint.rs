@@ -1,6 +1,6 @@
 //! Base-128 varints as in protocol buffers, and a cursor that reads them from bytes in memory.
 
-use super::Problem;
+use super::FormatError;
 
 /// The most bytes a 64-bit varint takes.
 pub const MAX_VARINT_LEN: usize = 10;
@@ -47,13 +47,15 @@ impl<'a> Cursor<'a> {
     /// # Errors
     /// If fewer are left.
     #[inline]
-    pub fn take(&mut self, len: u64) -> Result<&'a [u8], Problem> {
+    pub fn take(&mut self, len: u64) -> Result<&'a [u8], FormatError> {
         match usize::try_from(len).ok().and_then(|len| self.rest.split_at_checked(len)) {
             Some((taken, rest)) => {
                 self.rest = rest;
                 Ok(taken)
             }
-            None => Err(Problem::new(format!("{len} bytes expected, {} left", self.rest.len()))),
+            None => {
+                Err(FormatError::new(format!("{len} bytes expected, {} left", self.rest.len())))
+            }
         }
     }
 
@@ -62,9 +64,9 @@ impl<'a> Cursor<'a> {
     /// # Errors
     /// If none is left.
     #[inline]
-    pub fn byte(&mut self) -> Result<u8, Problem> {
+    pub fn byte(&mut self) -> Result<u8, FormatError> {
         let (&byte, rest) =
-            self.rest.split_first().ok_or(Problem::fixed("a byte expected, none left"))?;
+            self.rest.split_first().ok_or(FormatError::fixed("a byte expected, none left"))?;
         self.rest = rest;
         Ok(byte)
     }
@@ -74,7 +76,7 @@ impl<'a> Cursor<'a> {
     /// # Errors
     /// If it is cut short or does not fit 64 bits.
     #[inline]
-    pub fn varint64(&mut self) -> Result<u64, Problem> {
+    pub fn varint64(&mut self) -> Result<u64, FormatError> {
         match self.rest.first() {
             Some(&byte) if byte < 0x80 => {
                 self.rest = &self.rest[1..];
@@ -90,7 +92,7 @@ impl<'a> Cursor<'a> {
     /// If it is cut short or does not fit 32 bits.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "`long_varint` has checked the bits")]
-    pub fn varint32(&mut self) -> Result<u32, Problem> {
+    pub fn varint32(&mut self) -> Result<u32, FormatError> {
         match self.rest.first() {
             Some(&byte) if byte < 0x80 => {
                 self.rest = &self.rest[1..];
@@ -101,7 +103,7 @@ impl<'a> Cursor<'a> {
     }
 
     #[inline]
-    fn long_varint(&mut self, bits: u32) -> Result<u64, Problem> {
+    fn long_varint(&mut self, bits: u32) -> Result<u64, FormatError> {
         let mut value = 0_u64;
         for (at, &byte) in self.rest.iter().enumerate().take(bits.div_ceil(7) as usize) {
             let shift = 7 * u32::try_from(at).unwrap_or(u32::MAX);
@@ -116,14 +118,14 @@ impl<'a> Cursor<'a> {
             }
         }
         if self.rest.len() < bits.div_ceil(7) as usize {
-            return Err(Problem::fixed("varint is cut short"));
+            return Err(FormatError::fixed("varint is cut short"));
         }
         Err(too_long(bits))
     }
 }
 
-fn too_long(bits: u32) -> Problem {
-    Problem::fixed(if bits == 32 { "varint exceeds 32 bits" } else { "varint exceeds 64 bits" })
+fn too_long(bits: u32) -> FormatError {
+    FormatError::fixed(if bits == 32 { "varint exceeds 32 bits" } else { "varint exceeds 64 bits" })
 }
 
 #[cfg(test)]

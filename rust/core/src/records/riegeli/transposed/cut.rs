@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use crate::records::riegeli::Problem;
+use crate::records::riegeli::FormatError;
 use crate::records::riegeli::varint::push_varint;
 
 /// How deeply submessages and groups are opened; what lies deeper stays a string.
@@ -132,7 +132,7 @@ impl Cut {
     ///
     /// # Errors
     /// If the record is not a message and has 4 GiB or more.
-    pub fn push_front(&mut self, record: &[u8]) -> Result<(), Problem> {
+    pub fn push_front(&mut self, record: &[u8]) -> Result<(), FormatError> {
         self.fields.clear();
         if self.nodes.len() >= MAX_FIELDS || !parse(record, 0, record.len(), &mut self.fields) {
             return self.push_non_proto(record);
@@ -148,9 +148,11 @@ impl Cut {
         Ok(())
     }
 
-    fn push_non_proto(&mut self, record: &[u8]) -> Result<(), Problem> {
+    fn push_non_proto(&mut self, record: &[u8]) -> Result<(), FormatError> {
         if u32::try_from(record.len()).is_err() {
-            return Err(Problem::fixed("a transposed chunk cannot hold a record of 4 GiB or more"));
+            return Err(FormatError::fixed(
+                "a transposed chunk cannot hold a record of 4 GiB or more",
+            ));
         }
         let column = match self.tokens[NON_PROTO as usize].column {
             Some(column) => column,

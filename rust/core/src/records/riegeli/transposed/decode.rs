@@ -5,7 +5,7 @@
 //! read from the header is checked to lie in range before the machine starts, cycles of states
 //! that consume nothing are refused, and the output never outgrows the stated decoded length.
 
-use super::super::Problem;
+use super::super::FormatError;
 use super::super::chunk::ChunkHeader;
 use super::super::decompress::{Decompressor, reserve};
 use super::super::varint::{Cursor, MAX_VARINT_LEN};
@@ -32,7 +32,7 @@ pub fn decode<'a>(
     decompressor: &mut Decompressor,
     ends: &mut Vec<usize>,
     values: &'a mut Vec<u8>,
-) -> Result<&'a [u8], Problem> {
+) -> Result<&'a [u8], FormatError> {
     let mut cursor = Cursor::new(data);
     let codec = cursor.byte()?;
     let layout_len = cursor.varint64()?;
@@ -44,7 +44,7 @@ pub fn decode<'a>(
     let num_buffers = layout.varint32()?;
     let buckets = read_buckets(codec, num_buckets, &mut layout, &mut cursor, decompressor)?;
     let mut buffers = read_buffers(&buckets, num_buffers, &mut layout)?;
-    let machine = Machine::read(&mut layout, buffers.len())?;
+    let machine = DecoderStateMachine::read(&mut layout, buffers.len())?;
     let mut moves_bytes = Vec::new();
     let moves = decompressor.decompress(codec, cursor.rest(), &mut moves_bytes)?;
     machine.run(header, &mut buffers, moves, ends, values)?;
@@ -57,10 +57,12 @@ fn read_buckets(
     layout: &mut Cursor<'_>,
     stored: &mut Cursor<'_>,
     decompressor: &mut Decompressor,
-) -> Result<Vec<Vec<u8>>, Problem> {
+) -> Result<Vec<Vec<u8>>, FormatError> {
     // Each bucket has a length of a byte or more in the layout.
     if num_buckets as usize > layout.rest().len() {
-        return Err(Problem::new(format!("{num_buckets} buckets where their lengths are missing")));
+        return Err(FormatError::new(format!(
+            "{num_buckets} buckets where their lengths are missing"
+        )));
     }
     let mut buckets = Vec::with_capacity(num_buckets as usize);
     for _ in 0..num_buckets {
@@ -81,15 +83,17 @@ fn read_buffers<'a>(
     buckets: &'a [Vec<u8>],
     num_buffers: u32,
     layout: &mut Cursor<'_>,
-) -> Result<Vec<Cursor<'a>>, Problem> {
+) -> Result<Vec<Cursor<'a>>, FormatError> {
     if num_buffers as usize > layout.rest().len() {
-        return Err(Problem::new(format!("{num_buffers} buffers where their lengths are missing")));
+        return Err(FormatError::new(format!(
+            "{num_buffers} buffers where their lengths are missing"
+        )));
     }
     let mut buffers = Vec::with_capacity(num_buffers as usize);
     let mut unused = buckets.iter().map(|bucket| Cursor::new(bucket));
     let mut bucket = unused.next();
     for _ in 0..num_buffers {
-        let current = bucket.as_mut().ok_or(Problem::fixed("buffers without buckets"))?;
+        let current = bucket.as_mut().ok_or(FormatError::fixed("buffers without buckets"))?;
         buffers.push(Cursor::new(current.take(layout.varint64()?)?));
         while bucket.is_some_and(|bucket| bucket.is_empty()) {
             match unused.next() {
@@ -101,7 +105,7 @@ fn read_buffers<'a>(
     if bucket.into_iter().chain(unused).all(|bucket| bucket.is_empty()) {
         Ok(buffers)
     } else {
-        Err(Problem::fixed("bytes of a bucket belong to no buffer"))
+        Err(FormatError::fixed("bytes of a bucket belong to no buffer"))
     }
 }
 
@@ -138,19 +142,21 @@ struct State {
 }
 
 #[derive(Debug)]
-struct Machine {
+struct DecoderStateMachine {
     states: Vec<State>,
     first: u32,
     has_non_proto: bool,
 }
 
-impl Machine {
+impl DecoderStateMachine {
     /// Reads the states; afterwards every number in them is in range.
-    fn read(layout: &mut Cursor<'_>, num_buffers: usize) -> Result<Self, Problem> {
+    fn read(layout: &mut Cursor<'_>, num_buffers: usize) -> Result<Self, FormatError> {
         let num_states = layout.varint32()?;
         // Each state has a tag and a successor of a byte or more.
         if num_states as usize > layout.rest().len() / 2 {
-            return Err(Problem::new(format!("{num_states} states where their tags are missing")));
+            return Err(FormatError::new(format!(
+                "{num_states} states where their tags are missing"
+            )));
         }
         let list = |layout: &mut Cursor<'_>| {
             (0..num_states).map(|_| layout.varint32()).collect::<Result<Vec<_>, _>>()
@@ -166,10 +172,10 @@ impl Machine {
         }
         let first = layout.varint32()?;
         if first >= num_states {
-            return Err(Problem::new(format!("first state {first} of {num_states}")));
+            return Err(FormatError::new(format!("first state {first} of {num_states}")));
         }
         if !layout.is_empty() {
-            return Err(Problem::fixed("bytes left in the transposed header"));
+            return Err(FormatError::fixed("bytes left in the transposed header"));
         }
         refuse_cycles(&states)?;
         skip_noops(&mut states);
@@ -183,10 +189,10 @@ impl Machine {
         moves: &[u8],
         ends: &mut Vec<usize>,
         values: &mut Vec<u8>,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), FormatError> {
         // Lengths of non-proto records are in the last buffer, which a state may also name.
         if self.has_non_proto && buffers.is_empty() {
-            return Err(Problem::fixed("no buffer of lengths"));
+            return Err(FormatError::fixed("no buffer of lengths"));
         }
         let mut output = Output::new(header, ends, values);
         let mut moves = moves.iter();
@@ -204,7 +210,7 @@ impl Machine {
                 state = current.next as usize + usize::from(step >> 2);
                 repeat = step & 3;
                 if state >= self.states.len() {
-                    return Err(Problem::new(format!(
+                    return Err(FormatError::new(format!(
                         "move to state {state} of {}",
                         self.states.len()
                     )));
@@ -228,7 +234,7 @@ impl State {
         num_states: u32,
         num_buffers: usize,
         layout: &mut Cursor<'_>,
-    ) -> Result<Self, Problem> {
+    ) -> Result<Self, FormatError> {
         let action = action_of(tag, subtype)?;
         let has_buffer = matches!(
             action,
@@ -236,12 +242,12 @@ impl State {
         );
         let buffer = if has_buffer { layout.varint32()? } else { 0 };
         if has_buffer && buffer as usize >= num_buffers {
-            return Err(Problem::new(format!("buffer {buffer} of {num_buffers}")));
+            return Err(FormatError::new(format!("buffer {buffer} of {num_buffers}")));
         }
         let implicit = next >= num_states;
         let target = if implicit { next - num_states } else { next };
         if target >= num_states {
-            return Err(Problem::new(format!("next state {next} with {num_states} states")));
+            return Err(FormatError::new(format!("next state {next} with {num_states} states")));
         }
         // The end of a submessage is told apart by wire type 6 in place of 2.
         let written = if matches!(action, Action::SubmessageEnd) { tag - 4 } else { tag };
@@ -256,16 +262,16 @@ impl State {
     }
 }
 
-fn action_of(tag: u32, subtype: u8) -> Result<Action, Problem> {
+fn action_of(tag: u32, subtype: u8) -> Result<Action, FormatError> {
     Ok(match tag {
         NOOP => Action::Noop,
         NON_PROTO => Action::NonProto,
         SUBMESSAGE_START => Action::SubmessageStart,
         MESSAGE_START => Action::MessageStart,
-        4..8 => return Err(Problem::new(format!("invalid tag {tag}"))),
+        4..8 => return Err(FormatError::new(format!("invalid tag {tag}"))),
         _ => match tag & 7 {
             0 if subtype > LAST_INLINE => {
-                return Err(Problem::new(format!("invalid varint subtype {subtype}")));
+                return Err(FormatError::new(format!("invalid varint subtype {subtype}")));
             }
             0 if subtype >= FIRST_INLINE => Action::Inline(subtype - FIRST_INLINE),
             0 => Action::Varint(subtype + 1),
@@ -274,13 +280,13 @@ fn action_of(tag: u32, subtype: u8) -> Result<Action, Problem> {
             3 | 4 => Action::Group,
             5 => Action::Fixed(4),
             6 => Action::SubmessageEnd,
-            _ => return Err(Problem::new(format!("invalid tag {tag}"))),
+            _ => return Err(FormatError::new(format!("invalid tag {tag}"))),
         },
     })
 }
 
 /// Refuses states that follow each other for ever without a look at the moves.
-fn refuse_cycles(states: &[State]) -> Result<(), Problem> {
+fn refuse_cycles(states: &[State]) -> Result<(), FormatError> {
     // 0: not seen; else the walk that saw it first. A walk that meets itself is a cycle.
     let mut seen_in = vec![0_usize; states.len()];
     for begin in 0..states.len() {
@@ -290,7 +296,7 @@ fn refuse_cycles(states: &[State]) -> Result<(), Problem> {
             at = states[at].next as usize;
         }
         if states[at].implicit && seen_in[at] == begin + 1 {
-            return Err(Problem::fixed("states follow each other in an endless cycle"));
+            return Err(FormatError::fixed("states follow each other in an endless cycle"));
         }
     }
     Ok(())
@@ -343,7 +349,7 @@ impl<'a> Output<'a> {
         }
     }
 
-    fn perform(&mut self, state: &State, buffers: &mut [Cursor<'_>]) -> Result<(), Problem> {
+    fn perform(&mut self, state: &State, buffers: &mut [Cursor<'_>]) -> Result<(), FormatError> {
         match state.action {
             Action::Noop => Ok(()),
             Action::MessageStart => self.finish_record(),
@@ -357,14 +363,14 @@ impl<'a> Output<'a> {
             Action::SubmessageEnd => {
                 // States that lead here again and again need neither input nor output for it.
                 if self.open.len() == DEEPEST {
-                    return Err(Problem::fixed("too many submessages within each other"));
+                    return Err(FormatError::fixed("too many submessages within each other"));
                 }
                 self.open.push((state.tag, state.tag_len, self.reversed.len()));
                 Ok(())
             }
             Action::SubmessageStart => {
                 let (tag, tag_len, before) =
-                    self.open.pop().ok_or(Problem::fixed("submessage start without an end"))?;
+                    self.open.pop().ok_or(FormatError::fixed("submessage start without an end"))?;
                 let (len, len_len) = varint_bytes((self.reversed.len() - before) as u64);
                 self.prepend(&len[..usize::from(len_len)])?;
                 self.prepend(&tag[..usize::from(tag_len)])
@@ -401,9 +407,11 @@ impl<'a> Output<'a> {
         }
     }
 
-    fn prepend(&mut self, bytes: &[u8]) -> Result<(), Problem> {
+    fn prepend(&mut self, bytes: &[u8]) -> Result<(), FormatError> {
         if (self.reversed.len() + bytes.len()) as u64 > self.decoded_len {
-            return Err(Problem::fixed("records exceed the decoded length of the chunk header"));
+            return Err(FormatError::fixed(
+                "records exceed the decoded length of the chunk header",
+            ));
         }
         if self.reversed.capacity() - self.reversed.len() < bytes.len() {
             let more = bytes.len().max(self.reversed.len());
@@ -413,21 +421,21 @@ impl<'a> Output<'a> {
         Ok(())
     }
 
-    fn finish_record(&mut self) -> Result<(), Problem> {
+    fn finish_record(&mut self) -> Result<(), FormatError> {
         if !self.open.is_empty() {
-            return Err(Problem::fixed("submessages still open where a record begins"));
+            return Err(FormatError::fixed("submessages still open where a record begins"));
         }
         if self.ends.len() as u64 == self.num_records {
-            return Err(Problem::fixed("more records than the chunk header states"));
+            return Err(FormatError::fixed("more records than the chunk header states"));
         }
         self.ends.push(self.reversed.len());
         Ok(())
     }
 
-    fn finish(self) -> Result<(), Problem> {
+    fn finish(self) -> Result<(), FormatError> {
         let len = self.reversed.len();
         if self.ends.len() as u64 != self.num_records || !self.open.is_empty() {
-            return Err(Problem::new(format!(
+            return Err(FormatError::new(format!(
                 "{} records where the chunk header states {}, {} submessages open",
                 self.ends.len(),
                 self.num_records,
@@ -435,7 +443,7 @@ impl<'a> Output<'a> {
             )));
         }
         if len as u64 != self.decoded_len || self.ends.last().copied().unwrap_or(0) != len {
-            return Err(Problem::new(format!(
+            return Err(FormatError::new(format!(
                 "records of {len} bytes where the chunk header states {}",
                 self.decoded_len
             )));

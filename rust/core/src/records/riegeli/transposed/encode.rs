@@ -1,8 +1,8 @@
 //! The data of a transposed chunk: a header, columns in buckets, transitions.
 
 use super::cut::{Column, Cut, Kind};
-use super::machine::{Machine, machine};
-use crate::records::riegeli::Problem;
+use super::state_machine::{StateMachine, machine};
+use crate::records::riegeli::FormatError;
 use crate::records::riegeli::compress::{Codec, Compressor};
 use crate::records::riegeli::encode::{Group, append_with_len};
 use crate::records::riegeli::varint::push_varint;
@@ -16,7 +16,7 @@ pub fn transposed_data(
     bucket_len: u64,
     compressor: &mut Compressor,
     data: &mut Vec<u8>,
-) -> Result<(), Problem> {
+) -> Result<(), FormatError> {
     let mut cut = cut_group(group)?;
     let machine = machine(std::mem::take(&mut cut.trace), cut.tokens.len());
     let buckets = Buckets::fill(&mut cut, bucket_len, compressor)?;
@@ -28,7 +28,7 @@ pub fn transposed_data(
     compressor.append(&machine.moves, data)
 }
 
-fn cut_group(group: &Group) -> Result<Cut, Problem> {
+fn cut_group(group: &Group) -> Result<Cut, FormatError> {
     let lens: Vec<usize> = group.record_lens().collect();
     let mut cut = Cut::default();
     let mut rest = group.values();
@@ -55,7 +55,11 @@ struct Buckets {
 
 impl Buckets {
     /// Packs columns of one kind together, short ones first, until a bucket has its length.
-    fn fill(cut: &mut Cut, bucket_len: u64, compressor: &mut Compressor) -> Result<Self, Problem> {
+    fn fill(
+        cut: &mut Cut,
+        bucket_len: u64,
+        compressor: &mut Compressor,
+    ) -> Result<Self, FormatError> {
         let bucket_len =
             if compressor.codec() == Codec::Uncompressed { u64::MAX } else { bucket_len };
         let mut order: Vec<usize> = (0..cut.columns.len()).collect();
@@ -85,7 +89,11 @@ impl Buckets {
         Ok(buckets)
     }
 
-    fn seal(&mut self, bucket: &mut Vec<u8>, compressor: &mut Compressor) -> Result<(), Problem> {
+    fn seal(
+        &mut self,
+        bucket: &mut Vec<u8>,
+        compressor: &mut Compressor,
+    ) -> Result<(), FormatError> {
         if bucket.is_empty() {
             return Ok(());
         }
@@ -97,7 +105,7 @@ impl Buckets {
     }
 }
 
-fn header(cut: &Cut, machine: &Machine, buckets: &Buckets) -> Vec<u8> {
+fn header(cut: &Cut, machine: &StateMachine, buckets: &Buckets) -> Vec<u8> {
     let mut out = Vec::new();
     push_varint(&mut out, buckets.stored_lens.len() as u64);
     push_varint(&mut out, buckets.column_lens.len() as u64);

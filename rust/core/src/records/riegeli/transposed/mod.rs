@@ -3,4 +3,4 @@
 pub mod cut;
 pub mod decode;
 pub mod encode;
-pub mod machine;
+pub mod state_machine;

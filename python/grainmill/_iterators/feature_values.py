@@ -1,0 +1,113 @@
+"""Values that are not plain arrays, made ready to be packed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+
+class FeatureValues:
+    """Turns whatever an element holds under a feature into cells of one dtype.
+
+    Args:
+        names: The features, as messages call them.
+        padding: What fills the cells of each feature that no sequence takes, if not zero.
+    """
+
+    def __init__(self, names: Sequence[str], padding: Sequence[Any] | None = None) -> None:
+        self._names = names
+        self._padding = padding
+
+    def coerce(
+        self,
+        feature: int,
+        value: Any,
+        dtype: np.dtype[Any] | None,
+        trailing: tuple[int, ...] | None,
+    ) -> np.ndarray[Any, Any]:
+        """Returns `value` as a contiguous array of one cell or more.
+
+        Args:
+            feature: The number of the feature.
+            value: A number, a string, a list or anything NumPy makes an array of.
+            dtype: What the batch under way has, `None` at its start.
+            trailing: The sizes of the axes after the first, likewise.
+        """
+        if isinstance(value, Mapping):
+            raise ValueError(
+                f"Failed to extract segment ids for '{self._names[feature]}', which has type "
+                f"{type(value)} rather than np.ndarray. Perhaps it should be marked as a meta "
+                "feature?"
+            )
+        if value is None:
+            raise ValueError(f"the feature `{self._names[feature]}` of an element is None")
+        if type(value) is bool:
+            value = int(value)
+        array = np.asarray(value)
+        if array.ndim == 0:
+            array = array.reshape(1)
+        if dtype is None or trailing is None:
+            return np.ascontiguousarray(array)
+        if array.shape[1:] != trailing:
+            try:
+                array = np.broadcast_to(array, (array.shape[0], *trailing))
+            except ValueError:
+                raise ValueError(
+                    f"cells of the feature `{self._names[feature]}` have shape {trailing} in this "
+                    f"batch, got {array.shape[1:]}"
+                ) from None
+        return np.ascontiguousarray(array, dtype=dtype)
+
+    def padding(
+        self, feature: int, dtype: np.dtype[Any], trailing: tuple[int, ...]
+    ) -> bytes | None:
+        """Returns the bytes of a cell without a sequence, `None` for zeros."""
+        if self._padding is None:
+            return None
+        return self.cell(self._padding[feature], dtype, trailing)
+
+    def cell(self, value: Any, dtype: np.dtype[Any], trailing: tuple[int, ...]) -> bytes:
+        """Returns the bytes of a cell with `value` in it."""
+        return np.full(trailing, value, dtype).tobytes()
+
+    def object_rows(
+        self,
+        feature: int,
+        dtype: np.dtype[Any],
+        num_rows: int,
+        row_cells: int,
+        trailing: tuple[int, ...],
+    ) -> np.ndarray[Any, Any]:
+        """Returns empty rows for cells that are Python objects."""
+        shape = (num_rows, row_cells, *trailing)
+        if self._padding is None:
+            return np.zeros(shape, dtype)
+        return np.full(shape, self._padding[feature], dtype)
+
+
+def rows_of(
+    column: tuple[Any, ...], num_bins: int, num_rows: int, row_cells: int
+) -> tuple[np.ndarray[Any, Any], Any, Any]:
+    """Views of the first `num_rows` of `num_bins` rows: values, segment ids and positions.
+
+    The latter two are `None` for a feature that has none.
+    """
+    values, offset, dtype, trailing, segment_ids, positions = column
+    if not dtype.hasobject:
+        shape = (num_bins, row_cells, *trailing)
+        byte_len = dtype.itemsize * math.prod(shape)
+        if byte_len:
+            values = values[offset : offset + byte_len].view(dtype).reshape(shape)
+        else:
+            values = np.zeros(shape, dtype)
+    if segment_ids is None:
+        return values[:num_rows], None, None
+    marks = (num_bins, row_cells)
+    return (
+        values[:num_rows],
+        segment_ids.reshape(marks)[:num_rows],
+        positions.reshape(marks)[:num_rows],
+    )

@@ -1,0 +1,112 @@
+"""What a worker does that runs a pipeline of its own."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from grainmill._evaluate import tuning
+from grainmill._evaluate.block_job import set_up_worker
+from grainmill._iterators.cursor import END, Cursor
+from grainmill._workers.worker import Job, Outcome, Runner, WorkerContext
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from grainmill._evaluate.context import Context
+    from grainmill._iterators.stage import Stage, State
+    from grainmill._plan.node import Node
+
+# Elements that are made in a moment come many at once, whatever the buffer's size.
+_BLOCK_S = 0.002
+BLOCK_LEN = 64
+
+
+class StartPoint(NamedTuple):
+    """Where to go on, and how many elements were given before that."""
+
+    state: State
+    num_delivered: int
+
+
+class PipelineTask(NamedTuple):
+    """The next elements, from `state` on if there is one.
+
+    Attributes:
+        state: Where to go on; `None` where the task before ended.
+        num_elements: At least one and so many or so are made, more if that takes but a moment.
+        at_most: So many are made at most, as far as they come one by one.
+    """
+
+    state: StartPoint | None
+    num_elements: int
+    at_most: int
+
+
+# Makes a plan ready to run; a function that workers can import.
+OpenPlan: TypeAlias = "Callable[[Node, Context], Stage]"
+
+
+class PipelineJob(Job):
+    """Runs a sequential plan of its own in each worker."""
+
+    index_byte_len = tuning.WORKERS_INDEX_BYTES
+
+    def __init__(
+        self,
+        plans: list[Node],
+        worker_init_fn: Callable[[int, int], None] | None,
+        open_plan: OpenPlan,
+        context: Context,
+    ) -> None:
+        self._plans = plans
+        self._worker_init_fn = worker_init_fn
+        self._open_plan = open_plan
+        self._context = context
+
+    @property
+    def modules(self) -> Sequence[str]:
+        """See `Job.modules`."""
+        return (type(self).__module__, self._open_plan.__module__)
+
+    def open(self, place: WorkerContext) -> Runner:
+        """See `Job.open`."""
+        set_up_worker(place, self._worker_init_fn)
+        stage = self._open_plan(self._plans[place.worker], self._context)
+        return _PartRunner(stage, place.mark)
+
+
+class _PartRunner(Runner):
+    """A stage under way, and how many elements it gave."""
+
+    def __init__(self, stage: Stage, mark: Callable[[int], None]) -> None:
+        self._cursor = Cursor(stage)
+        self._mark = mark
+        self._count = 0
+
+    def run(self, task: PipelineTask) -> Outcome:
+        """See `Runner.run`."""
+        first = self._count
+        elements: list[Any] = []
+        states: list[State] = []
+        try:
+            if task.state is not None:
+                self._cursor.restore(task.state.state)
+                first = self._count = task.state.num_delivered
+            deadline = time.perf_counter() + _BLOCK_S
+            while True:
+                self._mark(self._count)
+                element = self._cursor.next()
+                if element is END:
+                    break
+                self._count += 1
+                elements.append(element)
+                states.append(self._cursor.state())
+                if len(elements) < task.num_elements:
+                    continue
+                if len(elements) >= task.at_most or time.perf_counter() > deadline:
+                    break
+        except BaseException as failure:
+            return Outcome(elements, failure, first, states)
+        self._cursor.forget()  # arrays that nobody else has are sent without a copy
+        return Outcome(elements, None, first, states)

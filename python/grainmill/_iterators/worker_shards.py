@@ -1,0 +1,72 @@
+"""Elements of several workers in turn, each of which makes a slice of the plan ahead."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, TypeAlias
+
+from grainmill._iterators.interleave import InterleaveStage
+from grainmill._iterators.remote import RemoteWorkers
+from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
+from grainmill._plan.sequential import Interleave, MultiprocessPrefetch, ThreadPrefetch
+from grainmill._plan.slicing import sliced
+from grainmill._workers.pool import threads_take_turns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from grainmill._evaluate.context import Context
+    from grainmill._iterators.pipeline_job import OpenPlan
+    from grainmill._iterators.stage import Stage
+    from grainmill._plan.node import Node
+    from grainmill._plan.sequential import MultithreadPrefetch
+
+    WorkersNode: TypeAlias = MultiprocessPrefetch | MultithreadPrefetch
+
+
+class WorkerShardsStage(InterleaveStage):
+    """Round robin over workers, all of which are at work from the first element on."""
+
+    def __init__(self, node: WorkersNode, open_plan: OpenPlan, context: Context) -> None:
+        self._workers: RemoteWorkers | None = None
+        if isinstance(node, MultiprocessPrefetch) and threads_take_turns():
+            self._workers = RemoteWorkers(node, open_plan, context)
+        elif isinstance(node, MultiprocessPrefetch) and node.worker_init_fn is not None:
+            logging.getLogger("grainmill").warning(
+                "`worker_init_fn` is ignored: workers are threads here, not processes"
+            )
+        count = node.num_workers
+        ring = Interleave(
+            (),
+            range(count),
+            cycle_length=count,
+            num_make_iter_threads=0,
+            make_iter_buffer_size=0,
+            iter_buffer_size=node.buffer_size,
+        )
+        workers = self._workers
+
+        def open_worker(worker: int) -> Stage:
+            if workers is not None:
+                return workers.part(worker)
+            return open_part(node, worker, lambda part: open_plan(part, context))
+
+        super().__init__(ring, open_worker, count, at_once=True)
+
+    def close(self) -> None:
+        """See `Stage.close`."""
+        super().close()
+        if self._workers is not None:
+            self._workers.close()
+
+
+def open_part(node: WorkersNode, worker: int, open_plan: Callable[[Node], Stage]) -> Stage:
+    """The part of one worker, made ahead by a thread; its state is that of the worker's plan.
+
+    Args:
+        node: Says how many workers there are and what they run.
+        worker: From 0.
+        open_plan: Makes a plan ready to run.
+    """
+    part = sliced(node.parent, worker, node.num_workers, sequential=node.sequential_slice)
+    return ThreadPrefetchStage(ThreadPrefetch((), node.buffer_size), open_plan(part))

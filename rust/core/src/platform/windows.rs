@@ -1,0 +1,144 @@
+//! Windows: the engine reads, shuffles, batches and packs there, and no memory is shared between
+//! processes.
+#![expect(unsafe_code, reason = "where there are mappings, these take an address")]
+
+use std::convert::Infallible;
+use std::fs::File;
+use std::io::{self, IoSliceMut};
+use std::marker::PhantomData;
+use std::os::windows::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::ptr::NonNull;
+
+use super::{FileFacts, FileKind};
+
+/// The first of January 1970 in the system's time, which begins at 1601 and counts 100 ns.
+const UNIX_EPOCH: i64 = 116_444_736_000_000_000;
+/// `ERROR_TOO_MANY_OPEN_FILES`.
+const TOO_MANY_OPEN_FILES: i32 = 4;
+
+/// A file that is open for reading.
+#[derive(Debug)]
+pub(crate) struct ReadFile(File);
+
+impl ReadFile {
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        File::open(path).map(Self)
+    }
+
+    pub(crate) fn facts(&self) -> io::Result<FileFacts> {
+        let metadata = self.0.metadata()?;
+        let ticks = i64::try_from(metadata.last_write_time()).unwrap_or(i64::MAX);
+        Ok(FileFacts {
+            kind: match (metadata.is_file(), metadata.is_dir()) {
+                (true, _) => FileKind::Regular,
+                (_, true) => FileKind::Directory,
+                _ => FileKind::Other,
+            },
+            byte_len: metadata.file_size(),
+            modified_ns: ticks.wrapping_sub(UNIX_EPOCH).wrapping_mul(100),
+            number: (0, 0),
+        })
+    }
+
+    /// Reads up to `out.len()` bytes from `at` on; none at the end.
+    pub(crate) fn read_at(&self, out: &mut [u8], at: u64) -> io::Result<usize> {
+        self.0.seek_read(out, at)
+    }
+
+    /// Fills `pieces` one after another from `at` on, as far as one call each does.
+    pub(crate) fn read_pieces(&self, pieces: &mut [IoSliceMut<'_>], at: u64) -> io::Result<usize> {
+        let mut read = 0;
+        for piece in pieces {
+            let len = self.read_at(piece, at + read as u64)?;
+            read += len;
+            if len < piece.len() {
+                break;
+            }
+        }
+        Ok(read)
+    }
+}
+
+/// The error of a system that is asked to read a directory.
+pub(crate) fn is_a_directory() -> io::Error {
+    io::ErrorKind::IsADirectory.into()
+}
+
+/// Whether `error` says that no more files can be opened.
+pub(crate) fn is_out_of_files(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(TOO_MANY_OPEN_FILES)
+}
+
+/// How many files the process may have open, if that is bounded.
+pub(crate) fn max_files() -> Option<u64> {
+    None
+}
+
+/// A file to be handed to another process, of which there are none here.
+#[derive(Debug)]
+pub struct OwnedFile(Infallible);
+
+/// The same, borrowed.
+#[derive(Clone, Copy, Debug)]
+pub struct BorrowedFile<'a>(Infallible, PhantomData<&'a OwnedFile>);
+
+/// Never called, for want of a file.
+pub(crate) fn borrowed(file: &OwnedFile) -> BorrowedFile<'_> {
+    match file.0 {}
+}
+
+fn unsupported<T>() -> io::Result<T> {
+    let problem = "this system shares no memory between processes";
+    Err(io::Error::new(io::ErrorKind::Unsupported, problem))
+}
+
+/// None: the error says so.
+pub(crate) fn shared_file(_: &str, _: u64) -> io::Result<OwnedFile> {
+    unsupported()
+}
+
+/// Never called, for want of shared memory: whether there is a process of this number.
+pub(crate) fn is_alive(_: u32) -> bool {
+    true
+}
+
+/// Never called, for want of a file.
+pub(crate) fn fixed_len(file: BorrowedFile<'_>, _: u64) -> io::Result<(u64, bool)> {
+    match file.0 {}
+}
+
+/// Never called, for want of a file.
+pub(crate) fn mapped(file: BorrowedFile<'_>, _: usize) -> io::Result<NonNull<u8>> {
+    match file.0 {}
+}
+
+/// None: the error says so.
+pub(crate) fn anonymous(_: usize) -> io::Result<NonNull<u8>> {
+    unsupported()
+}
+
+/// Never called, for want of a mapping.
+///
+/// # Safety
+///
+/// None is asked for here.
+pub(crate) unsafe fn unmapped(_: NonNull<u8>, _: usize) -> io::Result<()> {
+    Ok(())
+}
+
+/// Never called, for want of a mapping.
+///
+/// # Safety
+///
+/// None is asked for here.
+pub(crate) unsafe fn give_back(_: NonNull<u8>, _: usize) {}
+
+/// Not offered: workers there end when they find their connection closed.
+///
+/// # Errors
+///
+/// Always.
+pub fn die_with_parent(_: u32) -> io::Result<bool> {
+    unsupported()
+}
