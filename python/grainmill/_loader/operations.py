@@ -24,7 +24,7 @@ Records = Iterator[Record[Any]]
 class Operation(Protocol):
     """A callable from an iterator of records to another; transforms are newer."""
 
-    def __call__(self, input_iterator: Records) -> SampledRecords:
+    def __call__(self, input_iterator: Records) -> Records:
         """Returns the records that those of `input_iterator` become.
 
         Args:
@@ -118,7 +118,7 @@ class MapOperation:
 
     map_function: Callable[[Any], Any]
 
-    def __call__(self, input_iterator: Records) -> SampledRecords:
+    def __call__(self, input_iterator: Records) -> Records:
         _warn_deprecated(self, "`grainmill.transforms.Map`")
         for record in input_iterator:
             try:
@@ -142,7 +142,7 @@ class RandomMapOperation:
 
     random_map_function: Callable[[Any, Any], Any]
 
-    def __call__(self, input_iterator: Records) -> SampledRecords:
+    def __call__(self, input_iterator: Records) -> Records:
         _warn_deprecated(self, "`grainmill.transforms.RandomMap`")
         for record in input_iterator:
             try:
@@ -165,7 +165,7 @@ class FilterOperation:
 
     condition_function: Callable[[Any], bool]
 
-    def __call__(self, input_iterator: Records) -> SampledRecords:
+    def __call__(self, input_iterator: Records) -> Records:
         _warn_deprecated(self, "`grainmill.transforms.Filter`")
         for record in input_iterator:
             try:
@@ -202,7 +202,7 @@ class BatchOperation:
         if self.batch_size <= 0:
             raise ValueError(f"batch_size must be a positive integer. Got {self.batch_size}.")
 
-    def __call__(self, input_iterator: Records) -> SampledRecords:
+    def __call__(self, input_iterator: Records) -> Records:
         _warn_deprecated(self, "`grainmill.transforms.Batch`")
         gathered: list[Record[Any]] = []
         for record in input_iterator:
@@ -264,7 +264,7 @@ class PackAndBatchOperation:
             )
         self.holds_last = False
 
-    def __call__(self, input_iterator: Records) -> SampledRecords:
+    def __call__(self, input_iterator: Records) -> Records:
         _warn_deprecated(self, "`grainmill.experimental.FirstFitPackIterDataset`")
         lengths, structure = tree.flatten(self.length_struct)
         packer = self._packer(lengths)
