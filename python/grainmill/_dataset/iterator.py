@@ -14,6 +14,7 @@ from grainmill._iterators.cursor import copied, fixed
 from grainmill._iterators.stage import Block
 from grainmill._iterators.table import open_stage
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
+from grainmill._plan.arguments import checked_integer
 from grainmill._plan.tracebacks import drop_inner_frames
 
 if TYPE_CHECKING:
@@ -386,8 +387,9 @@ def set_next_index(ds_iter: DatasetIterator[Any], index: int) -> None:
     Raises:
         NotImplementedError: Elements of this pipeline have no index, as after a filter.
         IndexError: `index` lies outside the data.
+        TypeError: `index` is no integer.
     """
-    _method(ds_iter, "set_next_index")(index)
+    _method(ds_iter, "set_next_index")(checked_integer(index, "index"))
 
 
 def _method(iterator: Any, name: str) -> Callable[..., Any]:

@@ -15,8 +15,8 @@ class MultiprocessingOptions:
         num_workers: Worker processes; 0 does all the work in this one.
         per_worker_buffer_size: The most elements each worker holds ready, at least 1.
         enable_profiling: Accepted for programs that set it; nothing is recorded.
-        stall_warning_s: Seconds without an element after which a warning names the worker that
-            is waited for; `None` never warns.
+        stall_warning_s: Seconds without an element, 15 by default, after which a warning names the
+            worker that is waited for; `None` never warns.
         timeout_s: Seconds without an element after which the wait ends in an error; `None`
             waits for ever.
         ram_budget_bytes: The most memory that elements of all workers may take, in bytes;
@@ -31,7 +31,7 @@ class MultiprocessingOptions:
     per_worker_buffer_size: int = 1
     enable_profiling: bool = False
     _: dataclasses.KW_ONLY
-    stall_warning_s: float | None = 30.0
+    stall_warning_s: float | None = 15.0
     timeout_s: float | None = None
     ram_budget_bytes: int | None = None
 
