@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._dataset.map_dataset import PlannedMapDataset
 from grainmill._plan import random_access, sequential
+from grainmill._plan.arguments import checked_integer
 from grainmill._plan.slicing import check_sliceable
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class FlatMapIterDataset(PlannedIterDataset[Any]):
     """
 
     def __init__(self, parent: IterDataset[Any], transform: transforms.FlatMap) -> None:
-        super().__init__(sequential.FlatMap((node_of(parent),), transform), (parent,))
+        super().__init__(sequential.FlatMap.of(node_of(parent), transform), (parent,))
 
 
 class ZipIterDataset(PlannedIterDataset[tuple[Any, ...]]):
@@ -159,7 +160,7 @@ class ZipIterDataset(PlannedIterDataset[tuple[Any, ...]]):
 
     def __init__(self, parents: Sequence[IterDataset[Any]], *, strict: bool = True) -> None:
         if not parents:
-            raise ValueError("At least one parent must be provided.")
+            raise ValueError("At least one parent must be provided. `parents` is empty.")
         nodes = tuple(node_of(parent) for parent in parents)
         super().__init__(sequential.Zip(nodes, strict), parents)
 
@@ -363,7 +364,7 @@ def multithread_prefetch(
         >>> [batch.tolist() for batch in ds]
         [[0, 2], [1, 3], [4, 6], [5]]
     """
-    if not num_threads:
+    if not checked_integer(num_threads, "num_threads"):
         return ds
     node = sequential.MultithreadPrefetch.of(
         node_of(ds), num_threads, buffer_size, sequential_slice=sequential_slice
@@ -403,8 +404,7 @@ class InterleaveIterDataset(PlannedIterDataset[T]):
         iter_buffer_size: int = 1,
     ) -> None:
         super().__init__(
-            sequential.Interleave(
-                (),
+            sequential.Interleave.of(
                 datasets,
                 cycle_length,
                 num_make_iter_threads,
