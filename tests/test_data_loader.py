@@ -159,9 +159,28 @@ def test_shards_by_process_are_one_without_jax_and_those_of_jax_with_it(monkeypa
     monkeypatch.setattr(jax_module, "process_place", lambda: (1, 4))
     found = grain.sharding.ShardByJaxProcess(drop_remainder=True)
     assert (found.shard_index, found.shard_count, found.drop_remainder) == (1, 4, True)
-    monkeypatch.setitem(sys.modules, f"{NAME}.jax", None)
+    monkeypatch.delitem(sys.modules, f"{NAME}.jax")
+    monkeypatch.setitem(sys.modules, "jax", None)
     alone = grain.sharding.ShardByJaxProcess()
     assert (alone.shard_index, alone.shard_count, alone.drop_remainder) == (0, 1, False)
+
+
+@pytest.mark.better_than_grain("every host reads everything, without a word")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import jaxlib_that_is_not_there",
+        "from os import something_jax_needs",
+        "raise ImportError('jaxlib is too old')",
+    ],
+)
+def test_shards_by_process_need_a_jax_that_works_where_there_is_one(tmp_path, monkeypatch, text):
+    (tmp_path / "jax.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, f"{NAME}.jax", raising=False)
+    monkeypatch.delitem(sys.modules, "jax", raising=False)
+    with pytest.raises(ImportError, match="jax"):
+        grain.sharding.ShardByJaxProcess()
 
 
 @pytest.mark.better_than_grain("0.2.18 has it in a private module only")
@@ -540,7 +559,15 @@ def test_state_of_another_loader_is_refused(change, message):
         ({"last_seen_indices": {"0": -5}}, "is not one of shard 1 of 3"),
         ({"last_seen_indices": {"1": 4}}, "must have an integer for each of the workers"),
         ({"last_seen_indices": {"0": "4"}}, "must have an integer for each of the workers"),
+        ({"last_seen_indices": {"0": True}}, "must have an integer for each of the workers"),
+        ({"last_seen_indices": {"0": 4.0}}, "must have an integer for each of the workers"),
+        ({"last_seen_indices": {"00": 4}}, "must have an integer for each of the workers"),
         ({"last_seen_indices": None}, "must have an integer for each of the workers"),
+        ({"version": 99}, "`version` must be 2, got 99"),
+        ({"version": None}, "`version` must be 2"),
+        ({"last_worker_index": 0}, "`last_worker_index` must be an integer from -1 to -1, got 0"),
+        ({"worker_count": False}, "`worker_count` must be an integer"),
+        ({"more": 1}, r"has \['more'\] too"),
         (None, "must have"),
         ([], "must be a JSON object"),
     ],
@@ -554,6 +581,35 @@ def test_damaged_state_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         iterator.set_state(json.dumps(state).encode())
     assert take(iterator, None) == [4, 5, 6]
+
+
+@pytest.mark.better_than_grain("an error that does not say what is wrong")
+@pytest.mark.parametrize("state", [b"", b"{", "no bytes", None, {"version": 2}, b"\xff"])
+def test_state_that_is_no_json_is_refused(state):
+    iterator = iter(loader())
+    next(iterator)
+    with pytest.raises(ValueError, match="state of a `DataLoader` must be the bytes"):
+        iterator.set_state(state)
+    assert take(iterator, None) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.better_than_grain("found out by the workers, or never")
+@pytest.mark.parametrize("worker_count", [0, 2])
+def test_state_beyond_the_records_is_refused_at_once(worker_count):
+    operations = [grain.transforms.Batch(2)]
+    iterator = iter(loader(operations, worker_count=worker_count))
+    first = take(iterator, 1)
+    state = json.loads(iterator.get_state())
+    stride = max(worker_count, 1)
+    for change in (
+        {"last_seen_indices": {str(i): i + 1000 * stride for i in range(stride)}},
+        {"last_worker_index": worker_count},
+    ):
+        with pytest.raises((IndexError, ValueError), match=r"out of range|last_worker_index"):
+            iterator.set_state(json.dumps({**state, **change}).encode())
+        assert json.loads(iterator.get_state()) == state
+    assert first + take(iterator, None) == elements(loader(operations, worker_count=worker_count))
+    close(iterator)
 
 
 def test_iterator_prints_its_state():

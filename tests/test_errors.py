@@ -854,3 +854,388 @@ def test_what_a_function_raises_to_leave_arrives_in_order(raised):
     with pytest.raises(RuntimeError if raised is StopIteration else raised):
         next(it)
     it.close()
+
+
+# --- arguments -----------------------------------------------------------------------------------
+
+
+def _prefetched(**options):
+    return lambda: iter_ints().mp_prefetch(grain.MultiprocessingOptions(**options))
+
+
+def _interleaved(**options):
+    parts = [iter_ints(), iter_ints()]
+    return experimental.InterleaveIterDataset(parts, **{"cycle_length": 2, **options})
+
+
+def _split(**options):
+    length_struct = options.pop("length_struct", {"tokens": 4})
+    return experimental.ConcatThenSplitIterDataset(
+        iter_tokens(), length_struct=length_struct, **options
+    )
+
+
+def _loader(**options):
+    sampler = grain.samplers.SequentialSampler(3)
+    return grain.DataLoader(**{"data_source": range(3), "sampler": sampler, **options})
+
+
+# What takes a count or a seed: its name, and a call with one.
+NUMBERS = {
+    "batch": ("batch_size", lambda n: ints().batch(n)),
+    "iter_batch": ("batch_size", lambda n: iter_ints().batch(n)),
+    "apply_batch": ("batch_size", lambda n: ints().apply(grain.transforms.Batch(n))),
+    "rebatch": ("batch_size", lambda n: experimental.RebatchIterDataset(iter_ints(), n)),
+    "shuffle": ("seed", lambda n: ints().shuffle(n)),
+    "random_map": ("seed", lambda n: ints().random_map(add_one, seed=n)),
+    "iter_random_map": ("seed", lambda n: iter_ints().random_map(add_one, seed=n)),
+    "seed": ("seed", lambda n: ints().seed(n)),
+    "iter_seed": ("seed", lambda n: iter_ints().seed(n)),
+    "repeat": ("num_epochs", lambda n: ints().repeat(n)),
+    "iter_repeat": ("num_epochs", lambda n: experimental.RepeatIterDataset(iter_ints(), n)),
+    "limit": ("count", lambda n: experimental.LimitIterDataset(iter_ints(), n)),
+    "range": ("start", MapDataset.range),
+    "range_stop": ("stop", lambda n: MapDataset.range(0, n)),
+    "range_step": ("step", lambda n: MapDataset.range(0, 5, n)),
+    "index": ("index", ints().__getitem__),
+    "window": (
+        "window_size",
+        lambda n: experimental.WindowShuffleMapDataset(ints(), window_size=n, seed=1),
+    ),
+    "window_seed": (
+        "seed",
+        lambda n: experimental.WindowShuffleMapDataset(ints(), window_size=2, seed=n),
+    ),
+    "iter_window": (
+        "window_size",
+        lambda n: experimental.WindowShuffleIterDataset(iter_ints(), window_size=n, seed=1),
+    ),
+    "thread_prefetch": (
+        "prefetch_buffer_size",
+        lambda n: experimental.ThreadPrefetchIterDataset(iter_ints(), prefetch_buffer_size=n),
+    ),
+    "thread_prefetch_iterator": (
+        "prefetch_buffer_size",
+        lambda n: experimental.ThreadPrefetchDatasetIterator(iter(iter_ints()), n),
+    ),
+    "multithread": (
+        "num_threads",
+        lambda n: experimental.multithread_prefetch(iter_ints(), n, 1),
+    ),
+    "multithread_buffer": (
+        "buffer_size",
+        lambda n: experimental.multithread_prefetch(iter_ints(), 1, n),
+    ),
+    "mp_prefetch": ("num_workers", lambda n: _prefetched(num_workers=n)()),
+    "mp_prefetch_buffer": (
+        "per_worker_buffer_size",
+        lambda n: _prefetched(num_workers=1, per_worker_buffer_size=n)(),
+    ),
+    "read_threads": ("num_threads", lambda n: grain.ReadOptions(num_threads=n)),
+    "read_buffer": ("prefetch_buffer_size", lambda n: grain.ReadOptions(0, n)),
+    "read_workers": ("num_workers", lambda n: grain.ReadOptions(num_workers=n)),
+    "reads_in_flight": (
+        "max_reads_in_flight",
+        lambda n: grain.ReadOptions(max_reads_in_flight=n),
+    ),
+    "cycle_length": ("cycle_length", lambda n: _interleaved(cycle_length=n)),
+    "make_iter_threads": ("num_make_iter_threads", lambda n: _interleaved(num_make_iter_threads=n)),
+    "make_iter_buffer": ("make_iter_buffer_size", lambda n: _interleaved(make_iter_buffer_size=n)),
+    "iter_buffer": ("iter_buffer_size", lambda n: _interleaved(iter_buffer_size=n)),
+    "bins": ("num_packing_bins", lambda n: first_fit(iter_tokens(), num_packing_bins=n)),
+    "pack_seed": ("seed", lambda n: first_fit(iter_tokens(), seed=n)),
+    "max_sequences": (
+        "max_sequences_per_bin",
+        lambda n: first_fit(iter_tokens(), max_sequences_per_bin=n),
+    ),
+    "bos_token": (
+        "bos_token_id",
+        lambda n: _split(
+            bos_handling=experimental.BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS, bos_token_id=n
+        ),
+    ),
+    "shard_index": ("shard_index", lambda n: grain.sharding.ShardOptions(n, 9)),
+    "shard_count": ("shard_count", lambda n: grain.sharding.ShardOptions(0, n)),
+    "sampler": ("num_records", grain.samplers.IndexSampler),
+    "sampler_epochs": ("num_epochs", lambda n: grain.samplers.IndexSampler(3, num_epochs=n)),
+    "sampler_seed": ("seed", lambda n: grain.samplers.IndexSampler(3, seed=n)),
+    "sequential_sampler_seed": ("seed", lambda n: grain.samplers.SequentialSampler(3, seed=n)),
+    "worker_count": ("worker_count", lambda n: _loader(worker_count=n)),
+}
+NONE_IS_A_CHOICE = {
+    *("shuffle", "random_map", "iter_random_map", "repeat", "iter_repeat", "range_stop"),
+    *("max_sequences", "sampler_epochs", "sampler_seed", "sequential_sampler_seed"),
+    *("worker_count", "reads_in_flight", "bos_token"),
+}
+
+
+@pytest.mark.better_than_grain("found out late or never, by an operator that fails")
+@pytest.mark.parametrize("wrong", [1.5, 2.0, True, np.True_, "2", b"2", None, [2], np.float64(2)])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_what_is_no_integer_is_refused_when_the_plan_is_built(name, wrong):
+    argument, call = NUMBERS[name]
+    if wrong is None and name in NONE_IS_A_CHOICE:
+        return
+    with pytest.raises(TypeError) as refused:
+        call(wrong)
+    text = str(refused.value)
+    assert f"`{argument}`" in text
+    assert repr(wrong) in text
+    assert type(wrong).__name__ in text
+
+
+@pytest.mark.better_than_grain("some are told apart by their type")
+@pytest.mark.parametrize("kind", [int, np.int64, np.uint8, np.int32, np.array])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_integers_of_numpy_are_integers(name, kind):
+    call = NUMBERS[name][1]
+    assert repr(call(kind(2))) == repr(call(2)) or not hasattr(call(2), "__dataclass_fields__")
+
+
+def test_numbers_of_numpy_leave_no_trace_in_saved_states():
+    sampler = grain.samplers.IndexSampler(
+        np.int64(7),
+        grain.sharding.ShardOptions(np.int64(0), np.int32(2)),
+        num_epochs=np.int64(1),
+        shuffle=True,
+        seed=np.int64(3),
+    )
+    assert "int" not in repr(sampler)
+
+
+class _NoFanOut:
+    def flat_map(self, element):
+        return [element]
+
+
+# What else is wrong: a call, the error, and what the message names, says to expect, and found.
+WRONG_ARGUMENTS = {
+    "source": (lambda: MapDataset.source(None), TypeError, ["`source`", "`__getitem__`", "None"]),
+    "source_iterator": (
+        lambda: MapDataset.source(iter([1])),
+        TypeError,
+        ["`source`", "list_iterator"],
+    ),
+    "step_zero": (lambda: MapDataset.range(0, 5, 0), ValueError, ["`step` must not be 0"]),
+    "slice": (lambda: ints().slice("abc"), TypeError, ["sequence of integers", "'abc'"]),
+    "slice_number": (lambda: ints().slice(3), TypeError, ["sequence of integers", "got 3"]),
+    "batch_fn": (lambda: ints().batch(2, batch_fn=3), TypeError, ["`batch_fn`", "got 3"]),
+    "iter_batch_fn": (lambda: iter_ints().batch(2, batch_fn=3), TypeError, ["`batch_fn`", "3"]),
+    "init": (
+        lambda: grain.ReadOptions(num_workers=1, worker_init_fn=3),
+        TypeError,
+        ["`worker_init_fn`", "got 3"],
+    ),
+    "mp_init": (
+        lambda: iter_ints().mp_prefetch(
+            grain.MultiprocessingOptions(num_workers=1), worker_init_fn="f"
+        ),
+        TypeError,
+        ["`worker_init_fn`", "got 'f'"],
+    ),
+    "time": (
+        lambda: grain.ReadOptions(timeout_s="5"),
+        TypeError,
+        ["`timeout_s` must be a number", "got '5'"],
+    ),
+    "budget": (
+        lambda: grain.MultiprocessingOptions(ram_budget_bytes=True),
+        TypeError,
+        ["`ram_budget_bytes`", "got True"],
+    ),
+    "weight_text": (
+        lambda: MapDataset.mix([ints(), ints()], [1, "2"]),
+        TypeError,
+        ["`weights[1]` must be a number", "got '2'"],
+    ),
+    "weight_infinite": (
+        lambda: grain.IterDataset.mix([iter_ints(), iter_ints()], [1, float("inf")]),
+        ValueError,
+        ["`weights[1]` must be finite", "inf"],
+    ),
+    "flat_map": (
+        lambda: experimental.FlatMapIterDataset(iter_ints(), add_one),
+        TypeError,
+        ["`transform`", "`flat_map`", "add_one"],
+    ),
+    "flat_map_dataset": (
+        lambda: experimental.FlatMapMapDataset(ints(), add_one),
+        TypeError,
+        ["`transform`", "`flat_map`"],
+    ),
+    "fan_out": (
+        lambda: experimental.FlatMapMapDataset(ints(), _NoFanOut()),
+        TypeError,
+        ["`max_fan_out` of `_NoFanOut`", "got None"],
+    ),
+    "interleave": (
+        lambda: experimental.InterleaveIterDataset(iter_ints(), cycle_length=1),
+        TypeError,
+        ["`datasets` must be a sequence", "PlannedIterDataset"],
+    ),
+    "cycle_length": (lambda: _interleaved(cycle_length=0), ValueError, ["`cycle_length`", "got 0"]),
+    "no_dataset": (
+        lambda: grain.IterDataset.mix([[1, 2]]),
+        TypeError,
+        ["expected a dataset", "[1, 2]", "list"],
+    ),
+    "group_by": (
+        lambda: first_fit(iter_tokens(), shuffle_bins_group_by_feature="length"),
+        ValueError,
+        ["`shuffle_bins_group_by_feature`", "['tokens']", "got 'length'"],
+    ),
+    "meta_features": (
+        lambda: first_fit(iter_tokens(), meta_features="tokens"),
+        TypeError,
+        ["`meta_features` must be a sequence of names", "'tokens'"],
+    ),
+    "bos_features": (
+        lambda: _split(
+            bos_handling=experimental.BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS,
+            bos_token_id=1,
+            bos_features=["token"],
+        ),
+        ValueError,
+        ["`bos_features`", "['tokens']", "['token']"],
+    ),
+    "bos_handling": (lambda: _split(bos_handling="yes"), TypeError, ["`bos_handling`", "'yes'"]),
+    "length_struct": (lambda: _split(length_struct=4), TypeError, ["`length_struct`", "got 4"]),
+    "loader_source": (
+        lambda: _loader(data_source=None),
+        TypeError,
+        ["`data_source` must have `__getitem__`", "None"],
+    ),
+    "loader_sampler": (lambda: _loader(sampler=3), TypeError, ["`sampler`", "got 3"]),
+    "loader_operations": (
+        lambda: _loader(operations=grain.transforms.Batch(2)),
+        TypeError,
+        ["`operations` must be a sequence", "Batch(batch_size=2"],
+    ),
+    "load": (lambda: grain.load(None), TypeError, ["`source`", "`__len__`", "None"]),
+}
+
+
+@pytest.mark.better_than_grain("found out late, by an operator that fails")
+@pytest.mark.parametrize("name", WRONG_ARGUMENTS)
+def test_wrong_argument_is_named_when_the_plan_is_built(name):
+    call, error, texts = WRONG_ARGUMENTS[name]
+    with pytest.raises(error) as refused:
+        call()
+    for text in texts:
+        assert text in str(refused.value)
+
+
+def test_a_stalled_worker_is_told_after_a_quarter_of_a_minute():
+    assert grain.MultiprocessingOptions().stall_warning_s == 15
+    assert grain.ReadOptions().stall_warning_s == 15
+
+
+class _Picks(grain.transforms.DatasetSelectionMap):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return 0, 0
+
+
+EMPTY = {
+    "range": lambda: ints(0),
+    "source": lambda: MapDataset.source([]),
+    "shuffle": lambda: ints(0).shuffle(1),
+    "repeat": lambda: ints(0).shuffle(1).repeat(),
+    "slice": lambda: ints(5)[3:3],
+    "slice_of_nothing": lambda: ints(0)[1:4],
+    "take": lambda: ints(5).slice([]),
+    "batch": lambda: ints(0).batch(2),
+    "batch_of_too_few": lambda: ints(1).batch(2, drop_remainder=True),
+    "filter_and_map": lambda: ints(0).filter(is_even).map(add_one),
+    "window": lambda: experimental.WindowShuffleMapDataset(ints(0), window_size=2, seed=1),
+    "zip": lambda: experimental.ZipMapDataset([ints(0), ints(0)]),
+    "flat_map": lambda: experimental.FlatMapMapDataset(ints(0), _FanThree()),
+    "concatenate": lambda: MapDataset.concatenate([ints(0), ints(0)]),
+}
+
+
+@pytest.mark.better_than_grain("a division by zero")
+@pytest.mark.parametrize("name", EMPTY)
+def test_empty_dataset_says_that_it_is_empty(name):
+    dataset = EMPTY[name]()
+    assert len(dataset) == 0
+    assert list(dataset) == []
+    assert list(dataset.to_iter_dataset().batch(2)) == []
+    for index in (0, 3, -1):
+        with pytest.raises(IndexError, match=f"has no elements, so there is none at index {index}"):
+            dataset[index]
+    with pytest.raises(IndexError, match="has no elements"):
+        dataset.__getitems__([0, 1])
+    assert dataset.__getitems__([]) == []
+
+
+@pytest.mark.better_than_grain("a division by zero")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ints(0).slice([0]),
+        lambda: MapDataset.select_from_datasets([ints(0)], _Picks()),
+        lambda: ints(0).batch(2).slice([0]),
+    ],
+)
+def test_element_of_an_empty_part_is_out_of_range(make):
+    with pytest.raises(IndexError, match="of no records has no position 0"):
+        make()[0]
+
+
+@pytest.mark.better_than_grain("ends the data, or names nothing")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda f: ints(5).map(f).to_iter_dataset(INLINE),
+        lambda f: ints(5).map(f).to_iter_dataset(),
+        lambda f: iter_ints(5).map(f),
+        lambda f: iter_ints(5).filter(f),
+    ],
+)
+def test_function_that_raises_stop_iteration_is_named(make):
+    def takes_the_first_of_none(_):
+        return next(iter([]))
+
+    with pytest.raises(RuntimeError) as raised:
+        list(make(takes_the_first_of_none))
+    text = str(raised.value)
+    assert "raised StopIteration" in text
+    line = takes_the_first_of_none.__code__.co_firstlineno
+    assert "takes_the_first_of_none`, defined at" in text
+    assert f"{__file__}:{line}" in text
+    assert isinstance(raised.value.__cause__, StopIteration)
+
+
+@pytest.mark.better_than_grain("nothing is named")
+@pytest.mark.parametrize(
+    ("batches", "texts"),
+    [
+        (
+            [{"a": np.zeros(3)}, {"b": np.zeros(3), "c": np.zeros(3)}],
+            [
+                "must have the same structure",
+                "batch 1 lacks `batch['a']`",
+                "batch 0 lacks",
+                "['c']",
+            ],
+        ),
+        (
+            [np.zeros(2), np.zeros(3), (np.zeros(3),)],
+            ["must have the same structure", "batch 2 lacks `batch`", "batch 1 lacks `batch[0]`"],
+        ),
+        (
+            [{"a": np.zeros(3), "b": np.zeros(2)}],
+            ["3 at `batch['a']`, 2 at `batch['b']`", "batch 0"],
+        ),
+        ([np.zeros(3), np.float64(2)], ["a scalar at `batch`", "batch 1"]),
+    ],
+)
+def test_rebatch_names_the_leaves_and_batches_that_differ(batches, texts):
+    dataset = MapDataset.source(batches).to_iter_dataset(INLINE)
+    with pytest.raises(ValueError, match="RebatchIterDataset") as raised:
+        list(experimental.RebatchIterDataset(dataset, 2))
+    for text in texts:
+        assert text in str(raised.value)

@@ -305,7 +305,10 @@ def test_named_mix_restores_parts_that_came_and_went():
 
 def test_mix_of_another_number_of_parts_is_refused():
     state = mixed([source(range(3))], (1,)).state()
-    with pytest.raises(ValueError, match="saved with 1 datasets but 2 are mixed"):
+    with pytest.raises(
+        ValueError,
+        match="`parents` must be a list of 2, one for each of the datasets that are mixed, has 1",
+    ):
         mixed([source(range(3)), source(range(3))], (1, 1)).restore(state)
 
 

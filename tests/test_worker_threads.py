@@ -39,9 +39,87 @@ def test_shared_pipelines_are_threads_without_the_lock():
     assert elements(ds.mp_prefetch(options)) == list(range(20))
 
 
+def noting_init(called):
+    """An init function that notes what it was given and in which thread, and thread-local data."""
+    local = threading.local()
+
+    def init(worker, num_workers):
+        called.append((worker, num_workers, threading.current_thread().name))
+        local.is_set = True
+
+    return init, local
+
+
+def opened(ds, entrance, init, num_workers=3):
+    """An iterator whose workers call `init`."""
+    if entrance == "parts":
+        read = ds.to_iter_dataset(grain.ReadOptions(num_threads=0))
+        multi = grain.MultiprocessingOptions(num_workers=num_workers)
+        return iter(read.mp_prefetch(multi, worker_init_fn=init))
+    options = {"num_workers": num_workers, "worker_init_fn": init}
+    if entrance == "nothing ahead":
+        options["prefetch_buffer_size"] = 0
+    read = ds.to_iter_dataset(grain.ReadOptions(**options))
+    if entrance == "packed":
+        read = grain.experimental.FirstFitPackIterDataset(
+            read, length_struct={"x": 4}, num_packing_bins=2, shuffle_bins=False
+        ).batch(2)
+    return iter(read)
+
+
+ENTRANCES = ["read", "nothing ahead", "packed", "parts"]
+
+
 @pytest.mark.usefixtures("free_threads")
-def test_init_function_of_threads_is_told_to_be_ignored(caplog):
-    options = grain.MultiprocessingOptions(num_workers=2)
-    ds = grain.MapDataset.range(4).to_iter_dataset()
-    assert list(ds.mp_prefetch(options, worker_init_fn=print)) == [0, 1, 2, 3]
-    assert "`worker_init_fn` is ignored" in caplog.text
+@pytest.mark.parametrize("prefetched", [False, True])
+@pytest.mark.parametrize("entrance", ENTRANCES)
+def test_each_thread_in_place_of_a_worker_calls_the_init_function_once(entrance, prefetched):
+    called = []
+    init, local = noting_init(called)
+
+    def sees_init(x):
+        assert local.is_set, "a thread that was not initialised"
+        return {"x": np.full(3, x)}
+
+    iterator = opened(grain.MapDataset.range(60).map(sees_init), entrance, init)
+    assert called == []
+    iterator.get_state()
+    assert called == []
+    if prefetched:
+        iterator.start_prefetch()
+    assert len(list(iterator)) == (30 if entrance == "packed" else 60)
+    assert sorted(call[:2] for call in called) == [(0, 3), (1, 3), (2, 3)]
+    names = {name for _, _, name in called}
+    assert len(names) == 3
+    assert threading.current_thread().name not in names
+    iterator.close()
+
+
+@pytest.mark.usefixtures("free_threads")
+@pytest.mark.parametrize("failing", [0, 2])
+@pytest.mark.parametrize("entrance", ENTRANCES)
+def test_init_function_that_fails_on_a_thread_is_told(entrance, failing):
+    failures = [LookupError("no such device")] * 2
+
+    def init(worker, _):
+        if worker == failing and failures:
+            raise failures.pop()
+
+    ds = grain.MapDataset.range(12).map(lambda x: {"x": np.full(3, x)})
+    iterator = opened(ds, entrance, init)
+    found = []
+    for _ in range(2):
+        with pytest.raises(LookupError, match="no such device") as caught:
+            found.extend(iterator)
+        assert f"in worker {failing} of 3" in caught.value.__notes__[0]
+    found += list(iterator)
+    assert len(found) == (6 if entrance == "packed" else 12)
+    iterator.close()
+
+
+@pytest.mark.usefixtures("free_threads")
+def test_init_function_is_not_called_without_workers():
+    called = []
+    options = grain.ReadOptions(worker_init_fn=lambda *numbers: called.append(numbers))
+    assert len(list(grain.MapDataset.range(5).map(str).to_iter_dataset(options))) == 5
+    assert called == []

@@ -14,6 +14,10 @@ class ShardByJaxProcess(ShardOptions):
     Args:
         drop_remainder: Whether records that would make some parts longer than others are left out.
 
+    Raises:
+        ImportError: JAX is installed but cannot be imported. What it raised is passed on: every
+            process would read all records otherwise.
+
     Example:
         >>> shard = grain.sharding.ShardByJaxProcess(drop_remainder=True)
         >>> shard.shard_index, shard.shard_count
@@ -23,7 +27,9 @@ class ShardByJaxProcess(ShardOptions):
     def __init__(self, drop_remainder: bool = False) -> None:  # noqa: FBT001, FBT002 - as called
         try:
             from grainmill.jax import process_place  # noqa: PLC0415
-        except ImportError:
+        except ModuleNotFoundError as missing:
+            if missing.name != "jax":  # a part of JAX, or what JAX needs
+                raise
             index, count = 0, 1
         else:
             index, count = process_place()

@@ -13,6 +13,7 @@ from grainmill._dataset.element_types import D2, D, K, Leaf, P, S, T, T_co
 from grainmill._dataset.iterator import DatasetIterator, PlannedIterator
 from grainmill._plan import sequential as plan
 from grainmill._plan import transforms
+from grainmill._plan.arguments import checked_integer
 from grainmill._plan.multiprocessing_options import MultiprocessingOptions
 from grainmill._plan.slicing import check_sliceable
 
@@ -386,7 +387,7 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
         return apply_each(self, transformations)
 
     def _flat_map(self, transform: transforms.FlatMap) -> IterDataset[Any]:
-        return after(self, lambda node: plan.FlatMap((node,), transform))
+        return after(self, plan.FlatMap.of, transform)
 
     def mp_prefetch(
         self,
@@ -411,7 +412,8 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
             options: How many workers, and how far ahead; 10 workers if `None`. With 0 workers
                 nothing is added.
             worker_init_fn: Called in each worker with its number and the number of workers, before
-                it computes anything.
+                it computes anything. Where Python has no interpreter lock, workers are threads,
+                each of which calls it.
             sequential_slice: Whether a worker gets a run of consecutive elements of each source
                 instead, before they are shuffled.
 
@@ -431,7 +433,7 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
         options = MultiprocessingOptions(num_workers=10) if options is None else options
         if not isinstance(options, MultiprocessingOptions):
             raise TypeError(f"`options` must be MultiprocessingOptions, got {options!r}")
-        if not options.num_workers:
+        if not checked_integer(options.num_workers, "num_workers"):
             return self
         node = after(
             self,
@@ -515,7 +517,10 @@ def node_of(dataset: Any) -> Node:
     """The plan of `dataset`; a user's own class becomes one opaque node of it."""
     make_node = getattr(dataset, "_plan_node", None)
     if make_node is None:
-        raise TypeError(f"expected a dataset, got {type(dataset).__name__}")
+        raise TypeError(
+            f"expected a dataset, got {dataset!r} of type {type(dataset).__name__}; "
+            "`MapDataset.source(...)` makes one of a sequence"
+        )
     return make_node()  # type: ignore[no-any-return]
 
 

@@ -14,6 +14,7 @@ from grainmill._iterators.cursor import copied, fixed
 from grainmill._iterators.stage import Block
 from grainmill._iterators.table import open_stage
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
+from grainmill._plan.arguments import checked_integer
 from grainmill._plan.tracebacks import drop_inner_frames
 
 if TYPE_CHECKING:
@@ -470,6 +471,7 @@ def set_next_index(ds_iter: DatasetIterator[Any], index: int) -> None:
     Raises:
         NotImplementedError: Elements of this pipeline have no index, as after a filter.
         IndexError: `index` lies outside the data.
+        TypeError: `index` is not an integer.
 
     Example:
         >>> iterator = iter(grain.MapDataset.range(10).batch(2).to_iter_dataset())
@@ -477,7 +479,7 @@ def set_next_index(ds_iter: DatasetIterator[Any], index: int) -> None:
         >>> next(iterator).tolist()
         [6, 7]
     """
-    _method(ds_iter, "set_next_index")(index)
+    _method(ds_iter, "set_next_index")(checked_integer(index, "index"))
 
 
 def _method(iterator: Any, name: str) -> Callable[..., Any]:

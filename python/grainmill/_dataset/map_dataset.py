@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Never, Self, cast, overload
 
@@ -21,6 +20,7 @@ from grainmill._dataset.iter_dataset import (
 from grainmill._evaluate.program import Program
 from grainmill._plan import random_access as plan
 from grainmill._plan import sequential, transforms
+from grainmill._plan.arguments import checked_integer
 from grainmill._plan.node import random_access
 from grainmill._plan.options import ReadOptions
 
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
     from grainmill._dataset.iterator import DatasetIterator
     from grainmill._plan.node import Node
+
+
+class EmptyDatasetError(IndexError, ZeroDivisionError):
+    """An element of an empty dataset was asked for; Grain has it as the second of these."""
 
 
 class MapDatasetFactories(abc.ABCMeta):
@@ -58,16 +62,22 @@ class MapDatasetFactories(abc.ABCMeta):
         Args:
             start: The first integer; where `stop` is `None`, the end, and the first is 0.
             stop: The end, which is left out.
-            step: From one integer to the next, not 0; give `stop` with it.
+            step: From one integer to the next, not 0.
 
         Raises:
             ValueError: `step` is 0.
+            TypeError: A number is not an integer.
 
         Example:
             >>> list(grain.MapDataset.range(3)), list(grain.MapDataset.range(10, 20, 4))
             ([0, 1, 2], [10, 14, 18])
         """
-        numbers = range(start) if stop is None else range(start, stop, step)
+        start, step = checked_integer(start, "start"), checked_integer(step, "step")
+        if not step:
+            raise ValueError("`step` must not be 0")
+        if stop is None:
+            start, stop, step = 0, start, 1
+        numbers = range(start, checked_integer(stop, "stop"), step)
         return PlannedMapDataset(plan.Range((), len(numbers), numbers))
 
     def mix(
@@ -683,12 +693,19 @@ class PlannedMapDataset(MapDataset[T_co]):
         """Returns the element at `index`; see `MapDataset`."""
         if isinstance(index, slice):
             return self.slice(index)
+        index = checked_integer(index, "index")
         if self._node.length == 0:
-            raise ZeroDivisionError(f"{self} has no elements, so no element {index}")
-        made = self._ready().run(operator.index(index), 1)
+            raise self._no_element(index)
+        made = self._ready().run(index, 1)
         if made.failure is not None:
             raise made.failure
         return cast("T_co | None", made.elements[0])
+
+    def _no_element(self, index: int) -> EmptyDatasetError:
+        return EmptyDatasetError(
+            f"{self} has no elements, so there is none at index {index}; check its source, and "
+            "what slices and batches leave over"
+        )
 
     def _ready(self) -> Program:
         if self._program is None:
@@ -697,7 +714,12 @@ class PlannedMapDataset(MapDataset[T_co]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[T_co | None]:
         """Returns the elements at `indices`, made as one block."""
-        made = self._ready().run_at(np.asarray(indices, np.int64))
+        chosen = np.asarray(indices)
+        if chosen.size and chosen.dtype.kind not in "iu":
+            raise TypeError(f"`indices` must be integers, got {indices!r}")
+        if chosen.size and self._node.length == 0:
+            raise self._no_element(int(chosen[0]))
+        made = self._ready().run_at(chosen.astype(np.int64))
         if made.failure is not None:
             raise made.failure
         return made.elements

@@ -10,6 +10,7 @@ from grainmill._dataset.element_types import A, B, C, S, T, T_co
 from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._dataset.map_dataset import PlannedMapDataset
 from grainmill._plan import random_access, sequential
+from grainmill._plan.arguments import checked_integer
 from grainmill._plan.slicing import check_sliceable
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class FlatMapIterDataset(PlannedIterDataset[T_co]):
     """
 
     def __init__(self, parent: IterDataset[S], transform: transforms.FlatMapLike[S, T_co]) -> None:
-        super().__init__(sequential.FlatMap((node_of(parent),), transform), (parent,))
+        super().__init__(sequential.FlatMap.of(node_of(parent), transform), (parent,))
 
 
 class ZipIterDataset(PlannedIterDataset[T_co]):
@@ -196,7 +197,7 @@ class ZipIterDataset(PlannedIterDataset[T_co]):
     ) -> None: ...
     def __init__(self, parents: Sequence[IterDataset[Any]], *, strict: bool = True) -> None:
         if not parents:
-            raise ValueError("At least one parent must be provided.")
+            raise ValueError("At least one parent must be provided. `parents` is empty.")
         nodes = tuple(node_of(parent) for parent in parents)
         super().__init__(sequential.Zip(nodes, strict), parents)
 
@@ -402,7 +403,7 @@ def multithread_prefetch(
         >>> [batch.tolist() for batch in ds]
         [[0, 2], [1, 3], [4, 6], [5]]
     """
-    if not num_threads:
+    if not checked_integer(num_threads, "num_threads"):
         return ds
     node = sequential.MultithreadPrefetch.of(
         node_of(ds), num_threads, buffer_size, sequential_slice=sequential_slice
@@ -444,8 +445,7 @@ class InterleaveIterDataset(PlannedIterDataset[T_co]):
         iter_buffer_size: int = 1,
     ) -> None:
         super().__init__(
-            sequential.Interleave(
-                (),
+            sequential.Interleave.of(
                 datasets,
                 cycle_length,
                 num_make_iter_threads,

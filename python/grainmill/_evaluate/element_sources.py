@@ -247,6 +247,8 @@ class BatchSource(ElementSource[Indices]):
 
     def _positions(self, index: int) -> range:
         """Where the elements of batch `index` stand in the parent."""
+        if not self._node.length:
+            raise IndexError(f"`batch` of no records has no position {index}")
         epoch, number = divmod(index, self._node.length)
         first = number * self._node.batch_size
         stop = min(self._parent_len, first + self._node.batch_size)

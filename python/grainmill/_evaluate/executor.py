@@ -19,6 +19,8 @@ from grainmill._evaluate.thread_pool import Task, ThreadPool
 from grainmill._evaluate.tuner import Tuner
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from grainmill._evaluate.batch_blocks import BatchBlock, Made
     from grainmill._evaluate.program import PendingElements, Program
     from grainmill._plan.options import ReadOptions
@@ -219,7 +221,10 @@ class Executor(Blocks):
         super().__init__(program, length)
         self.demand: Demand | None = None
         self._at_most = at_most = options.prefetch_buffer_size
-        self._num_threads = options.num_threads if at_most and program.runs_user_code else 0
+        # Threads that stand in for worker processes do so however little is made ahead.
+        threaded = (at_most or options.num_workers) and program.runs_user_code
+        self._num_threads = options.num_threads if threaded else 0
+        self._init = options.worker_init_fn if options.num_workers else None
         self._budget = budget
         self._element_bytes = mean = program.mean_byte_len
         if self._num_threads:
@@ -241,6 +246,7 @@ class Executor(Blocks):
         self._handed_out = self.position
         self._pid = os.getpid()
         self._threads: ThreadPool | None = None
+        self._inits: list[Task] | None = None  # what threads do first, until that is known done
         if self._num_threads:
             self._threads = threads = ThreadPool(owner_is_first=self.demand is not None)
             self._tuner = Tuner(threads, self._num_threads)
@@ -254,13 +260,17 @@ class Executor(Blocks):
     def _make(self, limit: int) -> None:
         demand = self.demand
         if demand is not None and demand.ended:
-            raise RuntimeError("nobody waits for these elements any more")
+            raise RuntimeError(
+                "the iterator that these elements are made for was closed or moved; take elements "
+                "from one that is open"
+            )
         if self._threads is None:
             if not self._blocks and not self._program.waits_for_storage:
                 self._compute(limit)
                 return
         elif self._pid != os.getpid():  # a fork leaves the threads behind
             self._reset()
+        self._await_inits()
         if not self._blocks:
             self._handed_out = self.position
         self._hand_out(limit)
@@ -289,6 +299,35 @@ class Executor(Blocks):
         elif block.taken and not num_made:  # all of it had been taken, which is not the end
             self._rest = None
             self._make(limit)
+
+    def _begin_inits(self) -> None:
+        """Starts the threads that stand in for workers, each with what the user has it call."""
+        if self._threads is not None and self._init is not None and self._inits is None:
+            call = functools.partial(init_worker, self._init, num_workers=self._num_threads)
+            self._inits = self._threads.start_all(self._num_threads, call)
+
+    def _await_inits(self) -> None:
+        """Raises what one of those calls raised; whoever goes on after that gets new threads."""
+        threads = self._threads
+        if threads is None or self._init is None or self._inits == []:
+            return
+        failures = []
+        try:
+            self._begin_inits()
+            for number, task in enumerate(self._inits or ()):
+                if not number and self.demand is not None:
+                    task.run()
+                task.done.acquire()
+                failures += [task.failure] if task.failure is not None else []
+        except BaseException:  # Ctrl-C comes anywhere
+            threads.dismiss()
+            self._reset()
+            raise
+        self._inits = []
+        if failures:
+            threads.dismiss()
+            self._reset()
+            raise failures[0]
 
     def _compute(self, limit: int) -> None:
         """Computes the next block in the caller, with nothing ahead."""
@@ -442,6 +481,7 @@ class Executor(Blocks):
     def start(self) -> None:
         """See `Blocks.start`."""
         if self._threads is not None or self._program.waits_for_storage:
+            self._begin_inits()
             self._hand_out(1)
 
     def close(self) -> None:
@@ -449,6 +489,19 @@ class Executor(Blocks):
         self.rewind(self.position)
         if self._threads is not None:
             self._threads.dismiss()
+
+
+def init_worker(init: Callable[[int, int], None], worker: int, num_workers: int) -> None:
+    """Calls what a thread that stands in for a worker process is to call first.
+
+    Raises:
+        BaseException: What `init` raised, with a note that names the worker.
+    """
+    try:
+        init(worker, num_workers)
+    except BaseException as failure:
+        failure.add_note(f"in worker {worker} of {num_workers}, a thread, by its `worker_init_fn`")
+        raise
 
 
 def _elements(begun: PendingElements, so_far: list[Any]) -> Made:

@@ -12,6 +12,8 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
+from grainmill._plan.tracebacks import first_users_code
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -90,7 +92,7 @@ def evaluated(
     try:
         loop(elements, given, made.append)
     except StopIteration as stop:
-        failure = RuntimeError(_STOPPED)
+        failure = stopped(stop)
         failure.__cause__ = stop
         return Evaluated(made, failure)
     except Exception as failure:
@@ -102,7 +104,18 @@ def evaluated(
     return Evaluated(made, None)
 
 
-_STOPPED = "a user function raised StopIteration"
+def stopped(stop: StopIteration) -> RuntimeError:
+    """What a user's function raises in effect that lets `stop` out, which would end the data."""
+    code = first_users_code(stop)
+    named = ""
+    if code is not None:
+        named = f" (`{code.co_qualname}`, defined at {code.co_filename}:{code.co_firstlineno})"
+    return RuntimeError(
+        f"a user function{named} raised StopIteration, which does not end the data; catch it "
+        "there, or give `next` a default, and leave elements out with `filter`"
+    )
+
+
 _leaves_at_once = True
 
 
@@ -176,7 +189,7 @@ def finisher(kinds: tuple[Kind, ...], *, over_lazy: bool) -> Callable[..., tuple
             passed = f"at - len(d{skips})" if skips else "at"
             number = f"n{i} + ({passed}) * s{i}" if kind == "random" else f"n{i} + {passed}"
             lines.append("    " + _NUMBERED[kind].format(i=i, n=number))
-    lines += ["except StopIteration as stop: raise RuntimeError(stopped) from stop"]
+    lines += ["except StopIteration as stop: raise stopped(stop) from stop"]
     source = [
         "def make(functions, generators, numbers, strides, watches, dropped, dbelow, below):",
         *(
@@ -197,6 +210,6 @@ def finisher(kinds: tuple[Kind, ...], *, over_lazy: bool) -> Callable[..., tuple
         "            append(x)",
         "    return one, many",
     ]
-    scope: dict[str, Any] = {"skipped": SKIPPED, "stopped": _STOPPED}
+    scope: dict[str, Any] = {"skipped": SKIPPED, "stopped": stopped}
     exec(compile("\n".join(source), "<grainmill fused stages>", "exec"), scope)
     return scope["make"]  # type: ignore[no-any-return]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import threading
 import time
@@ -117,6 +118,23 @@ class ThreadPool:
         """Has a thread do `task` once those before it are begun."""
         self._waiting.append(task)
         self._wake(1)
+
+    def start_all(self, count: int, init: Callable[[int], object]) -> list[Task]:
+        """Has `count` threads, the owner's among them if it is first, call `init(number)` first.
+
+        Returns:
+            Those calls. A thread whose call fails does nothing more; the owner's is for the
+            owner to do.
+
+        Raises:
+            RuntimeError: No more threads can be started.
+        """
+        tasks = [Task(functools.partial(init, number)) for number in range(count)]
+        for number in range(self._first, count):
+            worker = _Worker(number)
+            worker.start(self, tasks[number])
+            self._workers.append(worker)
+        return tasks
 
     def enter(self, progress: Callable[[int, float], None]) -> None:
         """Makes the calling thread the owner's, which does tasks of its own.
@@ -284,9 +302,17 @@ class _Worker:
         self._busy_s = 0.0
         self._since: float | None = None
 
-    def start(self, threads: ThreadPool) -> None:
-        """Starts it, at work."""
-        start_thread(lambda: self._work(threads), name=thread_name(self._number), stop=self.stop)
+    def start(self, threads: ThreadPool, init: Task | None = None) -> None:
+        """Starts it, at work; with `init`, once that is done and did not fail."""
+
+        def work() -> None:
+            if init is not None:
+                init.run()
+                if init.failure is not None:
+                    return
+            self._work(threads)
+
+        start_thread(work, name=thread_name(self._number), stop=self.stop)
 
     def wake(self) -> None:
         """Has it look for tasks."""

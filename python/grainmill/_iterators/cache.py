@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate.fuse import SKIPPED
 from grainmill._iterators.cursor import Cursor, ResumePoint, fixed
+from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import After, Block, Finish, Stage, State, runs
 from grainmill._plan import sequential
 
@@ -27,6 +29,7 @@ class CacheStage(Stage):
 
     def __init__(self, node: Cache, parent: Stage) -> None:
         super().__init__(parent)
+        self._name = node.dataset_name
         self._cursor = Cursor(parent)
         self._initial: State | None = None
         self._memory: list[Any] = []
@@ -97,8 +100,8 @@ class CacheStage(Stage):
                 self._filled = True
                 if not self._reported_filled or len(self._memory) < self._position:
                     raise ValueError(
-                        f"state was saved after {self._position} elements "
-                        f"but there are {len(self._memory)} to remember"
+                        f"state of {self._name} was saved after {self._position} elements but "
+                        f"there are {len(self._memory)}; restore needs the same data"
                     )
                 break
         self._missing = None
@@ -115,20 +118,23 @@ class CacheStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
+        saved = Saved(self._name, state, ("parent", "position", "cache_filled"))
+        most = len(self._memory) if self._filled else sys.maxsize
+        position, filled = saved.index("position", most), saved.flag("cache_filled")
         initial = self._first_state()
-        self._restored = fixed(state["parent"])
+        self._cursor.restore(saved["parent"])  # which refuses what is no state of it
+        self._restored = fixed(saved["parent"])
         self._last = None
-        self._position = state["position"]
-        self._reported_filled = state["cache_filled"] or self._filled
+        self._position = position
+        self._reported_filled = filled or self._filled
         if self._filled:
             return
-        if not state["cache_filled"] and self._position <= len(self._memory) and not self._missing:
+        if not filled and self._position <= len(self._memory) and not self._missing:
             del self._memory[self._position :]
-            self._cursor.restore(state["parent"])
         else:
             self._memory = []
             self._cursor.restore(initial)
-            self._missing = _EVERYTHING if state["cache_filled"] else self._position
+            self._missing = _EVERYTHING if filled else self._position
 
     def start_prefetch(self) -> None:
         """See `Stage.start_prefetch`; there is nothing to start once all is in memory."""

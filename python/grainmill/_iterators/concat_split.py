@@ -11,6 +11,7 @@ import numpy as np
 from grainmill import _native
 from grainmill._iterators.cursor import Cursor
 from grainmill._iterators.feature_values import FeatureValues, rows_of
+from grainmill._iterators.saved import Saved, integer
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
 
@@ -158,23 +159,11 @@ class ConcatThenSplitStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        slices = state["remainder_slices"]
-        if set(slices) != set(self._features):
-            raise ValueError(
-                f"`remainder_slices` of the state must have the features {self._features}, got "
-                f"{list(slices)}"
-            )
-        remainder: _Slices = None
-        if any(tuple(ends) != _NONE for ends in slices.values()):
-            remainder = [
-                _checked(name, slices[name]) if name in slices else (0, 0) for name in self._names
-            ]
-        skip = int(state["elements_from_buffer_after_checkpoint"])
-        if skip < 0:
-            raise ValueError(
-                f"`elements_from_buffer_after_checkpoint` must be at least 0, got {skip}"
-            )
-        self._cursor.restore(state["parent_state"])
+        keys = ("parent_state", "remainder_slices", "elements_from_buffer_after_checkpoint")
+        saved = Saved(self._node, state, keys)
+        remainder = self._remainder_of(saved)
+        skip = saved.index("elements_from_buffer_after_checkpoint")
+        self._cursor.restore(saved["parent_state"])
         self._packer = self._row_packer()
         self._packer.restart(remainder)
         self._rows = []
@@ -184,11 +173,30 @@ class ConcatThenSplitStage(Stage):
         self._step = None
         self._taken = 0
 
+    def _remainder_of(self, saved: Saved) -> _Slices:
+        slices = saved["remainder_slices"]
+        if not isinstance(slices, dict) or set(slices) != set(self._features):
+            expected = f"must have the features {self._features}"
+            raise saved.refusal("`remainder_slices`", expected, slices)
+        checked = {name: _checked(saved, name, ends) for name, ends in slices.items()}
+        if all(ends == _NONE for ends in checked.values()):
+            return None
+        if _NONE in checked.values():
+            expected = f"must be {list(_NONE)} for all features or for none"
+            raise saved.refusal("`remainder_slices`", expected, slices)
+        return [checked.get(name, (0, 0)) for name in self._names]
 
-def _checked(name: str, ends: Any) -> tuple[int, int]:
-    start, stop = (int(end) for end in ends)
-    if not 0 <= start <= stop:
-        raise ValueError(f"the remainder of `{name}` must be a slice, got {ends}")
+
+def _checked(saved: Saved, name: str, ends: Any) -> tuple[int, int]:
+    part = f"`remainder_slices` of `{name}`"
+    if not isinstance(ends, list | tuple) or len(ends) != len(_NONE):
+        raise saved.refusal(part, "must be a list of a start and a stop", ends)
+    if tuple(map(integer, ends)) == _NONE:
+        return _NONE
+    start = saved.checked_index(f"the start in {part}", ends[0])
+    stop = saved.checked_index(f"the stop in {part}", ends[1])
+    if stop < start:
+        raise saved.refusal(part, "must be a slice, which does not stop before it starts", ends)
     return start, stop
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from grainmill._evaluate.fuse import Kind, finisher
 from grainmill._evaluate.rng import IndexedGenerators
 from grainmill._iterators.drops import DropWatch
+from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import After, Block, Stage, State
 from grainmill._plan import sequential as plan
 
@@ -28,6 +29,7 @@ class Step(NamedTuple):
         first: The number of its first element, where it counts them.
         stride: How far the next element's number is from that.
         watch: Of a filter.
+        node: What describes it, where it counts elements.
     """
 
     kind: Kind
@@ -37,6 +39,7 @@ class Step(NamedTuple):
     first: int = 0
     stride: int = 1
     watch: DropWatch | None = None
+    node: plan.Map | None = None
 
     @classmethod
     def of(cls, node: plan.Map, options: DatasetOptions) -> Step:
@@ -44,9 +47,10 @@ class Step(NamedTuple):
         if isinstance(node, plan.RandomMap):
             generators = IndexedGenerators(node.seed)
             first, stride = node.first_number, node.number_step
-            return cls("random", node.function, "index_for_rng", generators, first, stride)
+            key = "index_for_rng"
+            return cls("random", node.function, key, generators, first, stride, node=node)
         if isinstance(node, plan.MapWithIndex):
-            return cls("indexed", node.function, "counter")
+            return cls("indexed", node.function, "counter", node=node)
         if isinstance(node, plan.Filter):
             name = f"FilterDatasetIterator{str(node).removeprefix(node.dataset_name)}"
             return cls("test", node.function, watch=DropWatch(name, options))
@@ -69,6 +73,7 @@ class ElementwiseStage(Stage):
         self._watches = [step.watch for step in steps]
         self._filters = [i for i, step in enumerate(steps) if step.watch is not None]
         self._counting = [(i, step.state_key) for i, step in enumerate(steps) if step.state_key]
+        self._nodes = [step.node for step in steps]
         self._keeps_places = bool(self._filters or self._counting)
         kinds = tuple(step.kind for step in steps)
         self._over_ready = finisher(kinds, over_lazy=False)
@@ -176,8 +181,9 @@ class ElementwiseStage(Stage):
         """See `Stage.restore`."""
         passed = [0] * len(self._passed)
         for i, key in reversed(self._counting):
-            passed[i] = state[key]
-            state = state["parent"]
+            saved = Saved(self._nodes[i], state, ("parent", key))
+            passed[i] = saved.index(key)
+            state = saved["parent"]
         self._parent.restore(state)
         self._begin(passed)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from grainmill._iterators.cursor import END, Cursor, ResumePoint
+from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
 
@@ -25,6 +26,7 @@ class FlatMapStage(Stage):
     def __init__(self, node: FlatMap, parent: Stage) -> None:
         super().__init__(parent)
         self._cursor = Cursor(parent)
+        self._node = node
         self._split = node.transform.flat_map
         self._begin(0)
 
@@ -77,8 +79,8 @@ class FlatMapStage(Stage):
         pieces = self._split(self._element)
         if self._skip > len(pieces):
             raise ValueError(
-                f"state was saved after {self._skip} pieces of an element "
-                f"that becomes {len(pieces)} pieces now"
+                f"state of {self._node} was saved after {self._skip} pieces of an element that "
+                f"becomes {len(pieces)} pieces now; restore needs the same data and function"
             )
         self._element = _NONE
         self._place = (self._before, self._skip)
@@ -91,8 +93,10 @@ class FlatMapStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        self._cursor.restore(state["parent"])
-        self._begin(state["next_index_in_buffer"])
+        saved = Saved(self._node, state, ("parent", "next_index_in_buffer"))
+        taken = saved.index("next_index_in_buffer")
+        self._cursor.restore(saved["parent"])
+        self._begin(taken)
 
 
 _NONE = object()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from grainmill._iterators.cursor import END, Cursor, ResumePoint, fixed
 from grainmill._iterators.opening import ConcurrentOpener
+from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._iterators.turns import AT_ONCE, turns
 
@@ -24,7 +25,8 @@ class InterleaveStage(Stage):
     `open_part(num_parts - 1)`, each opened when it is first needed or a little ahead. With
     `at_once`, the first pull sets all open parts to work, not only the one whose turn it is.
 
-    No part is asked before its turn; those that have elements at hand give whole rounds.
+    No part is asked before its turn; those that have elements at hand give whole rounds. Messages
+    about states call it `name`, or by its node.
     """
 
     def __init__(
@@ -34,8 +36,10 @@ class InterleaveStage(Stage):
         num_parts: int,
         *,
         at_once: bool = False,
+        name: object = None,
     ) -> None:
         super().__init__()
+        self._name = node if name is None else name
         self._at_once = at_once
         self._at_work = False
         self._num_parts = num_parts
@@ -160,17 +164,10 @@ class InterleaveStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`; parts that are open stay so where the state has them too."""
-        indices = state["iterators_in_use_indices"]
-        if len(indices) != self._num_slots or any(i >= self._num_parts for i in indices):
-            raise ValueError(
-                f"state was saved with datasets {indices} in use, which do not fit "
-                f"{self._num_slots} of {self._num_parts} datasets"
-            )
+        saved_places, turn, next_part, future = self._checked(state)
         held = {slot.index: slot for slot in self._slots or ()}
         slots = []
-        for index, saved, exhausted in zip(
-            indices, state["iterators_in_use_states"], state["exhausted"], strict=True
-        ):
+        for index, saved, exhausted in saved_places:
             slots.append(self._restored(index, saved, held.pop(index, None), exhausted))
         for slot in held.values():
             slot.close()
@@ -178,24 +175,58 @@ class InterleaveStage(Stage):
         self._slots = slots
         self._num_exhausted = sum(slot.exhausted for slot in slots)
         self._at_work = False
-        self._turn = state["next_index_in_cycle"]
-        self._next_part = state["next_index_in_datasets"]
+        self._turn = turn
+        self._next_part = next_part
+        self._future = {index: copy.deepcopy(saved) for index, saved in future.items()}
+
+    def _checked(
+        self, state: State
+    ) -> tuple[list[tuple[int, State | None, bool]], int, int, dict[int, State]]:
+        """The slots of `state`, whose turn it is, the next part, and states of later parts."""
+        saved = Saved(self._name, state, _KEYS, _OPTIONAL_KEYS)
+        num_slots, num_parts = self._num_slots, self._num_parts
+        slots = f"the {num_slots} that are open at a time, of {num_parts}"
+        indices = [
+            saved.checked_index(f"`{_INDICES}`, entry {slot},", index, num_parts - 1)
+            for slot, index in enumerate(saved.list_of(_INDICES, num_slots, slots))
+        ]
+        if len(set(indices)) != num_slots:
+            raise saved.refusal(f"`{_INDICES}`", "must name each dataset once", indices)
+        exhausted = [
+            saved.checked_flag(f"`exhausted`, entry {slot},", flag)
+            for slot, flag in enumerate(saved.list_of("exhausted", num_slots, slots))
+        ]
+        states = saved.list_of("iterators_in_use_states", num_slots, slots)
+        turn = saved.index("next_index_in_cycle", max(0, num_slots - 1))
+        least = max(indices, default=-1) + 1  # those in use were opened in their order
+        next_part = saved.index("next_index_in_datasets", num_parts, least)
         future = state.get("future_states") or {}
-        self._future = {int(index): copy.deepcopy(saved) for index, saved in future.items()}
+        if not isinstance(future, dict):
+            expected = "must be a dict with indices of datasets"
+            raise saved.refusal("`future_states`", expected, future)
+        of_later = {
+            saved.checked_index("a key of `future_states`", _number(index), num_parts - 1): of_part
+            for index, of_part in future.items()
+        }
+        return list(zip(indices, states, exhausted, strict=True)), turn, next_part, of_later
 
     def _restored(
-        self, index: int, saved: State | None, held: _OpenDataset | None, exhausted: int
+        self,
+        index: int,
+        saved: State | None,
+        held: _OpenDataset | None,
+        exhausted: bool,  # noqa: FBT001 - as states have it
     ) -> _OpenDataset:
         if held is not None and saved is None and not exhausted:
             held.close()
             held = None
         cursor = Cursor(self._openings.take(index)) if held is None else held.cursor
         slot = _OpenDataset(index, cursor)
+        if saved is not None:
+            cursor.restore(saved)
         if exhausted:
             slot.exhausted = True
             slot.saved = (fixed(saved), 0)
-        elif saved is not None:
-            cursor.restore(saved)
         return slot
 
     def next_index(self) -> int:
@@ -298,6 +329,22 @@ class _Standing(NamedTuple):
                 str(index): copy.deepcopy(state) for index, state in self.future.items()
             },
         }
+
+
+_INDICES = "iterators_in_use_indices"
+_KEYS = (
+    "next_index_in_cycle",
+    "next_index_in_datasets",
+    _INDICES,
+    "iterators_in_use_states",
+    "exhausted",
+)
+_OPTIONAL_KEYS = ("future_states",)
+
+
+def _number(key: Any) -> Any:
+    """The integer that a key of JSON stands for, if it does."""
+    return int(key) if isinstance(key, str) and key.isdecimal() else key
 
 
 def _turns(count: int, turn: int, size: int) -> int:

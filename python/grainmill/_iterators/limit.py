@@ -6,6 +6,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from grainmill._iterators.cursor import Cursor
+from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
 
@@ -20,6 +21,7 @@ class LimitStage(Stage):
     def __init__(self, node: Limit, parent: Stage) -> None:
         super().__init__(parent)
         self._cursor = Cursor(parent)
+        self._node = node
         self._limit = node.count
         self._begin(0)
 
@@ -56,8 +58,10 @@ class LimitStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        self._cursor.restore(state["parent"])
-        self._begin(state["count_elements_read"])
+        saved = Saved(self._node, state, ("parent", "count_elements_read"))
+        count = saved.index("count_elements_read", self._limit)
+        self._cursor.restore(saved["parent"])
+        self._begin(count)
 
     def next_index(self) -> int:
         """See `Stage.next_index`."""

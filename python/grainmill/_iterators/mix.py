@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from grainmill._iterators.cursor import END, Cursor, ResumePoint
+from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._iterators.turns import AT_ONCE, turns
 from grainmill._native import MixSchedule
@@ -32,6 +33,7 @@ class MixStage(Stage):
         super().__init__(*parents)
         self._schedule = MixSchedule(list(node.proportions))
         self._known: tuple[int, list[int]] = (0, [])
+        self._node = node
         self._names = node.names
         self._cursors = [Cursor(parent) for parent in parents]
         self._starts: list[State | None] | None = None
@@ -140,21 +142,22 @@ class MixStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`; unknown names are left out and new ones start at the beginning."""
+        saved = Saved(self._node, state, ("parents", "index", "stop"))
+        index, stop = saved.index("index"), saved.flag("stop")
         self._remember_starts()
-        for cursor, saved in zip(self._cursors, self._saved(state["parents"]), strict=True):
-            cursor.restore(saved)
-        self._index = state["index"]
-        self._stop = state["stop"]
+        for cursor, of_parent in zip(self._cursors, self._of_parents(saved), strict=True):
+            cursor.restore(of_parent)
+        self._index = index
+        self._stop = stop
 
-    def _saved(self, parents: Any) -> list[State]:
+    def _of_parents(self, saved: Saved) -> Sequence[State]:
         if self._names is None:
-            if len(parents) != len(self._cursors):
-                raise ValueError(
-                    f"state was saved with {len(parents)} datasets but {len(self._cursors)} are "
-                    "mixed"
-                )
-            return list(parents)
-        starts = self._starts or []
+            return saved.list_of("parents", len(self._cursors), "the datasets that are mixed")
+        parents = saved["parents"]
+        if not isinstance(parents, dict):
+            expected = f"must be a dict with the names of the datasets {list(self._names)}"
+            raise saved.refusal("`parents`", expected, parents)
+        starts: list[Any] = self._starts or []
         return [parents.get(name, start) for name, start in zip(self._names, starts, strict=True)]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from grainmill import _native
 from grainmill._iterators.cursor import Cursor, copied
 from grainmill._iterators.feature_values import FeatureValues, rows_of
+from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
 
@@ -141,13 +142,10 @@ class FitPackStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        next_row, counter = int(state["next_row"]), int(state["counter"])
-        if next_row < 0 or counter < next_row:
-            raise ValueError(
-                f"`counter` of a packing state must be at least `next_row`, got {counter} and "
-                f"{next_row}"
-            )
-        self._cursor.restore(state["parent"])
+        saved = Saved(self._node, state, ("parent", "next_row", "counter"))
+        next_row = saved.index("next_row", self._node.num_packing_bins)
+        counter = saved.index("counter", least=next_row)
+        self._cursor.restore(saved["parent"])
         self._packer = self._features.packer()
         self._columns = None
         self._start = self._cursor.mark()

@@ -11,6 +11,7 @@ from grainmill._evaluate.executor import Blocks, Budget, Executor
 from grainmill._evaluate.processes import ProcessBlocks
 from grainmill._evaluate.program import Program
 from grainmill._iterators.drops import DropWatch
+from grainmill._iterators.saved import Saved, integer
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._iterators.turns import AT_ONCE
 from grainmill._plan.node import random_access
@@ -31,6 +32,7 @@ class ReadStage(Stage):
 
     def __init__(self, node: plan.Read, context: Context) -> None:
         super().__init__()
+        self._node = node
         self._length = random_access(node.parent).length
         self._allow_nones = node.allow_nones
         context = context.limited_to(node.options.max_reads_in_flight)
@@ -208,7 +210,12 @@ class ReadStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        self.seek(state["next_index"])
+        saved = Saved(self._node, state, ("next_index",))
+        index = integer(saved["next_index"])
+        if index is None:
+            expected = f"must be an integer from 0 to {self._length}"
+            raise saved.refusal("`next_index`", expected, saved["next_index"])
+        self.seek(index)
 
     def next_index(self) -> int:
         """See `Stage.next_index`."""

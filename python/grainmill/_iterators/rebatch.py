@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grainmill._iterators.cursor import END, Cursor, ResumePoint
+from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
-from grainmill._tree import Structure, flatten
+from grainmill._tree import Structure, flatten, flatten_with_path
 
 if TYPE_CHECKING:
     from grainmill._plan.sequential import Rebatch
@@ -26,6 +27,7 @@ class RebatchStage(Stage):
     def __init__(self, node: Rebatch, parent: Stage) -> None:
         super().__init__(parent)
         self._cursor = Cursor(parent)
+        self._node = node
         self._size = node.batch_size
         self._drop_remainder = node.drop_remainder
         self._begin(0)
@@ -39,6 +41,7 @@ class RebatchStage(Stage):
         self._row = 0
         self._skip = row
         self._pending: tuple[ResumePoint, Any] | None = None
+        self._number = -1  # of the parent's current batch, since it was made or restored
 
     @property
     def pull_size(self) -> int:
@@ -101,16 +104,53 @@ class RebatchStage(Stage):
         before, batch = self._pending
         leaves, structure = flatten(batch)
         if self._slices and structure != self._current.structure:
-            raise ValueError("batches to be joined must have the same structure")
-        count = _row_count(leaves)
+            raise self._unlike(batch)
+        count = self._row_count(batch, leaves)
         if self._skip > count:
             raise ValueError(
-                f"state was saved after {self._skip} rows of a batch that has {count} rows now"
+                f"state of {self._node} was saved after {self._skip} rows of a batch that has "
+                f"{count} rows now; restore needs the same data and batches"
             )
         self._current = _Rows(leaves, structure, count, before)
+        self._number += 1
         self._row, self._skip = self._skip, 0
         self._pending = None
         return True
+
+    def _unlike(self, batch: Any) -> ValueError:
+        """The error where `batch`, the parent's next one, is not made as the current one is."""
+        structure = self._current.structure
+        if structure is None:
+            raise AssertionError("rows come from a batch")
+        before = dict(flatten_with_path(structure.unflatten(self._current.leaves), "batch"))
+        now = dict(flatten_with_path(batch, "batch"))
+        number = self._number
+        lacks = [f"`{path}`" for path in before if path not in now]
+        adds = [f"`{path}`" for path in now if path not in before]
+        differ = "their containers are of other types"
+        if lacks or adds:
+            missing = f"batch {number + 1} lacks {', '.join(lacks)}" if lacks else ""
+            more = f"batch {number} lacks {', '.join(adds)}" if adds else ""
+            differ = " and ".join(part for part in (missing, more) if part)
+        return ValueError(
+            "batches to be joined must have the same structure: of those that "
+            f"{self._node} took since it was made or restored, {differ}; have every batch made of "
+            "the same leaves"
+        )
+
+    def _row_count(self, batch: Any, leaves: list[Any]) -> int:
+        counts = {len(leaf) if np.ndim(leaf) else None for leaf in leaves}
+        if len(counts) != 1 or None in counts:
+            shown = ", ".join(
+                f"{len(leaf)} at `{path}`" if np.ndim(leaf) else f"a scalar at `{path}`"
+                for path, leaf in flatten_with_path(batch, "batch")
+            )
+            raise ValueError(
+                f"leaves of a batch must have the same number of rows, got {shown or 'no leaves'} "
+                f"in batch {self._number + 1} of those that {self._node} took since it was made or "
+                "restored; batch the elements before they are batched anew"
+            )
+        return len(leaves[0])
 
     def state(self) -> State:
         """See `Stage.state`."""
@@ -118,8 +158,10 @@ class RebatchStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        self._cursor.restore(state["parent"])
-        self._begin(state["batch_idx"])
+        saved = Saved(self._node, state, ("parent", "batch_idx"))
+        row = saved.index("batch_idx")
+        self._cursor.restore(saved["parent"])
+        self._begin(row)
 
 
 class _Rows:
@@ -134,16 +176,6 @@ class _Rows:
         self.structure = structure
         self.count = count
         self.before = before
-
-
-def _row_count(leaves: list[Any]) -> int:
-    counts = {len(leaf) for leaf in leaves}
-    if len(counts) != 1:
-        raise ValueError(
-            "leaves of a batch must have the same number of rows, "
-            f"got {sorted(counts) if counts else 'no leaves'}"
-        )
-    return counts.pop()
 
 
 _MANY = 1 << 20

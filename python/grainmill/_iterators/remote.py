@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from grainmill._iterators.cursor import fixed
 from grainmill._iterators.pipeline_job import BLOCK_LEN, PipelineJob, PipelineTask, StartPoint
 from grainmill._iterators.stage import Block, Stage, State
+from grainmill._plan.sequential import Interleave, UserDefined
 from grainmill._plan.slicing import sliced
 from grainmill._workers.pool import Limits, WorkerPool
 from grainmill._workers.worker_group import ForkRefusedError, spawn_from_now_on
@@ -73,6 +74,20 @@ class RemoteWorkers:
     def local(self, worker: int) -> Stage:
         """The same pipeline in this process, from its start."""
         return self._open_plan(self._plan(worker), self._context)
+
+    def check(self, worker: int, state: State) -> None:
+        """Raises what that worker would raise on `state`, as long as nothing depends on it.
+
+        What opens and restores the user's own code is left to the worker.
+        """
+        plan = self._plan(worker)
+        if any(isinstance(node, UserDefined | Interleave) for node in plan.walk()):
+            return
+        stage = self.local(worker)
+        try:
+            stage.restore(state)
+        finally:
+            stage.close()
 
     def drop(self, pending_results: Iterable[PendingResult], generation: int) -> None:
         """Gives up tasks of a set of workers, where that is the one at work."""
@@ -182,10 +197,13 @@ class RemotePart(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
+        stands_there = self._stands_at(state)
+        if not stands_there:
+            self._workers.check(self._worker, state)
         self._drop_pending()
         self._failure = None
         self._ended = False
-        if not self._stands_at(state):
+        if not stands_there:
             self._count = 0
         self._after = fixed(state)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from grainmill._iterators.cursor import Cursor, ResumePoint
+from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
 
@@ -23,6 +25,7 @@ class RepeatStage(Stage):
     def __init__(self, node: Repeat, parent: Stage) -> None:
         super().__init__(parent)
         self._cursor = Cursor(parent)
+        self._node = node
         self._num_epochs = node.num_epochs
         self._initial: State | None = None
         self._begin(0)
@@ -80,9 +83,12 @@ class RepeatStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
+        saved = Saved(self._node, state, ("parent", "epoch"))
+        most = sys.maxsize if self._num_epochs is None else self._num_epochs
+        epoch = saved.index("epoch", most)
         self._first_state()
-        self._cursor.restore(state["parent"])
-        self._begin(state["epoch"])
+        self._cursor.restore(saved["parent"])
+        self._begin(epoch)
         self._empty = False
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from grainmill._iterators.cursor import Cursor, ResumePoint
+from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
 
@@ -21,6 +22,7 @@ class TakeWhileStage(Stage):
 
     def __init__(self, node: TakeWhile, parent: Stage) -> None:
         super().__init__(parent)
+        self._node = node
         self._predicate = node.function
         self._cursor = Cursor(parent)
         self._ended = False
@@ -56,8 +58,10 @@ class TakeWhileStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        self._cursor.restore(state["parent"])
-        self._ended = state["ended"]
+        saved = Saved(self._node, state, ("parent", "ended"))
+        ended = saved.flag("ended")
+        self._cursor.restore(saved["parent"])
+        self._ended = ended
 
 
 def _state(place: ResumePoint, ended: bool) -> State:  # noqa: FBT001 - a pair as it is kept

@@ -23,7 +23,7 @@ from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._iterators.user_defined import UserDefinedStage
 from grainmill._memory import default_budget_bytes
 from grainmill._plan import sequential
-from grainmill._plan.sequential import ThreadPrefetch, check_prefetch_buffer_size
+from grainmill._plan.sequential import ThreadPrefetch, checked_prefetch_buffer_size
 from grainmill._threads import start_thread
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class ThreadPrefetchStage(Stage):
     @classmethod
     def around(cls, iterator: Iterator[Any], prefetch_buffer_size: int) -> Self:
         """A stage that prefetches from any object that has `__next__`."""
-        check_prefetch_buffer_size(prefetch_buffer_size)
+        prefetch_buffer_size = checked_prefetch_buffer_size(prefetch_buffer_size)
         return cls(ThreadPrefetch((), prefetch_buffer_size), UserDefinedStage(iterator))
 
     @property
@@ -102,8 +102,10 @@ class ThreadPrefetchStage(Stage):
         return feed
 
     def _new_feed(self) -> Feed:
-        name = f"grain-thread-prefetch_{next(_numbers)}"
-        return Feed(self._cursor, self._size, name)
+        return Feed(self._cursor, self._size, self._thread_name())
+
+    def _thread_name(self) -> str:
+        return f"grain-thread-prefetch_{next(_numbers)}"
 
     def lose_thread(self) -> None:
         """Goes on without its thread, which a fork has left behind."""
@@ -211,7 +213,8 @@ class Feed:
     The thread hands over what it has made after some time, but at once the first element, and
     then at most twice as many as before: up to half of `size`, or with `at_once` as many as that
     says, given the last of them. It waits while `size` elements are there or, with `at_once`,
-    while more than it handed over last wait.
+    while more than it handed over last wait. Before all that it calls what `once` holds, and takes
+    it out there when it has returned.
 
     Attributes:
         demand: What the thread can ask of the consumer; ended when the thread is to end.
@@ -224,6 +227,7 @@ class Feed:
         size: int,
         thread_name: str,
         at_once: Callable[[Any], int] | None = None,
+        once: list[Callable[[], None]] | None = None,
     ) -> None:
         self.demand = Demand()
         self.failed = False
@@ -231,6 +235,7 @@ class Feed:
         self._size = self._most = size
         self._budget_bytes = default_budget_bytes()
         self._at_once = at_once
+        self._once = [] if once is None else once
         self._step = 1
         self._spare = -1  # no room until the thread may begin
         self._queue: deque[Block | BaseException] = deque()
@@ -255,6 +260,9 @@ class Feed:
 
     def _fill(self) -> None:
         try:
+            while self._once:
+                self._once[-1]()
+                self._once.pop()
             while self.make():
                 pass
         except BaseException as failure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from grainmill._iterators.cursor import Cursor, ResumePoint
+from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._native import window_order
 from grainmill._plan import sequential
@@ -23,6 +24,7 @@ class WindowShuffleStage(Stage):
     def __init__(self, node: WindowShuffle, parent: Stage) -> None:
         super().__init__(parent)
         self._cursor = Cursor(parent)
+        self._node = node
         self._size = node.window_size
         self._seed = node.seed
         self._begin(0, 0)
@@ -72,8 +74,8 @@ class WindowShuffleStage(Stage):
             self._filling += elements
         if self._skip > len(self._filling):
             raise ValueError(
-                f"state was saved {self._skip} elements into a window "
-                f"that has {len(self._filling)} elements now"
+                f"state of {self._node} was saved {self._skip} elements into a window that has "
+                f"{len(self._filling)} elements now; restore needs the same data"
             )
         if not self._filling:
             return False
@@ -89,8 +91,11 @@ class WindowShuffleStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        self._cursor.restore(state["parent_window_start_state"])
-        self._begin(state["window_index"], state["pos_in_window"])
+        keys = ("parent_window_start_state", "window_index", "pos_in_window")
+        saved = Saved(self._node, state, keys)
+        index, position = saved.index("window_index"), saved.index("pos_in_window", self._size)
+        self._cursor.restore(saved["parent_window_start_state"])
+        self._begin(index, position)
 
 
 def _state(place: tuple[ResumePoint, int, int]) -> State:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import logging
+import functools
 from typing import TYPE_CHECKING, TypeAlias
 
+from grainmill._evaluate.executor import init_worker
 from grainmill._iterators.interleave import InterleaveStage
 from grainmill._iterators.remote import RemoteWorkers
-from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
+from grainmill._iterators.thread_prefetch import Feed, ThreadPrefetchStage
 from grainmill._plan.sequential import Interleave, MultiprocessPrefetch, ThreadPrefetch
 from grainmill._plan.slicing import sliced
 from grainmill._workers.pool import threads_take_turns
@@ -31,10 +32,6 @@ class WorkerShardsStage(InterleaveStage):
         self._workers: RemoteWorkers | None = None
         if isinstance(node, MultiprocessPrefetch) and threads_take_turns():
             self._workers = RemoteWorkers(node, open_plan, context)
-        elif isinstance(node, MultiprocessPrefetch) and node.worker_init_fn is not None:
-            logging.getLogger("grainmill").warning(
-                "`worker_init_fn` is ignored: workers are threads here, not processes"
-            )
         count = node.num_workers
         ring = Interleave(
             (),
@@ -51,7 +48,7 @@ class WorkerShardsStage(InterleaveStage):
                 return workers.part(worker)
             return open_part(node, worker, lambda part: open_plan(part, context))
 
-        super().__init__(ring, open_worker, count, at_once=True)
+        super().__init__(ring, open_worker, count, at_once=True, name=node)
 
     def close(self) -> None:
         """See `Stage.close`."""
@@ -69,4 +66,19 @@ def open_part(node: WorkersNode, worker: int, open_plan: Callable[[Node], Stage]
         open_plan: Makes a plan ready to run.
     """
     part = sliced(node.parent, worker, node.num_workers, sequential=node.sequential_slice)
-    return ThreadPrefetchStage(ThreadPrefetch((), node.buffer_size), open_plan(part))
+    prefetch = ThreadPrefetch((), node.buffer_size)
+    if isinstance(node, MultiprocessPrefetch) and node.worker_init_fn is not None:
+        init = functools.partial(init_worker, node.worker_init_fn, worker, node.num_workers)
+        return _InitializedStage(prefetch, open_plan(part), init)
+    return ThreadPrefetchStage(prefetch, open_plan(part))
+
+
+class _InitializedStage(ThreadPrefetchStage):
+    """Calls `init` on its thread before that makes anything, until a call has returned."""
+
+    def __init__(self, node: ThreadPrefetch, parent: Stage, init: Callable[[], None]) -> None:
+        super().__init__(node, parent)
+        self._once: list[Callable[[], None]] = [init]
+
+    def _new_feed(self) -> Feed:
+        return Feed(self._cursor, self._size, self._thread_name(), once=self._once)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from grainmill._iterators.cursor import END, Cursor, ResumePoint
+from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._iterators.turns import AT_ONCE, turns
 
@@ -22,6 +23,7 @@ class ZipStage(Stage):
 
     def __init__(self, node: Zip, parents: Sequence[Stage]) -> None:
         super().__init__(*parents)
+        self._node = node
         self._strict = node.strict
         self._cursors = [Cursor(parent) for parent in parents]
         self._begin()
@@ -96,11 +98,10 @@ class ZipStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        parents = state["parents"]
-        if len(parents) != len(self._cursors):
-            raise ValueError(f"a state of {len(parents)} iterators for {len(self._cursors)}")
-        for cursor, saved in zip(self._cursors, parents, strict=True):
-            cursor.restore(saved)
+        saved = Saved(self._node, state, ("parents",))
+        parents = saved.list_of("parents", len(self._cursors), "the datasets that are zipped")
+        for cursor, of_parent in zip(self._cursors, parents, strict=True):
+            cursor.restore(of_parent)
         self._begin()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, overload
 
 from grainmill._dataset.element_types import Loaded_co
@@ -14,6 +14,7 @@ from grainmill._loader.operations import Operated
 from grainmill._loader.samplers import IndexSampler, Sampler
 from grainmill._loader.state import Numbering, from_bytes, to_bytes
 from grainmill._plan import transforms
+from grainmill._plan.arguments import checked_integer
 from grainmill._plan.multiprocessing_options import MultiprocessingOptions
 from grainmill._plan.options import ReadOptions
 from grainmill._plan.sharding import NoSharding, ShardOptions
@@ -50,7 +51,8 @@ class DataLoader(Generic[Loaded_co]):
     Raises:
         ValueError: `worker_count` is negative, another number is out of range, or neither the
             sampler nor `shard_options` says which part to read.
-        TypeError: An operation is neither a transform nor callable.
+        TypeError: An operation is neither a transform nor callable, or another argument has a
+            wrong type.
 
     Example:
         >>> sampler = grain.samplers.IndexSampler(5, shuffle=True, num_epochs=1, seed=0)
@@ -109,10 +111,22 @@ class DataLoader(Generic[Loaded_co]):
     ) -> None:
         if worker_count is None:
             worker_count = os.cpu_count() or 1
+        worker_count = checked_integer(worker_count, "worker_count")
         if worker_count < 0:
             raise ValueError(
                 "Worker count should be greater than or equal zero."
                 f"Current worker_count is {worker_count}."
+            )
+        for name, indexed in (("data_source", data_source), ("sampler", sampler)):
+            if not hasattr(indexed, "__getitem__"):
+                raise TypeError(
+                    f"`{name}` must have `__getitem__`, got {indexed!r} of type "
+                    f"{type(indexed).__name__}"
+                )
+        if not isinstance(operations, Iterable):
+            raise TypeError(
+                "`operations` must be a sequence of transforms, got one object: "
+                f"{operations!r}; put it into a list"
             )
         if shard_options is None:
             shard_options = getattr(sampler, "_shard_options", None)
@@ -343,6 +357,11 @@ def load(
         >>> [batch.tolist() for batch in loader]
         [[0, 4], [1, 2], [3]]
     """
+    if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
+        raise TypeError(
+            "`source` must have `__len__` and `__getitem__`, got "
+            f"{source!r} of type {type(source).__name__}"
+        )
     sampler = IndexSampler(
         num_records=len(source),
         shard_options=shard_options,

@@ -11,6 +11,7 @@ import numpy as np
 
 from grainmill._dataset.map_dataset import MapDataset
 from grainmill._loader.record import RecordMetadata
+from grainmill._plan.arguments import checked_integer
 from grainmill._plan.sharding import NoSharding, ShardOptions, even_split
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class SequentialSampler(_BlockSampler):
     ) -> None:
         self._num_records = _checked_num_records(num_records)
         self._shard_options = shard_options
-        self._seed = None if seed is None else operator.index(seed)
+        self._seed = _checked_seed(seed)
         self._len = self._num_records
         if shard_options.drop_remainder:
             self._len -= self._num_records % shard_options.shard_count
@@ -153,7 +154,7 @@ class IndexSampler(_BlockSampler):
 
     Raises:
         ValueError: A number is out of range, or there is no seed to shuffle with.
-        TypeError: The seed to shuffle with is not an `int`.
+        TypeError: A number or the seed is not an integer.
 
     Example:
         >>> sampler = grain.samplers.IndexSampler(5, shuffle=True, num_epochs=2, seed=0)
@@ -169,6 +170,7 @@ class IndexSampler(_BlockSampler):
         num_epochs: int | None = None,
         seed: int | None = None,
     ) -> None:
+        num_epochs = None if num_epochs is None else checked_integer(num_epochs, "num_epochs")
         if num_epochs is not None and num_epochs <= 0:
             raise ValueError(
                 f"Invalid number of epochs in Index Sampler.Got {num_epochs} epochs, but number of "
@@ -176,9 +178,8 @@ class IndexSampler(_BlockSampler):
             )
         if shuffle and seed is None:
             raise ValueError("Shuffling requires specifying a seed.")
-        if shuffle and not isinstance(seed, int):
-            raise TypeError(f"Expected seed of int type. Got seed with type {type(seed)}")
-        if seed is not None and (seed < 0 or operator.index(seed) >> _MAX_SEED_BITS):
+        seed = _checked_seed(seed)
+        if seed is not None and (seed < 0 or seed >> _MAX_SEED_BITS):
             raise ValueError("Seed should be positive 32-bit integer.")
         self._num_records = _checked_num_records(num_records)
         self._shard_options = shard_options
@@ -231,8 +232,19 @@ class IndexSampler(_BlockSampler):
         )
 
 
+def _checked_seed(seed: int | None) -> int | None:
+    if seed is None:
+        return None
+    try:
+        return checked_integer(seed, "seed")
+    except TypeError:
+        raise TypeError(
+            f"Expected seed of int type. Got seed with type {type(seed)}: `seed` was {seed!r}"
+        ) from None
+
+
 def _checked_num_records(num_records: int) -> int:
-    num_records = operator.index(num_records)
+    num_records = checked_integer(num_records, "num_records")
     if num_records <= 0:
         raise ValueError(
             f"Invalid number of records in Sampler. Got {num_records} records, but number of "

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import operator
 from typing import Any
 
+from grainmill._iterators.saved import Saved, integer
+
 _VERSION = 2
+_STAGE = "state of a `DataLoader`"
 
 
 def to_bytes(state: dict[str, Any]) -> bytes:
@@ -21,9 +23,15 @@ def from_bytes(state: bytes) -> dict[str, Any]:
     Raises:
         ValueError: It is no JSON object.
     """
-    read = json.loads(state)
+    try:
+        read = json.loads(state)
+    except (TypeError, ValueError) as failure:
+        raise ValueError(
+            f"{_STAGE} must be the bytes that `get_state` returned, got {str(state)[:100]!r} of "
+            f"type {type(state).__name__}"
+        ) from failure
     if not isinstance(read, dict):
-        raise ValueError(f"state of a `DataLoader` must be a JSON object, got {read!r}")
+        raise ValueError(f"{_STAGE} must be a JSON object, got {read!r}")
     return read
 
 
@@ -83,22 +91,25 @@ class Numbering:
         Raises:
             ValueError: It was saved with other workers, another sampler or source.
         """
-        missing = [name for name in _NAMES if name not in saved]
-        if missing:
-            raise ValueError(f"state of a `DataLoader` must have {missing}, got {saved}")
+        checked = Saved("a `DataLoader`", saved, _NAMES)
+        if saved["version"] != _VERSION:
+            raise checked.refusal("`version`", f"must be {_VERSION}", saved["version"])
         self._check(saved)
+        checked.index("worker_count")  # where `True` is as good as 1 to compare
         workers = range(max(self.worker_count, 1))
-        try:
-            last_seen = {int(worker): operator.index(at) for worker, at in saved[_PLACES].items()}
-            turn = operator.index(saved["last_worker_index"]) + 1
-        except (AttributeError, TypeError, ValueError):
-            last_seen, turn = {}, 0
-        if sorted(last_seen) != list(workers):
-            raise ValueError(
-                f"`{_PLACES}` of a state must have an integer for each of the workers "
-                f"{list(map(str, workers))}, got {saved[_PLACES]}"
-            )
-        parts = [{"next_index": self._num_read(worker, last_seen[worker])} for worker in workers]
+        last_seen = saved[_PLACES]
+        places: list[int | None] = []
+        if isinstance(last_seen, dict) and set(last_seen) == set(map(str, workers)):
+            places = [integer(last_seen[str(worker)]) for worker in workers]
+        if not places or None in places:
+            expected = f"must have an integer for each of the workers {list(map(str, workers))}"
+            raise checked.refusal(f"`{_PLACES}`", expected, last_seen)
+        turn = checked.index("last_worker_index", self.worker_count - 1, least=-1) + 1
+        parts = [
+            {"next_index": self._num_read(worker, at)}
+            for worker, at in enumerate(places)
+            if at is not None
+        ]
         if not self.worker_count:
             return parts[0]
         return {
@@ -136,4 +147,4 @@ class Numbering:
 
 
 _PLACES = "last_seen_indices"
-_NAMES = (_PLACES, "last_worker_index", "worker_count", "sampler", "data_source")
+_NAMES = ("version", _PLACES, "last_worker_index", "worker_count", "sampler", "data_source")

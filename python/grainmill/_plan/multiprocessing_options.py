@@ -16,8 +16,8 @@ class MultiprocessingOptions:
         per_worker_buffer_size: The most elements each worker holds ready, at least 1; checked where
             the options are used.
         enable_profiling: Accepted for programs that set it; nothing is recorded.
-        stall_warning_s: Seconds without an element after which a logged warning names the worker
-            that is waited for; `None` never warns.
+        stall_warning_s: Seconds without an element, 15 by default, after which a logged warning
+            names the worker that is waited for; `None` never warns.
         timeout_s: Seconds without an element after which a `WorkerError` is raised; `None` waits
             without limit.
         ram_budget_bytes: The most memory that elements of all workers take together before they are
@@ -37,7 +37,7 @@ class MultiprocessingOptions:
     per_worker_buffer_size: int = 1
     enable_profiling: bool = False
     _: dataclasses.KW_ONLY
-    stall_warning_s: float | None = 30.0
+    stall_warning_s: float | None = 15.0
     timeout_s: float | None = None
     ram_budget_bytes: int | None = None
 

@@ -7,9 +7,14 @@ import enum
 import logging
 from typing import TYPE_CHECKING, Any
 
+from grainmill._plan.arguments import checked_callable, checked_integer, checked_number
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+
+WORKER_INIT = "a function of a worker's number and the number of workers"
+"""What `worker_init_fn` is to be, in messages."""
 
 MAX_READS_IN_FLIGHT = 128
 """Enough for 640 records a second where each takes 100 ms, and for twice as many."""
@@ -30,9 +35,10 @@ class ReadOptions:
         num_workers: Processes that run user functions, in place of threads; 0 for none. Functions
             that hold the interpreter lock run side by side only so.
         worker_init_fn: Called in each worker with its number and `num_workers`, before anything
-            else.
-        stall_warning_s: Seconds without a result from the workers after which a logged warning
-            names the worker and the element; `None` for no warning.
+            else; what it raises is raised where the first element is asked for. Where Python has
+            no interpreter lock, workers are threads, each of which calls it.
+        stall_warning_s: Seconds without a result from the workers, 15 by default, after which a
+            logged warning names the worker and the element; `None` for no warning.
         timeout_s: Seconds without a result from the workers after which a `WorkerError` is raised;
             `None` for no limit.
         ram_budget_bytes: The most memory that elements of all workers take together before they are
@@ -62,19 +68,23 @@ class ReadOptions:
     worker_init_fn: Callable[[int, int], None] | None = dataclasses.field(
         default=None, kw_only=True
     )
-    stall_warning_s: float | None = dataclasses.field(default=30.0, kw_only=True)
+    stall_warning_s: float | None = dataclasses.field(default=15.0, kw_only=True)
     timeout_s: float | None = dataclasses.field(default=None, kw_only=True)
     ram_budget_bytes: int | None = dataclasses.field(default=None, kw_only=True)
     max_reads_in_flight: int | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        for name in ("num_workers", "num_threads", "prefetch_buffer_size"):
+            setattr(self, name, checked_integer(getattr(self, name), name))
+        checked_callable(self.worker_init_fn, "worker_init_fn", WORKER_INIT)
         if self.num_workers < 0:
             raise ValueError(f"num_workers must be non-negative, got {self.num_workers}")
         check_worker_limits(self)
-        if self.max_reads_in_flight is not None and self.max_reads_in_flight < 1:
-            raise ValueError(
-                f"`max_reads_in_flight` must be at least 1 or None, got {self.max_reads_in_flight}"
-            )
+        if self.max_reads_in_flight is not None:
+            reads = checked_integer(self.max_reads_in_flight, "max_reads_in_flight")
+            if reads < 1:
+                raise ValueError(f"`max_reads_in_flight` must be at least 1 or None, got {reads}")
+            self.max_reads_in_flight = reads
         if self.num_threads < 0:
             raise ValueError(f"num_threads must be non-negative, got {self.num_threads}")
         if self.prefetch_buffer_size < 0:
@@ -94,10 +104,10 @@ class ReadOptions:
 
 
 def check_worker_limits(options: Any) -> None:
-    """Raises `ValueError` where a time or the budget of worker processes is not positive."""
+    """Raises an error where a time or the budget of worker processes is no positive number."""
     for name in ("stall_warning_s", "timeout_s", "ram_budget_bytes"):
         value = getattr(options, name)
-        if value is not None and not value > 0:
+        if value is not None and not checked_number(value, name) > 0:
             raise ValueError(f"`{name}` must be positive or None, got {value}")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from grainmill._plan import transforms
+from grainmill._plan.arguments import checked_callable, checked_integer, checked_number
 from grainmill._plan.node import (
     MapNode,
     Node,
@@ -39,7 +40,16 @@ class Source(MapNode):
 
     @classmethod
     def of(cls, source: Any) -> Self:
-        """A source node; an object whose length is unknown is read at raw positions."""
+        """A source node; an object whose length is unknown is read at raw positions.
+
+        Raises:
+            TypeError: The object cannot be indexed.
+        """
+        if not hasattr(source, "__getitem__"):
+            raise TypeError(
+                "`source` must have `__getitem__` and `__len__`, as a list or an "
+                f"`ArrayRecordDataSource` has, got {source!r} of type {type(source).__name__}"
+            )
         try:
             return cls((), len(source), source, wraps=True)
         except TypeError:
@@ -189,9 +199,7 @@ def random_map_seed(node: Node, seed: int | None) -> int:
             "any random transformations or pass it directly with "
             "`ds.random_map(transform, seed=seed)`."
         )
-    if seed < 0:
-        raise ValueError(f"`seed` must be non-negative, got {seed}")
-    return seed
+    return checked_seed(seed)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -228,8 +236,7 @@ class WindowShuffle(MapNode):
     @classmethod
     def of(cls, parent: Node, window_size: int, seed: int) -> Self:
         """A node that permutes each window of `parent`."""
-        if window_size <= 0:
-            raise ValueError(f"`window_size` must be at least 1, got {window_size}")
+        window_size = checked_integer(window_size, "window_size", least=1)
         return cls((parent,), random_access(parent).length, window_size, checked_shuffle_seed(seed))
 
 
@@ -277,6 +284,13 @@ class Take(MapNode):
     def of(cls, parent: Node, indices: Any) -> Self:
         """A node that takes `indices` of each epoch of `parent`."""
         random_access(parent)
+        if isinstance(indices, str | bytes) or not (
+            hasattr(indices, "__len__") and hasattr(indices, "__getitem__")
+        ):
+            raise TypeError(
+                "what is sliced with must be a slice or a sequence of integers, got "
+                f"{indices!r} of type {type(indices).__name__}"
+            )
         return cls((parent,), len(indices), indices)
 
     @property
@@ -313,8 +327,7 @@ class Repeat(MapNode):
     def of(cls, parent: Node, num_epochs: int | None, *, reseed_each_epoch: bool) -> Self:
         """A node that runs over `num_epochs` epochs of `parent`, without end if `None`."""
         length = random_access(parent).length
-        if num_epochs is not None and num_epochs <= 0:
-            raise ValueError(f"num_epochs must be positive, but got {num_epochs}.")
+        num_epochs = checked_epochs(num_epochs)
         if length >= ENDLESS:
             raise ValueError(
                 f"Repeating already infinite dataset {parent} does nothing."
@@ -351,7 +364,8 @@ class Batch(MapNode):
     ) -> Self:
         """A node that batches each epoch of `parent`."""
         length = random_access(parent).length
-        check_batch_size(batch_size)
+        batch_size = checked_batch_size(batch_size)
+        checked_callable(batch_fn, "batch_fn", "a function of a list of elements")
         for above in parent.walk():
             if above.drops_elements:
                 stage = "`MapDataset.filter`" if isinstance(above, Filter) else above.dataset_name
@@ -380,10 +394,41 @@ class Batch(MapNode):
         return f"(batch_size={self.batch_size}, drop_remainder={self.drop_remainder})"
 
 
-def check_batch_size(batch_size: int) -> None:
-    """Raises `ValueError` unless `batch_size` is at least 1."""
+def checked_batch_size(batch_size: int) -> int:
+    """Returns `batch_size` as an `int`.
+
+    Raises:
+        TypeError: It is no integer.
+        ValueError: It is not positive.
+    """
+    batch_size = checked_integer(batch_size, "batch_size")
     if batch_size <= 0:
         raise ValueError(f"batch_size must be positive. Got {batch_size}.")
+    return batch_size
+
+
+def checked_epochs(num_epochs: int | None) -> int | None:
+    """Returns `num_epochs` as an `int` or `None`.
+
+    Raises:
+        TypeError: It is neither.
+        ValueError: It is not positive.
+    """
+    if num_epochs is None:
+        return None
+    num_epochs = checked_integer(num_epochs, "num_epochs")
+    if num_epochs <= 0:
+        raise ValueError(f"num_epochs must be positive, but got {num_epochs}.")
+    return num_epochs
+
+
+def check_flat_map(transform: Any) -> None:
+    """Raises `TypeError` unless `transform` has a method `flat_map`."""
+    if not callable(getattr(transform, "flat_map", None)):
+        raise TypeError(
+            "`transform` must be a `FlatMapTransform`, with a method `flat_map`, got "
+            f"{transform!r} of type {type(transform).__name__}"
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -397,7 +442,10 @@ class FlatMap(MapNode):
     @classmethod
     def of(cls, parent: Node, transform: transforms.FlatMapLike[Any, Any]) -> Self:
         """A node that splits the elements of `parent`."""
-        length = min(ENDLESS, transform.max_fan_out * random_access(parent).length)
+        check_flat_map(transform)
+        fan_out = getattr(transform, "max_fan_out", None)
+        fan_out = checked_integer(fan_out, f"max_fan_out` of `{type(transform).__name__}", least=1)
+        length = min(ENDLESS, fan_out * random_access(parent).length)
         return cls((parent,), length, transform)
 
     def over(self, parents: tuple[MapNode, ...]) -> Self:
@@ -493,6 +541,8 @@ def check_weights(parents: Sequence[Node], weights: Sequence[float]) -> None:
         raise ValueError(
             f"`weights` must name every dataset: {len(parents)} datasets, {len(weights)} weights."
         )
+    for number, weight in enumerate(weights):
+        checked_number(weight, f"weights[{number}]")
     if not all(weight > 0 for weight in weights):
         raise ValueError("Must specify all non-zero proportions for mixing.")
 
@@ -568,7 +618,10 @@ class Seed(MapNode):
 
 
 def checked_seed(seed: int) -> int:
-    """Returns `seed`, or raises `ValueError` where it is negative."""
-    if seed < 0:
-        raise ValueError(f"`seed` must be non-negative, got {seed}")
-    return seed
+    """Returns `seed` as an `int`.
+
+    Raises:
+        TypeError: It is no integer.
+        ValueError: It is negative.
+    """
+    return checked_integer(seed, "seed", least=0)

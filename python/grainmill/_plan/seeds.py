@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from grainmill._native import derived_seed as seed_below
+from grainmill._plan.arguments import checked_integer
 
 if TYPE_CHECKING:
     from grainmill._plan.node import Node
@@ -32,7 +33,13 @@ def derived_seed(node: Node) -> int | None:
 
 
 def checked_shuffle_seed(seed: int) -> int:
-    """Returns `seed`, or raises `ValueError` where it does not fit in 32 bits."""
+    """Returns `seed` as an `int`.
+
+    Raises:
+        TypeError: It is no integer.
+        ValueError: It does not fit in 32 bits.
+    """
+    seed = checked_integer(seed, "seed")
     if not 0 <= seed < MAX_SHUFFLE_SEED:
         raise ValueError(f"Seed must be an integer between 0 and 2**32-1 (got seed={seed}).")
     return seed

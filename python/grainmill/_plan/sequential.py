@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from grainmill._plan import transforms
+from grainmill._plan.arguments import checked_callable, checked_integer, checked_names
 from grainmill._plan.node import Node, Share, function_of, random_access, transform_name
+from grainmill._plan.options import WORKER_INIT
 from grainmill._plan.random_access import (
-    check_batch_size,
+    check_flat_map,
     check_weights,
+    checked_batch_size,
+    checked_epochs,
     checked_seed,
     integer_proportions,
     random_map_seed,
@@ -165,7 +168,8 @@ class Batch(Node):
         batch_fn: Callable[[list[Any]], Any] | None,
     ) -> Self:
         """A node that batches elements of `parent`."""
-        check_batch_size(batch_size)
+        batch_size = checked_batch_size(batch_size)
+        checked_callable(batch_fn, "batch_fn", "a function of a list of elements")
         return cls((parent,), batch_size, drop_remainder, batch_fn)
 
     def spec(self, spec_of: Callable[[Node], Any]) -> Any:
@@ -187,8 +191,7 @@ class Rebatch(Node):
     @classmethod
     def of(cls, parent: Node, batch_size: int, *, drop_remainder: bool) -> Self:
         """A node that regroups the rows of the batches of `parent`."""
-        check_batch_size(batch_size)
-        return cls((parent,), batch_size, drop_remainder)
+        return cls((parent,), checked_batch_size(batch_size), drop_remainder)
 
     def spec(self, spec_of: Callable[[Node], Any]) -> Any:
         """See `Node.spec`."""
@@ -267,6 +270,30 @@ class Interleave(Node):
     iter_buffer_size: int
     dataset_name: ClassVar[str] = "InterleaveIterDataset"
 
+    @classmethod
+    def of(
+        cls,
+        datasets: Any,
+        cycle_length: int,
+        num_make_iter_threads: int,
+        make_iter_buffer_size: int,
+        iter_buffer_size: int,
+    ) -> Self:
+        """A node that has up to `cycle_length` of `datasets` open."""
+        if not (hasattr(datasets, "__len__") and hasattr(datasets, "__getitem__")):
+            raise TypeError(
+                "`datasets` must be a sequence of datasets or a `MapDataset` of datasets, got "
+                f"{datasets!r} of type {type(datasets).__name__}"
+            )
+        return cls(
+            (),
+            datasets,
+            checked_integer(cycle_length, "cycle_length", least=1),
+            checked_integer(num_make_iter_threads, "num_make_iter_threads", least=0),
+            checked_integer(make_iter_buffer_size, "make_iter_buffer_size", least=0),
+            checked_integer(iter_buffer_size, "iter_buffer_size", least=0),
+        )
+
     def spec(self, spec_of: Callable[[Any], Any]) -> Any:
         """See `Node.spec`; that of its first dataset."""
         return spec_of(self.datasets[0])
@@ -287,9 +314,7 @@ class Repeat(Node):
     @classmethod
     def of(cls, parent: Node, num_epochs: int | None) -> Self:
         """A node that runs over `parent` `num_epochs` times, without end if `None`."""
-        if num_epochs is not None and operator.index(num_epochs) <= 0:
-            raise ValueError(f"num_epochs must be positive, but got {num_epochs}.")
-        return cls((parent,), num_epochs)
+        return cls((parent,), checked_epochs(num_epochs))
 
     def _arguments(self) -> str:
         return f"(num_epochs={self.num_epochs})"
@@ -317,6 +342,7 @@ class Limit(Node):
     @classmethod
     def of(cls, parent: Node, count: int) -> Self:
         """A node that ends after `count` elements of `parent`."""
+        count = checked_integer(count, "count")
         if count <= 0:
             raise ValueError(f"`count` must be a positive integer, got {count}.")
         return cls((parent,), count)
@@ -348,6 +374,12 @@ class FlatMap(Node):
     transform: transforms.FlatMapLike[Any, Any]
     dataset_name: ClassVar[str] = "FlatMapIterDataset"
 
+    @classmethod
+    def of(cls, parent: Node, transform: transforms.FlatMapLike[Any, Any]) -> Self:
+        """A node that splits the elements of `parent`."""
+        check_flat_map(transform)
+        return cls((parent,), transform)
+
     def _arguments(self) -> str:
         return f"(transform={transform_name(self.transform)})"
 
@@ -364,8 +396,7 @@ class WindowShuffle(Node):
     @classmethod
     def of(cls, parent: Node, window_size: int, seed: int) -> Self:
         """A node that permutes each window of `parent`."""
-        if window_size <= 0:
-            raise ValueError(f"`window_size` must be at least 1, got {window_size}")
+        window_size = checked_integer(window_size, "window_size", least=1)
         return cls((parent,), window_size, checked_shuffle_seed(seed))
 
 
@@ -380,17 +411,23 @@ class ThreadPrefetch(Node):
     @classmethod
     def of(cls, parent: Node, prefetch_buffer_size: int) -> Self:
         """A node that keeps up to `prefetch_buffer_size` elements of `parent` ready."""
-        check_prefetch_buffer_size(prefetch_buffer_size)
-        return cls((parent,), prefetch_buffer_size)
+        return cls((parent,), checked_prefetch_buffer_size(prefetch_buffer_size))
 
     def _arguments(self) -> str:
         return f"(prefetch_buffer_size={self.prefetch_buffer_size})"
 
 
-def check_prefetch_buffer_size(size: int) -> None:
-    """Raises `ValueError` where `size` is negative."""
+def checked_prefetch_buffer_size(size: int) -> int:
+    """Returns `size` as an `int`.
+
+    Raises:
+        TypeError: It is no integer.
+        ValueError: It is negative.
+    """
+    size = checked_integer(size, "prefetch_buffer_size")
     if size < 0:
         raise ValueError(f"`prefetch_buffer_size` must be greater than or equal to 0, got {size}.")
+    return size
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -414,11 +451,14 @@ class MultiprocessPrefetch(Node):
         sequential_slice: bool,
     ) -> Self:
         """A node that runs `parent` in `options.num_workers` worker processes, at least 1."""
-        _check_at_least(options.num_workers, 1, "`num_workers`")
-        if options.per_worker_buffer_size < 1:
-            raise ValueError(
-                f"`buffer_size` must be greater than 0, got {options.per_worker_buffer_size}."
-            )
+        num_workers = checked_integer(options.num_workers, "num_workers", least=1)
+        buffer_size = checked_integer(options.per_worker_buffer_size, "per_worker_buffer_size")
+        if buffer_size < 1:
+            raise ValueError(f"`buffer_size` must be greater than 0, got {buffer_size}.")
+        checked_callable(worker_init_fn, "worker_init_fn", WORKER_INIT)
+        options = dataclasses.replace(
+            options, num_workers=num_workers, per_worker_buffer_size=buffer_size
+        )
         for above in parent.walk():
             if isinstance(above, cls):
                 raise ValueError(
@@ -457,8 +497,8 @@ class MultithreadPrefetch(Node):
         cls, parent: Node, num_threads: int, buffer_size: int, *, sequential_slice: bool
     ) -> Self:
         """A node that runs `parent` on `num_threads` threads, at least 1."""
-        _check_at_least(num_threads, 1, "`num_threads`")
-        _check_at_least(buffer_size, 0, "`buffer_size`")
+        num_threads = checked_integer(num_threads, "num_threads", least=1)
+        buffer_size = checked_integer(buffer_size, "buffer_size", least=0)
         return cls((parent,), num_threads, buffer_size, sequential_slice)
 
     @property
@@ -514,13 +554,16 @@ class FitPack(Node):
         max_sequences_per_bin: int | None = None,
     ) -> Self:
         """A node that packs the sequences of `parent` into `num_packing_bins` bins at a time."""
-        if max_sequences_per_bin is not None and max_sequences_per_bin <= 0:
-            raise ValueError(
-                "If specified, `max_sequences_per_bin` must be a positive integer, but got "
-                f"{max_sequences_per_bin}."
-            )
-        if num_packing_bins < 1:
-            raise ValueError(f"`num_packing_bins` must be at least 1, got {num_packing_bins}")
+        if max_sequences_per_bin is not None:
+            max_sequences_per_bin = checked_integer(max_sequences_per_bin, "max_sequences_per_bin")
+            if max_sequences_per_bin <= 0:
+                raise ValueError(
+                    "If specified, `max_sequences_per_bin` must be a positive integer, but got "
+                    f"{max_sequences_per_bin}."
+                )
+        num_packing_bins = checked_integer(num_packing_bins, "num_packing_bins", least=1)
+        seed = checked_integer(seed, "seed", least=0)
+        meta_features = checked_names(meta_features, "meta_features")
         lengths = dict(leaves(length_struct, "length_struct"))
         if not lengths:
             raise ValueError("`length_struct` must name at least one feature, got {}")
@@ -543,6 +586,12 @@ class FitPack(Node):
                 )
         for path, cells in leaves(pack_alignment_struct or {}, "pack_alignment_struct"):
             _check_at_least(cells, 1, f"`pack_alignment_struct` of `{'/'.join(map(str, path))}`")
+        if shuffle_bins_group_by_feature not in {None, *length_struct, *meta_features}:
+            raise ValueError(
+                "`shuffle_bins_group_by_feature` must be a feature of `length_struct` or of "
+                f"`meta_features`, {[*length_struct, *meta_features]}, got "
+                f"{shuffle_bins_group_by_feature!r}"
+            )
         return cls(
             (parent,),
             best_fit,
@@ -551,7 +600,7 @@ class FitPack(Node):
             seed,
             shuffle_bins,
             shuffle_bins_group_by_feature,
-            tuple(meta_features),
+            meta_features,
             pack_alignment_struct,
             padding_struct,
             max_sequences_per_bin,
@@ -586,10 +635,26 @@ class ConcatThenSplit(Node):
         bos_token_id: int | None = None,
     ) -> Self:
         """A node that lays the sequences of `parent` end to end."""
+        if not isinstance(length_struct, Mapping):
+            raise TypeError(
+                f"`length_struct` must be a mapping from features to lengths, got {length_struct!r}"
+            )
         if not length_struct:
             raise ValueError("`length_struct` must name at least one feature, got {}")
+        meta_features = checked_names(meta_features, "meta_features")
+        bos_features = checked_names(bos_features, "bos_features")
+        for name, features in (("meta_features", meta_features), ("bos_features", bos_features)):
+            if unknown := [feature for feature in features if feature not in length_struct]:
+                raise ValueError(
+                    f"`{name}` must be among the features of `length_struct` "
+                    f"{list(length_struct)}, got {unknown} too"
+                )
         for name, length in length_struct.items():
             _check_at_least(length, 1, f"`length_struct` of `{name}`")
+        if not isinstance(bos_handling, BOSHandling):
+            raise TypeError(f"`bos_handling` must be a `BOSHandling`, got {bos_handling!r}")
+        if bos_token_id is not None:
+            bos_token_id = checked_integer(bos_token_id, "bos_token_id")
         if bos_handling is BOSHandling.DO_NOTHING:
             if bos_token_id is not None or bos_features:
                 raise ValueError(
@@ -606,10 +671,10 @@ class ConcatThenSplit(Node):
         return cls(
             (parent,),
             dict(length_struct),
-            tuple(meta_features),
+            meta_features,
             split_full_length_features,
             bos_handling,
-            tuple(bos_features),
+            bos_features,
             bos_token_id,
         )
 
@@ -628,8 +693,8 @@ def leaves(struct: Any, name: str) -> Iterator[tuple[tuple[Any, ...], Any]]:
 
 def _check_at_least(value: Any, least: int, name: str) -> None:
     try:
-        number = operator.index(value)
-    except TypeError:
+        number = checked_integer(value, name)
+    except TypeError:  # a `ValueError` here, as for other faults of a struct
         raise ValueError(f"{name} must be an integer, got {value!r}") from None
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")

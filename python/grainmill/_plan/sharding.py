@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from grainmill._plan.arguments import checked_integer
+
 
 @dataclasses.dataclass(frozen=True)
 class ShardOptions:
@@ -15,6 +17,7 @@ class ShardOptions:
         drop_remainder: Whether records that would make some parts longer than others are left out.
 
     Raises:
+        TypeError: A number is no integer.
         ValueError: There is no such part.
 
     Example:
@@ -29,6 +32,8 @@ class ShardOptions:
     drop_remainder: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("shard_index", "shard_count"):  # plain ones: saved states hold the `repr`
+            object.__setattr__(self, name, checked_integer(getattr(self, name), name))
         if self.shard_count <= 0:
             raise ValueError(
                 f"Number of shards must be a positive integer but got {self.shard_count}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Final
 
 from grainmill._plan.settings import config
@@ -32,6 +32,16 @@ def drop_inner_frames(failure: BaseException) -> None:
     failure.__traceback__ = chain
     for frame in frames:
         _forget_variables(frame.tb_frame)
+
+
+def first_users_code(failure: BaseException) -> CodeType | None:
+    """The code of the user's outermost function that `failure` has left, if one was in Python."""
+    traceback = failure.__traceback__
+    while traceback is not None:
+        if not _is_inner(traceback.tb_frame):
+            return traceback.tb_frame.f_code
+        traceback = traceback.tb_next
+    return None
 
 
 def _forget_variables(frame: FrameType | None) -> None:

@@ -1,0 +1,110 @@
+"""Saved states, checked before anything is moved to where they say."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+_SHOWN_CHARS = 300
+
+
+class Saved:
+    """What `stage` gets as a state of it, whose parts are checked as they are taken.
+
+    Args:
+        stage: What messages call the stage: the text of its node.
+        state: What was given to `set_state`, or a part of that.
+        keys: The keys that a state of this stage has.
+        optional: Keys that it may have.
+
+    Raises:
+        ValueError: It is no dict, or has other keys.
+    """
+
+    def __init__(
+        self, stage: object, state: Any, keys: Sequence[str], optional: Sequence[str] = ()
+    ) -> None:
+        self._stage = stage
+        self._state = state
+        if not isinstance(state, Mapping):
+            raise self.refusal("it", f"must be a dict with the keys {list(keys)}", state)
+        if missing := [key for key in keys if key not in state]:
+            raise self.refusal("it", f"must have the keys {list(keys)}, lacks {missing}", state)
+        if unknown := [key for key in state if key not in keys and key not in optional]:
+            expected = f"must have no keys but {list(keys)}, has {unknown} too"
+            raise self.refusal("it", expected, state)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._state[key]
+
+    def refusal(self, part: str, expected: str, found: Any) -> ValueError:
+        """The error where `part` of the state is not what is expected."""
+        return refusal(self._stage, part, expected, found)
+
+    def index(self, key: str, most: int = sys.maxsize, least: int = 0) -> int:
+        """An integer from `least` to `most`.
+
+        Raises:
+            ValueError: It is another number, or none.
+        """
+        return self.checked_index(f"`{key}`", self._state[key], most, least)
+
+    def checked_index(self, part: str, value: Any, most: int = sys.maxsize, least: int = 0) -> int:
+        """`value`, the part of the state that messages call `part`; see `index`."""
+        found = integer(value)
+        if found is None or not least <= found <= most:
+            raise self.refusal(part, f"must be an integer from {least} to {most}", value)
+        return found
+
+    def flag(self, key: str) -> bool:
+        """A truth value; Grain has some as 0 and 1.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        return self.checked_flag(f"`{key}`", self._state[key])
+
+    def checked_flag(self, part: str, value: Any) -> bool:
+        """`value`, the part of the state that messages call `part`; see `flag`."""
+        if isinstance(value, bool | np.bool_) or integer(value) in {0, 1}:
+            return bool(value)
+        raise self.refusal(part, "must be true or false, or 1 or 0", value)
+
+    def list_of(self, key: str, count: int, what: str) -> Sequence[Any]:
+        """A list of so many, one for each of `what`.
+
+        Raises:
+            ValueError: It is no list, or has another length.
+        """
+        value = self._state[key]
+        if not isinstance(value, list | tuple):
+            raise self.refusal(f"`{key}`", f"must be a list, one for each of {what}", value)
+        if len(value) != count:
+            expected = f"must be a list of {count}, one for each of {what}, has {len(value)}"
+            raise self.refusal(f"`{key}`", expected, value)
+        return value
+
+
+def integer(value: Any) -> int | None:
+    """`value` as an `int` where it is an integer, of NumPy too; truth values are none."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def refusal(stage: object, part: str, expected: str, found: Any) -> ValueError:
+    """The error where `part` of a state of `stage` is not what is expected."""
+    shown = repr(found)
+    if len(shown) > _SHOWN_CHARS:
+        shown = f"{shown[:_SHOWN_CHARS]}..."
+    return ValueError(
+        f"state of {stage}: {part} {expected}, got {shown}; restore a state that the same "
+        "pipeline saved"
+    )
