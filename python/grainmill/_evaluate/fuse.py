@@ -90,7 +90,7 @@ def evaluated(
     try:
         loop(elements, given, made.append)
     except StopIteration as stop:
-        failure = RuntimeError(_STOPPED)
+        failure = RuntimeError(STOPPED)
         failure.__cause__ = stop
         return Evaluated(made, failure)
     except Exception as failure:
@@ -102,7 +102,8 @@ def evaluated(
     return Evaluated(made, None)
 
 
-_STOPPED = "a user function raised StopIteration"
+STOPPED: Final = "a user function raised StopIteration"
+"""What an element fails with then: as it is, it would look like the end of the data."""
 _leaves_at_once = True
 
 
@@ -197,6 +198,6 @@ def finisher(kinds: tuple[Kind, ...], *, over_lazy: bool) -> Callable[..., tuple
         "            append(x)",
         "    return one, many",
     ]
-    scope: dict[str, Any] = {"skipped": SKIPPED, "stopped": _STOPPED}
+    scope: dict[str, Any] = {"skipped": SKIPPED, "stopped": STOPPED}
     exec(compile("\n".join(source), "<grainmill fused stages>", "exec"), scope)
     return scope["make"]  # type: ignore[no-any-return]
