@@ -137,7 +137,7 @@ def batched(program: Evaluator, start: int, count: int) -> BatchBlock | Evaluate
     """
     builder = BatchBuilder(count, shared_arena())
     # How large elements are may show only in the first. Rows are copied while in cache.
-    size = block_len(program.row_byte_len, count) if program.row_byte_len else 1
+    size = _part_len(program, count) if program.row_byte_len or program.reads_lists else 1
     at, stop = start, start + count
     parts = program.run_incrementally(start, count)
     made: deque[Evaluated] = deque()
@@ -167,7 +167,7 @@ def batched(program: Evaluator, start: int, count: int) -> BatchBlock | Evaluate
         del part, elements  # their memory is free for the next elements, still in cache
         if is_first and not made:
             program.row_byte_len = max(1.0, program.mean_byte_len, builder.row_byte_len)
-            size = block_len(program.row_byte_len, count)
+            size = _part_len(program, count)
             filled, rest = (0, None)
             if not _is_slow(program, count):
                 filled, rest = _filled(program, parts, builder, range(at, stop), size)
@@ -189,10 +189,19 @@ def run_shared(program: Evaluator, start: int, count: int) -> Evaluated:
     parts = program.run_incrementally(start, count)
     at, stop = start, start + count
     while at < stop and made.failure is None:
-        size = count if program.element_s else 1
+        size = count if program.element_s or program.reads_lists else 1
         made = functools.reduce(_joined, _computed(program, parts, at, stop, size), made)
         at = start + len(made.elements)
     return made
+
+
+def _part_len(program: Evaluator, count: int) -> int:
+    """How many elements of a batch of `count` are made at once."""
+    if not program.reads_lists:
+        return block_len(program.row_byte_len, count)
+    if not program.row_byte_len:
+        return min(count, tuning.LEAST_LISTED)
+    return block_len(program.row_byte_len, count, tuning.LIST_BYTES)
 
 
 def _is_slow(program: Evaluator, count: int) -> bool:
@@ -222,7 +231,7 @@ def _computed(
     if threads is None:
         return [run(at, min(size, stop - at))]
     began = time.perf_counter()
-    if _is_slow(program, stop - at):
+    if _is_slow(program, stop - at) and not program.reads_lists:
         size = max(1, min(size, int(tuning.SHARED_PART_S / program.element_s)))
     if threads.active > 1 and _is_slow(program, stop - at):
         size = min(size, -(-(stop - at) // threads.active))

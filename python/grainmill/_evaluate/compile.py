@@ -223,7 +223,7 @@ def _kind(node: MapNode) -> str:
     if isinstance(node, plan.Source):
         return _source_kind(node.source)
     if isinstance(node, plan.UserDefined):
-        return "objects"
+        return _object_kind(node.dataset)
     if isinstance(node, plan.Mix | plan.Concatenate):
         return "several"
     return type(node).__name__
@@ -233,7 +233,21 @@ def _source_kind(source: Any) -> str:
     getitem = getattr(type(source), "__getitem__", None)
     if getitem is not None and getitem is getattr(type(source), "_getitem_of_files", None):
         return "files"
-    return "blocks" if callable(getattr(type(source), "__getitems__", None)) else "objects"
+    return _object_kind(source)
+
+
+def _object_kind(source: Any) -> str:
+    """Whether `source` is asked for lists of elements, or for one at a time.
+
+    A class that has another `__getitem__` than the one whose `__getitems__` it inherits means its
+    own elements.
+    """
+    for kind in type(source).__mro__:
+        if "__getitems__" in kind.__dict__:
+            return "blocks" if callable(kind.__dict__["__getitems__"]) else "objects"
+        if "__getitem__" in kind.__dict__:
+            return "objects"
+    return "objects"
 
 
 def _object(node: plan.Source | plan.UserDefined) -> Any:
@@ -256,10 +270,10 @@ def _source_tree(node: MapNode, number: int, part: int) -> Tree:
     return ("wrap", node.length, tree) if wraps else tree
 
 
-def _source(node: plan.Source) -> ElementSource[Indices]:
-    if _source_kind(node.source) == "blocks":
-        return element_sources.BlockObjectSource(node.source)
-    return element_sources.ObjectSource(node.source)
+def _object_leaf(node: plan.Source | plan.UserDefined) -> ElementSource[Indices]:
+    if _kind(node) == "blocks":
+        return element_sources.BlockObjectSource(_object(node))
+    return element_sources.ObjectSource(_object(node))
 
 
 def _batch(node: plan.Batch, program_of: Callable[[Node], Evaluator]) -> ElementSource[Indices]:
@@ -272,9 +286,9 @@ def _batch(node: plan.Batch, program_of: Callable[[Node], Evaluator]) -> Element
 _SOURCES: dict[
     type[MapNode], Callable[[Any, Callable[[Node], Evaluator]], ElementSource[Indices]]
 ] = {
-    plan.Source: lambda node, _: _source(node),
+    plan.Source: lambda node, _: _object_leaf(node),
     plan.Range: lambda node, _: element_sources.BigRangeSource(node.numbers),
-    plan.UserDefined: lambda node, _: element_sources.ObjectSource(node.dataset),
+    plan.UserDefined: lambda node, _: _object_leaf(node),
     plan.Batch: _batch,
     plan.FlatMap: lambda node, of: element_sources.FlatMapSource(node, of(node.parent)),
     plan.Zip: lambda node, of: element_sources.ZipSource([of(parent) for parent in node.parents]),

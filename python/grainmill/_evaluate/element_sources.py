@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
+from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import BatchBlock, batched, block_len
-from grainmill._evaluate.fuse import Evaluated, Step
+from grainmill._evaluate.fuse import Evaluated, Step, stopped
 from grainmill._evaluate.stack import shared_arena, stack
 from grainmill._native import fill_columns
 
@@ -33,11 +34,13 @@ class ElementSource(abc.ABC, Generic[At]):
         runs_user_code: Whether Python code of the user makes the elements.
         mean_byte_len: Bytes of an element on average, 0 where unknown.
         num_records: Records that go into an element.
+        reads_lists: Whether a user's object is asked for as many elements at once as this is.
     """
 
     runs_user_code = True
     mean_byte_len = 0.0
     num_records = 1
+    reads_lists = False
 
     @property
     def waits(self) -> bool:
@@ -154,19 +157,16 @@ class FileSource(ElementSource[Indices]):
         return one_by_one(self._files.read_one, index.tolist())
 
 
-def _all(make: Callable[[], list[Any]]) -> Evaluated:
-    try:
-        return Evaluated(make(), None)
-    except Exception as failure:
-        return Evaluated([], failure)
-
-
 def one_by_one(read: Callable[[Any], Any], index: Iterable[Any]) -> Evaluated:
     """What `read` returns for each of `index`, up to the first for which it fails."""
     made = []
     try:
         for i in index:
             made.append(read(i))  # noqa: PERF401 - those before a failure are wanted
+    except StopIteration as stop:
+        failure = stopped(stop)
+        failure.__cause__ = stop
+        return Evaluated(made, failure)
     except Exception as failure:
         return Evaluated(made, failure)
     return Evaluated(made, None)
@@ -192,14 +192,39 @@ class BlockObjectSource(ElementSource[Indices]):
 
     def __init__(self, source: Any) -> None:
         self._source = source
+        self.reads_lists = getattr(source, "_reads_lists", True)  # those of a loader know
 
     def finish(self, started: Indices) -> Evaluated:
-        """See `ElementSource.finish`; where a block fails, its elements are asked for singly."""
+        """See `ElementSource.finish`."""
         index = started.tolist()
-        made = _all(lambda: list(self._source.__getitems__(index)))
-        if made.failure is None and len(made.elements) == len(index):
-            return made
-        return one_by_one(self._source.__getitem__, index)
+        made: list[Any] = []
+        for at in range(0, len(index), tuning.MOST_DEMANDED):
+            part = self._list(index[at : at + tuning.MOST_DEMANDED])
+            made += part.elements
+            if part.failure is not None:
+                return Evaluated(made, part.failure)
+        return Evaluated(made, None)
+
+    def _list(self, index: list[int]) -> Evaluated:
+        """The elements at `index`; where a list fails, they are asked for singly."""
+        refusal: Exception | None = None
+        try:
+            answer = self._source.__getitems__(index.copy())
+            made = None if isinstance(answer, Mapping | str | bytes) else list(answer)
+            if made is not None and len(made) == len(index):
+                return Evaluated(made, None)
+            found = f"a {type(answer).__name__}" if made is None else f"{len(made)} elements"
+            refusal = ValueError(
+                f"`{type(self._source).__name__}.__getitems__` must return a list with one element "
+                f"for each of the {len(index)} indices it is given, got {found}; correct it, or "
+                "leave it out and have `__getitem__` called"
+            )
+        except Exception:
+            pass  # One by one shows which element it is.
+        singly = one_by_one(self._source.__getitem__, index)
+        if refusal is None or singly.failure is not None:
+            return singly
+        return Evaluated([], refusal)
 
 
 class BatchSource(ElementSource[Indices]):
@@ -288,6 +313,9 @@ def _all_of(made: Evaluated) -> list[Any]:
     return made.elements
 
 
+_MISSING = object()
+
+
 class FlatMapSource(ElementSource[Indices]):
     """The pieces that a user's function splits elements of another plan into."""
 
@@ -297,6 +325,7 @@ class FlatMapSource(ElementSource[Indices]):
         self._parent = parent
         self.mean_byte_len = parent.mean_byte_len
         self.num_records = parent.num_records
+        self.reads_lists = parent.reads_lists
 
     @property
     def waits(self) -> bool:
@@ -305,20 +334,22 @@ class FlatMapSource(ElementSource[Indices]):
 
     def finish(self, started: Indices) -> Evaluated:
         """See `ElementSource.finish`; an element is split once for consecutive pieces of it."""
+        wholes, pieces_of = np.divmod(started, self._fan_out)
+        is_new = np.ones(len(wholes), bool)
+        is_new[1:] = wholes[1:] != wholes[:-1]
+        read = self._parent.run_at(wholes[is_new])
+        elements = iter(read.elements)
         made: list[Any] = []
-        last: int | None = None
         pieces: Sequence[Any] = ()
-        for i in started.tolist():
-            whole, piece = divmod(i, self._fan_out)
-            if whole != last:
-                read = self._parent.run(whole, 1)
-                if read.failure is not None:
+        for piece, new in zip(pieces_of.tolist(), is_new.tolist(), strict=True):
+            if new:
+                element = next(elements, _MISSING)
+                if element is _MISSING:
                     return Evaluated(made, read.failure)
                 try:
-                    pieces = self._pieces(read.elements[0])
+                    pieces = self._pieces(element)
                 except Exception as failure:
                     return Evaluated(made, failure)
-                last = whole
             made.append(pieces[piece] if piece < len(pieces) else None)
         return Evaluated(made, None)
 
@@ -346,6 +377,7 @@ class ZipSource(ElementSource[Indices]):
         self.runs_user_code = any(parent.runs_user_code for parent in parents)
         self.mean_byte_len = sum(parent.mean_byte_len for parent in parents)
         self.num_records = sum(parent.num_records for parent in parents)
+        self.reads_lists = any(parent.reads_lists for parent in parents)
 
     @property
     def waits(self) -> bool:
@@ -377,6 +409,7 @@ class SelectSource(ElementSource[Indices]):
         self._selection = selection
         self._parents = parents
         self.mean_byte_len = max((parent.mean_byte_len for parent in parents), default=0.0)
+        self.reads_lists = any(parent.reads_lists for parent in parents)
 
     @property
     def waits(self) -> bool:

@@ -39,6 +39,7 @@ class Evaluator(Protocol):
     runs_user_code: bool
     mean_byte_len: float
     num_records: int
+    reads_lists: bool
     row_byte_len: float
     can_fill: bool
     layout: Layout | None

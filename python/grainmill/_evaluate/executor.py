@@ -117,21 +117,54 @@ class Pace:
         is_growing: Whether later blocks will probably be larger.
     """
 
-    def __init__(self, most: int, block_s: float) -> None:
+    def __init__(self, most: int, block_s: float, *, by_lists: bool = False) -> None:
         self.most = max(1, most)
         self.count = 1
         self.is_growing = True
         self.element_s: float | None = None
         self._block_s = block_s
+        self._by_lists = by_lists  # users' objects are asked for `count` elements at once
+        self._before: tuple[int, float] | None = None  # another length and `element_s` with it
+        self._num_held = 0  # blocks for which the length stays as it is
 
     def record(self, count: int, elapsed_s: float) -> None:
         """Takes note that `count` elements took `elapsed_s`."""
         self.element_s = elapsed_s / count
-        if elapsed_s > self._block_s:
+        is_long = elapsed_s >= self._block_s / 2
+        if self._by_lists and is_long:
+            if count == self.count:
+                self.count = min(self.most, self._list_len(count, self.element_s))
+        elif elapsed_s > self._block_s:
             self.count = max(1, min(self.count, count) // 2)
-        elif elapsed_s < self._block_s / 2 and count >= self.count:
+        elif not is_long and count >= self.count:
             self.count = min(self.most, self.count * 2)
-        self.is_growing = elapsed_s < self._block_s / 2 and self.count < self.most
+            self._before, self._num_held = None, 0
+        grows_anyway = self._by_lists and self.count < tuning.LEAST_LISTED
+        self.is_growing = (not is_long or grows_anyway) and self.count < self.most
+
+    def _list_len(self, count: int, element_s: float) -> int:
+        """How many elements to ask for after a list of `count`, which took long.
+
+        A call may cost the same for any list, or every element as much again. So a longer list
+        has to make its elements cheaper, and a shorter one must not make them dearer.
+        """
+        least, share = tuning.LEAST_LISTED, tuning.CHEAPER_SHARE
+        if self._num_held:
+            self._num_held -= 1
+            return count
+        before, self._before = self._before, (count, element_s)
+        if count < least:
+            return 2 * count
+        if before is None or before[0] == count:
+            return 2 * count if count == least else max(least, count // 2)
+        if before[0] < count:
+            return 2 * count if element_s < share * before[1] else max(least, count // 2)
+        if before[1] < share * element_s:
+            self._before, self._num_held = None, tuning.LISTS_HELD
+            return before[0]
+        if count == least:
+            self._before, self._num_held = None, tuning.LISTS_HELD
+        return max(least, count // 2)
 
 
 class Demand:
@@ -230,10 +263,10 @@ class Executor(Blocks):
         if self._num_threads:
             most = block_len(mean, max(1, at_most // 2), tuning.HAND_OVER_BYTES)
             self._byte_most = block_len(mean, tuning.MOST_DEMANDED, tuning.HAND_OVER_BYTES)
-            self._pace = Pace(most, tuning.HAND_OVER_S)
+            self._pace = Pace(most, tuning.HAND_OVER_S, by_lists=program.reads_lists)
         else:
             most = block_len(mean, at_most or tuning.MOST_DEMANDED)
-            self._pace = Pace(most, tuning.CALLER_BLOCK_S)
+            self._pace = Pace(most, tuning.CALLER_BLOCK_S, by_lists=program.reads_lists)
         self._reset()
 
     @property
@@ -337,12 +370,16 @@ class Executor(Blocks):
         count = min(block, missing or block, self._length - start)
         if count <= 0:
             return
+        if self._program.reads_lists and not whole:
+            count = block_len(self._element_bytes, count, self._budget.total // 2)
         began = work_clock_s()
         if whole and not missing:
             made: Made = in_batches(self._program, start, count, self.batch_size)
         else:
             made = [], self._program.run(start, count)
         self._pace.record(count, work_clock_s() - began)
+        if self._program.reads_lists:
+            self._weigh(made)
         self._keep(made)
 
     def _await(self, threads: ThreadPool, block: _Block, limit: int) -> float | None:
@@ -393,9 +430,10 @@ class Executor(Blocks):
         num_records = self._program.num_records
         records = sum(block.count for block in self._unfinished()) * num_records if far else 0
         most = tuning.MOST_AT_ONCE
-        if self._pace.is_growing and self._num_active == 1 and not far:
+        by_lists = self._program.reads_lists
+        if self._pace.is_growing and (self._num_active == 1 or by_lists) and not far:
             # A buffer full of the small blocks that come first would cost more than later ones.
-            most = max(0, 2 - len(self._unfinished()))
+            most = max(0, self._num_active + 1 - len(self._unfinished()))
         for number in itertools.count():
             enough = records >= tuning.MOST_READS_AT_ONCE if far else number >= most
             if self._blocks and (enough or not ahead):

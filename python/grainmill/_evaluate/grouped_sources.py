@@ -75,6 +75,7 @@ class GroupedOthers(GroupedSource):
         self._asked = [self._leaves[part] for part in _asked(len(leaves))]
         self.mean_byte_len = max(leaf.mean_byte_len for leaf in self._asked)
         self.num_records = max(leaf.num_records for leaf in self._asked)
+        self.reads_lists = any(leaf.reads_lists for leaf in self._asked)
 
     @property
     def waits(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,9 @@ class ProcessBlocks(Blocks):
         self._at_most = options.prefetch_buffer_size
         self._least_batches = max(2, self._workers)
         self._at_once = 1  # tasks that a worker has under way at the same time
-        self._pace = Pace(self._most, tuning.WORKER_BLOCK_S)
+        self._element_s: float | None = None  # what one costs a worker, once that is known
+        by_lists = program.reads_lists
+        self._pace = Pace(self._most, tuning.WORKER_BLOCK_S, by_lists=by_lists)
         self._limits = Limits.of(options)
         self._affordable = self._most
         self._pool: WorkerPool | None = None
@@ -53,9 +56,22 @@ class ProcessBlocks(Blocks):
         return tuning.TASKS_PER_WORKER + more
 
     @property
+    def _num_at_work(self) -> int:
+        """Workers that get tasks: where they would be short of work, fewer get longer tasks.
+
+        With more than that, `prefetch_buffer_size` cut into as many tasks leaves so few elements
+        in each that this process spends more on a task than a worker does.
+        """
+        if self.batch_size or self._at_once > 1 or self._element_s is None:
+            return self._workers
+        elements = self._at_most / tuning.TASKS_PER_WORKER
+        useful = math.sqrt(self._element_s * elements / tuning.WORKER_TASK_S)
+        return min(self._workers, max(tuning.LEAST_AT_WORK, math.ceil(useful)))
+
+    @property
     def _num_tasks(self) -> int:
-        """Tasks that keep all workers at work."""
-        return (self._at_once + 1) * self._workers
+        """Tasks that keep those workers at work."""
+        return (self._at_once + 1) * self._num_at_work
 
     @property
     def _most(self) -> int:
@@ -100,17 +116,20 @@ class ProcessBlocks(Blocks):
         if result.extra:
             num_elements, elapsed_s, rows, row_byte_len, self._at_once = result.extra
             self._row_byte_len = row_byte_len or self._row_byte_len
+            num_elements = max(1, num_elements)
+            self._element_bytes = result.byte_len / num_elements
+            cost_s = elapsed_s / num_elements + self._element_bytes * tuning.WORKER_BYTE_S
+            # What comes now and then takes long too: elements like it have to be spread as well.
+            self._element_s = max(cost_s, (self._element_s or 0.0) * tuning.COST_LASTS)
             self._pace.most = self._most
             if self._row_byte_len:
                 most = tuning.SMALL_TIMES * self._at_most // self._num_tasks
                 most = max(1, min(tuning.MOST_DEMANDED, most))
                 small = block_len(self._row_byte_len, most, tuning.WORKER_SMALL_BYTES)
                 self._pace.most = max(self._most, small)
-            num_elements = max(1, num_elements)
             self._pace.record(num_elements, elapsed_s)
             # How many elements like these take what one task may.
             share = self._limits.share(self._num_tasks)
-            self._element_bytes = result.byte_len / num_elements
             self._affordable = max(1, int(share / max(1.0, self._element_bytes)))
         if rows and elements:
             pairs = zip(elements, rows, strict=False)  # up to the failure
@@ -134,7 +153,7 @@ class ProcessBlocks(Blocks):
 
     def _hand_out_to(self, pool: WorkerPool, position: int) -> None:
         while True:
-            worker, num_unfinished = pool.least_busy()
+            worker, num_unfinished = pool.least_busy(self._num_at_work)
             # What is awaited has to be under way, however much was dropped before it.
             # What may end a worker is done by itself, that the elements before it are not lost.
             alone = self._handed_out < self._one_by_one_until

@@ -36,6 +36,7 @@ class Program:
         row_byte_len: Bytes of an element, or of its source if these are more, as last seen in a
             batch; 0 at first.
         num_records: Records that go into an element.
+        reads_lists: Whether a user's object is asked for as many elements at once as this is.
         can_fill: Whether `IncrementalRun.fill` does something, as far as the plan tells.
         layout: The structure, shapes and dtypes of elements if `IncrementalRun.fill` took part in
             the last batch, or could not since that was one part; else `None`.
@@ -53,6 +54,7 @@ class Program:
         self.runs_user_code: bool = self._chain.runs_user_code
         self._leaves = below = [leaf for _, leaf in self._chain.leaves()]
         self.num_records = max(leaf.num_records for leaf in below)
+        self.reads_lists: bool = any(leaf.reads_lists for leaf in below)
         self.mean_byte_len: float = max(leaf.mean_byte_len for leaf in below)
         self._numbers = _numbers_column(self._chain)
         self.row_byte_len = self.mean_byte_len

@@ -18,6 +18,17 @@ CALLER_BLOCK_S: Final = 0.002
 # Elements that are asked for at once at most, where no buffer says how many.
 MOST_DEMANDED: Final = 1024
 
+# --- lists that users' objects are asked for ----------------------------------------------------
+
+# Blocks grow to so many elements however long they take, as what a call costs may not depend on how
+# many it is asked for; and further where that made an element cost at most this share.
+LEAST_LISTED: Final = 16
+CHEAPER_SHARE: Final = 0.75
+# A length that was found stays for so many blocks.
+LISTS_HELD: Final = 64
+# What a list of rows of a batch may hold.
+LIST_BYTES: Final = 4 << 20
+
 # --- blocks on threads --------------------------------------------------------------------------
 
 # A thread that wakes up finds its core's cache cold and contends for the interpreter lock: blocks
@@ -85,6 +96,15 @@ WORKERS_OWN_INDEX_BYTES: Final = 128 << 20
 WORKERS_CHUNK_BYTES: Final = 512 << 20
 # One that it is at, and the next.
 TASKS_PER_WORKER: Final = 2
+# Elements that come one by one: what a task costs the main process, and what each byte of an
+# element costs the worker that sends it, about. As many workers get tasks as keep the main process
+# busy with `prefetch_buffer_size` elements under way: when all 64 workers had tasks of 3 elements,
+# an element cost 49 us of CPU, where 2 workers cost 1.6.
+WORKER_TASK_S: Final = 50e-6
+WORKER_BYTE_S: Final = 1e-9
+LEAST_AT_WORK: Final = 2
+# What an element costs is taken to be at least this share of what it cost one task before.
+COST_LASTS: Final = 0.9
 # Beyond those, for each of its threads where it has several: what one thread waits for keeps no
 # other from going on. Where one element in 50 takes 500 ms, one task for each thread came to half
 # of what four do.

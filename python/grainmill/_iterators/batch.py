@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from grainmill._evaluate.stack import BatchBuilder, shared_arena
-from grainmill._iterators.cursor import Cursor, ResumePoint
+from grainmill._iterators.cursor import Cursor, ResumePoint, stays
 from grainmill._iterators.read import ReadStage
 from grainmill._iterators.stage import Block, Stage, State
 
@@ -62,10 +63,10 @@ class BatchStage(Stage):
         after, position = self._cursor.place()
         if len(self._gathered) < self._size and (self._drop_remainder or not len(self._gathered)):
             self._reset()
-            return Block([], lambda _: after(position))
+            return Block([], stays((after, position)))
         batch = self._whole(self._gathered.finish)
         self._reset()
-        return Block([batch], lambda k: after(position) if k else last(taken))
+        return Block([batch], functools.partial(_state, (last, taken), (after, position)))
 
     def _gather(self) -> None:
         """Gathers what the batch lacks."""
@@ -84,7 +85,7 @@ class BatchStage(Stage):
     def _block(self, whole: Block, count: int) -> Block:
         if not count or (self._drop_remainder and count < self._size):
             end = len(whole.elements)
-            return Block([], lambda _: whole.state_after(end))
+            return Block([], stays((whole.state_after, end)))
         return whole
 
     def _whole(self, gather: Callable[..., Any], *what: Any) -> Any:
@@ -172,3 +173,8 @@ def _new_batch(node: plan.Batch) -> Callable[[], _Gathered]:
         batch_fn = node.batch_fn
         return lambda: _GatheredList(batch_fn)
     return lambda: _Gathered(node.batch_size)
+
+
+def _state(before: ResumePoint, after: ResumePoint, k: int) -> State:
+    state_after, position = after if k else before
+    return state_after(position)

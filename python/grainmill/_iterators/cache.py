@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
@@ -57,11 +58,7 @@ class CacheStage(Stage):
         after, position = block.state_after, self._position
         self._filled = self._reported_filled = filled = not block.elements
         self._last, dropped = block, block.dropped
-
-        def state_after(k: int) -> State:
-            count = k - bisect_left(dropped, k) if dropped else k
-            return _state(after(k), position + count, filled=filled)
-
+        state_after = functools.partial(_state_after, after, position, dropped, filled)
         if block.finish is None:
             self._memory += block.elements
             return Block(block.elements, state_after)
@@ -86,7 +83,7 @@ class CacheStage(Stage):
         elements = self._memory[position : position + limit]
         self._position += len(elements)
         self._reported_filled = True
-        return Block(elements, lambda k: _state(after(taken), position + k, filled=True))
+        return Block(elements, functools.partial(_remembered_after, (after, taken), position))
 
     def _parent_place(self) -> ResumePoint:
         return self._cursor.place() if self._restored is None else (self._restored, 0)
@@ -144,3 +141,19 @@ class CacheStage(Stage):
 
 def _state(parent: State, position: int, *, filled: bool) -> State:
     return {"parent": parent, "position": position, "cache_filled": filled}
+
+
+def _state_after(
+    after: After,
+    position: int,
+    dropped: list[int] | None,
+    filled: bool,  # noqa: FBT001 - bound by position
+    k: int,
+) -> State:
+    count = k - bisect_left(dropped, k) if dropped else k
+    return _state(after(k), position + count, filled=filled)
+
+
+def _remembered_after(parent: ResumePoint, position: int, k: int) -> State:
+    after, taken = parent
+    return _state(after(taken), position + k, filled=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -75,18 +76,9 @@ class ConcatThenSplitStage(Stage):
 
     def _states(self, first: int) -> Callable[[int], State]:
         start, remainder = self._start
-        names, features = self._names, self._features
-        first += self._skip
-
-        def state_after(count: int) -> State:
-            slices = dict(zip(names, remainder, strict=True)) if remainder else {}
-            return {
-                "parent_state": start(),
-                "remainder_slices": {name: slices.get(name, _NONE) for name in features},
-                "elements_from_buffer_after_checkpoint": first + count,
-            }
-
-        return state_after
+        slices = dict(zip(self._names, remainder, strict=True)) if remainder else {}
+        slices = {name: slices.get(name, _NONE) for name in self._features}
+        return functools.partial(_state_after, start, slices, first + self._skip)
 
     def _fill(self) -> bool:
         """Makes the rows of one step; `False` at the end of the data."""
@@ -248,3 +240,13 @@ def _shown(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return f"{value.dtype}[{','.join(map(str, value.shape))}]"
     return f"{type(value).__name__}[]"
+
+
+def _state_after(
+    start: Callable[[], State], slices: dict[str, tuple[int, int]], first: int, count: int
+) -> State:
+    return {
+        "parent_state": start(),
+        "remainder_slices": slices.copy(),
+        "elements_from_buffer_after_checkpoint": first + count,
+    }

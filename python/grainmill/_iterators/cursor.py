@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from grainmill._evaluate.fuse import SKIPPED
@@ -32,8 +33,25 @@ def copied(state: Any) -> Any:
 
 def fixed(state: Any) -> After:
     """A function that gives copies of `state`, which may change afterwards."""
-    kept = copied(state)
-    return lambda _: copied(kept)
+    return functools.partial(_copy_of, copied(state))
+
+
+def _copy_of(state: Any, _: int) -> Any:
+    return copied(state)
+
+
+def stays(place: ResumePoint) -> After:
+    """The `state_after` of a block without elements that ends at `place`."""
+    return functools.partial(_state_of, place)
+
+
+def _state_of(place: ResumePoint, _: int) -> State:
+    after, position = place
+    return after(position)
+
+
+def _refuse(text: str, _: int) -> State:
+    raise NotImplementedError(text)
 
 
 class _Start:
@@ -60,6 +78,13 @@ class _Start:
         """Takes the state from the first block, which is given by its `state_after`."""
         if self._after is None:
             self._after = after
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Crosses to another process as the state itself, or as the refusal to tell it."""
+        try:
+            return fixed, (self(),)
+        except Exception as failure:
+            return functools.partial, (_refuse, str(failure))
 
     def freeze(self) -> None:
         """Takes the state now, before the stage is moved; a failure waits for who asks."""
@@ -257,7 +282,7 @@ class Cursor:
     def mark(self) -> Callable[[], State]:
         """A function that gives the state after the elements taken, at any time."""
         after, position = self.place()
-        return lambda: after(position)
+        return functools.partial(after, position)
 
     def state(self) -> State:
         """The stage's state after the elements taken."""

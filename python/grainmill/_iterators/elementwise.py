@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -154,14 +155,7 @@ class ElementwiseStage(Stage):
         if not self._counting:
             return after
         counting = [(key, passed[i], dropped[i]) for i, key in self._counting]
-
-        def state_after(count: int) -> State:
-            state = after(count)
-            for key, before, places in counting:
-                state = {"parent": state, key: _passed_after(before, places, count)}
-            return state
-
-        return state_after
+        return functools.partial(_state_after, after, counting)
 
     def state(self) -> State:
         """See `Stage.state`."""
@@ -202,6 +196,15 @@ class ElementwiseStage(Stage):
             super().seek(index)
         self._parent.seek(index)
         self._begin([index] * len(self._passed))
+
+
+def _state_after(
+    after: After, counting: list[tuple[str, int, list[int] | None]], count: int
+) -> State:
+    state = after(count)
+    for key, before, places in counting:
+        state = {"parent": state, key: _passed_after(before, places, count)}
+    return state
 
 
 def _passed_after(before: int, dropped: list[int] | None, count: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from grainmill._iterators.cursor import END, Cursor, ResumePoint
@@ -52,10 +53,7 @@ class FlatMapStage(Stage):
         begin, pieces, place = self._taken, self._pieces, self._before
         self._taken = end = min(begin + limit, len(pieces))
         self._place = (place, end)
-
-        def state_after(k: int) -> State:
-            return _state(place, begin + k) if k else _state(last, last_taken)
-
+        state_after = functools.partial(_state_after, (last, last_taken), place, begin)
         if type(pieces) is list:
             whole = not begin and end == len(pieces)
             return Block(pieces[:] if whole else pieces[begin:end], state_after)
@@ -64,8 +62,7 @@ class FlatMapStage(Stage):
         return Block(list(range(begin, end)), state_after, lambda piece, _: pieces[piece])
 
     def _end(self) -> Block:
-        place, taken = self._place
-        return Block([], lambda _: _state(place, taken))
+        return Block([], functools.partial(_state_after, self._place, *self._place))
 
     def _advance(self) -> bool:
         """Splits the next element; `False` at the end of the parent."""
@@ -106,3 +103,7 @@ _MANY = 1 << 20
 def _state(place: ResumePoint, taken: int) -> State:
     after, position = place
     return {"parent": after(position), "next_index_in_buffer": taken}
+
+
+def _state_after(last: tuple[ResumePoint, int], place: ResumePoint, begin: int, k: int) -> State:
+    return _state(place, begin + k) if k else _state(*last)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from grainmill._iterators.cursor import END, Cursor, ResumePoint, fixed
@@ -104,7 +105,7 @@ class InterleaveStage(Stage):
         for turn, number in enumerate(ring[:run]):
             elements[turn::size] = slots[number].cursor.take(_turns(run, turn, size))
         self._turn = base.turn_after(ring, run)
-        return Block(elements, lambda k: base.state_after(ring, k))
+        return Block(elements, functools.partial(base.state_after, ring))
 
     def _step(self) -> Any:
         """Takes the element of the next slot that has one; `END` if there is none."""

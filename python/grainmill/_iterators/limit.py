@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from grainmill._iterators.cursor import Cursor
+from grainmill._iterators.cursor import Cursor, stays
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
 
 if TYPE_CHECKING:
+    from grainmill._iterators.stage import After
     from grainmill._plan.sequential import Limit
 
 
@@ -39,15 +41,12 @@ class LimitStage(Stage):
         self._begin(count := self._count_now())
         room = min(limit, self._limit - count)
         if room <= 0:
-            mark = self._cursor.mark()
-            return Block([], lambda _: _state(mark(), count))
+            after = stays(self._cursor.place())
+            return Block([], functools.partial(_state_after, after, count, None))
         self._last = block = self._cursor.block(room)
-        after, dropped = block.state_after, block.dropped
-
-        def state_after(k: int) -> State:
-            return _state(after(k), count + k - (bisect_left(dropped, k) if dropped else 0))
-
-        return block.with_states(state_after)
+        return block.with_states(
+            functools.partial(_state_after, block.state_after, count, block.dropped)
+        )
 
     def _count_now(self) -> int:
         return self._count if self._last is None else self._count + self._last.num_finished
@@ -75,3 +74,7 @@ class LimitStage(Stage):
 
 def _state(parent: State, count: int) -> State:
     return {"parent": parent, "count_elements_read": count}
+
+
+def _state_after(after: After, count: int, dropped: list[int] | None, k: int) -> State:
+    return _state(after(k), count + k - (bisect_left(dropped, k) if dropped else 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -54,20 +55,12 @@ class MixStage(Stage):
             self._of_turn(Cursor.fill)
         places = [cursor.place() for cursor in self._cursors]
         if stop:
-            return Block([], lambda _: _state(names, places, index, stop=True))
+            return Block([], functools.partial(_state_at_end, names, places, index))
         block = self._at_hand(limit, places)
         if block is not None:
             return block
         self._moved = None
-
-        def state_of(moves: list[_Moved]) -> State:
-            here, turn, ended = places.copy(), index, False
-            for moved in moves:
-                if moved is not None:
-                    number, place, turn, ended = moved
-                    here[number] = place
-            return _state(names, here, turn, stop=ended)
-
+        state_of = functools.partial(_state_after_moves, names, places, index)
         is_lazy = self._cursors[self._turns(1)[0]].is_lazy
         return turns(self._step, lambda: self._moved, state_of, limit if is_lazy else 1)
 
@@ -88,14 +81,10 @@ class MixStage(Stage):
         pieces: list[Any] = [None] * len(cursors)
         for number, count in Counter(numbers).items():
             pieces[number] = iter(cursors[number].take(count)).__next__
-        names, index = self._names, self._index
+        state_after = functools.partial(
+            _state_after_turns, self._names, places, self._index, numbers
+        )
         self._index += run
-
-        def state_after(k: int) -> State:
-            taken = Counter(numbers[:k])
-            here = [(after, position + taken[n]) for n, (after, position) in enumerate(places)]
-            return _state(names, here, index + k, stop=False)
-
         return Block([pieces[number]() for number in numbers], state_after)
 
     def _step(self) -> Any:
@@ -167,3 +156,28 @@ def _state(
     states = [after(position) for after, position in places]
     parents = states if names is None else dict(zip(names, states, strict=True))
     return {"parents": parents, "index": index, "stop": stop}
+
+
+def _state_at_end(
+    names: tuple[str, ...] | None, places: list[ResumePoint], index: int, _: int
+) -> State:
+    return _state(names, places, index, stop=True)
+
+
+def _state_after_moves(
+    names: tuple[str, ...] | None, places: list[ResumePoint], index: int, moves: list[_Moved]
+) -> State:
+    here, turn, ended = places.copy(), index, False
+    for moved in moves:
+        if moved is not None:
+            number, place, turn, ended = moved
+            here[number] = place
+    return _state(names, here, turn, stop=ended)
+
+
+def _state_after_turns(
+    names: tuple[str, ...] | None, places: list[ResumePoint], index: int, numbers: list[int], k: int
+) -> State:
+    taken = Counter(numbers[:k])
+    here = [(after, position + taken[n]) for n, (after, position) in enumerate(places)]
+    return _state(names, here, index + k, stop=False)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from grainmill import _native
-from grainmill._iterators.cursor import Cursor, copied
+from grainmill._iterators.cursor import Cursor, fixed
 from grainmill._iterators.feature_values import FeatureValues, rows_of
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State, runs
@@ -70,19 +71,11 @@ class FitPackStage(Stage):
         return True
 
     def _at_end(self) -> Callable[[int], State]:
-        state = self.state()
-        return lambda _: copied(state)
+        return fixed(self.state())
 
     def _states(self, first: int, num_rows: int) -> Callable[[int], State]:
-        start, end, counter = self._start, self._cursor.mark(), self._counter
-
-        def state_after(count: int) -> State:
-            row = first + count
-            if row < num_rows:
-                return {"parent": start(), "next_row": row, "counter": counter + row}
-            return {"parent": end(), "next_row": 0, "counter": counter + row}
-
-        return state_after
+        marks = self._start, self._cursor.mark()
+        return functools.partial(_state_after, marks, self._counter, first, num_rows)
 
     def _pack(self) -> bool:
         """Packs one batch; `False` at the end of the data."""
@@ -218,3 +211,17 @@ def _nest(rows: list[dict[str, Any]], path: Sequence[Any], values: Any) -> None:
         for key in path[:-1]:
             place = place.setdefault(key, {})
         place[path[-1]] = cells
+
+
+def _state_after(
+    marks: tuple[Callable[[], State], Callable[[], State]],
+    counter: int,
+    first: int,
+    num_rows: int,
+    count: int,
+) -> State:
+    start, end = marks  # of the elements that these rows were packed from
+    row = first + count
+    if row < num_rows:
+        return {"parent": start(), "next_row": row, "counter": counter + row}
+    return {"parent": end(), "next_row": 0, "counter": counter + row}

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from grainmill._evaluate import tuning
 from grainmill._evaluate.block_job import set_up_worker
 from grainmill._iterators.cursor import END, Cursor
-from grainmill._workers.worker import Job, Outcome, Runner, WorkerContext
+from grainmill._workers.worker import Job, Outcome, Runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from grainmill._evaluate.context import Context
+    from grainmill._iterators.cursor import ResumePoint
     from grainmill._iterators.stage import Stage, State
     from grainmill._plan.node import Node
+    from grainmill._workers.worker import WorkerContext
 
 # Elements that are made in a moment come many at once, whatever the buffer's size.
 _BLOCK_S = 0.002
@@ -41,6 +44,31 @@ class PipelineTask(NamedTuple):
     state: StartPoint | None
     num_elements: int
     at_most: int
+
+
+class ToldPlaces:
+    """The places after elements of a worker, told by it: a `state_after` that counts from 1.
+
+    States are made of them when asked for. Of 100 datasets that take turns, a state is some
+    hundred dicts, and one element changes one of them; 64 places share all the rest.
+    """
+
+    __slots__ = ("_places", "_text")
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+        self._places: list[ResumePoint] | None = None
+
+    def __call__(self, count: int) -> State:
+        if self._places is None:
+            self._places = pickle.loads(self._text)
+        after, position = self._places[count - 1]
+        return after(position)
+
+
+def told_places(places: list[ResumePoint]) -> bytes:
+    """What `ToldPlaces` takes."""
+    return pickle.dumps(places, pickle.HIGHEST_PROTOCOL)
 
 
 # Makes a plan ready to run; a function that workers can import.
@@ -88,7 +116,7 @@ class _PartRunner(Runner):
         """See `Runner.run`."""
         first = self._count
         elements: list[Any] = []
-        states: list[State] = []
+        places: list[ResumePoint] = []
         try:
             if task.state is not None:
                 self._cursor.restore(task.state.state)
@@ -101,12 +129,13 @@ class _PartRunner(Runner):
                     break
                 self._count += 1
                 elements.append(element)
-                states.append(self._cursor.state())
+                places.append(self._cursor.place())
                 if len(elements) < task.num_elements:
                     continue
                 if len(elements) >= task.at_most or time.perf_counter() > deadline:
                     break
+            told = told_places(places)
         except BaseException as failure:
-            return Outcome(elements, failure, first, states)
+            return Outcome(elements, failure, first, told_places(places))
         self._cursor.forget()  # arrays that nobody else has are sent without a copy
-        return Outcome(elements, None, first, states)
+        return Outcome(elements, None, first, told)

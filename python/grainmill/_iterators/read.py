@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate import tuning
@@ -18,12 +19,11 @@ from grainmill._plan.node import random_access
 from grainmill._workers.pool import Limits, threads_take_turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
 
     from grainmill._evaluate.context import Context
     from grainmill._evaluate.executor import Demand
+    from grainmill._iterators.stage import After
     from grainmill._plan import sequential as plan
 
 
@@ -118,7 +118,7 @@ class ReadStage(Stage):
         if len(kept) == len(part):
             self._drops.kept_only(len(part))
             self._num_skipped = 0
-            return Block(part, lambda k: {"next_index": start + k if k else before})
+            return Block(part, functools.partial(_by_step, start, 1, before))
         self._blocks.batch_size = 0  # batches no longer begin at multiples
         verdicts = [element is not None for element in part]
         excess = self._drops.first_excess(verdicts)
@@ -134,7 +134,7 @@ class ReadStage(Stage):
                 raise failure
         after = [start + place + 1 for place, keep in enumerate(verdicts) if keep]
         self._num_skipped = self._position() - (after[-1] if after else before)
-        return Block(kept, lambda k: {"next_index": after[k - 1] if k else before})
+        return Block(kept, functools.partial(_by_list, after, before))
 
     def _cut(self, count: int) -> None:
         """Un-makes the last `count` elements taken and all beyond, behind a failure."""
@@ -182,7 +182,7 @@ class ReadStage(Stage):
     def _batches(self, batches: list[Any], count: int, before: int) -> tuple[Block, int]:
         """`batches` of `count` elements each, before which the next index was `before`."""
         first = self._blocks.position - len(self._made) - count * len(batches)
-        return Block(batches, lambda k: {"next_index": first + k * count if k else before}), count
+        return Block(batches, functools.partial(_by_step, first, count, before)), count
 
     def _unstack(self) -> None:
         """Takes a batch apart that is not one here, and has no more of them made."""
@@ -242,8 +242,16 @@ class ReadStage(Stage):
         self._blocks.close()
 
 
-def _at(start: int) -> Callable[[int], State]:
-    return lambda k: {"next_index": start + k}
+def _at(start: int) -> After:
+    return functools.partial(_by_step, start, 1, start)
+
+
+def _by_step(first: int, step: int, before: int, k: int) -> State:
+    return {"next_index": first + k * step if k else before}
+
+
+def _by_list(after: list[int], before: int, k: int) -> State:
+    return {"next_index": after[k - 1] if k else before}
 
 
 def _blocks(program: Program, length: int, node: plan.Read, context: Context) -> Blocks:

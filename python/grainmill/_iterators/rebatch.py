@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,7 +64,7 @@ class RebatchStage(Stage):
             places.append(self._place)
         if not elements:
             places = [self._place]
-        return Block(elements, lambda k: _state(*places[k]))
+        return Block(elements, functools.partial(_state_at, places))
 
     def _next_batch(self) -> Any:
         while self._gathered < self._size:
@@ -184,3 +185,7 @@ _MANY = 1 << 20
 def _state(before: ResumePoint, row: int) -> State:
     after, position = before
     return {"parent": after(position), "batch_idx": row}
+
+
+def _state_at(places: list[tuple[ResumePoint, int]], k: int) -> State:
+    return _state(*places[k])

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 from collections import deque
 from typing import TYPE_CHECKING
 
-from grainmill._iterators.cursor import fixed
-from grainmill._iterators.pipeline_job import BLOCK_LEN, PipelineJob, PipelineTask, StartPoint
+from grainmill._iterators.cursor import fixed, stays
+from grainmill._iterators.pipeline_job import (
+    BLOCK_LEN,
+    PipelineJob,
+    PipelineTask,
+    StartPoint,
+    ToldPlaces,
+)
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.sequential import Interleave, UserDefined
 from grainmill._plan.slicing import sliced
@@ -142,23 +147,19 @@ class RemotePart(Stage):
         if result.elements:
             like_it = self._workers.task_bytes * len(result.elements) // max(1, result.byte_len)
             self._affordable = max(1, min(BLOCK_LEN, like_it))
-        states: list[State] = result.extra or []
         if result.failure is not None:
             self._drop_pending()
-        elif states and len(result.elements) == len(states):
+        elif result.elements:
             self._request()
         if not result.elements:
             if result.failure is not None:
                 return self.pull(limit)
             self._ended = True
             return Block([], lambda _: self._state(before))
-        states = states[: len(result.elements)]
-        self._after = lambda _: copy.deepcopy(states[-1])
-        self._count += len(result.elements)
-        return Block(
-            result.elements,
-            lambda k: copy.deepcopy(states[k - 1]) if k else self._state(before),
-        )
+        told, count = ToldPlaces(result.extra), len(result.elements)
+        self._after = stays((told, count))
+        self._count += count
+        return Block(result.elements, lambda k: told(k) if k else self._state(before))
 
     def _request(self) -> WorkerPool:
         pool = self._workers.pool()

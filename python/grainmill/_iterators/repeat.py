@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING
 
-from grainmill._iterators.cursor import Cursor, ResumePoint
+from grainmill._iterators.cursor import Cursor, ResumePoint, stays
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
 
 if TYPE_CHECKING:
+    from grainmill._iterators.stage import After
     from grainmill._plan.sequential import Repeat
 
 
@@ -53,17 +55,13 @@ class RepeatStage(Stage):
                 return self._block(block, before)
             before = before or (self._cursor.place(), self._epoch)
             self._next_epoch(initial)
-        mark, epoch = self._cursor.mark(), self._epoch
-        return Block([], lambda _: _state(mark(), epoch))
+        return Block([], functools.partial(_state_after, stays(self._cursor.place()), self._epoch))
 
     def _block(self, block: Block, before: tuple[ResumePoint, int] | None) -> Block:
         after, epoch = block.state_after, self._epoch
         if before is None:
-            return block.with_states(lambda k: _state(after(k), epoch))
-        (last, position), last_epoch = before
-        return block.with_states(
-            lambda k: _state(after(k), epoch) if k else _state(last(position), last_epoch)
-        )
+            return block.with_states(functools.partial(_state_after, after, epoch))
+        return block.with_states(functools.partial(_state_from, before, after, epoch))
 
     def _next_epoch(self, initial: State) -> None:
         self._ended = self._empty or self._epoch + 1 == self._num_epochs
@@ -94,3 +92,14 @@ class RepeatStage(Stage):
 
 def _state(parent: State, epoch: int) -> State:
     return {"parent": parent, "epoch": epoch}
+
+
+def _state_after(after: After, epoch: int, k: int) -> State:
+    return _state(after(k), epoch)
+
+
+def _state_from(before: tuple[ResumePoint, int], after: After, epoch: int, k: int) -> State:
+    if k:
+        return _state(after(k), epoch)
+    (last, position), last_epoch = before
+    return _state(last(position), last_epoch)

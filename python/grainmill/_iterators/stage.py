@@ -29,6 +29,7 @@ class Block:
         state_after: Maps `k`, from 0 to `len(elements)`, to the state of the stage once
             the first `k` elements are delivered. It may be called at any later time and
             gives a new dict each time; in a lazy block, for no `k` beyond the elements finished.
+            It can be pickled and holds no elements: workers send it in place of states.
         finish: Makes an element of a raw one, given that and its place in the block, or returns
             `SKIPPED`; `None` where elements are ready.
         finish_many: Does so for consecutive raw elements from a place on, and appends what comes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from grainmill._iterators.cursor import Cursor, ResumePoint
@@ -47,7 +48,7 @@ class TakeWhileStage(Stage):
                 self._ended = True
         if not elements:
             places = [self._place()]
-        return Block(elements, lambda k: _state(*places[k]))
+        return Block(elements, functools.partial(_state_at, places))
 
     def _place(self) -> tuple[ResumePoint, bool]:
         return self._cursor.place(), self._ended
@@ -67,3 +68,7 @@ class TakeWhileStage(Stage):
 def _state(place: ResumePoint, ended: bool) -> State:  # noqa: FBT001 - a pair as it is kept
     after, position = place
     return {"parent": after(position), "ended": ended}
+
+
+def _state_at(places: list[tuple[ResumePoint, bool]], k: int) -> State:
+    return _state(*places[k])

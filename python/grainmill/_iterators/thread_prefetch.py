@@ -7,6 +7,7 @@ any more is collected, and its thread ends.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import threading
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import byte_len
 from grainmill._evaluate.executor import Demand
-from grainmill._iterators.cursor import END, Cursor, ResumePoint
+from grainmill._iterators.cursor import END, Cursor, ResumePoint, stays
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._iterators.user_defined import UserDefinedStage
 from grainmill._memory import default_budget_bytes
@@ -28,6 +29,8 @@ from grainmill._threads import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from grainmill._iterators.stage import After
 
 _PATIENCE_S = 0.1
 # What a consumer that waits gets is no later than this, if more comes meanwhile.
@@ -71,9 +74,8 @@ class ThreadPrefetchStage(Stage):
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`; waits for one element and gives those that came with it."""
         self._check_open()
-        last, position = self._place
         if self._ended:
-            return Block([], lambda _: last(position))
+            return Block([], stays(self._place))
         if not self._size:
             block = self._cursor.block(limit)
             self._place = self._cursor.place()
@@ -308,7 +310,7 @@ class Feed:
         if len(elements) <= limit:
             self._queue.popleft()
             return head
-        self._queue[0] = Block(elements[limit:], lambda k: after(limit + k))
+        self._queue[0] = Block(elements[limit:], _shifted(after, limit))
         return Block(elements[:limit], after)
 
     def make(self) -> bool:
@@ -336,10 +338,9 @@ class Feed:
                     break
         finally:
             if elements:
-                self.put(Block(elements, lambda k: _state(places[k])))
+                self.put(Block(elements, functools.partial(_state_at, places)))
         if ended:
-            after, position = cursor.place()
-            self.put(Block([], lambda _: after(position)))
+            self.put(Block([], stays(cursor.place())))
             return False
         count = len(elements)
         if self._at_once is not None:
@@ -372,9 +373,21 @@ class Feed:
             self._roomy.open()
 
 
-def _state(place: ResumePoint) -> State:
-    after, position = place
+def _state_at(places: list[ResumePoint], k: int) -> State:
+    after, position = places[k]
     return after(position)
+
+
+def _shifted(after: After, count: int) -> After:
+    """`after` counted from `count` on; of one that is shifted already, not one more around it."""
+    if isinstance(after, functools.partial) and after.func is _state_further_on:
+        inner, before = after.args
+        return functools.partial(_state_further_on, inner, before + count)
+    return functools.partial(_state_further_on, after, count)
+
+
+def _state_further_on(after: After, count: int, k: int) -> State:
+    return after(count + k)
 
 
 _numbers = itertools.count()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from grainmill._evaluate.fuse import SKIPPED
@@ -46,4 +47,9 @@ def turns(
             return SKIPPED
         return element
 
-    return Block(_TURNS[:limit], lambda k: state_of(places[: k + 1]), finish, dropped)
+    state_after = functools.partial(_state_after, state_of, places)
+    return Block(_TURNS[:limit], state_after, finish, dropped)
+
+
+def _state_after(state_of: Callable[[list[P]], State], places: list[P], k: int) -> State:
+    return state_of(places[: k + 1])

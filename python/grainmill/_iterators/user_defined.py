@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from grainmill._iterators.cursor import END, copied
+from grainmill._iterators.cursor import END, copied, stays
 from grainmill._iterators.stage import Block, Stage, State
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class UserDefinedStage(Stage):
         place = _Place(self._iterator, before)
         self._place = weakref.ref(place)
         if element is END:
-            return Block([], lambda _: place(1))
+            return Block([], stays((place, 1)))
         return Block([element], place)
 
     def state(self) -> State:
@@ -107,6 +108,11 @@ class _Place:
                 self._state = failure
         return self._state
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Crosses to another process as the two states it tells of."""
+        told = _told(self._before), _told(self.settled())
+        return functools.partial, (_state_of, type(self._iterator).__name__, *told)
+
     def __call__(self, count: int) -> State:
         state = self.settled() if count else self._before
         if state is None or isinstance(state, Exception):
@@ -115,3 +121,22 @@ class _Place:
             ) from state
         copy: State = copied(state)
         return copy
+
+
+# A state, or why it cannot be had.
+_Told: TypeAlias = "tuple[State | None, str]"
+
+
+def _told(state: State | Exception | None) -> _Told:
+    if isinstance(state, Exception):
+        return None, f" ({type(state).__name__}: {state})"
+    return state, ""
+
+
+def _state_of(name: str, before: _Told, after: _Told, count: int) -> State:
+    """What a `_Place` of another process tells."""
+    state, reason = after if count else before
+    if state is None:
+        raise NotImplementedError(f"the state of {name} cannot be saved{reason}")
+    copy: State = copied(state)
+    return copy

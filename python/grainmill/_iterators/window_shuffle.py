@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from grainmill._iterators.cursor import Cursor, ResumePoint
 from grainmill._iterators.saved import Saved
@@ -12,6 +13,10 @@ from grainmill._plan import sequential
 
 if TYPE_CHECKING:
     from grainmill._plan.sequential import WindowShuffle
+
+
+_WindowPlace: TypeAlias = "tuple[ResumePoint, int, int]"
+"""Where a window starts in the parent, its number, and how many of its elements were taken."""
 
 
 @runs(sequential.WindowShuffle)
@@ -49,7 +54,7 @@ class WindowShuffleStage(Stage):
         last = self._place
         while self._position == len(self._window):
             if not self._fill():
-                return Block([], lambda _: _state(last))
+                return Block([], functools.partial(_state_at_end, last))
         begin, index, length = self._position, self._index, len(self._window)
         start = self._filling_start
         elements = self._window[begin : begin + limit]
@@ -57,10 +62,7 @@ class WindowShuffleStage(Stage):
         if end == length:
             self._index += 1
         self._place = (start, self._index, end)
-        return Block(
-            elements,
-            lambda k: _state((start, index + (begin + k == length), begin + k) if k else last),
-        )
+        return Block(elements, functools.partial(_state_after, last, (start, index, begin), length))
 
     def _fill(self) -> bool:
         """Makes the next window, or the one that a restored state stands in; `False` at the end."""
@@ -98,10 +100,21 @@ class WindowShuffleStage(Stage):
         self._begin(index, position)
 
 
-def _state(place: tuple[ResumePoint, int, int]) -> State:
+def _state(place: _WindowPlace) -> State:
     (after, taken), index, position = place
     return {
         "parent_window_start_state": after(taken),
         "window_index": index,
         "pos_in_window": position,
     }
+
+
+def _state_at_end(last: _WindowPlace, _: int) -> State:
+    return _state(last)
+
+
+def _state_after(last: _WindowPlace, first: _WindowPlace, length: int, k: int) -> State:
+    if not k:
+        return _state(last)
+    start, index, begin = first
+    return _state((start, index + (begin + k == length), begin + k))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from grainmill._iterators.cursor import END, Cursor, ResumePoint
@@ -42,15 +43,14 @@ class ZipStage(Stage):
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
         if self._ended:
-            here = self._here()
-            return Block([], lambda _: _state(here, 0))
+            return Block([], functools.partial(_state_at_end, self._here()))
         if not self._gathered:
             count = min(limit, *(cursor.at_hand for cursor in self._cursors))
             if count:
                 places = self._here()
                 elements = list(zip(*[cursor.take(count) for cursor in self._cursors], strict=True))
                 self._places = None
-                return Block(elements, lambda k: _state(places, k))
+                return Block(elements, functools.partial(_state, places))
         is_lazy = any(cursor.is_lazy for cursor in self._cursors)
         return turns(self._step, self._here, _last_state, limit if is_lazy else 1)
 
@@ -115,3 +115,7 @@ def _state(places: list[ResumePoint], count: int) -> State:
 
 def _last_state(places: list[list[ResumePoint]]) -> State:
     return _state(places[-1], 0)
+
+
+def _state_at_end(places: list[ResumePoint], _: int) -> State:
+    return _state(places, 0)

@@ -71,13 +71,22 @@ class SampledRecords:
         source = self._source
         if not _can_be_read_by_blocks(source) or not _all_inside(keys, len(source)):
             return [source[key] for key in keys]
-        if self._program is None:
-            planned = source if isinstance(source, MapDataset) else MapDataset.source(source)
-            self._program = Program(node_of(planned))
-        made = self._program.run_at(np.array(keys, np.int64))
+        made = self._ready().run_at(np.array(keys, np.int64))
         if made.failure is not None:
             raise made.failure
         return made.elements
+
+    def _ready(self) -> Program:
+        if self._program is None:
+            source = self._source
+            planned = source if isinstance(source, MapDataset) else MapDataset.source(source)
+            self._program = Program(node_of(planned))
+        return self._program
+
+    @property
+    def _reads_lists(self) -> bool:
+        """See `Leaf.reads_lists`; this has `__getitems__` whatever it reads."""
+        return _can_be_read_by_blocks(self._source) and self._ready().reads_lists
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_program": None}

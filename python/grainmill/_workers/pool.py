@@ -167,9 +167,12 @@ class WorkerPool:
             for slot in part[1] if part else ():
                 self._group.remote_slots[pending.worker].borrow(slot)
 
-    def least_busy(self) -> tuple[int, int]:
-        """The worker with the fewest tasks that are not done yet, as far as heard, and how many."""
-        counts = list(map(len, self._unfinished))
+    def least_busy(self, among: int) -> tuple[int, int]:
+        """Of the first `among` workers the one with the fewest unfinished tasks, and how many.
+
+        A task is unfinished until its result was heard of.
+        """
+        counts = list(map(len, self._unfinished[:among]))
         fewest = min(counts)
         return counts.index(fewest), fewest
 

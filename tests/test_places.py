@@ -1,0 +1,148 @@
+"""Workers tell where their elements stand; states are made of that when somebody asks."""
+
+import itertools
+import json
+import os
+import pickle
+import signal
+import time
+
+import pytest
+from stages import STAGES, make
+from under_test import experimental, grain
+from worker_harness import workers
+
+from grainmill._dataset.iter_dataset import node_of
+from grainmill._iterators.cursor import END, Cursor
+from grainmill._iterators.pipeline_job import Task, _PartRunner
+from grainmill._iterators.table import open_stage
+
+pytestmark = pytest.mark.better_than_grain("Grain pickles a state with each element")
+
+IN_WORKERS = [name for name in STAGES if "mp_prefetch" not in name]
+
+
+@pytest.mark.parametrize("name", IN_WORKERS)
+def test_places_of_every_stage_cross_as_they_are(name):
+    cursor = Cursor(open_stage(node_of(make(grain, name))))
+    places = [cursor.place()]
+    while cursor.next() is not END:
+        places.append(cursor.place())
+    places.append(cursor.place())
+    text = pickle.dumps(places)
+    states = [after(position) for after, position in places]
+    cursor.stage.close()
+    crossed = pickle.loads(text)
+    for _ in range(2):
+        found = [after(position) for after, position in crossed]
+        assert found == states
+        for state in found:
+            state.clear()  # each is the caller's own
+    assert json.dumps(states[0])
+
+
+def parts(count, length=40):
+    read = grain.ReadOptions(num_threads=0)
+    return [
+        grain.MapDataset.range(1000 * part, 1000 * part + length).map(abs).to_iter_dataset(read)
+        for part in range(count)
+    ]
+
+
+def interleave(count, length=40):
+    return experimental.InterleaveIterDataset(parts(count, length), cycle_length=count)
+
+
+LARGE = {
+    "interleave": interleave,
+    "mix": lambda *size: grain.IterDataset.mix(parts(*size)),
+    "interleave_mapped": lambda *size: interleave(*size).map(lambda x: x),
+}
+
+
+def bytes_told(ds):
+    """Bytes that a worker sends about its place, for each of some elements."""
+    runner = _PartRunner(open_stage(node_of(ds)), lambda _: None)
+    for _ in range(60):  # until parts give many elements at a time
+        runner.run(Task(None, 64, 64))
+    outcome = runner.run(Task(None, 64, 64))
+    assert len(outcome.elements) == 64
+    return len(pickle.dumps(outcome.extra)) / 64
+
+
+@pytest.mark.parametrize("large", LARGE)
+def test_an_element_carries_no_states_of_all_datasets(large):
+    assert bytes_told(LARGE[large](100, 1000)) < 400  # where one state alone takes 1,600
+
+
+@pytest.mark.parametrize("large", LARGE)
+def test_states_amid_a_block_are_exact_also_when_workers_died(large):
+    def run():
+        ds = LARGE[large](9)
+        return iter(ds.mp_prefetch(grain.MultiprocessingOptions(2, 20)))
+
+    with run() as iterator:
+        elements, states = [], [iterator.get_state()]
+        for element in iterator:
+            elements.append(element)
+            states.append(iterator.get_state())
+    # The order and the states are those that threads have.
+    threads = iter(experimental.multithread_prefetch(LARGE[large](9), 2, 1))
+    assert list(threads) == elements
+    for place in range(0, len(states), 37):
+        with run() as restored:
+            restored.set_state(states[place])
+            assert restored.get_state() == states[place]
+            assert list(itertools.islice(restored, 30)) == elements[place : place + 30]
+    with run() as iterator:
+        for _ in range(101):
+            next(iterator)
+        for worker in workers():
+            os.kill(worker.pid, signal.SIGKILL)
+        time.sleep(0.1)
+        # What was told of the last element is enough.
+        assert iterator.get_state() == states[101]
+        rest = []
+        while len(rest) < 100:
+            try:
+                rest.append(next(iterator))
+            except grain.WorkerError:
+                assert iterator.get_state() == states[101 + len(rest)]
+        assert rest == elements[101:201]
+        assert iterator.get_state() == states[201]
+
+
+class NoState(grain.DatasetIterator):
+    """A user's iterator that cannot be saved."""
+
+    def __init__(self):
+        super().__init__()
+        self._at = 0
+
+    def __next__(self):
+        self._at += 1
+        if self._at > 9:
+            raise StopIteration
+        return self._at
+
+    def get_state(self):
+        raise TypeError("lives in a socket")
+
+    def set_state(self, _):
+        raise TypeError("lives in a socket")
+
+
+class Unsaved(grain.IterDataset):
+    def __iter__(self):
+        return NoState()
+
+    def set_slice(self, sl, sequential_slice=False):  # noqa: FBT002 - as Grain calls it
+        pass
+
+
+def test_elements_without_a_state_come_and_asking_for_it_says_why():
+    with iter(Unsaved().mp_prefetch(grain.MultiprocessingOptions(1))) as iterator:
+        assert [next(iterator) for _ in range(4)] == [1, 2, 3, 4]
+        with pytest.raises(NotImplementedError, match=r"NoState cannot be saved.*in a socket"):
+            iterator.get_state()
+        assert list(iterator) == [5, 6, 7, 8, 9]

@@ -1,0 +1,86 @@
+"""How elements that come one by one are cut into tasks for workers."""
+
+import os
+import time
+
+import pytest
+from under_test import grain
+
+from grainmill._workers.pool import WorkerPool
+
+pytestmark = pytest.mark.better_than_grain("its workers have no tasks")
+
+NUM_WORKERS = 16
+
+
+@pytest.fixture
+def tasks(monkeypatch):
+    """What workers were given: positions and counts."""
+    given = []
+    give = WorkerPool.submit
+
+    def noted(self, worker, task, about=None):
+        given.append((worker, *task))
+        return give(self, worker, task, about)
+
+    monkeypatch.setattr(WorkerPool, "submit", noted)
+    return given
+
+
+def reader(function, **options):
+    options = grain.ReadOptions(num_workers=NUM_WORKERS, **options)
+    return iter(grain.MapDataset.range(10**6).map(function).to_iter_dataset(options))
+
+
+def test_many_workers_get_few_long_tasks_where_elements_cost_nothing(tasks):
+    with reader(lambda x: x + 1, prefetch_buffer_size=64) as iterator:
+        assert [next(iterator) for _ in range(20_000)] == list(range(1, 20_001))
+    # Cut evenly, the buffer would have two elements for each task of 16 workers.
+    assert len(tasks) < 20_000 / 4
+
+
+def test_no_more_is_under_way_than_may_be_ahead(tasks):
+    with reader(lambda x: x + 1, prefetch_buffer_size=64) as iterator:
+        for taken in range(1, 3_000):
+            next(iterator)
+            _, start, count, _ = tasks[-1]
+            # What came together with the element is taken, and the buffer counts from there.
+            assert start + count <= taken + 2 * 64
+
+
+def test_slow_elements_go_to_all_workers_in_order():
+    def slow(x):
+        time.sleep(0.02)
+        return x, os.getpid()
+
+    with reader(slow) as iterator:
+        made = [next(iterator) for _ in range(8 * NUM_WORKERS)]
+    assert [x for x, _ in made] == list(range(8 * NUM_WORKERS))
+    assert len({pid for _, pid in made}) == NUM_WORKERS
+
+
+def test_elements_of_which_some_are_slow_go_to_all_workers(tasks):
+    def sometimes(x):
+        if x % 50 == 0:
+            time.sleep(0.2)
+        return x
+
+    with reader(sometimes, num_threads=1) as iterator:
+        for _ in range(1000):
+            next(iterator)
+        del tasks[:]
+        for _ in range(1000):
+            next(iterator)
+    assert len({worker for worker, *_ in tasks}) == NUM_WORKERS
+
+
+def test_workers_that_had_nothing_to_do_are_used_once_elements_get_slow():
+    def later_slow(x):
+        if x >= 5000:
+            time.sleep(0.02)
+        return x, os.getpid()
+
+    with reader(later_slow, num_threads=1) as iterator:
+        made = [next(iterator) for _ in range(5000 + 8 * NUM_WORKERS + 500)]
+    assert [x for x, _ in made] == list(range(len(made)))
+    assert len({pid for _, pid in made[-8 * NUM_WORKERS :]}) == NUM_WORKERS
