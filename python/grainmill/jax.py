@@ -61,6 +61,7 @@ def device_put(
 
     Raises:
         ValueError: A size is negative.
+        TypeError: A buffer size is not an integer.
 
     Example:
         >>> import jax

@@ -46,6 +46,7 @@ class IterDatasetFactories(abc.ABCMeta):
 
         Raises:
             ValueError: There is no dataset, a weight is missing, or a weight is not positive.
+            TypeError: A weight is not a number.
 
         Example:
             >>> parts = [grain.MapDataset.range(3), grain.MapDataset.range(10, 20)]
@@ -227,6 +228,7 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
         Raises:
             ValueError: `batch_size` is not positive. When read: elements differ in structure or
                 shape.
+            TypeError: `batch_size` is not an integer, or `batch_fn` is not callable.
 
         Example:
             >>> ds = grain.MapDataset.range(5).to_iter_dataset()
@@ -345,6 +347,7 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
 
         Raises:
             ValueError: `seed` is negative.
+            TypeError: `seed` is not an integer.
 
         Example:
             >>> ds = grain.MapDataset.range(3).to_iter_dataset().seed(1)

@@ -472,6 +472,7 @@ def set_next_index(ds_iter: DatasetIterator[Any], index: int) -> None:
         NotImplementedError: Elements of this pipeline have no index, as after a filter.
         IndexError: `index` lies outside the data.
         TypeError: `index` is not an integer.
+        ValueError: `index` is negative.
 
     Example:
         >>> iterator = iter(grain.MapDataset.range(10).batch(2).to_iter_dataset())

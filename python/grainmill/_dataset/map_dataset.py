@@ -49,6 +49,9 @@ class MapDatasetFactories(abc.ABCMeta):
             source: Read by index; one that also has `__getitems__` is asked for many at once. It is
                 read from several threads at a time, and pickled where worker processes read it.
 
+        Raises:
+            TypeError: `source` has no `__len__` or no `__getitem__`.
+
         Example:
             >>> ds = grain.MapDataset.source(["zero", "one", "two"])
             >>> len(ds), ds[1], ds[4]
@@ -102,6 +105,7 @@ class MapDatasetFactories(abc.ABCMeta):
         Raises:
             ValueError: There is no dataset, one is empty, weights are not as many as datasets, or a
                 weight is not positive.
+            TypeError: A weight is not a number.
 
         Example:
             >>> ds = grain.MapDataset.mix(
@@ -358,6 +362,7 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
             ValueError: `batch_size` is not positive, or a stage upstream may drop elements: batches
                 would differ in length. Batch after `to_iter_dataset` instead. When read: elements
                 differ in structure or shape.
+            TypeError: `batch_size` is not an integer, or `batch_fn` is not callable.
 
         Example:
             >>> [batch.shape for batch in grain.MapDataset.range(10).batch(4)]
@@ -407,6 +412,7 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
 
         Raises:
             ValueError: There is no seed, or it is out of range.
+            TypeError: `seed` is not an integer.
 
         Example:
             >>> ds = grain.MapDataset.range(5).shuffle(seed=0)
@@ -424,6 +430,9 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
         Args:
             sl: A slice, with the meaning it has for a list; or a sequence of indices, where a
                 negative one means the epoch before and not a place counted from the end.
+
+        Raises:
+            TypeError: An index is not an integer.
 
         Example:
             >>> ds = grain.MapDataset.range(10)
@@ -445,6 +454,7 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
 
         Raises:
             ValueError: `num_epochs` is not positive, or the dataset is infinite already.
+            TypeError: `num_epochs` is not an integer.
 
         Example:
             >>> ds = grain.MapDataset.range(4).repeat(2)
@@ -540,6 +550,7 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
 
         Raises:
             ValueError: `seed` is negative.
+            TypeError: `seed` is not an integer.
 
         Example:
             >>> ds = grain.MapDataset.range(5).seed(1)
@@ -629,6 +640,9 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
                 `ReadOptions()` if `None`, except that nothing is computed ahead for a plain
                 `range`.
             allow_nones: Whether dropped elements come out as `None` instead of not at all.
+
+        Raises:
+            TypeError: `read_options` are others than `ReadOptions`.
 
         Example:
             >>> ds = grain.MapDataset.range(4).filter(lambda x: x != 1)

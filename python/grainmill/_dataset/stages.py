@@ -59,6 +59,7 @@ class FlatMapMapDataset(PlannedMapDataset[T_co]):
 
     Raises:
         ValueError: When read: `flat_map` returned more than `max_fan_out` elements.
+        TypeError: `transform` has no `flat_map`, or `max_fan_out` is not an integer.
 
     Example:
         >>> class Words(grain.experimental.FlatMapTransform):
@@ -124,6 +125,7 @@ class WindowShuffleMapDataset(PlannedMapDataset[T_co]):
 
     Raises:
         ValueError: `window_size` or `seed` is out of range.
+        TypeError: `window_size` or `seed` is not an integer.
 
     Example:
         >>> ds = grain.MapDataset.range(10)
@@ -143,6 +145,9 @@ class FlatMapIterDataset(PlannedIterDataset[T_co]):
         parent: Where elements come from.
         transform: Its `flat_map` returns a sequence (not a generator); `max_fan_out` does not limit
             it.
+
+    Raises:
+        TypeError: `transform` has no `flat_map`.
 
     Example:
         >>> class Words(grain.experimental.FlatMapTransform):
@@ -215,6 +220,7 @@ class WindowShuffleIterDataset(PlannedIterDataset[T_co]):
 
     Raises:
         ValueError: `window_size` or `seed` is out of range.
+        TypeError: `window_size` or `seed` is not an integer.
 
     Example:
         >>> ds = grain.MapDataset.range(10).to_iter_dataset()
@@ -239,6 +245,7 @@ class RepeatIterDataset(PlannedIterDataset[T_co]):
 
     Raises:
         ValueError: `num_epochs` is not positive.
+        TypeError: `num_epochs` is not an integer.
 
     Example:
         >>> ds = grain.MapDataset.range(3).to_iter_dataset()
@@ -280,6 +287,7 @@ class LimitIterDataset(PlannedIterDataset[T_co]):
 
     Raises:
         ValueError: `count` is not positive.
+        TypeError: `count` is not an integer.
 
     Example:
         >>> ds = grain.MapDataset.range(10).repeat().to_iter_dataset()
@@ -331,6 +339,7 @@ class RebatchIterDataset(PlannedIterDataset[T_co]):
     Raises:
         ValueError: `batch_size` is not positive. When read: the arrays of a batch differ in their
             number of rows.
+        TypeError: `batch_size` is not an integer.
 
     Example:
         >>> ds = grain.MapDataset.range(8).batch(4).to_iter_dataset()
@@ -361,6 +370,7 @@ class ThreadPrefetchIterDataset(PlannedIterDataset[T_co]):
 
     Raises:
         ValueError: `prefetch_buffer_size` is negative.
+        TypeError: `prefetch_buffer_size` is not an integer.
 
     Example:
         >>> ds = grain.MapDataset.range(4).to_iter_dataset().batch(2)
@@ -396,6 +406,7 @@ def multithread_prefetch(
 
     Raises:
         ValueError: A number is negative, or a source cannot be shared.
+        TypeError: A number is not an integer.
 
     Example:
         >>> ds = grain.MapDataset.range(7).to_iter_dataset().batch(2)
@@ -426,6 +437,10 @@ class InterleaveIterDataset(PlannedIterDataset[T_co]):
         iter_buffer_size: How many elements of each are computed ahead, on a thread for each; with 1
             an element is computed when its turn comes. A `MapDataset` reads ahead as it always
             does.
+
+    Raises:
+        ValueError: A number is out of range.
+        TypeError: A number is not an integer, or an entry of `datasets` is not a dataset.
 
     Example:
         >>> texts = grain.MapDataset.source(["abc", "de", "fg"]).map(grain.MapDataset.source)
@@ -552,6 +567,7 @@ class FirstFitPackIterDataset(_FitPackIterDataset):
             not among `meta_features`, or a struct is unlike `length_struct`. When read: a sequence
             is longer than its row.
         KeyError: When read: an element lacks a feature.
+        TypeError: A number is not an integer, or a length struct is not a dict.
 
     Example:
         >>> sequences = [[1, 1], [2, 2, 2, 2], [3], [4]]
@@ -609,6 +625,7 @@ class BestFitPackIterDataset(_FitPackIterDataset):
             not among `meta_features`, or a struct is unlike `length_struct`. When read: a sequence
             is longer than its row.
         KeyError: When read: an element lacks a feature.
+        TypeError: A number is not an integer, or a length struct is not a dict.
 
     Example:
         >>> sequences = [[1, 1], [2, 2, 2, 2], [3], [4]]
@@ -657,6 +674,7 @@ class ConcatThenSplitIterDataset(PlannedIterDataset[dict[str, NDArray[Any]]]):
         ValueError: A length is not positive; `bos_features` or `bos_token_id` are given where
             `bos_handling` does nothing, or no `bos_token_id` where it does something; or a feature
             is among both `bos_features` and `meta_features`. When read: an element has other keys.
+        TypeError: A length struct is not a dict, or a length not an integer.
 
     Example:
         >>> sequences = [[1, 1, 1], [2, 2], [3, 3], [4]]

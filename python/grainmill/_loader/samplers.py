@@ -93,6 +93,7 @@ class SequentialSampler(_BlockSampler):
 
     Raises:
         ValueError: `num_records` is not positive.
+        TypeError: A number is not an integer.
 
     Example:
         >>> sampler = grain.samplers.SequentialSampler(num_records=3)

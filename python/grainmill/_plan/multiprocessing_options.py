@@ -26,6 +26,7 @@ class MultiprocessingOptions:
 
     Raises:
         ValueError: A time or the budget is not positive.
+        TypeError: A number is not an integer, or a time not a number.
 
     Example:
         >>> options = grain.MultiprocessingOptions(num_workers=2, per_worker_buffer_size=4)

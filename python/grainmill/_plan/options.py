@@ -51,6 +51,7 @@ class ReadOptions:
     Raises:
         ValueError: A number is negative, or `max_reads_in_flight`, a time or the budget is not
             positive.
+        TypeError: A number is not an integer, or a time not a number.
 
     Example:
         >>> ds = grain.MapDataset.range(8).map(lambda x: x * x).batch(4)
