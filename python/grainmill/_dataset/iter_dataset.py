@@ -90,6 +90,9 @@ class IterDataset(Iterable[T], Generic[T], metaclass=IterDatasetFactories):
     ) -> IterDataset[S]:
         """Stacks `batch_size` consecutive elements along a new leading axis.
 
+        The arrays of an element belong to the batch until the batch is there: where another thread
+        writes to one meanwhile, its row may hold some old and some new values.
+
         Args:
             batch_size: Elements per batch, at least 1.
             drop_remainder: Whether a last, shorter batch is left out. Set it under `jax.jit`: a

@@ -142,6 +142,9 @@ class MapDataset(Generic[T], metaclass=MapDatasetFactories):
     ) -> MapDataset[S]:
         """Stacks `batch_size` consecutive elements along a new leading axis.
 
+        The arrays of an element belong to the batch until the batch is there: where another thread
+        writes to one meanwhile, its row may hold some old and some new values.
+
         Batches never mix epochs; `repeat` first for that.
 
         Args:
