@@ -1,6 +1,7 @@
 """Batches filled by the engine's loop over records have what single elements have."""
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from oracle_stack import assert_same, stacked
 
 import grainmill as grain
 from grainmill import MapDataset
+from grainmill._evaluate import element_sources
 from grainmill._evaluate.program import Program
 from grainmill.array_record import ArrayRecordWriter
 from grainmill.sources import ArrayRecordDataSource
@@ -119,6 +121,46 @@ def test_filled_rows_are_the_elements(folder, name, file):
             assert (type(failure), str(failure)) == (type(whole.failure), str(whole.failure))
         assert rest or filled in (0, start + count - at) or whole.failure is not None
     assert filled_most > 20
+
+
+@pytest.mark.parametrize("part_len", [1, 4, 150])
+def test_record_that_cannot_be_read_is_the_failure_at_its_place(folder, monkeypatch, part_len):
+    asked_again = []
+    monkeypatch.setattr(element_sources.FileSource, "_read", lambda _, *asked: asked_again.append(asked))
+    source = ArrayRecordDataSource(str(folder / "damaged"))
+    program = Program(MapDataset.source(source).map(as_array)._node)
+    rows = np.zeros((NUM_RECORDS, RECORD_LEN), np.uint8)
+    parts = program.run_incrementally(0, NUM_RECORDS)
+    filled, rest = parts.fill((None, [(None, rows)]), 0, NUM_RECORDS, part_len)
+    assert filled == ODD // part_len * part_len
+    assert [array[0] for array in [*rows[:filled], *rest.elements]] == list(range(ODD))
+    with pytest.raises(grain.GrainmillError, match=f"record {ODD}\\)"):
+        raise rest.failure
+    assert not asked_again
+
+
+def num_reads():
+    """Calls of the system that read, so far in this process."""
+    with Path("/proc/self/io").open() as counts:
+        return next(int(line.split()[1]) for line in counts if line.startswith("syscr"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the system counts no reads")
+def test_nothing_is_read_again_after_a_damaged_record(folder):
+    source = ArrayRecordDataSource(str(folder / "damaged"))
+    batches = iter(
+        MapDataset.source(source)
+        .map(as_array)
+        .batch(NUM_RECORDS // 2)
+        .to_iter_dataset(grain.ReadOptions(num_threads=0))
+    )
+    next(batches)
+    before = num_reads()
+    with pytest.raises(grain.GrainmillError, match=f"record {ODD}\\)"):
+        next(batches)
+    # Those up to the damaged record, once more to find it among those read with it, and what tells
+    # how it is damaged; `num_reads` itself takes two.
+    assert num_reads() - before <= 2 * (ODD - NUM_RECORDS // 2) + 10
 
 
 @pytest.mark.parametrize("name", MAPS)

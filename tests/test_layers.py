@@ -13,7 +13,8 @@ FACE = ROOT / "python/grainmill"
 
 # Each uses only itself and what stands before it; `batch` and `pack` do not know each other.
 CORE_LAYERS = [
-    {"error", "platform", "process", "write_prefetcher"},
+    {"bytes", "error"},
+    {"platform", "process", "write_prefetcher"},
     {"try_alloc", "shared_memory"},
     {"order"},
     {"records"},

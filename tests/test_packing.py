@@ -15,7 +15,9 @@ from pack_parent import ListStage, drain
 
 import grainmill as grain
 from grainmill import experimental
+from grainmill._iterators.feature_values import Cells
 from grainmill._iterators.pack import FitPackStage
+from grainmill._native import BinPacker, RowPacker
 from grainmill._plan import sequential
 
 _VECTORS = pathlib.Path(__file__).parents[2] / "shared" / "data" / "grain_vectors"
@@ -354,3 +356,47 @@ def test_state_of_other_data_is_refused():
     stage.restore({"parent": {"next_index": 0}, "next_row": 2, "counter": 2})
     with pytest.raises(ValueError, match="saved at row 2 of a batch of bins"):
         stage.pull(1)
+
+
+class FaultyCells(Cells):
+    """Gives the engine an array that it cannot take."""
+
+    def coerce(self, *_arguments):
+        return np.asarray(3)
+
+
+def bin_packer(cells):
+    return BinPacker(
+        paths=[["x"]], names=["x"], capacities=[4], alignments=[1], marked=[True], kept=[],
+        num_bins=2, max_sequences=None, best_fit=False, cells=cells,
+    )  # fmt: skip
+
+
+def row_packer(cells):
+    return RowPacker(
+        names=["x"], capacities=[4], whole=[False], alone=False, begin_tokens=[None], cells=cells
+    )
+
+
+@pytest.mark.parametrize("make", [bin_packer, row_packer])
+def test_packer_that_panicked_is_not_taken_for_one_used_by_two_threads(make, capfd):
+    packer = make(FaultyCells(["x"]))
+    with pytest.raises(BaseException, match="index out of bounds") as panic:
+        packer.push([{"x": 3}], 0)
+    assert type(panic.value).__name__ == "PanicException"
+    assert "panicked" in capfd.readouterr().err
+    for use in (lambda: packer.push([{"x": np.arange(2)}], 0), packer.take):
+        with pytest.raises(RuntimeError, match=r"after a panic of the engine.*new iterator"):
+            use()
+
+
+@pytest.mark.parametrize("make", [bin_packer, row_packer])
+def test_packer_that_is_in_use_is_told_so(make):
+    class AskingCells(Cells):
+        def coerce(self, *_arguments):
+            packer.take()
+
+    packer = make(AskingCells(["x"]))
+    with pytest.raises(RuntimeError, match="advanced by two threads at once"):
+        packer.push([{"x": 3}], 0)
+    packer.take()

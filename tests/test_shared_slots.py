@@ -5,7 +5,15 @@ import os
 import numpy as np
 import pytest
 
-from grainmill._native import Arena, RemoteSlots, SharedBudget, note_fork, slot_of
+from grainmill._native import (
+    Arena,
+    RemoteSlots,
+    SharedBudget,
+    note_fork,
+    note_forked,
+    slot_of,
+    write_arrays,
+)
 from grainmill._workers.shared_arena import SharedArena
 
 SLOT_BYTES = 1 << 20
@@ -125,6 +133,7 @@ def test_slot_that_a_child_may_see_is_given_up():
     remote_slots.add(number, *slot.take_file())
     lent = remote_slots.borrow(number)
     note_fork()
+    note_forked()
     del lent
     assert {*bytes(slot)} == {7}
     assert remote_slots.take_returned() == []
@@ -134,3 +143,55 @@ def test_slot_that_a_child_may_see_is_given_up():
     slot.give_up()
     del slot
     assert (arena.total_bytes, arena.free_bytes) == (0, 0)
+
+
+def test_slot_lent_or_given_back_while_the_process_forks_is_given_up():
+    """Other threads may go on between the hooks that tell of a fork."""
+    arena = Arena(shared=True)
+    remote_slots = RemoteSlots()
+    slots = [arena.slot(SLOT_BYTES) for _ in range(3)]
+    numbers = [slot.shared_id for slot in slots]
+    for slot, number in zip(slots, numbers, strict=True):
+        remote_slots.add(number, *slot.take_file())
+    before = remote_slots.borrow(numbers[0])
+    note_fork()
+    del before
+    meanwhile = remote_slots.borrow(numbers[1])
+    note_forked()
+    del meanwhile
+    assert remote_slots.take_retired_by_fork() == numbers[:2]
+    lent = remote_slots.borrow(numbers[2])
+    del lent
+    assert remote_slots.take_returned() == numbers[2:]
+
+
+def test_bytes_given_back_twice_are_an_error_and_change_nothing():
+    shared_budget = board_of(2)
+    assert shared_budget.reserve(SLOT_BYTES)
+    shared_budget.release(SLOT_BYTES)
+    with pytest.raises(ValueError, match=r"`release` gives back .* got 1048576 where 0 are"):
+        shared_budget.release(SLOT_BYTES)
+    assert shared_budget.reserved == 0
+    assert shared_budget.reserve(2 * SLOT_BYTES)
+    assert not shared_budget.reserve(1)
+
+
+def test_slot_that_its_maker_never_reserved_cannot_be_lent():
+    arena = Arena(shared=True)
+    slot = arena.slot(SLOT_BYTES)
+    remote_slots = RemoteSlots(board_of(2))
+    remote_slots.add(slot.shared_id, *slot.take_file())
+    with pytest.raises(ValueError, match="`release` gives back reserved bytes once"):
+        remote_slots.borrow(slot.shared_id)
+
+
+@pytest.mark.parametrize("first", [0, 64, 4096, SLOT_BYTES - 100])
+def test_array_in_the_slot_that_is_written_is_refused(first):
+    slot = Arena().slot(SLOT_BYTES)
+    inside = np.frombuffer(slot, np.uint8)
+    inside[:] = 7
+    with pytest.raises(ValueError, match="must lie elsewhere, got one in that slot"):
+        write_arrays(slot, 0, [np.zeros(64, np.uint8), inside[first : first + 100]])
+    assert set(inside[64:].tolist()) == {7}
+    write_arrays(slot, 64, [np.full(100, 8, np.uint8), inside[:0]])
+    assert set(inside[64:164].tolist()) == {8}

@@ -219,6 +219,9 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
         `(batch_size, ...)` and the same dtype. A saved state is that after the last element of the
         batch.
 
+        Do not write to an element's arrays on another thread before the batch is there: its row may
+        hold some old and some new values.
+
         Args:
             batch_size: Elements per batch, at least 1.
             drop_remainder: Whether a last, shorter batch is left out. Set it under `jax.jit`: a

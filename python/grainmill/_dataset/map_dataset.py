@@ -349,6 +349,9 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
         installed, dicts come with sorted keys. The arrays of a batch are new: no later batch is
         written into them.
 
+        Do not write to an element's arrays on another thread before the batch is there: its row may
+        hold some old and some new values.
+
         Batches never mix epochs: an epoch's last batch has what is left. Use `repeat` first to fill
         it from the next epoch.
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from grainmill._native import RemoteSlots, SharedBudget, create_shared_index, note_fork
+from grainmill._native import RemoteSlots, SharedBudget, create_shared_index, note_fork, note_forked
 from grainmill._workers import messages, wire
 from grainmill._workers.worker import SetUp
 
@@ -264,4 +264,4 @@ def _job_file(data: bytes, buffers: Sequence[Any]) -> tuple[int, tuple[int, list
     return file, (len(data), places)
 
 
-os.register_at_fork(before=note_fork)
+os.register_at_fork(before=note_fork, after_in_parent=note_forked, after_in_child=note_forked)

@@ -5,6 +5,7 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use grainmill_core::batch::{Arena, copy_rows};
+use grainmill_core::bytes::Bytes;
 
 /// Name, bytes of a row, rows of a batch.
 const WORKLOADS: [(&str, usize, usize); 4] = [
@@ -23,15 +24,15 @@ fn copy_into_reused_slot(criterion: &mut Criterion) {
         let elements: Vec<Vec<u8>> = (0..num_batches * num_rows)
             .map(|row| vec![u8::try_from(row % 251).unwrap(); row_len])
             .collect();
-        let rows: Vec<&[u8]> = elements.iter().map(Vec::as_slice).collect();
-        let stack = |rows: &[&[u8]]| {
+        let rows: Vec<Bytes<'_>> = elements.iter().map(|row| row.as_slice().into()).collect();
+        let stack = |rows: &[Bytes<'_>]| {
             let mut slot = arena.slot(row_len * num_rows).unwrap();
             copy_rows(rows, row_len, slot.bytes_mut());
             slot
         };
         let mut group = criterion.benchmark_group(format!("batch/copy_rows/{workload}"));
         group.throughput(Throughput::Elements(num_rows as u64));
-        assert_eq!(stack(&rows[..num_rows]).bytes(), rows[..num_rows].concat());
+        assert_eq!(stack(&rows[..num_rows]).bytes(), elements[..num_rows].concat());
         let mut batches = rows.chunks_exact(num_rows).cycle();
         group.bench_function(num_rows.to_string(), |bencher| {
             bencher.iter(|| black_box(stack(batches.next().unwrap())));

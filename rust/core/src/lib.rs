@@ -1,15 +1,16 @@
-//! The engine of grainmill, lowest layer first: [`error`], [`platform`], `process`, [`try_alloc`],
+//! The engine of grainmill, lowest layer first: [`error`], [`bytes`], [`platform`], [`process`], [`try_alloc`],
 //! [`shared_memory`] and [`write_prefetcher`], [`order`] (which record comes next), [`records`] (bytes by
 //! index), [`batch`] and [`pack`] (rows of a slot) and [`pipeline`] (threads). A layer uses only
 //! those before it; none knows Python.
 
 pub mod batch;
+pub mod bytes;
 pub mod error;
 pub mod order;
 pub mod pack;
 pub mod pipeline;
 pub mod platform;
-mod process;
+pub mod process;
 pub mod records;
 pub mod shared_memory;
 pub mod try_alloc;

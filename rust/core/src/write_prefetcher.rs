@@ -28,10 +28,10 @@ thread_local! {
 
 /// Says that this thread is about to write `place`, after it has read more records. Of several
 /// places, the longest counts.
-pub fn prefetch_for_write(place: &[u8]) {
+pub fn prefetch_for_write(place: *const [u8]) {
     let len = place.len().min(MOST_LEN);
     if EXPECTED.get().map_or(0, |(_, other)| other) < len {
-        EXPECTED.set(Some((place.as_ptr().addr(), len)));
+        EXPECTED.set(Some((place.addr(), len)));
     }
 }
 
@@ -119,9 +119,9 @@ mod tests {
     #[test]
     fn the_longest_place_counts_once_and_no_more_than_a_cache_holds() {
         let memory = vec![0_u8; 2 << 20];
-        prefetch_for_write(&memory[..100]);
-        prefetch_for_write(&memory);
-        prefetch_for_write(&memory[5000..6000]);
+        prefetch_for_write(&raw const memory[..100]);
+        prefetch_for_write(&raw const memory[..]);
+        prefetch_for_write(&raw const memory[5000..6000]);
         let lines = lines_of(WritePrefetcher::take());
         assert_eq!(lines.iter().min(), Some(&(memory.as_ptr().addr() / LINE_LEN)));
         assert!((MOST_LEN / LINE_LEN..=MOST_LEN / LINE_LEN + 1).contains(&lines.len()));

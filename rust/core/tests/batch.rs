@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use grainmill_core::batch::{ALIGNMENT, Arena, copy_rows};
+use grainmill_core::bytes::Bytes;
 use proptest::prelude::*;
 
 proptest! {
@@ -17,17 +18,17 @@ proptest! {
         let elements: Vec<Vec<u8>> = (0..num_rows)
             .map(|row| (0..row_len).map(|at| first ^ u8::try_from((at * 31 + row * 7) % 256).unwrap()).collect())
             .collect();
-        let rows: Vec<&[u8]> = elements.iter().map(Vec::as_slice).collect();
+        let rows: Vec<Bytes<'_>> = elements.iter().map(|row| row.as_slice().into()).collect();
         let mut slot = Arena::new(1 << 30).slot(row_len * num_rows).unwrap();
         copy_rows(&rows, row_len, slot.bytes_mut());
-        prop_assert_eq!(slot.bytes(), rows.concat());
+        prop_assert_eq!(slot.bytes(), elements.concat());
     }
 }
 
 #[test]
 #[should_panic(expected = "rows do not fill `out`")]
 fn rows_that_do_not_fill_the_slot_are_refused() {
-    copy_rows(&[&[1, 2]], 2, &mut [0; 3]);
+    copy_rows(&[[1, 2].as_slice().into()], 2, &mut [0; 3][..]);
 }
 
 #[test]

@@ -2,12 +2,13 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should fail")]
 
 use std::collections::HashMap;
-use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use grainmill_core::bytes::Pieces;
 use grainmill_core::pipeline::{self, ReadQueue, open};
 use grainmill_core::records::array_record::RecordWriter;
 use grainmill_core::records::storage::{FileNumber, Held, ReadAt, Storage, StoredFile};
@@ -94,16 +95,11 @@ impl ReadAt for SlowFile {
         Ok(())
     }
 
-    fn read_pieces(&self, pieces: &mut [IoSliceMut<'_>], at: u64) -> Result<bool> {
-        let mut bytes = vec![0; pieces.iter().map(|piece| piece.len()).sum()];
+    fn read_pieces(&self, pieces: &mut Pieces<'_>, at: u64) -> Result<()> {
+        let mut bytes = vec![0; pieces.byte_len()];
         self.read_at(&mut bytes, at)?;
-        let mut rest = &bytes[..];
-        for piece in pieces {
-            let (head, tail) = rest.split_at(piece.len());
-            piece.copy_from_slice(head);
-            rest = tail;
-        }
-        Ok(true)
+        pieces.fill(&bytes);
+        Ok(())
     }
 }
 
@@ -151,7 +147,8 @@ fn scattered(len: u64) -> Vec<u64> {
 }
 
 fn read(files: &Arc<Files>, positions: &[u64], queue: &ReadQueue) -> Records {
-    pipeline::read::<Vec<u8>>(open::plan(files, positions).unwrap(), Vec::new(), queue).unwrap()
+    pipeline::read::<Vec<MaybeUninit<u8>>>(open::plan(files, positions).unwrap(), Vec::new(), queue)
+        .unwrap()
 }
 
 fn assert_are(records: &Records, positions: &[u64], len: usize) {
@@ -194,7 +191,7 @@ fn as_many_reads_are_in_flight_as_are_allowed_and_records_stay_in_order() {
         let pending: Vec<_> = blocks
             .iter()
             .map(|block| {
-                let slots = vec![Some(vec![0; 70_000]); 20];
+                let slots = vec![Some(vec![MaybeUninit::uninit(); 70_000]); 20];
                 pipeline::start(open::plan(&files, block).unwrap(), slots, &queue)
             })
             .collect();
@@ -268,7 +265,9 @@ fn files_of_known_length_are_opened_when_they_are_read_and_side_by_side() {
             let sorted = files.sort(&positions).unwrap();
             let unready = files.plan_at_hand(&sorted).unwrap().unwrap_err();
             assert_eq!(unready.len(), 60);
-            pipeline::start_unready::<Vec<u8>>(&files, sorted, unready, &queue).finish().unwrap()
+            pipeline::start_unready::<Vec<MaybeUninit<u8>>>(&files, sorted, unready, &queue)
+                .finish()
+                .unwrap()
         } else {
             read(&files, &positions, &queue)
         };
@@ -312,11 +311,11 @@ fn missing_file_and_failing_reads_are_errors_of_those_who_wait() {
     let sorted = files.sort(&[3, 505]).unwrap();
     let unready = files.plan_at_hand(&sorted).unwrap().unwrap_err();
     assert_eq!(unready, [1]);
-    let pending = pipeline::start_unready::<Vec<u8>>(&files, sorted, unready, &queue);
+    let pending = pipeline::start_unready::<Vec<MaybeUninit<u8>>>(&files, sorted, unready, &queue);
     assert!(pending.finish().unwrap_err().to_string().contains("missing"));
     let plan = files.plan(&scattered(500)[..50]).unwrap();
     storage.0.fails.store(1, Ordering::Relaxed);
-    let pending = pipeline::start::<Vec<u8>>(plan, Vec::new(), &queue);
+    let pending = pipeline::start::<Vec<MaybeUninit<u8>>>(plan, Vec::new(), &queue);
     assert!(pending.finish().unwrap_err().to_string().contains("file"));
 }
 
@@ -327,7 +326,7 @@ fn abandoned_reads_end_after_what_is_in_flight() {
     let queue = ReadQueue::new(4);
     storage.take_num_reads();
     let plan = open::plan(&files, &scattered(2000)).unwrap();
-    let pending = pipeline::start::<Vec<u8>>(plan, Vec::new(), &queue);
+    let pending = pipeline::start::<Vec<MaybeUninit<u8>>>(plan, Vec::new(), &queue);
     pending.abandon();
     while pending.is_running() {
         std::thread::sleep(Duration::from_millis(1));

@@ -3,6 +3,7 @@
 #![expect(clippy::cast_possible_truncation, reason = "offsets in small files")]
 
 use std::any::Any;
+use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 
 use grainmill_core::pipeline::{self, ReadQueue};
@@ -156,7 +157,8 @@ fn read_both_ways(path: &Path) -> Option<String> {
     let whole = files.read(&all).map(|records| sha256_of(records.iter())).ok();
     let plan = files.plan(&all).unwrap();
     let slots = plan.predicted_lens();
-    let slots = slots.into_iter().map(|len| Some(vec![0; len?.min(1 << 20)])).collect();
+    let slot = |len: usize| vec![MaybeUninit::<u8>::uninit(); len.min(1 << 20)];
+    let slots = slots.into_iter().map(|len| len.map(slot)).collect();
     let in_slots = pipeline::read(plan, slots, ReadQueue::of_program());
     assert_eq!(in_slots.is_ok(), whole.is_some());
     whole
@@ -219,7 +221,7 @@ proptest! {
         let read = files.read(&positions).unwrap();
         prop_assert_eq!(read.iter().collect::<Vec<_>>(), expected.clone());
         let plan = files.plan(&positions).unwrap();
-        let no_slots: Vec<Option<Vec<u8>>> = vec![None; positions.len()];
+        let no_slots: Vec<Option<Vec<MaybeUninit<u8>>>> = vec![None; positions.len()];
         let ahead = pipeline::start(plan, no_slots, ReadQueue::of_program()).finish().unwrap();
         prop_assert_eq!(ahead.iter().collect::<Vec<_>>(), expected);
     }

@@ -9,6 +9,7 @@ use std::os::fd::IntoRawFd;
 use std::ptr;
 
 use grainmill_core::batch::Slot;
+use grainmill_core::bytes::{Bytes, Room};
 use grainmill_core::write_prefetcher;
 use numpy::npyffi::{self, NpyTypes, PY_ARRAY_API, npy_intp};
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
@@ -200,7 +201,7 @@ pub(crate) struct RowBytes<'py> {
 /// What one element is to a row.
 pub(crate) enum Like<'a> {
     /// The bytes of the row.
-    Bytes(&'a [u8]),
+    Bytes(Bytes<'a>),
     /// The values of the row in another layout, for NumPy to copy.
     Values,
     /// Another type, dtype or shape.
@@ -243,9 +244,11 @@ impl<'py> RowBytes<'py> {
         if !element.is_c_contiguous() || !apart {
             return Like::Values;
         }
-        // SAFETY: a C-contiguous array of this dtype and shape has `row_len` bytes at `start`,
-        // which `element` keeps alive.
-        Like::Bytes(unsafe { std::slice::from_raw_parts(start, self.row_len) })
+        // SAFETY: a C-contiguous array of this dtype and shape has `row_len` bytes at `start`.
+        // `element` is borrowed for as long as they are, and keeps them there: `resize` refuses an
+        // array that others hold, as `copy_list` does by its tuple. A user who writes it before
+        // the batch is there gets a row of old and new bytes (`IterDataset.batch` says so).
+        Like::Bytes(unsafe { Bytes::new(start, self.row_len) })
     }
 
     fn same_dtype(&self, element: &Bound<'py, PyUntypedArray>) -> bool {
@@ -257,19 +260,24 @@ impl<'py> RowBytes<'py> {
             }
     }
 
-    /// The bytes of `num_rows` rows from `at` on.
-    pub(crate) fn bytes_mut(&mut self, at: usize, num_rows: usize) -> &mut [u8] {
+    /// The memory of `num_rows` rows from `at` on.
+    pub(crate) fn room(&mut self, at: usize, num_rows: usize) -> Room<'_> {
         assert!(at + num_rows <= self.num_rows, "rows beyond the end of the array");
         let start = self.start.wrapping_add(at * self.row_len);
-        // SAFETY: inside the array by the assertion above, and not used by anyone else as the
-        // callers of `of` promise; `like` keeps apart elements that lie in these rows.
-        unsafe { std::slice::from_raw_parts_mut(start, num_rows * self.row_len) }
+        // SAFETY: inside the array by the assertion above, which `self` keeps alive, and no slice
+        // of it is made anywhere: NumPy and `Bytes` know it by its address. That nobody else uses
+        // it is kept by `BatchBuilder`, whose rows nobody has seen before the batch is there.
+        unsafe { Room::new(start, num_rows * self.row_len) }
     }
 
     /// Has the next checksums fetch up to `num_rows` rows from `at` on, which are written soon.
     pub(crate) fn prefetch_for_write(&mut self, at: usize, num_rows: usize) {
         let num_rows = num_rows.min(self.num_rows - at);
-        write_prefetcher::prefetch_for_write(self.bytes_mut(at, num_rows));
+        let start = self.start.wrapping_add(at * self.row_len);
+        write_prefetcher::prefetch_for_write(ptr::slice_from_raw_parts(
+            start,
+            num_rows * self.row_len,
+        ));
     }
 
     /// Copies the values of `element`, whatever its layout, into row `at`.

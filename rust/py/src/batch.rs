@@ -1,6 +1,7 @@
 //! The layer `batch` of the engine, for Python.
 
 use grainmill_core::batch::{self, Arena};
+use grainmill_core::bytes::Bytes;
 use numpy::{Element, PyArray1, PyArrayDescr, PyUntypedArray};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList};
@@ -118,9 +119,14 @@ pub(crate) fn copy_list<'py>(
 }
 
 /// Copies `alike` into consecutive rows from `at` on and empties it; returns how many there were.
-fn copy_bytes(py: Python<'_>, rows: &mut RowBytes<'_>, at: usize, alike: &mut Vec<&[u8]>) -> usize {
+fn copy_bytes(
+    py: Python<'_>,
+    rows: &mut RowBytes<'_>,
+    at: usize,
+    alike: &mut Vec<Bytes<'_>>,
+) -> usize {
     let (num_rows, row_len) = (alike.len(), rows.row_len);
-    let out = rows.bytes_mut(at, num_rows);
+    let out = rows.room(at, num_rows);
     if out.len() < DETACH_BYTES {
         batch::copy_rows(alike, row_len, out);
     } else {

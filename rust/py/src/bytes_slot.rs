@@ -2,29 +2,32 @@
 //! once more on their way to Python.
 #![expect(unsafe_code, reason = "Python has no safe way to make a `bytes` before its content")]
 
-use std::sync::Once;
+use std::mem::MaybeUninit;
+use std::slice;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-/// The memory of one `bytes` object that nobody else has seen yet.
+/// The memory of one `bytes` object that nobody else has seen yet, not initialised at first.
 #[derive(Debug)]
 pub(crate) struct BytesSlot {
-    begin: *mut u8,
+    begin: *mut MaybeUninit<u8>,
     len: usize,
 }
 
-// SAFETY: a slot is the only way to its memory until its `bytes` is handed to Python, which
-// `PyRecordFiles` and `PyPendingRead` do after reading has ended.
+// SAFETY: a slot is the only way to its memory until its `bytes` is handed to Python. `object` in
+// `records.rs` does that, after reading has ended, and only where `Records` says that the record is
+// in its slot: then all of it has been written. A `bytes` that was not written is freed unseen.
 unsafe impl Send for BytesSlot {}
 
-impl AsMut<[u8]> for BytesSlot {
-    fn as_mut(&mut self) -> &mut [u8] {
-        // SAFETY: `new_slot` made `begin` with room for `len` bytes. The `bytes` is kept alive
-        // beside the slot by `Slots`, and no byte is read before it has been written: readers of
-        // a slot only write it, then hash what they wrote.
-        unsafe { std::slice::from_raw_parts_mut(self.begin, self.len) }
+impl AsMut<[MaybeUninit<u8>]> for BytesSlot {
+    fn as_mut(&mut self) -> &mut [MaybeUninit<u8>] {
+        // SAFETY: `new_slot` made `begin` with room for `len` bytes. The `bytes` is kept alive as
+        // long as the slot is used: by `Made` in the caller's frame, by `InFlight`, or in
+        // `ABANDONED`.
+        unsafe { slice::from_raw_parts_mut(self.begin, self.len) }
     }
 }
 
@@ -37,8 +40,11 @@ const KEPT_LEN: usize = 16 << 20;
 /// and frees one block without touching it. Elements of a megabyte cost a quarter then.
 #[pyfunction]
 pub(crate) fn keep_large_blocks() {
-    static WARM: Once = Once::new();
-    WARM.call_once(|| drop(std::hint::black_box(Vec::<u8>::with_capacity(KEPT_LEN))));
+    // Not a `Once`: a child that is forked off while it runs would wait for it for ever.
+    static IS_WARM: AtomicBool = AtomicBool::new(false);
+    if !IS_WARM.swap(true, Ordering::Relaxed) {
+        drop(std::hint::black_box(Vec::<u8>::with_capacity(KEPT_LEN)));
+    }
 }
 
 /// A `bytes` of `len` bytes, not yet to be shown to anybody, and its memory.

@@ -20,8 +20,9 @@ use crate::records::{PyRecordFiles, positions};
 /// key of the only column are None.
 ///
 /// Returns how many elements were put there, and what `make` gave for the records after them where
-/// these are unlike that or fewer; None where all is done, or where records could not be read or
-/// are better read many at a time, since storage is far.
+/// these are unlike that or fewer, as they are where a record could not be read: then the failure
+/// is that of reading it. None where all is done, or where records are better read many at a time,
+/// since storage is far.
 /// Nobody else may read or write the columns meanwhile.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "Python passes what two layers need")]
@@ -47,16 +48,45 @@ fn fill_columns<'py>(
         if files.are_far() {
             return Ok((filled, None));
         }
-        let Ok(records) = files.read_at(py, part) else { return Ok((filled, None)) };
-        let outcome = call(&make, (records,))?;
+        let (records, unread) = read_part(py, files, part)?;
+        let mut outcome = call(&make, (records,))?;
         let (elements, failure) = parts_of(&outcome)?;
         let complete = failure.is_none() && elements.len() == part.len();
+        if let Some(error) = unread
+            && failure.is_none()
+        {
+            outcome = outcome.get_type().call1((&elements, error))?;
+        }
         if !complete || !put(&columns, container.as_ref(), &elements, at + filled)? {
             return Ok((filled, Some(outcome)));
         }
         filled += part.len();
     }
     Ok((filled, None))
+}
+
+/// The records at `positions`, up to the first that cannot be read, and the error of that.
+fn read_part<'py>(
+    py: Python<'py>,
+    files: &PyRecordFiles,
+    positions: &[u64],
+) -> PyResult<(Bound<'py, PyList>, Option<PyErr>)> {
+    let error = match files.read_at(py, positions) {
+        Ok(records) => return Ok((records, None)),
+        Err(error) => error,
+    };
+    let records = PyList::empty(py);
+    if positions.len() == 1 {
+        return Ok((records, Some(error)));
+    }
+    // Which record it is shows one by one.
+    for &position in positions {
+        match files.read_at(py, &[position]) {
+            Ok(record) => records.append(record.get_item(0)?)?,
+            Err(error) => return Ok((records, Some(error))),
+        }
+    }
+    Ok((records, None))
 }
 
 struct FilledColumn<'py> {

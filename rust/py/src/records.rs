@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use grainmill_core::pipeline::{self, Pending, ReadQueue, open};
+use grainmill_core::process::PerProcess;
 use grainmill_core::records::array_record::{index_cache, shared_index};
 use grainmill_core::records::{
     ArrayRecordFile, FileSet, Files, Noted, Plan, Records, Source, chunk_cache, storage_latency,
@@ -29,7 +30,7 @@ type Made = Vec<Option<Py<PyBytes>>>;
 type NotedTuple = (u64, u64, i64);
 
 /// Reads of which threads of the engine may still write into `bytes`, though nobody waits.
-static ABANDONED: Mutex<Vec<InFlight>> = Mutex::new(Vec::new());
+static ABANDONED: PerProcess<Mutex<Vec<InFlight>>> = PerProcess::new(Mutex::default);
 
 struct InFlight {
     pending: Pending<BytesSlot>,
@@ -339,7 +340,7 @@ impl Drop for PyPendingRead {
         if let Some(in_flight) = taken {
             in_flight.pending.abandon();
             if in_flight.pending.is_running() {
-                ABANDONED.lock().unwrap_or_else(PoisonError::into_inner).push(in_flight);
+                ABANDONED.get().lock().unwrap_or_else(PoisonError::into_inner).push(in_flight);
             }
         }
     }
@@ -347,7 +348,7 @@ impl Drop for PyPendingRead {
 
 /// Lets go of abandoned reads that no thread is at any more.
 fn reap() {
-    let mut abandoned = ABANDONED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut abandoned = ABANDONED.get().lock().unwrap_or_else(PoisonError::into_inner);
     let done: Vec<_> =
         abandoned.extract_if(.., |in_flight| !in_flight.pending.is_running()).collect();
     drop(abandoned);

@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd};
 
 use grainmill_core::batch::{self, ALIGNMENT, BorrowedSlot, RemoteSlots};
+use grainmill_core::bytes::Room;
 use grainmill_core::pipeline::SharedBudget;
 use grainmill_core::platform;
 use numpy::{
@@ -18,7 +19,7 @@ use pyo3::types::{PyDict, PyList};
 use crate::array::{
     Held, PySlot, array_byte_len, array_in, as_plain_array, owner_of, same_dtype, start_of,
 };
-use crate::array_bytes::with_bytes;
+use crate::array_bytes::bytes_of;
 use crate::error::Raised;
 
 /// The slots of one other process, as far as this one has mapped them.
@@ -59,7 +60,7 @@ impl PyRemoteSlots {
     fn borrow(&self, slot: u64) -> Result<PyBorrowedSlot, Raised> {
         let lent = self.remote_slots.borrow(slot)?;
         if let Some(shared_budget) = &self.shared_budget {
-            shared_budget.get().0.release(lent.byte_len() as u64);
+            shared_budget.get().0.release(lent.byte_len() as u64)?;
         }
         Ok(PyBorrowedSlot(lent))
     }
@@ -195,15 +196,20 @@ fn write_arrays(
         if at.checked_add(byte_len).is_none_or(|end| end > slot.byte_len()) {
             return Err(PyValueError::new_err("the arrays do not fit in the slot"));
         }
+        if byte_len > 0
+            && start_of(&array).addr().wrapping_sub(slot.as_ptr().addr()) < slot.byte_len()
+        {
+            return Err(PyValueError::new_err(
+                "an array to be written to a slot must lie elsewhere, got one in that slot",
+            ));
+        }
+        let bytes = bytes_of(&array);
         #[expect(unsafe_code, reason = "a slot in Python's hands gives out a bare pointer only")]
-        with_bytes(&array, |bytes| {
-            // SAFETY: inside the slot, as checked above, and nobody else uses these bytes, as the
-            // caller promises.
-            let out = unsafe {
-                std::slice::from_raw_parts_mut(slot.as_ptr().wrapping_add(at), bytes.len())
-            };
-            batch::copy_rows(&[bytes], bytes.len(), out);
-        });
+        // SAFETY: inside the slot, as checked above, which `slot` keeps alive. No slice of a slot
+        // in Python's hands is made anywhere. That nobody else uses these bytes is kept by
+        // `SharedArena`, whose new slot nobody has seen before the message is sent.
+        let room = unsafe { Room::new(slot.as_ptr().wrapping_add(at), byte_len) };
+        batch::copy_rows(&[bytes], byte_len, room);
         at += padded(byte_len);
     }
     Ok(())
@@ -254,6 +260,12 @@ fn note_fork() {
     batch::note_fork();
 }
 
+/// To be called in parent and child after a fork that was told by `note_fork`.
+#[pyfunction]
+fn note_forked() {
+    batch::note_forked();
+}
+
 /// Bytes that the engine copied in this process since it began.
 #[pyfunction]
 fn copied_bytes() -> u64 {
@@ -294,9 +306,9 @@ impl PySharedBudget {
         self.0.reserve_anyway(byte_len)
     }
 
-    /// Gives reserved bytes back.
-    fn release(&self, byte_len: u64) {
-        self.0.release(byte_len);
+    /// Gives reserved bytes back; an error where fewer are reserved.
+    fn release(&self, byte_len: u64) -> Result<(), Raised> {
+        Ok(self.0.release(byte_len)?)
     }
 
     /// Bytes reserved at the moment.
@@ -332,6 +344,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(dicts_of, module)?)?;
     module.add_function(wrap_pyfunction!(slot_of, module)?)?;
     module.add_function(wrap_pyfunction!(note_fork, module)?)?;
+    module.add_function(wrap_pyfunction!(note_forked, module)?)?;
     module.add_function(wrap_pyfunction!(copied_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(die_with_parent, module)?)
 }

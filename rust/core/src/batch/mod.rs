@@ -26,5 +26,5 @@ mod remote_slots;
 mod stack;
 
 pub use arena::{Arena, Slot, poison_by_default};
-pub use remote_slots::{BorrowedSlot, RemoteSlots, note_fork};
+pub use remote_slots::{BorrowedSlot, RemoteSlots, note_fork, note_forked};
 pub use stack::{copied_bytes, copy_rows};

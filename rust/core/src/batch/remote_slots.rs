@@ -11,17 +11,50 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::memory::Memory;
 use super::{MAX_BORROWED, POISON};
+use crate::bytes::Bytes as Mapped;
 use crate::platform::BorrowedFile;
 use crate::shared_memory::Mapping;
 use crate::{Error, Result};
 
 static NUM_BORROWED: AtomicUsize = AtomicUsize::new(0);
-static NUM_FORKS: AtomicU64 = AtomicU64::new(0);
+static FORKS: Forks = Forks::new();
 
-/// To be called whenever this process is about to fork: the child sees what is lent now, so none
-/// of that is written again.
+/// To be called whenever this process is about to fork, and [`note_forked`] when it has: the child
+/// sees what is lent now, so none of that is written again. Other threads may go on meanwhile: what
+/// is lent to them counts as seen by the child.
 pub fn note_fork() {
-    NUM_FORKS.fetch_add(1, Ordering::Relaxed);
+    FORKS.begun.fetch_add(1, Ordering::SeqCst);
+}
+
+/// To be called in parent and child after a fork that was noted by [`note_fork`].
+pub fn note_forked() {
+    FORKS.over.fetch_add(1, Ordering::SeqCst);
+}
+
+/// How many forks of this process have begun, and how many of them are over.
+#[derive(Debug)]
+struct Forks {
+    begun: AtomicU64,
+    over: AtomicU64,
+}
+
+impl Forks {
+    const fn new() -> Self {
+        Self { begun: AtomicU64::new(0), over: AtomicU64::new(0) }
+    }
+
+    /// Now, as [`any_since`](Self::any_since) takes it: `None` while a fork is going on.
+    fn now(&self) -> Option<u64> {
+        // In this order: no more are over than have begun, so if as many are, none was going on
+        // when the first of the two was read.
+        let over = self.over.load(Ordering::SeqCst);
+        (self.begun.load(Ordering::SeqCst) == over).then_some(over)
+    }
+
+    /// Whether a child may have been forked off since `then`.
+    fn any_since(&self, then: Option<u64>) -> bool {
+        then != Some(self.begun.load(Ordering::SeqCst))
+    }
 }
 
 /// The slots of one other process that this one has mapped.
@@ -52,8 +85,8 @@ struct Shared {
     /// The process it was lent to. A child forked off that sees the same bytes, and must neither
     /// write them nor wait for a lock that a thread it does not have may hold.
     user: u32,
-    /// How often that process had forked by then.
-    num_forks: u64,
+    /// Which of that process's forks are of no concern.
+    since: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -117,8 +150,8 @@ impl RemoteSlots {
         let mapping = Arc::clone(&known.mapping);
         drop(ledger);
         let (ledger, poison) = (Arc::clone(&self.ledger), self.poison);
-        let num_forks = NUM_FORKS.load(Ordering::Relaxed);
-        let lent = Shared { id, mapping, ledger, poison, user: std::process::id(), num_forks };
+        let since = FORKS.now();
+        let lent = Shared { id, mapping, ledger, poison, user: std::process::id(), since };
         if NUM_BORROWED.fetch_add(1, Ordering::Relaxed) >= MAX_BORROWED
             && let Ok(copy) = lent.copied()
         {
@@ -178,9 +211,11 @@ impl Shared {
     fn copied(&self) -> Result<Memory> {
         let byte_len = self.mapping.byte_len();
         let mut memory = Memory::zeroed(byte_len)?;
-        // SAFETY: so many bytes are mapped, and their maker writes none of them while they are lent.
-        let bytes = unsafe { std::slice::from_raw_parts(self.mapping.as_ptr(), byte_len) };
-        memory.bytes_mut().copy_from_slice(bytes);
+        // SAFETY: so many bytes are mapped as long as `self` lives. Their maker, another process,
+        // does not write them before `RemoteSlots::take_returned` has told it of the slot, which `drop`
+        // below puts there.
+        let bytes = unsafe { Mapped::new(self.mapping.as_ptr(), byte_len) };
+        bytes.copy_to(&mut memory.bytes_mut().into());
         Ok(memory)
     }
 }
@@ -193,7 +228,7 @@ impl Drop for Shared {
             return;
         }
         let byte_len = self.mapping.byte_len();
-        if self.num_forks != NUM_FORKS.load(Ordering::Relaxed) {
+        if FORKS.any_since(self.since) {
             let mut ledger = lock(&self.ledger);
             // Its memory is still held by `self`: nothing is given back under the lock.
             if ledger.slots.remove(&self.id).is_some() {
@@ -264,6 +299,19 @@ mod tests {
         assert_eq!(lent.byte_len(), 4096);
         drop(lent);
         assert_eq!(remote_slots.take_returned(), (vec![], 0));
+    }
+
+    #[test]
+    fn a_fork_counts_from_its_beginning_and_for_what_begins_before_its_end() {
+        let forks = Forks::new();
+        let before = forks.now();
+        assert!(!forks.any_since(before));
+        forks.begun.fetch_add(1, Ordering::SeqCst);
+        let meanwhile = forks.now();
+        assert!(forks.any_since(before) && forks.any_since(meanwhile));
+        forks.over.fetch_add(1, Ordering::SeqCst);
+        assert!(forks.any_since(before) && forks.any_since(meanwhile));
+        assert!(!forks.any_since(forks.now()));
     }
 
     #[test]

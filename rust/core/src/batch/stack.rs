@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::bytes::{Bytes, Room};
+
 static COPIED: AtomicU64 = AtomicU64::new(0);
 
 /// Bytes that [`copy_rows`] copied in this process so far.
@@ -14,14 +16,12 @@ pub fn copied_bytes() -> u64 {
 /// # Panics
 ///
 /// If a row is not `row_len` bytes long or `out` not as long as all of them.
-pub fn copy_rows(rows: &[&[u8]], row_len: usize, out: &mut [u8]) {
+pub fn copy_rows<'a>(rows: &[Bytes<'_>], row_len: usize, out: impl Into<Room<'a>>) {
+    let mut out = out.into();
     assert!(rows.iter().all(|row| row.len() == row_len), "a row differs in length");
     assert_eq!(Some(out.len()), rows.len().checked_mul(row_len), "rows do not fill `out`");
-    if row_len == 0 {
-        return;
-    }
     COPIED.fetch_add(out.len() as u64, Ordering::Relaxed);
-    for (row, place) in rows.iter().zip(out.chunks_exact_mut(row_len)) {
-        place.copy_from_slice(row);
+    for row in rows {
+        row.copy_to(&mut out.take_front(row_len));
     }
 }

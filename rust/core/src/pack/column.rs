@@ -1,6 +1,7 @@
 //! One feature of all rows of a batch: cells, and for each cell its segment and position.
 
 use crate::Result;
+use crate::bytes::Bytes;
 use crate::try_alloc::try_defaults;
 
 /// Where a run of cells goes.
@@ -86,10 +87,11 @@ impl FeatureRows {
     /// # Panics
     ///
     /// If they are not that many bytes or the place lies outside the row.
-    pub fn write(&mut self, to: Placement, cells: &[u8]) {
+    pub fn write<'a>(&mut self, to: Placement, cells: impl Into<Bytes<'a>>) {
         let first = self.first_cell(to);
         let place = self.offset + first * self.cell_bytes;
-        self.values[place..][..to.len * self.cell_bytes].copy_from_slice(cells);
+        let room = &mut self.values[place..][..to.len * self.cell_bytes];
+        cells.into().copy_to(&mut room.into());
         self.mark(to);
     }
 
@@ -162,7 +164,7 @@ mod tests {
     #[test]
     fn cells_land_in_their_row_with_segments_and_positions() {
         let mut column = FeatureRows::new(2, 4, 2, Some(&[7, 7]), true).unwrap();
-        column.write(Placement { row: 1, start: 1, len: 2, segment: 3 }, &[1, 2, 3, 4]);
+        column.write(Placement { row: 1, start: 1, len: 2, segment: 3 }, &[1, 2, 3, 4][..]);
         column.overwrite(1, 2, &[5, 6]);
         let (values, offset) = column.take_values();
         assert_eq!(&values[offset..offset + 16], [7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 1, 2, 5, 6, 7, 7]);
@@ -176,6 +178,6 @@ mod tests {
     #[should_panic(expected = "lie outside")]
     fn cells_past_the_row_are_refused() {
         let mut column = FeatureRows::new(2, 4, 1, None, false).unwrap();
-        column.write(Placement { row: 0, start: 3, len: 2, segment: 1 }, &[1, 2]);
+        column.write(Placement { row: 0, start: 3, len: 2, segment: 1 }, &[1, 2][..]);
     }
 }

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -25,7 +26,7 @@ thread_local! {
 /// If a file cannot be read or is damaged; of several errors, the one of the first file and chunk.
 pub fn read<S>(plan: Plan, slots: Vec<Option<S>>, queue: &ReadQueue) -> Result<Records>
 where
-    S: AsMut<[u8]> + Send + 'static,
+    S: AsMut<[MaybeUninit<u8>]> + Send + 'static,
 {
     if plan.is_far() || plan.is_large() {
         return start(plan, slots, queue).finish();
@@ -40,7 +41,7 @@ where
 /// Begins to read the records of `plan` on the engine's threads.
 pub fn start<S>(plan: Plan, slots: Vec<Option<S>>, queue: &ReadQueue) -> Pending<S>
 where
-    S: AsMut<[u8]> + Send + 'static,
+    S: AsMut<[MaybeUninit<u8>]> + Send + 'static,
 {
     let whole = plan.whole(slots);
     Pending::begin(plan, whole, Vec::new(), queue)
@@ -55,7 +56,7 @@ pub fn start_unready<S>(
     queue: &ReadQueue,
 ) -> Pending<S>
 where
-    S: AsMut<[u8]> + Send + 'static,
+    S: AsMut<[MaybeUninit<u8>]> + Send + 'static,
 {
     let num_unready = unready.len();
     let unplanned = Unplanned { files: Arc::clone(files), sorted, num_left: num_unready.into() };
@@ -64,7 +65,11 @@ where
     Pending { job, owner: process::id() }
 }
 
-fn read_unit<S: AsMut<[u8]>>(plan: &Plan, unit: Unit<S>, may_stop: bool) -> Result<Outcome<S>> {
+fn read_unit<S: AsMut<[MaybeUninit<u8>]>>(
+    plan: &Plan,
+    unit: Unit<S>,
+    may_stop: bool,
+) -> Result<Outcome<S>> {
     SCRATCH.with_borrow_mut(|scratch| plan.read(unit, scratch, may_stop))
 }
 
@@ -120,7 +125,7 @@ struct Progress {
     first_error: Option<(usize, Error)>,
 }
 
-impl<S: AsMut<[u8]> + Send + 'static> Job<S> {
+impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Job<S> {
     fn new(unplanned: Option<Unplanned>, units: Vec<UnitRecords>, queue: &ReadQueue) -> Arc<Self> {
         Arc::new(Self {
             unplanned,
@@ -161,7 +166,7 @@ impl<S: AsMut<[u8]> + Send + 'static> Job<S> {
     }
 }
 
-impl<S: AsMut<[u8]> + Send + 'static> Pending<S> {
+impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Pending<S> {
     fn begin(plan: Plan, unit: Unit<S>, units: Vec<UnitRecords>, queue: &ReadQueue) -> Self {
         let job = Job::new(None, units, queue);
         job.add_unit(job.plan.get_or_init(|| plan), unit);
@@ -169,7 +174,7 @@ impl<S: AsMut<[u8]> + Send + 'static> Pending<S> {
     }
 }
 
-impl<S: AsMut<[u8]> + Send + 'static> Parts for Job<S> {
+impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Parts for Job<S> {
     fn do_next(self: Arc<Self>) {
         lock(&self.todo).num_turns -= 1;
         // Where storage is near there are fewer turns than units; where it is far, each has its own,
@@ -183,7 +188,7 @@ impl<S: AsMut<[u8]> + Send + 'static> Parts for Job<S> {
     }
 }
 
-impl<S: AsMut<[u8]> + Send + 'static> Job<S> {
+impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Job<S> {
     /// Does a task that nobody has begun; says whether there was one.
     fn do_one(self: &Arc<Self>) -> bool {
         let Some(task) = lock(&self.todo).tasks.pop_front() else { return false };
@@ -255,7 +260,7 @@ impl<S: AsMut<[u8]> + Send + 'static> Job<S> {
     }
 }
 
-impl<S: AsMut<[u8]> + Send + 'static> Pending<S> {
+impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Pending<S> {
     /// Waits for the records; this thread helps to read what nobody has begun.
     ///
     /// After a fork, in the child, everything is read anew and into no slot.

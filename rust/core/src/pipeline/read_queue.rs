@@ -56,8 +56,8 @@ impl ReadQueue {
 
     /// The queue of all those in the program that were given none.
     pub fn of_program() -> &'static Self {
-        static QUEUE: std::sync::OnceLock<ReadQueue> = std::sync::OnceLock::new();
-        QUEUE.get_or_init(Self::default)
+        static QUEUE: PerProcess<ReadQueue> = PerProcess::new(ReadQueue::default);
+        QUEUE.get()
     }
 
     /// How many reads are in flight at most.

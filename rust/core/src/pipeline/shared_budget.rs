@@ -58,8 +58,19 @@ impl SharedBudget {
     }
 
     /// Gives `byte_len` reserved bytes back.
-    pub fn release(&self, byte_len: u64) {
-        self.words[0].fetch_sub(byte_len, Ordering::AcqRel);
+    ///
+    /// # Errors
+    ///
+    /// If fewer are reserved, which is a defect of the one who counts; they stay reserved then.
+    pub fn release(&self, byte_len: u64) -> Result<()> {
+        let left = |reserved: u64| reserved.checked_sub(byte_len);
+        match self.words[0].fetch_update(Ordering::AcqRel, Ordering::Acquire, left) {
+            Ok(_) => Ok(()),
+            Err(reserved) => Err(Error::InvalidArgument(format!(
+                "`release` gives back reserved bytes once, got {byte_len} where {reserved} are \
+                 reserved"
+            ))),
+        }
     }
 
     /// Bytes reserved at the moment.
@@ -121,8 +132,25 @@ mod tests {
         assert!(!shared_budget.reserve(u64::MAX, 0));
         assert_eq!(shared_budget.reserved(), 60);
         assert!(!shared_budget.reserve_anyway(50));
-        shared_budget.release(110);
+        shared_budget.release(110).unwrap();
         assert_eq!(shared_budget.reserved(), 0);
+    }
+
+    #[test]
+    fn bytes_given_back_twice_are_an_error_and_change_nothing() {
+        let (shared_budget, _file) = SharedBudget::create(1, 100).unwrap();
+        assert!(shared_budget.reserve(60, 0) && shared_budget.reserve(30, 0));
+        shared_budget.release(60).unwrap();
+        let message = shared_budget.release(60).unwrap_err().to_string();
+        assert_eq!(
+            message,
+            "`release` gives back reserved bytes once, got 60 where 30 are reserved"
+        );
+        assert_eq!(shared_budget.reserved(), 30);
+        assert!(
+            shared_budget.reserve(70, 0) && !shared_budget.reserve(1, 0),
+            "the budget is what it was"
+        );
     }
 
     #[test]
@@ -135,7 +163,7 @@ mod tests {
                     for _ in 0..1000 {
                         if shared_budget.reserve(100 * step, 0) {
                             assert!(shared_budget.reserved() <= 1000);
-                            shared_budget.release(100 * step);
+                            shared_budget.release(100 * step).unwrap();
                         }
                     }
                 });

@@ -1,13 +1,16 @@
 //! Files read at any place by several threads, on systems with descriptors.
+#![expect(unsafe_code, reason = "only the C library reads into memory that is not initialised")]
 
-use std::io::{self, IoSliceMut};
-use std::os::fd::OwnedFd;
+use std::ffi::c_int;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::{FileFacts, FileKind};
+use crate::bytes::Pieces;
 
 /// A file that is open for reading.
 #[derive(Debug)]
@@ -42,9 +45,27 @@ impl ReadFile {
         Ok(rustix::io::retry_on_intr(|| rustix::io::pread(&self.0, &mut *out, at))?)
     }
 
-    /// Fills `pieces` one after another from `at` on, as far as one call does.
-    pub(crate) fn read_pieces(&self, pieces: &mut [IoSliceMut<'_>], at: u64) -> io::Result<usize> {
-        Ok(rustix::io::retry_on_intr(|| rustix::io::preadv(&self.0, &mut *pieces, at))?)
+    /// Fills `pieces`, of which none is filled yet, one after another from `at` on, as far as one
+    /// call does.
+    pub(crate) fn read_pieces(&self, pieces: &mut Pieces<'_>, at: u64) -> io::Result<()> {
+        let invalid = |_| io::Error::from(io::ErrorKind::InvalidInput);
+        let at = libc::off_t::try_from(at).map_err(invalid)?;
+        let unfilled = pieces.unfilled();
+        let count = c_int::try_from(unfilled.len()).map_err(invalid)?;
+        let iovecs = unfilled.as_mut_ptr().cast::<libc::iovec>();
+        loop {
+            // SAFETY: `count` pieces, each laid out as an `iovec`, of memory that is the pieces'.
+            let read = unsafe { libc::preadv(self.0.as_raw_fd(), iovecs, count, at) };
+            if let Ok(len) = usize::try_from(read) {
+                // SAFETY: the system has filled so many bytes of them.
+                unsafe { pieces.note_filled(len) };
+                return Ok(());
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
     }
 }
 

@@ -4,13 +4,14 @@
 
 use std::convert::Infallible;
 use std::fs::File;
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::marker::PhantomData;
 use std::os::windows::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::ptr::NonNull;
 
 use super::{FileFacts, FileKind};
+use crate::bytes::Pieces;
 
 /// The first of January 1970 in the system's time, which begins at 1601 and counts 100 ns.
 const UNIX_EPOCH: i64 = 116_444_736_000_000_000;
@@ -46,17 +47,13 @@ impl ReadFile {
         self.0.seek_read(out, at)
     }
 
-    /// Fills `pieces` one after another from `at` on, as far as one call each does.
-    pub(crate) fn read_pieces(&self, pieces: &mut [IoSliceMut<'_>], at: u64) -> io::Result<usize> {
-        let mut read = 0;
-        for piece in pieces {
-            let len = self.read_at(piece, at + read as u64)?;
-            read += len;
-            if len < piece.len() {
-                break;
-            }
-        }
-        Ok(read)
+    /// Fills `pieces`, of which none is filled yet, one after another from `at` on, as far as one
+    /// call does.
+    pub(crate) fn read_pieces(&self, pieces: &mut Pieces<'_>, at: u64) -> io::Result<()> {
+        let mut bytes = vec![0; pieces.byte_len()];
+        let len = self.read_at(&mut bytes, at)?;
+        pieces.fill(&bytes[..len]);
+        Ok(())
     }
 }
 

@@ -1,5 +1,6 @@
 //! Many files of records as one index space, read by lists of positions.
 
+use std::mem::MaybeUninit;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -448,7 +449,7 @@ impl Files {
     /// If a position is out of range, or a file cannot be read or is damaged.
     pub fn read(&self, positions: &[u64]) -> Result<Records> {
         let plan = self.plan(positions)?;
-        let whole = plan.whole::<Vec<u8>>(Vec::new());
+        let whole = plan.whole::<Vec<MaybeUninit<u8>>>(Vec::new());
         let outcome = plan.read(whole, &mut Scratch::default(), false)?;
         Ok(plan.gather(vec![outcome.records]))
     }

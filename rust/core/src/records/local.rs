@@ -1,13 +1,13 @@
 //! Files of the local system, of which only a bounded number is held open at a time.
 
 use std::collections::HashMap;
-use std::io::IoSliceMut;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::single_flight::InWork;
 use super::storage::{FileNumber, Held, ReadAt, Storage, StoredFile};
+use crate::bytes::Pieces;
 use crate::platform::{self, FileFacts, FileKind, ReadFile};
 use crate::process::PerProcess;
 use crate::{Error, Result};
@@ -206,12 +206,9 @@ impl ReadAt for OpenFile {
         Ok(())
     }
 
-    fn read_pieces(&self, pieces: &mut [IoSliceMut<'_>], at: u64) -> Result<bool> {
-        let wanted: usize = pieces.iter().map(|piece| piece.len()).sum();
-        match self.file.read_pieces(pieces, at) {
-            Ok(len) => Ok(len == wanted),
-            Err(error) => Err(Error::io(&*self.path, "read", error)),
-        }
+    fn read_pieces(&self, pieces: &mut Pieces<'_>, at: u64) -> Result<()> {
+        let read = self.file.read_pieces(pieces, at);
+        read.map_err(|error| Error::io(&*self.path, "read", error))
     }
 }
 

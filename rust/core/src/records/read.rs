@@ -3,6 +3,7 @@
 //! What a changer must not break: records come back in the order asked for, whatever the order in
 //! which they were read.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::array_record::ranges::{WHOLE_READ_LEN, room};
@@ -13,6 +14,7 @@ use super::riegeli::hash::MAX_TOGETHER;
 use super::riegeli::{ChunkRecords, Decoder};
 use super::storage::Reader;
 use crate::Result;
+use crate::bytes;
 use crate::write_prefetcher::WritePrefetcher;
 
 /// Memory above this is given back after use.
@@ -28,15 +30,17 @@ pub struct Outcome<S> {
 }
 
 impl Plan {
-    /// Reads the records of `unit`, each into its slot if that has the right length. If storage
-    /// turns out to be far meanwhile and it `may_stop`, some may be left over.
+    /// Reads the records of `unit`, each into its slot if that has the right length: all of the
+    /// slot is written then. If storage turns out to be far meanwhile and it `may_stop`, some may
+    /// be left over.
     ///
     /// # Errors
-    /// If a file cannot be read or is damaged; what slots then hold is unspecified.
+    /// If a file cannot be read or is damaged; what slots then hold is unspecified, and may not be
+    /// initialised.
     ///
     /// # Panics
     /// If `unit` is of another plan.
-    pub fn read<S: AsMut<[u8]>>(
+    pub fn read<S: AsMut<[MaybeUninit<u8>]>>(
         &self,
         unit: Unit<S>,
         scratch: &mut Scratch,
@@ -47,6 +51,7 @@ impl Plan {
         let may_stop = may_stop && !self.latency.is_far();
         let mut sink = Sink {
             slots: &mut slots,
+            unused: None,
             records: UnitRecords {
                 first_pick: picks.start,
                 bytes: buffer_pool::take(),
@@ -66,11 +71,7 @@ impl Plan {
                 _ => &holding.insert((picks[0].file, planned.holding(&self.latency)?)).1,
             };
             let reader = holding.reader(&self.latency);
-            if let Some(unchecked) =
-                read_straight(&*planned.file, reader, request, picks, &mut sink)?
-            {
-                let last = sink.records.places.len() - 1;
-                sink.waiting.push(((last, picks[0]), unchecked));
+            if read_straight(&*planned.file, reader, request, picks, &mut sink)? {
                 if sink.waiting.len() == MAX_TOGETHER {
                     self.check(scratch, &mut sink, &mut prefetcher)?;
                 }
@@ -98,7 +99,7 @@ impl Plan {
     }
 
     /// Compares the checksums that wait for it, and reads again what they say is damaged.
-    fn check<S: AsMut<[u8]>>(
+    fn check<S: AsMut<[MaybeUninit<u8>]>>(
         &self,
         scratch: &mut Scratch,
         sink: &mut Sink<'_, S>,
@@ -108,20 +109,20 @@ impl Plan {
             return Ok(());
         }
         let (picks, unchecked): (Vec<_>, Vec<_>) = sink.waiting.drain(..).unzip();
-        let intact = Unchecked::are_intact(unchecked, &sink.in_slots(&picks), prefetcher);
-        for ((at, pick), intact) in picks.iter().zip(intact) {
-            if !intact {
-                self.reread(*at, pick, scratch, sink)?;
+        for ((at, pick), damaged) in picks.iter().zip(Unchecked::damaged(unchecked, prefetcher)) {
+            if let Some(slot) = damaged {
+                self.reread(*at, pick, slot, scratch, sink)?;
             }
         }
         Ok(())
     }
 
     /// Reads a record once more, the ordinary way, which says what is wrong with it.
-    fn reread<S: AsMut<[u8]>>(
+    fn reread<S: AsMut<[MaybeUninit<u8>]>>(
         &self,
         at: usize,
         pick: &Pick,
+        slot: &mut [u8],
         scratch: &mut Scratch,
         sink: &mut Sink<'_, S>,
     ) -> Result<()> {
@@ -130,7 +131,12 @@ impl Plan {
         let reader = holding.reader(&self.latency);
         let decoded =
             planned.file.read_chunk(reader, pick, &mut scratch.raw, &mut scratch.decoder)?;
-        sink.put(at, pick, &decoded);
+        let record = record_of(pick, &decoded);
+        if slot.len() == record.len() {
+            slot.copy_from_slice(record);
+        } else {
+            sink.records.places[at] = sink.records.append(record);
+        }
         Ok(())
     }
 
@@ -152,27 +158,31 @@ impl Plan {
     }
 }
 
-/// Reads the only record of `request` straight into its slot, if it has one of the right length.
-fn read_straight<S: AsMut<[u8]>>(
+/// Reads the only record of `request` straight into its slot, if it has one of the right length;
+/// says whether it did.
+fn read_straight<S: AsMut<[MaybeUninit<u8>]>>(
     file: &dyn RecordFile,
     reader: Reader<'_>,
     request: &Request,
     picks: &[Pick],
     sink: &mut Sink<'_, S>,
-) -> Result<Option<Unchecked>> {
+) -> Result<bool> {
     if !request.is_straight {
-        return Ok(None);
+        return Ok(false);
     }
-    let Some(slot) = sink.slot() else { return Ok(None) };
-    let out = slot.as_mut();
-    if out.len() != picks[0].predicted_len as usize {
-        return Ok(None);
+    let pick = &picks[0];
+    let Some(slot) = sink.slot_of(pick.predicted_len as usize) else { return Ok(false) };
+    match file.read_straight(reader, pick, slot)? {
+        Ok(unchecked) => {
+            sink.waiting.push(((sink.records.places.len(), *pick), unchecked));
+            sink.records.places.push(RecordPlace::InSlot);
+            Ok(true)
+        }
+        Err(slot) => {
+            sink.unused = Some(slot);
+            Ok(false)
+        }
     }
-    let read = file.read_straight(reader, &picks[0], out)?;
-    if read.is_some() {
-        sink.records.places.push(RecordPlace::InSlot);
-    }
-    Ok(read)
 }
 
 /// Reads the chunks of `request` at once.
@@ -205,7 +215,7 @@ fn read_run(
 impl Plan {
     /// Reads the chunks of a request, except those that are kept from before; keeps those of which
     /// other records may be wanted.
-    fn read_groups<S: AsMut<[u8]>>(
+    fn read_groups<S: AsMut<[MaybeUninit<u8>]>>(
         &self,
         planned: &PlannedFile,
         reader: Reader<'_>,
@@ -252,61 +262,58 @@ impl Plan {
 
 /// Where the records of a unit go, one pick after the other.
 struct Sink<'a, S> {
+    /// The slots of the next picks; none where none were given.
     slots: &'a mut [Option<S>],
+    /// The slot of the next pick, if it was taken from there already.
+    unused: Option<&'a mut [MaybeUninit<u8>]>,
     records: UnitRecords,
     /// Picks whose records are in their slots, until their checksums are compared.
-    waiting: Vec<((usize, Pick), Unchecked)>,
+    waiting: Vec<((usize, Pick), Unchecked<'a>)>,
 }
 
-impl<S: AsMut<[u8]>> Sink<'_, S> {
-    /// The slot of the next pick.
-    fn slot(&mut self) -> Option<&mut S> {
-        self.slots.get_mut(self.records.places.len())?.as_mut()
+impl<'a, S: AsMut<[MaybeUninit<u8>]>> Sink<'a, S> {
+    /// Takes the slot of the next pick.
+    fn slot(&mut self) -> Option<&'a mut [MaybeUninit<u8>]> {
+        if self.unused.is_some() {
+            return self.unused.take();
+        }
+        let slots = std::mem::take(&mut self.slots);
+        let (slot, rest) = slots.split_first_mut()?;
+        self.slots = rest;
+        slot.as_mut().map(AsMut::as_mut)
     }
 
-    /// What is in the slots of picks, which are in ascending order.
-    fn in_slots(&mut self, picks: &[(usize, Pick)]) -> Vec<&[u8]> {
-        let Some(&(first, _)) = picks.first() else { return Vec::new() };
-        let mut slots = self.slots.iter_mut().enumerate().skip(first);
-        let mut in_slot = |&(at, _): &(usize, Pick)| {
-            slots
-                .find(|&(slot, _)| slot == at)
-                .and_then(|(_, slot)| slot.as_mut())
-                .map(AsMut::as_mut)
-        };
-        picks.iter().map(|pick| in_slot(pick).map_or(&[][..], |bytes| bytes)).collect()
+    /// Takes the slot of the next pick, if that is `len` bytes long.
+    fn slot_of(&mut self, len: usize) -> Option<&'a mut [MaybeUninit<u8>]> {
+        let next = self.slots.first_mut()?.as_mut()?;
+        if next.as_mut().len() == len { self.slot() } else { None }
     }
 
     /// Takes the next picks, which are all of one chunk.
     fn take(&mut self, picks: &[Pick], decoded: &ChunkRecords<'_>) {
         for pick in picks {
-            self.records.places.push(RecordPlace::InSlot);
-            self.put(self.records.places.len() - 1, pick, decoded);
+            let record = record_of(pick, decoded);
+            let place = match self.slot() {
+                Some(slot) if slot.len() == record.len() => {
+                    bytes::filled(slot, record);
+                    RecordPlace::InSlot
+                }
+                _ => self.records.append(record),
+            };
+            self.records.places.push(place);
         }
     }
+}
 
-    /// Puts a record where pick number `at` goes: into its slot if it fits.
-    fn put(&mut self, at: usize, pick: &Pick, decoded: &ChunkRecords<'_>) {
-        let record = usize::try_from(pick.within).ok().and_then(|within| decoded.get(within));
-        let record = record.expect("a chunk has as many records as its index says");
-        self.records.places[at] = if let Some(Some(slot)) = self.slots.get_mut(at)
-            && let out = slot.as_mut()
-            && out.len() == record.len()
-        {
-            out.copy_from_slice(record);
-            RecordPlace::InSlot
-        } else {
-            let begin = self.records.bytes.len();
-            self.records.bytes.extend_from_slice(record);
-            RecordPlace::At(begin, self.records.bytes.len())
-        };
-    }
+fn record_of<'a>(pick: &Pick, decoded: &ChunkRecords<'a>) -> &'a [u8] {
+    let record = usize::try_from(pick.within).ok().and_then(|within| decoded.get(within));
+    record.expect("a chunk has as many records as its index says")
 }
 
 /// Where a record is.
 #[derive(Debug, Clone, Copy)]
 enum RecordPlace {
-    /// In the slot that was given for it.
+    /// In the slot that was given for it, all of which has been written.
     InSlot,
     /// From here to there in the bytes of its unit.
     At(usize, usize),
@@ -318,6 +325,15 @@ pub struct UnitRecords {
     first_pick: usize,
     bytes: Vec<u8>,
     places: Vec<RecordPlace>,
+}
+
+impl UnitRecords {
+    /// Keeps a copy of `record` here.
+    fn append(&mut self, record: &[u8]) -> RecordPlace {
+        let begin = self.bytes.len();
+        self.bytes.extend_from_slice(record);
+        RecordPlace::At(begin, self.bytes.len())
+    }
 }
 
 impl Drop for UnitRecords {

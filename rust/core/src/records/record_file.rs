@@ -5,6 +5,7 @@
 
 use std::any::Any;
 use std::fmt::Debug;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -74,12 +75,12 @@ pub trait RecordFile: Any + Debug + Send + Sync {
     ///
     /// # Errors
     /// If the file cannot be read.
-    fn read_straight(
+    fn read_straight<'a>(
         &self,
         reader: Reader<'_>,
         pick: &Pick,
-        out: &mut [u8],
-    ) -> Result<Option<Unchecked>>;
+        out: &'a mut [MaybeUninit<u8>],
+    ) -> Result<Straight<'a>>;
 
     /// The error that `problem` in the chunk of `pick` is.
     fn damaged(&self, pick: &Pick, problem: &FormatError) -> Error;
@@ -117,33 +118,40 @@ impl Pick {
     }
 }
 
+/// What came of reading a record straight to where it goes: the record, or, if that is not as
+/// expected, the memory that it was to go to.
+pub type Straight<'a, T = Unchecked<'a>> = std::result::Result<T, &'a mut [MaybeUninit<u8>]>;
+
 /// A record that was read, except that its bytes may not be those that were written.
 #[derive(Debug)]
-pub struct Unchecked {
+pub struct Unchecked<'a> {
+    record: &'a mut [u8],
     hasher: Hasher,
     stored: u64,
 }
 
-impl Unchecked {
-    /// A record that is intact if `hasher` comes to `stored` with it.
-    pub(crate) fn new(hasher: Hasher, stored: u64) -> Self {
-        Self { hasher, stored }
+impl<'a> Unchecked<'a> {
+    /// `record`, which is intact if `hasher` comes to `stored` with it.
+    pub(crate) fn new(record: &'a mut [u8], hasher: Hasher, stored: u64) -> Self {
+        Self { record, hasher, stored }
     }
 
-    /// Of each record, where it was read to, whether it is what was written. A few together take
-    /// less time than one by one.
-    ///
-    /// # Panics
-    /// If there are not as many of both.
-    pub(crate) fn are_intact(
+    /// The memory of each record that is not what was written, `None` for one that is. A few
+    /// together take less time than one by one.
+    pub(crate) fn damaged(
         all: Vec<Self>,
-        records: &[&[u8]],
         prefetcher: &mut WritePrefetcher,
-    ) -> Vec<bool> {
-        let (hashers, stored): (Vec<_>, Vec<_>) =
-            all.into_iter().map(|unchecked| (unchecked.hasher, unchecked.stored)).unzip();
-        let computed = finish_together(hashers, records, prefetcher);
-        computed.iter().zip(stored).map(|(&computed, stored)| computed == stored).collect()
+    ) -> Vec<Option<&'a mut [u8]>> {
+        let (mut hashers, mut rest) =
+            (Vec::with_capacity(all.len()), Vec::with_capacity(all.len()));
+        for Self { record, hasher, stored } in all {
+            hashers.push(hasher);
+            rest.push((record, stored));
+        }
+        let records: Vec<&[u8]> = rest.iter().map(|(record, _)| &**record).collect();
+        let computed = finish_together(hashers, &records, prefetcher);
+        let of_one = |(computed, (record, stored))| (computed != stored).then_some(record);
+        computed.into_iter().zip(rest).map(of_one).collect()
     }
 }
 

@@ -1,12 +1,12 @@
 //! What a storage offers: files by path, and any range of their bytes. No format is known here.
 
 use std::fmt::Debug;
-use std::io::IoSliceMut;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::storage_latency::StorageLatency;
 use crate::Result;
+use crate::bytes::Pieces;
 
 /// Where files are. Every call may wait for as long as it takes: those who read far storage do
 /// it on many threads.
@@ -62,11 +62,11 @@ pub trait ReadAt: Debug + Send + Sync {
     /// If the file cannot be read or ends before.
     fn read_at(&self, out: &mut [u8], at: u64) -> Result<()>;
 
-    /// Fills `pieces` from position `at`; false if not all came at once.
+    /// Fills `pieces` from position `at`, or some of them if not all comes at once.
     ///
     /// # Errors
     /// If the file cannot be read.
-    fn read_pieces(&self, pieces: &mut [IoSliceMut<'_>], at: u64) -> Result<bool>;
+    fn read_pieces(&self, pieces: &mut Pieces<'_>, at: u64) -> Result<()>;
 }
 
 /// Bytes of a file; how long each read takes adds to what is known of its storage.
@@ -87,9 +87,8 @@ impl<'a> Reader<'a> {
         self.latency.observed(out.len(), || self.bytes.read_at(out, at))
     }
 
-    /// Fills `pieces` from position `at`; says whether the file had enough to give at once.
-    pub(crate) fn read_pieces(&self, pieces: &mut [IoSliceMut<'_>], at: u64) -> Result<bool> {
-        let len = pieces.iter().map(|piece| piece.len()).sum();
-        self.latency.observed(len, || self.bytes.read_pieces(pieces, at))
+    /// Fills `pieces` from position `at`, or some of them if not all comes at once.
+    pub(crate) fn read_pieces(&self, pieces: &mut Pieces<'_>, at: u64) -> Result<()> {
+        self.latency.observed(pieces.byte_len(), || self.bytes.read_pieces(pieces, at))
     }
 }

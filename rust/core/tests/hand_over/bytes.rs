@@ -1,6 +1,8 @@
 //! Memory that the compiler cannot say whose it is: of lent slots, and lent to readers.
 #![expect(unsafe_code, reason = "a lent slot gives out a bare pointer only")]
 
+use std::mem::MaybeUninit;
+
 use grainmill_core::batch::BorrowedSlot;
 
 /// Whether every byte of `lent` is `byte`.
@@ -22,10 +24,10 @@ pub(crate) struct Borrowed {
 // is what the tests look for.
 unsafe impl Send for Borrowed {}
 
-impl AsMut<[u8]> for Borrowed {
-    fn as_mut(&mut self) -> &mut [u8] {
+impl AsMut<[MaybeUninit<u8>]> for Borrowed {
+    fn as_mut(&mut self) -> &mut [MaybeUninit<u8>] {
         // SAFETY: `borrowed` made it of this many bytes, which the owner keeps.
-        unsafe { std::slice::from_raw_parts_mut(self.start, self.byte_len) }
+        unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.byte_len) }
     }
 }
 

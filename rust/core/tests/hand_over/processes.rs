@@ -33,7 +33,7 @@ pub(crate) fn reserve_often(shared_budget: &SharedBudget, number: usize) {
         let byte_len = 100 + round * 37 % 400;
         if shared_budget.reserve(byte_len, round % 100) {
             assert!(shared_budget.reserved() <= 1_000);
-            shared_budget.release(byte_len);
+            shared_budget.release(byte_len).unwrap();
         }
         shared_budget.mark(number, round).unwrap();
     }

@@ -106,7 +106,7 @@ fn rows_copied_by_many_threads_at_once_are_each_in_their_slot() {
                 for round in 0..12_u8 {
                     let first = thread * 80 + round;
                     let rows: Vec<_> = (0..8).map(|row| vec![first + row; ROW_LEN]).collect();
-                    let rows: Vec<_> = rows.iter().map(Vec::as_slice).collect();
+                    let rows: Vec<_> = rows.iter().map(|row| row.as_slice().into()).collect();
                     let mut slot = arena.slot(rows.len() * ROW_LEN).unwrap();
                     copy_rows(&rows, ROW_LEN, slot.bytes_mut());
                     sender.send((slot, first)).unwrap();

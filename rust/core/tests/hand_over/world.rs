@@ -274,7 +274,7 @@ impl World {
 
     fn continue_begun(&mut self) {
         match self.begun.take() {
-            Some(Begun::Take(byte_len)) => self.shared_budget.release(byte_len),
+            Some(Begun::Take(byte_len)) => self.shared_budget.release(byte_len).expect("reserved"),
             Some(Begun::Give(number, mut returned)) => {
                 for _ in &returned {
                     self.shared_budget.reserve_anyway(SLOT_BYTES);
@@ -496,7 +496,7 @@ impl Maker {
             At::Trimmed { before, then } => {
                 let after = self.count(fault);
                 let byte_len = before.checked_sub(after).ok_or("fewer than no bytes released")?;
-                shared_budget.release(byte_len as u64);
+                shared_budget.release(byte_len as u64).map_err(|_| "memory nobody reserved")?;
                 match then {
                     Then::Make => At::Make,
                     Then::ReserveAgain => At::Reserve { again: true },
@@ -542,8 +542,8 @@ impl Maker {
             }
             At::Settle { reserved, grown, slot } => {
                 if fault != Some(Fault::CountedByWaitingSlots) {
-                    shared_budget
-                        .release(reserved.checked_sub(grown).ok_or("memory nobody reserved")?);
+                    let left = reserved.checked_sub(grown).ok_or("memory nobody reserved")?;
+                    shared_budget.release(left).map_err(|_| "memory nobody reserved")?;
                 }
                 At::Send(slot)
             }
@@ -611,7 +611,7 @@ impl Maker {
         let growth = self.arena.growth(SLOT) as u64;
         if growth == 0 || shared_budget.reserve(growth, SPARE * SLOT_BYTES) {
             let (mut slot, grown) = self.made()?;
-            shared_budget.release(growth - grown);
+            shared_budget.release(growth - grown).map_err(|_| "memory nobody reserved")?;
             slot.bytes_mut().fill(STRAY);
             self.stray = Some(slot);
         }

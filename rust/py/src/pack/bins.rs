@@ -1,13 +1,13 @@
 //! Batches of bins, for Python.
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 
 use grainmill_core::pack::{BinShape, Bins, Fit, Placement};
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::error::Raised;
+use crate::pack::locked;
 use crate::pack::rows::{Array, Features, Rows};
 
 /// By row, the values of its sequences.
@@ -61,7 +61,7 @@ impl BinPacker {
     /// Returns how many were put, and whether the next one fits nowhere. An element that can
     /// not be packed raises when it is the first, so those before it are never lost.
     fn push(&self, elements: &Bound<'_, PyList>, start: usize) -> PyResult<(usize, bool)> {
-        let mut batch = self.locked()?;
+        let mut batch = locked(&self.batch)?;
         let (mut arrays, mut lengths) = (Vec::new(), Vec::new());
         let mut taken = 0;
         for index in start..elements.len() {
@@ -80,7 +80,7 @@ impl BinPacker {
     ///
     /// Returns the number of rows, the features' arrays and, by kept feature, lists by row.
     fn take<'py>(&self, py: Python<'py>) -> PyResult<(usize, Vec<Bound<'py, PyTuple>>, Vec<Kept>)> {
-        let mut batch = self.locked()?;
+        let mut batch = locked(&self.batch)?;
         let num_rows = batch.bins.num_opened();
         let mut kept = std::mem::take(&mut batch.kept);
         for rows in &mut kept {
@@ -95,12 +95,6 @@ impl BinPacker {
 }
 
 impl BinPacker {
-    fn locked(&self) -> PyResult<MutexGuard<'_, Batch>> {
-        self.batch.try_lock().map_err(|_| {
-            PyRuntimeError::new_err("a packing iterator was advanced by two threads at once")
-        })
-    }
-
     /// Puts one element into a bin; `false` if none has room.
     fn add<'py>(
         &self,

@@ -1,13 +1,13 @@
 //! Rows of sequences laid end to end, for Python.
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 
 use grainmill_core::pack::{FeatureSlice, Limits, Placement, RowFill, Taken};
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::error::Raised;
+use crate::pack::locked;
 use crate::pack::rows::{Array, Features, Rows};
 
 /// The uncut feature that ended a row early: its name, its length and the room it had.
@@ -61,7 +61,7 @@ impl RowPacker {
     /// uncut feature ended it if one did. The next element of all belongs to the next row, with
     /// what is left of it. An element that cannot be packed raises when it is the first.
     fn push(&self, elements: &Bound<'_, PyList>, start: usize) -> PyResult<(usize, bool, Limited)> {
-        let mut state = self.locked()?;
+        let mut state = locked(&self.state)?;
         let (mut arrays, mut lengths) = (Vec::new(), Vec::new());
         let mut taken = 0;
         for index in start..elements.len() {
@@ -84,7 +84,7 @@ impl RowPacker {
 
     /// Gives the row, if it has a sequence, and the rows that stand alone; starts the next row.
     fn take<'py>(&self, py: Python<'py>) -> PyResult<Vec<Vec<Bound<'py, PyTuple>>>> {
-        let mut state = self.locked()?;
+        let mut state = locked(&self.state)?;
         state.fill.next_row();
         let mut all = std::mem::take(&mut state.alone);
         let row = std::mem::take(&mut state.rows);
@@ -99,12 +99,12 @@ impl RowPacker {
     /// What is left of the next element, `None` if all of it.
     #[getter]
     fn remainder(&self) -> PyResult<Remainder> {
-        Ok(self.locked()?.fill.remainder().map(<[_]>::to_vec))
+        Ok(locked(&self.state)?.fill.remainder().map(<[_]>::to_vec))
     }
 
     /// Starts over with an empty row and `remainder` of the next element.
     fn restart(&self, remainder: Remainder) -> PyResult<()> {
-        let mut state = self.locked()?;
+        let mut state = locked(&self.state)?;
         state.fill.restart(remainder);
         state.rows.clear();
         state.alone.clear();
@@ -113,12 +113,6 @@ impl RowPacker {
 }
 
 impl RowPacker {
-    fn locked(&self) -> PyResult<MutexGuard<'_, State>> {
-        self.state.try_lock().map_err(|_| {
-            PyRuntimeError::new_err("a packing iterator was advanced by two threads at once")
-        })
-    }
-
     fn add<'py>(
         &self,
         state: &mut State,

@@ -6,7 +6,7 @@ use pyo3::exceptions::{PyKeyError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyBytesMethods, PyDict, PySlice, PyTuple};
 
-use crate::array_bytes::with_bytes;
+use crate::array_bytes::bytes_of;
 use crate::call::call;
 use crate::error::Raised;
 
@@ -180,7 +180,7 @@ impl Rows {
         } else {
             let cell_bytes = self.cell_bytes;
             let cells = from * cell_bytes..(from + to.len) * cell_bytes;
-            with_bytes(array, |bytes| self.column.write(to, &bytes[cells]));
+            self.column.write(to, bytes_of(array).part(cells));
         }
         Ok(())
     }

@@ -3,11 +3,12 @@
 //! The record's length follows from how far apart chunks are. If that guess, a checksum or
 //! anything else is not as expected, nothing is reported here: the ordinary way reads the chunk
 //! again and says what is wrong.
+#![expect(unsafe_code, reason = "a record is read into memory that is not initialised")]
 
-use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::super::record_file::Unchecked;
+use super::super::record_file::{Straight, Unchecked};
 use super::super::riegeli::block::{
     BLOCK_HEADER_LEN, BLOCK_LEN, BlockHeader, HEADER_BYTES, headers_between,
 };
@@ -16,6 +17,7 @@ use super::super::riegeli::hash::Hasher;
 use super::super::riegeli::varint::{push_varint, varint_len};
 use super::super::storage::Reader;
 use crate::Result;
+use crate::bytes::{self, Pieces};
 
 /// The compression byte and the length of the lengths, which is one byte.
 const BEFORE_LEN: u64 = 2;
@@ -36,12 +38,13 @@ pub(super) fn record_len(extent: &Range<u64>) -> Option<u64> {
 }
 
 /// Reads the record of the chunk with this extent into `out`, whose length is [`record_len`], if
-/// that works, and the header of the chunk. The record's checksum is still to be compared.
-pub(super) fn read(
+/// that works, and the header of the chunk; else gives `out` back. The record's checksum is still
+/// to be compared.
+pub(super) fn read<'a>(
     reader: Reader<'_>,
     extent: &Range<u64>,
-    out: &mut [u8],
-) -> Result<Option<(ChunkHeader, Unchecked)>> {
+    out: &'a mut [MaybeUninit<u8>],
+) -> Result<Straight<'a, (ChunkHeader, Unchecked<'a>)>> {
     let begin = extent.start;
     let mut prefix = Vec::with_capacity(16);
     prefix.push(0);
@@ -54,15 +57,18 @@ pub(super) fn read(
         || at / BLOCK_LEN != begin / BLOCK_LEN
         || num_headers > MAX_PIECES
     {
-        return Ok(None);
+        return Ok(Err(out));
     }
     let mut head = [0; CHUNK_HEADER_LEN + 12];
     let head = &mut head[..head_len];
     let mut block_headers = vec![[0; HEADER_BYTES]; num_headers];
-    if !reader.read_pieces(&mut pieces(head, &mut block_headers, out, at), begin)? {
-        return Ok(None);
+    let mut pieces = pieces(head, &mut block_headers, out, at);
+    reader.read_pieces(&mut pieces, begin)?;
+    let (is_all_read, byte_len) = (pieces.are_full(), pieces.byte_len());
+    if !is_all_read || byte_len != head_len + num_headers * HEADER_BYTES + out.len() {
+        return Ok(Err(out));
     }
-    let Ok(opened) = chunk::open(head, begin, extent.end) else { return Ok(None) };
+    let Ok(opened) = chunk::open(head, begin, extent.end) else { return Ok(Err(out)) };
     let header = opened.header;
     let first_block = at.next_multiple_of(BLOCK_LEN);
     let blocks_agree = block_headers.iter().zip(0_u64..).all(|(bytes, number)| {
@@ -75,9 +81,14 @@ pub(super) fn read(
         && header.decoded_len == out.len() as u64
         && header.data_len == (prefix.len() + out.len()) as u64
         && head[CHUNK_HEADER_LEN..] == prefix;
+    if !as_expected {
+        return Ok(Err(out));
+    }
     let mut hasher = Hasher::default();
     hasher.update(&prefix);
-    Ok(as_expected.then(|| (header, Unchecked::new(hasher, header.data_hash))))
+    // SAFETY: the pieces were filled, and as long as they are together, all of `out` is in them.
+    let record = unsafe { bytes::initialised(out) };
+    Ok(Ok((header, Unchecked::new(record, hasher, header.data_hash))))
 }
 
 /// Where the bytes of the file go: the head of the chunk, then the record from `at` on, with a
@@ -85,20 +96,20 @@ pub(super) fn read(
 fn pieces<'a>(
     head: &'a mut [u8],
     block_headers: &'a mut [[u8; HEADER_BYTES]],
-    mut out: &'a mut [u8],
+    mut out: &'a mut [MaybeUninit<u8>],
     at: u64,
-) -> Vec<IoSliceMut<'a>> {
-    let mut pieces = Vec::with_capacity(2 * block_headers.len() + 2);
-    pieces.push(IoSliceMut::new(head));
+) -> Pieces<'a> {
+    let mut pieces = Pieces::with_capacity(2 * block_headers.len() + 2);
+    pieces.push_initialised(head);
     let to_block = usize::try_from(at.next_multiple_of(BLOCK_LEN) - at).unwrap_or(usize::MAX);
     let (piece, rest) = out.split_at_mut(to_block.min(out.len()));
-    pieces.push(IoSliceMut::new(piece));
+    pieces.push(piece);
     out = rest;
     for header in block_headers {
-        pieces.push(IoSliceMut::new(header));
+        pieces.push_initialised(header);
         let len = out.len().min(BETWEEN_HEADERS);
         let (piece, rest) = out.split_at_mut(len);
-        pieces.push(IoSliceMut::new(piece));
+        pieces.push(piece);
         out = rest;
     }
     pieces

@@ -1,10 +1,11 @@
 //! One `ArrayRecord` file: its index, and its chunks by number.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::super::record_file::{Holding, Pick, RecordFile, Unchecked};
+use super::super::record_file::{Holding, Pick, RecordFile, Straight};
 use super::super::riegeli::block::BLOCK_LEN;
 use super::super::riegeli::chunk::{self, ChunkHeader, Opened};
 use super::super::riegeli::inflate::StreamError;
@@ -233,12 +234,12 @@ impl RecordFile for ArrayRecordFile {
             .map_err(|problem| self.damaged(pick, &problem))
     }
 
-    fn read_straight(
+    fn read_straight<'a>(
         &self,
         reader: Reader<'_>,
         pick: &Pick,
-        out: &mut [u8],
-    ) -> Result<Option<Unchecked>> {
+        out: &'a mut [MaybeUninit<u8>],
+    ) -> Result<Straight<'a>> {
         let read = direct::read(reader, &pick.extent(), out)?;
         Ok(read.map(|(header, unchecked)| {
             self.note_seen(pick.begin, header);
