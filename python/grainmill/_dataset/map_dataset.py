@@ -22,6 +22,7 @@ from grainmill._plan import random_access as plan
 from grainmill._plan import sequential, transforms
 from grainmill._plan.node import random_access
 from grainmill._plan.options import ReadOptions
+from grainmill._plan.tracebacks import line_of_user
 
 if TYPE_CHECKING:
     from grainmill._dataset.iterator import DatasetIterator
@@ -200,7 +201,14 @@ class MapDataset(Generic[T], metaclass=MapDatasetFactories):
         return _after(self, plan.Repeat.of, num_epochs, reseed_each_epoch=reseed_each_epoch)
 
     def map(self, transform: transforms.Map | Callable[[T], S]) -> MapDataset[S]:
-        """Replaces every element by `transform(element)`; `None` drops one."""
+        """Replaces every element by `transform(element)`; `None` drops one.
+
+        What `transform` raises reaches the consumer as it is, with notes on where that was:
+
+            ValueError: no tokens
+            while computing element 5060 of `MapMapDataset(transform=decode @ a.py:3)` at a.py:12
+              from record 34 of train-00003.array_record (epoch 2)
+        """
         return _after(self, plan.Map.of, transform)
 
     def map_with_index(
@@ -287,6 +295,8 @@ class PlannedMapDataset(MapDataset[T]):
     def __init__(self, node: Node, parents: Sequence[MapDataset[Any]] = ()) -> None:
         super().__init__(parents)
         self._node = random_access(node)
+        if node.added_at is None:
+            node.note_added(line_of_user())
         self._program: Program | None = None
 
     def _over(self, node: Any) -> MapDataset[T]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from grainmill._iterators.cursor import END, Cursor, ResumePoint
+from grainmill._iterators.notes import note_stage
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
 
@@ -25,6 +26,7 @@ class FlatMapStage(Stage):
     def __init__(self, node: FlatMap, parent: Stage) -> None:
         super().__init__(parent)
         self._cursor = Cursor(parent)
+        self._node = node
         self._split = node.transform.flat_map
         self._begin(0)
 
@@ -74,7 +76,12 @@ class FlatMapStage(Stage):
                 self._place = (self._cursor.place(), self._place[1])
                 return False
             self._before, self._element = before, element
-        pieces = self._split(self._element)
+        try:
+            pieces = self._split(self._element)
+        except Exception as failure:
+            after, taken = self._before
+            note_stage(failure, self._node, lambda: after(taken), self._cursor.state)
+            raise
         if self._skip > len(pieces):
             raise ValueError(
                 f"state was saved after {self._skip} pieces of an element "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grainmill._iterators.cursor import END, Cursor, ResumePoint
+from grainmill._iterators.notes import note_stage
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
 from grainmill._tree import Structure, flatten
@@ -26,6 +27,7 @@ class RebatchStage(Stage):
     def __init__(self, node: Rebatch, parent: Stage) -> None:
         super().__init__(parent)
         self._cursor = Cursor(parent)
+        self._node = node
         self._size = node.batch_size
         self._drop_remainder = node.drop_remainder
         self._begin(0)
@@ -99,10 +101,11 @@ class RebatchStage(Stage):
                 return False
             self._pending = before, batch
         before, batch = self._pending
-        leaves, structure = flatten(batch)
-        if self._slices and structure != self._current.structure:
-            raise ValueError("batches to be joined must have the same structure")
-        count = _row_count(leaves)
+        try:
+            leaves, structure, count = self._parts(batch)
+        except Exception as failure:
+            note_stage(failure, self._node, lambda: before[0](before[1]), self._cursor.state)
+            raise
         if self._skip > count:
             raise ValueError(
                 f"state was saved after {self._skip} rows of a batch that has {count} rows now"
@@ -111,6 +114,13 @@ class RebatchStage(Stage):
         self._row, self._skip = self._skip, 0
         self._pending = None
         return True
+
+    def _parts(self, batch: Any) -> tuple[list[Any], Structure, int]:
+        """The leaves of a batch, their structure and the number of rows."""
+        leaves, structure = flatten(batch)
+        if self._slices and structure != self._current.structure:
+            raise ValueError("batches to be joined must have the same structure")
+        return leaves, structure, _row_count(leaves)
 
     def state(self) -> State:
         """See `Stage.state`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import logging
@@ -16,15 +17,17 @@ from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
 from grainmill._evaluate.stack import shared_arena, stack
 from grainmill._iterators.feature_values import FeatureValues, rows_of
+from grainmill._iterators.notes import note
 from grainmill._loader.record import Record, RecordMetadata
+from grainmill._plan.node import transform_name
 
-SampledRecords = Iterator[Record[Any]]
+Records = Iterator[Record[Any]]
 
 
 class Operation(Protocol):
     """What an operation must be."""
 
-    def __call__(self, input_iterator: SampledRecords) -> SampledRecords:
+    def __call__(self, input_iterator: Records) -> Records:
         """Returns the records that those of `input_iterator` become."""
 
 
@@ -66,7 +69,12 @@ class _OperatedIterator(DatasetIterator[Any]):
             return next(self._made)
         except StopIteration:
             raise
-        except Exception:
+        except Exception as failure:
+            parent: Any = self._parent
+            what = f"`{transform_name(self._operation)}` in a `DataLoader`"
+            with contextlib.suppress(Exception):  # what fails upstream is not taken
+                if parent.get_state() != state:
+                    note(failure, what, lambda: state, parent.get_state, parent._node)  # noqa: SLF001
             # A generator is over once it has raised; a new one goes on where this one was.
             self.set_state(state)
             raise
@@ -109,7 +117,7 @@ class MapOperation:
 
     map_function: Callable[[Any], Any]
 
-    def __call__(self, input_iterator: SampledRecords) -> SampledRecords:
+    def __call__(self, input_iterator: Records) -> Records:
         _warn_deprecated(self, "`grainmill.transforms.Map`")
         for record in input_iterator:
             try:
@@ -127,7 +135,7 @@ class RandomMapOperation:
 
     random_map_function: Callable[[Any, Any], Any]
 
-    def __call__(self, input_iterator: SampledRecords) -> SampledRecords:
+    def __call__(self, input_iterator: Records) -> Records:
         _warn_deprecated(self, "`grainmill.transforms.RandomMap`")
         for record in input_iterator:
             try:
@@ -145,7 +153,7 @@ class FilterOperation:
 
     condition_function: Callable[[Any], bool]
 
-    def __call__(self, input_iterator: SampledRecords) -> SampledRecords:
+    def __call__(self, input_iterator: Records) -> Records:
         _warn_deprecated(self, "`grainmill.transforms.Filter`")
         for record in input_iterator:
             try:
@@ -179,7 +187,7 @@ class BatchOperation:
         if self.batch_size <= 0:
             raise ValueError(f"batch_size must be a positive integer. Got {self.batch_size}.")
 
-    def __call__(self, input_iterator: SampledRecords) -> SampledRecords:
+    def __call__(self, input_iterator: Records) -> Records:
         _warn_deprecated(self, "`grainmill.transforms.Batch`")
         gathered: list[Record[Any]] = []
         for record in input_iterator:
@@ -239,7 +247,7 @@ class PackAndBatchOperation:
             )
         self.holds_last = False
 
-    def __call__(self, input_iterator: SampledRecords) -> SampledRecords:
+    def __call__(self, input_iterator: Records) -> Records:
         _warn_deprecated(self, "`grainmill.experimental.FirstFitPackIterDataset`")
         lengths, structure = tree.flatten(self.length_struct)
         packer = self._packer(lengths)
