@@ -126,7 +126,9 @@ def test_filled_rows_are_the_elements(folder, name, file):
 @pytest.mark.parametrize("part_len", [1, 4, 150])
 def test_record_that_cannot_be_read_is_the_failure_at_its_place(folder, monkeypatch, part_len):
     asked_again = []
-    monkeypatch.setattr(element_sources.FileSource, "_read", lambda _, *asked: asked_again.append(asked))
+    monkeypatch.setattr(
+        element_sources.FileSource, "_read", lambda _, *asked: asked_again.append(asked)
+    )
     source = ArrayRecordDataSource(str(folder / "damaged"))
     program = Program(MapDataset.source(source).map(as_array)._node)
     rows = np.zeros((NUM_RECORDS, RECORD_LEN), np.uint8)

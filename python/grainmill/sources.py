@@ -220,6 +220,16 @@ class ArrayRecordDataSource:
         digest = hashlib.sha1("".join(self.paths).encode(), usedforsecurity=False)
         return f"ArrayRecordDataSource(hash_of_paths={digest.hexdigest()})"
 
+    def _place_of(self, index: int) -> tuple[str, int]:
+        """The file that record `index` is in, and its index there, for messages."""
+        takes = [take for _, _, take in self._sources if take is not None]
+        counts = takes if len(takes) == len(self._sources) else self._files.num_records
+        for (path, skip, _), count in zip(self._sources, counts, strict=True):
+            if index < count:
+                return path, skip + index
+            index -= count
+        raise IndexError(f"there is no record {index} after the last")
+
     def _checked(self, record_key: SupportsIndex) -> int:
         key = record_key.__index__()
         if not 0 <= key < self._len:

@@ -16,6 +16,7 @@ from grainmill._plan import transforms
 from grainmill._plan.arguments import checked_integer
 from grainmill._plan.multiprocessing_options import MultiprocessingOptions
 from grainmill._plan.slicing import check_sliceable
+from grainmill._plan.tracebacks import line_of_user
 
 if TYPE_CHECKING:
     import numpy as np
@@ -503,6 +504,8 @@ class PlannedIterDataset(IterDataset[T_co]):
 
     def __init__(self, node: Node, parents: Sequence[Any] = ()) -> None:
         super().__init__(tuple(parents))
+        if node.added_at is None:
+            node.note_added(line_of_user())
         self._node = node
 
     def _plan_node(self) -> Node:

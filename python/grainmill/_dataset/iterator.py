@@ -254,6 +254,8 @@ class PlannedIterator(DatasetIterator[T_co]):
                 self._at = at
         except Exception as failure:
             self._moving = False
+            if self._at < len(self._block.elements):
+                self._block.note(failure, self._at)
             drop_inner_frames(failure)
             raise
 

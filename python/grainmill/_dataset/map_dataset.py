@@ -23,6 +23,7 @@ from grainmill._plan import sequential, transforms
 from grainmill._plan.arguments import checked_integer
 from grainmill._plan.node import random_access
 from grainmill._plan.options import ReadOptions
+from grainmill._plan.tracebacks import line_of_user
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -474,6 +475,12 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
         Elements that are `None` stay so, without a call; where `transform` returns `None`, the
         element is dropped. Threads may call `transform` at the same time.
 
+        An exception of `transform` reaches the consumer as it is, with notes on the element:
+
+            ValueError: no tokens
+            while computing element 5060 of `MapMapDataset(transform=decode @ a.py:3)` at a.py:12
+              from record 34 of train-00003.array_record (epoch 2)
+
         Args:
             transform: A function of an element, or a `transforms.Map`.
 
@@ -685,6 +692,8 @@ class PlannedMapDataset(MapDataset[T_co]):
     def __init__(self, node: Node, parents: Sequence[MapDataset[Any]] = ()) -> None:
         super().__init__(parents)
         self._node = random_access(node)
+        if node.added_at is None:
+            node.note_added(line_of_user())
         self._program: Program | None = None
 
     def _over(self, node: Any) -> MapDataset[T_co]:

@@ -14,6 +14,7 @@ from grainmill._evaluate.batch_blocks import BatchBlock, batched, block_len
 from grainmill._evaluate.fuse import Evaluated, Step, stopped
 from grainmill._evaluate.stack import shared_arena, stack
 from grainmill._native import fill_columns
+from grainmill._plan.notes import add_note, located
 
 if TYPE_CHECKING:
     from grainmill._evaluate.evaluator import Evaluator, PendingElements
@@ -265,7 +266,7 @@ class BatchSource(ElementSource[Indices]):
                 if isinstance(batch, range):
                     batches.append(self._batch(batch.start, batch.stop))
                 else:
-                    batches.append(self._stacked(_all_of(batch())))
+                    batches.append(self._stacked(self._all_of(batch(), 0)))
             except Exception as failure:
                 return Evaluated(batches, failure)
         return Evaluated(batches, None)
@@ -295,22 +296,26 @@ class BatchSource(ElementSource[Indices]):
         made = batched(self._parent, start, count)
         if isinstance(made, BatchBlock):
             return made.batch
-        elements = _all_of(made)  # up to what made them no batch
-        return self._stacked(elements + self._elements(start + len(elements), stop))
+        elements = self._all_of(made, 0)  # up to what made them no batch
+        return self._stacked(elements + self._elements(start + len(elements), stop, len(elements)))
 
-    def _elements(self, start: int, stop: int) -> list[Any]:
+    def _elements(self, start: int, stop: int, num_before: int = 0) -> list[Any]:
         elements: list[Any] = []
         size = block_len(self._parent.mean_byte_len, stop - start)
         parts = self._parent.run_incrementally(start, stop - start)
         for at in range(start, stop, size):
-            elements += _all_of(parts.run(at, min(size, stop - at)))
+            made = parts.run(at, min(size, stop - at))
+            elements += self._all_of(made, num_before + len(elements))
         return elements
 
-
-def _all_of(made: Evaluated) -> list[Any]:
-    if made.failure is not None:
-        raise made.failure
-    return made.elements
+    def _all_of(self, made: Evaluated, num_before: int) -> list[Any]:
+        if made.failure is not None:
+            number = num_before + len(made.elements)
+            add_note(
+                made.failure, [f"which is element {number} of a batch of {located(self._node)}"]
+            )
+            raise made.failure
+        return made.elements
 
 
 _MISSING = object()

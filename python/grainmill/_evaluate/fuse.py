@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import threading
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from grainmill._plan.tracebacks import first_users_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from types import FrameType
 
     from grainmill._evaluate.rng import IndexedGenerators
 
@@ -74,6 +76,10 @@ class Fused:
             return Evaluated(list(elements), None)
         return evaluated(self._run, elements, columns, made)
 
+    def runs(self, functions: Any) -> bool:
+        """Whether a loop with these functions is that of these steps."""
+        return self._functions is functions
+
     def _run(
         self,
         elements: Iterable[Any],
@@ -104,6 +110,9 @@ def evaluated(
     return Evaluated(made, None)
 
 
+_STOPPED: Final = "raised StopIteration, which does not end the data"
+
+
 def stopped(stop: StopIteration) -> RuntimeError:
     """What a user's function raises in effect that lets `stop` out, which would end the data."""
     code = first_users_code(stop)
@@ -111,8 +120,8 @@ def stopped(stop: StopIteration) -> RuntimeError:
     if code is not None:
         named = f" (`{code.co_qualname}`, defined at {code.co_filename}:{code.co_firstlineno})"
     return RuntimeError(
-        f"a user function{named} raised StopIteration, which does not end the data; catch it "
-        "there, or give `next` a default, and leave elements out with `filter`"
+        f"a user function{named} {_STOPPED}; catch it there, or give `next` a default, and leave "
+        "elements out with `filter`"
     )
 
 
@@ -141,9 +150,65 @@ def _loop(kinds: tuple[StepKind, ...]) -> Callable[..., None]:
         *(f"        {_LINES[kind].format(i=i)}" for i, kind in enumerate(kinds)),
         "        append(x)",
     ]
-    scope: dict[str, Any] = {}
-    exec(compile("\n".join(lines), "<grainmill fused stages>", "exec"), scope)
-    return scope["loop"]  # type: ignore[no-any-return]
+    return _generated(lines, {})["loop"]  # type: ignore[no-any-return]
+
+
+_GENERATED: Final = "<grainmill fused stages>"
+_STEP: Final = re.compile(r"\bf(\d+)\(")
+
+
+def _generated(lines: Sequence[str], scope: dict[str, Any]) -> dict[str, Any]:
+    """What these lines of code define in `scope`, and which of them call which step."""
+    calls = ((number, _STEP.search(line)) for number, line in enumerate(lines, 1))
+    scope["step_of_line"] = {number: int(call[1]) for number, call in calls if call}
+    exec(compile("\n".join(lines), _GENERATED, "exec"), scope)
+    return scope
+
+
+class Passed(NamedTuple):
+    """Generated code that a failure came through.
+
+    Attributes:
+        step: The step whose function raised it; `None` where that is in code called by this one.
+        functions: Those of the steps, in a loop over the elements of a block.
+    """
+
+    step: int | None
+    functions: Any
+
+
+def passed_by(failure: BaseException) -> list[Passed]:
+    """The generated code that `failure` came through, the caller's first.
+
+    Which step it was is told by the line that it came from, so that the loops do not note it.
+    """
+    frames = list(_generated_frames(failure))
+    was_stopped = isinstance(failure.__cause__, StopIteration) and _STOPPED in str(failure)
+    if was_stopped and failure.__cause__ is not None and _is_unknown(frames):
+        # It was made of what the function raised, by the code that called that.
+        frames = [*frames[:-1], *list(_generated_frames(failure.__cause__))[:1]]
+    return [Passed(step, _functions(frame)) for frame, step in frames]
+
+
+def _is_unknown(frames: Sequence[tuple[FrameType, int | None]]) -> bool:
+    return all(step is None for _, step in frames)
+
+
+def _generated_frames(failure: BaseException) -> Iterator[tuple[FrameType, int | None]]:
+    traceback = failure.__traceback__
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if frame.f_code.co_filename == _GENERATED:
+            yield frame, frame.f_globals["step_of_line"].get(traceback.tb_lineno)
+        traceback = traceback.tb_next
+
+
+def _functions(frame: FrameType) -> Any:
+    variables = frame.f_locals
+    functions = variables.get("functions")
+    if type(variables) is dict:  # a copy that the frame keeps, elements included
+        variables.clear()
+    return functions
 
 
 SKIPPED: Final = object()
@@ -211,5 +276,4 @@ def finisher(kinds: tuple[Kind, ...], *, over_lazy: bool) -> Callable[..., tuple
         "    return one, many",
     ]
     scope: dict[str, Any] = {"skipped": SKIPPED, "stopped": stopped}
-    exec(compile("\n".join(source), "<grainmill fused stages>", "exec"), scope)
-    return scope["make"]  # type: ignore[no-any-return]
+    return _generated(source, scope)["make"]  # type: ignore[no-any-return]

@@ -10,6 +10,7 @@ import numpy as np
 from grainmill._evaluate import chain, element_sources
 from grainmill._evaluate.compile import compiled
 from grainmill._evaluate.context import Context
+from grainmill._evaluate.notes import note_element
 from grainmill._evaluate.origins import Origins, OriginTree
 from grainmill._native import Resolver, keep_large_blocks
 
@@ -78,17 +79,26 @@ class Program:
         if self._mark is not None:
             return self.run_incrementally(start, count).run(start, count)
         columns = self._resolver.resolve_range(start, count)
-        return chain.run(self._chain, columns, None, count)[1]
+        _, made = chain.run(self._chain, columns, None, count)
+        if made.failure is not None:
+            self.note(made.failure, start + len(made.elements))
+        return made
 
     def run_incrementally(self, start: int, count: int) -> IncrementalRun:
         """The elements of `run`, of which each part is made when asked for."""
-        return IncrementalRun(
-            self._chain, self._resolver.resolve_range(start, count), start, self._mark
-        )
+        columns = self._resolver.resolve_range(start, count)
+        return IncrementalRun(self, self._chain, columns, start, self._mark)
 
     def run_at(self, index: Indices) -> Evaluated:
         """The elements at `index`."""
-        return chain.run(self._chain, self._resolver.resolve(index), None, len(index))[1]
+        made = chain.run(self._chain, self._resolver.resolve(index), None, len(index))[1]
+        if made.failure is not None:
+            self.note(made.failure, int(index[len(made.elements)]))
+        return made
+
+    def note(self, failure: BaseException, position: int) -> None:
+        """Notes on `failure` that it is of the element at `position`."""
+        note_element(failure, self._node, self._chain, position)
 
     @property
     def gives_numbers(self) -> bool:
@@ -104,11 +114,12 @@ class Program:
 
     def begin(self, start: int, count: int) -> PendingElements:
         """Begins to read what the elements at `start, ..., start + count - 1` are made of."""
-        return PendingElements(self._chain, self._resolver.resolve_range(start, count), count)
+        columns = self._resolver.resolve_range(start, count)
+        return PendingElements(self, self._chain, columns, count, start)
 
     def begin_at(self, index: Indices) -> PendingElements:
         """Begins to read what the elements at `index` are made of."""
-        return PendingElements(self._chain, self._resolver.resolve(index), len(index))
+        return PendingElements(self, self._chain, self._resolver.resolve(index), len(index), index)
 
     @property
     def sources(self) -> tuple[MapNode, ...]:
@@ -135,9 +146,13 @@ class Program:
 class PendingElements:
     """Elements whose records are being read where those have to be waited for."""
 
-    __slots__ = ("_begun", "_chain", "_columns", "_count")
+    __slots__ = ("_begun", "_chain", "_columns", "_count", "_program", "_where")
 
-    def __init__(self, whole: Chain, columns: Columns, count: int) -> None:
+    def __init__(
+        self, program: Program, whole: Chain, columns: Columns, count: int, where: int | Indices
+    ) -> None:
+        self._program = program
+        self._where = where  # the first position, or all of them
         self._chain = whole
         self._columns = columns
         self._count = count
@@ -150,15 +165,26 @@ class PendingElements:
     def __call__(self, made_so_far: list[Any] | None = None) -> Evaluated:
         """The elements, once, on any thread; also in `made_so_far`, if they come one by one."""
         columns, begun = self._columns, self._begun
-        return chain.run(self._chain, columns, begun, self._count, made_so_far=made_so_far)[1]
+        _, made = chain.run(self._chain, columns, begun, self._count, made_so_far=made_so_far)
+        if made.failure is not None:
+            where, place = self._where, len(made.elements)
+            position = where + place if isinstance(where, int) else int(where[place])
+            self._program.note(made.failure, position)
+        return made
 
 
 class IncrementalRun:
     """Consecutive elements, made part by part; where they are is known for all of them."""
 
     def __init__(
-        self, whole: Chain, columns: Columns, start: int, mark: Callable[[int], None] | None
+        self,
+        program: Program,
+        whole: Chain,
+        columns: Columns,
+        start: int,
+        mark: Callable[[int], None] | None,
     ) -> None:
+        self._program = program
         self._chain = whole
         self._columns = columns
         self._start = start
@@ -168,10 +194,14 @@ class IncrementalRun:
         """The elements at `at, ..., at + count - 1`."""
         columns = chain.part_of(self._columns, at - self._start, at - self._start + count)
         if self._mark is None:
-            return chain.run(self._chain, columns, None, count)[1]
-        self._mark(at)
-        marked = functools.partial(chain.marked, self._mark, at)
-        return chain.run(self._chain, columns, None, count, marked)[1]
+            made = chain.run(self._chain, columns, None, count)[1]
+        else:
+            self._mark(at)
+            marked = functools.partial(chain.marked, self._mark, at)
+            made = chain.run(self._chain, columns, None, count, marked)[1]
+        if made.failure is not None:
+            self._program.note(made.failure, at + len(made.elements))
+        return made
 
     def fill(
         self, targets: Targets, at: int, stop: int, part_len: int
@@ -196,7 +226,10 @@ class IncrementalRun:
             make = self._maker(at, stop)
         _, index, parts = self._columns[number]
         index = leaf.at(index, parts)[first : stop - self._start]
-        return fill(index, part_len, make, *targets, first)
+        filled, rest = fill(index, part_len, make, *targets, first)
+        if rest is not None and rest.failure is not None:
+            self._program.note(rest.failure, at + filled + len(rest.elements))
+        return filled, rest
 
     def _maker(self, at: int, stop: int) -> Callable[[list[Any]], Evaluated]:
         """What makes the elements from `at` up to `stop` of one list of records after the other."""

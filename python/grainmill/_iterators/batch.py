@@ -10,6 +10,7 @@ import numpy as np
 
 from grainmill._evaluate.stack import BatchBuilder, shared_arena
 from grainmill._iterators.cursor import Cursor, ResumePoint, stays
+from grainmill._iterators.notes import note_part, note_stage
 from grainmill._iterators.read import ReadStage
 from grainmill._iterators.stage import Block, Stage, State
 
@@ -29,6 +30,7 @@ class BatchStage(Stage):
     def __init__(self, node: plan.Batch, parent: Stage) -> None:
         super().__init__(parent)
         self._cursor = Cursor(parent)
+        self._node = node
         self._size = node.batch_size
         self._drop_remainder = node.drop_remainder
         self._takes_rows = node.batch_fn is None
@@ -51,7 +53,11 @@ class BatchStage(Stage):
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`; gives one batch, or those that came in one piece."""
         if self._reader is not None and (self._start is None or not len(self._gathered)):
-            whole = self._reader.pull_batches(self._size, limit)
+            try:
+                whole = self._reader.pull_batches(self._size, limit)
+            except Exception as failure:
+                note_part(failure, self._node, 0)
+                raise
             if whole is not None:
                 self._start = None
                 self._cursor.look()
@@ -59,7 +65,12 @@ class BatchStage(Stage):
         if self._start is None:
             self._start = self._cursor.place()
         last, taken = self._start
-        self._gather()
+        try:
+            self._gather()
+        except Exception as failure:
+            if self._start is not None:  # it is one of an element, not of all
+                note_part(failure, self._node, len(self._gathered))
+            raise
         after, position = self._cursor.place()
         if len(self._gathered) < self._size and (self._drop_remainder or not len(self._gathered)):
             self._reset()
@@ -92,8 +103,13 @@ class BatchStage(Stage):
         """Calls `gather`; if it fails, goes back to where the batch begins, if there is a way."""
         try:
             return gather(*what)
-        except Exception:
+        except Exception as failure:
             start = self._start
+            if start is not None:
+                (after, taken), cursor = start, self._cursor
+                # Its states are those of its parent.
+                node = self._node
+                note_stage(failure, node, lambda: after(taken), cursor.state, above=node)
             self._reset()
             with contextlib.suppress(Exception):
                 if start is not None:

@@ -62,7 +62,10 @@ class CacheStage(Stage):
         if block.finish is None:
             self._memory += block.elements
             return Block(block.elements, state_after)
-        return Block(block.elements, state_after, self._keeping(block.finish), dropped)
+        finish = self._keeping(block.finish)
+        kept = Block(block.elements, state_after, finish, dropped)
+        kept.finisher = block.finisher
+        return kept
 
     def _keeping(self, finish: Finish) -> Finish:
         keep = self._memory.append

@@ -12,6 +12,7 @@ import numpy as np
 from grainmill import _native
 from grainmill._iterators.cursor import Cursor
 from grainmill._iterators.feature_values import FeatureValues, rows_of
+from grainmill._iterators.notes import note_stage
 from grainmill._iterators.saved import Saved, integer
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
@@ -114,6 +115,7 @@ class ConcatThenSplitStage(Stage):
                 f"Element {self._taken} of those this {self._node} took since it was made or "
                 "restored cannot be packed."
             )
+            note_stage(failure, self._node, self._cursor.state, self._cursor.after_first)
             raise
         if limited is not None:
             name, length, room = limited

@@ -141,7 +141,11 @@ class Cursor:
                 if finish is None:
                     self._at = at + 1
                     return elements[at]
-                element = finish(elements[at], at)
+                try:
+                    element = finish(elements[at], at)
+                except Exception as failure:
+                    block.note(failure, at)
+                    raise
                 self._at = at + 1
                 if element is not SKIPPED:
                     return element
@@ -234,6 +238,7 @@ class Cursor:
                     self._hold(made, range(at + 1, stop + 1))
                 return made
             if failure is not None:
+                block.note(failure, stop)
                 raise failure
 
     def take_rows(self, count: int) -> tuple[dict[str, Any], list[int]] | None:
@@ -270,6 +275,10 @@ class Cursor:
     def advance(self, count: int) -> None:
         """Takes `count` of the elements that `peek` returned."""
         self._taken += count
+
+    def after_first(self) -> State:
+        """The stage's state after the first of the elements that `peek` returned."""
+        return self._block.state_after(self._after[self._taken])
 
     def place(self) -> ResumePoint:
         """The place after the elements taken, whose state can be had at any time."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from grainmill._evaluate.fuse import Kind, finisher
 from grainmill._evaluate.rng import IndexedGenerators
 from grainmill._iterators.drops import DropWatch
+from grainmill._iterators.notes import note_stage
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import After, Block, Stage, State
 from grainmill._plan import sequential as plan
@@ -16,6 +17,8 @@ from grainmill._plan import sequential as plan
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from grainmill._evaluate.fuse import Passed
+    from grainmill._iterators.stage import Finisher
     from grainmill._plan.options import DatasetOptions
 
 
@@ -30,17 +33,17 @@ class Step(NamedTuple):
         first: The number of its first element, where it counts them.
         stride: How far the next element's number is from that.
         watch: Of a filter.
-        node: What describes it, where it counts elements.
+        node: Which describes it.
     """
 
     kind: Kind
     function: Callable[..., Any]
+    node: plan.Map
     state_key: str | None = None
     generators: IndexedGenerators | None = None
     first: int = 0
     stride: int = 1
     watch: DropWatch | None = None
-    node: plan.Map | None = None
 
     @classmethod
     def of(cls, node: plan.Map, options: DatasetOptions) -> Step:
@@ -48,14 +51,13 @@ class Step(NamedTuple):
         if isinstance(node, plan.RandomMap):
             generators = IndexedGenerators(node.seed)
             first, stride = node.first_number, node.number_step
-            key = "index_for_rng"
-            return cls("random", node.function, key, generators, first, stride, node=node)
+            return cls("random", node.function, node, "index_for_rng", generators, first, stride)
         if isinstance(node, plan.MapWithIndex):
-            return cls("indexed", node.function, "counter", node=node)
+            return cls("indexed", node.function, node, "counter")
         if isinstance(node, plan.Filter):
             name = f"FilterDatasetIterator{str(node).removeprefix(node.dataset_name)}"
-            return cls("test", node.function, watch=DropWatch(name, options))
-        return cls("map", node.function)
+            return cls("test", node.function, node, watch=DropWatch(name, options))
+        return cls("map", node.function, node)
 
 
 class ElementwiseStage(Stage):
@@ -67,6 +69,9 @@ class ElementwiseStage(Stage):
     def __init__(self, parent: Stage, steps: Sequence[Step]) -> None:
         super().__init__(parent)
         self._parent = parent
+        self._nodes = [step.node for step in steps]
+        self._after: After | None = None  # the parent's states in the last block
+        self._below: Finisher | None = None  # whose functions come before these, if any are lazy
         self._functions = [step.function for step in steps]
         self._generators = [step.generators for step in steps]
         self._firsts = [step.first for step in steps]
@@ -74,7 +79,6 @@ class ElementwiseStage(Stage):
         self._watches = [step.watch for step in steps]
         self._filters = [i for i, step in enumerate(steps) if step.watch is not None]
         self._counting = [(i, step.state_key) for i, step in enumerate(steps) if step.state_key]
-        self._nodes = [step.node for step in steps]
         self._keeps_places = bool(self._filters or self._counting)
         kinds = tuple(step.kind for step in steps)
         self._over_ready = finisher(kinds, over_lazy=False)
@@ -117,15 +121,20 @@ class ElementwiseStage(Stage):
             watch = self._watches[i]
             if watch is not None and watch.excess is not None:
                 watch.raise_excess()
+        self._after = None  # a user's iterator would have to keep its state
         block = self._parent.pull(limit)
+        self._after = block.state_after
         if not self._keeps_places:
             if block.finish is None:
                 block.finish, block.finish_many = self._only_maps
             else:
+                self._below = block.finisher
                 block.finish, block.finish_many = self._make(
                     self._over_lazy, self._passed, self._last_dropped, block
                 )
+            block.finisher = self
             return block
+        self._below = block.finisher
         self._passed = passed = self._passed_after(self._last_len)
         self._last_len = len(block.elements)
         # Up to each step: `below`'s, or of the nearest filter before it; a filter has its own.
@@ -140,7 +149,21 @@ class ElementwiseStage(Stage):
         over = self._over_ready if block.finish is None else self._over_lazy
         one, many = self._make(over, passed, dropped, block)
         after = self._states(block.state_after, passed, skipped_before)
-        return Block(block.elements, after, one, before, many)
+        made = Block(block.elements, after, one, before, many)
+        made.finisher = self
+        return made
+
+    def note(self, failure: BaseException, at: int, passed: Sequence[Passed]) -> None:
+        """See `Finisher.note`."""
+        if not passed:
+            return
+        after = self._after
+        if passed[0].step is None:
+            if self._below is not None:
+                self._below.note(failure, at, passed[1:])
+        elif after is not None:
+            node, above = self._nodes[passed[0].step], self._nodes[0].parent
+            note_stage(failure, node, lambda: after(at), lambda: after(at + 1), above)
 
     def _passed_after(self, count: int) -> list[int]:
         """The elements that came to each step, after some raw ones of the last block."""

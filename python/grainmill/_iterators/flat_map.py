@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from grainmill._iterators.cursor import END, Cursor, ResumePoint
+from grainmill._iterators.notes import note_stage
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
@@ -73,7 +74,12 @@ class FlatMapStage(Stage):
                 self._place = (self._cursor.place(), self._place[1])
                 return False
             self._before, self._element = before, element
-        pieces = self._split(self._element)
+        try:
+            pieces = self._split(self._element)
+        except Exception as failure:
+            after, taken = self._before
+            note_stage(failure, self._node, lambda: after(taken), self._cursor.state)
+            raise
         if self._skip > len(pieces):
             raise ValueError(
                 f"state of {self._node} was saved after {self._skip} pieces of an element that "

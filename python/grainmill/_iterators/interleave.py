@@ -11,6 +11,7 @@ from grainmill._iterators.opening import ConcurrentOpener
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._iterators.turns import AT_ONCE, turns
+from grainmill._plan.notes import add_note, located
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +42,7 @@ class InterleaveStage(Stage):
     ) -> None:
         super().__init__()
         self._name = node if name is None else name
+        self._node = node
         self._at_once = at_once
         self._at_work = False
         self._num_parts = num_parts
@@ -138,7 +140,7 @@ class InterleaveStage(Stage):
 
     def _replaced(self, slot: _OpenDataset) -> _OpenDataset:
         index = self._next_part
-        cursor = Cursor(self._openings.take(index))
+        cursor = Cursor(self._taken(index))
         if index in self._future:
             cursor.restore(self._future[index])
             self._future = {i: state for i, state in self._future.items() if i != index}
@@ -150,10 +152,18 @@ class InterleaveStage(Stage):
     def _opened(self) -> list[_OpenDataset]:
         if self._slots is None:
             self._slots = [
-                _OpenDataset(index, Cursor(self._openings.take(index)))
-                for index in range(self._num_slots)
+                _OpenDataset(index, Cursor(self._taken(index))) for index in range(self._num_slots)
             ]
         return self._slots
+
+    def _taken(self, index: int) -> Stage:
+        """The part `index`, from its start."""
+        try:
+            return self._openings.take(index)
+        except Exception as failure:
+            if self._node.added_at:
+                add_note(failure, [f"while opening dataset {index} of {located(self._node)}"])
+            raise
 
     def _standing(self) -> _Standing:
         places = [slot.place for slot in self._opened()]
@@ -221,7 +231,7 @@ class InterleaveStage(Stage):
         if held is not None and saved is None and not exhausted:
             held.close()
             held = None
-        cursor = Cursor(self._openings.take(index)) if held is None else held.cursor
+        cursor = Cursor(self._taken(index)) if held is None else held.cursor
         slot = _OpenDataset(index, cursor)
         if saved is not None:
             cursor.restore(saved)

@@ -10,6 +10,7 @@ import numpy as np
 from grainmill import _native
 from grainmill._iterators.cursor import Cursor, fixed
 from grainmill._iterators.feature_values import FeatureValues, rows_of
+from grainmill._iterators.notes import note_stage
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
@@ -113,6 +114,7 @@ class FitPackStage(Stage):
                 f"Element {self._taken} of those this {self._node} took since it was made or "
                 "restored cannot be packed."
             )
+            note_stage(failure, self._node, self._cursor.state, self._cursor.after_first)
             raise
 
     def _shuffled(self, num_rows: int, columns: dict[str, Any]) -> list[int]:

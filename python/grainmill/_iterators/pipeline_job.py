@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -26,10 +27,14 @@ BLOCK_LEN = 64
 
 
 class StartPoint(NamedTuple):
-    """Where to go on, and how many elements were given before that."""
+    """Where to go on, and how many elements were given before that.
+
+    Those are counted from the start if `from_start`, else from a state that was restored.
+    """
 
     state: State
     num_delivered: int
+    from_start: bool
 
 
 class PipelineTask(NamedTuple):
@@ -101,16 +106,30 @@ class PipelineJob(Job):
         """See `Job.open`."""
         set_up_worker(place, self._worker_init_fn)
         stage = self._open_plan(self._plans[place.worker], self._context)
-        return _PartRunner(stage, place.mark)
+        return _PartRunner(stage, place)
 
 
 class _PartRunner(Runner):
-    """A stage under way, and how many elements it gave."""
+    """A stage under way, and how many elements it gave.
 
-    def __init__(self, stage: Stage, mark: Callable[[int], None]) -> None:
+    Messages number elements as the consumer counts them, who takes one of each worker in turn, as
+    long as all workers have some.
+    """
+
+    def __init__(self, stage: Stage, place: WorkerContext) -> None:
         self._cursor = Cursor(stage)
-        self._mark = mark
+        self._place = place
         self._count = 0
+
+    def _number(self, count: int) -> int:
+        return count * self._place.num_workers + self._place.worker
+
+    def _start(self, standing: StartPoint) -> None:
+        self._cursor.restore(standing.state)
+        self._count = standing.num_delivered
+        if not standing.from_start:
+            with contextlib.suppress(Exception):  # where elements have no index
+                self._count = self._cursor.next_index()
 
     def run(self, task: PipelineTask) -> Outcome:
         """See `Runner.run`."""
@@ -119,11 +138,11 @@ class _PartRunner(Runner):
         places: list[ResumePoint] = []
         try:
             if task.state is not None:
-                self._cursor.restore(task.state.state)
-                first = self._count = task.state.num_delivered
+                self._start(task.state)
+                first = self._count
             deadline = time.perf_counter() + _BLOCK_S
             while True:
-                self._mark(self._count)
+                self._place.mark(self._number(self._count))
                 element = self._cursor.next()
                 if element is END:
                     break
@@ -136,6 +155,12 @@ class _PartRunner(Runner):
                     break
             told = told_places(places)
         except BaseException as failure:
-            return Outcome(elements, failure, first, told_places(places))
+            return self._outcome(elements, failure, first, told_places(places))
         self._cursor.forget()  # arrays that nobody else has are sent without a copy
-        return Outcome(elements, None, first, told)
+        return self._outcome(elements, None, first, told)
+
+    def _outcome(
+        self, elements: list[Any], failure: BaseException | None, first: int, states: bytes
+    ) -> Outcome:
+        stride = self._place.num_workers
+        return Outcome(elements, failure, self._number(first), states, stride=stride)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grainmill._iterators.cursor import END, Cursor, ResumePoint
+from grainmill._iterators.notes import note_stage
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
@@ -103,10 +104,11 @@ class RebatchStage(Stage):
                 return False
             self._pending = before, batch
         before, batch = self._pending
-        leaves, structure = flatten(batch)
-        if self._slices and structure != self._current.structure:
-            raise self._unlike(batch)
-        count = self._row_count(batch, leaves)
+        try:
+            leaves, structure, count = self._parts(batch)
+        except Exception as failure:
+            note_stage(failure, self._node, lambda: before[0](before[1]), self._cursor.state)
+            raise
         if self._skip > count:
             raise ValueError(
                 f"state of {self._node} was saved after {self._skip} rows of a batch that has "
@@ -117,6 +119,13 @@ class RebatchStage(Stage):
         self._row, self._skip = self._skip, 0
         self._pending = None
         return True
+
+    def _parts(self, batch: Any) -> tuple[list[Any], Structure, int]:
+        """The leaves of a batch, their structure and the number of rows."""
+        leaves, structure = flatten(batch)
+        if self._slices and structure != self._current.structure:
+            raise self._unlike(batch)
+        return leaves, structure, self._row_count(batch, leaves)
 
     def _unlike(self, batch: Any) -> ValueError:
         """The error where `batch`, the parent's next one, is not made as the current one is."""

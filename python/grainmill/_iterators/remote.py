@@ -118,7 +118,8 @@ class RemotePart(Stage):
         self._pending_results: deque[PendingResult] = deque()
         self._generation = 0
         self._after: After | None = None  # `None`: at the start
-        self._count = 0
+        self._count = 0  # since the start, or the state that was restored
+        self._from_start = True
         self._single_until = 0
         self._affordable = 1  # until it is known how large elements are
         self._restart = False
@@ -170,7 +171,9 @@ class RemotePart(Stage):
             self._pending_results.clear()
             self._restart = self._after is not None
         while len(self._pending_results) < _TASKS:
-            state = StartPoint(self.state(), self._count) if self._restart else None
+            state: StartPoint | None = None
+            if self._restart:
+                state = StartPoint(self.state(), self._count, self._from_start)
             self._restart = False
             most = 1 if self._count < self._single_until else self._affordable
             task = PipelineTask(state, min(most, self._size), most)
@@ -205,7 +208,7 @@ class RemotePart(Stage):
         self._failure = None
         self._ended = False
         if not stands_there:
-            self._count = 0
+            self._count, self._from_start = 0, False
         self._after = fixed(state)
 
     def _stands_at(self, state: State) -> bool:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+import contextlib
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
-from grainmill._evaluate.fuse import SKIPPED, Evaluated, evaluated
+from grainmill._evaluate.fuse import SKIPPED, Evaluated, evaluated, passed_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from grainmill._evaluate.fuse import Passed
     from grainmill._plan.node import Node
 
 State: TypeAlias = dict[str, Any]
 After: TypeAlias = "Callable[[int], State]"
 Finish: TypeAlias = "Callable[[Any, int], Any]"
 FinishMany: TypeAlias = "Callable[[Sequence[Any], int, Callable[[Any], None]], None]"
+
+
+class Finisher(Protocol):
+    """A stage whose functions finish the elements of a block."""
+
+    def note(self, failure: BaseException, at: int, passed: Sequence[Passed]) -> None:
+        """Notes where the element at `at` comes from; `passed` begins with the stage's code."""
 
 
 class Block:
@@ -37,9 +46,18 @@ class Block:
         dropped: The places of the raw elements that were skipped so far, in order, if any can be.
         columns: Arrays of which the raw elements are the numbers of rows, by the keys of an
             element, if that is how it comes.
+        finisher: The stage whose functions finish the elements, if they are a user's.
     """
 
-    __slots__ = ("columns", "dropped", "elements", "finish", "finish_many", "state_after")
+    __slots__ = (
+        "columns",
+        "dropped",
+        "elements",
+        "finish",
+        "finish_many",
+        "finisher",
+        "state_after",
+    )
 
     def __init__(
         self,
@@ -57,6 +75,7 @@ class Block:
         self.dropped = dropped
         self.finish_many = finish_many
         self.columns = columns
+        self.finisher: Finisher | None = None
 
     @property
     def num_finished(self) -> int:
@@ -66,7 +85,15 @@ class Block:
     def with_states(self, state_after: After) -> Block:
         """The same elements, with the states of a stage that hands them on."""
         more = self.finish, self.dropped, self.finish_many
-        return Block(self.elements, state_after, *more, columns=self.columns)
+        block = Block(self.elements, state_after, *more, columns=self.columns)
+        block.finisher = self.finisher
+        return block
+
+    def note(self, failure: BaseException, at: int) -> None:
+        """Notes on `failure`, which the element at `at` raised, where that comes from."""
+        if self.finisher is not None:
+            with contextlib.suppress(Exception):
+                self.finisher.note(failure, at, passed_by(failure))
 
     def finished(self, start: int, count: int) -> Evaluated:
         """What comes out of `count` raw elements from `start` on, up to a failure."""

@@ -122,7 +122,7 @@ _NOTHING = (plan.Seed, plan.WithOptions)
 # What runs nodes that need more than one parent; the others are marked by `runs`.
 _STAGES: dict[type[Node], Callable[[Any, Context], Stage]] = {
     plan.Read: ReadStage,
-    plan.UserDefined: lambda node, _: UserDefinedStage(iter(node.dataset)),
+    plan.UserDefined: lambda node, _: UserDefinedStage(iter(node.dataset), node),
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
     plan.Batch: _batched,
     plan.Mix: lambda node, c: MixStage(node, _parents(node, c)),

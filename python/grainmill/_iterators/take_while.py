@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from grainmill._iterators.cursor import Cursor, ResumePoint
+from grainmill._iterators.notes import note_stage
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
@@ -33,11 +34,15 @@ class TakeWhileStage(Stage):
         elements: list[Any] = []
         places = [self._place()]
         while len(elements) < limit and not self._ended:
+            element: list[Any] = []
             try:
                 element = self._cursor.peek(1)
                 keep = bool(element) and self._predicate(element[0])
-            except Exception:
+            except Exception as failure:
                 if not elements:
+                    if element:
+                        cursor = self._cursor
+                        note_stage(failure, self._node, cursor.state, cursor.after_first)
                     raise
                 break  # It is met again once those before it are delivered.
             self._cursor.advance(len(element))

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from grainmill._iterators.cursor import END, copied, stays
 from grainmill._iterators.stage import Block, Stage, State
+from grainmill._plan.notes import add_note, located
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from grainmill._plan.node import Node
 
 
 class UserDefinedStage(Stage):
@@ -20,9 +23,10 @@ class UserDefinedStage(Stage):
     somebody still holds the block it belongs to when the iterator is about to move on.
     """
 
-    def __init__(self, iterator: Iterator[Any]) -> None:
+    def __init__(self, iterator: Iterator[Any], node: Node | None = None) -> None:
         super().__init__()
         self._iterator = iterator
+        self._node = node
         self._place: weakref.ref[_Place] | None = None
 
     def pull(self, limit: int) -> Block:
@@ -33,7 +37,12 @@ class UserDefinedStage(Stage):
             held = self._place()
             before = None if held is None else held.settled()
         self._place = None
-        element = next(self._iterator, END)
+        try:
+            element = next(self._iterator, END)
+        except Exception as failure:
+            if self._node is not None and _is_users(self._node):
+                add_note(failure, [f"while computing an element of {located(self._node)}"])
+            raise
         place = _Place(self._iterator, before)
         self._place = weakref.ref(place)
         if element is END:
@@ -84,6 +93,11 @@ class UserDefinedStage(Stage):
         close = getattr(self._iterator, "close", None)
         if close is not None:
             close()
+
+
+def _is_users(node: Node) -> bool:
+    package, _, _ = __name__.partition(".")
+    return not type(getattr(node, "dataset", None)).__module__.startswith(f"{package}.")
 
 
 class _Place:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import logging
@@ -17,7 +18,9 @@ from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
 from grainmill._evaluate.stack import shared_arena, stack
 from grainmill._iterators.feature_values import FeatureValues, rows_of
+from grainmill._iterators.notes import note
 from grainmill._loader.record import Record, RecordMetadata
+from grainmill._plan.node import transform_name
 
 Records = Iterator[Record[Any]]
 
@@ -74,7 +77,12 @@ class _OperatedIterator(DatasetIterator[Any]):
             return next(self._made)
         except StopIteration:
             raise
-        except Exception:
+        except Exception as failure:
+            parent: Any = self._parent
+            what = f"`{transform_name(self._operation)}` in a `DataLoader`"
+            with contextlib.suppress(Exception):  # what fails upstream is not taken
+                if parent.get_state() != state:
+                    note(failure, what, lambda: state, parent.get_state, parent._node)  # noqa: SLF001
             # A generator is over once it has raised; a new one goes on where this one was.
             self.set_state(state)
             raise

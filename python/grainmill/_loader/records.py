@@ -52,6 +52,15 @@ class SampledRecords:
         ]
         return records + [END] * (len(indices) - len(records))
 
+    def _place_of(self, index: int) -> tuple[str, int]:
+        """The data source or file that the record at `index` is in, and its index there."""
+        key = self._sampler[index].record_key
+        place_of = getattr(self._source, "_place_of", None)
+        if place_of is not None:
+            place: tuple[str, int] = place_of(key)
+            return place
+        return f"`{type(self._source).__name__}`", key
+
     def _chosen(self, indices: Sequence[int]) -> list[RecordMetadata]:
         block = getattr(self._sampler, "block", None)
         if block is not None:

@@ -48,9 +48,12 @@ class Node:
         passes_seeds: Whether random steps downstream of it may draw from seeds upstream.
         keeps_spec: Whether its elements look like those of its first parent.
         drops_elements: Whether some elements of its parent may have none here.
+        added_at: The file and line of the user's code that added it, for messages alone; empty
+            where the package did so by itself, `None` where that is not known.
     """
 
     parents: tuple[Node, ...]
+    added_at: str | None = dataclasses.field(default=None, kw_only=True, repr=False, compare=False)
 
     dataset_name: ClassVar[str] = ""
     passes_seeds: ClassVar[bool] = True
@@ -62,6 +65,11 @@ class Node:
 
     def _arguments(self) -> str:
         return ""
+
+    def note_added(self, at: str | None) -> None:
+        """Has `added_at` be `at`, if it is not known yet."""
+        if self.added_at is None:
+            object.__setattr__(self, "added_at", at)
 
     @property
     def own_seed(self) -> int | None:
@@ -146,7 +154,9 @@ class MapNode(Node):
             return share.run_of(self)
         if not self.parents:
             raise ValueError(f"Cannot slice `MapDataset` source. {self._source_type()}")
-        return self.over(tuple(share.consecutive(random_access(p)) for p in self.parents))
+        part = self.over(tuple(share.consecutive(random_access(p)) for p in self.parents))
+        part.note_added(self.added_at)
+        return part
 
     @property
     def is_cut_whole(self) -> bool:
@@ -178,7 +188,7 @@ def transform_name(transform: Any) -> str:
     if isinstance(transform, _TRANSFORM_CLASSES):
         return type(transform).__name__
     function = inspect.unwrap(transform)
-    name = getattr(function, "__name__", None) or type(transform).__name__
+    name = getattr(function, "__name__", None) or type(function).__name__
     code = getattr(function, "__code__", None)
     if code is None:
         return name

@@ -78,7 +78,8 @@ class Range(MapNode):
     def consecutive(self, share: Share) -> MapNode:
         """See `MapNode.consecutive`."""
         numbers = self.numbers[slice(*share.bounds(self.length))]
-        return dataclasses.replace(self, length=len(numbers), numbers=numbers)
+        # No line of the user's has these numbers.
+        return dataclasses.replace(self, length=len(numbers), numbers=numbers, added_at="")
 
     def _arguments(self) -> str:
         numbers = self.numbers

@@ -66,7 +66,7 @@ class _Slicing:
         """See `Share.of_random_access`."""
         if self._sequential:
             return self.consecutive(random_access(node))
-        return Slice.of(node, slice(self.worker, None, self.count))
+        return _by_itself(Slice.of(node, slice(self.worker, None, self.count)))
 
     def of_datasets(self, datasets: Any) -> Any:
         """See `Share.of_datasets`."""
@@ -81,11 +81,17 @@ class _Slicing:
 
     def run_of(self, node: MapNode) -> MapNode:
         """See `Share.run_of`."""
-        return Slice.of(node, slice(*self.bounds(node.length)))
+        return _by_itself(Slice.of(node, slice(*self.bounds(node.length))))
 
     def bounds(self, length: int) -> tuple[int, int]:
         """See `Share.bounds`."""
         return even_split(length, ShardOptions(self.worker, self.count))
+
+
+def _by_itself(part: Slice) -> Slice:
+    """`part`, which no line of the user's added."""
+    part.note_added("")
+    return part
 
 
 class _EveryNth:

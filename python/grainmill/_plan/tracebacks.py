@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import sys
 from types import CodeType, FrameType, TracebackType
 from typing import Final
 
 from grainmill._plan.settings import config
 
-_PACKAGE: Final = str(pathlib.Path(__file__).parent.parent)
+_PACKAGE: Final = str(pathlib.Path(__file__).parent.parent) + os.sep
 _FUSED: Final = "<grainmill"
+
+
+def line_of_user() -> str | None:
+    """The file and line that called this package, if any did: `train.py:12`."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - a whole stack would cost 20 times more
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_PACKAGE):
+            return f"{code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
 
 
 def drop_inner_frames(failure: BaseException) -> None:
@@ -29,7 +42,7 @@ def drop_inner_frames(failure: BaseException) -> None:
     chain: TracebackType | None = None
     for frame in reversed(shown):
         chain = TracebackType(chain, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    failure.__traceback__ = chain
+    BaseException.with_traceback(failure, chain)  # also where a class lets nothing be assigned
     for frame in frames:
         _forget_variables(frame.tb_frame)
 

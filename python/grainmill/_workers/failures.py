@@ -8,6 +8,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from grainmill._native import GrainmillError
+from grainmill._plan.notes import notes_of, set_notes
 from grainmill._plan.tracebacks import drop_inner_frames
 from grainmill._workers.messages import dumps, loads
 
@@ -32,10 +33,12 @@ def serialized(failure: BaseException, links: int = _LONGEST_CHAIN) -> Serialize
     drop_inner_frames(failure)
     # One that was never raised itself has its place in its cause.
     chain = failure.__traceback__ is None
-    lines = traceback.format_exception(type(failure), failure, failure.__traceback__, chain=chain)
+    text = traceback.TracebackException.from_exception(failure)
+    text.__notes__ = None  # they cross as they are
     told: SerializedException = {
-        "text": "".join(lines),
-        "summary": "".join(traceback.format_exception_only(failure)).strip(),
+        "text": "".join(text.format(chain=chain)),
+        "summary": "".join(text.format_exception_only()).strip(),
+        "notes": [note for note in notes_of(failure) if isinstance(note, str)],
         "way": _way(failure),
         "suppress": failure.__suppress_context__,
     }
@@ -77,7 +80,7 @@ def _sendable(argument: Any) -> Any:
 def _from_parts(data: bytes) -> BaseException:
     kind, arguments, attributes = loads(data)
     made: BaseException = kind.__new__(kind, *arguments)
-    made.args = arguments
+    BaseException.__setattr__(made, "args", arguments)
     vars(made).update(attributes)
     return made
 
@@ -88,16 +91,20 @@ _REBUILD: dict[str, Callable[[bytes], BaseException]] = {"pickle": loads, "parts
 def deserialized(told: SerializedException, where: str) -> BaseException:
     """The exception that `serialized` was given, with a note on where it was raised."""
     failure = _chained(told, where)
-    failure.add_note(f"{where}:\n{told['text'].rstrip()}")
+    set_notes(failure, [*notes_of(failure), f"{where}:\n{told['text'].rstrip()}"])
     return failure
 
 
 def _chained(told: SerializedException, where: str) -> BaseException:
     failure = _alone(told, where)
+    # Past what its class says of assignments, which may be that there are none.
+    assign = BaseException.__setattr__
     for name in ("__cause__", "__context__"):
         if told[name] is not None:
-            setattr(failure, name, _chained(told[name], "in a worker"))
-    failure.__suppress_context__ = told["suppress"]
+            assign(failure, name, _chained(told[name], "in a worker"))
+    assign(failure, "__suppress_context__", told["suppress"])
+    if told["notes"]:
+        set_notes(failure, told["notes"])
     return failure
 
 

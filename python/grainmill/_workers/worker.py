@@ -43,6 +43,7 @@ class Outcome(NamedTuple):
         first: The number of the first element, for messages.
         extra: What else the one who gave the task needs.
         batch_size: Where `elements` are batches, how many of those numbered are in each.
+        stride: How far the number of an element is from that of the one before.
     """
 
     elements: list[Any]
@@ -50,6 +51,13 @@ class Outcome(NamedTuple):
     first: int | None
     extra: Any = None
     batch_size: int = 0
+    stride: int = 1
+
+    def number(self, position: int) -> int | None:
+        """The number of the first element of `elements[position]`, for messages."""
+        if self.first is None:
+            return None
+        return self.first + position * max(1, self.batch_size) * self.stride
 
 
 class Runner(abc.ABC):
@@ -237,10 +245,7 @@ class _Channel:
                 )
         told = None
         if failure is not None:
-            where = outcome.first
-            if where is not None:
-                where += len(elements) * max(1, outcome.batch_size)
-            told = messages.pack([self._told(failure, where)], self.arena)
+            told = messages.pack([self._told(failure, outcome.number(len(elements)))], self.arena)
         made, failed = self._lent(packed), self._lent(told)
         self._send(("made", number, made, failed, outcome.extra, self.arena.take_dropped()))
 
@@ -284,9 +289,9 @@ class _Channel:
 
 
 def _name_of(outcome: Outcome, position: int) -> str:
-    if outcome.first is None:
+    first = outcome.number(position)
+    if first is None:
         return "an element"
-    first = outcome.first + position * max(1, outcome.batch_size)
     if not outcome.batch_size:
         return f"element {first}"
     return f"the batch of elements {first} to {first + outcome.batch_size - 1}"
