@@ -9,6 +9,7 @@ from grainmill._iterators.cursor import END, Cursor, ResumePoint, fixed
 from grainmill._iterators.opening import ConcurrentOpener
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._iterators.turns import AT_ONCE, turns
+from grainmill._plan.closing import closed_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +39,7 @@ class InterleaveStage(Stage):
         super().__init__()
         self._at_once = at_once
         self._at_work = False
+        self._cancelled = False
         self._num_parts = num_parts
         self._num_slots = min(node.cycle_length, num_parts)
         self._openings = ConcurrentOpener(
@@ -110,6 +112,7 @@ class InterleaveStage(Stage):
             slot = slots[number]
             if slot.exhausted and self._next_part < self._num_parts:
                 slots[number] = slot = self._replaced(slot)
+                self._check_open()
                 self._num_exhausted -= 1
             element = END
             if not slot.exhausted:
@@ -148,6 +151,7 @@ class InterleaveStage(Stage):
                 _OpenDataset(index, Cursor(self._openings.take(index)))
                 for index in range(self._num_slots)
             ]
+            self._check_open()
         return self._slots
 
     def _standing(self) -> _Standing:
@@ -176,6 +180,7 @@ class InterleaveStage(Stage):
             slot.close()
         self._openings.close()
         self._slots = slots
+        self._check_open()
         self._num_exhausted = sum(slot.exhausted for slot in slots)
         self._at_work = False
         self._turn = state["next_index_in_cycle"]
@@ -223,6 +228,18 @@ class InterleaveStage(Stage):
             if not slot.exhausted:
                 slot.cursor.stage.start_prefetch()
         self._at_work = True
+
+    def cancel(self) -> None:
+        """See `Stage.cancel`."""
+        self._cancelled = True
+        self._openings.cancel()
+        for slot in tuple(self._slots or ()):
+            slot.cursor.stage.cancel()
+
+    def _check_open(self) -> None:
+        """Raises `ValueError` after `cancel`, which knows nothing of a part opened since."""
+        if self._cancelled:
+            raise closed_error()
 
     def close(self) -> None:
         """See `Stage.close`."""

@@ -53,6 +53,12 @@ class WorkerShardsStage(InterleaveStage):
 
         super().__init__(ring, open_worker, count, at_once=True)
 
+    def cancel(self) -> None:
+        """See `Stage.cancel`."""
+        super().cancel()
+        if self._workers is not None:
+            self._workers.cancel()
+
     def close(self) -> None:
         """See `Stage.close`."""
         super().close()
