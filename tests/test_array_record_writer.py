@@ -1,10 +1,13 @@
 """The record writer as a user of Python meets it, faults included."""
 
+import contextlib
 import hashlib
+import os
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +89,37 @@ def test_full_disk_shows_in_close_if_not_before():
     writer.write(b"short")
     with pytest.raises(RuntimeError, match="/dev/full: write: No space left on device"):
         writer.close()
+
+
+def test_files_that_cannot_be_synced_are_closed_without_error(tmp_path):
+    writer = ArrayRecordWriter("/dev/null")
+    writer.write(b"short")
+    writer.close()
+    os.mkfifo(tmp_path / "pipe")
+    found = []
+    reader = threading.Thread(target=lambda: found.append((tmp_path / "pipe").read_bytes()))
+    reader.start()
+    with ArrayRecordWriter(str(tmp_path / "pipe")) as writer:
+        writer.write(b"short")
+    reader.join()
+    assert len(found[0]) % 65536 == 0
+    assert found[0]
+
+
+@pytest.mark.parametrize("path", ["/dev/full", "/dev/null"])
+def test_close_lets_go_of_the_file_whatever_becomes_of_it(path):
+    def num_open():
+        files = Path("/proc/self/fd").iterdir()
+        return sum(file.is_symlink() and str(file.readlink()) == path for file in files)
+
+    before = num_open()
+    writer = ArrayRecordWriter(path)
+    writer.write(b"short")
+    assert num_open() == before + 1
+    for _ in range(2):
+        with contextlib.suppress(GrainmillError):
+            writer.close()
+        assert num_open() == before
 
 
 def test_file_size_limit_is_an_error_and_not_a_short_file(tmp_path):

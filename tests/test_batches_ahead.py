@@ -6,9 +6,10 @@ from stage_harness import count_at_rest, found
 from under_test import INLINE
 
 import grainmill as grain
-from grainmill._evaluate.batch_blocks import BatchBlock, in_batches
+from grainmill._evaluate.batch_blocks import BatchBlock, batched, in_batches
 from grainmill._evaluate.program import Program
 from grainmill._tree import flatten
+from grainmill.array_record import ArrayRecordWriter
 
 
 def plain(x):
@@ -112,6 +113,43 @@ def test_small_batches_are_cut_from_one(function, comes_in_one):
             np.testing.assert_array_equal(made, other[: len(rows)])
             assert not isinstance(made.base, np.ndarray)  # kept, it keeps nothing else alive
             assert made.flags.writeable
+
+
+def setting_again(name, then):
+    """A program whose attribute `name`, once it is read, becomes `then`: another thread sets it."""
+
+    def read(program):
+        found, program.__dict__[name] = program.__dict__[name], then
+        return found
+
+    def write(program, value):
+        program.__dict__[name] = value
+
+    return type("SettingAgain", (Program,), {name: property(read, write)})
+
+
+def test_layout_that_another_thread_takes_back_is_not_missed(tmp_path):
+    with ArrayRecordWriter(str(tmp_path / "file"), "group_size:1") as writer:
+        for number in range(20):
+            writer.write(np.full(4, number, np.int32).tobytes())
+    source = grain.sources.ArrayRecordDataSource(str(tmp_path / "file"))
+    ds = grain.MapDataset.source(source).map(lambda record: np.frombuffer(record, np.int32))
+    first = Program(ds._node)
+    batched(first, 0, 10)
+    assert first.layout is not None
+    program = setting_again("layout", None)(ds._node)
+    program.layout = first.layout
+    rows = batched(program, 10, 10)
+    assert rows.batch.tolist() == [[number] * 4 for number in range(10, 20)]
+
+
+def test_batches_that_another_thread_finds_not_small_are_not_cut():
+    ds = grain.MapDataset.range(100).map(lambda x: x if x < 50 else x / 2)
+    program = setting_again("batches_small", then=False)(ds._node)
+    program.batches_small = True
+    pieces, _ = in_batches(program, 0, 100, 10)
+    cut = [rows.batch for piece in pieces for rows in piece.cut(10)]
+    assert [batch.dtype.kind for batch in cut] == ["i"] * 5 + ["f"] * 5
 
 
 def test_place_changes_among_batches_that_are_ready():

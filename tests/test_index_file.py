@@ -1,5 +1,7 @@
 """Sources that know from an index file how many records their files hold."""
 
+import errno
+import os
 import pickle
 import shutil
 import threading
@@ -101,3 +103,36 @@ def test_files_whose_records_are_given_are_not_opened_for_their_length(paths):
     assert [source[0], source[5]] == [EXPECTED[0], EXPECTED[6]]
     with pytest.raises(FileNotFoundError, match="nowhere"):
         source[7]
+
+
+def refusing(number):
+    def sync(_):
+        raise OSError(number, os.strerror(number))
+
+    return sync
+
+
+def test_error_that_comes_when_the_index_is_synced_leaves_the_one_before(
+    paths, tmp_path, monkeypatch
+):
+    index = tmp_path / "index"
+    ArrayRecordDataSource(paths[:1], index=index)
+    before = index.read_bytes()
+    monkeypatch.setattr(os, "fsync", refusing(errno.ENOSPC))
+    with pytest.raises(OSError, match=r"No space left on device: '.*index.*part'"):
+        ArrayRecordDataSource(paths, index=index)
+    assert index.read_bytes() == before
+    assert set(tmp_path.iterdir()) == {*map(Path, paths), index}
+
+
+def test_index_is_synced_before_it_has_its_name(paths, tmp_path, monkeypatch):
+    index, synced = tmp_path / "index", []
+    monkeypatch.setattr(os, "fsync", lambda _: synced.append(index.exists()))
+    ArrayRecordDataSource(paths, index=index)
+    assert synced == [False]
+
+
+def test_index_is_written_where_files_cannot_be_synced(paths, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", refusing(errno.EINVAL))
+    ArrayRecordDataSource(paths, index=tmp_path / "index")
+    assert (tmp_path / "index").exists()

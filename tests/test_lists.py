@@ -11,7 +11,7 @@ from grainmill._dataset.iter_dataset import node_of
 from grainmill._evaluate import tuning
 from grainmill._evaluate.executor import Pace
 from grainmill._evaluate.program import Program
-from grainmill._loader.records import Records
+from grainmill._loader.records import SampledRecords
 
 pytestmark = pytest.mark.better_than_grain("Grain asks for one element at a time")
 
@@ -342,6 +342,6 @@ def test_a_loader_whose_source_offers_no_lists_spreads_its_elements(offers_lists
         del kind.__getitems__
     source = kind()
     sampler = grain.samplers.SequentialSampler(N, grain.sharding.NoSharding())
-    records = Records(sampler, source, with_rng=False)
+    records = SampledRecords(sampler, source, with_rng=False)
     assert Program(node_of(grain.MapDataset.source(records))).reads_lists == offers_lists
     assert [record.data for record in records.__getitems__([3, 1])] == [3, 1]

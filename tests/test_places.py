@@ -14,7 +14,7 @@ from worker_harness import workers
 
 from grainmill._dataset.iter_dataset import node_of
 from grainmill._iterators.cursor import END, Cursor
-from grainmill._iterators.pipeline_job import Task, _PartRunner
+from grainmill._iterators.pipeline_job import PipelineTask, _PartRunner
 from grainmill._iterators.table import open_stage
 
 pytestmark = pytest.mark.better_than_grain("Grain pickles a state with each element")
@@ -64,8 +64,8 @@ def bytes_told(ds):
     """Bytes that a worker sends about its place, for each of some elements."""
     runner = _PartRunner(open_stage(node_of(ds)), lambda _: None)
     for _ in range(60):  # until parts give many elements at a time
-        runner.run(Task(None, 64, 64))
-    outcome = runner.run(Task(None, 64, 64))
+        runner.run(PipelineTask(None, 64, 64))
+    outcome = runner.run(PipelineTask(None, 64, 64))
     assert len(outcome.elements) == 64
     return len(pickle.dumps(outcome.extra)) / 64
 

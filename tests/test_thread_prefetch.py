@@ -57,6 +57,10 @@ class GateStage(ListStage):
         super().__init__(elements)
         self.gate = threading.Event()
         self.entered = threading.Event()
+        self.cancelled = 0
+
+    def cancel(self):
+        self.cancelled += 1
 
     def pull(self, limit) -> Block:
         self.entered.set()
@@ -157,9 +161,10 @@ def test_close_does_not_wait_for_a_stuck_parent():
     begin = time.monotonic()
     stage.close()
     assert time.monotonic() - begin < 2
-    assert parent.closed == 1
+    assert (parent.cancelled, parent.closed) == (1, 0)
     parent.gate.set()
     wait_until(lambda: not threads())
+    assert parent.closed == 1
 
 
 def test_close_wakes_a_waiting_consumer():

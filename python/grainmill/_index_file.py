@@ -1,5 +1,6 @@
 """A small file that says how many records other files hold, so that these need not be opened."""
 
+import errno
 import hashlib
 import itertools
 import json
@@ -64,10 +65,22 @@ def _write(index: str, known: dict[str, Noted]) -> None:
     header = {"format": _FORMAT, "version": _VERSION, "sha256": _sum(body)}
     part = Path(f"{index}.{os.getpid()}.{threading.get_ident()}.part")
     try:
-        part.write_bytes(json.dumps(header).encode() + b"\n" + body)
+        with part.open("wb") as file:
+            file.write(json.dumps(header).encode() + b"\n" + body)
+            file.flush()
+            _sync(file.fileno(), str(part))
         part.replace(index)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _sync(file: int, path: str) -> None:
+    """Has the system write the file, which may be when it finds that there is no room for it."""
+    try:
+        os.fsync(file)
+    except OSError as failure:
+        if failure.errno not in (errno.EINVAL, errno.ENOTSUP):  # there it cannot be asked to
+            raise OSError(failure.errno, failure.strerror, path) from None
 
 
 def _sum(body: bytes) -> str:

@@ -7,18 +7,58 @@ exit, and waited for, for a while.
 
 from __future__ import annotations
 
+import _thread
 import atexit
+import contextlib
 import os
 import threading
 import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _EXIT_WAIT_S = 1.0
 
 _running: dict[threading.Thread, Callable[[], object]] = {}
+
+
+class _OfThread(threading.local):
+    may_wait = True
+
+
+_of_thread = _OfThread()
+
+
+@contextlib.contextmanager
+def not_waiting() -> Iterator[None]:
+    """Has what the calling thread closes in the `with` block wait for no thread and no process.
+
+    For garbage collections, which come anywhere, and for a thread that has an error to raise.
+    """
+    before, _of_thread.may_wait = _of_thread.may_wait, False
+    try:
+        yield
+    finally:
+        _of_thread.may_wait = before
+
+
+def may_wait() -> bool:
+    """Whether the calling thread may wait for others; see `not_waiting`."""
+    return _of_thread.may_wait
+
+
+def call_elsewhere(call: Callable[[], object]) -> None:
+    """Calls `call`, which waits for something, on a thread of its own.
+
+    A garbage collection may do so anywhere: unlike `Thread.start`, this takes no lock of
+    `threading`, which the thread that is collecting may hold, and does not wait for the thread.
+    Whatever must be over at exit is to see to that itself.
+    """
+    try:
+        _thread.start_new_thread(call, ())
+    except RuntimeError:  # there are too many threads, or the interpreter goes down
+        call()
 
 
 def start_thread(

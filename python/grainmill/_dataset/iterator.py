@@ -9,13 +9,16 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, TypeVar
 
+from grainmill._evaluate import tuning
 from grainmill._evaluate.fuse import SKIPPED
 from grainmill._iterators.cursor import copied, fixed
 from grainmill._iterators.stage import Block
 from grainmill._iterators.table import open_stage
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
 from grainmill._plan.arguments import checked_integer
+from grainmill._plan.closing import closed_error
 from grainmill._plan.tracebacks import drop_inner_frames
+from grainmill._threads import not_waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -158,6 +161,16 @@ class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
         for parent in self.__dict__.get("_parents", ()):
             parent.start_prefetch()
 
+    def _cancel_waiting(self) -> None:
+        """Has who waits for an element of a parent get an error; see `Stage.cancel`."""
+        for parent in self.__dict__.get("_parents", ()):
+            cancel = getattr(parent, "_cancel_waiting", None)
+            if cancel is not None:
+                cancel()
+        if type(self).close is not DatasetIterator.close:  # which may end what it waits for
+            with contextlib.suppress(Exception), not_waiting():
+                self.close()
+
     def close(self) -> None:
         """Releases threads, worker processes and memory, here and upstream; safe to call again."""
         self._closed = True
@@ -165,12 +178,17 @@ class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
             parent.close()
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception), not_waiting():
             self.close()
 
 
 class PlannedIterator(DatasetIterator[T_co]):
     """Runs a plan, element by element; threads may share one, each element goes to one of them.
+
+    Stages are moved and closed by the thread that has the lock. Who closes the iterator while
+    another thread has it, which may be for ever, says so in `_closed`, cancels what that thread
+    waits for, and leaves: whoever gives the lock back looks at `_closed` then, and closes the
+    stages.
 
     An interrupt may come anywhere: what is ready to be delivered takes its place together with
     the state before it in one assignment, and stages that were left while they moved are restored
@@ -194,6 +212,7 @@ class PlannedIterator(DatasetIterator[T_co]):
         self._moving = False  # whether the stages are being moved, or were left so
         self._lock = threading.RLock()
         self._pid = os.getpid()
+        self._stages_closed = False
 
     @classmethod
     def over(cls, node: Node) -> Self:
@@ -230,6 +249,9 @@ class PlannedIterator(DatasetIterator[T_co]):
                     self._advance()
             finally:
                 lock.release()
+                if self._closed:
+                    with not_waiting():  # there is an error to raise
+                        self._close_stages()
 
     def _advance(self) -> None:
         """Has an element wait to be delivered, or several that are made already."""
@@ -254,25 +276,59 @@ class PlannedIterator(DatasetIterator[T_co]):
                 self._at = at
         except Exception as failure:
             self._moving = False
+            if self._closed:  # whatever came of that
+                raise closed_error(self._closed_message()) from None
             if self._at < len(self._block.elements):
                 self._block.note(failure, self._at)
             drop_inner_frames(failure)
             raise
 
+    @contextlib.contextmanager
+    def _holding(self) -> Iterator[None]:
+        """Has the lock in the `with` block."""
+        lock = self._locked()
+        try:
+            yield
+        except Exception:
+            if self._closed:
+                raise closed_error(self._closed_message()) from None
+            raise
+        finally:
+            lock.release()
+            if self._closed:
+                with not_waiting():
+                    self._close_stages()
+
     def _locked(self) -> threading.RLock:
-        """Waits for other threads that move this iterator; returns what is to be released."""
+        """Waits for other threads that move this iterator; returns what is to be released.
+
+        Raises:
+            ValueError: The iterator was closed while another thread has the lock.
+        """
+        while (lock := self._free_lock()) is None:
+            if self._closed:  # the thread that has it may be left in a user's function
+                raise closed_error(self._closed_message())
+            lock = self._lock
+            if lock.acquire(timeout=tuning.LOOK_S):
+                break
+        return lock
+
+    def _free_lock(self) -> threading.RLock | None:
+        """What is to be released, or `None` if another thread moves this iterator."""
         lock = self._lock
-        if not lock.acquire(blocking=False):
-            if self._pid != os.getpid():  # the thread that holds it was left behind by a fork
-                self._pid = os.getpid()
-                lock = self._lock = threading.RLock()
-            lock.acquire()
+        if lock.acquire(blocking=False):
+            return lock
+        if self._pid == os.getpid():
+            return None
+        self._pid = os.getpid()  # the thread that holds it was left behind by a fork
+        lock = self._lock = threading.RLock()
+        lock.acquire()
         return lock
 
     def _pull(self) -> bool:
         """Goes on to the next block; whether its elements wait to be delivered now."""
         if self._closed:
-            raise ValueError(self._closed_message())
+            raise closed_error(self._closed_message())
         self._moving = True
         block = self._stage.pull(self._stage.pull_size)
         elements = block.elements
@@ -295,13 +351,14 @@ class PlannedIterator(DatasetIterator[T_co]):
 
     def _reached(self) -> State | None:
         """The state after the element delivered last; `None` where the stages stand, or stood."""
+        place = self._place_reached()
+        return None if place is None else place[0](place[1])
+
+    def _place_reached(self) -> ResumePoint | None:
         place, num_waiting = self._place, len(self._waiting)
         if num_waiting and self._alone:
             place, num_waiting = self._before, 0
-        if place is None:
-            return None
-        after, position = place
-        return after(position - num_waiting)
+        return None if place is None else (place[0], place[1] - num_waiting)
 
     def _closed_message(self) -> str:
         if type(self._stage) is ThreadPrefetchStage:
@@ -313,11 +370,8 @@ class PlannedIterator(DatasetIterator[T_co]):
 
         Elements computed ahead of it are not part of the state. Neither threads nor workers start.
         """
-        lock = self._locked()
-        try:
+        with self._holding():
             return self._current()
-        finally:
-            lock.release()
 
     def _current(self) -> State:
         state = self._reached()
@@ -354,8 +408,7 @@ class PlannedIterator(DatasetIterator[T_co]):
 
     def _move(self, move: Callable[[], None]) -> None:
         """Changes the place of the stages; where that is refused, they stay where they were."""
-        lock = self._locked()
-        try:
+        with self._holding():
             if self._place is None and self._is_ahead():
                 self._settle()
             self._leave()
@@ -368,8 +421,6 @@ class PlannedIterator(DatasetIterator[T_co]):
                 raise
             self._fresh = False
             self._forget()
-        finally:
-            lock.release()
 
     def _forget(self) -> None:
         nothing: list[T_co] = []
@@ -388,12 +439,15 @@ class PlannedIterator(DatasetIterator[T_co]):
             with contextlib.suppress(Exception):
                 self._stage.close()
             self._stage = open_stage(self._node)
+            if self._closed:  # by who knew only the stages before
+                raise closed_error(self._closed_message())
         self._forget()
 
     def _get_next_index(self) -> int:
-        if self._is_ahead():
-            self._settle()
-        return self._stage.next_index()
+        with self._holding():
+            if self._is_ahead():
+                self._settle()
+            return self._stage.next_index()
 
     def _set_next_index(self, index: int) -> None:
         self._move(lambda: self._stage.seek(index))
@@ -404,16 +458,44 @@ class PlannedIterator(DatasetIterator[T_co]):
         Raises:
             ValueError: The iterator is closed.
         """
-        if self._closed:
-            raise ValueError(self._closed_message())
-        self._stage.start_prefetch()
+        with self._holding():
+            if self._closed:
+                raise closed_error(self._closed_message())
+            self._stage.start_prefetch()
+
+    def _cancel_waiting(self) -> None:
+        """See `DatasetIterator._cancel_waiting`."""
+        self._closed = True
+        self._stage.cancel()
 
     def close(self) -> None:
-        """Releases threads, worker processes and memory; safe to call again."""
-        if not self.__dict__.get("_closed", True):
-            self._closed = True
-            self._forget()
-            self._stage.close()
+        """Releases threads, worker processes and memory; safe to call again.
+
+        A thread that waits for an element meanwhile, or for its turn, gets a `ValueError`; one that
+        runs a user's function itself does so when that returns. This waits for neither.
+        """
+        if self.__dict__.get("_stages_closed", True):
+            return
+        self._closed = True
+        if not self._close_stages():
+            self._stage.cancel()
+            self._close_stages()  # the lock may be free by now
+
+    def _close_stages(self) -> bool:
+        """Closes the stages unless another thread moves them, which does so then."""
+        lock = self._free_lock()
+        if lock is None:
+            return False
+        try:
+            if not self._stages_closed:
+                self._stages_closed = True
+                place = self._place_reached()
+                self._forget()
+                self._place = place  # the state is that of the element delivered last, as before
+                self._stage.close()
+        finally:
+            lock.release()
+        return True
 
 
 class ThreadPrefetchDatasetIterator(PlannedIterator[T_co]):

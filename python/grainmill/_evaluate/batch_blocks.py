@@ -116,13 +116,14 @@ def in_batches(program: Evaluator, start: int, count: int, batch_size: int) -> M
     made: list[BatchBlock] = []
     at, stop = start, start + count
     while at < stop:
-        wanted = stop - at if program.batches_small else min(batch_size, stop - at)
+        small = program.batches_small  # read once: other threads set it too
+        wanted = stop - at if small else min(batch_size, stop - at)
         rows = batched(program, at, wanted)
         if not isinstance(rows, BatchBlock):
             return made, rows
-        if program.batches_small is not False:
-            program.batches_small = rows.is_small(batch_size)
-            if wanted > batch_size and not program.batches_small:
+        if small is not False:
+            program.batches_small = small = rows.is_small(batch_size)
+            if wanted > batch_size and not small:
                 continue
         made.append(rows)
         at += len(rows)
@@ -141,8 +142,9 @@ def batched(program: Evaluator, start: int, count: int) -> BatchBlock | Evaluate
     at, stop = start, start + count
     parts = program.run_incrementally(start, count)
     made: deque[Evaluated] = deque()
-    if program.layout is not None and not _is_slow(program, count):
-        builder.expect(program.layout)
+    layout = program.layout  # read once: other threads set it too
+    if layout is not None and not _is_slow(program, count):
+        builder.expect(layout)
         filled, rest = _filled(program, parts, builder, range(at, stop), size)
         made.extend([] if rest is None else [rest])
         at += filled
@@ -206,7 +208,8 @@ def _part_len(program: Evaluator, count: int) -> int:
 
 def _is_slow(program: Evaluator, count: int) -> bool:
     """Whether threads of the threads may have to help with `count` elements."""
-    if program.element_s * count <= tuning.SHARED_FROM_S:
+    element_s = program.element_s
+    if element_s * count <= tuning.SHARED_FROM_S:
         return False
     threads = current_thread_pool()
     if threads is None or program.waits_for_storage:
@@ -217,7 +220,7 @@ def _is_slow(program: Evaluator, count: int) -> bool:
         longest_s = tuning.SHARED_FROM_S
     else:
         longest_s = tuning.SHARED_ANYWAY_FROM_S
-    return program.element_s * count > longest_s
+    return element_s * count > longest_s
 
 
 def _computed(

@@ -17,6 +17,7 @@ from grainmill._evaluate.fuse import Evaluated
 from grainmill._evaluate.storage import work_clock_s
 from grainmill._evaluate.thread_pool import Task, ThreadPool
 from grainmill._evaluate.tuner import Tuner
+from grainmill._plan.closing import closed_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +42,7 @@ class Blocks(abc.ABC):
         self.batch_size = 0
         self.ready: deque[BatchBlock] = deque()
         self._rest: Evaluated | None = None  # what comes after those
+        self._cancelled = False
         self._program = program
         self._length = length
         self._first = 0
@@ -50,7 +52,11 @@ class Blocks(abc.ABC):
 
         There is at least one, unless the first fails or the plan is at its end. A block may hold
         more than `limit` elements where they were made ahead.
+
+        Raises:
+            ValueError: `cancel` was called, maybe while this waited.
         """
+        self.check_open()
         if not self.ready and self._rest is None:
             before = self.position
             try:
@@ -102,6 +108,15 @@ class Blocks(abc.ABC):
 
     def start(self) -> None:  # noqa: B027 - there may be nothing to begin
         """Begins to make elements ahead."""
+
+    def cancel(self) -> None:
+        """See `Stage.cancel`."""
+        self._cancelled = True
+
+    def check_open(self) -> None:
+        """Raises `ValueError` once `cancel` was called."""
+        if self._cancelled:
+            raise closed_error()
 
     def close(self) -> None:  # noqa: B027 - there may be nothing to stop
         """Stops what runs; safe to call again."""
@@ -293,10 +308,7 @@ class Executor(Blocks):
     def _make(self, limit: int) -> None:
         demand = self.demand
         if demand is not None and demand.ended:
-            raise RuntimeError(
-                "the iterator that these elements are made for was closed or moved; take elements "
-                "from one that is open"
-            )
+            raise closed_error()
         if self._threads is None:
             if not self._blocks and not self._program.waits_for_storage:
                 self._compute(limit)
@@ -399,6 +411,9 @@ class Executor(Blocks):
         began = time.perf_counter()
         while not done.acquire(timeout=tuning.LOOK_S):
             now = time.perf_counter()
+            self.check_open()
+            if self.demand is not None and self.demand.ended:
+                raise closed_error()
             self._tuner.record(0, now - began)
             began = now
             if len(block.so_far) > block.taken:
@@ -521,6 +536,13 @@ class Executor(Blocks):
         if self._threads is not None or self._program.waits_for_storage:
             self._begin_inits()
             self._hand_out(1)
+
+    def cancel(self) -> None:
+        """See `Blocks.cancel`."""
+        super().cancel()
+        threads = self._threads
+        if threads is not None:
+            threads.dismiss()
 
     def close(self) -> None:
         """See `Blocks.close`."""

@@ -94,6 +94,8 @@ class ProcessBlocks(Blocks):
                 # Workers go on while the consumer has what it takes next.
                 self._hand_out_to(pool, self.position + self._len_of_next)
         except BaseException as failure:  # Ctrl-C too, which may have cost a message
+            if self._cancelled:  # whoever closes this waits for the workers to end
+                raise
             # What a worker dies of must not keep what stands before it from being made.
             self._one_by_one_until = self._handed_out
             self.close()
@@ -148,6 +150,7 @@ class ProcessBlocks(Blocks):
             options = self._node.options
             job = BlockJob(plan, options.worker_init_fn, options.num_threads)
             self._pool = WorkerPool(job, self._workers, self._limits, plan.walk_up())
+            self.check_open()  # `cancel` may have come before the pool
         self._hand_out_to(self._pool, self.position)
         return self._pool
 
@@ -204,6 +207,13 @@ class ProcessBlocks(Blocks):
     def start(self) -> None:
         """See `Blocks.start`."""
         self._hand_out()
+
+    def cancel(self) -> None:
+        """See `Blocks.cancel`."""
+        super().cancel()
+        pool = self._pool
+        if pool is not None:
+            pool.hang_up()
 
     def close(self) -> None:
         """See `Blocks.close`."""

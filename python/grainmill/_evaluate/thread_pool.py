@@ -112,6 +112,7 @@ class ThreadPool:
         self._computed: deque[int] | None = None
         self._waiting: deque[Task] = deque()
         self._workers: list[_Worker] = []
+        self._dismissed = False
         self._waking = threading.Lock()  # the owner gives tasks, and threads share theirs
 
     def submit(self, task: Task) -> None:
@@ -236,6 +237,8 @@ class ThreadPool:
                     self.active = place + first
                     return
                 self._workers.append(worker)
+                if self._dismissed:  # meanwhile, so that this one was not told
+                    worker.stop()
                 count -= 1
             elif self._workers[place].is_idle:
                 self._workers[place].wake()
@@ -258,10 +261,13 @@ class ThreadPool:
         self._waiting.clear()
 
     def dismiss(self) -> None:
-        """Lets the threads end once they are through with the task in hand."""
+        """Lets the threads end once they are through with the task in hand; takes no lock.
+
+        Any thread may do so, and a garbage collection, which comes anywhere.
+        """
+        self._dismissed = True
         self.drop()
-        workers, self._workers = self._workers, []
-        for worker in workers:
+        for worker in self._workers.copy():
             worker.stop()
 
 

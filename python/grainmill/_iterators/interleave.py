@@ -11,6 +11,7 @@ from grainmill._iterators.opening import ConcurrentOpener
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._iterators.turns import AT_ONCE, turns
+from grainmill._plan.closing import closed_error
 from grainmill._plan.notes import add_note, located
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class InterleaveStage(Stage):
         self._node = node
         self._at_once = at_once
         self._at_work = False
+        self._cancelled = False
         self._num_parts = num_parts
         self._num_slots = min(node.cycle_length, num_parts)
         self._openings = ConcurrentOpener(
@@ -117,6 +119,7 @@ class InterleaveStage(Stage):
             slot = slots[number]
             if slot.exhausted and self._next_part < self._num_parts:
                 slots[number] = slot = self._replaced(slot)
+                self._check_open()
                 self._num_exhausted -= 1
             element = END
             if not slot.exhausted:
@@ -154,6 +157,7 @@ class InterleaveStage(Stage):
             self._slots = [
                 _OpenDataset(index, Cursor(self._taken(index))) for index in range(self._num_slots)
             ]
+            self._check_open()
         return self._slots
 
     def _taken(self, index: int) -> Stage:
@@ -184,6 +188,7 @@ class InterleaveStage(Stage):
             slot.close()
         self._openings.close()
         self._slots = slots
+        self._check_open()
         self._num_exhausted = sum(slot.exhausted for slot in slots)
         self._at_work = False
         self._turn = turn
@@ -265,6 +270,18 @@ class InterleaveStage(Stage):
             if not slot.exhausted:
                 slot.cursor.stage.start_prefetch()
         self._at_work = True
+
+    def cancel(self) -> None:
+        """See `Stage.cancel`."""
+        self._cancelled = True
+        self._openings.cancel()
+        for slot in tuple(self._slots or ()):
+            slot.cursor.stage.cancel()
+
+    def _check_open(self) -> None:
+        """Raises `ValueError` after `cancel`, which knows nothing of a part opened since."""
+        if self._cancelled:
+            raise closed_error()
 
     def close(self) -> None:
         """See `Stage.close`."""

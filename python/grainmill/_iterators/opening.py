@@ -7,6 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from grainmill._plan.closing import closed_error
 from grainmill._threads import start_thread
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class ConcurrentOpener:
         self._ahead = ahead
         self._begun: dict[int, _Opening] = {}
         self._slowest_s = 0.0
+        self._cancelled = False
 
     def look_ahead(self, first: int) -> None:
         """Begins to open the parts from `first` on, as many as are allowed at once."""
@@ -57,9 +59,29 @@ class ConcurrentOpener:
             self._slowest_s = max(self._slowest_s, time.monotonic() - began)
 
     def take(self, index: int) -> Stage:
-        """The part `index`, from its start; raises what opening it raised."""
-        opening = self._begun.pop(index, None)
-        return self._open(index) if opening is None else opening.result()
+        """The part `index`, from its start; raises what opening it raised.
+
+        Raises:
+            ValueError: `cancel` was called, maybe while this waited.
+        """
+        opening = self._begun.get(index)
+        if opening is None:
+            self._check_open()
+            return self._open(index)
+        opening.done.wait()
+        self._check_open()
+        del self._begun[index]
+        return opening.result()
+
+    def cancel(self) -> None:
+        """Has who waits for a part that is being opened raise `ValueError`; see `Stage.cancel`."""
+        self._cancelled = True
+        for opening in list(self._begun.values()):
+            opening.cancel()
+
+    def _check_open(self) -> None:
+        if self._cancelled:
+            raise closed_error()
 
     def close(self) -> None:
         """Closes the parts that nobody took, now or when they are open."""
@@ -102,9 +124,11 @@ class _Opening:
             self._failure = failure
         else:
             with self._lock:
-                self._stage = stage
-                if self._abandoned:
-                    _close(stage)
+                abandoned = self._abandoned
+                if not abandoned:
+                    self._stage = stage
+            if abandoned:
+                _close(stage)
         self.done.set()
 
     def result(self) -> Stage:
@@ -115,12 +139,22 @@ class _Opening:
             raise failure or RuntimeError(f"part {self._index} was not opened")
         return self._stage
 
+    def cancel(self) -> None:
+        """Has nobody wait for it any more."""
+        with self._lock:
+            stage = self._stage
+            self._abandoned = stage is None
+        if stage is not None:
+            stage.cancel()
+        self.done.set()
+
     def abandon(self) -> None:
         """Closes the part as soon as it is open."""
         with self._lock:
             self._abandoned = True
-            if self._stage is not None:
-                _close(self._stage)
+            stage = self._stage
+        if stage is not None:
+            _close(stage)
 
 
 def _close(stage: Stage) -> None:

@@ -197,6 +197,7 @@ class ReadStage(Stage):
         """The next `count` elements, or those left, as an array."""
         if self._at < len(self._made):
             return None
+        self._blocks.check_open()
         at = self._blocks.position
         numbers = self._program.numbers(at, min(count, self._length - at))
         if numbers is not None:
@@ -235,6 +236,10 @@ class ReadStage(Stage):
     def start_prefetch(self) -> None:
         """See `Stage.start_prefetch`."""
         self._blocks.start()
+
+    def cancel(self) -> None:
+        """See `Stage.cancel`."""
+        self._blocks.cancel()
 
     def close(self) -> None:
         """See `Stage.close`."""

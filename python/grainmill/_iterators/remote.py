@@ -16,6 +16,7 @@ from grainmill._iterators.pipeline_job import (
     ToldPlaces,
 )
 from grainmill._iterators.stage import Block, Stage, State
+from grainmill._plan.closing import closed_error
 from grainmill._plan.sequential import Interleave, UserDefined
 from grainmill._plan.slicing import sliced
 from grainmill._workers.pool import Limits, WorkerPool
@@ -40,6 +41,7 @@ class RemoteWorkers:
     """The workers of one stage; started when first needed, and again after one has died.
 
     Attributes:
+        cancelled: Whether nobody wants anything of them any more.
         generation: Which set of workers is at work.
         task_bytes: Shared memory that the result of one task may take.
     """
@@ -49,6 +51,7 @@ class RemoteWorkers:
         self._open_plan = open_plan
         self._context = context
         self._pool: WorkerPool | None = None
+        self.cancelled = False
         self.generation = 0
         self._limits = Limits.of(node.options)
         self.task_bytes = self._limits.share(_TASKS * node.num_workers)
@@ -58,19 +61,28 @@ class RemoteWorkers:
         return RemotePart(self, worker, self._node.buffer_size)
 
     def pool(self) -> WorkerPool:
-        """The workers at work."""
-        if self._pool is None or self._pool.closed:
-            node = self._node
-            plans = [self._plan(worker) for worker in range(node.num_workers)]
-            # What a worker dies of must not be met before the elements that stand before it.
-            ahead = not self.generation
-            context = dataclasses.replace(
-                self._context, works_ahead=ahead, num_workers=node.num_workers
-            )
-            job = PipelineJob(plans, node.worker_init_fn, self._open_plan, context)
-            self.generation += 1
-            self._pool = WorkerPool(job, node.num_workers, self._limits, node.parent.walk_up())
+        """The workers at work.
+
+        Raises:
+            ValueError: `cancel` was called.
+        """
+        if not self.cancelled and (self._pool is None or self._pool.closed):
+            self._start()
+        if self.cancelled or self._pool is None:  # maybe before there was a pool to hang up
+            raise closed_error()
         return self._pool
+
+    def _start(self) -> None:
+        node = self._node
+        plans = [self._plan(worker) for worker in range(node.num_workers)]
+        # What a worker dies of must not be met before the elements that stand before it.
+        ahead = not self.generation
+        context = dataclasses.replace(
+            self._context, works_ahead=ahead, num_workers=node.num_workers
+        )
+        job = PipelineJob(plans, node.worker_init_fn, self._open_plan, context)
+        self.generation += 1
+        self._pool = WorkerPool(job, node.num_workers, self._limits, node.parent.walk_up())
 
     def _plan(self, worker: int) -> Node:
         node = self._node
@@ -99,6 +111,13 @@ class RemoteWorkers:
         if self._pool is not None and generation == self.generation:
             for pending in pending_results:
                 self._pool.drop(pending)
+
+    def cancel(self) -> None:
+        """See `Stage.cancel`."""
+        self.cancelled = True
+        pool = self._pool
+        if pool is not None:
+            pool.hang_up()
 
     def close(self) -> None:
         """Ends the workers; those that are needed after that are new ones."""
@@ -139,6 +158,8 @@ class RemotePart(Stage):
             result = pool.take(self._pending_results[0])
             self._pending_results.popleft()
         except BaseException as failure:  # Ctrl-C too, which may have cost a message
+            if self._workers.cancelled:  # whoever closes this waits for them to end
+                raise
             self._workers.close()
             if isinstance(failure, ForkRefusedError):
                 spawn_from_now_on(failure)

@@ -186,6 +186,15 @@ class Stage(abc.ABC):
         for parent in self.parents:
             parent.start_prefetch()
 
+    def cancel(self) -> None:
+        """Has threads and processes end, and a `pull` that waits for them raise `ValueError`.
+
+        Any thread may call it, at any time, before whoever moves the stage closes it. It waits
+        for nothing. Parts that are opened later are cancelled by those who open them.
+        """
+        for parent in self.parents:
+            parent.cancel()
+
     def close(self) -> None:
         """Gives back threads and files; safe to call again."""
         for parent in self.parents:

@@ -24,8 +24,9 @@ from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._iterators.user_defined import UserDefinedStage
 from grainmill._memory import default_budget_bytes
 from grainmill._plan import sequential
+from grainmill._plan.closing import closed_error
 from grainmill._plan.sequential import ThreadPrefetch, checked_prefetch_buffer_size
-from grainmill._threads import start_thread
+from grainmill._threads import may_wait, start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 _PATIENCE_S = 0.1
 # What a consumer that waits gets is no later than this, if more comes meanwhile.
 _URGENT_S = 0.001
-_CLOSED = "Attempting to use a closed iterator."
 
 
 @runs(sequential.ThreadPrefetch)
@@ -51,7 +51,7 @@ class ThreadPrefetchStage(Stage):
         self._cursor = Cursor(parent)
         self._size = node.prefetch_buffer_size
         self._feed: Feed | None = None
-        self._closed = False
+        self._cancelled = self._closed = False
         self._begin()
         _stages.add(self)
 
@@ -97,6 +97,7 @@ class ThreadPrefetchStage(Stage):
             try:
                 feed.start()
                 self._feed = feed
+                self._check_open()  # `cancel` may have come before the feed
             except BaseException:
                 feed.stop()
                 raise
@@ -118,7 +119,9 @@ class ThreadPrefetchStage(Stage):
         """Waits for the thread to leave the parent, and drops what it made."""
         if self._feed is not None:
             self._feed.stop()
-            self._feed.thread.join()
+            while self._feed.thread.is_alive():
+                self._feed.thread.join(_PATIENCE_S)
+                self._check_open()
             self._feed = None
 
     def _rewind(self) -> None:
@@ -160,27 +163,32 @@ class ThreadPrefetchStage(Stage):
         elif not self._ended:
             self._running()
 
-    def close(self) -> None:
-        """See `Stage.close`; does not wait for a parent that is busy with an element."""
-        if self._closed:
-            return
-        self._closed = True
+    def cancel(self) -> None:
+        """See `Stage.cancel`."""
+        self._cancelled = True
         feed = self._feed
         if feed is not None:
             feed.stop()
-            if feed.thread is not threading.current_thread():
+        super().cancel()
+
+    def close(self) -> None:
+        """See `Stage.close`; a parent that is busy with an element is closed by its thread."""
+        if self._closed:
+            return
+        self._cancelled = self._closed = True
+        feed = self._feed
+        if feed is not None:
+            feed.stop()
+            if may_wait() and feed.thread is not threading.current_thread():
                 feed.thread.join(_PATIENCE_S)
-            if feed.thread.is_alive():
-                # What it waits for may end when the parent closes; a parent that cannot be
-                # closed meanwhile is left to the thread, which nobody waits for.
-                with contextlib.suppress(Exception):
-                    self._cursor.stage.close()
+            if not feed.leave(self._cursor.stage.close):
+                self._cursor.stage.cancel()
                 return
         self._cursor.stage.close()
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise ValueError(_CLOSED)
+        if self._cancelled:
+            raise closed_error()
 
     def __del__(self) -> None:
         feed = getattr(self, "_feed", None)
@@ -248,6 +256,8 @@ class Feed:
         self._arrived = _Gate()
         self._roomy = _Gate()
         self._thread_name = thread_name
+        self._left = False  # whether the thread is through with the cursor
+        self._on_leaving: Callable[[], None] | None = None
 
     def start(self) -> None:
         """Starts the thread, which waits until it may begin."""
@@ -269,6 +279,19 @@ class Feed:
                 pass
         except BaseException as failure:
             self.put(failure)
+        finally:
+            with self._lock:
+                self._left = True
+            if self._on_leaving is not None:
+                with contextlib.suppress(Exception):  # nobody is left who could be told
+                    self._on_leaving()
+
+    def leave(self, close: Callable[[], None]) -> bool:
+        """Whether the thread is through with the cursor; if not, it calls `close` once it is."""
+        with self._lock:
+            if not self._left:
+                self._on_leaving = close
+            return self._left
 
     def take(self, limit: int) -> Block:
         """Waits for something and returns what came together, up to `limit` elements.
@@ -285,7 +308,7 @@ class Feed:
         with self._lock:
             self.demand.urgent = False
             if self.demand.ended:
-                raise ValueError(_CLOSED)
+                raise closed_error()
             block = self._first(limit)
             count = len(block.elements)
             self._held -= count

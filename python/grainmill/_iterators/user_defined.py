@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from grainmill._iterators.cursor import END, copied, stays
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.notes import add_note, located
+from grainmill._threads import not_waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +29,7 @@ class UserDefinedStage(Stage):
         super().__init__()
         self._iterator = iterator
         self._node = node
+        self._closed = False
         self._place: weakref.ref[_Place] | None = None
 
     def pull(self, limit: int) -> Block:
@@ -88,11 +91,18 @@ class UserDefinedStage(Stage):
         if start is not None:
             start()
 
+    def cancel(self) -> None:
+        """See `Stage.cancel`; what a user's iterator waits for may end when that is closed."""
+        cancel = getattr(self._iterator, "_cancel_waiting", self.close)
+        with contextlib.suppress(Exception), not_waiting():  # it may be closed later
+            cancel()
+
     def close(self) -> None:
         """See `Stage.close`."""
         close = getattr(self._iterator, "close", None)
-        if close is not None:
+        if close is not None and not self._closed:
             close()
+            self._closed = True
 
 
 def _is_users(node: Node) -> bool:

@@ -50,6 +50,12 @@ class WorkerShardsStage(InterleaveStage):
 
         super().__init__(ring, open_worker, count, at_once=True, name=node)
 
+    def cancel(self) -> None:
+        """See `Stage.cancel`."""
+        super().cancel()
+        if self._workers is not None:
+            self._workers.cancel()
+
     def close(self) -> None:
         """See `Stage.close`."""
         super().close()

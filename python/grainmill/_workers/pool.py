@@ -19,6 +19,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grainmill._memory import default_budget_bytes
+from grainmill._threads import call_elsewhere, may_wait
 from grainmill._workers import failures, messages, wire
 from grainmill._workers.worker_group import WorkerGroup
 
@@ -121,7 +122,8 @@ class WorkerPool:
         self._unpacker = messages.Unpacker()
         self._pid = os.getpid()
         self._group = WorkerGroup(job, num_workers, limits.budget_bytes, parts)
-        self._finalizer = weakref.finalize(self, _end, self._group, self._pid)
+        self._finalizer = weakref.finalize(self, _end_elsewhere, self._group, self._pid)
+        self._finalizer.atexit = False  # the group sees to that
         self._unfinished: list[deque[PendingResult]] = [deque() for _ in range(num_workers)]
         self._needs: dict[int, int] = {}
         self._dead: dict[int, Callable[[], BaseException]] = {}
@@ -333,9 +335,18 @@ class WorkerPool:
         queue = self._unfinished[worker]
         return queue[0].number if queue else self._numbers + 1
 
+    def hang_up(self) -> None:
+        """Ends all workers, without waiting for that; who waits in `take` gets a `ValueError`."""
+        if not self.closed:
+            self._group.hang_up()
+
     def close(self) -> None:
         """Ends all workers, in the middle of what they do; safe to call again."""
-        self._finalizer()
+        if self._finalizer.detach() is not None:
+            if may_wait():
+                _end(self._group, self._pid)
+            else:
+                _end_elsewhere(self._group, self._pid)
 
     @property
     def closed(self) -> bool:
@@ -347,6 +358,15 @@ def _end(group: WorkerGroup, pid: int) -> None:
     """Ends a pool; in a child forked from its owner, only lets go of it."""
     if os.getpid() == pid:
         group.end()
+    else:
+        group.abandon()
+
+
+def _end_elsewhere(group: WorkerGroup, pid: int) -> None:
+    """As `_end`, but does not wait; a garbage collection may call it."""
+    if os.getpid() == pid:
+        group.hang_up()
+        call_elsewhere(group.end)
     else:
         group.abandon()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -10,6 +11,7 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from grainmill._native import RemoteSlots, SharedBudget, create_shared_index, note_fork, note_forked
+from grainmill._plan.closing import closed_error
 from grainmill._workers import messages, wire
 from grainmill._workers.worker import SetUp
 
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
 _ALIGNMENT = 64
 _CLOSE_WAIT_S = 1.5
 _STATUS_WAIT_S = 1.0
-_CLOSED = "Attempting to use a closed iterator."
 
 # Libraries that would start threads of their own in the process that workers are forked from.
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -64,6 +66,7 @@ class WorkerGroup:
     def __init__(self, job: Job, num_workers: int, budget_bytes: int, parts: Iterable[Any]) -> None:
         data, buffers = _pickled(job, parts)
         self._told_to_end = False
+        self._ending = threading.Lock()
         self._forks = _can_fork[0]
         self._launched: list[subprocess.Popen[bytes]] = []
         self.controls: list[socket.socket] = []
@@ -77,6 +80,7 @@ class WorkerGroup:
             files.callback(os.close, job_file)
             index_file = create_shared_index(job.index_byte_len)
             files.callback(os.close, index_file)
+            _crews[id(self)] = self
             try:
                 for worker in range(num_workers):
                     if not worker or not self._forks:
@@ -101,7 +105,7 @@ class WorkerGroup:
     def check_open(self) -> None:
         """Raises `ValueError` where the workers were told to end."""
         if self._told_to_end:
-            raise ValueError(_CLOSED)
+            raise closed_error()
 
     def hear_of_ends(self, control: int) -> None:
         """Takes in what is told by the socket number `control`; waits for it.
@@ -136,31 +140,56 @@ class WorkerGroup:
             else:
                 self.ended[worker] = None
 
-    def end(self) -> None:
-        """Has all processes of the pool end, and waits until they are gone."""
-        if self._told_to_end:
-            return
+    def hang_up(self) -> None:
+        """Has all processes of the pool end, and whoever waits for one of them learn of that.
+
+        Any thread may do so, at any time; it waits for nothing.
+        """
         self._told_to_end = True
         # Forked children of this process may hold these sockets too, so closing is not enough.
         for connection in (*self.connections, *self.controls):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        deadline = time.monotonic() + _CLOSE_WAIT_S
-        try:
-            for process in self._launched:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, deadline - time.monotonic()))
-        finally:
-            for process in self._launched:
-                process.kill()  # the workers of a zygote go with it
-                process.wait()
-            self.abandon()
+
+    def end(self) -> None:
+        """Has all processes of the pool end, and waits until they are gone."""
+        self.hang_up()
+        with self._ending:
+            deadline = time.monotonic() + _CLOSE_WAIT_S
+            try:
+                for process in self._launched:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(max(0.0, deadline - time.monotonic()))
+            finally:
+                for process in self._launched:
+                    process.kill()  # the workers of a zygote go with it
+                    process.wait()
+                self.abandon()
 
     def abandon(self) -> None:
         """Closes this process's ends, without a word to the others."""
         self._told_to_end = True
+        _crews.pop(id(self), None)
         for connection in (*self.connections, *self.controls):
             connection.close()
+
+
+# Those that have not ended yet, by `id`.
+_crews: dict[int, WorkerGroup] = {}
+
+
+@atexit.register
+def _end_all() -> None:
+    """At exit, ends all of them at the same time, those too that a thread is waiting for."""
+    crews = list(_crews.values())
+    for group in crews:
+        group.hang_up()
+    for group in crews:
+        group.end()
+
+
+# The processes of a parent are not those of its forked child, which must not wait for them.
+os.register_at_fork(after_in_child=_crews.clear)
 
 
 def _set_up(

@@ -27,7 +27,7 @@ const SHORT: usize = 64 << 10;
 ///
 /// Raises:
 ///     `ValueError`: `options` make no sense.
-///     `GrainmillError`: From `write` and `close`: the file could not be opened or written.
+///     `GrainmillError`: From `write` and `close`: the file could not be opened, written or synced.
 #[pyclass(frozen, module = "grainmill._native", name = "ArrayRecordWriter")]
 pub(crate) struct PyArrayRecordWriter {
     path: PathBuf,
@@ -80,9 +80,11 @@ impl PyArrayRecordWriter {
         .map_err(GrainmillError::new_err)
     }
 
-    /// Writes what is left and the index, without which the file cannot be read.
+    /// Writes what is left and the index, without which the file cannot be read, and syncs it.
     ///
-    /// Closing twice is fine, unless the first time failed.
+    /// What a file system reports only then, as that the disk was full, is raised here; pipes and
+    /// devices that cannot be synced are closed without. The file is closed also where this
+    /// fails. Closing twice is fine; where the first time failed, its error is raised again.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| {
             let mut state = self.lock();

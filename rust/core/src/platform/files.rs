@@ -79,6 +79,12 @@ pub(crate) fn is_out_of_files(error: &io::Error) -> bool {
     Errno::from_io_error(error).is_some_and(|errno| matches!(errno, Errno::MFILE | Errno::NFILE))
 }
 
+/// Whether `error`, of a call that syncs a file, says that such a file cannot be synced, as a pipe.
+pub(crate) fn is_not_syncable(error: &io::Error) -> bool {
+    Errno::from_io_error(error)
+        .is_some_and(|errno| matches!(errno, Errno::INVAL | Errno::ROFS | Errno::NOTSUP))
+}
+
 /// How many files the process may have open, if that is bounded.
 pub(crate) fn max_files() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::Nofile).current

@@ -23,7 +23,7 @@ use linux as system;
 use portable as system;
 
 #[cfg(unix)]
-pub(crate) use files::{ReadFile, is_a_directory, is_out_of_files, max_files};
+pub(crate) use files::{ReadFile, is_a_directory, is_not_syncable, is_out_of_files, max_files};
 #[cfg(unix)]
 pub(crate) use mapped::{anonymous, borrowed, is_alive, mapped, unmapped};
 /// A file that this process has open, to be handed to another process.
@@ -35,8 +35,8 @@ pub(crate) use system::{fixed_len, give_back, shared_file};
 pub use windows::{BorrowedFile, OwnedFile};
 #[cfg(not(unix))]
 pub(crate) use windows::{
-    ReadFile, anonymous, borrowed, is_a_directory, is_alive, is_out_of_files, mapped, max_files,
-    unmapped,
+    ReadFile, anonymous, borrowed, is_a_directory, is_alive, is_not_syncable, is_out_of_files,
+    mapped, max_files, unmapped,
 };
 
 /// What a system knows of a file.

@@ -67,6 +67,11 @@ pub(crate) fn is_out_of_files(error: &io::Error) -> bool {
     error.raw_os_error() == Some(TOO_MANY_OPEN_FILES)
 }
 
+/// Whether `error`, of a call that syncs a file, says that such a file cannot be synced, as a pipe.
+pub(crate) fn is_not_syncable(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Unsupported
+}
+
 /// How many files the process may have open, if that is bounded.
 pub(crate) fn max_files() -> Option<u64> {
     None

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::options::WriterOptions;
+use crate::platform;
 use crate::records::riegeli::FormatError;
 use crate::records::riegeli::chunk::kind;
 use crate::records::riegeli::compress::{Codec, Compressor};
@@ -19,7 +20,8 @@ const MAGIC: u64 = 0x7193_0e70_4fda_e05e;
 
 /// Writes records into an `ArrayRecord` file.
 ///
-/// A file can be read once [`close`](Self::close) has returned without error. A writer that
+/// A file can be read once [`close`](Self::close) has returned without error: the system has
+/// written all of it then, where the file is one that it can be asked to write. A writer that
 /// is dropped before, or that has failed, leaves a file that every reader refuses. At most
 /// one chunk, its compressed form and 1 MiB of output are kept in memory, with about ten
 /// bytes per chunk for the index.
@@ -35,6 +37,8 @@ pub struct RecordWriter {
     num_records: u64,
     scratch: Vec<u8>,
     failure: Option<Failure>,
+    /// Has the system write what it still holds of the file; tests put an error in its place.
+    sync: fn(&File) -> io::Result<()>,
 }
 
 /// What went wrong first; everything after it fails the same way.
@@ -67,6 +71,7 @@ impl RecordWriter {
             num_records: 0,
             scratch: Vec::new(),
             failure: None,
+            sync: File::sync_all,
         })
     }
 
@@ -105,16 +110,25 @@ impl RecordWriter {
         self.note(done)
     }
 
-    /// Writes what is left and the index; without it the file cannot be read.
+    /// Writes what is left and the index, without which the file cannot be read, and syncs it.
+    ///
+    /// Some file systems report that a write has failed, as for want of space, only when the file
+    /// is synced. Pipes and devices that cannot be synced are closed without.
     ///
     /// # Errors
-    /// If that fails, or anything has failed before.
+    /// If that fails, or anything has failed before; the file is closed all the same.
     pub fn close(mut self) -> Result<()> {
         self.check()?;
         let done = self.write_end();
         self.note(done)?;
-        let Self { path, sink, .. } = self;
-        sink.finish().map(drop).map_err(|error| Error::io(path, "write", error))
+        let Self { path, sink, sync, .. } = self;
+        let file = sink.finish().map_err(|error| Error::io(&path, "write", error))?;
+        match sync(&file) {
+            Err(error) if !platform::is_not_syncable(&error) => {
+                Err(Error::io(&path, "sync", error))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn write_end(&mut self) -> Result<(), WriteError> {
@@ -251,4 +265,75 @@ fn push_bytes(out: &mut Vec<u8>, number: u64, value: &[u8]) {
     push_varint(out, number << 3 | 2);
     push_varint(out, value.len() as u64);
     out.extend_from_slice(value);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn writer(path: &Path) -> RecordWriter {
+        let mut writer = RecordWriter::create(path, WriterOptions::default()).unwrap();
+        writer.write(b"record").unwrap();
+        writer
+    }
+
+    #[test]
+    fn error_that_the_system_reports_when_the_file_is_synced_is_that_of_close() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("late.array_record");
+        let mut writer = writer(&path);
+        writer.sync = |_| Err(io::ErrorKind::StorageFull.into());
+        let message = writer.close().unwrap_err().to_string();
+        assert_eq!(message, format!("{}: sync: no storage space", path.display()));
+    }
+
+    #[test]
+    fn all_bytes_are_written_when_the_file_is_synced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file.array_record");
+        let mut writer = writer(&path);
+        writer.sync = |file| match file.metadata()?.len() {
+            0x20000 => Err(io::ErrorKind::Other.into()), // the block of the chunks, and the last
+            _ => Ok(()),
+        };
+        assert!(writer.close().is_err());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn file_is_let_go_of_where_it_cannot_be_synced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("late.array_record");
+        let mut writer = writer(&path);
+        writer.sync = |_| Err(io::ErrorKind::StorageFull.into());
+        let is_open = || {
+            let open = fs::read_dir("/proc/self/fd").unwrap();
+            open.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok())
+                .any(|target| target == path)
+        };
+        assert!(is_open());
+        assert!(writer.close().is_err());
+        assert!(!is_open());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn file_that_cannot_be_synced_by_its_nature_is_closed_without_error() {
+        use rustix::io::Errno;
+
+        let dir = tempfile::tempdir().unwrap();
+        let refusals: [fn(&File) -> io::Result<()>; 3] = [
+            |_| Err(Errno::INVAL.into()),
+            |_| Err(Errno::ROFS.into()),
+            |_| Err(Errno::NOTSUP.into()),
+        ];
+        for refusal in refusals {
+            let mut writer = writer(&dir.path().join("file.array_record"));
+            writer.sync = refusal;
+            writer.close().unwrap();
+        }
+        writer(Path::new("/dev/null")).close().unwrap();
+    }
 }
