@@ -18,13 +18,13 @@ from grainmill._evaluate.stack import shared_arena, stack
 from grainmill._iterators.feature_values import FeatureValues, rows_of
 from grainmill._loader.record import Record, RecordMetadata
 
-SampledRecords = Iterator[Record[Any]]
+Records = Iterator[Record[Any]]
 
 
 class Operation(Protocol):
     """What an operation must be."""
 
-    def __call__(self, input_iterator: SampledRecords) -> SampledRecords:
+    def __call__(self, input_iterator: Records) -> Records:
         """Returns the records that those of `input_iterator` become."""
 
 
@@ -109,7 +109,7 @@ class MapOperation:
 
     map_function: Callable[[Any], Any]
 
-    def __call__(self, input_iterator: SampledRecords) -> SampledRecords:
+    def __call__(self, input_iterator: Records) -> Records:
         _warn_deprecated(self, "`grainmill.transforms.Map`")
         for record in input_iterator:
             try:
@@ -127,7 +127,7 @@ class RandomMapOperation:
 
     random_map_function: Callable[[Any, Any], Any]
 
-    def __call__(self, input_iterator: SampledRecords) -> SampledRecords:
+    def __call__(self, input_iterator: Records) -> Records:
         _warn_deprecated(self, "`grainmill.transforms.RandomMap`")
         for record in input_iterator:
             try:
@@ -145,7 +145,7 @@ class FilterOperation:
 
     condition_function: Callable[[Any], bool]
 
-    def __call__(self, input_iterator: SampledRecords) -> SampledRecords:
+    def __call__(self, input_iterator: Records) -> Records:
         _warn_deprecated(self, "`grainmill.transforms.Filter`")
         for record in input_iterator:
             try:
@@ -179,7 +179,7 @@ class BatchOperation:
         if self.batch_size <= 0:
             raise ValueError(f"batch_size must be a positive integer. Got {self.batch_size}.")
 
-    def __call__(self, input_iterator: SampledRecords) -> SampledRecords:
+    def __call__(self, input_iterator: Records) -> Records:
         _warn_deprecated(self, "`grainmill.transforms.Batch`")
         gathered: list[Record[Any]] = []
         for record in input_iterator:
@@ -239,7 +239,7 @@ class PackAndBatchOperation:
             )
         self.holds_last = False
 
-    def __call__(self, input_iterator: SampledRecords) -> SampledRecords:
+    def __call__(self, input_iterator: Records) -> Records:
         _warn_deprecated(self, "`grainmill.experimental.FirstFitPackIterDataset`")
         lengths, structure = tree.flatten(self.length_struct)
         packer = self._packer(lengths)

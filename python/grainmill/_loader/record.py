@@ -1,4 +1,4 @@
-"""SampledRecords with what is known about them, as samplers and operations pass them on."""
+"""Records with what is known about them, as samplers and operations pass them on."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ END: Final = _End()
 
 
 class UntilEnd(IterDataset[Any]):
-    """SampledRecords up to the first end marker."""
+    """Records up to the first end marker."""
 
     def __iter__(self) -> DatasetIterator[Any]:
         return _UntilEndIterator(self._parent.__iter__())

@@ -56,7 +56,7 @@ class SequentialSampler(_BlockSampler):
     """Every record once, in the order of the data source.
 
     Args:
-        num_records: SampledRecords in the data source, at least 1.
+        num_records: Records in the data source, at least 1.
         shard_options: The part that a loader reads, where the loader does not say it.
         seed: For the generators that random transforms get.
 
@@ -100,7 +100,7 @@ class IndexSampler(_BlockSampler):
     its part, or a permutation of it that each epoch draws anew.
 
     Args:
-        num_records: SampledRecords in the data source, at least 1.
+        num_records: Records in the data source, at least 1.
         shard_options: How many shards there are, and which one this is.
         shuffle: Whether each epoch has an order of its own.
         num_epochs: How many epochs, at least 1; without end if `None`.

@@ -20,7 +20,7 @@ pub enum Tree {
         part: u32,
         /// The first number.
         start: i64,
-        /// StorageLatency between numbers.
+        /// Distance between numbers.
         step: i64,
         /// How many there are.
         num_records: u64,
@@ -58,7 +58,7 @@ pub enum Tree {
     Slice {
         /// First record taken of an epoch of the parent.
         start: i64,
-        /// StorageLatency between records taken.
+        /// Distance between records taken.
         step: i64,
         /// Records taken of an epoch.
         num_records: u64,
