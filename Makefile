@@ -12,9 +12,14 @@ CARGO ?= cargo
 
 VENV := .venv
 BIN := $(VENV)/bin
-RUST := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
+RUST := Cargo.toml Cargo.lock \
+	$(shell find rust -path rust/fuzz -prune -o \( -name '*.rs' -o -name Cargo.toml \) -print)
 # Options of the demo, such as `make demo DEMO="--steps 50"`.
 DEMO ?=
+
+DENY_VERSION := 0.20.2
+DENY := $(if $(shell command -v cargo-deny),,target/tools/bin/cargo-deny)
+export PATH := $(PATH):$(abspath target/tools/bin)
 
 # One interpreter for every cargo command, so that the bindings are not configured twice.
 export PYO3_PYTHON := $(abspath $(BIN)/python)
@@ -24,25 +29,27 @@ export PIP_QUIET := 1
 # Every program that a test starts would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test format format-check ruff clippy lint rust-test portable rust-doc types \
-	python-test develop wheel docs bench sanitize clean
+.PHONY: demo test format format-check ruff clippy deny lint rust-test portable rust-doc types \
+	python-test develop wheel docs bench sanitize fuzz clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 demo: develop ## the main job on real text: write, shuffle, pack, train, save, resume
 	$(BIN)/python examples/text_pipeline.py $(DEMO)
 
-test: format-check ruff clippy rust-test portable rust-doc types python-test ## everything
+test: format-check ruff clippy deny rust-test portable rust-doc types python-test ## everything
 
 lint: format-check ruff clippy types
 
 format: $(VENV)/.test
 	$(CARGO) fmt --all
+	$(CARGO) fmt --manifest-path rust/fuzz/Cargo.toml
 	$(BIN)/ruff check --fix --quiet .
 	$(BIN)/ruff format --quiet .
 
 format-check: | $(VENV)/.rust
 	$(CARGO) fmt --all --check
+	$(CARGO) fmt --manifest-path rust/fuzz/Cargo.toml --check
 
 ruff: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -50,6 +57,16 @@ ruff: $(VENV)/.test
 
 clippy: $(VENV)/.test
 	$(CARGO) clippy --locked --workspace --all-targets --quiet -- -D warnings
+
+# Security advisories are left out: their database would have to be fetched for each run.
+deny: $(VENV)/.rust $(DENY) ## licences, versions and sources of the dependencies
+	$(CARGO) deny --locked --log-level error check --deny warnings licenses bans sources
+
+# Compiled once, which takes two cores two minutes, where the machine has none.
+target/tools/bin/cargo-deny:
+	$(CARGO) install --locked --quiet --no-default-features --root target/tools \
+		--target-dir target/tools/build cargo-deny@$(DENY_VERSION)
+	@rm -rf target/tools/build
 
 # The bridge has no tests of its own: what it does is tested from Python.
 rust-test: $(VENV)/.test
@@ -120,6 +137,34 @@ sanitized = RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=$(1) GRAINMILL_ILL=1 \
 IN_TURN := --test-threads=1
 ILL := --test hand_over -- --ignored ill::slot_
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
+
+# The tests of the engine run each target with its seeds and some thousands of inputs made from
+# them. This goes on from there for as long as it is told, led by what an input reaches; it needs a
+# compiler of C++ besides. What it finds goes to target/fuzz/found, and belongs into tests/data/fuzz.
+fuzz: $(VENV)/.rust ## every parser, or `FUZZ_TARGET=footer`, for `FUZZ_SECONDS=60` each, under a sanitizer
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS="$(FUZZED)" $(CARGO) build --locked --release --quiet \
+		--manifest-path rust/fuzz/Cargo.toml --target-dir target/fuzz --target $(HOST)
+	@rm -rf target/fuzz/seeds; mkdir -p target/fuzz/found; \
+	all=$$(GRAINMILL_FUZZ_SEEDS=target/fuzz/seeds $(FUZZER)) || exit 1; \
+	for target in $${FUZZ_TARGET:-$$all}; do \
+		mkdir -p "target/fuzz/corpus/$$target"; \
+		echo "$$target: $${FUZZ_SECONDS:-60} s"; \
+		GRAINMILL_FUZZ_TARGET="$$target" ASAN_OPTIONS=allocator_may_return_null=1 $(FUZZER) \
+			"target/fuzz/corpus/$$target" "target/fuzz/seeds/$$target" \
+			-max_total_time="$${FUZZ_SECONDS:-60}" -timeout=60 -rss_limit_mb=2560 \
+			-max_len=$$(case $$target in file) echo 200000;; *) echo 8192;; esac) \
+			-artifact_prefix="target/fuzz/found/$$target-" \
+			>"target/fuzz/$$target.log" 2>&1 \
+			|| { tail -n 40 "target/fuzz/$$target.log"; exit 1; }; \
+		tail -n 1 "target/fuzz/$$target.log"; \
+	done
+
+FUZZER = target/fuzz/$(HOST)/release/grainmill-fuzz
+# What `cargo fuzz` passes.
+FUZZED := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
+	-Cllvm-args=-sanitizer-coverage-pc-table \
+	-Cllvm-args=-sanitizer-coverage-trace-compares --cfg=fuzzing -Zsanitizer=address
 
 clean:
 	$(CARGO) clean

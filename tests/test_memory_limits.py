@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 from under_test import IS_GRAIN
@@ -17,6 +19,7 @@ from grainmill._evaluate.context import Context
 from grainmill._iterators.read import ReadStage
 from grainmill._memory import default_budget_bytes, usable_bytes
 from grainmill._workers.pool import Limits
+from grainmill.array_record import ArrayRecordWriter
 
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 V2 = "31 23 0:28 / /sys/fs/cgroup rw shared:9 - cgroup2 cgroup rw\n"
@@ -122,3 +125,30 @@ def test_workers_share_what_elements_ahead_may_take():
         stage.close()
     assert totals[0] == totals[1] == default_budget_bytes()
     assert totals[2] == totals[0] // 16
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1000000", "read"),
+        (" 999999 ", "chunk 0 at byte 64 (record 0): states 1000000 decoded bytes where a chunk"),
+        ("1 GB", "`GRAINMILL_MAX_CHUNK_BYTES` must be a number of bytes, got 1 GB"),
+    ],
+)
+def test_environment_bounds_what_a_chunk_may_decode_to(tmp_path, text, expected):
+    path = str(tmp_path / "one.array_record")
+    writer = ArrayRecordWriter(path, "zstd")
+    writer.write(bytes(1_000_000))
+    writer.close()
+    code = "import sys, grainmill; source = grainmill.sources.ArrayRecordDataSource(sys.argv[1]); "
+    done = subprocess.run(
+        [sys.executable, "-c", code + "print('read', len(source[0]))", path],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "GRAINMILL_MAX_CHUNK_BYTES": text},
+    )
+    assert expected in done.stdout + done.stderr
+    assert (done.returncode == 0) == (expected == "read")
+    if "states" in expected:
+        assert f"{path}: chunk 0" in done.stderr

@@ -1,8 +1,10 @@
 """The wheel installs into an empty environment of every Python on the machine and works there."""
 
 import os
+import runpy
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,24 @@ def test_readme_pipeline_runs_from_the_wheel(version, wheel, tmp_path):
     found = run(python, "-I", "-W", "error", "-c", code, cwd=tmp_path, env=isolated)
     assert "'tokens': (16, 128)" in found
     assert str(tmp_path) in found.splitlines()[-1]
+
+
+@pytest.mark.timeout(1500)
+def test_wheel_carries_the_licences_of_all_it_links(wheel):
+    with zipfile.ZipFile(wheel) as files:
+        (dist_info,) = {name.split("/")[0] for name in files.namelist() if ".dist-info/" in name}
+        for name in ("LICENSE", "THIRD-PARTY-LICENSES.txt"):
+            assert files.read(f"{dist_info}/licenses/{name}") == (readme.ROOT / name).read_bytes()
+        headers = files.read(f"{dist_info}/METADATA").decode().splitlines()
+    assert "License-File: THIRD-PARTY-LICENSES.txt" in headers
+
+
+def test_licences_are_those_of_the_crates_that_are_linked_now():
+    script = runpy.run_path(str(readme.ROOT / ".ci/third_party_licenses.py"))
+    found = (readme.ROOT / "THIRD-PARTY-LICENSES.txt").read_text("utf-8")
+    assert script["document"]() == found, "run .ci/third_party_licenses.py"
+    for crate in ("brotli", "highway", "numpy", "pyo3", "snap", "zstd-sys"):
+        assert f"\n{crate} " in found
 
 
 def test_wheel_serves_every_python_from_3_11_on(wheel):

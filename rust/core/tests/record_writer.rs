@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use grainmill_core::records::array_record::RecordWriter;
+use grainmill_core::records::riegeli::decompress::{DEFAULT_MAX_CHUNK_LEN, set_max_chunk_len};
 use grainmill_core::records::{Files, Source};
 use proptest::prelude::*;
 use sha2::{Digest, Sha256};
@@ -122,6 +123,28 @@ fn large_records_come_back_under_every_codec() {
     let records = vec![b"before".to_vec(), text.repeat(24), Vec::new(), text];
     for codec in ["uncompressed", "snappy", "zstd:1", "brotli:1", "transpose,zstd:1"] {
         assert!(read_back(&format!("group_size:3,{codec}"), &records) == records, "{codec}");
+    }
+}
+
+#[test]
+fn what_a_chunk_may_decode_to_is_a_bound_that_can_be_moved() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("long.array_record");
+    // Longer than any record of the other tests, which may run at the same time.
+    let record: Vec<u8> = (0..80).flat_map(|byte| vec![byte; 1_000_000]).collect();
+    for options in ["zstd:1", "transpose,uncompressed", "uncompressed"] {
+        let mut writer = RecordWriter::create(&path, options.parse().unwrap()).unwrap();
+        writer.write(&record).unwrap();
+        writer.close().unwrap();
+        let read = || Files::open([Source::from(path.clone())])?.read(&[0]);
+        assert!(read().unwrap().iter().eq([&record[..]]), "{options}");
+        set_max_chunk_len(79_999_999);
+        let refused = read().map(drop);
+        set_max_chunk_len(DEFAULT_MAX_CHUNK_LEN);
+        // What is neither compressed nor transposed takes no more than is there.
+        let text = refused.map_or_else(|error| error.to_string(), |()| "fine".to_owned());
+        let expected = if options == "uncompressed" { "fine" } else { "a chunk may have 79999999" };
+        assert!(text.contains(expected), "{options}: {text}");
     }
 }
 

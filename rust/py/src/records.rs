@@ -9,11 +9,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use grainmill_core::pipeline::{self, Pending, ReadQueue, open};
 use grainmill_core::process::PerProcess;
 use grainmill_core::records::array_record::{index_cache, shared_index};
+use grainmill_core::records::riegeli::decompress;
 use grainmill_core::records::{
     ArrayRecordFile, FileSet, Files, Noted, Plan, Records, Source, chunk_cache, storage_latency,
 };
 use grainmill_core::{Error, Result};
 use numpy::PyReadonlyArray1;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
@@ -391,7 +393,22 @@ fn object<'py>(
     }
 }
 
+/// The environment variable with the most bytes that a chunk may decode to.
+const MAX_CHUNK_BYTES: &str = "GRAINMILL_MAX_CHUNK_BYTES";
+
+fn read_max_chunk_len() -> PyResult<()> {
+    let Some(text) = std::env::var_os(MAX_CHUNK_BYTES) else { return Ok(()) };
+    let byte_len = text.to_str().and_then(|text| text.trim().parse().ok()).ok_or_else(|| {
+        let found = text.display();
+        PyValueError::new_err(format!("`{MAX_CHUNK_BYTES}` must be a number of bytes, got {found}"))
+    })?;
+    decompress::set_max_chunk_len(byte_len);
+    Ok(())
+}
+
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    // Here, since this thread holds the interpreter lock: no other changes the environment.
+    read_max_chunk_len()?;
     module.add_class::<PyRecordFiles>()?;
     module.add_class::<PyPendingRead>()?;
     module.add_class::<PyReadQueue>()?;

@@ -20,6 +20,10 @@ pub(super) struct Index {
     pub(super) offsets: Option<Offsets>,
 }
 
+/// The most bytes of a record of a footer: what has more than the options of a writer, and three
+/// numbers for each chunk, is none.
+const MAX_RECORD_LEN: u64 = 16 << 20;
+
 /// Reads the footer that begins and must end in `extent`: what it says of the file, and where
 /// the chunks begin, unless those are more than `most`.
 ///
@@ -70,6 +74,10 @@ fn stream(
             .checked_add(len)
             .filter(|&total| total <= header.decoded_len)
             .ok_or(FormatError::fixed("record lengths exceed the decoded length"))?;
+        if len > MAX_RECORD_LEN {
+            let text = format!("a record of {len} bytes, expected up to {MAX_RECORD_LEN}");
+            return Err(FormatError::new(text).into());
+        }
         Ok(usize::try_from(len).map_err(|_| FormatError::fixed("records exceed memory"))?)
     };
     let Some(num_entries) = header.num_records.checked_sub(1) else {

@@ -294,7 +294,16 @@ fn find_footer(
     let Some(postscript_at) = byte_len.checked_sub(BLOCK_LEN) else { return Ok(Err(None)) };
     let (mut raw, mut decoder) = (Vec::new(), Decoder::default());
     let footer_offset = read_chunk(ranges, postscript_at..byte_len, &mut raw)?
-        .and_then(|(opened, data)| decoder.decode(&opened.header, &raw[data]))
+        .and_then(|(opened, data)| {
+            // A record of some twenty bytes, so whatever has more than its block is none.
+            let decoded_len = opened.header.decoded_len;
+            if decoded_len > BLOCK_LEN {
+                return Err(FormatError::new(format!(
+                    "{decoded_len} decoded bytes of a postscript"
+                )));
+            }
+            decoder.decode(&opened.header, &raw[data])
+        })
         .and_then(footer::footer_offset);
     Ok(footer_offset.map(|offset| offset..postscript_at).map_err(Some))
 }

@@ -176,7 +176,7 @@ impl SharedIndex {
     }
 
     fn read(self: &Arc<Self>, key: Key, place: u64) -> Option<Found<'static>> {
-        let mut at = usize::try_from(place).ok()?;
+        let mut at = usize::try_from(place).ok().filter(|_| place >= self.first_free())?;
         let mut next = || {
             let word = self.words.get(at)?.load(Ordering::Relaxed);
             at += 1;
@@ -236,7 +236,8 @@ impl SharedIndex {
         let len = head.len() + offsets.len().div_ceil(2);
         let all = self.words.len() as u64;
         let place = self.words[0].fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
-            used.checked_add(len as u64).filter(|&used| used <= all)
+            let end = used.checked_add(len as u64).filter(|&end| end <= all);
+            end.filter(|_| used >= self.first_free())
         });
         let place = place.ok()?;
         let to = self.words(usize::try_from(place).ok()?, len)?;
@@ -272,6 +273,43 @@ impl Drop for Claim<'_> {
 /// Whether there is a process of this number, as far as can be told.
 fn is_alive(number: u64) -> bool {
     u32::try_from(number).is_ok_and(platform::is_alive)
+}
+
+/// What a process does with shared memory in which anything may lie.
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing {
+    use super::*;
+
+    /// Looks up a file in memory that begins as `input` says, and tells of one.
+    pub fn look(input: &[u8]) {
+        const NUM_WORDS: usize = 512;
+        let Ok((words, _file)) = Words::create(NUM_WORDS) else { return };
+        for (word, bytes) in words.iter().zip(input.chunks(8)) {
+            let value = bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte));
+            // Another process may be at work for as long as it likes.
+            word.store(if value == NO_ROOM { value } else { value & !READ_BY }, Ordering::Relaxed);
+        }
+        let shared = Arc::new(SharedIndex::new(words));
+        for hash in
+            [1, shared.words[shared.num_entries / 2 * ENTRY_LEN + 1].load(Ordering::Relaxed)]
+        {
+            match shared.find(Key { hash: hash.max(1), others: [0, 0] }) {
+                Found::Index(footer, offsets) => {
+                    let len = usize::try_from(footer.num_chunks).unwrap_or(usize::MAX);
+                    assert!(offsets.get(0).is_some() == (len > 0) && offsets.get(len).is_none());
+                }
+                Found::Claim(claim) => {
+                    let mut offsets = Offsets::default();
+                    (1..20).for_each(|offset| offsets.push(offset << 30));
+                    let footer = Footer { num_chunks: 19, ..Footer::default() };
+                    let told = claim.tell(&footer, offsets);
+                    assert!(told.get(18).is_some() && told.get(19).is_none());
+                }
+                Found::Nothing => {}
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -336,6 +374,24 @@ mod tests {
             prop_assert_eq!(&found_footer, &footer);
             prop_assert!(found == expected && shared == expected);
             prop_assert_eq!(found.get(offsets.len()), None);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn memory_in_which_anything_lies_is_looked_at_without_a_panic(
+            begin in vec(prop_oneof![any::<u64>(), 0_u64..600], 0..40),
+            rest in vec(prop_oneof![any::<u64>(), 0_u64..600], 0..40),
+        ) {
+            let words = begin.iter().chain(&rest).flat_map(|word| word.to_le_bytes());
+            fuzzing::look(&words.collect::<Vec<u8>>());
+        }
+    }
+
+    #[test]
+    fn unused_words_that_begin_inside_the_table_are_not_used() {
+        for begin in 1..17_u64 {
+            fuzzing::look(&begin.to_le_bytes());
         }
     }
 

@@ -1,10 +1,12 @@
 //! One compressed block of a chunk into bytes, never trusting the length that it claims.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use brotli::BrotliDecompressStream;
-use brotli::enc::StandardAlloc;
 use zstd_safe::DCtx;
 
 use super::FormatError;
+use super::brotli_memory::{brotli_problem, brotli_state};
 use super::varint::Cursor;
 
 /// The byte that names a compression.
@@ -28,6 +30,38 @@ const SNAPPY_MAX_RATIO: u64 = 22;
 /// Brotli output is made room for in steps that begin with this.
 const BROTLI_STEP: usize = 1 << 20;
 
+/// How many bytes a chunk may decode to unless [`set_max_chunk_len`] says otherwise: two of the
+/// longest records there are, messages of 2 GiB.
+pub const DEFAULT_MAX_CHUNK_LEN: u64 = 4 << 30;
+
+static MAX_CHUNK_LEN: AtomicU64 = AtomicU64::new(DEFAULT_MAX_CHUNK_LEN);
+
+/// Has this process refuse compressed and transposed chunks that decode to more than `byte_len`
+/// bytes. Other chunks hold their records as they are, so they take no more than the file does.
+pub fn set_max_chunk_len(byte_len: u64) {
+    MAX_CHUNK_LEN.store(byte_len, Ordering::Relaxed);
+}
+
+/// How many bytes a chunk may decode to.
+pub fn max_chunk_len() -> u64 {
+    MAX_CHUNK_LEN.load(Ordering::Relaxed)
+}
+
+/// Checks the decoded length that a chunk's header states against [`max_chunk_len`].
+///
+/// # Errors
+/// If it is longer.
+pub fn check_chunk_len(decoded_len: u64) -> Result<(), FormatError> {
+    let most = max_chunk_len();
+    if decoded_len <= most {
+        return Ok(());
+    }
+    Err(FormatError::new(format!(
+        "states {decoded_len} decoded bytes where a chunk may have {most}; if that is right, set \
+         the environment variable `GRAINMILL_MAX_CHUNK_BYTES` to as many or more"
+    )))
+}
+
 /// Decompressors that are made once and used for many blocks.
 #[derive(Default)]
 pub struct Decompressor {
@@ -42,15 +76,17 @@ impl std::fmt::Debug for Decompressor {
 }
 
 impl Decompressor {
-    /// What `block`, compressed with `codec`, holds; `out` is where it is put if it must be.
+    /// What `block`, compressed with `codec`, holds; `out` is where it is put if it must be. That
+    /// can be `most` bytes: memory for more is not asked for, whatever the block states.
     ///
     /// # Errors
     /// If the compression is unknown, the stream is damaged or does not end with the block, or
-    /// its length is not the one stated before it.
+    /// its length is not the one stated before it, or that is more than `most`.
     pub fn decompress<'a>(
         &mut self,
         codec: u8,
         block: &'a [u8],
+        most: u64,
         out: &'a mut Vec<u8>,
     ) -> Result<&'a [u8], FormatError> {
         if codec == codec::NONE {
@@ -61,6 +97,11 @@ impl Decompressor {
         }
         let mut cursor = Cursor::new(block);
         let stated = cursor.varint64()?;
+        if stated > most {
+            return Err(FormatError::new(format!(
+                "{stated} decoded bytes are stated where there can be {most}"
+            )));
+        }
         let stream = cursor.rest();
         match codec {
             codec::ZSTD => self.zstd(stream, stated, out)?,
@@ -131,12 +172,7 @@ pub(crate) fn reserve(out: &mut Vec<u8>, len: usize) -> Result<(), FormatError> 
 
 fn brotli(stream: &[u8], stated: u64, out: &mut Vec<u8>) -> Result<(), FormatError> {
     let most = usize::try_from(stated).unwrap_or(usize::MAX);
-    // `new` and not `new_strict`: windows above 2^24 are allowed in these files.
-    let mut state = brotli::BrotliState::new(
-        StandardAlloc::default(),
-        StandardAlloc::default(),
-        StandardAlloc::default(),
-    );
+    let mut state = brotli_state();
     let (mut unread, mut read, mut written) = (stream.len(), 0, 0);
     out.clear();
     loop {
@@ -175,7 +211,7 @@ fn brotli(stream: &[u8], stated: u64, out: &mut Vec<u8>) -> Result<(), FormatErr
                 return Err(FormatError::fixed("brotli stream is cut short"));
             }
             brotli::BrotliResult::ResultFailure => {
-                return Err(FormatError::fixed("brotli stream is damaged"));
+                return Err(brotli_problem(&state));
             }
         }
     }

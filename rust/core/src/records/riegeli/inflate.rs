@@ -3,10 +3,10 @@
 use std::fmt;
 
 use brotli::BrotliDecompressStream;
-use brotli::enc::StandardAlloc;
 use zstd_safe::{DCtx, DParameter, InBuffer, OutBuffer};
 
 use super::FormatError;
+use super::brotli_memory::{BrotliState, brotli_problem, brotli_state};
 use super::decompress::{codec, reserve, wrong_len};
 use super::varint::{Cursor, MAX_VARINT_LEN};
 use crate::Error;
@@ -81,6 +81,10 @@ pub fn varint64(pieces: &mut impl ChunkSource) -> Result<u64, StreamError> {
     Ok(Cursor::new(&bytes).varint64()?)
 }
 
+/// Which windows of zstd streams are taken whatever the length of the stream; and the largest.
+const MIN_WINDOW_LOG: u32 = 27;
+const MAX_WINDOW_LOG: u32 = 31;
+
 /// How many decoded bytes are kept at hand.
 const WINDOW_LEN: usize = 64 << 10;
 
@@ -110,7 +114,7 @@ impl<P: ChunkSource> Inflated<P> {
     /// If it has no length before it, or memory is short.
     pub fn new(codec: u8, mut pieces: P) -> Result<Self, StreamError> {
         let stated = if codec == codec::NONE { None } else { Some(varint64(&mut pieces)?) };
-        let stream = Stream::new(codec)?;
+        let stream = Stream::new(codec, stated.unwrap_or(0))?;
         Ok(Self { pieces, stream, stated, decoded_len: 0, window: Vec::new(), from: 0, to: 0 })
     }
 
@@ -218,7 +222,7 @@ struct Stream {
 enum Engine {
     Plain,
     Zstd(DCtx<'static>),
-    Brotli(Box<brotli::BrotliState<StandardAlloc, StandardAlloc, StandardAlloc>>),
+    Brotli(Box<BrotliState>),
 }
 
 impl fmt::Debug for Stream {
@@ -228,20 +232,20 @@ impl fmt::Debug for Stream {
 }
 
 impl Stream {
-    fn new(codec: u8) -> Result<Self, FormatError> {
+    /// Begins with a stream of `stated` decoded bytes.
+    fn new(codec: u8, stated: u64) -> Result<Self, FormatError> {
         let engine = match codec {
             codec::NONE => Engine::Plain,
             codec::ZSTD => {
                 let mut context = DCtx::try_create()
                     .ok_or(FormatError::fixed("no memory for a zstd decompressor"))?;
-                context.set_parameter(DParameter::WindowLogMax(31)).map_err(damaged)?;
+                // The window is asked for as soon as the frame begins.
+                let needed = 64 - stated.saturating_sub(1).leading_zeros();
+                let most = needed.clamp(MIN_WINDOW_LOG, MAX_WINDOW_LOG);
+                context.set_parameter(DParameter::WindowLogMax(most)).map_err(damaged)?;
                 Engine::Zstd(context)
             }
-            codec::BROTLI => Engine::Brotli(Box::new(brotli::BrotliState::new(
-                StandardAlloc::default(),
-                StandardAlloc::default(),
-                StandardAlloc::default(),
-            ))),
+            codec::BROTLI => Engine::Brotli(Box::new(brotli_state())),
             _ => return Err(FormatError::new(format!("unknown compression type {codec:#04x}"))),
         };
         Ok(Self { engine, is_done: false })
@@ -281,9 +285,7 @@ impl Stream {
                 );
                 self.is_done = matches!(result, brotli::BrotliResult::ResultSuccess);
                 match result {
-                    brotli::BrotliResult::ResultFailure => {
-                        Err(FormatError::fixed("brotli stream is damaged"))
-                    }
+                    brotli::BrotliResult::ResultFailure => Err(brotli_problem(state)),
                     _ => Ok((read, written)),
                 }
             }

@@ -1,6 +1,7 @@
 //! Riegeli/records files: blocks, chunks inside them, and records inside chunks.
 
 pub mod block;
+mod brotli_memory;
 pub mod chunk;
 pub mod compress;
 pub mod decompress;

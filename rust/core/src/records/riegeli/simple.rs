@@ -2,8 +2,8 @@
 
 use super::FormatError;
 use super::chunk::ChunkHeader;
-use super::decompress::Decompressor;
-use super::varint::Cursor;
+use super::decompress::{Decompressor, check_chunk_len, codec};
+use super::varint::{Cursor, MAX_VARINT_LEN};
 
 /// Decodes the data of a simple chunk. Puts where each record ends into `ends` and returns the
 /// records back to back, in `data` itself if they are not compressed and else in `values`.
@@ -19,11 +19,15 @@ pub fn decode<'a>(
 ) -> Result<&'a [u8], FormatError> {
     let mut cursor = Cursor::new(data);
     let codec = cursor.byte()?;
+    if codec != codec::NONE {
+        check_chunk_len(header.decoded_len)?;
+    }
     let sizes_len = cursor.varint64()?;
     let sizes_block = cursor.take(sizes_len)?;
-    let sizes = decompressor.decompress(codec, sizes_block, values)?;
+    let most = header.num_records.saturating_mul(MAX_VARINT_LEN as u64);
+    let sizes = decompressor.decompress(codec, sizes_block, most, values)?;
     add_up(header, sizes, ends)?;
-    let values = decompressor.decompress(codec, cursor.rest(), values)?;
+    let values = decompressor.decompress(codec, cursor.rest(), header.decoded_len, values)?;
     if values.len() as u64 != header.decoded_len {
         return Err(FormatError::new(format!(
             "records of {} bytes where the chunk header states {}",
@@ -37,7 +41,7 @@ pub fn decode<'a>(
 /// Turns the lengths of records into where they end, up to the decoded length exactly.
 fn add_up(header: &ChunkHeader, sizes: &[u8], ends: &mut Vec<usize>) -> Result<(), FormatError> {
     ends.clear();
-    // Each length takes a byte or more, so this reserves no more than there is.
+    // Each length takes a byte or more, so this reserves eight times what there is at most.
     let num_records = usize::try_from(header.num_records)
         .ok()
         .filter(|&count| count <= sizes.len())
@@ -48,7 +52,8 @@ fn add_up(header: &ChunkHeader, sizes: &[u8], ends: &mut Vec<usize>) -> Result<(
                 sizes.len()
             ))
         })?;
-    ends.reserve(num_records);
+    ends.try_reserve(num_records)
+        .map_err(|_| FormatError::new(format!("no memory for {num_records} record lengths")))?;
     let mut cursor = Cursor::new(sizes);
     let mut end = 0_u64;
     for _ in 0..num_records {

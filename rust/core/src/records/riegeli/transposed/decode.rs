@@ -7,8 +7,17 @@
 
 use super::super::FormatError;
 use super::super::chunk::ChunkHeader;
-use super::super::decompress::{Decompressor, reserve};
+use super::super::decompress::{Decompressor, check_chunk_len, codec, max_chunk_len, reserve};
 use super::super::varint::{Cursor, MAX_VARINT_LEN};
+
+/// How many times its length the layout of a chunk takes in memory: one byte of it is the length
+/// of a bucket or a buffer, two are a state.
+const LAYOUT_FACTOR: u64 = 32;
+/// How many moves lead from one byte of a record or its begin to the next: one, and some through
+/// states without an effect where an encoder has more states than a move can reach.
+const MOVES_PER_STEP: u64 = 16;
+/// The most bytes that the length of a record takes where that is no message.
+const MAX_LEN_LEN: u64 = 5;
 
 /// Submessages that may be open at once: many more than an encoder opens, which stops at 100.
 const DEEPEST: usize = 1 << 20;
@@ -24,6 +33,10 @@ const LAST_INLINE: u8 = 137;
 /// Decodes the data of a transposed chunk. Puts where each record ends into `ends` and the
 /// records back to back into `values`.
 ///
+/// How long the parts can be follows from the chunk's header, so that none takes memory because
+/// of what it states itself: each byte in a bucket is one of a record, but for the lengths of
+/// records that are no messages.
+///
 /// # Errors
 /// If the data are not what the format and the chunk's header demand.
 pub fn decode<'a>(
@@ -33,20 +46,27 @@ pub fn decode<'a>(
     ends: &mut Vec<usize>,
     values: &'a mut Vec<u8>,
 ) -> Result<&'a [u8], FormatError> {
+    check_chunk_len(header.decoded_len)?;
     let mut cursor = Cursor::new(data);
     let codec = cursor.byte()?;
     let layout_len = cursor.varint64()?;
     let mut layout_bytes = Vec::new();
-    let layout = decompressor.decompress(codec, cursor.take(layout_len)?, &mut layout_bytes)?;
+    let most = max_chunk_len() / LAYOUT_FACTOR;
+    let layout =
+        decompressor.decompress(codec, cursor.take(layout_len)?, most, &mut layout_bytes)?;
     let mut layout = Cursor::new(layout);
 
     let num_buckets = layout.varint32()?;
     let num_buffers = layout.varint32()?;
-    let buckets = read_buckets(codec, num_buckets, &mut layout, &mut cursor, decompressor)?;
+    let lens_len = header.num_records.saturating_mul(MAX_LEN_LEN);
+    let most = header.decoded_len.saturating_add(lens_len);
+    let buckets = read_buckets(codec, num_buckets, most, &mut layout, &mut cursor, decompressor)?;
     let mut buffers = read_buffers(&buckets, num_buffers, &mut layout)?;
     let machine = DecoderStateMachine::read(&mut layout, buffers.len())?;
     let mut moves_bytes = Vec::new();
-    let moves = decompressor.decompress(codec, cursor.rest(), &mut moves_bytes)?;
+    let steps = header.decoded_len.saturating_add(header.num_records);
+    let most = steps.saturating_mul(MOVES_PER_STEP);
+    let moves = decompressor.decompress(codec, cursor.rest(), most, &mut moves_bytes)?;
     machine.run(header, &mut buffers, moves, ends, values)?;
     Ok(values)
 }
@@ -54,6 +74,7 @@ pub fn decode<'a>(
 fn read_buckets(
     codec: u8,
     num_buckets: u32,
+    most: u64,
     layout: &mut Cursor<'_>,
     stored: &mut Cursor<'_>,
     decompressor: &mut Decompressor,
@@ -65,14 +86,16 @@ fn read_buckets(
         )));
     }
     let mut buckets = Vec::with_capacity(num_buckets as usize);
+    let mut left = most;
     for _ in 0..num_buckets {
         let block = stored.take(layout.varint64()?)?;
         let mut decoded = Vec::new();
-        if codec == super::super::decompress::codec::NONE {
+        if codec == codec::NONE {
             decoded.extend_from_slice(block);
         } else {
-            decompressor.decompress(codec, block, &mut decoded)?;
+            decompressor.decompress(codec, block, left, &mut decoded)?;
         }
+        left = left.saturating_sub(decoded.len() as u64);
         buckets.push(decoded);
     }
     Ok(buckets)
@@ -414,8 +437,10 @@ impl<'a> Output<'a> {
             ));
         }
         if self.reversed.capacity() - self.reversed.len() < bytes.len() {
-            let more = bytes.len().max(self.reversed.len());
-            reserve(self.reversed, more)?;
+            // Doubling, but not past the end.
+            let left = self.decoded_len - self.reversed.len() as u64;
+            let double = usize::try_from(left).unwrap_or(usize::MAX).min(self.reversed.len());
+            reserve(self.reversed, bytes.len().max(double))?;
         }
         self.reversed.extend(bytes.iter().rev());
         Ok(())

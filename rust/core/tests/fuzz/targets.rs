@@ -1,0 +1,513 @@
+//! What is done with bytes that nobody vouches for. A target is a function that must come back from
+//! any input: without a panic, in little memory, and with what it has found being sound.
+
+use std::fmt::Debug;
+use std::io::IoSliceMut;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Once};
+
+use grainmill_core::records::array_record::WriterOptions;
+use grainmill_core::records::array_record::footer::{self, MAGIC, Reading};
+use grainmill_core::records::riegeli::block::BLOCK_LEN;
+use grainmill_core::records::riegeli::chunk::{self, CHUNK_HEADER_LEN, ChunkHeader, kind};
+use grainmill_core::records::riegeli::compress::{Codec, Compressor};
+use grainmill_core::records::riegeli::decompress::{Decompressor, codec, set_max_chunk_len};
+use grainmill_core::records::riegeli::encode::{Group, simple_data};
+use grainmill_core::records::riegeli::hash::hash;
+use grainmill_core::records::riegeli::inflate::{Halt, Inflated, Pieces, varint64};
+use grainmill_core::records::riegeli::sink::ChunkSink;
+use grainmill_core::records::riegeli::transposed::encode::transposed_data;
+use grainmill_core::records::riegeli::varint::{Cursor, push_varint};
+use grainmill_core::records::riegeli::{ChunkRecords, Decoder, FormatError};
+use grainmill_core::records::storage::{FileNumber, Held, ReadAt, Storage, StoredFile};
+use grainmill_core::records::{FileSet, Files, Source};
+use grainmill_core::{Error, Result};
+
+/// What a chunk may decode to here, so that a run shows it where memory grows without bounds.
+pub(crate) const MAX_CHUNK_LEN: u64 = 16 << 20;
+/// Files that a target makes are not much longer.
+const MAX_FILE_LEN: u64 = 1 << 20;
+/// Chunks of more records do not fit such a file.
+const MAX_RECORDS: u64 = 1 << 16;
+
+/// A name, and what is done with an input.
+pub(crate) type Target = (&'static str, fn(&[u8]));
+
+/// All targets.
+pub(crate) const TARGETS: [Target; 12] = [
+    ("file", file),
+    ("chunks", chunks),
+    ("headers", headers),
+    ("postscript", postscript),
+    ("footer", footer_records),
+    ("simple_chunk", simple_chunk),
+    ("transposed_chunk", transposed_chunk),
+    ("decompressors", decompressors),
+    ("varints", varints),
+    ("writer_options", writer_options),
+    ("round_trip_simple", round_trip_simple),
+    ("round_trip_transposed", round_trip_transposed),
+];
+
+/// An input as it stands, taken for a file.
+fn file(input: &[u8]) {
+    read_file(input.to_vec());
+}
+
+/// Chunks laid out into a file whose checksums are right; the last one is taken for the footer.
+fn chunks(input: &[u8]) {
+    let mut cursor = Cursor::new(input);
+    let mut sink = ChunkSink::new(Vec::new()).expect("writing to memory");
+    let mut last = 0;
+    while !cursor.is_empty() && sink.pos() < MAX_FILE_LEN {
+        let Ok(kind) = cursor.byte() else { return };
+        if kind == kind::PADDING {
+            sink.pad_to_block().expect("writing to memory");
+            continue;
+        }
+        let Ok((num_records, decoded_len)) = counts(&mut cursor) else { return };
+        let Ok(data) = cursor.varint64().and_then(|len| cursor.take(len)) else { return };
+        last = sink
+            .write_chunk(kind, num_records, decoded_len, &[data])
+            .expect("a chunk below the largest position");
+    }
+    sink.pad_to_block().expect("writing to memory");
+    let record = postscript_of(last);
+    let parts = [&[0, 1][..], &varint(record.len() as u64), &record];
+    sink.write_chunk(kind::SIMPLE, 1, record.len() as u64, &parts).expect("writing to memory");
+    sink.pad_to_block().expect("writing to memory");
+    read_file(sink.finish().expect("writing to memory"));
+}
+
+/// The number of records and the decoded length of a chunk, as inputs begin with them.
+fn counts(cursor: &mut Cursor<'_>) -> Result<(u64, u64), FormatError> {
+    Ok((cursor.varint64()? % MAX_RECORDS, cursor.varint64()?))
+}
+
+fn varint(value: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    push_varint(&mut bytes, value);
+    bytes
+}
+
+fn postscript_of(footer_offset: u64) -> Vec<u8> {
+    [&[8][..], &varint(footer_offset), &[16], &varint(MAGIC)].concat()
+}
+
+/// Reads records of a file one by one and together, which must agree.
+fn read_file(bytes: Vec<u8>) {
+    few_bytes();
+    let storage: Arc<dyn Storage> = Arc::new(InMemory(Arc::new(bytes)));
+    let set = FileSet::in_storage(&storage, [Source::from(PathBuf::from("fuzzed"))]);
+    let Ok(files) = Files::of(Arc::new(set)) else { return };
+    let len = files.len();
+    let positions: Vec<u64> = (0..len.min(40)).chain(len.checked_sub(1)).collect();
+    let each: Vec<_> = positions.iter().map(|&at| files.read(&[at])).collect();
+    let together = files.read(&positions);
+    assert_eq!(together.is_ok(), each.iter().all(Result::is_ok), "{together:?}, {each:?}");
+    if let Ok(together) = together {
+        for (both, alone) in together.iter().zip(each.iter().flatten()) {
+            assert!(alone.iter().eq([both]));
+        }
+    }
+}
+
+/// One file, whatever its path.
+#[derive(Debug, Clone)]
+struct InMemory(Arc<Vec<u8>>);
+
+impl Storage for InMemory {
+    fn find(&self, _: &Path) -> Result<(Box<dyn StoredFile>, Arc<dyn ReadAt>)> {
+        Ok((Box::new(self.clone()), Arc::new(self.clone())))
+    }
+}
+
+impl StoredFile for InMemory {
+    fn path(&self) -> &Path {
+        Path::new("fuzzed")
+    }
+
+    fn byte_len(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn modified_ns(&self) -> i64 {
+        0
+    }
+
+    fn hold(&self, _: bool) -> Result<Held> {
+        Ok(Held { bytes: Arc::new(self.clone()), renumbered: None })
+    }
+
+    fn accept(&self, _: FileNumber) {}
+}
+
+impl ReadAt for InMemory {
+    fn read_at(&self, out: &mut [u8], at: u64) -> Result<()> {
+        let found = usize::try_from(at).ok().and_then(|at| self.0.get(at..)?.get(..out.len()));
+        out.copy_from_slice(found.ok_or_else(|| Error::Changed { path: "fuzzed".to_owned() })?);
+        Ok(())
+    }
+
+    fn read_pieces(&self, pieces: &mut [IoSliceMut<'_>], mut at: u64) -> Result<bool> {
+        for piece in pieces {
+            self.read_at(piece, at)?;
+            at += piece.len() as u64;
+        }
+        Ok(true)
+    }
+}
+
+/// Bytes of a file from some position on, with checksums that are right: a chunk, the block headers
+/// in it, and what they tell of each other.
+fn headers(input: &[u8]) {
+    few_bytes();
+    let Some((begin, raw)) = input.split_first_chunk::<2>() else { return };
+    let begin = BLOCK_LEN + u64::from(u16::from_le_bytes(*begin));
+    let mut raw = raw.to_vec();
+    seal(&mut raw, begin);
+    for limit in [begin + raw.len() as u64, u64::MAX] {
+        let Ok(opened) = chunk::open(&raw, begin, limit) else { continue };
+        assert!(opened.end <= limit);
+        let mut raw = raw.clone();
+        let Ok(data) = opened.data(&mut raw, begin) else { continue };
+        assert_eq!(data.len() as u64, opened.header.data_len);
+        let few =
+            ChunkHeader { num_records: opened.header.num_records % MAX_RECORDS, ..opened.header };
+        decode(&few, &raw[data]);
+    }
+}
+
+/// Makes the checksums of the chunk at `begin` and of the block headers in it those of the bytes.
+fn seal(raw: &mut [u8], begin: u64) {
+    let mut of_chunk = Vec::with_capacity(raw.len());
+    let mut at = 0;
+    while at < raw.len() {
+        if (begin + at as u64).is_multiple_of(BLOCK_LEN) {
+            if let Some(header) = raw.get_mut(at..at + 24) {
+                let sum = hash(&header[8..]);
+                header[..8].copy_from_slice(&sum.to_le_bytes());
+            }
+            at += 24;
+        } else {
+            of_chunk.push(at);
+            at += 1;
+        }
+    }
+    let mut bytes: Vec<u8> = of_chunk.iter().map(|&at| raw[at]).collect();
+    let Some((header, data)) = bytes.split_first_chunk_mut::<CHUNK_HEADER_LEN>() else { return };
+    let data_len = u64::from_le_bytes(std::array::from_fn(|at| header[8 + at]));
+    if let Some(data) = usize::try_from(data_len).ok().and_then(|len| data.get(..len)) {
+        header[16..24].copy_from_slice(&hash(data).to_le_bytes());
+    }
+    let sum = hash(&header[8..]);
+    header[..8].copy_from_slice(&sum.to_le_bytes());
+    for (&at, &byte) in of_chunk.iter().zip(header.iter()) {
+        raw[at] = byte;
+    }
+}
+
+/// The record of a postscript.
+fn postscript(input: &[u8]) {
+    let data = [&[0][..], &with_len(&varint(input.len() as u64)), input].concat();
+    let header = ChunkHeader::of(kind::SIMPLE, &data, 1, input.len() as u64);
+    let mut decoder = Decoder::default();
+    let records = decoder.decode(&header, &data).expect("a sound chunk");
+    let _ = footer::footer_offset(records);
+}
+
+fn with_len(bytes: &[u8]) -> Vec<u8> {
+    [&varint(bytes.len() as u64), bytes].concat()
+}
+
+/// The records of a footer: where it lies, then each record after its length.
+fn footer_records(input: &[u8]) {
+    let mut cursor = Cursor::new(input);
+    let Ok(footer_offset) = cursor.varint64() else { return };
+    let records = split(&mut cursor);
+    let Some((first, entries)) = records.split_first() else { return };
+    let num_entries = entries.len() as u64;
+    let Ok(mut reading) = Reading::new(first, num_entries, footer_offset, 100) else { return };
+    if entries.iter().any(|entry| reading.entry(entry).is_err()) {
+        return;
+    }
+    let Ok((footer, offsets)) = reading.finish() else { return };
+    assert_eq!(footer.num_chunks, num_entries);
+    assert!(footer.first_offset <= footer_offset);
+    let Some(offsets) = offsets else { return };
+    assert_eq!(offsets.len() as u64, num_entries);
+    let all: Vec<u64> = (0..offsets.len()).filter_map(|at| offsets.get(at)).collect();
+    assert_eq!(all.len(), offsets.len());
+    assert!(all.is_sorted_by(|a, b| a < b) && all.iter().all(|&offset| offset < footer_offset));
+}
+
+/// Pieces, each after its length.
+fn split<'a>(cursor: &mut Cursor<'a>) -> Vec<&'a [u8]> {
+    std::iter::from_fn(|| cursor.varint64().and_then(|len| cursor.take(len)).ok()).collect()
+}
+
+/// The data of a simple chunk, after the number of records and the decoded length.
+fn simple_chunk(input: &[u8]) {
+    let mut cursor = Cursor::new(input);
+    let Ok((num_records, decoded_len)) = counts(&mut cursor) else { return };
+    few_bytes();
+    decode(&header(kind::SIMPLE, num_records, decoded_len), cursor.rest());
+}
+
+/// The data of a transposed chunk, likewise. What they give comes back after it has been encoded.
+fn transposed_chunk(input: &[u8]) {
+    let mut cursor = Cursor::new(input);
+    let Ok((num_records, decoded_len)) = counts(&mut cursor) else { return };
+    few_bytes();
+    let header = header(kind::TRANSPOSED, num_records, decoded_len);
+    if let Some(group) = decode(&header, cursor.rest())
+        && group.decoded_len() < 1 << 16
+    {
+        comes_back(&group, kind::TRANSPOSED, Codec::Uncompressed, 64);
+    }
+}
+
+/// A header for data whose checksum has been compared.
+fn header(kind: u8, num_records: u64, decoded_len: u64) -> ChunkHeader {
+    ChunkHeader { num_records, decoded_len, ..ChunkHeader::of(kind, &[], 0, 0) }
+}
+
+/// The records of a chunk, if there are as many as its header says, of as many bytes.
+fn decode(header: &ChunkHeader, data: &[u8]) -> Option<Group> {
+    let mut decoder = Decoder::default();
+    let records = decoder.decode(header, data).ok()?;
+    let mut group = Group::default();
+    all(&records).for_each(|record| group.push(record));
+    assert_eq!(group.num_records(), header.num_records);
+    if matches!(header.kind, kind::SIMPLE | kind::TRANSPOSED) {
+        assert_eq!(group.decoded_len(), header.decoded_len);
+    }
+    Some(group)
+}
+
+fn all<'a>(records: &ChunkRecords<'a>) -> impl Iterator<Item = &'a [u8]> {
+    (0..records.len()).map(|at| records.get(at).expect("each record has its bytes"))
+}
+
+/// A compressed block, after the codec. Decoded at once or in pieces it gives the same.
+fn decompressors(input: &[u8]) {
+    let Some((&code, block)) = input.split_first() else { return };
+    let code = match code {
+        codec::NONE | codec::BROTLI | codec::ZSTD | codec::SNAPPY => code,
+        _ => [codec::BROTLI, codec::ZSTD, codec::SNAPPY][usize::from(code) % 3],
+    };
+    let mut out = Vec::new();
+    let whole = Decompressor::default().decompress(code, block, MAX_CHUNK_LEN, &mut out).ok();
+    if !Inflated::<Slowly<'_>>::takes(code) {
+        return;
+    }
+    let len = whole.map_or(0, <[u8]>::len);
+    let in_pieces = || -> Result<Vec<u8>, Halt> {
+        let mut inflated = Inflated::new(code, Slowly(block))?;
+        let mut found = inflated.take(len / 2)?.to_vec();
+        found.extend_from_slice(inflated.take(len - len / 2)?);
+        inflated.finish()?;
+        Ok(found)
+    };
+    match (whole, in_pieces()) {
+        (Some(whole), Ok(found)) => assert!(found == whole, "{code}: other bytes in pieces"),
+        // A window is asked for only where a block is decoded in pieces.
+        (Some(_), Err(Halt::Data(problem))) if problem.to_string().contains("memory") => {}
+        (Some(_), Err(halt)) => panic!("{code}: whole only: {halt:?}"),
+        (None, Ok(_)) => assert_eq!(code, codec::BROTLI, "in pieces only"),
+        (None, Err(_)) => {}
+    }
+}
+
+/// Bytes handed out a few at a time.
+struct Slowly<'a>(&'a [u8]);
+
+impl Pieces for Slowly<'_> {
+    fn fill(&mut self) -> Result<&[u8], Halt> {
+        Ok(&self.0[..self.0.len().min(7)])
+    }
+
+    fn consume(&mut self, len: usize) {
+        self.0 = &self.0[len..];
+    }
+}
+
+/// A varint as two readers see it, and a third that takes its time.
+fn varints(input: &[u8]) {
+    let read = |bits: u32| {
+        let mut cursor = Cursor::new(input);
+        let value = match bits {
+            32 => cursor.varint32().map(u64::from),
+            _ => cursor.varint64(),
+        };
+        value.ok().map(|value| (value, input.len() - cursor.rest().len()))
+    };
+    for bits in [32, 64] {
+        assert_eq!(read(bits), slow_varint(input, bits));
+    }
+    let mut pieces = Slowly(input);
+    let in_pieces = varint64(&mut pieces).ok();
+    assert_eq!(in_pieces.map(|value| (value, input.len() - pieces.0.len())), read(64));
+    if let Some((value, _)) = read(64) {
+        assert_eq!(slow_varint(&varint(value), 64).map(|(value, _)| value), Some(value));
+    }
+}
+
+fn slow_varint(bytes: &[u8], bits: u32) -> Option<(u64, usize)> {
+    let mut value = 0_u128;
+    for (at, &byte) in bytes.iter().enumerate().take(bits.div_ceil(7) as usize) {
+        value |= u128::from(byte & 0x7f) << (7 * at);
+        if byte < 0x80 {
+            let value = u64::try_from(value).ok().filter(|&value| bits == 64 || value >> 32 == 0);
+            return value.map(|value| (value, at + 1));
+        }
+    }
+    None
+}
+
+/// The options of a writer as text. What they are printed as means the same.
+fn writer_options(input: &[u8]) {
+    let text = String::from_utf8_lossy(input);
+    let Ok(options) = text.parse::<WriterOptions>() else { return };
+    let printed = options.to_string();
+    let again: WriterOptions = printed.parse().expect("what was printed can be read");
+    assert_eq!(again.to_string(), printed, "{text:?}");
+}
+
+/// Records, after a byte for the codec, that are encoded and decoded again.
+fn round_trip_simple(input: &[u8]) {
+    round_trip(input, kind::SIMPLE);
+}
+
+/// The same for transposed chunks.
+fn round_trip_transposed(input: &[u8]) {
+    round_trip(input, kind::TRANSPOSED);
+}
+
+fn round_trip(input: &[u8], kind: u8) {
+    let Some((&flags, rest)) = input.split_first() else { return };
+    let codec = match flags % 4 {
+        0 => Codec::Uncompressed,
+        1 => Codec::Snappy,
+        2 => Codec::Zstd { level: 1, window_log: 20 },
+        _ => Codec::Brotli { level: 1, window_log: None },
+    };
+    let mut group = Group::default();
+    for record in split(&mut Cursor::new(rest)) {
+        group.push(record);
+    }
+    comes_back(&group, kind, codec, 1 << (flags >> 4));
+}
+
+fn comes_back(group: &Group, kind: u8, codec: Codec, bucket_len: u64) {
+    let mut compressor = Compressor::new(codec).expect("sound settings");
+    let mut data = Vec::new();
+    let mut scratch = Vec::new();
+    if kind == kind::SIMPLE {
+        data = simple_data(group, &mut compressor, &mut scratch).expect("few bytes").concat();
+    } else {
+        transposed_data(group, bucket_len, &mut compressor, &mut data).expect("few bytes");
+    }
+    let header = ChunkHeader::of(kind, &data, group.num_records(), group.decoded_len());
+    let found = decode(&header, &data).expect("what was encoded can be decoded");
+    assert!(found.values() == group.values() && found.record_lens().eq(group.record_lens()));
+}
+
+fn few_bytes() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| set_max_chunk_len(MAX_CHUNK_LEN));
+}
+
+/// Inputs for the targets made from an intact or damaged file.
+pub(crate) fn seeds_of(bytes: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
+    let mut seeds = vec![("file", bytes.to_vec())];
+    let mut of_file = Vec::new();
+    let mut begin = 64_u64;
+    let end = (bytes.len() as u64).saturating_sub(BLOCK_LEN);
+    while begin < bytes.len() as u64 {
+        let Some(mut raw) =
+            usize::try_from(begin).ok().and_then(|at| Some(bytes.get(at..)?.to_vec()))
+        else {
+            break;
+        };
+        let Ok(opened) = chunk::open(&raw, begin, bytes.len() as u64) else { break };
+        let ChunkHeader { kind, num_records, decoded_len, .. } = opened.header;
+        if let Ok(span) = usize::try_from(opened.span(begin))
+            && span < 2_000
+        {
+            let at = u16::try_from(begin % BLOCK_LEN).unwrap_or_default().to_le_bytes();
+            seeds.push(("headers", [&at, &raw[..span]].concat()));
+        }
+        let Ok(data) = opened.data(&mut raw, begin) else { break };
+        let data = &raw[data];
+        let counts = [varint(num_records), varint(decoded_len)].concat();
+        match kind {
+            kind::SIMPLE => {
+                seeds.push(("simple_chunk", [&counts, data].concat()));
+                seeds.extend(blocks_of(data).map(|block| ("decompressors", block)));
+            }
+            kind::TRANSPOSED => seeds.push(("transposed_chunk", [&counts, data].concat())),
+            _ => {}
+        }
+        if begin >= end {
+            break;
+        }
+        of_file.push(kind);
+        if kind != kind::PADDING {
+            of_file.extend([counts, with_len(data)].concat());
+        }
+        if let Some(group) = decode(&opened.header, data) {
+            seeds.extend(seeds_of_records(&group, begin));
+        }
+        begin = opened.end;
+    }
+    seeds.push(("chunks", of_file));
+    seeds.push(("postscript", postscript_of(begin)));
+    seeds
+}
+
+/// The two compressed blocks of a simple chunk.
+fn blocks_of(data: &[u8]) -> impl Iterator<Item = Vec<u8>> + use<> {
+    let mut cursor = Cursor::new(data);
+    let parts = cursor.byte().and_then(|codec| {
+        let lens = cursor.varint64().and_then(|len| cursor.take(len))?;
+        Ok([[&[codec], lens].concat(), [&[codec], cursor.rest()].concat()])
+    });
+    parts.into_iter().flatten()
+}
+
+/// Inputs made from the records of a chunk, each of which may be anything.
+fn seeds_of_records(group: &Group, begin: u64) -> Vec<(&'static str, Vec<u8>)> {
+    let mut records = Vec::new();
+    let mut rest = group.values();
+    for len in group.record_lens().take(50) {
+        let (record, after) = rest.split_at(len);
+        records.extend(with_len(record));
+        rest = after;
+    }
+    let flags = [0, 17, 34, 51_u8].map(|flags| [&[flags][..], &records].concat());
+    let mut seeds = vec![("footer", [varint(begin), records].concat())];
+    for input in flags {
+        seeds.push(("round_trip_simple", input.clone()));
+        seeds.push(("round_trip_transposed", input));
+    }
+    seeds
+}
+
+/// Inputs for the targets that take no part of a file.
+pub(crate) fn other_seeds() -> Vec<(&'static str, Vec<u8>)> {
+    let options = [
+        "",
+        "default",
+        "group_size:256,zstd:5,window_log:20",
+        "uncompressed,transpose:false,pad_to_block_boundary:true",
+        "transpose,transpose_bucket_size:64K,brotli:9,window_log:auto,max_parallelism:1",
+        "snappy:1,saturation_delay_ms:5",
+    ];
+    let varints =
+        [&b"\x00"[..], b"\x7f", b"\x80\x01", b"\xff\xff\xff\xff\x0f", b"\x80\x80\x80\x00"];
+    let longest = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01];
+    let options = options.map(|text| ("writer_options", text.as_bytes().to_vec()));
+    let varints = varints.into_iter().chain([&longest[..]]);
+    options.into_iter().chain(varints.map(|bytes| ("varints", bytes.to_vec()))).collect()
+}
