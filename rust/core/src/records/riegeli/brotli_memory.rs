@@ -4,7 +4,7 @@ use brotli::enc::StandardAlloc;
 use brotli::{Allocator, SliceWrapper, SliceWrapperMut};
 
 use super::FormatError;
-use crate::reserve;
+use crate::try_alloc;
 
 /// A Brotli decoder in the middle of its work.
 pub(crate) type BrotliState = brotli::BrotliState<WindowMemory, StandardAlloc, StandardAlloc>;
