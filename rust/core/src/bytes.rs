@@ -68,7 +68,7 @@ impl Bytes<'_> {
     /// # Panics
     ///
     /// If `out` is not as long.
-    pub fn copy_to(self, out: &mut Room<'_>) {
+    pub fn copy_to(self, out: &mut Destination<'_>) {
         assert_eq!(self.len, out.len, "as many bytes as there is room for");
         // SAFETY: both are `len` bytes long, as those promised who made them.
         unsafe { ptr::copy(self.start, out.start, self.len) }
@@ -83,16 +83,16 @@ impl<'a> From<&'a [u8]> for Bytes<'a> {
 
 /// Memory that bytes are copied to, initialised or not.
 #[derive(Debug)]
-pub struct Room<'a> {
+pub struct Destination<'a> {
     start: *mut u8,
     len: usize,
     memory: PhantomData<&'a mut [MaybeUninit<u8>]>,
 }
 
-// SAFETY: as for `Bytes`; there is one `Room` for its memory.
-unsafe impl Send for Room<'_> {}
+// SAFETY: as for `Bytes`; there is one `Destination` for its memory.
+unsafe impl Send for Destination<'_> {}
 
-impl Room<'_> {
+impl Destination<'_> {
     /// Room for `len` bytes from `start` on.
     ///
     /// # Safety
@@ -127,9 +127,9 @@ impl Room<'_> {
     }
 }
 
-impl<'a> From<&'a mut [u8]> for Room<'a> {
+impl<'a> From<&'a mut [u8]> for Destination<'a> {
     fn from(room: &'a mut [u8]) -> Self {
-        // A `Room` is only ever filled with initialised bytes, so the slice is whole afterwards.
+        // A `Destination` is only ever filled with initialised bytes, so the slice is whole afterwards.
         Self { start: room.as_mut_ptr(), len: room.len(), memory: PhantomData }
     }
 }
@@ -161,21 +161,21 @@ pub(crate) unsafe fn initialised(room: &mut [MaybeUninit<u8>]) -> &mut [u8] {
 /// A piece of memory, laid out as the systems' `iovec`.
 #[derive(Debug)]
 #[repr(C)]
-pub(crate) struct Piece {
+pub(crate) struct IoVec {
     start: *mut MaybeUninit<u8>,
     len: usize,
 }
 
 /// Pieces of memory, initialised or not, that are filled one after another.
 #[derive(Debug)]
-pub struct Pieces<'a> {
-    all: Vec<Piece>,
+pub struct ScatterBuffers<'a> {
+    all: Vec<IoVec>,
     byte_len: usize,
     num_filled: usize,
     memory: PhantomData<&'a mut [MaybeUninit<u8>]>,
 }
 
-impl<'a> Pieces<'a> {
+impl<'a> ScatterBuffers<'a> {
     /// None yet; about `count` will be added.
     pub(crate) fn with_capacity(count: usize) -> Self {
         let all = Vec::with_capacity(count);
@@ -185,14 +185,14 @@ impl<'a> Pieces<'a> {
     /// Adds a piece that may not be initialised.
     pub(crate) fn push(&mut self, piece: &'a mut [MaybeUninit<u8>]) {
         self.byte_len += piece.len();
-        self.all.push(Piece { start: piece.as_mut_ptr(), len: piece.len() });
+        self.all.push(IoVec { start: piece.as_mut_ptr(), len: piece.len() });
     }
 
     /// Adds a piece.
     pub(crate) fn push_initialised(&mut self, piece: &'a mut [u8]) {
         self.byte_len += piece.len();
         // Only initialised bytes are written there.
-        self.all.push(Piece { start: piece.as_mut_ptr().cast(), len: piece.len() });
+        self.all.push(IoVec { start: piece.as_mut_ptr().cast(), len: piece.len() });
     }
 
     /// How many bytes go into all of them.
@@ -228,7 +228,7 @@ impl<'a> Pieces<'a> {
 
     /// The pieces, for a system that fills them from the first one on. None is filled yet.
     #[cfg(unix)]
-    pub(crate) fn unfilled(&mut self) -> &mut [Piece] {
+    pub(crate) fn unfilled(&mut self) -> &mut [IoVec] {
         assert_eq!(self.num_filled, 0, "pieces are filled by one call");
         &mut self.all
     }
@@ -256,7 +256,7 @@ mod tests {
         // SAFETY: 90 of 100 bytes, which stay until the end.
         let bytes = unsafe { Bytes::new(start, 90) };
         // SAFETY: 90 bytes from the tenth on, and `memory` is not used meanwhile.
-        let mut room = unsafe { Room::new(start.wrapping_add(10), 90) };
+        let mut room = unsafe { Destination::new(start.wrapping_add(10), 90) };
         bytes.part(0..50).copy_to(&mut room.take_front(50));
         assert_eq!((bytes.part(0..40).len(), room.len()), (40, 40));
         assert_eq!(memory, (0..10).chain(0..50).chain(60..100).collect::<Vec<u8>>());
@@ -267,7 +267,7 @@ mod tests {
         let mut room = [const { MaybeUninit::uninit() }; 10];
         let mut head = [0; 3];
         let (first, second) = room.split_at_mut(4);
-        let mut pieces = Pieces::with_capacity(4);
+        let mut pieces = ScatterBuffers::with_capacity(4);
         pieces.push(first);
         pieces.push_initialised(&mut head);
         pieces.push(&mut []);

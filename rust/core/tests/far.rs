@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use grainmill_core::bytes::Pieces;
+use grainmill_core::bytes::ScatterBuffers;
 use grainmill_core::pipeline::{self, ReadQueue, open};
 use grainmill_core::records::array_record::RecordWriter;
 use grainmill_core::records::storage::{FileNumber, Held, ReadAt, Storage, StoredFile};
@@ -95,7 +95,7 @@ impl ReadAt for SlowFile {
         Ok(())
     }
 
-    fn read_pieces(&self, pieces: &mut Pieces<'_>, at: u64) -> Result<()> {
+    fn read_pieces(&self, pieces: &mut ScatterBuffers<'_>, at: u64) -> Result<()> {
         let mut bytes = vec![0; pieces.byte_len()];
         self.read_at(&mut bytes, at)?;
         pieces.fill(&bytes);

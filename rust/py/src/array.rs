@@ -9,7 +9,7 @@ use std::os::fd::IntoRawFd;
 use std::ptr;
 
 use grainmill_core::batch::Slot;
-use grainmill_core::bytes::{Bytes, Room};
+use grainmill_core::bytes::{Bytes, Destination};
 use grainmill_core::write_prefetcher;
 use numpy::npyffi::{self, NpyTypes, PY_ARRAY_API, npy_intp};
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
@@ -261,13 +261,13 @@ impl<'py> RowBytes<'py> {
     }
 
     /// The memory of `num_rows` rows from `at` on.
-    pub(crate) fn room(&mut self, at: usize, num_rows: usize) -> Room<'_> {
+    pub(crate) fn room(&mut self, at: usize, num_rows: usize) -> Destination<'_> {
         assert!(at + num_rows <= self.num_rows, "rows beyond the end of the array");
         let start = self.start.wrapping_add(at * self.row_len);
         // SAFETY: inside the array by the assertion above, which `self` keeps alive, and no slice
         // of it is made anywhere: NumPy and `Bytes` know it by its address. That nobody else uses
         // it is kept by `BatchBuilder`, whose rows nobody has seen before the batch is there.
-        unsafe { Room::new(start, num_rows * self.row_len) }
+        unsafe { Destination::new(start, num_rows * self.row_len) }
     }
 
     /// Has the next checksums fetch up to `num_rows` rows from `at` on, which are written soon.

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd};
 
 use grainmill_core::batch::{self, ALIGNMENT, BorrowedSlot, RemoteSlots};
-use grainmill_core::bytes::Room;
+use grainmill_core::bytes::Destination;
 use grainmill_core::pipeline::SharedBudget;
 use grainmill_core::platform;
 use numpy::{
@@ -208,7 +208,7 @@ fn write_arrays(
         // SAFETY: inside the slot, as checked above, which `slot` keeps alive. No slice of a slot
         // in Python's hands is made anywhere. That nobody else uses these bytes is kept by
         // `SharedArena`, whose new slot nobody has seen before the message is sent.
-        let room = unsafe { Room::new(slot.as_ptr().wrapping_add(at), byte_len) };
+        let room = unsafe { Destination::new(slot.as_ptr().wrapping_add(at), byte_len) };
         batch::copy_rows(&[bytes], byte_len, room);
         at += padded(byte_len);
     }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::bytes::{Bytes, Room};
+use crate::bytes::{Bytes, Destination};
 
 static COPIED: AtomicU64 = AtomicU64::new(0);
 
@@ -16,7 +16,7 @@ pub fn copied_bytes() -> u64 {
 /// # Panics
 ///
 /// If a row is not `row_len` bytes long or `out` not as long as all of them.
-pub fn copy_rows<'a>(rows: &[Bytes<'_>], row_len: usize, out: impl Into<Room<'a>>) {
+pub fn copy_rows<'a>(rows: &[Bytes<'_>], row_len: usize, out: impl Into<Destination<'a>>) {
     let mut out = out.into();
     assert!(rows.iter().all(|row| row.len() == row_len), "a row differs in length");
     assert_eq!(Some(out.len()), rows.len().checked_mul(row_len), "rows do not fill `out`");

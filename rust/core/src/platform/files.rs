@@ -10,7 +10,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::{FileFacts, FileKind};
-use crate::bytes::Pieces;
+use crate::bytes::ScatterBuffers;
 
 /// A file that is open for reading.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl ReadFile {
 
     /// Fills `pieces`, of which none is filled yet, one after another from `at` on, as far as one
     /// call does.
-    pub(crate) fn read_pieces(&self, pieces: &mut Pieces<'_>, at: u64) -> io::Result<()> {
+    pub(crate) fn read_pieces(&self, pieces: &mut ScatterBuffers<'_>, at: u64) -> io::Result<()> {
         let invalid = |_| io::Error::from(io::ErrorKind::InvalidInput);
         let at = libc::off_t::try_from(at).map_err(invalid)?;
         let unfilled = pieces.unfilled();

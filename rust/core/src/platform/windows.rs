@@ -11,7 +11,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 
 use super::{FileFacts, FileKind};
-use crate::bytes::Pieces;
+use crate::bytes::ScatterBuffers;
 
 /// The first of January 1970 in the system's time, which begins at 1601 and counts 100 ns.
 const UNIX_EPOCH: i64 = 116_444_736_000_000_000;
@@ -49,7 +49,7 @@ impl ReadFile {
 
     /// Fills `pieces`, of which none is filled yet, one after another from `at` on, as far as one
     /// call does.
-    pub(crate) fn read_pieces(&self, pieces: &mut Pieces<'_>, at: u64) -> io::Result<()> {
+    pub(crate) fn read_pieces(&self, pieces: &mut ScatterBuffers<'_>, at: u64) -> io::Result<()> {
         let mut bytes = vec![0; pieces.byte_len()];
         let len = self.read_at(&mut bytes, at)?;
         pieces.fill(&bytes[..len]);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::single_flight::InWork;
 use super::storage::{FileNumber, Held, ReadAt, Storage, StoredFile};
-use crate::bytes::Pieces;
+use crate::bytes::ScatterBuffers;
 use crate::platform::{self, FileFacts, FileKind, ReadFile};
 use crate::process::PerProcess;
 use crate::{Error, Result};
@@ -206,7 +206,7 @@ impl ReadAt for OpenFile {
         Ok(())
     }
 
-    fn read_pieces(&self, pieces: &mut Pieces<'_>, at: u64) -> Result<()> {
+    fn read_pieces(&self, pieces: &mut ScatterBuffers<'_>, at: u64) -> Result<()> {
         let read = self.file.read_pieces(pieces, at);
         read.map_err(|error| Error::io(&*self.path, "read", error))
     }

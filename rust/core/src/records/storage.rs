@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::storage_latency::StorageLatency;
 use crate::Result;
-use crate::bytes::Pieces;
+use crate::bytes::ScatterBuffers;
 
 /// Where files are. Every call may wait for as long as it takes: those who read far storage do
 /// it on many threads.
@@ -66,7 +66,7 @@ pub trait ReadAt: Debug + Send + Sync {
     ///
     /// # Errors
     /// If the file cannot be read.
-    fn read_pieces(&self, pieces: &mut Pieces<'_>, at: u64) -> Result<()>;
+    fn read_pieces(&self, pieces: &mut ScatterBuffers<'_>, at: u64) -> Result<()>;
 }
 
 /// Bytes of a file; how long each read takes adds to what is known of its storage.
@@ -88,7 +88,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Fills `pieces` from position `at`, or some of them if not all comes at once.
-    pub(crate) fn read_pieces(&self, pieces: &mut Pieces<'_>, at: u64) -> Result<()> {
+    pub(crate) fn read_pieces(&self, pieces: &mut ScatterBuffers<'_>, at: u64) -> Result<()> {
         self.latency.observed(pieces.byte_len(), || self.bytes.read_pieces(pieces, at))
     }
 }

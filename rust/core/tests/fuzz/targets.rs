@@ -2,10 +2,10 @@
 //! any input: without a panic, in little memory, and with what it has found being sound.
 
 use std::fmt::Debug;
-use std::io::IoSliceMut;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once};
 
+use grainmill_core::bytes::ScatterBuffers;
 use grainmill_core::records::array_record::WriterOptions;
 use grainmill_core::records::array_record::footer::{self, MAGIC, Reading};
 use grainmill_core::records::riegeli::block::BLOCK_LEN;
@@ -14,7 +14,7 @@ use grainmill_core::records::riegeli::compress::{Codec, Compressor};
 use grainmill_core::records::riegeli::decompress::{Decompressor, codec, set_max_chunk_len};
 use grainmill_core::records::riegeli::encode::{Group, simple_data};
 use grainmill_core::records::riegeli::hash::hash;
-use grainmill_core::records::riegeli::inflate::{Halt, Inflated, Pieces, varint64};
+use grainmill_core::records::riegeli::inflate::{ChunkSource, Inflated, StreamError, varint64};
 use grainmill_core::records::riegeli::sink::ChunkSink;
 use grainmill_core::records::riegeli::transposed::encode::transposed_data;
 use grainmill_core::records::riegeli::varint::{Cursor, push_varint};
@@ -149,12 +149,11 @@ impl ReadAt for InMemory {
         Ok(())
     }
 
-    fn read_pieces(&self, pieces: &mut [IoSliceMut<'_>], mut at: u64) -> Result<bool> {
-        for piece in pieces {
-            self.read_at(piece, at)?;
-            at += piece.len() as u64;
-        }
-        Ok(true)
+    fn read_pieces(&self, pieces: &mut ScatterBuffers<'_>, at: u64) -> Result<()> {
+        let mut bytes = vec![0; pieces.byte_len()];
+        self.read_at(&mut bytes, at)?;
+        pieces.fill(&bytes);
+        Ok(())
     }
 }
 
@@ -302,7 +301,7 @@ fn decompressors(input: &[u8]) {
         return;
     }
     let len = whole.map_or(0, <[u8]>::len);
-    let in_pieces = || -> Result<Vec<u8>, Halt> {
+    let in_pieces = || -> Result<Vec<u8>, StreamError> {
         let mut inflated = Inflated::new(code, Slowly(block))?;
         let mut found = inflated.take(len / 2)?.to_vec();
         found.extend_from_slice(inflated.take(len - len / 2)?);
@@ -312,7 +311,7 @@ fn decompressors(input: &[u8]) {
     match (whole, in_pieces()) {
         (Some(whole), Ok(found)) => assert!(found == whole, "{code}: other bytes in pieces"),
         // A window is asked for only where a block is decoded in pieces.
-        (Some(_), Err(Halt::Data(problem))) if problem.to_string().contains("memory") => {}
+        (Some(_), Err(StreamError::Data(problem))) if problem.to_string().contains("memory") => {}
         (Some(_), Err(halt)) => panic!("{code}: whole only: {halt:?}"),
         (None, Ok(_)) => assert_eq!(code, codec::BROTLI, "in pieces only"),
         (None, Err(_)) => {}
@@ -322,8 +321,8 @@ fn decompressors(input: &[u8]) {
 /// Bytes handed out a few at a time.
 struct Slowly<'a>(&'a [u8]);
 
-impl Pieces for Slowly<'_> {
-    fn fill(&mut self) -> Result<&[u8], Halt> {
+impl ChunkSource for Slowly<'_> {
+    fn fill(&mut self) -> Result<&[u8], StreamError> {
         Ok(&self.0[..self.0.len().min(7)])
     }
 

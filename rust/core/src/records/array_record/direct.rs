@@ -17,7 +17,7 @@ use super::super::riegeli::hash::Hasher;
 use super::super::riegeli::varint::{push_varint, varint_len};
 use super::super::storage::Reader;
 use crate::Result;
-use crate::bytes::{self, Pieces};
+use crate::bytes::{self, ScatterBuffers};
 
 /// The compression byte and the length of the lengths, which is one byte.
 const BEFORE_LEN: u64 = 2;
@@ -98,8 +98,8 @@ fn pieces<'a>(
     block_headers: &'a mut [[u8; HEADER_BYTES]],
     mut out: &'a mut [MaybeUninit<u8>],
     at: u64,
-) -> Pieces<'a> {
-    let mut pieces = Pieces::with_capacity(2 * block_headers.len() + 2);
+) -> ScatterBuffers<'a> {
+    let mut pieces = ScatterBuffers::with_capacity(2 * block_headers.len() + 2);
     pieces.push_initialised(head);
     let to_block = usize::try_from(at.next_multiple_of(BLOCK_LEN) - at).unwrap_or(usize::MAX);
     let (piece, rest) = out.split_at_mut(to_block.min(out.len()));
