@@ -1,5 +1,5 @@
-//! What it costs to know which record comes next, per block of 4096 positions.
-#![expect(clippy::unwrap_used, reason = "a bench may fail by panic")]
+//! The cost of computing the order of records, per block of 4096 positions.
+#![expect(clippy::unwrap_used, reason = "a bench fails by panicking")]
 
 use std::hint::black_box;
 
@@ -115,8 +115,8 @@ fn resolved(criterion: &mut Criterion) {
         let index: Vec<i64> = (0..BLOCK_END).collect();
         let columns = resolver.resolve(&index).unwrap();
         assert_eq!(columns, resolver.resolve_range(0, BLOCK_LEN).unwrap());
-        let one = columns.iter().find(|column| column.rows.is_none());
-        assert!(one.is_none_or(|column| column.index.len() == BLOCK_LEN));
+        let whole = columns.iter().find(|column| column.rows.is_none());
+        assert!(whole.is_none_or(|column| column.index.len() == BLOCK_LEN));
         group.bench_function(name, |bencher| {
             bencher.iter(|| resolver.resolve_range(black_box(0), BLOCK_LEN));
         });

@@ -1,8 +1,8 @@
-//! The order of records against what Grain itself produced.
+//! Compares the order of records with Grain's.
 //!
-//! `tests/golden/order.json` holds a part of the cases and is always there; the whole set lies
-//! in `shared/data/grain_vectors` where the checkout has it.
-#![expect(clippy::unwrap_used, reason = "a test may fail by panic")]
+//! `tests/golden/order.json` has some of the cases; all of them are in `shared/data/grain_vectors`,
+//! which is not part of the repository.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -14,27 +14,27 @@ use grainmill_core::order::{MixSchedule, Permutation, Resolver, Tree};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-/// A pipeline of the golden files, as far as it is about order.
+/// A pipeline of the golden files, restricted to stages that determine order.
 #[derive(Clone)]
 struct Dataset {
     tree: Tree,
     len: i64,
-    /// Seeds upstream with their distance from this node.
+    /// Upstream seeds with their distance from this node.
     seeds: Vec<(Vec<u32>, u32)>,
-    /// For each leaf, its number of records, and the value of record 0 and of a step.
+    /// For each leaf, its number of records, the value of record 0 and the step between values.
     leaves: HashMap<u32, (i64, i64, i64)>,
 }
 
 impl Dataset {
-    /// The pipeline `ops` describes, or none if it has a stage that is not about order.
+    /// The pipeline that `ops` describes; `None` if a stage is not about order.
     fn new(ops: &[Value], next_id: &mut u32) -> Option<Self> {
         let mut dataset: Option<Self> = None;
         for op in ops {
             let name = op[0].as_str()?;
             dataset = Some(match (name, dataset) {
                 ("range", None) => Self::range(&op.as_array()?[1..], next_id),
-                ("mix" | "concat", None) => Self::joined(op, next_id)?,
-                (_, Some(parent)) => parent.followed_by(op)?,
+                ("mix" | "concat", None) => Self::combined(op, next_id)?,
+                (_, Some(parent)) => parent.with_stage(op)?,
                 _ => return None,
             });
         }
@@ -56,7 +56,7 @@ impl Dataset {
         Self { tree: Tree::Leaf { id, part: 0 }, len, seeds: Vec::new(), leaves }
     }
 
-    fn joined(op: &Value, next_id: &mut u32) -> Option<Self> {
+    fn combined(op: &Value, next_id: &mut u32) -> Option<Self> {
         let parts = op[1].as_array()?.iter().map(|ops| Self::new(ops.as_array()?, next_id));
         let parts = parts.collect::<Option<Vec<_>>>()?;
         let lengths: Vec<u64> = parts.iter().map(|part| part.len.try_into().unwrap()).collect();
@@ -78,7 +78,7 @@ impl Dataset {
         Some(Self { tree, len: i64::try_from(len).unwrap_or(i64::MAX), seeds, leaves })
     }
 
-    fn followed_by(mut self, op: &Value) -> Option<Self> {
+    fn with_stage(mut self, op: &Value) -> Option<Self> {
         for (_, depth) in &mut self.seeds {
             *depth += 1;
         }
@@ -142,11 +142,11 @@ impl Dataset {
             let all = (0..positions.len()).map(|row| row.try_into().unwrap()).collect();
             for (row, index) in column.rows.unwrap_or(all).into_iter().zip(column.index) {
                 let element = first + index.rem_euclid(len) * step;
-                let place = usize::try_from(row).unwrap();
-                assert_eq!(elements[place].replace(element), None, "two leaves claim row {row}");
+                let at = usize::try_from(row).unwrap();
+                assert_eq!(elements[at].replace(element), None, "two leaves have row {row}");
             }
         }
-        elements.into_iter().map(|element| element.expect("a row no leaf claims")).collect()
+        elements.into_iter().map(|element| element.expect("every row belongs to a leaf")).collect()
     }
 }
 
@@ -159,7 +159,7 @@ fn proportions(weights: &Value, num_parts: usize) -> Vec<u64> {
     weights.into_iter().map(|weight| (weight * scale) as u64).collect()
 }
 
-/// Elements of parts of fixed lengths until a part whose turn it is has no more.
+/// Elements of a mixture of finite datasets, until the chosen dataset is exhausted.
 fn mixed_until_exhausted(op: &Value) -> Option<Vec<i64>> {
     let parts = op[1].as_array()?.iter().map(|ops| match ops.as_array()?.as_slice() {
         [range, to_iter] if range[0] == "range" && to_iter[0] == "to_iter" => {
@@ -180,13 +180,13 @@ fn mixed_until_exhausted(op: &Value) -> Option<Vec<i64>> {
     Some(elements)
 }
 
-/// Elements of `0..len`, shuffled in windows by one scan.
+/// Elements of `0..len`, shuffled by the sequential window shuffle.
 fn window_shuffled(len: u64, window_size: u64, seed: u32) -> Vec<i64> {
     let mut elements = Vec::new();
     for (start, number) in (0..len).step_by(window_size.try_into().unwrap()).zip(0..) {
         let window_len = window_size.min(len - start);
         let order = window_order(window_len, seed.wrapping_add(number)).unwrap();
-        elements.extend(order.into_iter().map(|place| place + start.cast_signed()));
+        elements.extend(order.into_iter().map(|offset| offset + start.cast_signed()));
     }
     elements
 }
@@ -216,12 +216,12 @@ fn pipeline_elements(case: &Value) -> Option<Vec<i64>> {
     Some(dataset.elements(&positions))
 }
 
-/// Whether Grain itself is no permutation in this case, so that ours is another.
-fn is_repaired(case: &Value) -> bool {
+/// Whether Grain's order is no permutation in this case, so that ours differs.
+fn differs_from_grain(case: &Value) -> bool {
     ["all-65537-0", "all-65537-42", "big65537", "map-ragged"].iter().any(|id| case["id"] == *id)
 }
 
-fn same(found: &[i64], expected: &Value) -> bool {
+fn matches_golden(found: &[i64], expected: &Value) -> bool {
     match expected {
         Value::Array(expected) => {
             found.iter().map(|&element| Value::from(element)).eq(expected.iter().cloned())
@@ -234,7 +234,7 @@ fn same(found: &[i64], expected: &Value) -> bool {
     }
 }
 
-/// Compares one case; whether it was about order.
+/// Checks one case; returns whether it was about order.
 fn check(case: &Value) -> bool {
     let shuffled = |index: u64, max_index: u64, seed: &Value, rounds: &Value| {
         let (seed, rounds) = (seed.as_u64().unwrap(), rounds.as_u64().unwrap());
@@ -246,15 +246,15 @@ fn check(case: &Value) -> bool {
     let found = match case["kind"].as_str().unwrap() {
         "index_shuffle" if case["points"].is_array() => {
             let points = case["points"].as_array().unwrap();
-            // Points of the sizes at which Grain's function is no permutation are left out.
-            let is_sound = |point: &Value| {
+            // Skip sizes at which Grain's function is no permutation.
+            let is_permutation = |point: &Value| {
                 let max_index = point[1].as_u64().unwrap();
                 let bits = max_index.trailing_zeros();
                 !(max_index.is_power_of_two() && bits >= 16 && bits.is_multiple_of(2))
             };
             let results = expected.as_array().unwrap().clone();
-            let sound = points.iter().zip(results).filter(|(point, _)| is_sound(point));
-            let (points, results): (Vec<_>, Vec<_>) = sound.unzip();
+            let kept = points.iter().zip(results).filter(|(point, _)| is_permutation(point));
+            let (points, results): (Vec<_>, Vec<_>) = kept.unzip();
             assert!(results.len() > 8);
             expected = Value::Array(results);
             let number = |value: &Value| value.as_u64().unwrap();
@@ -288,7 +288,12 @@ fn check(case: &Value) -> bool {
             None => return false,
         },
     };
-    assert_eq!(same(&found, &expected), !is_repaired(case), "{}: {found:?}", case["id"]);
+    assert_eq!(
+        matches_golden(&found, &expected),
+        !differs_from_grain(case),
+        "{}: {found:?}",
+        case["id"]
+    );
     true
 }
 
@@ -299,13 +304,13 @@ fn num_checked(path: &Path) -> usize {
 }
 
 #[test]
-fn carried_cases_are_in_grains_order() {
+fn golden_cases_are_in_grains_order() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/order.json");
     assert_eq!(num_checked(Path::new(path)), 47);
 }
 
 #[test]
-fn all_recorded_cases_are_in_grains_order() {
+fn all_cases_are_in_grains_order() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/data/grain_vectors");
     let folder = PathBuf::from(folder);
     if !folder.exists() {

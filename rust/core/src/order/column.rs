@@ -1,36 +1,37 @@
-//! What a block of positions is at one leaf or tap.
+//! The indices that a block of positions has at one leaf or tap.
 
-/// What reaches one leaf or tap, or several that share an id.
+/// The entries of one leaf or tap, or of several that share an id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Column {
     /// The leaf or tap.
     pub id: u32,
-    /// Places within the block whose positions come here, ascending; none where all do.
+    /// Offsets in the block of the positions that reach this column, ascending; `None` if all do.
     pub rows: Option<Vec<i64>>,
-    /// For each of those places, the index here.
+    /// The index of each of those positions at the leaf or tap.
     pub index: Vec<i64>,
-    /// For each of those places, the part of the plan it is in; none where the id has one part.
+    /// The `part` of the leaf or tap that each of those positions reaches; `None` if the id has
+    /// only one.
     pub parts: Option<Vec<u32>>,
 }
 
-/// A column while the pieces of a block are followed, each of which may add to it.
+/// Collects a column from the segments of a block.
 #[derive(Debug, Default)]
 pub(crate) struct ColumnBuilder {
-    count: usize,
+    num_segments: usize,
     rows: Vec<i64>,
     index: Vec<i64>,
     parts: Vec<u32>,
 }
 
 impl ColumnBuilder {
-    /// Adds `index` at `rows`, ascending; no rows at all stand for those of a whole block.
+    /// Adds `index` at `rows`, ascending; empty `rows` mean the whole block.
     pub(crate) fn add(&mut self, rows: &[i64], index: &[i64], part: Option<u32>) {
         self.rows.extend_from_slice(rows);
         self.index.extend_from_slice(index);
         self.add_part(index.len(), part);
     }
 
-    /// Makes `index` of a whole block the column.
+    /// Sets the column to `index`, which covers the whole block.
     pub(crate) fn set(&mut self, index: Vec<i64>, part: Option<u32>) {
         self.add_part(index.len(), part);
         self.index = index;
@@ -40,28 +41,28 @@ impl ColumnBuilder {
         if let Some(part) = part {
             self.parts.extend(std::iter::repeat_n(part, num_entries));
         }
-        self.count += 1;
+        self.num_segments += 1;
     }
 
-    /// The column for a block of `block_len` positions, none where nothing came here.
-    pub(crate) fn into_column(self, id: u32, by_part: bool, block_len: usize) -> Option<Column> {
-        let Self { count, rows, index, parts } = self;
-        let parts = by_part.then_some(parts);
-        if count == 0 {
+    /// The column for a block of `block_len` positions, or `None` if no position reached it.
+    pub(crate) fn into_column(self, id: u32, has_parts: bool, block_len: usize) -> Option<Column> {
+        let Self { num_segments, rows, index, parts } = self;
+        let parts = has_parts.then_some(parts);
+        if num_segments == 0 {
             return None;
         }
-        if count == 1 {
+        if num_segments == 1 {
             let rows = if rows.len() < index.len() { None } else { Some(rows) };
             return Some(Column { id, rows, index, parts });
         }
-        // The pieces' rows, each ascending, become one: by their place where most are there.
+        // Merge the ascending `rows` of all segments: by a table if dense, otherwise by sorting.
         let mut order: Vec<usize>;
         if 8 * rows.len() >= block_len {
-            let mut found = vec![usize::MAX; block_len];
+            let mut at_row = vec![usize::MAX; block_len];
             for (at, &row) in rows.iter().enumerate() {
-                found[usize::try_from(row).unwrap_or(0)] = at;
+                at_row[usize::try_from(row).unwrap_or(0)] = at;
             }
-            order = found;
+            order = at_row;
             order.retain(|&at| at != usize::MAX);
         } else {
             order = (0..rows.len()).collect();

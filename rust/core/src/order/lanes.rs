@@ -1,47 +1,47 @@
-//! Small permutations of many epochs side by side: each index is a lane with keys of its own.
+//! Small permutations of many epochs in SIMD lanes, one index with its own keys per lane.
 //!
-//! A permutation of fewer records than its blocks of 16 bits hold walks on from block to block
-//! until it is back among them, 6,500 blocks for each of ten records. One walk waits for itself at
-//! every step; hundreds of them, of one epoch or of many, fill vector registers. What comes out
-//! is that of [`Permutation`](super::permute::Permutation), bit for bit.
+//! A permutation of fewer than 2^16 records encrypts blocks of 16 bits repeatedly until the result
+//! is in range (cycle walking): about 6,500 times per record for an epoch of ten records. Each step
+//! of a walk depends on the one before; hundreds of walks, of any epochs, fill vector registers.
+//! Results equal those of [`Permutation`](super::permute::Permutation) bit for bit.
 
-/// The most records whose indices are walked in lanes: beyond, a walk is a few blocks long.
+/// The largest epoch that is permuted in lanes; with more records a walk takes a few steps only.
 pub(crate) const MAX_RECORDS: u64 = 1 << 14;
 
 /// Lanes in a vector of bytes.
 const WIDTH: usize = 16;
 
-/// Lanes under way at once.
+/// Lanes in flight at once.
 const POOL_LEN: usize = 512;
 
-/// Steps after which lanes that arrived make room, at most.
+/// The most steps before finished lanes are replaced by new ones.
 const MAX_STEPS: u32 = 256;
 
-/// One index to move.
+/// One index to permute.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lane {
-    /// The keys of the four rounds, as far as blocks of 16 bits need them.
+    /// The low bytes of the keys of the four rounds, all that blocks of 16 bits need.
     pub(crate) keys: [u8; 4],
-    /// Where the index is, at most `last`.
+    /// The index, at most `last`.
     pub(crate) index: u16,
     /// The largest index of its epoch.
     pub(crate) last: u16,
 }
 
-/// Calls `arrived` with the place in `lanes` and the new index of every lane, in any order.
-pub(crate) fn walk(lanes: &[Lane], mut arrived: impl FnMut(usize, u16)) {
+/// Calls `finished` with the offset in `lanes` and the new index of every lane, in any order.
+pub(crate) fn walk(lanes: &[Lane], mut finished: impl FnMut(usize, u16)) {
     let widest = lanes.iter().map(|lane| lane.last).max().unwrap_or(0);
-    // So few steps that most lanes are still on their way after them.
+    // So few steps that most lanes are still walking after them.
     let steps = ((1 << 14) / (u32::from(widest) + 1)).clamp(1, MAX_STEPS);
     let mut pool = Pool::new(lanes.len());
-    let (mut entered, mut live) = (0, 0);
+    let (mut num_inserted, mut live) = (0, 0);
     loop {
-        let entering = (pool.capacity() - live).min(lanes.len() - entered);
-        for (at, number) in (live..).zip(entered..entered + entering) {
-            pool.enter(at, number, lanes[number]);
+        let num_new = (pool.capacity() - live).min(lanes.len() - num_inserted);
+        for (at, lane_index) in (live..).zip(num_inserted..num_inserted + num_new) {
+            pool.insert(at, lane_index, lanes[lane_index]);
         }
-        entered += entering;
-        live += entering;
+        num_inserted += num_new;
+        live += num_new;
         if live == 0 {
             return;
         }
@@ -49,23 +49,23 @@ pub(crate) fn walk(lanes: &[Lane], mut arrived: impl FnMut(usize, u16)) {
         let mut walking = 0;
         for at in 0..live {
             if pool.is_walking(at) {
-                pool.shift(at, walking);
+                pool.move_lane(at, walking);
                 walking += 1;
             } else {
-                arrived(pool.numbers[at], pool.index(at));
+                finished(pool.lane_indices[at], pool.index(at));
             }
         }
         live = walking;
     }
 }
 
-/// The lanes under way, in groups that are moved together.
+/// The lanes in flight, in groups of one vector each.
 struct Pool {
     groups: Vec<Group>,
-    numbers: Vec<usize>,
+    lane_indices: Vec<usize>,
 }
 
-/// What [`WIDTH`] lanes hold, each field a vector.
+/// The state of [`WIDTH`] lanes, one vector per field.
 #[derive(Clone)]
 struct Group {
     left: [u8; WIDTH],
@@ -73,7 +73,7 @@ struct Group {
     keys: [[u8; WIDTH]; 4],
     last_left: [u8; WIDTH],
     last_right: [u8; WIDTH],
-    /// All bits while the lane is on its way.
+    /// All bits set while the lane is walking.
     walking: [u8; WIDTH],
 }
 
@@ -87,9 +87,9 @@ impl Group {
         walking: [0; WIDTH],
     };
 
-    /// Encrypts the block of every lane that is on its way; one back in range has arrived.
+    /// Encrypts the block of every lane that is walking; a lane in range stops.
     ///
-    /// All in bytes, without a branch: then a vector holds a byte of every lane.
+    /// Bytes only and no branch, so that the compiler vectorizes the loop.
     #[inline]
     fn step(&mut self) {
         let Self { left, right, keys, last_left, last_right, walking } = self;
@@ -99,12 +99,12 @@ impl Group {
             low ^= mixed(high) ^ keys[1][lane];
             high ^= mixed(low) ^ keys[2][lane];
             low ^= mixed(high) ^ keys[3][lane];
-            let moves = walking[lane];
-            left[lane] ^= (left[lane] ^ high) & moves;
-            right[lane] ^= (right[lane] ^ low) & moves;
-            let is_beyond = all_bits(high > last_left[lane]);
-            let is_level = all_bits(high == last_left[lane]);
-            walking[lane] = moves & (is_beyond | (is_level & all_bits(low > last_right[lane])));
+            let mask = walking[lane];
+            left[lane] ^= (left[lane] ^ high) & mask;
+            right[lane] ^= (right[lane] ^ low) & mask;
+            let is_above = all_bits(high > last_left[lane]);
+            let is_equal = all_bits(high == last_left[lane]);
+            walking[lane] = mask & (is_above | (is_equal & all_bits(low > last_right[lane])));
         }
     }
 }
@@ -123,28 +123,28 @@ fn mixed(half: u8) -> u8 {
 impl Pool {
     fn new(num_lanes: usize) -> Self {
         let num_groups = num_lanes.min(POOL_LEN).div_ceil(WIDTH);
-        Self { groups: vec![Group::EMPTY; num_groups], numbers: vec![0; num_groups * WIDTH] }
+        Self { groups: vec![Group::EMPTY; num_groups], lane_indices: vec![0; num_groups * WIDTH] }
     }
 
     fn capacity(&self) -> usize {
-        self.numbers.len()
+        self.lane_indices.len()
     }
 
-    fn enter(&mut self, at: usize, number: usize, lane: Lane) {
-        let (group, place) = (&mut self.groups[at / WIDTH], at % WIDTH);
-        [group.left[place], group.right[place]] = lane.index.to_be_bytes();
+    fn insert(&mut self, at: usize, lane_index: usize, lane: Lane) {
+        let (group, offset) = (&mut self.groups[at / WIDTH], at % WIDTH);
+        [group.left[offset], group.right[offset]] = lane.index.to_be_bytes();
         for (keys, key) in group.keys.iter_mut().zip(lane.keys) {
-            keys[place] = key;
+            keys[offset] = key;
         }
-        [group.last_left[place], group.last_right[place]] = lane.last.to_be_bytes();
-        group.walking[place] = u8::MAX;
-        self.numbers[at] = number;
+        [group.last_left[offset], group.last_right[offset]] = lane.last.to_be_bytes();
+        group.walking[offset] = u8::MAX;
+        self.lane_indices[at] = lane_index;
     }
 
-    /// Moves the first `live` lanes by `steps` blocks, those that arrive on the way by fewer.
+    /// Advances the first `live` lanes by `steps` blocks, or until they are in range.
     fn advance(&mut self, live: usize, steps: u32) {
         let groups = &mut self.groups[..live.div_ceil(WIDTH)];
-        // A group would wait for itself from step to step; in between, others have their turn.
+        // Interleave the groups: the steps of one group depend on each other.
         for _ in 0..steps {
             for group in &mut *groups {
                 group.step();
@@ -157,22 +157,22 @@ impl Pool {
     }
 
     fn index(&self, at: usize) -> u16 {
-        let (group, place) = (&self.groups[at / WIDTH], at % WIDTH);
-        u16::from_be_bytes([group.left[place], group.right[place]])
+        let (group, offset) = (&self.groups[at / WIDTH], at % WIDTH);
+        u16::from_be_bytes([group.left[offset], group.right[offset]])
     }
 
-    /// Moves what the lane at `from` holds to `to`, at or before it.
-    fn shift(&mut self, from: usize, to: usize) {
+    /// Moves the lane at `from` to `to`, at or before it.
+    fn move_lane(&mut self, from: usize, to: usize) {
         if from == to {
             return;
         }
-        let (group, place) = (&self.groups[from / WIDTH], from % WIDTH);
+        let (group, offset) = (&self.groups[from / WIDTH], from % WIDTH);
         let lane = Lane {
-            keys: [0, 1, 2, 3].map(|round| group.keys[round][place]),
+            keys: [0, 1, 2, 3].map(|round| group.keys[round][offset]),
             index: self.index(from),
-            last: u16::from_be_bytes([group.last_left[place], group.last_right[place]]),
+            last: u16::from_be_bytes([group.last_left[offset], group.last_right[offset]]),
         };
-        self.enter(to, self.numbers[from], lane);
+        self.insert(to, self.lane_indices[from], lane);
     }
 }
 
@@ -186,15 +186,15 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
         fn lanes_match_single_walks(
-            asked in prop::collection::vec(
+            cases in prop::collection::vec(
                 (any::<u32>(), prop_oneof![40..2000_u64, 1..=MAX_RECORDS, Just(65_536)], any::<u64>()),
                 0..200,
             ),
             copies in 1..12_usize,
         ) {
-            // More lanes than are under way at once, of epochs of all sizes.
-            let asked: Vec<_> = asked.into_iter().cycle().take(copies * 60).collect();
-            let lanes: Vec<Lane> = asked
+            // More lanes than are in flight at once, of epochs of all sizes.
+            let cases: Vec<_> = cases.into_iter().cycle().take(copies * 60).collect();
+            let lanes: Vec<Lane> = cases
                 .iter()
                 .map(|&(seed, num_records, pick)| Lane {
                     keys: round_keys(seed).map(|key| key.to_le_bytes()[0]),
@@ -202,11 +202,11 @@ mod tests {
                     last: u16::try_from(num_records - 1).unwrap(),
                 })
                 .collect();
-            let mut moved = vec![None; lanes.len()];
-            walk(&lanes, |number, index| {
-                assert_eq!(moved[number].replace(u64::from(index)), None);
+            let mut found = vec![None; lanes.len()];
+            walk(&lanes, |lane, index| {
+                assert_eq!(found[lane].replace(u64::from(index)), None);
             });
-            for ((seed, num_records, pick), index) in asked.into_iter().zip(moved) {
+            for ((seed, num_records, pick), index) in cases.into_iter().zip(found) {
                 let permutation = Permutation::new(num_records, seed, 4).unwrap();
                 prop_assert_eq!(index, Some(permutation.apply(pick % num_records).unwrap()));
             }

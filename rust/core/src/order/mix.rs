@@ -1,69 +1,70 @@
-//! Which dataset comes next when several are mixed by weight.
+//! The dataset at each position of a weighted mixture.
 //!
-//! The choice at a position is arithmetic on the position alone (Grain's formula, on integer
-//! proportions): the datasets are asked in turn, and each takes its share of the positions
-//! that those before it left, spread as evenly as integers can be.
+//! The choice depends on the position alone (Grain's formula, on integer proportions): each
+//! dataset in turn takes its share of the positions that the datasets before it left, spread as
+//! evenly as integers allow.
 //!
-//! To ask each of many datasets at each position would cost in proportion to their number. The
-//! positions that reach a dataset are consecutive, so for a stretch of them it is known at once
-//! which it takes: choices are made for stretches at least as long as there are datasets.
+//! Evaluating that for one position costs time proportional to the number of datasets. So choices
+//! are computed as tables of consecutive positions, at least as many as there are datasets: the
+//! positions that a dataset takes from such a range follow directly from the formula.
 
 use std::collections::HashMap;
 
-use super::floor::Floor;
+use super::floor::FloorDivisor;
 use super::remaining::Remaining;
 use crate::{Error, Result};
 
-/// The longest period that is kept with the schedule, in positions.
-const MAX_TABLE_LEN: u64 = 4096;
+/// The longest period whose table is stored in the schedule, in positions.
+const MAX_PERIOD_LEN: u64 = 4096;
 
-/// The shortest stretch of positions chosen for at once, but for that at the end of a period.
-const MIN_STRETCH_LEN: u64 = 4096;
+/// The shortest table, except at the end of a period, in positions.
+const MIN_TABLE_LEN: u64 = 4096;
 
-/// Positions for which choices are kept, of 12 bytes each.
-const MAX_KEPT_LEN: u64 = 1 << 20;
+/// The most positions in cached tables, 12 bytes each.
+const MAX_CACHED_LEN: u64 = 1 << 20;
 
-/// Stretches that are remembered to have been asked for.
-const MAX_ASKED: usize = 1 << 14;
+/// The most tables for which lookups are counted.
+const MAX_COUNTED_TABLES: usize = 1 << 14;
 
-/// What a position of a stretch takes, counted in parts asked for one position alone.
-const CHOICE_COST: u64 = 4;
+/// The cost of a position in a table, relative to evaluating the formula for one dataset.
+const TABLE_COST: u64 = 4;
 
-/// The order in which the parts of a mixture take turns.
+/// The dataset at every position of a mixture.
 #[derive(Clone, Debug)]
 pub struct MixSchedule {
     proportions: Box<[u64]>,
-    /// Per part, what it and the parts after it have together.
-    rests: Box<[u64]>,
-    /// After so many positions choices repeat, each key advanced by its part's proportion.
-    period: Floor,
-    stretch_len: u64,
-    /// The first period, where it is short.
-    table: Option<Stretch>,
+    /// Per dataset, the sum of its proportion and those of the datasets after it.
+    suffix_sums: Box<[u64]>,
+    /// The number of positions after which choices repeat, each key advanced by its dataset's
+    /// proportion.
+    period: FloorDivisor,
+    table_len: u64,
+    /// The first period, if it is short.
+    period_table: Option<ChoiceTable>,
 }
 
-/// What a position of a mixture is: which dataset, and which position of it.
+/// The dataset at a position of a mixture, and the position in that dataset.
 pub type Choice = (u32, i64);
 
-/// The choices at consecutive places of the first period.
+/// The choices at consecutive offsets in the first period.
 #[derive(Clone, Debug)]
-struct Stretch {
+struct ChoiceTable {
     first: u64,
     parts: Box<[u32]>,
     keys: Box<[i64]>,
 }
 
-impl Stretch {
+impl ChoiceTable {
     #[inline]
-    fn get(&self, place: u64) -> Option<Choice> {
-        // A place before the first is huge.
-        let at = usize::try_from(place.wrapping_sub(self.first)).ok()?;
+    fn get(&self, offset: u64) -> Option<Choice> {
+        // An offset before the first is huge.
+        let at = usize::try_from(offset.wrapping_sub(self.first)).ok()?;
         Some((*self.parts.get(at)?, self.keys[at]))
     }
 }
 
 impl MixSchedule {
-    /// A schedule by `proportions`, whose sizes relative to each other count.
+    /// A schedule by `proportions`, of which only the ratios matter.
     ///
     /// # Errors
     ///
@@ -78,35 +79,35 @@ impl MixSchedule {
             let text = format!("`proportions` must add up to less than 2**63, got {proportions:?}");
             return Err(Error::InvalidArgument(text));
         }
-        // Only ratios enter the formula; the smallest numbers have the shortest period.
+        // The smallest numbers of the same ratios have the shortest period.
         let common = proportions.iter().copied().fold(0, gcd);
         let proportions: Box<[u64]> = proportions.iter().map(|part| part / common).collect();
-        let mut rests = proportions.clone();
-        for part in (1..rests.len()).rev() {
-            rests[part - 1] += rests[part];
+        let mut suffix_sums = proportions.clone();
+        for part in (1..suffix_sums.len()).rev() {
+            suffix_sums[part - 1] += suffix_sums[part];
         }
-        let period = Floor::new(rests[0]);
-        let stretch_len = (proportions.len() as u64).next_power_of_two().max(MIN_STRETCH_LEN);
-        let mut schedule = Self { proportions, rests, period, stretch_len, table: None };
-        if schedule.rests[0] <= MAX_TABLE_LEN {
-            schedule.table = Some(schedule.stretch(0, schedule.rests[0]));
+        let period = FloorDivisor::new(suffix_sums[0]);
+        let table_len = (proportions.len() as u64).next_power_of_two().max(MIN_TABLE_LEN);
+        let mut schedule = Self { proportions, suffix_sums, period, table_len, period_table: None };
+        if schedule.suffix_sums[0] <= MAX_PERIOD_LEN {
+            schedule.period_table = Some(schedule.table(0, schedule.suffix_sums[0]));
         }
         Ok(schedule)
     }
 
-    /// The number of parts.
+    /// The number of datasets.
     pub fn num_parts(&self) -> usize {
         self.proportions.len()
     }
 
     /// The dataset at `position` of the mixture, and the position in that dataset.
     pub fn choose(&self, position: i64) -> Choice {
-        let (periods, place) = self.place(position);
-        let choice = self.table.as_ref().and_then(|table| table.get(place));
-        self.advanced(choice.unwrap_or_else(|| self.choose_by_formula(place)), periods)
+        let (period, offset) = self.period_and_offset(position);
+        let choice = self.period_table.as_ref().and_then(|table| table.get(offset));
+        self.advanced(choice.unwrap_or_else(|| self.choose_by_formula(offset)), period)
     }
 
-    /// Calls `visit` with the choice at each of `positions`; `recent` remembers some for later.
+    /// Calls `visit` with the choice at each of `positions`; `recent` caches some for later calls.
     pub fn choose_block(
         &self,
         recent: &mut RecentChoices,
@@ -114,138 +115,139 @@ impl MixSchedule {
         mut visit: impl FnMut(Choice),
     ) {
         for position in positions {
-            let (periods, place) = self.place(position);
-            let stretch = self.table.as_ref().or_else(|| recent.last());
-            let choice = stretch.and_then(|stretch| stretch.get(place));
-            visit(self.advanced(choice.unwrap_or_else(|| recent.choose(self, place)), periods));
+            let (period, offset) = self.period_and_offset(position);
+            let table = self.period_table.as_ref().or_else(|| recent.last());
+            let choice = table.and_then(|table| table.get(offset));
+            visit(self.advanced(choice.unwrap_or_else(|| recent.choose(self, offset)), period));
         }
     }
 
-    /// How many periods `position` is behind the start, and its place in its own.
+    /// The period of `position`, and the offset in it.
     #[inline]
-    fn place(&self, position: i64) -> (i64, u64) {
-        let (periods, place) = self.period.split(position);
-        (periods, place.cast_unsigned())
+    fn period_and_offset(&self, position: i64) -> (i64, u64) {
+        let (period, offset) = self.period.div_mod(position);
+        (period, offset.cast_unsigned())
     }
 
     #[inline]
-    fn advanced(&self, (part, key): Choice, periods: i64) -> Choice {
-        // No overflow: a part has no more positions than the mixture.
-        (
-            part,
-            key.wrapping_add(periods.wrapping_mul(self.proportions[part as usize].cast_signed())),
-        )
+    fn advanced(&self, (part, key): Choice, period: i64) -> Choice {
+        // No overflow: a dataset has no more positions than the mixture.
+        (part, key.wrapping_add(period.wrapping_mul(self.proportions[part as usize].cast_signed())))
     }
 
-    /// Asks one part after the other whether the place is its own.
-    fn choose_by_formula(&self, place: u64) -> Choice {
-        let mut reached = place;
-        for (part, (&proportion, &rest)) in (0..).zip(self.proportions.iter().zip(&self.rests)) {
-            let taken = taken_before(reached, proportion, rest);
-            if taken_before(reached + 1, proportion, rest) > taken {
+    /// Evaluates the formula for each dataset in order, until one takes the offset.
+    fn choose_by_formula(&self, offset: u64) -> Choice {
+        let mut reaching = offset;
+        for (part, (&proportion, &suffix_sum)) in
+            (0..).zip(self.proportions.iter().zip(&self.suffix_sums))
+        {
+            let taken = taken_before(reaching, proportion, suffix_sum);
+            if taken_before(reaching + 1, proportion, suffix_sum) > taken {
                 return (part, taken.cast_signed());
             }
-            reached -= taken;
+            reaching -= taken;
         }
-        unreachable!("the last part passes nothing on")
+        unreachable!("the last dataset takes every offset that reaches it")
     }
 
-    /// The choices at `len` places from `first` on, all in the first period.
-    fn stretch(&self, first: u64, len: u64) -> Stretch {
-        let num_places = usize::try_from(len).unwrap_or(usize::MAX);
-        let mut parts = vec![0; num_places].into_boxed_slice();
-        let mut keys = vec![0; num_places].into_boxed_slice();
-        let mut left = Remaining::new(num_places);
-        // The places that reach a part, counted as it counts them.
-        let (mut reached, mut num_reached) = (first, len);
-        for (part, (&proportion, &rest)) in (0..).zip(self.proportions.iter().zip(&self.rests)) {
-            let begin = taken_before(reached, proportion, rest);
-            let end = taken_before(reached + num_reached, proportion, rest);
-            // From the last on, so that the ranks of the others stay.
+    /// The choices at `len` offsets from `first` on, all in the first period.
+    fn table(&self, first: u64, len: u64) -> ChoiceTable {
+        let num_offsets = usize::try_from(len).unwrap_or(usize::MAX);
+        let mut parts = vec![0; num_offsets].into_boxed_slice();
+        let mut keys = vec![0; num_offsets].into_boxed_slice();
+        let mut left = Remaining::new(num_offsets);
+        // The first offset that reaches a dataset, in its own numbering, and their number.
+        let (mut reaching, mut num_reaching) = (first, len);
+        for (part, (&proportion, &suffix_sum)) in
+            (0..).zip(self.proportions.iter().zip(&self.suffix_sums))
+        {
+            let begin = taken_before(reaching, proportion, suffix_sum);
+            let end = taken_before(reaching + num_reaching, proportion, suffix_sum);
+            // In reverse, so that removing one leaves the ranks of the others unchanged.
             for key in (begin..end).rev() {
-                let rank = product_quotient(key, rest, proportion) - reached;
-                let place = left.take(usize::try_from(rank).unwrap_or(usize::MAX));
-                parts[place] = part;
-                keys[place] = key.cast_signed();
+                let rank = product_quotient(key, suffix_sum, proportion) - reaching;
+                let offset = left.remove_by_rank(usize::try_from(rank).unwrap_or(usize::MAX));
+                parts[offset] = part;
+                keys[offset] = key.cast_signed();
             }
-            reached -= begin;
-            num_reached -= end - begin;
-            if num_reached == 0 {
+            reaching -= begin;
+            num_reaching -= end - begin;
+            if num_reaching == 0 {
                 break;
             }
         }
-        Stretch { first, parts, keys }
+        ChoiceTable { first, parts, keys }
     }
 }
 
-/// Choices made last, and what was asked for; what [`MixSchedule`] chooses does not depend on it.
+/// A cache of tables and lookup counts; it does not affect what [`MixSchedule`] chooses.
 #[derive(Clone, Debug, Default)]
 pub struct RecentChoices {
-    stretches: Vec<Stretch>,
+    tables: Vec<ChoiceTable>,
     last: usize,
-    /// By the number of a stretch.
-    asked: HashMap<u64, Asked>,
+    /// By table number.
+    uses: HashMap<u64, TableUse>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Asked {
-    /// Where it is kept.
-    Kept(usize),
-    /// How many single positions of it were asked for.
-    Times(u64),
+enum TableUse {
+    /// Its index in `tables`.
+    Cached(usize),
+    /// The number of positions looked up one by one.
+    Lookups(u64),
 }
 
 impl RecentChoices {
     #[inline]
-    fn last(&self) -> Option<&Stretch> {
-        self.stretches.get(self.last)
+    fn last(&self) -> Option<&ChoiceTable> {
+        self.tables.get(self.last)
     }
 
-    /// The choice at `place`, which is not in the last stretch.
-    fn choose(&mut self, schedule: &MixSchedule, place: u64) -> Choice {
-        let stretch_len = schedule.stretch_len;
-        let (number, num_parts) = (place / stretch_len, schedule.num_parts() as u64);
-        if self.asked.len() >= MAX_ASKED {
-            self.forget();
+    /// The choice at `offset`, which is not in the last table.
+    fn choose(&mut self, schedule: &MixSchedule, offset: u64) -> Choice {
+        let table_len = schedule.table_len;
+        let (number, num_parts) = (offset / table_len, schedule.num_parts() as u64);
+        if self.uses.len() >= MAX_COUNTED_TABLES {
+            self.clear();
         }
-        let asked = self.asked.entry(number).or_insert(Asked::Times(0));
-        match asked {
-            Asked::Kept(at) => self.last = *at,
-            Asked::Times(times) => {
-                *times += 1;
-                // To ask for single positions shall not cost more than to know the whole stretch.
-                if *times * num_parts < CHOICE_COST * (stretch_len + num_parts) {
-                    return schedule.choose_by_formula(place);
+        let uses = self.uses.entry(number).or_insert(TableUse::Lookups(0));
+        match uses {
+            TableUse::Cached(at) => self.last = *at,
+            TableUse::Lookups(lookups) => {
+                *lookups += 1;
+                // Compute the table once single lookups would cost as much.
+                if *lookups * num_parts < TABLE_COST * (table_len + num_parts) {
+                    return schedule.choose_by_formula(offset);
                 }
-                if self.stretches.len() as u64 * stretch_len >= MAX_KEPT_LEN {
-                    self.forget();
+                if self.tables.len() as u64 * table_len >= MAX_CACHED_LEN {
+                    self.clear();
                 }
-                let first = number * stretch_len;
-                let len = stretch_len.min(schedule.rests[0] - first);
-                self.last = self.stretches.len();
-                self.stretches.push(schedule.stretch(first, len));
-                self.asked.insert(number, Asked::Kept(self.last));
+                let first = number * table_len;
+                let len = table_len.min(schedule.suffix_sums[0] - first);
+                self.last = self.tables.len();
+                self.tables.push(schedule.table(first, len));
+                self.uses.insert(number, TableUse::Cached(self.last));
             }
         }
-        let choice = self.last().and_then(|stretch| stretch.get(place));
-        choice.unwrap_or_else(|| schedule.choose_by_formula(place))
+        let choice = self.last().and_then(|table| table.get(offset));
+        choice.unwrap_or_else(|| schedule.choose_by_formula(offset))
     }
 
-    fn forget(&mut self) {
+    fn clear(&mut self) {
         *self = Self::default();
     }
 }
 
-/// Of the first `places` places that reach a part, those it takes: its share, rounded up.
-fn taken_before(places: u64, proportion: u64, rest: u64) -> u64 {
-    // Of each `rest` places it takes `proportion`, and the first place is always its own.
-    match places.checked_mul(proportion) {
-        Some(product) => product.div_ceil(rest),
-        None => narrow((u128::from(places) * u128::from(proportion)).div_ceil(rest.into())),
+/// How many of the first `offsets` offsets that reach a dataset it takes: its share, rounded up.
+fn taken_before(offsets: u64, proportion: u64, suffix_sum: u64) -> u64 {
+    // It takes `proportion` of every `suffix_sum` offsets, the first of them always.
+    match offsets.checked_mul(proportion) {
+        Some(product) => product.div_ceil(suffix_sum),
+        None => narrow((u128::from(offsets) * u128::from(proportion)).div_ceil(suffix_sum.into())),
     }
 }
 
-/// `value * factor / divisor`, rounded down, where that fits.
+/// `value * factor / divisor`, rounded down.
 fn product_quotient(value: u64, factor: u64, divisor: u64) -> u64 {
     match value.checked_mul(factor) {
         Some(product) => product / divisor,
@@ -254,7 +256,7 @@ fn product_quotient(value: u64, factor: u64, divisor: u64) -> u64 {
 }
 
 fn narrow(wide: u128) -> u64 {
-    u64::try_from(wide).expect("at most the number of places")
+    u64::try_from(wide).expect("at most the number of offsets")
 }
 
 fn gcd(a: u64, b: u64) -> u64 {
@@ -263,28 +265,29 @@ fn gcd(a: u64, b: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Choice, MAX_KEPT_LEN, MixSchedule, RecentChoices};
+    use super::{Choice, MAX_CACHED_LEN, MixSchedule, RecentChoices};
     use proptest::prelude::*;
 
-    /// The formula as `spec/grain_behaviour.md` has it, in wide integers.
-    fn choose_slowly(proportions: &[u64], position: i64) -> Choice {
-        let mut rest: i128 = proportions.iter().map(|&part| i128::from(part)).sum();
+    /// The formula as given in `spec/grain_behaviour.md`, in wide integers.
+    fn choose_by_grains_formula(proportions: &[u64], position: i64) -> Choice {
+        let mut suffix_sum: i128 = proportions.iter().map(|&part| i128::from(part)).sum();
         let (mut a, mut b) = (i128::from(position), i128::from(position) + 1);
         for (part, &proportion) in (0..).zip(proportions) {
-            let step = rest - i128::from(proportion);
-            let (next_a, next_b) = ((a * step).div_euclid(rest), (b * step).div_euclid(rest));
+            let step = suffix_sum - i128::from(proportion);
+            let (next_a, next_b) =
+                ((a * step).div_euclid(suffix_sum), (b * step).div_euclid(suffix_sum));
             if a - next_a != b - next_b {
                 return (part, i64::try_from(b - next_b - 1).unwrap());
             }
-            rest = step;
+            suffix_sum = step;
             (a, b) = (next_a, next_b);
         }
-        panic!("no part was chosen");
+        panic!("no dataset was chosen");
     }
 
     fn proportions() -> impl Strategy<Value = Vec<u64>> {
         let scale = prop_oneof![Just(5_u64), Just(500), Just(100_000), Just(1 << 60)];
-        scale.prop_flat_map(|most| prop::collection::vec(1..=most, 1..7))
+        scale.prop_flat_map(|max_proportion| prop::collection::vec(1..=max_proportion, 1..7))
     }
 
     proptest! {
@@ -303,59 +306,61 @@ mod tests {
                 chosen.push(choice);
             });
             for (&position, choice) in positions.iter().zip(chosen) {
-                prop_assert_eq!(choice, choose_slowly(&proportions, position));
+                prop_assert_eq!(choice, choose_by_grains_formula(&proportions, position));
                 prop_assert_eq!(choice, schedule.choose(position));
             }
         }
     }
 
     fn many_proportions() -> impl Strategy<Value = Vec<u64>> {
-        let most = prop_oneof![Just(1_u64), Just(3), Just(1000), Just(1 << 40)];
+        let max_proportion = prop_oneof![Just(1_u64), Just(3), Just(1000), Just(1 << 40)];
         let count = prop_oneof![50..400_usize, Just(6000)];
-        (most, count).prop_flat_map(|(most, count)| prop::collection::vec(1..=most, count..=count))
+        (max_proportion, count).prop_flat_map(|(max_proportion, count)| {
+            prop::collection::vec(1..=max_proportion, count..=count)
+        })
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
         #[test]
-        fn stretches_of_many_parts_match_formula(
+        fn tables_of_many_parts_match_formula(
             proportions in many_proportions(),
             starts in prop::collection::vec(-(1_i64 << 40)..1 << 40, 1..4),
         ) {
             let schedule = MixSchedule::new(&proportions).unwrap();
             let mut recent = RecentChoices::default();
             for start in starts.into_iter().chain([0, 0]) {
-                // Long enough for the first positions to be asked for singly, the last not.
+                // Long enough that the last positions are looked up in tables.
                 let mut position = start;
                 let mut wrong = None;
                 schedule.choose_block(&mut recent, start..start + 12_000, |choice| {
-                    // Each choice asks every part here: some will do.
-                    let is_due = (position - start) % 997 < 2;
-                    if is_due && choice != choose_slowly(&proportions, position) {
+                    // The slow formula evaluates every dataset, so check some positions only.
+                    let is_checked = (position - start) % 997 < 2;
+                    if is_checked && choice != choose_by_grains_formula(&proportions, position) {
                         wrong = Some((position, choice));
                     }
                     position += 1;
                 });
                 prop_assert_eq!(wrong, None);
-                if schedule.table.is_none() {
-                    prop_assert!(!recent.stretches.is_empty());
+                if schedule.period_table.is_none() {
+                    prop_assert!(!recent.tables.is_empty());
                 }
             }
         }
     }
 
     #[test]
-    fn choices_kept_are_bounded() {
+    fn cached_choices_are_bounded() {
         let proportions: Vec<u64> = (1 << 20..(1 << 20) + 300).collect();
         let schedule = MixSchedule::new(&proportions).unwrap();
         let mut recent = RecentChoices::default();
         for number in 0..400 {
             let start = 100_000 * number;
             schedule.choose_block(&mut recent, start..start + 100, |_| {});
-            let kept: usize = recent.stretches.iter().map(|stretch| stretch.keys.len()).sum();
-            assert!(kept as u64 <= MAX_KEPT_LEN);
+            let cached: usize = recent.tables.iter().map(|table| table.keys.len()).sum();
+            assert!(cached as u64 <= MAX_CACHED_LEN);
         }
-        assert!(!recent.stretches.is_empty());
+        assert!(!recent.tables.is_empty());
     }
 
     #[test]
@@ -365,13 +370,16 @@ mod tests {
         {
             let schedule = MixSchedule::new(&proportions).unwrap();
             for position in [i64::MIN, i64::MIN + 1, i64::MAX - 1, i64::MAX] {
-                assert_eq!(schedule.choose(position), choose_slowly(&proportions, position));
+                assert_eq!(
+                    schedule.choose(position),
+                    choose_by_grains_formula(&proportions, position)
+                );
             }
             let mut last = (9, 0);
             let mut recent = RecentChoices::default();
             let ends = i64::MAX - 1..=i64::MAX;
             schedule.choose_block(&mut recent, ends, |choice| last = choice);
-            assert_eq!(last, choose_slowly(&proportions, i64::MAX));
+            assert_eq!(last, choose_by_grains_formula(&proportions, i64::MAX));
         }
     }
 

@@ -1,4 +1,4 @@
-//! Which record comes next: arithmetic on indices, with no file, clock or thread.
+//! The order of records: arithmetic on indices, without files, clocks or threads.
 
 mod column;
 mod floor;

@@ -1,26 +1,25 @@
-//! A keyed bijection of `0..num_records`: a whole epoch in its own order, nothing stored.
+//! A keyed bijection of `0..num_records`: shuffles an epoch without storing its order.
 //!
 //! Saved states depend on every bit of it, so `tests/golden/order.json` pins it. It is Grain's
-//! `index_shuffle`, except where that is no bijection: at 4^k+1 records, k of 8 and more, its
-//! blocks are a bit short and one record takes the place of another. Here blocks always hold
-//! the largest index.
+//! `index_shuffle`, except where that is no bijection: at 4^k+1 records, k >= 8, its blocks do
+//! not hold the largest index, and two indices map to one. Here blocks always hold it.
 
 use super::seed::{fill_seed_seq, seed_seq};
 use crate::{Error, Result};
 
-/// The rounds every shuffle of a pipeline uses.
+/// The number of rounds of every shuffle of a pipeline.
 pub const SHUFFLE_ROUNDS: u32 = 4;
 
-/// The most records a permutation is defined for: every `i64` index that is not negative.
+/// The most records of a permutation: every non-negative `i64` is an index.
 pub const MAX_RECORDS: u64 = 1 << 63;
 
-/// Blocks are encrypted in multiples of so many, to fill vector registers.
+/// Blocks are encrypted in multiples of this number, to fill vector registers.
 const LANES: usize = 16;
 
-/// Indices under way at once; what walks on is moved together, so that lanes stay full.
+/// Indices in flight at once; those that keep walking are compacted, so that lanes stay full.
 const POOL_LEN: usize = 256;
 
-/// A bijection of `0..num_records`, chosen by a seed.
+/// A bijection of `0..num_records` that depends on a seed.
 #[derive(Clone, Debug)]
 pub struct Permutation {
     num_records: u64,
@@ -29,12 +28,11 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// Prepares the permutation of `0..num_records` that `seed` chooses.
+    /// The permutation of `0..num_records` for `seed`.
     ///
     /// # Errors
     ///
-    /// If there is no record or more than [`MAX_RECORDS`], or `rounds` is odd or outside
-    /// 4 to 1024.
+    /// If `num_records` is 0 or above [`MAX_RECORDS`], or `rounds` is odd or outside 4 to 1024.
     pub fn new(num_records: u64, seed: u32, rounds: u32) -> Result<Self> {
         if num_records == 0 || num_records > MAX_RECORDS {
             let text = format!("`num_records` must be in [1, 2**63], got {num_records}");
@@ -49,19 +47,19 @@ impl Permutation {
         Ok(Self { num_records, half_bits: half_bits(num_records - 1), round_keys })
     }
 
-    /// How many records are permuted.
+    /// The number of records.
     pub fn num_records(&self) -> u64 {
         self.num_records
     }
 
-    /// Where record `index` goes.
+    /// The permuted `index`.
     ///
     /// # Errors
     ///
-    /// If `index` is not below the number of records.
+    /// If `index` is not less than the number of records.
     pub fn apply(&self, index: u64) -> Result<u64> {
         if index >= self.num_records {
-            return Err(self.outside(index));
+            return Err(self.out_of_range_error(index));
         }
         if self.num_records == 1 {
             return Ok(0);
@@ -77,28 +75,28 @@ impl Permutation {
         }
     }
 
-    /// Replaces every index by where its record goes.
+    /// Replaces every index by the permuted one.
     ///
     /// # Errors
     ///
-    /// If an index is negative or not below the number of records; nothing has changed then.
+    /// If an index is negative or not less than the number of records; `index` is unchanged then.
     pub fn apply_block(&self, index: &mut [i64]) -> Result<()> {
         // Negative indices are huge as `u64`, so one comparison finds both kinds.
         let outside = index.iter().find(|index| index.cast_unsigned() >= self.num_records);
         if let Some(&index) = outside {
-            return Err(self.outside(index));
+            return Err(self.out_of_range_error(index));
         }
         if self.num_records == 1 {
             index.fill(0);
         } else if self.half_bits <= 16 {
-            walk_narrow(index, self.num_records - 1, &self.round_keys, self.half_bits);
+            permute_narrow(index, self.num_records - 1, &self.round_keys, self.half_bits);
         } else {
-            walk_wide(index, self.num_records - 1, &self.round_keys, self.half_bits);
+            permute_wide(index, self.num_records - 1, &self.round_keys, self.half_bits);
         }
         Ok(())
     }
 
-    fn outside(&self, index: impl std::fmt::Display) -> Error {
+    fn out_of_range_error(&self, index: impl std::fmt::Display) -> Error {
         let max_index = self.num_records - 1;
         Error::InvalidArgument(format!(
             "index must be in [0, max_index], but got index = {index} and max_index = {max_index}"
@@ -106,7 +104,7 @@ impl Permutation {
     }
 }
 
-/// The keys of the rounds of every shuffle of a pipeline.
+/// The round keys of a shuffle of a pipeline.
 pub(super) fn round_keys(seed: u32) -> [u32; SHUFFLE_ROUNDS as usize] {
     let mut keys = [0; SHUFFLE_ROUNDS as usize];
     fill_seed_seq(seed, &mut keys);
@@ -115,7 +113,8 @@ pub(super) fn round_keys(seed: u32) -> [u32; SHUFFLE_ROUNDS as usize] {
 
 /// Half the bits of the block that holds every index up to `max_index`, at least 8.
 ///
-/// Grain takes `ceil(log2(max_index))` bits made even, which differs only where it is too few.
+/// Grain takes `ceil(log2(max_index))` bits, rounded up to even, which differs only where it is
+/// too few.
 fn half_bits(max_index: u64) -> u32 {
     let bits = u64::BITS - max_index.leading_zeros();
     bits.max(16).div_ceil(2)
@@ -125,15 +124,15 @@ fn half_bits(max_index: u64) -> u32 {
 /// of indices with it.
 macro_rules! cipher {
     ($encrypt:ident, $walk:ident, $word:ty, $word_of:path) => {
-        /// Encrypts blocks given as their halves, one round of all of them after the other: each
-        /// is a loop over slices that the compiler turns into vector instructions.
+        /// Encrypts blocks given as their halves, round by round: each round is a loop over
+        /// slices that the compiler vectorizes.
         #[inline]
         fn $encrypt(left: &mut [$word], right: &mut [$word], round_keys: &[u32], half_bits: u32) {
             let mask: $word = (1 << half_bits) - 1;
             let round = |into: &mut [$word], from: &[$word], key: u32| {
                 let key = <$word>::from(key);
                 for (into, &half) in into.iter_mut().zip(from) {
-                    // Written twice side by side, a half is rotated by one shift.
+                    // Concatenated with itself, a half is rotated by one shift.
                     let twice = half | (half << half_bits);
                     let (once, eight) = (twice >> (half_bits - 1), twice >> (half_bits - 8));
                     *into = (*into ^ (once & eight) ^ (twice >> (half_bits - 2)) ^ key) & mask;
@@ -145,36 +144,36 @@ macro_rules! cipher {
             }
         }
 
-        /// Walks every index on until it is at most `max_index` again.
+        /// Encrypts every index until it is at most `max_index` again (cycle walking).
         fn $walk(index: &mut [i64], max_index: u64, round_keys: &[u32], half_bits: u32) {
             let max_index = $word_of(max_index);
             let mask: $word = (1 << half_bits) - 1;
             let mut left: [$word; POOL_LEN] = [0; POOL_LEN];
             let mut right: [$word; POOL_LEN] = [0; POOL_LEN];
-            let mut places = [0_usize; POOL_LEN];
-            let (mut entered, mut live) = (0, 0);
-            while live > 0 || entered < index.len() {
-                let entering = (POOL_LEN - live).min(index.len() - entered);
-                for (lane, place) in (live..).zip(entered..entered + entering) {
-                    let value = $word_of(index[place].cast_unsigned());
+            let mut offsets = [0_usize; POOL_LEN];
+            let (mut num_inserted, mut live) = (0, 0);
+            while live > 0 || num_inserted < index.len() {
+                let num_new = (POOL_LEN - live).min(index.len() - num_inserted);
+                for (lane, offset) in (live..).zip(num_inserted..num_inserted + num_new) {
+                    let value = $word_of(index[offset].cast_unsigned());
                     left[lane] = value >> half_bits;
                     right[lane] = value & mask;
-                    places[lane] = place;
+                    offsets[lane] = offset;
                 }
-                entered += entering;
-                live += entering;
-                // Whole vectors: what the lanes beyond the live ones hold does not matter.
+                num_inserted += num_new;
+                live += num_new;
+                // Whole vectors: the contents of lanes that are not live do not matter.
                 let lanes = live.next_multiple_of(LANES);
                 $encrypt(&mut left[..lanes], &mut right[..lanes], round_keys, half_bits);
                 let mut walking = 0;
                 for lane in 0..live {
-                    let (high, low, place) = (left[lane], right[lane], places[lane]);
+                    let (high, low, offset) = (left[lane], right[lane], offsets[lane]);
                     let value = (high << half_bits) | low;
-                    // Written always: a value out of range is overwritten by a later one.
-                    index[place] = u64::from(value).cast_signed();
+                    // Stored without a branch: a value out of range is overwritten later.
+                    index[offset] = u64::from(value).cast_signed();
                     left[walking] = high;
                     right[walking] = low;
-                    places[walking] = place;
+                    offsets[walking] = offset;
                     walking += usize::from(value > max_index);
                 }
                 live = walking;
@@ -183,8 +182,8 @@ macro_rules! cipher {
     };
 }
 
-cipher!(encrypt_narrow, walk_narrow, u32, narrow);
-cipher!(encrypt_wide, walk_wide, u64, std::convert::identity);
+cipher!(encrypt_narrow, permute_narrow, u32, narrow);
+cipher!(encrypt_wide, permute_wide, u64, std::convert::identity);
 
 #[expect(clippy::cast_possible_truncation, reason = "blocks of at most 32 bits hold the index")]
 fn narrow(index: u64) -> u32 {
@@ -204,7 +203,7 @@ mod tests {
             rounds in prop_oneof![Just(4_u32), Just(6), Just(40)],
             picks in prop::collection::vec(any::<u64>(), 0..40),
         ) {
-            // Below 4000 records a walk is long; the block test of whole epochs covers them.
+            // Walks below 4000 records are long; the test of whole epochs covers them.
             prop_assume!(num_records > 4000);
             let permutation = Permutation::new(num_records, seed, rounds).unwrap();
             let picks: Vec<u64> = picks.iter().map(|pick| pick % num_records).collect();

@@ -1,11 +1,11 @@
-//! A row of places from which any is taken by its rank among those left.
+//! A set of integers from which elements are removed by rank.
 
-/// The places `0..len` that are left.
+/// The integers of `0..len` that have not been removed.
 #[derive(Debug)]
 pub(crate) struct Remaining {
-    /// A bit for each place, set while it is left.
+    /// A bit for each integer, set until it is removed.
     words: Vec<u64>,
-    /// How many are left below each node of a binary tree over the words, from the root at 1.
+    /// The number of set bits under each node of a binary tree over the words; the root is 1.
     counts: Vec<usize>,
 }
 
@@ -29,8 +29,8 @@ impl Remaining {
         Self { words, counts }
     }
 
-    /// Takes the place that `rank` places left stand before; there must be more than `rank` left.
-    pub(crate) fn take(&mut self, mut rank: usize) -> usize {
+    /// Removes and returns the element that has `rank` smaller ones; it must exist.
+    pub(crate) fn remove_by_rank(&mut self, mut rank: usize) -> usize {
         let mut node = 1;
         while node < self.words.len() {
             self.counts[node] -= 1;
@@ -43,14 +43,14 @@ impl Remaining {
         self.counts[node] -= 1;
         let number = node - self.words.len();
         let word = &mut self.words[number];
-        let bit = bit_of_rank(*word, rank);
+        let bit = select_bit(*word, rank);
         *word &= !(1 << bit);
         64 * number + bit
     }
 }
 
-/// The place of the set bit of `word` below which `rank` others are set.
-fn bit_of_rank(word: u64, mut rank: usize) -> usize {
+/// The offset of the set bit of `word` that has `rank` set bits below it.
+fn select_bit(word: u64, mut rank: usize) -> usize {
     let (mut bit, mut width) = (0, 32);
     while width > 0 {
         let below = ((word >> bit) & ((1 << width) - 1)).count_ones() as usize;
@@ -70,7 +70,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn taking_matches_removal_from_a_list(
+        fn removal_matches_removal_from_a_list(
             len in prop_oneof![1..70_usize, 1..1000_usize],
             picks in prop::collection::vec(any::<usize>(), 1..1000),
         ) {
@@ -78,7 +78,7 @@ mod tests {
             let mut remaining = Remaining::new(len);
             for pick in picks.into_iter().take(len) {
                 let rank = pick % list.len();
-                prop_assert_eq!(remaining.take(rank), list.remove(rank));
+                prop_assert_eq!(remaining.remove_by_rank(rank), list.remove(rank));
             }
         }
     }

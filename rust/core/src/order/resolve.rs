@@ -1,15 +1,15 @@
-//! The index stages of a plan over a block of positions: columns in, columns out.
+//! Applies the index stages of a plan to a block of positions.
 //!
-//! One call resolves all stages for a whole block; a stage is one loop over the positions that
-//! come to it, and parts of a plan to which none comes cost nothing. Everything follows Python's
-//! floor division, so negative positions belong to epochs before the first, and an index that
-//! leaves the 64-bit range is an error.
+//! One call resolves all stages for a whole block. Each stage is one loop over the positions that
+//! reach it; subtrees that no position reaches cost nothing. Division is Python's floor division,
+//! so negative positions belong to epochs before the first; an index outside the 64-bit range is
+//! an error.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::column::{Column, ColumnBuilder};
-use super::floor::Floor;
+use super::floor::FloorDivisor;
 use super::mix::{MixSchedule, RecentChoices};
 use super::orders::{Orders, Run};
 use super::stage::{self, Stage};
@@ -18,33 +18,33 @@ use super::window::Windows;
 use crate::try_alloc::try_with_capacity;
 use crate::{Error, Result};
 
-/// The index stages of a plan, ready for blocks of positions.
+/// The compiled index stages of a plan.
 ///
-/// It remembers orders and choices used last; results do not depend on that. A clone shares the
-/// stages and remembers nothing.
+/// It caches recently used orders and choices, which does not affect results. A clone shares the
+/// stages and starts with empty caches.
 #[derive(Debug)]
 pub struct Resolver {
-    plan: Arc<Prepared>,
-    memory: Memory,
+    plan: Arc<CompiledPlan>,
+    caches: Caches,
 }
 
 #[derive(Debug)]
-struct Prepared {
+struct CompiledPlan {
     root: Stage,
-    /// Per column its id, and whether its entries tell their part.
+    /// Per column, its id and whether it has `parts`.
     columns: Vec<(u32, bool)>,
     num_mixtures: usize,
 }
 
 #[derive(Debug)]
-struct Memory {
+struct Caches {
     orders: Orders,
     /// One per mixture.
     choices: Vec<RecentChoices>,
 }
 
-impl Memory {
-    fn of(plan: &Prepared) -> Self {
+impl Caches {
+    fn of(plan: &CompiledPlan) -> Self {
         let choices = (0..plan.num_mixtures).map(|_| RecentChoices::default()).collect();
         Self { orders: Orders::default(), choices }
     }
@@ -52,68 +52,67 @@ impl Memory {
 
 impl Clone for Resolver {
     fn clone(&self) -> Self {
-        Self { plan: Arc::clone(&self.plan), memory: Memory::of(&self.plan) }
+        Self { plan: Arc::clone(&self.plan), caches: Caches::of(&self.plan) }
     }
 }
 
 impl Resolver {
-    /// Prepares the stages of `tree`.
+    /// Compiles `tree`.
     ///
     /// # Errors
     ///
-    /// If a parameter of a stage lies outside its range, a mixture or concatenation has not as
-    /// many children as parameters, or a position would come to two leaves or taps of one id.
+    /// If a parameter of a stage is out of range, a mixture or concatenation does not have one
+    /// parameter per child, or a position would reach two leaves or taps with the same id.
     pub fn new(tree: Tree) -> Result<Self> {
-        let mut preparing = Preparing::default();
-        let root = preparing.prepared(tree)?;
-        let Preparing { columns, num_mixtures, .. } = preparing;
-        let plan = Arc::new(Prepared { root, columns, num_mixtures });
-        Ok(Self { memory: Memory::of(&plan), plan })
+        let mut compiler = Compiler::default();
+        let root = compiler.compile(tree)?;
+        let Compiler { columns, num_mixtures, .. } = compiler;
+        let plan = Arc::new(CompiledPlan { root, columns, num_mixtures });
+        Ok(Self { caches: Caches::of(&plan), plan })
     }
 
-    /// What the positions `index` are at every leaf and tap that one of them comes to.
+    /// The columns of all leaves and taps that one of the positions `index` reaches.
     ///
     /// # Errors
     ///
-    /// If an index leaves the 64-bit range on the way, or a stage without records is asked.
+    /// If an index overflows 64 bits, or a position reaches a stage without records.
     pub fn resolve(&mut self, index: &[i64]) -> Result<Vec<Column>> {
         self.resolve_owned(index.to_vec())
     }
 
-    /// What `count` positions from `start` on are at every leaf and tap that one comes to.
+    /// The columns of all leaves and taps that one of `count` positions from `start` on reaches.
     ///
     /// # Errors
     ///
-    /// As [`Resolver::resolve`]; also if the positions leave the 64-bit range or do not fit into
-    /// memory.
+    /// As [`Resolver::resolve`]; also if the positions overflow 64 bits or do not fit into memory.
     pub fn resolve_range(&mut self, start: i64, count: usize) -> Result<Vec<Column>> {
         self.resolve_owned(range(start, count)?)
     }
 
     fn resolve_owned(&mut self, index: Vec<i64>) -> Result<Vec<Column>> {
-        let Self { plan, memory } = self;
+        let Self { plan, caches } = self;
         let block_len = index.len();
         let mut block = Block::new(index, plan.columns.len(), &plan.root);
-        block.follow(&plan.columns, memory)?;
-        let columns = plan.columns.iter().zip(block.pieces);
+        block.resolve(&plan.columns, caches)?;
+        let columns = plan.columns.iter().zip(block.columns);
         Ok(columns
-            .filter_map(|(&(id, by_part), pieces)| pieces.into_column(id, by_part, block_len))
+            .filter_map(|(&(id, has_parts), column)| column.into_column(id, has_parts, block_len))
             .collect())
     }
 }
 
-/// A block of positions on its way down, in segments that have come to one stage each.
+/// A block of positions that is being resolved, in segments that have reached one stage each.
 struct Block<'a> {
     index: Vec<i64>,
-    /// Where each position is in the block; empty while they are all in their places.
+    /// The offset of each position in the original block; empty while they are in that order.
     rows: Vec<i64>,
-    waiting: Vec<Segment<'a>>,
-    /// Segments at a stage that shuffles: these are moved together.
-    unordered: Vec<Segment<'a>>,
-    pieces: Vec<ColumnBuilder>,
+    pending: Vec<Segment<'a>>,
+    /// Segments at a shuffle; all of them are shuffled together.
+    to_shuffle: Vec<Segment<'a>>,
+    columns: Vec<ColumnBuilder>,
 }
 
-/// Positions of a block that have come to `stage`.
+/// Positions of a block that have reached `stage`.
 #[derive(Clone, Copy)]
 struct Segment<'a> {
     stage: &'a Stage,
@@ -123,62 +122,62 @@ struct Segment<'a> {
 
 impl<'a> Block<'a> {
     fn new(index: Vec<i64>, num_columns: usize, root: &'a Stage) -> Self {
-        let waiting = vec![Segment { stage: root, from: 0, to: index.len() }];
-        let mut pieces = Vec::new();
-        pieces.resize_with(num_columns, ColumnBuilder::default);
-        Self { index, rows: Vec::new(), waiting, unordered: Vec::new(), pieces }
+        let pending = vec![Segment { stage: root, from: 0, to: index.len() }];
+        let mut columns = Vec::new();
+        columns.resize_with(num_columns, ColumnBuilder::default);
+        Self { index, rows: Vec::new(), pending, to_shuffle: Vec::new(), columns }
     }
 
-    /// Follows all positions down to the leaves.
-    fn follow(&mut self, columns: &[(u32, bool)], memory: &mut Memory) -> Result<()> {
-        while !self.waiting.is_empty() {
-            while let Some(segment) = self.waiting.pop() {
-                self.descend(segment, columns, memory)?;
+    /// Resolves all positions to the leaves.
+    fn resolve(&mut self, columns: &[(u32, bool)], caches: &mut Caches) -> Result<()> {
+        while !self.pending.is_empty() {
+            while let Some(segment) = self.pending.pop() {
+                self.resolve_segment(segment, columns, caches)?;
             }
-            self.reorder(&mut memory.orders)?;
+            self.shuffle(&mut caches.orders)?;
         }
         Ok(())
     }
 
-    /// Follows a segment to a leaf, to where it splits, or to a stage that shuffles.
-    fn descend(
+    /// Resolves a segment to a leaf, to a stage with several children, or to a shuffle.
+    fn resolve_segment(
         &mut self,
         segment: Segment<'a>,
         columns: &[(u32, bool)],
-        memory: &mut Memory,
+        caches: &mut Caches,
     ) -> Result<()> {
         let Segment { mut stage, from, to } = segment;
         loop {
             let index = &mut self.index[from..to];
             stage = match stage {
                 Stage::Leaf { column, part } => {
-                    self.arrive(*column, columns[*column].1.then_some(*part), from, to);
+                    self.add_to_column(*column, columns[*column].1.then_some(*part), from, to);
                     return Ok(());
                 }
                 Stage::Numbers { column, part, start, step, num_records } => {
-                    stage::number(index, *start, *step, *num_records)?;
-                    self.arrive(*column, columns[*column].1.then_some(*part), from, to);
+                    stage::range(index, *start, *step, *num_records)?;
+                    self.add_to_column(*column, columns[*column].1.then_some(*part), from, to);
                     return Ok(());
                 }
                 Stage::Tap { column, part, child } => {
                     let rows = self.rows.get(from..to).unwrap_or(&[]);
-                    self.pieces[*column].add(rows, index, columns[*column].1.then_some(*part));
+                    self.columns[*column].add(rows, index, columns[*column].1.then_some(*part));
                     child
                 }
                 Stage::Shuffle { .. } | Stage::WindowShuffle { .. } => {
-                    self.unordered.push(Segment { stage, from, to });
+                    self.to_shuffle.push(Segment { stage, from, to });
                     return Ok(());
                 }
                 Stage::Mix { number, schedule, children } => {
                     let mut parts = Vec::with_capacity(to - from);
-                    stage::mixed(index, schedule, &mut memory.choices[*number], &mut parts);
-                    self.split(children, &parts, from);
+                    stage::mix(index, schedule, &mut caches.choices[*number], &mut parts);
+                    self.distribute(children, &parts, from);
                     return Ok(());
                 }
                 Stage::Concatenate { total, ends, children } => {
                     let mut parts = Vec::with_capacity(to - from);
-                    stage::concatenated(index, *total, ends, &mut parts)?;
-                    self.split(children, &parts, from);
+                    stage::concatenate(index, *total, ends, &mut parts)?;
+                    self.distribute(children, &parts, from);
                     return Ok(());
                 }
                 Stage::Slice { start, step, num_records, parent_len, child } => {
@@ -195,7 +194,7 @@ impl<'a> Block<'a> {
                 }
                 Stage::Divide { by, child } => {
                     for position in index {
-                        *position = by.split(*position).0;
+                        *position = by.div_mod(*position).0;
                     }
                     child
                 }
@@ -203,10 +202,10 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Moves the positions of all segments that came to a shuffle, and has them wait further on.
-    fn reorder(&mut self, orders: &mut Orders) -> Result<()> {
+    /// Shuffles all segments that have reached a shuffle, and passes them to its child.
+    fn shuffle(&mut self, orders: &mut Orders) -> Result<()> {
         let mut runs: Vec<Run> = Vec::new();
-        for Segment { stage, from, to } in std::mem::take(&mut self.unordered) {
+        for Segment { stage, from, to } in std::mem::take(&mut self.to_shuffle) {
             let index = &self.index[from..to];
             let child = match stage {
                 Stage::Shuffle { num_records, epoch_len, seed, child } => {
@@ -219,35 +218,35 @@ impl<'a> Block<'a> {
                 }
                 _ => continue,
             };
-            self.waiting.push(Segment { stage: child, from, to });
+            self.pending.push(Segment { stage: child, from, to });
         }
         orders.apply(&runs, &mut self.index)
     }
 
-    /// Makes a segment's index, from `from` to `to`, entries of a column.
-    fn arrive(&mut self, column: usize, part: Option<u32>, from: usize, to: usize) {
-        let pieces = &mut self.pieces[column];
+    /// Adds the indices of a segment to a column.
+    fn add_to_column(&mut self, column: usize, part: Option<u32>, from: usize, to: usize) {
+        let builder = &mut self.columns[column];
         match self.rows.get(from..to) {
-            Some(rows) if !rows.is_empty() => pieces.add(rows, &self.index[from..to], part),
-            _ => pieces.set(std::mem::take(&mut self.index), part),
+            Some(rows) if !rows.is_empty() => builder.add(rows, &self.index[from..to], part),
+            _ => builder.set(std::mem::take(&mut self.index), part),
         }
     }
 
-    /// Has the positions from `from` on wait at the children that `parts` names.
-    fn split(&mut self, children: &'a [Stage], parts: &[u32], from: usize) {
+    /// Distributes the positions from `from` on among the children that `parts` selects.
+    fn distribute(&mut self, children: &'a [Stage], parts: &[u32], from: usize) {
         let (Some(&first), to) = (parts.first(), from + parts.len()) else { return };
         if parts.iter().all(|&part| part == first) {
-            self.waiting.push(Segment { stage: &children[first as usize], from, to });
+            self.pending.push(Segment { stage: &children[first as usize], from, to });
             return;
         }
         if self.rows.is_empty() {
             self.rows = (0..).take(self.index.len()).collect();
         }
-        let order = places_by_part(parts, children.len());
+        let order = sort_by_part(parts, children.len());
         let in_order = |values: &mut [i64]| {
             let before = values.to_vec();
-            for (value, &place) in values.iter_mut().zip(&order) {
-                *value = before[place];
+            for (value, &offset) in values.iter_mut().zip(&order) {
+                *value = before[offset];
             }
         };
         in_order(&mut self.index[from..to]);
@@ -256,18 +255,18 @@ impl<'a> Block<'a> {
         for run in order.chunk_by(|&a, &b| parts[a] == parts[b]) {
             let stage = &children[parts[run[0]] as usize];
             let end = start + run.len();
-            self.waiting.push(Segment { stage, from: from + start, to: from + end });
+            self.pending.push(Segment { stage, from: from + start, to: from + end });
             start = end;
         }
     }
 }
 
-/// The places in `parts`, those of one part together, each part's in order.
-fn places_by_part(parts: &[u32], num_parts: usize) -> Vec<usize> {
-    let mut places: Vec<usize> = (0..parts.len()).collect();
+/// The offsets in `parts`, stably sorted by part.
+fn sort_by_part(parts: &[u32], num_parts: usize) -> Vec<usize> {
+    let mut offsets: Vec<usize> = (0..parts.len()).collect();
     if num_parts > parts.len() {
-        places.sort_unstable_by_key(|&place| (parts[place], place));
-        return places;
+        offsets.sort_unstable_by_key(|&offset| (parts[offset], offset));
+        return offsets;
     }
     let mut ends = vec![0; num_parts];
     for &part in parts {
@@ -277,19 +276,19 @@ fn places_by_part(parts: &[u32], num_parts: usize) -> Vec<usize> {
     for end in &mut ends {
         next += std::mem::replace(end, next);
     }
-    for (place, &part) in parts.iter().enumerate() {
+    for (offset, &part) in parts.iter().enumerate() {
         let end = &mut ends[part as usize];
-        places[*end] = place;
+        offsets[*end] = offset;
         *end += 1;
     }
-    places
+    offsets
 }
 
 /// The positions `start`, `start + 1`, and so on.
 ///
 /// # Errors
 ///
-/// If they leave the 64-bit range or do not fit into memory.
+/// If they overflow 64 bits or do not fit into memory.
 pub fn range(start: i64, count: usize) -> Result<Vec<i64>> {
     let end = range_end(start, count)?;
     let mut positions = try_with_capacity(count, || format!("{count} positions"))?;
@@ -309,74 +308,78 @@ pub fn range_end(start: i64, count: usize) -> Result<i64> {
     })
 }
 
-/// What is known of the stages that have been prepared.
+/// Compiles a tree into stages.
 #[derive(Default)]
-struct Preparing {
+struct Compiler {
     columns: Vec<(u32, bool)>,
-    places: HashMap<u32, usize>,
-    /// The ids on the way from the root to the stage in hand.
-    above: HashSet<u32>,
+    column_numbers: HashMap<u32, usize>,
+    /// The ids of taps between the root and the current stage.
+    ancestor_ids: HashSet<u32>,
     num_mixtures: usize,
 }
 
-impl Preparing {
-    fn prepared(&mut self, tree: Tree) -> Result<Stage> {
+impl Compiler {
+    fn compile(&mut self, tree: Tree) -> Result<Stage> {
         Ok(match tree {
             Tree::Leaf { id, part } => Stage::Leaf { column: self.column(id, part)?, part },
             Tree::Numbers { id, part, start, step, num_records } => {
                 length("num_records", num_records)?;
-                let (column, num_records) = (self.column(id, part)?, Floor::new(num_records));
+                let (column, num_records) =
+                    (self.column(id, part)?, FloorDivisor::new(num_records));
                 Stage::Numbers { column, part, start, step, num_records }
             }
             Tree::Tap { id, part, child } => {
                 let column = self.column(id, part)?;
-                self.above.insert(id);
-                let child = self.below(*child)?;
-                self.above.remove(&id);
+                self.ancestor_ids.insert(id);
+                let child = self.compile_child(*child)?;
+                self.ancestor_ids.remove(&id);
                 Stage::Tap { column, part, child }
             }
             Tree::Shuffle { num_records, seed, child } => Stage::Shuffle {
                 epoch_len: length("num_records", num_records)?,
-                num_records: Floor::new(num_records),
+                num_records: FloorDivisor::new(num_records),
                 seed,
-                child: self.below(*child)?,
+                child: self.compile_child(*child)?,
             },
             Tree::WindowShuffle { num_records, window_size, seed, child } => {
                 let num_records = length("num_records", num_records)?;
-                // A window longer than any epoch is the epoch.
+                // Longer than any epoch: one window per epoch.
                 let window_size = i64::try_from(window_size).unwrap_or(i64::MAX);
                 let windows = Windows::new(num_records, window_size)?;
-                Stage::WindowShuffle { windows, seed, child: self.below(*child)? }
+                Stage::WindowShuffle { windows, seed, child: self.compile_child(*child)? }
             }
             Tree::Slice { start, step, num_records, parent_len, child } => Stage::Slice {
                 start,
                 step,
-                num_records: Floor::new(length("num_records", num_records)?.cast_unsigned()),
+                num_records: FloorDivisor::new(length("num_records", num_records)?.cast_unsigned()),
                 parent_len: length("parent_len", parent_len)?,
-                child: self.below(*child)?,
+                child: self.compile_child(*child)?,
             },
             Tree::Wrap { num_records, child } => {
                 length("num_records", num_records)?;
-                Stage::Wrap { num_records: Floor::new(num_records), child: self.below(*child)? }
+                Stage::Wrap {
+                    num_records: FloorDivisor::new(num_records),
+                    child: self.compile_child(*child)?,
+                }
             }
             Tree::Take { indices, parent_len, child } => Stage::Take {
-                num_records: Floor::new(indices.len() as u64),
+                num_records: FloorDivisor::new(indices.len() as u64),
                 indices: indices.into(),
                 parent_len: length("parent_len", parent_len)?,
-                child: self.below(*child)?,
+                child: self.compile_child(*child)?,
             },
             Tree::Divide { by, child } => {
                 if length("by", by)? == 0 {
                     return Err(Error::InvalidArgument("`by` must be at least 1, got 0".into()));
                 }
-                Stage::Divide { by: Floor::new(by), child: self.below(*child)? }
+                Stage::Divide { by: FloorDivisor::new(by), child: self.compile_child(*child)? }
             }
             Tree::Mix { proportions, children } => {
                 same_count("proportions", proportions.len(), children.len())?;
                 let schedule = MixSchedule::new(&proportions)?;
                 let number = self.num_mixtures;
                 self.num_mixtures += 1;
-                Stage::Mix { number, schedule, children: self.all_below(children)? }
+                Stage::Mix { number, schedule, children: self.compile_children(children)? }
             }
             Tree::Concatenate { lengths, children } => {
                 same_count("lengths", lengths.len(), children.len())?;
@@ -386,32 +389,32 @@ impl Preparing {
                     end = end.saturating_add(length("lengths", len)?.cast_unsigned());
                     ends.push(length("the sum of `lengths`", end)?);
                 }
-                let (total, ends) = (Floor::new(end), ends.into_boxed_slice());
-                Stage::Concatenate { total, ends, children: self.all_below(children)? }
+                let (total, ends) = (FloorDivisor::new(end), ends.into_boxed_slice());
+                Stage::Concatenate { total, ends, children: self.compile_children(children)? }
             }
         })
     }
 
-    fn below(&mut self, child: Tree) -> Result<Box<Stage>> {
-        self.prepared(child).map(Box::new)
+    fn compile_child(&mut self, child: Tree) -> Result<Box<Stage>> {
+        self.compile(child).map(Box::new)
     }
 
-    fn all_below(&mut self, children: Vec<Tree>) -> Result<Box<[Stage]>> {
-        children.into_iter().map(|child| self.prepared(child)).collect()
+    fn compile_children(&mut self, children: Vec<Tree>) -> Result<Box<[Stage]>> {
+        children.into_iter().map(|child| self.compile(child)).collect()
     }
 
-    /// The place of the column `id`, which now has `part` too.
+    /// The number of the column `id`; records that it has `part`.
     fn column(&mut self, id: u32, part: u32) -> Result<usize> {
-        if self.above.contains(&id) {
-            let text = format!("two leaves or taps that one position comes to have the id {id}");
+        if self.ancestor_ids.contains(&id) {
+            let text = format!("a position reaches two leaves or taps with the id {id}");
             return Err(Error::InvalidArgument(text));
         }
-        let place = *self.places.entry(id).or_insert_with(|| {
+        let column = *self.column_numbers.entry(id).or_insert_with(|| {
             self.columns.push((id, false));
             self.columns.len() - 1
         });
-        self.columns[place].1 |= part > 0;
-        Ok(place)
+        self.columns[column].1 |= part > 0;
+        Ok(column)
     }
 }
 
@@ -436,18 +439,18 @@ mod tests {
     use crate::order::{MixSchedule, Permutation, Tree};
     use proptest::prelude::*;
 
-    /// Follows one position down, a division at a time: the slow twin of [`Resolver`].
-    fn follow(tree: &Tree, position: i64, reached: &mut Vec<(u32, u32, i64)>) {
+    /// Resolves one position recursively: the reference for [`Resolver`].
+    fn resolve_one(tree: &Tree, position: i64, reached: &mut Vec<(u32, u32, i64)>) {
         let split = |len: u64| {
             let len = len.cast_signed();
             (position.div_euclid(len), position.rem_euclid(len))
         };
-        let moved = |len: u64, seed: u32, number: i64, place: i64| {
+        let moved = |len: u64, seed: u32, number: i64, offset: i64| {
             let seed = (i64::from(seed) + number).rem_euclid(1 << 32).try_into().unwrap();
             let permutation = Permutation::new(len, seed, 4).unwrap();
-            permutation.apply(place.try_into().unwrap()).unwrap().cast_signed()
+            permutation.apply(offset.try_into().unwrap()).unwrap().cast_signed()
         };
-        let (child, below) = match tree {
+        let (child, position) = match tree {
             Tree::Leaf { id, part } => return reached.push((*id, *part, position)),
             Tree::Numbers { id, part, start, step, num_records } => {
                 return reached.push((*id, *part, start + step * split(*num_records).1));
@@ -457,28 +460,29 @@ mod tests {
                 (&**child, position)
             }
             Tree::Shuffle { num_records, seed, child } => {
-                let (epoch, place) = split(*num_records);
-                (&**child, position - place + moved(*num_records, *seed, epoch, place))
+                let (epoch, offset) = split(*num_records);
+                (&**child, position - offset + moved(*num_records, *seed, epoch, offset))
             }
             Tree::WindowShuffle { num_records, window_size, seed, child } => {
-                let is_grains = num_records.is_multiple_of(*window_size);
-                let (epoch, in_epoch) = if is_grains { (0, position) } else { split(*num_records) };
+                let divides_epoch = num_records.is_multiple_of(*window_size);
+                let (epoch, in_epoch) =
+                    if divides_epoch { (0, position) } else { split(*num_records) };
                 let size = window_size.cast_signed();
-                let (window, place) = (in_epoch.div_euclid(size), in_epoch.rem_euclid(size));
+                let (window, offset) = (in_epoch.div_euclid(size), in_epoch.rem_euclid(size));
                 let left = num_records.cast_signed() - window * size;
-                let len = if is_grains { size } else { size.min(left) };
+                let len = if divides_epoch { size } else { size.min(left) };
                 let number = epoch * num_records.div_ceil(*window_size).cast_signed() + window;
-                let place_now = moved(len.cast_unsigned(), *seed, number, place);
-                (&**child, position - place + place_now)
+                let new_offset = moved(len.cast_unsigned(), *seed, number, offset);
+                (&**child, position - offset + new_offset)
             }
             Tree::Slice { start, step, num_records, parent_len, child } => {
-                let (epoch, place) = split(*num_records);
-                (&**child, start + place * step + epoch * parent_len.cast_signed())
+                let (epoch, offset) = split(*num_records);
+                (&**child, start + offset * step + epoch * parent_len.cast_signed())
             }
             Tree::Wrap { num_records, child } => (&**child, split(*num_records).1),
             Tree::Take { indices, parent_len, child } => {
-                let (epoch, place) = split(indices.len() as u64);
-                let index = indices[usize::try_from(place).unwrap()];
+                let (epoch, offset) = split(indices.len() as u64);
+                let index = indices[usize::try_from(offset).unwrap()];
                 (&**child, index + epoch * parent_len.cast_signed())
             }
             Tree::Divide { by, child } => (&**child, split(*by).0),
@@ -496,14 +500,14 @@ mod tests {
                 (&children[part], record + epoch * lengths[part].cast_signed())
             }
         };
-        follow(child, below, reached);
+        resolve_one(child, position, reached);
     }
 
-    fn follow_all(tree: &Tree, positions: &[i64], num_ids: u32) -> Vec<Column> {
+    fn resolve_each(tree: &Tree, positions: &[i64], num_ids: u32) -> Vec<Column> {
         let mut reached = vec![(Vec::new(), Vec::new(), Vec::new()); num_ids as usize];
         for (row, &position) in (0..).zip(positions) {
             let mut here = Vec::new();
-            follow(tree, position, &mut here);
+            resolve_one(tree, position, &mut here);
             for (id, part, index) in here {
                 reached[id as usize].0.push(row);
                 reached[id as usize].1.push(index);
@@ -516,7 +520,7 @@ mod tests {
         columns.filter(|column| !column.index.is_empty()).collect()
     }
 
-    /// Gives every leaf and tap its own id, in the order in which columns come.
+    /// Gives every leaf and tap its own id, in the order of the columns.
     fn number(tree: &mut Tree, next: &mut u32) {
         match tree {
             Tree::Leaf { id, .. } | Tree::Numbers { id, .. } | Tree::Tap { id, .. } => {
@@ -542,24 +546,23 @@ mod tests {
         }
     }
 
-    /// Gives all leaves the id 0 and all taps one that says how many are above them, and tells
-    /// them apart as parts.
-    fn share(tree: &mut Tree, num_above: u32, next_part: &mut u32) {
-        let mut fresh = || {
+    /// Gives all leaves the id 0 and each tap its depth among taps, with different parts.
+    fn share(tree: &mut Tree, num_ancestors: u32, next_part: &mut u32) {
+        let mut new_part = || {
             *next_part += 1;
             *next_part - 1
         };
         match tree {
             Tree::Leaf { id, part } | Tree::Numbers { id, part, .. } => {
-                (*id, *part) = (0, fresh());
+                (*id, *part) = (0, new_part());
             }
             Tree::Tap { id, part, child } => {
-                (*id, *part) = (num_above + 1, fresh());
-                share(child, num_above + 1, next_part);
+                (*id, *part) = (num_ancestors + 1, new_part());
+                share(child, num_ancestors + 1, next_part);
             }
             Tree::Mix { children, .. } | Tree::Concatenate { children, .. } => {
                 for child in children {
-                    share(child, num_above, next_part);
+                    share(child, num_ancestors, next_part);
                 }
             }
             Tree::Shuffle { child, .. }
@@ -567,7 +570,7 @@ mod tests {
             | Tree::Slice { child, .. }
             | Tree::Wrap { child, .. }
             | Tree::Take { child, .. }
-            | Tree::Divide { child, .. } => share(child, num_above, next_part),
+            | Tree::Divide { child, .. } => share(child, num_ancestors, next_part),
         }
     }
 
@@ -632,7 +635,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn resolve_matches_follow(
+        fn resolve_matches_resolve_each(
             mut tree in trees(),
             start in -100_000..100_000_i64,
             jumps in prop::collection::vec(-1_000_000..1_000_000_i64, 0..60),
@@ -659,7 +662,7 @@ mod tests {
                 }
                 columns.retain(|column| !column.index.is_empty());
                 columns.sort_by_key(|column| column.id);
-                prop_assert_eq!(columns, follow_all(&tree, &positions, num_ids));
+                prop_assert_eq!(columns, resolve_each(&tree, &positions, num_ids));
             }
         }
     }
@@ -692,7 +695,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stage_without_records_has_no_positions_but_an_empty_block() {
+    fn a_stage_without_records_accepts_only_an_empty_block() {
         let empty = [
             Tree::Shuffle { num_records: 0, seed: 0, child: Box::new(leaf(0)) },
             Tree::WindowShuffle {
@@ -738,7 +741,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_no_position_comes_to_have_no_column() {
+    fn leaves_that_no_position_reaches_have_no_column() {
         let children = (0..1000).map(leaf).collect();
         let tree = Tree::Concatenate { lengths: vec![10; 1000], children };
         let columns = Resolver::new(tree).unwrap().resolve_range(95, 10).unwrap();
@@ -747,8 +750,8 @@ mod tests {
     }
 
     #[test]
-    fn unfitting_parameters_are_refused() {
-        let unfitting = [
+    fn invalid_parameters_are_refused() {
+        let invalid = [
             Tree::Tap { id: 1, part: 2, child: Box::new(leaf(1)) },
             Tree::Divide { by: 0, child: Box::new(leaf(0)) },
             Tree::Shuffle { num_records: 1 << 63, seed: 0, child: Box::new(leaf(0)) },
@@ -763,7 +766,7 @@ mod tests {
             Tree::Concatenate { lengths: Vec::new(), children: Vec::new() },
             Tree::Concatenate { lengths: vec![1 << 62; 2], children: vec![leaf(0), leaf(1)] },
         ];
-        for tree in unfitting {
+        for tree in invalid {
             assert!(Resolver::new(tree.clone()).is_err(), "{tree:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! Derived seeds and random keys: the seed expanders of the C++ and NumPy libraries.
+//! Derived seeds and random keys: C++'s `std::seed_seq` and NumPy's `SeedSequence`.
 //!
 //! Saved orders and every random number of a pipeline follow from these two functions, so
 //! neither may change in a single bit; `tests/golden/order.json` pins them.
@@ -10,7 +10,7 @@ pub fn seed_seq(seed: u32, num_words: usize) -> Vec<u32> {
     words
 }
 
-/// Fills `words` as [`seed_seq`] does; a length that is known when compiled spares divisions.
+/// Fills `words` as [`seed_seq`] does; a length known at compile time avoids divisions.
 #[inline]
 pub(super) fn fill_seed_seq(seed: u32, words: &mut [u32]) {
     let n = words.len();
@@ -28,14 +28,14 @@ pub(super) fn fill_seed_seq(seed: u32, words: &mut [u32]) {
     let p = (n - tail) / 2;
     let q = p + tail;
     let scramble = |x: u32| x ^ (x >> 27);
-    let mut place = Places::new(n, p, q);
+    let mut indices = WordIndices::new(n, p, q);
     for k in 0..n.max(2) {
-        let [last, here, at_p, at_q] = place.advance();
+        let [last, here, at_p, at_q] = indices.advance();
         let first = scramble(words[here] ^ words[at_p] ^ words[last]).wrapping_mul(1_664_525);
         let added = match k {
             0 => 1,
-            1 => place.number.wrapping_add(seed),
-            _ => place.number,
+            1 => indices.step.wrapping_add(seed),
+            _ => indices.step,
         };
         let second = first.wrapping_add(added);
         words[at_p] = words[at_p].wrapping_add(first);
@@ -43,52 +43,52 @@ pub(super) fn fill_seed_seq(seed: u32, words: &mut [u32]) {
         words[here] = second;
     }
     for _ in 0..n {
-        let [last, here, at_p, at_q] = place.advance();
+        let [last, here, at_p, at_q] = indices.advance();
         let sum = words[here].wrapping_add(words[at_p]).wrapping_add(words[last]);
         let third = scramble(sum).wrapping_mul(1_566_083_941);
-        let fourth = third.wrapping_sub(place.number);
+        let fourth = third.wrapping_sub(indices.step);
         words[at_p] ^= third;
         words[at_q] ^= fourth;
         words[here] = fourth;
     }
 }
 
-/// The places a step of [`seed_seq`] touches, going round the words.
-struct Places {
+/// The indices of the words that each step of [`seed_seq`] uses, modulo their number.
+struct WordIndices {
     next: usize,
     n: usize,
     p: usize,
     q: usize,
-    /// The place of the current step, as the standard adds it: modulo the number of words.
-    number: u32,
+    /// The number of the current step modulo the number of words, which the algorithm adds.
+    step: u32,
 }
 
-impl Places {
+impl WordIndices {
     #[inline]
     fn new(n: usize, p: usize, q: usize) -> Self {
-        Self { next: 0, n, p, q, number: 0 }
+        Self { next: 0, n, p, q, step: 0 }
     }
 
     #[inline]
     fn advance(&mut self) -> [usize; 4] {
         let (k, n) = (self.next, self.n);
         self.next += 1;
-        self.number = u32::try_from(k % n).unwrap_or(u32::MAX);
+        self.step = u32::try_from(k % n).unwrap_or(u32::MAX);
         [(k + n - 1) % n, k % n, (k + self.p) % n, (k + self.q) % n]
     }
 }
 
 const POOL_LEN: usize = 4;
 
-/// NumPy's `SeedSequence`: spreads entropy of any length over as many words as are asked for.
+/// NumPy's `SeedSequence`: expands entropy of any length to any number of words.
 #[derive(Clone, Debug)]
 pub struct SeedSequence {
     pool: [u32; POOL_LEN],
 }
 
 impl SeedSequence {
-    /// Mixes `entropy`: the integers given to NumPy, each as its 32-bit words, lowest first,
-    /// one after another. Zero is the single word 0.
+    /// Mixes `entropy`: the concatenated 32-bit words, lowest first, of the integers given to
+    /// NumPy. Zero is the single word 0.
     pub fn new(entropy: &[u32]) -> Self {
         let mut hash = 0x43b0_d7e5_u32;
         let mut hashed = |value: u32| {
@@ -98,8 +98,8 @@ impl SeedSequence {
             value ^ (value >> 16)
         };
         let mut pool = [0; POOL_LEN];
-        for (place, word) in pool.iter_mut().enumerate() {
-            *word = hashed(entropy.get(place).copied().unwrap_or(0));
+        for (at, word) in pool.iter_mut().enumerate() {
+            *word = hashed(entropy.get(at).copied().unwrap_or(0));
         }
         for from in 0..POOL_LEN {
             for to in 0..POOL_LEN {
@@ -134,9 +134,9 @@ fn mixed(x: u32, y: u32) -> u32 {
     mixed ^ (mixed >> 16)
 }
 
-/// The seed of a random stage without its own: from each seed upstream and its distance.
+/// The seed of a random stage without its own, derived from each upstream seed and its distance.
 ///
-/// A seed is given as its 32-bit words, lowest first, at least one.
+/// A seed is its 32-bit words, lowest first, at least one.
 pub fn derived_seed(seeds: &[(Vec<u32>, u32)]) -> u32 {
     let mut entropy = Vec::with_capacity(2 * seeds.len());
     for (words, depth) in seeds {
@@ -148,7 +148,7 @@ pub fn derived_seed(seeds: &[(Vec<u32>, u32)]) -> u32 {
 
 /// The key of the Philox generator of a random stage; the counter is the element's index.
 ///
-/// `seed` is given as its 32-bit words, lowest first, at least one.
+/// `seed` is its 32-bit words, lowest first, at least one.
 pub fn philox_key(seed: &[u32]) -> [u64; 2] {
     let words = SeedSequence::new(seed).words(4);
     let pair = |at: usize| u64::from(words[at]) | (u64::from(words[at + 1]) << 32);

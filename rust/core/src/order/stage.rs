@@ -1,27 +1,27 @@
-//! One index stage over a run of positions.
+//! The index stages, each applied to a slice of positions.
 
 use std::sync::Arc;
 
-use super::floor::Floor;
+use super::floor::FloorDivisor;
 use super::mix::{MixSchedule, RecentChoices};
-use super::orders::{Run, leaves_range};
+use super::orders::{Run, overflow_error};
 use super::window::Windows;
 use crate::{Error, Result};
 
-/// A prepared stage and those below it; what the parameters mean is said at `Tree`.
+/// A compiled stage and its children; see `Tree` for the parameters.
 #[derive(Debug)]
 pub(crate) enum Stage {
     Leaf { column: usize, part: u32 },
-    Numbers { column: usize, part: u32, start: i64, step: i64, num_records: Floor },
+    Numbers { column: usize, part: u32, start: i64, step: i64, num_records: FloorDivisor },
     Tap { column: usize, part: u32, child: Box<Stage> },
-    Shuffle { num_records: Floor, epoch_len: i64, seed: u32, child: Box<Stage> },
+    Shuffle { num_records: FloorDivisor, epoch_len: i64, seed: u32, child: Box<Stage> },
     WindowShuffle { windows: Windows, seed: u32, child: Box<Stage> },
-    Slice { start: i64, step: i64, num_records: Floor, parent_len: i64, child: Box<Stage> },
-    Wrap { num_records: Floor, child: Box<Stage> },
-    Take { indices: Arc<[i64]>, num_records: Floor, parent_len: i64, child: Box<Stage> },
-    Divide { by: Floor, child: Box<Stage> },
+    Slice { start: i64, step: i64, num_records: FloorDivisor, parent_len: i64, child: Box<Stage> },
+    Wrap { num_records: FloorDivisor, child: Box<Stage> },
+    Take { indices: Arc<[i64]>, num_records: FloorDivisor, parent_len: i64, child: Box<Stage> },
+    Divide { by: FloorDivisor, child: Box<Stage> },
     Mix { number: usize, schedule: MixSchedule, children: Box<[Stage]> },
-    Concatenate { total: Floor, ends: Box<[i64]>, children: Box<[Stage]> },
+    Concatenate { total: FloorDivisor, ends: Box<[i64]>, children: Box<[Stage]> },
 }
 
 /// An epoch or a window: its number, where it starts and how many records it has.
@@ -31,72 +31,77 @@ struct Span {
     len: i64,
 }
 
-/// Makes of `index` the numbers of a range.
-pub(crate) fn number(index: &mut [i64], start: i64, step: i64, num_records: Floor) -> Result<()> {
+/// Replaces positions by the numbers of a range.
+pub(crate) fn range(
+    index: &mut [i64],
+    start: i64,
+    step: i64,
+    num_records: FloorDivisor,
+) -> Result<()> {
     refuse_empty(num_records.is_zero(), index, "`repeat`")?;
-    for_each(index, "range", |position| {
-        let (_, place) = num_records.split(position);
-        start.checked_add(place.checked_mul(step)?)
+    replace_each(index, "range", |position| {
+        let (_, offset) = num_records.div_mod(position);
+        start.checked_add(offset.checked_mul(step)?)
     })
 }
 
-/// Takes `indices` of every epoch.
+/// Selects the records at `indices` of every epoch.
 pub(crate) fn take(
     index: &mut [i64],
     indices: &[i64],
-    num_records: Floor,
+    num_records: FloorDivisor,
     parent_len: i64,
 ) -> Result<()> {
     refuse_empty(num_records.is_zero(), index, "`slice`")?;
-    for_each(index, "slice", |position| {
-        let (epoch, place) = num_records.split(position);
-        let record = *indices.get(usize::try_from(place).ok()?)?;
+    replace_each(index, "slice", |position| {
+        let (epoch, offset) = num_records.div_mod(position);
+        let record = *indices.get(usize::try_from(offset).ok()?)?;
         record.checked_add(epoch.checked_mul(parent_len)?)
     })
 }
 
-/// Takes every `step`-th record from `start` on of every epoch.
+/// Selects every `step`-th record from `start` on of every epoch.
 pub(crate) fn slice(
     index: &mut [i64],
     start: i64,
     step: i64,
-    num_records: Floor,
+    num_records: FloorDivisor,
     parent_len: i64,
 ) -> Result<()> {
     refuse_empty(num_records.is_zero(), index, "`slice`")?;
-    for_each(index, "slice", |position| {
-        let (epoch, place) = num_records.split(position);
-        let record = start.checked_add(place.checked_mul(step)?)?;
+    replace_each(index, "slice", |position| {
+        let (epoch, offset) = num_records.div_mod(position);
+        let record = start.checked_add(offset.checked_mul(step)?)?;
         record.checked_add(epoch.checked_mul(parent_len)?)
     })
 }
 
-/// Goes over the first epoch again and again.
-pub(crate) fn wrap(index: &mut [i64], num_records: Floor) -> Result<()> {
+/// Repeats the first epoch.
+pub(crate) fn wrap(index: &mut [i64], num_records: FloorDivisor) -> Result<()> {
     refuse_empty(num_records.is_zero(), index, "`repeat`")?;
     for position in index {
-        *position = num_records.split(*position).1;
+        *position = num_records.div_mod(*position).1;
     }
     Ok(())
 }
 
-/// Adds the epochs that `index`, which stands in the block from `from` on, goes through.
+/// Adds a run for each epoch in `index`, whose offset in the block is `from`.
 pub(crate) fn epochs(
     index: &[i64],
     from: usize,
-    num_records: Floor,
+    num_records: FloorDivisor,
     epoch_len: i64,
     seed: u32,
     runs: &mut Vec<Run>,
 ) -> Result<()> {
     refuse_empty(num_records.is_zero(), index, "`shuffle`")?;
     add_runs(index, from, seed, runs, |position| {
-        let number = num_records.split(position).0;
+        let number = num_records.div_mod(position).0;
         Some(Span { number, start: number.checked_mul(epoch_len)?, len: epoch_len })
     })
 }
 
-/// Adds the windows that `index`, which stands in the block from `from` on, goes through.
+/// Adds a run for each window in `index`, whose offset in the block is `from`.
 pub(crate) fn windows(
     index: &[i64],
     from: usize,
@@ -121,7 +126,7 @@ fn add_runs(
     let mut at = 0;
     while let Some(&first) = index.get(at) {
         let Span { number, start, len } =
-            span_at(first).ok_or_else(|| leaves_range("shuffle", first))?;
+            span_at(first).ok_or_else(|| overflow_error("shuffle", first))?;
         // A position before the span is huge as `u64`.
         let is_in =
             |position: i64| position.wrapping_sub(start).cast_unsigned() < len.cast_unsigned();
@@ -134,8 +139,8 @@ fn add_runs(
     Ok(())
 }
 
-/// Makes of `index` the positions in the parts of a mixture, and adds to `parts` which they are.
-pub(crate) fn mixed(
+/// Replaces positions by those in the datasets of a mixture, and adds the datasets to `parts`.
+pub(crate) fn mix(
     index: &mut [i64],
     schedule: &MixSchedule,
     recent: &mut RecentChoices,
@@ -149,18 +154,18 @@ pub(crate) fn mixed(
     index.copy_from_slice(&keys);
 }
 
-/// Makes of `index` the positions in the parts of a concatenation, and adds to `parts` which they
-/// are.
-pub(crate) fn concatenated(
+/// Replaces positions by those in the datasets of a concatenation, and adds the datasets to
+/// `parts`.
+pub(crate) fn concatenate(
     index: &mut [i64],
-    total: Floor,
+    total: FloorDivisor,
     ends: &[i64],
     parts: &mut Vec<u32>,
 ) -> Result<()> {
     refuse_empty(total.is_zero(), index, "a concatenation")?;
     let (mut part, mut start, mut end) = (0, 0, 0);
     for position in index {
-        let (epoch, record) = total.split(*position);
+        let (epoch, record) = total.div_mod(*position);
         if record < start || record >= end {
             part = ends.partition_point(|&end| end <= record);
             start = if part == 0 { 0 } else { ends[part - 1] };
@@ -168,15 +173,15 @@ pub(crate) fn concatenated(
         }
         let shift = epoch.checked_mul(end - start);
         let key = shift.and_then(|shift| shift.checked_add(record - start));
-        *position = key.ok_or_else(|| leaves_range("concatenate", *position))?;
+        *position = key.ok_or_else(|| overflow_error("concatenate", *position))?;
         parts.push(u32::try_from(part).unwrap_or(u32::MAX));
     }
     Ok(())
 }
 
-fn for_each(index: &mut [i64], name: &str, stage: impl Fn(i64) -> Option<i64>) -> Result<()> {
+fn replace_each(index: &mut [i64], name: &str, stage: impl Fn(i64) -> Option<i64>) -> Result<()> {
     for position in index {
-        *position = stage(*position).ok_or_else(|| leaves_range(name, *position))?;
+        *position = stage(*position).ok_or_else(|| overflow_error(name, *position))?;
     }
     Ok(())
 }
@@ -184,7 +189,7 @@ fn for_each(index: &mut [i64], name: &str, stage: impl Fn(i64) -> Option<i64>) -
 fn refuse_empty(is_empty: bool, index: &[i64], name: &str) -> Result<()> {
     match index.first() {
         Some(position) if is_empty => {
-            Err(Error::OutOfRange(format!("{name} of no records has no position {position}")))
+            Err(Error::OutOfRange(format!("{name} of an empty dataset has no position {position}")))
         }
         _ => Ok(()),
     }

@@ -1,46 +1,46 @@
-//! The index stages of a plan, as they are described.
+//! The index stages of a plan, as data.
 
-/// The index stages of a plan, from the output down to its sources.
+/// The index stages of a plan, from the output to its sources.
 ///
 /// A position `i` of a stage with epochs of `n` records is record `i % n` of epoch `i / n`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tree {
-    /// A source; its column is the result.
+    /// A source; its column holds the record indices.
     Leaf {
-        /// Names the column. Leaves and taps may share one if no position comes to two of them.
+        /// The id of the column. Leaves and taps may share one if no position reaches two of them.
         id: u32,
-        /// Tells this leaf from the others of its column.
+        /// Distinguishes this leaf from others with the same column.
         part: u32,
     },
-    /// The numbers of a range, over and over; they are its column.
+    /// The numbers of a range, repeated; its column holds them.
     Numbers {
-        /// Names the column.
+        /// The id of the column.
         id: u32,
-        /// Tells these numbers from the others of their column.
+        /// Distinguishes this range from others with the same column.
         part: u32,
         /// The first number.
         start: i64,
-        /// Distance between numbers.
+        /// The difference between consecutive numbers.
         step: i64,
-        /// How many there are.
+        /// How many numbers the range has.
         num_records: u64,
     },
-    /// Records the positions seen here in a column and passes them on.
+    /// Records the positions that pass through in a column.
     Tap {
-        /// Names the column.
+        /// The id of the column.
         id: u32,
-        /// Tells this tap from the others of its column.
+        /// Distinguishes this tap from others with the same column.
         part: u32,
-        /// What follows.
+        /// The parent stage.
         child: Box<Tree>,
     },
-    /// Each epoch in its own random order; epoch `e` is ordered by `seed + e`.
+    /// Each epoch in its own random order; epoch `e` has the seed `seed + e`.
     Shuffle {
         /// Records of an epoch.
         num_records: u64,
-        /// Chooses the orders.
+        /// The seed of epoch 0.
         seed: u32,
-        /// What follows.
+        /// The parent stage.
         child: Box<Tree>,
     },
     /// Each window in its own random order; see [`window`](super::window).
@@ -49,55 +49,55 @@ pub enum Tree {
         num_records: u64,
         /// Records of a window.
         window_size: u64,
-        /// Chooses the orders; window `w` is ordered by `seed + w`.
+        /// The seed of window 0; window `w` has the seed `seed + w`.
         seed: u32,
-        /// What follows.
+        /// The parent stage.
         child: Box<Tree>,
     },
     /// Every `step`-th record from `start` on.
     Slice {
-        /// First record taken of an epoch of the parent.
+        /// The first record taken from an epoch of the parent.
         start: i64,
-        /// Distance between records taken.
+        /// The distance between records taken.
         step: i64,
-        /// Records taken of an epoch.
+        /// Records taken from an epoch.
         num_records: u64,
         /// Records of an epoch of the parent.
         parent_len: u64,
-        /// What follows.
+        /// The parent stage.
         child: Box<Tree>,
     },
-    /// The first epoch over and over.
+    /// The first epoch, repeated.
     Wrap {
         /// Records of an epoch.
         num_records: u64,
-        /// What follows.
+        /// The parent stage.
         child: Box<Tree>,
     },
-    /// The records at `indices`, in that order; negative ones are of the epoch before.
+    /// The records at `indices`, in that order; negative ones belong to the previous epoch.
     Take {
-        /// Which records of an epoch of the parent.
+        /// Indices in an epoch of the parent.
         indices: Vec<i64>,
         /// Records of an epoch of the parent.
         parent_len: u64,
-        /// What follows.
+        /// The parent stage.
         child: Box<Tree>,
     },
-    /// Every index of the parent `by` times in a row.
+    /// Every index of the parent, `by` times each.
     Divide {
-        /// How often.
+        /// How often each index is repeated.
         by: u64,
-        /// What follows.
+        /// The parent stage.
         child: Box<Tree>,
     },
-    /// Several datasets by weight; see [`MixSchedule`](super::MixSchedule).
+    /// A weighted mixture of datasets; see [`MixSchedule`](super::MixSchedule).
     Mix {
         /// One per child.
         proportions: Vec<u64>,
         /// The datasets.
         children: Vec<Tree>,
     },
-    /// One dataset after the other, in each epoch anew.
+    /// The datasets in order, in each epoch.
     Concatenate {
         /// Records of an epoch of each child.
         lengths: Vec<u64>,

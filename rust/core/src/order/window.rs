@@ -1,22 +1,21 @@
-//! Shuffling inside windows: every record stays within a bounded distance of its place.
+//! Shuffles inside windows: every record stays within a bounded distance of its index.
 //!
-//! Windows of an endless sequence are numbered from 0, and each has its own order. Where the
-//! window divides the epoch this is Grain's order. Where it does not, Grain's last window takes
-//! records of the next epoch, so that an epoch repeats some and lacks others; here windows
-//! start anew with each epoch, the last one is shorter, and an epoch of `n` records counts as
-//! `ceil(n / window)` windows.
+//! Windows are numbered from 0 across epochs, and each has its own order. If the window size
+//! divides the epoch, this is Grain's order. Otherwise Grain's last window takes records of the
+//! next epoch, so that an epoch repeats some and lacks others; here each epoch starts with a new
+//! window, its last one is shorter, and an epoch of `n` records has `ceil(n / window)` windows.
 
-use super::floor::Floor;
+use super::floor::FloorDivisor;
 use super::permute::{Permutation, SHUFFLE_ROUNDS};
 use crate::try_alloc::try_with_capacity;
 use crate::{Error, Result};
 
-/// How the positions of a sequence fall into windows.
+/// Maps positions to windows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Windows {
-    num_records: Floor,
+    num_records: FloorDivisor,
     epoch_len: i64,
-    window_size: Floor,
+    window_size: FloorDivisor,
     window_len: i64,
     per_epoch: i64,
 }
@@ -30,33 +29,37 @@ pub(crate) struct Window {
 }
 
 impl Windows {
-    /// Windows of `window_size` over epochs of `num_records`, neither of them negative.
+    /// Windows of `window_size` over epochs of `num_records`; neither may be negative.
     pub(crate) fn new(num_records: i64, window_size: i64) -> Result<Self> {
         if window_size < 1 {
             let text = format!("`window_size` must be at least 1, got {window_size}");
             return Err(Error::InvalidArgument(text));
         }
-        // A window that divides the epoch divides every epoch: epochs need not be told apart.
+        // If the window size divides the epoch, treat each window as an epoch of its own.
         let epoch_len = if num_records % window_size == 0 { window_size } else { num_records };
         let window_len = window_size.min(epoch_len.max(1));
         Ok(Self {
-            num_records: Floor::new(if num_records == 0 { 0 } else { epoch_len.cast_unsigned() }),
+            num_records: FloorDivisor::new(if num_records == 0 {
+                0
+            } else {
+                epoch_len.cast_unsigned()
+            }),
             epoch_len,
-            window_size: Floor::new(window_len.cast_unsigned()),
+            window_size: FloorDivisor::new(window_len.cast_unsigned()),
             window_len,
             per_epoch: epoch_len / window_len + i64::from(epoch_len % window_len != 0),
         })
     }
 
-    /// Whether there is no record, hence no window.
+    /// Whether there are no records.
     pub(crate) fn is_empty(&self) -> bool {
         self.num_records.is_zero()
     }
 
-    /// The window `position` falls into, or none where it starts outside the `i64` range.
+    /// The window of `position`, or `None` if its start or number overflows.
     pub(crate) fn at(&self, position: i64) -> Option<Window> {
-        let (epoch, place) = self.num_records.split(position);
-        let (window, _) = self.window_size.split(place);
+        let (epoch, offset) = self.num_records.div_mod(position);
+        let (window, _) = self.window_size.div_mod(offset);
         let skipped = window * self.window_len;
         Some(Window {
             number: epoch.checked_mul(self.per_epoch)?.checked_add(window)?,
@@ -66,15 +69,15 @@ impl Windows {
     }
 }
 
-/// The order in which the sequential window shuffle emits a window of `window_len` elements:
-/// for each turn the element's place in the window.
+/// The order in which the sequential window shuffle emits a window of `window_len` elements, as
+/// indices into the window.
 ///
-/// `seed` is that of the window, the dataset's plus the window's number. Grain fills the
-/// shuffled window and takes it apart from its end.
+/// `seed` is the window's: the dataset's plus the window's number. The range is reversed first,
+/// since Grain pops elements from the end of the shuffled window.
 ///
 /// # Errors
 ///
-/// If the window is longer than memory can hold.
+/// If the order does not fit into memory.
 pub fn window_order(window_len: u64, seed: u32) -> Result<Vec<i64>> {
     if window_len == 0 {
         return Ok(Vec::new());
@@ -99,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn other_windows_start_anew_with_each_epoch() {
+    fn other_windows_restart_with_each_epoch() {
         let windows = Windows::new(20, 6).unwrap();
         assert_eq!(windows.at(19), Some(Window { number: 3, start: 18, len: 2 }));
         assert_eq!(windows.at(20), Some(Window { number: 4, start: 20, len: 6 }));
@@ -126,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_order_is_a_permutation_and_absurd_windows_are_refused() {
+    fn a_window_order_is_a_permutation_and_huge_windows_are_refused() {
         let mut order = window_order(1000, 3).unwrap();
         assert_ne!(order[..10], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
         order.sort_unstable();
