@@ -152,7 +152,7 @@ def test_elements_of_wrong_structure_are_refused(element, message):
 
 def test_meta_feature_beyond_its_row_is_refused():
     elements = [{"t": np.zeros(1), "m": np.zeros(3)}]
-    with pytest.raises(ValueError, match="meta feature `m` must fit into a row of 2 cells, got 3"):
+    with pytest.raises(ValueError, match="meta feature `m` must fit into a row of 2 values, got 3"):
         split(elements, length_struct={"t": 4, "m": 2}, meta_features=["m"]).pull(1)
 
 

@@ -1,61 +1,61 @@
-//! A batch of bins with room for several features, and the choice of a bin for each sequence.
+//! A batch of bins with several features each, and the choice of a bin for each sequence.
 //!
 //! Saved states of iterators hold no bins: restoring packs the batch again. So the choice must
-//! stay a function of the lengths alone.
+//! depend on the lengths only.
 
 use crate::pack::choice::Choice;
-use crate::pack::free_space::{Fit, cell_count};
+use crate::pack::free_space::{Fit, signed_len};
 use crate::try_alloc::check_available;
 use crate::{Error, Result};
 
 /// The shape of a batch of bins.
 #[derive(Debug, Clone)]
 pub struct BinShape {
-    /// Cells per bin, by feature.
+    /// Length of a bin, by feature.
     pub capacities: Vec<usize>,
-    /// What the next free cell is rounded up to after each sequence, by feature.
+    /// Sequences start at multiples of this, by feature.
     pub alignments: Vec<usize>,
     /// Bins per batch.
     pub num_bins: usize,
-    /// The most sequences a bin takes.
+    /// The most sequences in a bin, if limited.
     pub max_sequences: Option<usize>,
 }
 
 impl BinShape {
     fn check(&self) -> Result<()> {
-        let wrong = |problem: String| Err(Error::InvalidArgument(problem));
+        let invalid = |problem: String| Err(Error::InvalidArgument(problem));
         if self.num_bins == 0 {
-            return wrong("`num_packing_bins` must be at least 1, got 0".into());
+            return invalid("`num_packing_bins` must be at least 1, got 0".into());
         }
         if self.capacities.is_empty() {
-            return wrong("`length_struct` must name at least one feature, got none".into());
+            return invalid("`length_struct` must name at least one feature, got none".into());
         }
         if self.alignments.len() != self.capacities.len() {
-            return wrong(format!(
+            return invalid(format!(
                 "one alignment for each of {} features is needed, got {}",
                 self.capacities.len(),
                 self.alignments.len()
             ));
         }
         if self.alignments.contains(&0) {
-            return wrong("the alignment of a feature must be at least 1, got 0".into());
+            return invalid("the alignment of a feature must be at least 1, got 0".into());
         }
         if self.max_sequences == Some(0) {
-            return wrong("`max_sequences_per_bin` must be at least 1, got 0".into());
+            return invalid("`max_sequences_per_bin` must be at least 1, got 0".into());
         }
         Ok(())
     }
 }
 
-/// A batch of bins that fills up.
+/// A batch of bins that is being filled.
 #[derive(Debug)]
 pub struct Bins {
-    layout: BinShape,
+    shape: BinShape,
     choice: Choice,
-    /// Next free cell, bin by bin, in each feature by feature.
+    /// Start of the next sequence, by bin and feature.
     used: Vec<usize>,
-    /// Room, in the same order; a closed bin has -1.
-    rooms: Vec<i64>,
+    /// Free space, in the same order; -1 in a closed bin.
+    free: Vec<i64>,
     sequences: Vec<usize>,
     opened: usize,
 }
@@ -65,52 +65,52 @@ impl Bins {
     ///
     /// # Errors
     ///
-    /// If `layout` has no bins, no features, an alignment of 0 or room for no sequence, or more bins
-    /// than fit into memory.
-    pub fn new(layout: BinShape, fit: Fit) -> Result<Self> {
-        layout.check()?;
-        let cells = layout.num_bins.saturating_mul(layout.capacities.len());
-        // A bin takes two words for each feature, and some 14 for its place in the arrangement.
-        let words = cells.saturating_mul(2).saturating_add(layout.num_bins.saturating_mul(14));
-        check_available::<u64>(words, || format!("{} bins", layout.num_bins))?;
+    /// If `shape` has no bins, no features, an alignment of 0 or a maximum of 0 sequences, or the
+    /// bins do not fit into memory.
+    pub fn new(shape: BinShape, fit: Fit) -> Result<Self> {
+        shape.check()?;
+        let num_entries = shape.num_bins.saturating_mul(shape.capacities.len());
+        // A bin takes two words per feature, and about 14 in the search structures.
+        let words = num_entries.saturating_mul(2).saturating_add(shape.num_bins.saturating_mul(14));
+        check_available::<u64>(words, || format!("{} bins", shape.num_bins))?;
         Ok(Self {
-            choice: Choice::new(&layout.capacities, layout.num_bins, fit),
-            used: vec![0; cells],
-            rooms: vec![0; cells],
-            sequences: vec![0; layout.num_bins],
+            choice: Choice::new(&shape.capacities, shape.num_bins, fit),
+            used: vec![0; num_entries],
+            free: vec![0; num_entries],
+            sequences: vec![0; shape.num_bins],
             opened: 0,
-            layout,
+            shape,
         })
     }
 
     /// The shape of the batch.
     pub fn layout(&self) -> &BinShape {
-        &self.layout
+        &self.shape
     }
 
-    /// How many bins hold a sequence; these are the first ones.
+    /// The number of bins that hold a sequence; these are the first ones.
     pub fn num_opened(&self) -> usize {
         self.opened
     }
 
-    /// Sequences in `bin` so far.
+    /// The number of sequences in `bin`.
     pub fn num_sequences(&self, bin: usize) -> usize {
         self.sequences[bin]
     }
 
-    /// The next free cell of `bin`, by feature.
+    /// The start of the next sequence in `bin`, by feature.
     pub fn starts(&self, bin: usize) -> &[usize] {
-        let features = self.layout.capacities.len();
+        let features = self.shape.capacities.len();
         &self.used[bin * features..][..features]
     }
 
-    /// Makes sure that an empty bin would hold a sequence with these lengths.
+    /// Checks that an empty bin can hold a sequence with these lengths.
     ///
     /// # Errors
     ///
     /// If a feature is longer than any bin; `names` and `subject` are for the message.
     pub fn check_lengths(&self, lengths: &[usize], names: &[String], subject: &str) -> Result<()> {
-        let capacities = &self.layout.capacities;
+        let capacities = &self.shape.capacities;
         if lengths.iter().zip(capacities).all(|(length, capacity)| length <= capacity) {
             return Ok(());
         }
@@ -128,30 +128,30 @@ impl Bins {
         )))
     }
 
-    /// The bin for a sequence with these lengths by feature; `None` if none has room.
+    /// The bin for a sequence with these lengths by feature; `None` if it fits into no bin.
     pub fn choose(&self, lengths: &[usize]) -> Option<usize> {
         self.choice.choose(lengths)
     }
 
-    /// Puts a sequence with these lengths into `bin`, as chosen for it.
+    /// Puts a sequence with these lengths into `bin`, which `choose` returned.
     pub fn put(&mut self, bin: usize, lengths: &[usize]) {
-        let features = self.layout.capacities.len();
-        let cells = bin * features..(bin + 1) * features;
-        let (used, room) = (&mut self.used[cells.clone()], &mut self.rooms[cells]);
+        let features = self.shape.capacities.len();
+        let entries = bin * features..(bin + 1) * features;
+        let (used, free) = (&mut self.used[entries.clone()], &mut self.free[entries]);
         self.sequences[bin] += 1;
         self.opened = self.opened.max(bin + 1);
-        let mut closed = self.layout.max_sequences.is_some_and(|most| self.sequences[bin] >= most);
+        let mut closed = self.shape.max_sequences.is_some_and(|max| self.sequences[bin] >= max);
         for feature in 0..features {
             let end = used[feature] + lengths[feature];
-            let alignment = self.layout.alignments[feature];
+            let alignment = self.shape.alignments[feature];
             used[feature] = if alignment == 1 { end } else { end.next_multiple_of(alignment) };
-            room[feature] = cell_count(self.layout.capacities[feature]) - cell_count(used[feature]);
-            closed |= room[feature] < 0;
+            free[feature] = signed_len(self.shape.capacities[feature]) - signed_len(used[feature]);
+            closed |= free[feature] < 0;
         }
         if closed {
-            room.fill(-1);
+            free.fill(-1);
         }
-        self.choice.update(bin, &self.rooms[..self.opened * features]);
+        self.choice.update(bin, &self.free[..self.opened * features]);
     }
 
     /// Empties all bins.
@@ -168,28 +168,27 @@ mod tests {
     use std::ops::Range;
 
     use super::*;
-    use crate::pack::looks;
+    use crate::pack::probes;
     use proptest::prelude::*;
 
-    /// The bins as lists; every question is answered by looking at all of them.
+    /// The reference: lists of bins and linear search.
     struct Slow {
-        layout: BinShape,
+        shape: BinShape,
         used: Vec<Vec<usize>>,
         sequences: Vec<usize>,
     }
 
     impl Slow {
-        fn new(layout: &BinShape) -> Self {
-            let used = vec![vec![0; layout.capacities.len()]; layout.num_bins];
-            Self { layout: layout.clone(), used, sequences: vec![0; layout.num_bins] }
+        fn new(shape: &BinShape) -> Self {
+            let used = vec![vec![0; shape.capacities.len()]; shape.num_bins];
+            Self { shape: shape.clone(), used, sequences: vec![0; shape.num_bins] }
         }
 
         fn choose(&self, lengths: &[usize], fit: Fit) -> Option<usize> {
-            let fitting = (0..self.layout.num_bins).filter(|&bin| {
-                self.layout.max_sequences.is_none_or(|most| self.sequences[bin] < most)
+            let fitting = (0..self.shape.num_bins).filter(|&bin| {
+                self.shape.max_sequences.is_none_or(|max| self.sequences[bin] < max)
                     && (0..lengths.len()).all(|feature| {
-                        self.used[bin][feature] + lengths[feature]
-                            <= self.layout.capacities[feature]
+                        self.used[bin][feature] + lengths[feature] <= self.shape.capacities[feature]
                     })
             });
             match fit {
@@ -204,31 +203,31 @@ mod tests {
             self.sequences[bin] += 1;
             for (feature, length) in lengths.iter().enumerate() {
                 let end = self.used[bin][feature] + length;
-                self.used[bin][feature] = end.next_multiple_of(self.layout.alignments[feature]);
+                self.used[bin][feature] = end.next_multiple_of(self.shape.alignments[feature]);
             }
         }
     }
 
-    fn matches_slow(layout: &BinShape, sequences: &[Vec<usize>]) {
+    fn matches_slow(shape: &BinShape, sequences: &[Vec<usize>]) {
         for fit in [Fit::First, Fit::Best] {
-            bins_match_slow_ones(Bins::new(layout.clone(), fit).unwrap(), sequences, fit);
+            assert_matches_slow(Bins::new(shape.clone(), fit).unwrap(), sequences, fit);
         }
     }
 
-    fn bins_match_slow_ones(mut bins: Bins, sequences: &[Vec<usize>], fit: Fit) {
-        let layout = &bins.layout.clone();
-        let mut slow = Slow::new(layout);
+    fn assert_matches_slow(mut bins: Bins, sequences: &[Vec<usize>], fit: Fit) {
+        let shape = &bins.shape.clone();
+        let mut slow = Slow::new(shape);
         for lengths in sequences {
-            let lengths: Vec<usize> = lengths[..layout.capacities.len()]
+            let lengths: Vec<usize> = lengths[..shape.capacities.len()]
                 .iter()
-                .zip(&layout.capacities)
+                .zip(&shape.capacities)
                 .map(|(length, capacity)| length % (capacity + 1))
                 .collect();
             let mut chosen = bins.choose(&lengths);
             assert_eq!(chosen, slow.choose(&lengths, fit));
             if chosen.is_none() {
                 bins.clear();
-                slow = Slow::new(layout);
+                slow = Slow::new(shape);
                 chosen = Some(0);
                 assert_eq!(bins.choose(&lengths), chosen);
             }
@@ -242,8 +241,8 @@ mod tests {
         }
     }
 
-    /// Layouts; half of them treat all features alike.
-    fn layouts(num_bins: Range<usize>) -> impl Strategy<Value = BinShape> {
+    /// Shapes; in half of them all features are alike.
+    fn shapes(num_bins: Range<usize>) -> impl Strategy<Value = BinShape> {
         let feature = (1_usize..60, 1_usize..5);
         let features = (proptest::collection::vec(feature, 1..6), any::<bool>());
         let features = features.prop_map(|(mut features, alike)| {
@@ -262,14 +261,14 @@ mod tests {
         )
     }
 
-    /// Lengths of five features: independent, the same, nearly the same, or long where others
-    /// are short; of every kind in turn.
+    /// Lengths of five features: independent, equal, nearly equal, or long in some where they are
+    /// short in others; all kinds mixed.
     fn sequences(count: Range<usize>) -> impl Strategy<Value = Vec<Vec<usize>>> {
         let sequence = (proptest::collection::vec(0_usize..60, 5), 0..4).prop_map(|(any, kind)| {
-            let like_first = |(feature, cells): (usize, &usize)| match kind {
-                0 => *cells,
+            let like_first = |(feature, length): (usize, &usize)| match kind {
+                0 => *length,
                 1 => any[0],
-                2 => any[0] + cells % 4,
+                2 => any[0] + length % 4,
                 _ if feature % 2 == 0 => any[0],
                 _ => 60 - any[0],
             };
@@ -287,8 +286,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bins_match_slow(layout in layouts(1..200), sequences in sequences(1..600)) {
-            matches_slow(&layout, &sequences);
+        fn bins_match_slow(shape in shapes(1..200), sequences in sequences(1..600)) {
+            matches_slow(&shape, &sequences);
         }
     }
 
@@ -296,14 +295,14 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(16))]
 
         #[test]
-        fn many_bins_match_slow(layout in layouts(500..800), sequences in sequences(1000..1500)) {
-            matches_slow(&layout, &sequences);
+        fn many_bins_match_slow(shape in shapes(500..800), sequences in sequences(1000..1500)) {
+            matches_slow(&shape, &sequences);
         }
     }
 
-    /// What choosing looks at for each of `sequences`, on average.
-    fn looks_each(mut bins: Bins, sequences: &[Vec<usize>]) -> usize {
-        looks::take();
+    /// Blocks probed for each of `sequences`, on average.
+    fn probes_each(mut bins: Bins, sequences: &[Vec<usize>]) -> usize {
+        probes::take();
         for lengths in sequences {
             let bin = bins.choose(lengths).unwrap_or_else(|| {
                 bins.clear();
@@ -311,96 +310,97 @@ mod tests {
             });
             bins.put(bin, lengths);
         }
-        looks::take() / sequences.len()
+        probes::take() / sequences.len()
     }
 
-    /// Numbers below `count`, a power of two, in no particular order.
+    /// The numbers below `count`, a power of two, in scattered order.
     fn scrambled(count: usize) -> impl Iterator<Item = usize> {
         (0..count).map(move |index| (index * 0x9e37_79b1 + 7) % count)
     }
 
-    /// No bin's room is within another's, then each bin is filled to its last cell.
+    /// No bin's free space contains another's; then each bin is filled completely.
     fn staircase(num_bins: usize) -> (usize, Vec<Vec<usize>>) {
-        let cells = 4 * num_bins;
-        let first = scrambled(num_bins).map(|step| vec![4 * step + 1, cells - 4 * step - 1]);
+        let capacity = 4 * num_bins;
+        let first = scrambled(num_bins).map(|step| vec![4 * step + 1, capacity - 4 * step - 1]);
         let second = scrambled(num_bins).map(|step| num_bins - 1 - step);
-        let second = second.map(|step| vec![cells - 4 * step - 1, 4 * step + 1]);
-        (cells, first.chain(second).collect())
+        let second = second.map(|step| vec![capacity - 4 * step - 1, 4 * step + 1]);
+        (capacity, first.chain(second).collect())
     }
 
-    /// Half of the bins lack one cell for the sequences that go to the other half.
+    /// Half of the bins are one value too short for the sequences that go to the other half.
     fn strip(num_bins: usize) -> (usize, Vec<Vec<usize>>) {
-        let cells = 4 * num_bins;
+        let capacity = 4 * num_bins;
         let half = num_bins / 2;
-        let narrow = scrambled(half).map(|step| vec![cells - 1 - step, cells - 9]);
-        let wide = scrambled(half).map(|step| vec![cells - 1 - step, cells - 10]);
-        (cells, narrow.chain(wide).chain((0..half).map(|_| vec![1, 10])).collect())
+        let narrow = scrambled(half).map(|step| vec![capacity - 1 - step, capacity - 9]);
+        let wide = scrambled(half).map(|step| vec![capacity - 1 - step, capacity - 10]);
+        (capacity, narrow.chain(wide).chain((0..half).map(|_| vec![1, 10])).collect())
     }
 
-    /// Half of the bins lack room in one of three features for what goes to the other half.
+    /// Half of the bins lack space in one of three features for the sequences of the other half.
     fn narrow(num_bins: usize) -> (usize, Vec<Vec<usize>>) {
-        let cells = 4 * num_bins;
+        let capacity = 4 * num_bins;
         let half = num_bins / 2;
         let narrow = scrambled(half).map(|step| {
-            let mut lengths = vec![cells / 2 - step; 3];
-            lengths[step % 3] = cells - 1 - step % 8;
+            let mut lengths = vec![capacity / 2 - step; 3];
+            lengths[step % 3] = capacity - 1 - step % 8;
             lengths
         });
-        (cells, narrow.chain((0..half).map(|_| vec![10; 3])).collect())
+        (capacity, narrow.chain((0..half).map(|_| vec![10; 3])).collect())
     }
 
     /// Three features of independent lengths, most of them short.
     fn documents(num_bins: usize) -> (usize, Vec<Vec<usize>>) {
-        let cells = 1 << 11;
-        let drawn: Vec<usize> = scrambled(1 << 20).map(|drawn| drawn % cells).collect();
-        let lengths = drawn.chunks_exact(2).map(|pair| 1 + pair[0] * pair[1] / (2 * cells));
+        let capacity = 1 << 11;
+        let drawn: Vec<usize> = scrambled(1 << 20).map(|drawn| drawn % capacity).collect();
+        let lengths = drawn.chunks_exact(2).map(|pair| 1 + pair[0] * pair[1] / (2 * capacity));
         let lengths: Vec<usize> = lengths.take(3 * 8 * num_bins).collect();
-        (cells, lengths.chunks_exact(3).map(<[usize]>::to_vec).collect())
+        (capacity, lengths.chunks_exact(3).map(<[usize]>::to_vec).collect())
     }
 
     #[test]
-    fn looks_are_one_for_each_block_of_bins_at_most() {
+    fn each_block_of_bins_is_probed_once_at_most() {
         for workload in [staircase, strip, narrow, documents] {
             for num_bins in [1 << 8, 1 << 11, 1 << 14] {
-                let (cells, sequences) = workload(num_bins);
+                let (capacity, sequences) = workload(num_bins);
                 let features = sequences[0].len();
-                let (capacities, alignments) = (vec![cells; features], vec![1; features]);
-                let layout = BinShape { capacities, alignments, num_bins, max_sequences: None };
+                let (capacities, alignments) = (vec![capacity; features], vec![1; features]);
+                let shape = BinShape { capacities, alignments, num_bins, max_sequences: None };
                 for fit in [Fit::First, Fit::Best] {
-                    let looks = looks_each(Bins::new(layout.clone(), fit).unwrap(), &sequences);
+                    let num_probes =
+                        probes_each(Bins::new(shape.clone(), fit).unwrap(), &sequences);
                     assert!(
-                        looks <= num_bins / 256,
-                        "{fit:?}, {num_bins} bins: {looks} looks each"
+                        num_probes <= num_bins / 256,
+                        "{fit:?}, {num_bins} bins: {num_probes} probes each"
                     );
                 }
             }
         }
     }
 
-    fn layout() -> BinShape {
+    fn shape() -> BinShape {
         BinShape { capacities: vec![4], alignments: vec![1], num_bins: 2, max_sequences: None }
     }
 
     #[test]
-    fn layouts_without_room_are_refused() {
-        let wrong = [
-            BinShape { num_bins: 0, ..layout() },
-            BinShape { alignments: vec![0], ..layout() },
-            BinShape { alignments: vec![], ..layout() },
-            BinShape { capacities: vec![], alignments: vec![], ..layout() },
-            BinShape { max_sequences: Some(0), ..layout() },
+    fn invalid_shapes_are_refused() {
+        let invalid = [
+            BinShape { num_bins: 0, ..shape() },
+            BinShape { alignments: vec![0], ..shape() },
+            BinShape { alignments: vec![], ..shape() },
+            BinShape { capacities: vec![], alignments: vec![], ..shape() },
+            BinShape { max_sequences: Some(0), ..shape() },
         ];
-        for layout in wrong {
-            assert!(Bins::new(layout, Fit::First).is_err());
+        for shape in invalid {
+            assert!(Bins::new(shape, Fit::First).is_err());
         }
     }
 
     #[test]
-    fn sequence_longer_than_every_bin_is_told() {
-        let bins = Bins::new(layout(), Fit::Best).unwrap();
+    fn sequence_longer_than_every_bin_is_named() {
+        let bins = Bins::new(shape(), Fit::Best).unwrap();
         let names = ["tokens".to_owned()];
         assert!(bins.check_lengths(&[4], &names, "packer").is_ok());
-        let told = bins.check_lengths(&[5], &names, "packer").unwrap_err().to_string();
-        assert!(told.ends_with("max_length) = [('tokens', 5, 4)]"), "{told}");
+        let error = bins.check_lengths(&[5], &names, "packer").unwrap_err().to_string();
+        assert!(error.ends_with("max_length) = [('tokens', 5, 4)]"), "{error}");
     }
 }

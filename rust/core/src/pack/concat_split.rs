@@ -1,46 +1,46 @@
-//! Rows filled one after another with sequences laid end to end and cut at the row's end.
+//! Fills rows in order with concatenated sequences, which are split at the end of a row.
 //!
-//! Saved states hold the slices that are left of a cut sequence. So how much of a sequence goes
-//! into a row must stay a function of the lengths before it in that row.
+//! Saved states hold the remaining slices of a split sequence. So how much of a sequence goes into
+//! a row must depend only on the lengths before it in that row.
 
 use crate::{Error, Result};
 
-/// What a row takes.
+/// The shape and rules of a row.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// The features, as messages call them.
+    /// The names of features in messages.
     pub names: Vec<String>,
-    /// Cells per row, by feature.
+    /// Length of a row, by feature.
     pub capacities: Vec<usize>,
-    /// Whether a feature describes the sequence and so is never cut, by feature.
+    /// Whether a feature is a meta feature, which is never split, by feature.
     pub whole: Vec<bool>,
     /// Whether a sequence that fills a row by itself gets a row of its own.
     pub alone: bool,
 }
 
-/// Cells of one feature of a sequence on their way into the row.
+/// The slice of one feature of a sequence that goes into the row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FeatureSlice {
-    /// The first cell in the sequence.
+    /// Its start in the sequence.
     pub from: usize,
-    /// The first cell in the row.
+    /// Its start in the row.
     pub start: usize,
-    /// How many cells.
+    /// Its length.
     pub len: usize,
 }
 
 /// How much of a sequence a row took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Taken {
-    /// It gets a row of its own and leaves this one as it is.
+    /// Nothing: the sequence gets a row of its own, and this row is unchanged.
     Alone,
-    /// All that was left of it.
+    /// All of the remaining sequence.
     All,
-    /// Some; the row is at its end.
+    /// Some; the row is full.
     Part,
-    /// Nothing; the row is at its end.
+    /// Nothing; the row is full.
     Nothing {
-        /// The uncut feature without room, and the room it has.
+        /// The meta feature that does not fit, and its free space.
         limited_by: Option<(usize, usize)>,
     },
 }
@@ -51,8 +51,8 @@ pub struct RowFill {
     limits: Limits,
     used: Vec<usize>,
     sequences: usize,
-    pieces: Vec<FeatureSlice>,
-    /// What is left of the next sequence, if it was cut.
+    slices: Vec<FeatureSlice>,
+    /// The remaining range of the next sequence by feature, if it was split.
     remainder: Option<Vec<(usize, usize)>>,
 }
 
@@ -61,7 +61,7 @@ impl RowFill {
     ///
     /// # Errors
     ///
-    /// If a capacity is 0 or the parts of `limits` differ in length.
+    /// If a capacity is 0 or the fields of `limits` differ in length.
     pub fn new(limits: Limits) -> Result<Self> {
         let features = limits.capacities.len();
         if limits.capacities.contains(&0)
@@ -69,34 +69,34 @@ impl RowFill {
             || limits.names.len() != features
         {
             return Err(Error::InvalidArgument(
-                "every feature needs a name and a row of at least 1 cell".into(),
+                "every feature needs a name and a row length of at least 1".into(),
             ));
         }
         let used = vec![0; features];
-        Ok(Self { limits, used, sequences: 0, pieces: Vec::new(), remainder: None })
+        Ok(Self { limits, used, sequences: 0, slices: Vec::new(), remainder: None })
     }
 
-    /// What a row takes.
+    /// The shape and rules of a row.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// Sequences in the row so far, pieces of cut ones included.
+    /// Sequences in the row so far, slices of split ones included.
     pub fn num_sequences(&self) -> usize {
         self.sequences
     }
 
-    /// The cells the last [`RowFill::add`] took, by feature.
+    /// The slices that the last [`RowFill::add`] took, by feature.
     pub fn pieces(&self) -> &[FeatureSlice] {
-        &self.pieces
+        &self.slices
     }
 
-    /// What is left of the next sequence by feature, if it was cut.
+    /// The remaining range of the next sequence by feature, if it was split.
     pub fn remainder(&self) -> Option<&[(usize, usize)]> {
         self.remainder.as_deref()
     }
 
-    /// Starts over with an empty row, and with `remainder` of the next sequence.
+    /// Restarts with an empty row and with `remainder` of the next sequence.
     pub fn restart(&mut self, remainder: Option<Vec<(usize, usize)>>) {
         self.next_row();
         self.remainder = remainder;
@@ -108,27 +108,27 @@ impl RowFill {
         self.sequences = 0;
     }
 
-    /// Puts into the row what is left of a sequence and fits.
+    /// Adds as much of the remaining sequence to the row as fits.
     ///
     /// After [`Taken::Part`] and [`Taken::Nothing`] the same sequence goes to the next row.
     ///
     /// # Errors
     ///
-    /// If no row has room for a feature that is not cut, or a remainder lies outside.
+    /// If a meta feature is longer than a row, or the remainder lies outside the sequence.
     pub fn add(&mut self, lengths: &[usize]) -> Result<Taken> {
         if self.limits.alone && self.remainder.is_none() && self.fills_a_row(lengths) {
             return Ok(Taken::Alone);
         }
-        if let Some(limited_by) = self.limiting(lengths)? {
+        if let Some(limited_by) = self.limiting_feature(lengths)? {
             return Ok(Taken::Nothing { limited_by: Some(limited_by) });
         }
-        self.pieces.clear();
+        self.slices.clear();
         let (mut taken, mut left) = (0, 0);
         for (feature, &len) in lengths.iter().enumerate() {
-            let (start, stop) = self.slice(feature, len)?;
-            let room = self.limits.capacities[feature] - self.used[feature];
-            let take = room.min(stop - start);
-            self.pieces.push(FeatureSlice { from: start, start: self.used[feature], len: take });
+            let (start, stop) = self.remaining(feature, len)?;
+            let free = self.limits.capacities[feature] - self.used[feature];
+            let take = free.min(stop - start);
+            self.slices.push(FeatureSlice { from: start, start: self.used[feature], len: take });
             if !self.limits.whole[feature] {
                 taken += take;
                 left += stop - start - take;
@@ -137,9 +137,9 @@ impl RowFill {
         if taken == 0 && left > 0 {
             return Ok(Taken::Nothing { limited_by: None });
         }
-        self.remainder = if left > 0 { Some(self.rests(lengths)?) } else { None };
-        for (used, piece) in self.used.iter_mut().zip(&self.pieces) {
-            *used += piece.len;
+        self.remainder = if left > 0 { Some(self.remainders(lengths)?) } else { None };
+        for (used, slice) in self.used.iter_mut().zip(&self.slices) {
+            *used += slice.len;
         }
         self.sequences += 1;
         Ok(if left > 0 { Taken::Part } else { Taken::All })
@@ -147,29 +147,29 @@ impl RowFill {
 
     fn fills_a_row(&self, lengths: &[usize]) -> bool {
         let pairs = || lengths.iter().zip(&self.limits.capacities);
-        pairs().all(|(length, cells)| length <= cells)
-            && pairs().any(|(length, cells)| length == cells)
+        pairs().all(|(length, capacity)| length <= capacity)
+            && pairs().any(|(length, capacity)| length == capacity)
     }
 
-    /// The first feature that must stay whole and finds no room, and the room there is.
-    fn limiting(&self, lengths: &[usize]) -> Result<Option<(usize, usize)>> {
+    /// The first meta feature that does not fit, and its free space.
+    fn limiting_feature(&self, lengths: &[usize]) -> Result<Option<(usize, usize)>> {
         for (feature, &len) in lengths.iter().enumerate() {
-            let room = self.limits.capacities[feature] - self.used[feature];
-            if self.limits.whole[feature] && len > room {
+            let free = self.limits.capacities[feature] - self.used[feature];
+            if self.limits.whole[feature] && len > free {
                 if self.sequences == 0 {
                     return Err(Error::InvalidArgument(format!(
-                        "meta feature `{}` must fit into a row of {room} cells, got {len}",
+                        "meta feature `{}` must fit into a row of {free} values, got {len}",
                         self.limits.names[feature]
                     )));
                 }
-                return Ok(Some((feature, room)));
+                return Ok(Some((feature, free)));
             }
         }
         Ok(None)
     }
 
-    /// What is left of a feature with `len` cells.
-    fn slice(&self, feature: usize, len: usize) -> Result<(usize, usize)> {
+    /// The remaining range of a feature with `len` values.
+    fn remaining(&self, feature: usize, len: usize) -> Result<(usize, usize)> {
         let Some(remainder) = &self.remainder else { return Ok((0, len)) };
         if self.limits.whole[feature] {
             return Ok((0, len));
@@ -177,7 +177,7 @@ impl RowFill {
         let (start, stop) = remainder[feature];
         if start > stop || stop > len {
             return Err(Error::InvalidArgument(format!(
-                "state has the remainder {start}..{stop} of `{}`, which has {len} cells; restore \
+                "state has the remainder {start}..{stop} of `{}`, which has {len} values; restore \
                  needs the same data",
                 self.limits.names[feature]
             )));
@@ -185,13 +185,13 @@ impl RowFill {
         Ok((start, stop))
     }
 
-    fn rests(&self, lengths: &[usize]) -> Result<Vec<(usize, usize)>> {
-        let rest = |(feature, &len): (usize, &usize)| {
-            let (_, stop) = self.slice(feature, len)?;
-            let piece = self.pieces[feature];
-            Ok((piece.from + piece.len, stop))
+    fn remainders(&self, lengths: &[usize]) -> Result<Vec<(usize, usize)>> {
+        let remainder = |(feature, &len): (usize, &usize)| {
+            let (_, stop) = self.remaining(feature, len)?;
+            let slice = self.slices[feature];
+            Ok((slice.from + slice.len, stop))
         };
-        lengths.iter().enumerate().map(rest).collect()
+        lengths.iter().enumerate().map(remainder).collect()
     }
 }
 
@@ -205,15 +205,15 @@ mod tests {
         Limits { names, capacities: capacities.to_vec(), whole: whole.to_vec(), alone }
     }
 
-    /// The rows of (sequence, first cell, cells) that sequences of one feature become.
+    /// The rows that sequences of one feature are split into, as (sequence, start, length).
     fn rows(lengths: &[usize], capacity: usize) -> Vec<Vec<(usize, usize, usize)>> {
         let mut fill = RowFill::new(limits(&[capacity], &[false], false)).unwrap();
         let (mut rows, mut row, mut next) = (Vec::new(), Vec::new(), 0);
         while next < lengths.len() {
             let taken = fill.add(&lengths[next..=next]).unwrap();
             if matches!(taken, Taken::All | Taken::Part) {
-                let piece = fill.pieces()[0];
-                row.push((next, piece.from, piece.len));
+                let slice = fill.pieces()[0];
+                row.push((next, slice.from, slice.len));
             }
             if taken == Taken::All {
                 next += 1;
@@ -232,18 +232,18 @@ mod tests {
             lengths in proptest::collection::vec(1_usize..25, 0..40),
             capacity in 1_usize..20,
         ) {
-            // Cell by cell: which sequence and which of its cells stands there.
-            let cells: Vec<(usize, usize)> = lengths
+            // By value: its sequence, and its index there.
+            let values: Vec<(usize, usize)> = lengths
                 .iter()
                 .enumerate()
-                .flat_map(|(sequence, &len)| (0..len).map(move |cell| (sequence, cell)))
+                .flat_map(|(sequence, &len)| (0..len).map(move |at| (sequence, at)))
                 .collect();
-            let expected: Vec<Vec<(usize, usize)>> = cells.chunks(capacity).map(<[_]>::to_vec).collect();
+            let expected: Vec<Vec<(usize, usize)>> = values.chunks(capacity).map(<[_]>::to_vec).collect();
             let actual: Vec<Vec<(usize, usize)>> = rows(&lengths, capacity)
                 .iter()
                 .map(|row| {
                     row.iter()
-                        .flat_map(|&(sequence, from, len)| (from..from + len).map(move |cell| (sequence, cell)))
+                        .flat_map(|&(sequence, from, len)| (from..from + len).map(move |at| (sequence, at)))
                         .collect()
                 })
                 .collect();
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn uncut_feature_without_room_ends_the_row() {
+    fn meta_feature_that_does_not_fit_ends_the_row() {
         let mut fill = RowFill::new(limits(&[4, 2], &[false, true], false)).unwrap();
         assert_eq!(fill.add(&[2, 1]).unwrap(), Taken::All);
         assert_eq!(fill.add(&[1, 2]).unwrap(), Taken::Nothing { limited_by: Some((1, 1)) });
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn sequence_that_fills_a_row_stands_alone() {
+    fn sequence_that_fills_a_row_gets_its_own_row() {
         let mut fill = RowFill::new(limits(&[4], &[false], true)).unwrap();
         assert_eq!(fill.add(&[3]).unwrap(), Taken::All);
         assert_eq!(fill.add(&[4]).unwrap(), Taken::Alone);

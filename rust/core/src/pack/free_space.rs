@@ -1,31 +1,31 @@
-//! What all structures that know which bin is next have in common.
+//! The interface of the structures that search for a bin.
 
 use std::fmt::Debug;
 
-/// Which of the bins that have room a sequence goes to.
+/// The rule that chooses among the bins into which a sequence fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fit {
     /// The first one.
     First,
-    /// The one with most cells used over all features; the first of equals.
+    /// The one with the least free space in total over all features; the first of equals.
     Best,
 }
 
-/// Bins by the room they have, arranged for one fit.
+/// The free space of bins, indexed for one kind of fit.
 pub(crate) trait FreeSpace: Debug + Send + Sync {
-    /// Makes all bins empty.
+    /// Empties all bins.
     fn clear(&mut self);
 
-    /// The bin for a sequence with these lengths by feature; `None` if none has room.
+    /// The bin for a sequence with these lengths by feature; `None` if it fits into no bin.
     fn choose(&self, lengths: &[usize]) -> Option<usize>;
 
-    /// Sets the room of `bin` by feature, which only falls; a closed bin has -1 in all.
+    /// Sets the free space of `bin` by feature, which only decreases; a closed bin has -1 in all.
     ///
-    /// Bins come into use in order.
-    fn update(&mut self, bin: usize, room: &[i64]);
+    /// Bins are opened in order.
+    fn update(&mut self, bin: usize, free: &[i64]);
 }
 
-/// A number of cells that may be subtracted from; memory ends long before `i64` does.
-pub(crate) fn cell_count(cells: usize) -> i64 {
-    i64::try_from(cells).unwrap_or(i64::MAX)
+/// A length as a signed integer; lengths in memory fit into `i64`.
+pub(crate) fn signed_len(len: usize) -> i64 {
+    i64::try_from(len).unwrap_or(i64::MAX)
 }

@@ -1,7 +1,7 @@
-//! Sequences into bins: which bin each one goes to, and its cells into the row of that bin.
+//! Packs sequences into bins: chooses a bin for each, and copies its values into the bin's row.
 //!
-//! [`RowFill`] decides for rows filled one after another, where sequences may be cut.
-//! [`Bins`] decides, from lengths alone; [`FeatureRows`] holds one feature of all rows and copies.
+//! [`Bins`] chooses among many open bins, from lengths alone; [`RowFill`] fills one row at a time
+//! and may cut sequences. [`FeatureRows`] holds the values of one feature of all rows.
 
 mod best_fit;
 mod bins;
@@ -17,19 +17,19 @@ pub use column::{FeatureRows, Placement};
 pub use concat_split::{FeatureSlice, Limits, RowFill, Taken};
 pub use free_space::Fit;
 
-/// Counts the blocks of bins that choosing looks at, for tests of how their number grows.
+/// Counts the blocks of bins that a search probes, for tests of its complexity.
 #[cfg(test)]
-mod looks {
+mod probes {
     use std::cell::Cell;
 
-    thread_local!(static LOOKS: Cell<usize> = const { Cell::new(0) });
+    thread_local!(static PROBES: Cell<usize> = const { Cell::new(0) });
 
     pub(super) fn add(count: usize) {
-        LOOKS.set(LOOKS.get() + count);
+        PROBES.set(PROBES.get() + count);
     }
 
     /// The count since the last call.
     pub(super) fn take() -> usize {
-        LOOKS.take()
+        PROBES.take()
     }
 }
