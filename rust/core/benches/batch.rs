@@ -1,5 +1,5 @@
-//! The layer `batch`, through its public API: rows into slots.
-#![expect(clippy::unwrap_used, reason = "a bench that cannot go on should fail")]
+//! Copying rows into slots of the arena.
+#![expect(clippy::unwrap_used, reason = "a bench fails by panicking")]
 
 use std::hint::black_box;
 
@@ -7,14 +7,14 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use grainmill_core::batch::{Arena, copy_rows};
 use grainmill_core::bytes::Bytes;
 
-/// Name, bytes of a row, rows of a batch.
+/// Name, bytes per row, rows per batch.
 const WORKLOADS: [(&str, usize, usize); 4] = [
     ("image_150528", 150_528, 128),
     ("video_1048576", 1 << 20, 64),
     ("tokens_8192", 8192, 256),
     ("small_64", 64, 1024),
 ];
-/// More than a cache holds, so that the rows of each batch come from memory.
+/// Larger than the caches, so that the rows of each batch are read from memory.
 const COLD_BYTES: usize = 512 << 20;
 
 fn copy_into_reused_slot(criterion: &mut Criterion) {

@@ -1,5 +1,5 @@
-//! How fast records are written: the chunk, the codec, the transposition.
-#![expect(clippy::unwrap_used, reason = "a bench that cannot go on should fail")]
+//! Writing records: chunks, codecs, transposition.
+#![expect(clippy::unwrap_used, reason = "a bench fails by panicking")]
 
 use std::fmt::Write as _;
 use std::hint::black_box;
@@ -11,7 +11,7 @@ use grainmill_core::records::{Files, Source};
 
 const NUM_RECORDS: u32 = 20_000;
 
-/// Records of 1 KiB that a codec can halve, about as text does.
+/// Records of 1 KiB that compress to about half, as text does.
 fn texts() -> Vec<Vec<u8>> {
     let mut state = 1_u32;
     let record = |_| {

@@ -1,4 +1,4 @@
-//! Reading records: random and sequential, as they stand, compressed and transposed.
+//! Reading records: random and sequential, uncompressed, compressed and transposed.
 
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
@@ -7,14 +7,14 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use grainmill_core::records::array_record::RecordWriter;
 use grainmill_core::records::{Files, Source};
 
-/// Opens a file that the repository carries.
+/// Opens a file of the repository.
 fn open(name: &str) -> Files {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/array_record");
     Files::open([Source::from(dir.join(format!("{name}.array_record")))])
         .expect("the file is in the repository")
 }
 
-/// Visits every one of `len` positions in an order that is far from rising.
+/// The positions `0..len` in a scattered order.
 fn scattered(len: u64) -> Vec<u64> {
     let step =
         (len * 5 / 8..=len).find(|&step| !len.is_multiple_of(step) && step % 2 == 1).unwrap_or(1);
@@ -32,10 +32,10 @@ fn read(criterion: &mut Criterion) {
     ] {
         let files = open(name);
         let rising: Vec<u64> = (0..files.len()).collect();
-        let all = files.read(&rising).expect("the file is sound");
+        let all = files.read(&rising).expect("the file is valid");
         let all: Vec<&[u8]> = all.iter().collect();
         for (order, positions) in [("rising", rising), ("scattered", scattered(files.len()))] {
-            let records = files.read(&positions).expect("the file is sound");
+            let records = files.read(&positions).expect("the file is valid");
             for (&position, record) in positions.iter().zip(records.iter()) {
                 let position = usize::try_from(position).expect("a small file");
                 assert_eq!(record, all[position], "record {position} of {name}");
@@ -43,27 +43,27 @@ fn read(criterion: &mut Criterion) {
             let mut group = criterion.benchmark_group(format!("records/read/{workload}"));
             group.throughput(Throughput::Elements(files.len()));
             group.bench_function(format!("{order}_n_{}", files.len()), |bencher| {
-                bencher.iter(|| files.read(black_box(&positions)).expect("the file is sound"));
+                bencher.iter(|| files.read(black_box(&positions)).expect("the file is valid"));
             });
             group.finish();
         }
     }
 }
 
-/// A file of `num_records` records of a few bytes, each in a chunk of its own.
+/// A file of `num_records` records of a few bytes, one per chunk.
 fn write_tiny(dir: &Path, num_records: u64) -> PathBuf {
     let path = dir.join(format!("{num_records}.array_record"));
-    let options = "uncompressed".parse().expect("options that exist");
-    let mut writer = RecordWriter::create(&path, options).expect("room for a file");
+    let options = "uncompressed".parse().expect("valid options");
+    let mut writer = RecordWriter::create(&path, options).expect("space for a file");
     for number in 0..num_records {
-        writer.write(number.to_string().as_bytes()).expect("room for a record");
+        writer.write(number.to_string().as_bytes()).expect("space for a record");
     }
-    writer.close().expect("room for an index");
+    writer.close().expect("space for an index");
     path
 }
 
 fn open_path(path: &Path) -> Files {
-    Files::open([Source::from(path.to_owned())]).expect("the file is sound")
+    Files::open([Source::from(path.to_owned())]).expect("the file is valid")
 }
 
 fn open_file(criterion: &mut Criterion) {
@@ -86,7 +86,7 @@ fn open_file(criterion: &mut Criterion) {
 
 const SIZES: [(&str, u64); 2] = [("1e3", 1_000), ("1e6", 1_000_000)];
 
-/// One record at a time, which costs the same however many there are.
+/// One record at a time; the cost does not depend on the number of records.
 fn random_read(criterion: &mut Criterion) {
     let dir = tempfile::tempdir().expect("a directory for files");
     for (size, num_records) in SIZES {
@@ -94,7 +94,7 @@ fn random_read(criterion: &mut Criterion) {
         let mut position = 0;
         let mut read_next = || {
             position = (position + 617_411) % num_records;
-            let records = files.read(&[position]).expect("the file is sound");
+            let records = files.read(&[position]).expect("the file is valid");
             (position, records)
         };
         for _ in 0..100 {

@@ -1,18 +1,18 @@
-//! Every way the engine can fail.
+//! The errors of the engine.
 
 use std::path::PathBuf;
 
-/// A failure of the engine, with the place it happened at.
+/// An error of the engine, with its location.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An argument lies outside what the called function is defined for.
+    /// An argument has an invalid value.
     #[error("{0}")]
     InvalidArgument(String),
     /// A position lies outside the records of a source.
     #[error("{0}")]
     OutOfRange(String),
-    /// There is no memory for what an argument asks for.
+    /// There is not enough memory for a size that an argument determines.
     #[error("{0}")]
     OutOfMemory(String),
     /// The operating system refused to open or read a file.
@@ -20,51 +20,51 @@ pub enum Error {
     Io {
         /// The file.
         path: String,
-        /// What was being done, such as `open`.
+        /// The operation that failed, such as `open`.
         action: &'static str,
-        /// What the system said.
+        /// The error of the system.
         source: std::io::Error,
     },
-    /// A file is no longer the one that was opened.
+    /// A file was changed after it had been opened.
     #[error("{path}: the file was cut short, overwritten or replaced after it had been opened")]
     Changed {
         /// The file.
         path: String,
     },
-    /// A file is not the one that an index was made of.
+    /// A file was changed after its index had been written.
     #[error(
-        "{path}: the index says {noted}, found {found}; delete the index file, so that it is \
-         written anew"
+        "{path}: the index was written for {noted}, found {found}; delete the index file, so that it \
+         is written again"
     )]
     Outdated {
         /// The file.
         path: String,
-        /// What it was when the index was made.
+        /// The state of the file when the index was written.
         noted: String,
-        /// What it is.
+        /// Its state now.
         found: String,
     },
-    /// A thread of the engine panicked, which is a defect of the engine.
+    /// A thread of the engine panicked, which is a bug.
     #[error("defect of the engine: {0}")]
     Panicked(String),
-    /// Bytes of a file are not what its format demands.
+    /// A file violates its format.
     #[error("{path}: {place}: {problem}")]
     Corrupt {
         /// The file.
         path: String,
-        /// Where in the file: a chunk, an offset, a record.
+        /// The location in the file: a chunk, an offset, a record.
         place: String,
-        /// What is wrong there.
+        /// What is wrong.
         problem: String,
     },
 }
 
 impl Error {
-    /// The failure of `action` on `path`.
+    /// An [`Error::Io`] of `action` on `path`.
     pub fn io(path: impl Into<PathBuf>, action: &'static str, source: std::io::Error) -> Self {
         Self::Io { path: path.into().display().to_string(), action, source }
     }
 }
 
-/// What a fallible function of the engine returns.
+/// The result of a fallible function of the engine.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,7 +1,7 @@
-//! The engine of grainmill, lowest layer first: [`error`], [`bytes`], [`platform`], [`process`], [`try_alloc`],
-//! [`shared_memory`] and [`write_prefetcher`], [`order`] (which record comes next), [`records`] (bytes by
-//! index), [`batch`] and [`pack`] (rows of a slot) and [`pipeline`] (threads). A layer uses only
-//! those before it; none knows Python.
+//! The engine of grainmill, lowest layer first: [`error`], [`bytes`], [`platform`], [`process`],
+//! [`try_alloc`], [`shared_memory`] and [`write_prefetcher`], [`order`] (the order of records),
+//! [`records`] (bytes by index), [`batch`] and [`pack`] (rows of a slot) and [`pipeline`] (threads).
+//! A layer uses only those before it; none knows Python.
 
 pub mod batch;
 pub mod bytes;

@@ -1,14 +1,14 @@
-//! Memory in amounts that an argument decides: an error where there is none, not the process's end.
+//! Fallible allocation: an error, not an abort, if a caller-sized buffer does not fit into memory.
 
 use std::hint::black_box;
 
 use crate::error::{Error, Result};
 
-/// An empty vector with room for `len` values.
+/// An empty vector with capacity for `len` values.
 ///
 /// # Errors
 ///
-/// If there is no memory for them, which the message calls `what`.
+/// If they do not fit into memory; the message calls them `what`.
 pub fn try_with_capacity<T>(len: usize, what: impl FnOnce() -> String) -> Result<Vec<T>> {
     let mut values = Vec::new();
     values
@@ -17,7 +17,7 @@ pub fn try_with_capacity<T>(len: usize, what: impl FnOnce() -> String) -> Result
     Ok(values)
 }
 
-/// Makes sure that there is memory for `len` values of type `T`.
+/// Checks that `len` values of type `T` can be allocated.
 ///
 /// # Errors
 ///
@@ -26,7 +26,7 @@ pub fn check_available<T>(len: usize, what: impl FnOnce() -> String) -> Result<(
     try_with_capacity::<T>(len, what).map(|values| drop(black_box(values)))
 }
 
-/// `len` times the default value, which is left untouched where the system has cleared it.
+/// `len` default values; pages that the system has zeroed are not written.
 ///
 /// # Errors
 ///
@@ -35,7 +35,7 @@ pub fn try_defaults<T: Clone + Default>(
     len: usize,
     what: impl FnOnce() -> String,
 ) -> Result<Vec<T>> {
-    // `vec!` alone asks for cleared memory, but ends the process where it gets none.
+    // `vec!` alone allocates zeroed memory, but aborts the process if it cannot.
     check_available::<T>(len, what)?;
     Ok(vec![T::default(); len])
 }

@@ -42,7 +42,7 @@ fn slots_are_aligned_whatever_their_length() {
 }
 
 #[test]
-fn shared_slot_returns_with_its_last_owner() {
+fn shared_slot_is_returned_by_its_last_owner() {
     let arena = Arena::new(1 << 30);
     let owner = Arc::new(arena.slot(10_000).unwrap());
     let other = Arc::clone(&owner);
@@ -53,7 +53,7 @@ fn shared_slot_returns_with_its_last_owner() {
 }
 
 #[test]
-fn bytes_of_slots_held_by_many_threads_never_change() {
+fn bytes_of_slots_held_by_threads_never_change() {
     let arena = Arena::with_poison(1 << 20, true);
     std::thread::scope(|scope| {
         for thread in 0..4_u8 {

@@ -1,5 +1,5 @@
-//! Files read at any place by several threads, on systems with descriptors.
-#![expect(unsafe_code, reason = "only the C library reads into memory that is not initialised")]
+//! Positional reads of files, on systems with file descriptors.
+#![expect(unsafe_code, reason = "only the C library reads into uninitialized memory")]
 
 use std::ffi::c_int;
 use std::io;
@@ -40,13 +40,13 @@ impl ReadFile {
         })
     }
 
-    /// Reads up to `out.len()` bytes from `at` on; none at the end.
+    /// Reads up to `out.len()` bytes from `at` on; 0 at the end of the file.
     pub(crate) fn read_at(&self, out: &mut [u8], at: u64) -> io::Result<usize> {
         Ok(rustix::io::retry_on_intr(|| rustix::io::pread(&self.0, &mut *out, at))?)
     }
 
-    /// Fills `pieces`, of which none is filled yet, one after another from `at` on, as far as one
-    /// call does.
+    /// Reads into `pieces`, all of them unfilled, in order from `at` on, as many bytes as one call
+    /// reads.
     pub(crate) fn read_pieces(&self, pieces: &mut ScatterBuffers<'_>, at: u64) -> io::Result<()> {
         let invalid = |_| io::Error::from(io::ErrorKind::InvalidInput);
         let at = libc::off_t::try_from(at).map_err(invalid)?;
@@ -54,10 +54,10 @@ impl ReadFile {
         let count = c_int::try_from(unfilled.len()).map_err(invalid)?;
         let iovecs = unfilled.as_mut_ptr().cast::<libc::iovec>();
         loop {
-            // SAFETY: `count` pieces, each laid out as an `iovec`, of memory that is the pieces'.
+            // SAFETY: `count` buffers with the layout of `iovec`, whose memory `pieces` owns.
             let read = unsafe { libc::preadv(self.0.as_raw_fd(), iovecs, count, at) };
             if let Ok(len) = usize::try_from(read) {
-                // SAFETY: the system has filled so many bytes of them.
+                // SAFETY: the system has filled `len` bytes of them.
                 unsafe { pieces.note_filled(len) };
                 return Ok(());
             }
@@ -69,23 +69,23 @@ impl ReadFile {
     }
 }
 
-/// The error of a system that is asked to read a directory.
+/// The error for reading a directory as a file.
 pub(crate) fn is_a_directory() -> io::Error {
     Errno::ISDIR.into()
 }
 
-/// Whether `error` says that no more files can be opened.
+/// Whether `error` says that too many files are open.
 pub(crate) fn is_out_of_files(error: &io::Error) -> bool {
     Errno::from_io_error(error).is_some_and(|errno| matches!(errno, Errno::MFILE | Errno::NFILE))
 }
 
-/// Whether `error`, of a call that syncs a file, says that such a file cannot be synced, as a pipe.
+/// Whether `error` of a sync call says that the file cannot be synced, such as a pipe.
 pub(crate) fn is_not_syncable(error: &io::Error) -> bool {
     Errno::from_io_error(error)
         .is_some_and(|errno| matches!(errno, Errno::INVAL | Errno::ROFS | Errno::NOTSUP))
 }
 
-/// How many files the process may have open, if that is bounded.
+/// The limit on open files of the process, if any.
 pub(crate) fn max_files() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::Nofile).current
 }

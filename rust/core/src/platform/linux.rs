@@ -1,5 +1,5 @@
 //! Linux: anonymous files whose length is sealed, and a signal when the parent ends.
-#![expect(unsafe_code, reason = "pages of a mapping are given back by their address")]
+#![expect(unsafe_code, reason = "pages of a mapping are discarded by address")]
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -9,12 +9,11 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::Advice;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
-/// A file of `byte_len` zero bytes in no directory, which no process can cut; maps of memory show
-/// it as `name`.
+/// An anonymous file of `byte_len` zero bytes that cannot be resized; `/proc/*/maps` shows `name`.
 ///
 /// # Errors
 ///
-/// If the system has no memory or no descriptor left for it.
+/// If the system is out of memory or file descriptors.
 pub(crate) fn shared_file(name: &str, byte_len: u64) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create(name, flags)?;
@@ -24,33 +23,33 @@ pub(crate) fn shared_file(name: &str, byte_len: u64) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// The length of `file`, and whether that is `byte_len` for as long as it is open anywhere.
+/// The length of `file`, and whether it is `byte_len` and cannot shrink.
 pub(crate) fn fixed_len(file: BorrowedFd<'_>, byte_len: u64) -> io::Result<(u64, bool)> {
     let found = u64::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or(0);
     let is_sealed = rustix::fs::fcntl_get_seals(file)?.contains(SealFlags::SHRINK);
     Ok((found, is_sealed && found == byte_len))
 }
 
-/// Gives the pages of a mapping back, which makes them zero for every process that maps them.
+/// Discards the pages of a mapping, which makes them zero in every process that maps them.
 ///
 /// # Safety
 ///
-/// `start` and `byte_len` are those of a mapping that nobody uses meanwhile.
-pub(crate) unsafe fn give_back(start: NonNull<u8>, byte_len: usize) {
-    // SAFETY: as the caller promises. What fails costs memory until the file goes, and no more.
+/// `start` and `byte_len` are those of a mapping that nothing uses during the call.
+pub(crate) unsafe fn discard_pages(start: NonNull<u8>, byte_len: usize) {
+    // SAFETY: as the caller promises. On failure the memory is only freed later, with the file.
     let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), byte_len, Advice::LinuxRemove) };
 }
 
-/// Has the system kill this process as soon as the thread that made it ends.
+/// Asks the system to kill this process as soon as the thread that forked it ends.
 ///
-/// False where `parent` is not, or no longer, the parent: then there is nothing to wait for.
+/// False if `parent` is not, or no longer, the parent: no signal will arrive then.
 ///
 /// # Errors
 ///
-/// If the system does not offer this.
+/// If the system does not support it.
 pub fn die_with_parent(parent: u32) -> io::Result<bool> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    // The parent may have gone before the system was asked.
+    // The parent may have ended before the call.
     let current = getppid().map(Pid::as_raw_pid);
     Ok(current.and_then(|pid| u32::try_from(pid).ok()) == Some(parent))
 }
@@ -62,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_that_can_be_cut_has_no_fixed_length() {
+    fn file_that_can_be_truncated_has_no_fixed_length() {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("loose", flags).unwrap();
         rustix::fs::ftruncate(&file, 4096).unwrap();

@@ -1,8 +1,8 @@
-//! What operating systems do differently: files, shared memory, and the end of a parent process.
+//! What differs between operating systems: files, shared memory, and the end of a parent process.
 //!
-//! No other file names an item that only one system has. Each of `linux`, `portable` (other
-//! systems with descriptors) and `elsewhere` offers the same functions; `--cfg grainmill_portable`
-//! has Linux take the portable ones, so that they are tested where most of the tests run.
+//! No other file names an item that only one system has. `linux`, `portable` (other systems with
+//! file descriptors) and `windows` define the same functions; `--cfg grainmill_portable` selects
+//! the portable ones on Linux, so that they are tested where most of the tests run.
 
 #[cfg(unix)]
 mod files;
@@ -15,22 +15,22 @@ mod portable;
 #[cfg(not(unix))]
 mod windows;
 
-#[cfg(not(unix))]
-use elsewhere as system;
 #[cfg(all(target_os = "linux", not(grainmill_portable)))]
 use linux as system;
 #[cfg(all(unix, any(not(target_os = "linux"), grainmill_portable)))]
 use portable as system;
+#[cfg(not(unix))]
+use windows as system;
 
 #[cfg(unix)]
 pub(crate) use files::{ReadFile, is_a_directory, is_not_syncable, is_out_of_files, max_files};
 #[cfg(unix)]
 pub(crate) use mapped::{anonymous, borrowed, is_alive, mapped, unmapped};
-/// A file that this process has open, to be handed to another process.
+/// An open file that can be passed to another process.
 #[cfg(unix)]
 pub use std::os::fd::{BorrowedFd as BorrowedFile, OwnedFd as OwnedFile};
 pub use system::die_with_parent;
-pub(crate) use system::{fixed_len, give_back, shared_file};
+pub(crate) use system::{discard_pages, fixed_len, shared_file};
 #[cfg(not(unix))]
 pub use windows::{BorrowedFile, OwnedFile};
 #[cfg(not(unix))]
@@ -39,18 +39,18 @@ pub(crate) use windows::{
     mapped, max_files, unmapped,
 };
 
-/// What a system knows of a file.
+/// The metadata of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FileFacts {
     pub(crate) kind: FileKind,
     pub(crate) byte_len: u64,
-    /// When its content changed last, in nanoseconds since 1970.
+    /// When its content was last modified, in nanoseconds since 1970.
     pub(crate) modified_ns: i64,
-    /// The numbers of its device and of itself there; zeros where they are not told.
+    /// Its device and inode numbers; zeros where the system has none.
     pub(crate) number: (u64, u64),
 }
 
-/// What a path leads to.
+/// What a path refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FileKind {
     Regular,

@@ -1,22 +1,22 @@
-//! What every system must do, tested on the one at hand, in either way that it offers.
-#![expect(unsafe_code, reason = "mappings are given back by their address")]
+//! What every system must do, tested with the implementation that is compiled.
+#![expect(unsafe_code, reason = "mappings are unmapped by address")]
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::{die_with_parent, fixed_len, give_back, mapped, shared_file, unmapped};
+use super::{die_with_parent, discard_pages, fixed_len, mapped, shared_file, unmapped};
 
 fn file_of(byte_len: u64) -> OwnedFd {
     shared_file("tested", byte_len).unwrap()
 }
 
 #[test]
-fn shared_files_are_zero_and_seen_by_all_who_map_them() {
+fn shared_files_are_zero_and_shared_by_all_mappings() {
     let file = file_of(10_000);
     let [ours, theirs] = [(), ()].map(|()| mapped(file.as_fd(), 10_000).unwrap());
     drop(file);
     assert_ne!(ours, theirs);
     for place in [0, 9_999] {
-        // SAFETY: two bytes of 10,000, and nobody else uses the mapping.
+        // SAFETY: two bytes of 10,000, and nothing else uses the mapping.
         assert_eq!(unsafe { theirs.as_ptr().wrapping_add(place).read() }, 0);
         // SAFETY: as above.
         unsafe { ours.as_ptr().wrapping_add(place).write(7) };
@@ -43,7 +43,7 @@ fn two_files_share_nothing() {
 }
 
 #[test]
-fn lengths_are_those_asked_for() {
+fn lengths_are_those_requested() {
     let file = file_of(10_000);
     assert_eq!(fixed_len(file.as_fd(), 10_000).unwrap(), (10_000, true));
     assert!(!fixed_len(file.as_fd(), 20_000).unwrap().1);
@@ -51,10 +51,10 @@ fn lengths_are_those_asked_for() {
 }
 
 #[test]
-fn mapping_whose_pages_were_given_back_is_still_writable() {
+fn mapping_whose_pages_were_discarded_is_still_writable() {
     let start = mapped(file_of(10_000).as_fd(), 10_000).unwrap();
-    // SAFETY: mapped above, and used by nobody else.
-    unsafe { give_back(start, 10_000) };
+    // SAFETY: mapped above, and used by nothing else.
+    unsafe { discard_pages(start, 10_000) };
     // SAFETY: a byte of the mapping.
     unsafe { start.as_ptr().write(7) };
     // SAFETY: a byte of the mapping.
@@ -64,7 +64,7 @@ fn mapping_whose_pages_were_given_back_is_still_writable() {
 }
 
 #[test]
-fn process_of_another_parent_does_not_wait() {
-    // The parent of this process is whoever started the tests, and never this process.
+fn other_processes_than_the_parent_are_rejected() {
+    // The parent is the process that started the tests, never this process.
     assert!(!die_with_parent(std::process::id()).unwrap());
 }

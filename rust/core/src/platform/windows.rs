@@ -1,6 +1,5 @@
-//! Windows: the engine reads, shuffles, batches and packs there, and no memory is shared between
-//! processes.
-#![expect(unsafe_code, reason = "where there are mappings, these take an address")]
+//! Windows: everything except memory shared between processes.
+#![expect(unsafe_code, reason = "on other systems these functions take an address")]
 
 use std::convert::Infallible;
 use std::fs::File;
@@ -13,7 +12,7 @@ use std::ptr::NonNull;
 use super::{FileFacts, FileKind};
 use crate::bytes::ScatterBuffers;
 
-/// The first of January 1970 in the system's time, which begins at 1601 and counts 100 ns.
+/// 1970-01-01 as a `FILETIME`, in units of 100 ns since 1601.
 const UNIX_EPOCH: i64 = 116_444_736_000_000_000;
 /// `ERROR_TOO_MANY_OPEN_FILES`.
 const TOO_MANY_OPEN_FILES: i32 = 4;
@@ -42,13 +41,13 @@ impl ReadFile {
         })
     }
 
-    /// Reads up to `out.len()` bytes from `at` on; none at the end.
+    /// Reads up to `out.len()` bytes from `at` on; 0 at the end of the file.
     pub(crate) fn read_at(&self, out: &mut [u8], at: u64) -> io::Result<usize> {
         self.0.seek_read(out, at)
     }
 
-    /// Fills `pieces`, of which none is filled yet, one after another from `at` on, as far as one
-    /// call does.
+    /// Reads into `pieces`, all of them unfilled, in order from `at` on, as many bytes as one call
+    /// reads.
     pub(crate) fn read_pieces(&self, pieces: &mut ScatterBuffers<'_>, at: u64) -> io::Result<()> {
         let mut bytes = vec![0; pieces.byte_len()];
         let len = self.read_at(&mut bytes, at)?;
@@ -57,27 +56,27 @@ impl ReadFile {
     }
 }
 
-/// The error of a system that is asked to read a directory.
+/// The error for reading a directory as a file.
 pub(crate) fn is_a_directory() -> io::Error {
     io::ErrorKind::IsADirectory.into()
 }
 
-/// Whether `error` says that no more files can be opened.
+/// Whether `error` says that too many files are open.
 pub(crate) fn is_out_of_files(error: &io::Error) -> bool {
     error.raw_os_error() == Some(TOO_MANY_OPEN_FILES)
 }
 
-/// Whether `error`, of a call that syncs a file, says that such a file cannot be synced, as a pipe.
+/// Whether `error` of a sync call says that the file cannot be synced, such as a pipe.
 pub(crate) fn is_not_syncable(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::Unsupported
 }
 
-/// How many files the process may have open, if that is bounded.
+/// The limit on open files of the process, if any.
 pub(crate) fn max_files() -> Option<u64> {
     None
 }
 
-/// A file to be handed to another process, of which there are none here.
+/// A file to be passed to another process, which cannot exist here.
 #[derive(Debug)]
 pub struct OwnedFile(Infallible);
 
@@ -85,7 +84,7 @@ pub struct OwnedFile(Infallible);
 #[derive(Clone, Copy, Debug)]
 pub struct BorrowedFile<'a>(Infallible, PhantomData<&'a OwnedFile>);
 
-/// Never called, for want of a file.
+/// Never called, since there is no such file.
 pub(crate) fn borrowed(file: &OwnedFile) -> BorrowedFile<'_> {
     match file.0 {}
 }
@@ -95,48 +94,48 @@ fn unsupported<T>() -> io::Result<T> {
     Err(io::Error::new(io::ErrorKind::Unsupported, problem))
 }
 
-/// None: the error says so.
+/// Always an error.
 pub(crate) fn shared_file(_: &str, _: u64) -> io::Result<OwnedFile> {
     unsupported()
 }
 
-/// Never called, for want of shared memory: whether there is a process of this number.
+/// Whether a process with this id may exist; never called without shared memory.
 pub(crate) fn is_alive(_: u32) -> bool {
     true
 }
 
-/// Never called, for want of a file.
+/// Never called, since there is no such file.
 pub(crate) fn fixed_len(file: BorrowedFile<'_>, _: u64) -> io::Result<(u64, bool)> {
     match file.0 {}
 }
 
-/// Never called, for want of a file.
+/// Never called, since there is no such file.
 pub(crate) fn mapped(file: BorrowedFile<'_>, _: usize) -> io::Result<NonNull<u8>> {
     match file.0 {}
 }
 
-/// None: the error says so.
+/// Always an error.
 pub(crate) fn anonymous(_: usize) -> io::Result<NonNull<u8>> {
     unsupported()
 }
 
-/// Never called, for want of a mapping.
+/// Never called, since there is no mapping.
 ///
 /// # Safety
 ///
-/// None is asked for here.
+/// There are no requirements here.
 pub(crate) unsafe fn unmapped(_: NonNull<u8>, _: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Never called, for want of a mapping.
+/// Never called, since there is no mapping.
 ///
 /// # Safety
 ///
-/// None is asked for here.
-pub(crate) unsafe fn give_back(_: NonNull<u8>, _: usize) {}
+/// There are no requirements here.
+pub(crate) unsafe fn discard_pages(_: NonNull<u8>, _: usize) {}
 
-/// Not offered: workers there end when they find their connection closed.
+/// Not supported: workers exit when they find their connection closed.
 ///
 /// # Errors
 ///
