@@ -1,5 +1,5 @@
-//! Files that the record writer makes: byte for byte where the format leaves no choice.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on should fail")]
+//! Files of the record writer, compared byte for byte where the format determines every byte.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,12 +21,12 @@ fn written(options: &str, records: &[Vec<u8>]) -> Vec<u8> {
     fs::read(path).unwrap()
 }
 
-/// What the reader finds in a file written with `options`.
+/// The records read from a file written with `options`.
 fn read_back(options: &str, records: &[Vec<u8>]) -> Vec<Vec<u8>> {
     read_from(&written(options, records))
 }
 
-/// What the reader finds in a file of these bytes.
+/// The records read from a file with these bytes.
 fn read_from(bytes: &[u8]) -> Vec<Vec<u8>> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file.array_record");
@@ -53,7 +53,7 @@ fn numbers(count: u32) -> Vec<Vec<u8>> {
     (0..count).map(|number| number.to_string().into_bytes()).collect()
 }
 
-/// (name of a golden file, its hash, options, records); what `array_record` 0.8.6 wrote.
+/// (name of a golden file, its hash, options, records) as written by `array_record` 0.8.6.
 fn plain_cases() -> Vec<(&'static str, &'static str, &'static str, Vec<Vec<u8>>)> {
     vec![
         (
@@ -90,18 +90,18 @@ fn plain_cases() -> Vec<(&'static str, &'static str, &'static str, Vec<Vec<u8>>)
 }
 
 #[test]
-fn uncompressed_files_are_those_of_array_record() {
+fn uncompressed_files_equal_those_of_array_record() {
     for (name, hash, options, records) in plain_cases() {
         assert_eq!(sha256(&written(options, &records)), hash, "{name}");
     }
 }
 
-/// The corpus is not part of the repository; the test above carries some of it.
+/// The full corpus is not part of the repository; the test above covers some of it.
 #[test]
-fn golden_files_are_written_again_alike() {
+fn rewritten_golden_files_are_identical() {
     let Ok(manifest) = fs::read_to_string(corpus().join("manifest.json")) else { return };
     let manifest: serde_json::Value = serde_json::from_str(&manifest).unwrap();
-    let mut alike = 0;
+    let mut num_identical = 0;
     for file in manifest["files"].as_array().unwrap() {
         let (name, options) = (file["file"].as_str().unwrap(), &file["writer_options"]);
         let path = corpus().join(name);
@@ -110,15 +110,15 @@ fn golden_files_are_written_again_alike() {
         let stored = options.as_str().unwrap();
         if stored.contains("uncompressed") && !stored.contains("transpose:true") {
             assert!(bytes == fs::read(&path).unwrap(), "{name} differs");
-            alike += 1;
+            num_identical += 1;
         }
-        assert!(read_from(&bytes) == records, "{name} does not come back");
+        assert!(read_from(&bytes) == records, "{name} does not round-trip");
     }
-    assert_eq!(alike, 23);
+    assert_eq!(num_identical, 23);
 }
 
 #[test]
-fn large_records_come_back_under_every_codec() {
+fn large_records_round_trip_with_every_codec() {
     let text: Vec<u8> = (0..700_000_u32).flat_map(u32::to_le_bytes).collect();
     let records = vec![b"before".to_vec(), text.repeat(24), Vec::new(), text];
     for codec in ["uncompressed", "snappy", "zstd:1", "brotli:1", "transpose,zstd:1"] {
@@ -155,7 +155,7 @@ fn a_million_empty_records_fit_one_chunk() {
 }
 
 #[test]
-fn windows_of_every_size_come_back() {
+fn records_round_trip_with_every_window_size() {
     let record: Vec<u8> = (0..300_000_u32).flat_map(u32::to_be_bytes).collect();
     for options in ["zstd,window_log:10", "zstd,window_log:31", "brotli:5,window_log:10"] {
         let records = [record.clone()];
@@ -172,7 +172,7 @@ fn a_writer_that_is_dropped_leaves_a_file_that_is_refused() {
         writer.write(&vec![7; 100_000]).unwrap();
     }
     drop(writer);
-    assert!(fs::metadata(&path).unwrap().len() > 1 << 20, "much was written");
+    assert!(fs::metadata(&path).unwrap().len() > 1 << 20, "only the end is missing");
     assert!(Files::open([Source::from(path)]).is_err());
 }
 
@@ -228,7 +228,7 @@ fn record() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn what_is_written_is_read(
+    fn records_round_trip(
         options in options(),
         records in prop::collection::vec(record(), 0..50),
     ) {

@@ -54,7 +54,7 @@ impl ReadFile {
         let count = c_int::try_from(unfilled.len()).map_err(invalid)?;
         let iovecs = unfilled.as_mut_ptr().cast::<libc::iovec>();
         loop {
-            // SAFETY: `count` buffers with the layout of `iovec`, whose memory `pieces` owns.
+            // SAFETY: `count` buffers with the layout of `iovec`, whose memory `pieces` borrows.
             let read = unsafe { libc::preadv(self.0.as_raw_fd(), iovecs, count, at) };
             if let Ok(len) = usize::try_from(read) {
                 // SAFETY: the system has filled `len` bytes of them.

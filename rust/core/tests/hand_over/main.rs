@@ -1,6 +1,6 @@
-//! Slots between their makers, the process that receives them and its users: every schedule of a
-//! few tasks, and then many threads and processes at once, for the sanitizers to look on.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on should fail")]
+//! Slots passed from producers to a consumer and its users: an exhaustive search of the schedules
+//! of a few tasks, and stress tests of threads and processes that also run under sanitizers.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod bytes;
 mod crowd;

@@ -1,67 +1,74 @@
-//! Every schedule of a few tasks, over the engine's own types.
+//! A model checker: explores every schedule of a few tasks with the engine's own types.
 //!
-//! Schedules that lead to the same state go on in the same way, so each state is left once by each
-//! of its steps. The engine's state cannot be copied: to leave a state by another step, it is made
-//! again from the beginning. Mistakes made on purpose show that the search finds them.
+//! It is a depth-first search that takes each step from each distinct state once. The engine's
+//! state cannot be cloned, so to backtrack, the steps are replayed from the start. Injected faults
+//! show that the search finds violations.
 
 use std::collections::HashMap;
 
 use crate::world::{Fault, Scenario, Step, World};
 
-/// How much was seen.
+/// The size of the explored state space.
 #[derive(Debug, Default)]
 struct Explored {
     states: usize,
     steps: usize,
-    /// Orders of the steps, from the beginning to an end.
+    /// The number of complete schedules.
     schedules: f64,
 }
 
-/// A state on the way to the current one.
-struct Place {
+/// A state on the current path.
+struct Visit {
     key: String,
     steps: Vec<Step>,
     num_tried: usize,
     num_schedules: f64,
 }
 
-impl Place {
+impl Visit {
     fn of(world: &World) -> Self {
         Self { key: world.key(), steps: world.steps(), num_tried: 0, num_schedules: 0.0 }
     }
 }
 
-/// Goes every way from the beginning; fails with what is wrong and the steps that led there.
+/// Explores all schedules; fails with the violation and the steps that led to it.
 fn explore(scenario: Scenario) -> Result<Explored, String> {
     let mut world = Some(World::new(scenario));
-    let mut way = vec![Place::of(world.as_ref().unwrap())];
+    let mut path = vec![Visit::of(world.as_ref().unwrap())];
     let mut seen: HashMap<String, f64> = HashMap::new();
     let mut steps = 0;
-    while let Some(place) = way.last_mut() {
-        if place.num_tried == place.steps.len() {
-            let Some(mut done) = way.pop() else { break };
+    while let Some(visit) = path.last_mut() {
+        if visit.num_tried == visit.steps.len() {
+            let Some(mut done) = path.pop() else { break };
             if done.steps.is_empty() {
                 done.num_schedules = 1.0;
-                world.take().unwrap().check_end().map_err(|wrong| told(&wrong, &way))?;
+                world
+                    .take()
+                    .unwrap()
+                    .check_end()
+                    .map_err(|violation| described(&violation, &path))?;
             }
             world = None;
-            if let Some(before) = way.last_mut() {
+            if let Some(before) = path.last_mut() {
                 before.num_schedules += done.num_schedules;
             }
             seen.insert(done.key, done.num_schedules);
             continue;
         }
-        place.num_tried += 1;
-        let step = place.steps[place.num_tried - 1];
+        visit.num_tried += 1;
+        let step = visit.steps[visit.num_tried - 1];
         steps += 1;
-        let mut next = world.take().unwrap_or_else(|| again(scenario, &way));
-        next.take(step).map_err(|wrong| told(&wrong, &way))?;
-        let found = Place::of(&next);
+        let mut next = world.take().unwrap_or_else(|| replay(scenario, &path));
+        next.take(step).map_err(|violation| described(&violation, &path))?;
+        let found = Visit::of(&next);
         if let Some(num_schedules) = seen.get(&found.key) {
-            way.last_mut().unwrap().num_schedules += num_schedules;
+            path.last_mut().unwrap().num_schedules += num_schedules;
         } else {
-            assert!(way.iter().all(|place| place.key != found.key), "no way leads back");
-            way.push(found);
+            assert!(
+                path.iter().all(|visit| visit.key != found.key),
+                "the state graph has no cycle"
+            );
+            path.push(found);
             world = Some(next);
         }
     }
@@ -69,46 +76,47 @@ fn explore(scenario: Scenario) -> Result<Explored, String> {
     Ok(Explored { states: seen.len(), steps, schedules })
 }
 
-/// The world before the last step of `way` that was tried.
-fn again(scenario: Scenario, way: &[Place]) -> World {
+/// Replays `path` up to its last state.
+fn replay(scenario: Scenario, path: &[Visit]) -> World {
     let mut world = World::new(scenario);
-    for place in &way[..way.len() - 1] {
-        world.take(place.steps[place.num_tried - 1]).unwrap();
+    for visit in &path[..path.len() - 1] {
+        world.take(visit.steps[visit.num_tried - 1]).unwrap();
     }
     world
 }
 
-fn told(wrong: &str, way: &[Place]) -> String {
-    let steps: Vec<_> = way.iter().map(|place| place.steps[place.num_tried - 1]).collect();
-    format!("{wrong}, after {steps:?}")
+fn described(violation: &str, path: &[Visit]) -> String {
+    let steps: Vec<_> = path.iter().map(|visit| visit.steps[visit.num_tried - 1]).collect();
+    format!("{violation}, after {steps:?}")
 }
 
-/// One maker, and room for so little that it waits for memory and gives some back.
+/// One producer, with a budget so small that it waits for memory and frees some.
 const TIGHT: Scenario = Scenario {
-    num_makers: 1,
+    num_producers: 1,
     num_tasks: 3,
     num_owners: 2,
-    num_strays: 0,
+    num_local_slots: 0,
     budget: 3,
     frugal: false,
     fault: None,
 };
-const TWO: Scenario = Scenario { num_makers: 2, num_tasks: 1, budget: 6, ..TIGHT };
+const TWO: Scenario = Scenario { num_producers: 2, num_tasks: 1, budget: 6, ..TIGHT };
 
 #[expect(clippy::print_stdout, reason = "shown with --nocapture")]
-fn check(scenarios: &[Scenario], least_states: usize) {
+fn check(scenarios: &[Scenario], min_states: usize) {
     let mut num_states = 0;
     for &scenario in scenarios {
-        let explored = explore(scenario).unwrap_or_else(|wrong| panic!("{scenario:?}: {wrong}"));
+        let explored =
+            explore(scenario).unwrap_or_else(|violation| panic!("{scenario:?}: {violation}"));
         let Explored { states, steps, schedules } = explored;
         println!("{states} states, {steps} steps, {schedules:.1e} schedules of {scenario:?}");
         num_states += states;
     }
-    assert!(num_states >= least_states, "only {num_states} states were reached");
+    assert!(num_states >= min_states, "only {num_states} states were explored");
 }
 
 #[test]
-fn no_schedule_of_one_maker_breaks_a_promise() {
+fn no_schedule_of_one_producer_violates_an_invariant() {
     let ample = Scenario { budget: 20, ..TIGHT };
     let frugal = Scenario { frugal: true, ..TIGHT };
     let many_tasks = Scenario { num_tasks: 4, ..TIGHT };
@@ -116,41 +124,41 @@ fn no_schedule_of_one_maker_breaks_a_promise() {
 }
 
 #[test]
-fn no_schedule_of_a_maker_with_other_threads_breaks_a_promise() {
-    let with_strays = Scenario { num_tasks: 2, num_strays: 2, ..TIGHT };
-    let frugal = Scenario { budget: 4, frugal: true, ..with_strays };
-    check(&[with_strays, frugal], 9_000);
+fn no_schedule_of_a_producer_with_other_threads_violates_an_invariant() {
+    let with_local_slots = Scenario { num_tasks: 2, num_local_slots: 2, ..TIGHT };
+    let frugal = Scenario { budget: 4, frugal: true, ..with_local_slots };
+    check(&[with_local_slots, frugal], 9_000);
 }
 
 #[test]
-fn no_schedule_of_two_makers_breaks_a_promise() {
+fn no_schedule_of_two_producers_violates_an_invariant() {
     let shared_by_owners = Scenario { budget: 5, ..TWO };
-    let with_strays = Scenario { num_owners: 1, num_strays: 1, ..TWO };
-    let frugal = Scenario { frugal: true, ..with_strays };
-    check(&[shared_by_owners, with_strays, frugal], 20_000);
+    let with_local_slots = Scenario { num_owners: 1, num_local_slots: 1, ..TWO };
+    let frugal = Scenario { frugal: true, ..with_local_slots };
+    check(&[shared_by_owners, with_local_slots, frugal], 20_000);
 }
 
 #[test]
 #[ignore = "takes minutes"]
-fn no_long_schedule_breaks_a_promise() {
-    let one = Scenario { num_tasks: 4, num_strays: 1, frugal: true, ..TIGHT };
+fn no_long_schedule_violates_an_invariant() {
+    let one = Scenario { num_tasks: 4, num_local_slots: 1, frugal: true, ..TIGHT };
     let two = Scenario { num_tasks: 2, ..TWO };
     let two_frugal = Scenario { num_owners: 1, frugal: true, ..two };
     check(&[one, two, two_frugal], 250_000);
 }
 
 #[test]
-fn every_mistake_is_found() {
-    let with_strays = Scenario { num_tasks: 1, num_strays: 1, frugal: true, ..TIGHT };
-    for (fault, scenario, found) in [
-        (Fault::ToldWithTheFirstOwner, TIGHT, "changed under its users"),
+fn every_injected_fault_is_found() {
+    let with_local_slots = Scenario { num_tasks: 1, num_local_slots: 1, frugal: true, ..TIGHT };
+    for (fault, scenario, message) in [
+        (Fault::ReturnedWithTheFirstOwner, TIGHT, "changed under its users"),
         (Fault::ReusedOnceSent, TIGHT, "changed under its users"),
-        (Fault::ReturnsNotTold, TIGHT, "are lost"),
-        (Fault::DropsNotTold, Scenario { frugal: true, ..TIGHT }, "but not forgotten"),
-        (Fault::CountedByWaitingSlots, with_strays, "are reserved where there are"),
-        (Fault::ReservedInTwoSteps, Scenario { budget: 5, ..TWO }, "got reserved of"),
+        (Fault::ReturnsNotSent, TIGHT, "are lost"),
+        (Fault::FreedNotSent, Scenario { frugal: true, ..TIGHT }, "but not forgotten"),
+        (Fault::CountedByFreeSlots, with_local_slots, "are reserved, but"),
+        (Fault::ReservedInTwoSteps, Scenario { budget: 5, ..TWO }, "bytes were reserved of"),
     ] {
-        let wrong = explore(Scenario { fault: Some(fault), ..scenario }).unwrap_err();
-        assert!(wrong.contains(found), "{fault:?}: {wrong}");
+        let violation = explore(Scenario { fault: Some(fault), ..scenario }).unwrap_err();
+        assert!(violation.contains(message), "{fault:?}: {violation}");
     }
 }

@@ -1,4 +1,4 @@
-//! Many threads at once over the arena, the hand-over and the engine's readers.
+//! Stress tests of the arena, remote slots and readers with many threads.
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -10,47 +10,47 @@ use grainmill_core::pipeline::{self, ReadQueue, SharedBudget};
 use grainmill_core::records::array_record::RecordWriter;
 use grainmill_core::records::{Files, Source};
 
-use crate::crowd::{self, Made};
+use crate::crowd::{self, Message};
 
 #[test]
-fn slots_handed_over_never_change_under_their_users() {
+fn remote_slots_never_change_under_their_users() {
     const NUM_SLOTS: usize = 2_000;
-    let (give, tasks) = channel();
+    let (task_sender, tasks) = channel();
     let (send, results) = channel();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let tasks = tasks;
             let send = send;
-            crowd::make(
+            crowd::produce(
                 NUM_SLOTS,
                 || tasks.recv().unwrap(),
-                |slot, mark, gone| {
-                    let made = Made { slot: slot.shared_id().unwrap(), mark, gone };
-                    send.send((made, slot.take_file())).unwrap();
+                |slot, mark, freed| {
+                    let message = Message { slot: slot.shared_id().unwrap(), mark, freed };
+                    send.send((message, slot.take_file())).unwrap();
                 },
             );
         });
-        crowd::receive(
+        crowd::consume(
             NUM_SLOTS,
             move |remote_slots| {
-                let (made, file) = results.recv().unwrap();
+                let (message, file) = results.recv().unwrap();
                 if let Some((file, byte_len)) = file {
-                    remote_slots.add(made.slot, file.as_fd(), byte_len).unwrap();
+                    remote_slots.add(message.slot, file.as_fd(), byte_len).unwrap();
                 }
-                made
+                message
             },
-            // The maker may be through before the last of them.
-            move |returned| drop(give.send(returned)),
+            // The producer may end before the last of them.
+            move |returned| drop(task_sender.send(returned)),
         );
     });
 }
 
 #[test]
 fn slots_return_to_their_arena_from_any_thread() {
-    // Room for few, so that some that return are kept and others are freed.
+    // A small arena, so that some returned slots are retained and others freed.
     let arena = Arena::with_poison(40_000, true);
     std::thread::scope(|scope| {
-        for maker in 0..3_u8 {
+        for producer in 0..3_u8 {
             let users: Vec<_> = (0..2)
                 .map(|user| {
                     let (sender, receiver) = channel::<(Arc<Slot>, u8)>();
@@ -72,7 +72,7 @@ fn slots_return_to_their_arena_from_any_thread() {
             scope.spawn(move || {
                 for round in 0..700_u16 {
                     let mut slot = arena.slot(600 + usize::from(round % 5) * 900).unwrap();
-                    let mark = maker * 50 + u8::try_from(round % 50).unwrap();
+                    let mark = producer * 50 + u8::try_from(round % 50).unwrap();
                     slot.bytes_mut().fill(mark);
                     let slot = Arc::new(slot);
                     for user in &users {
@@ -87,7 +87,7 @@ fn slots_return_to_their_arena_from_any_thread() {
 }
 
 #[test]
-fn rows_copied_by_many_threads_at_once_are_each_in_their_slot() {
+fn rows_copied_concurrently_are_in_their_slots() {
     const ROW_LEN: usize = 50_000;
     let arena = Arena::with_poison(1 << 20, true);
     std::thread::scope(|scope| {
@@ -117,12 +117,12 @@ fn rows_copied_by_many_threads_at_once_are_each_in_their_slot() {
 }
 
 #[test]
-fn reservations_through_several_mappings_share_one_bound() {
+fn reservations_through_several_mappings_share_one_limit() {
     let (shared_budget, file) = SharedBudget::create(4, 1_000).unwrap();
     std::thread::scope(|scope| {
         for number in 0..4 {
             let shared_budget = SharedBudget::open(file.as_fd(), 4, 1_000).unwrap();
-            scope.spawn(move || crate::processes::reserve_often(&shared_budget, number));
+            scope.spawn(move || crate::processes::reserve_repeatedly(&shared_budget, number));
         }
         for _ in 0..1_000 {
             assert!(shared_budget.reserved() <= 1_000);
@@ -133,7 +133,7 @@ fn reservations_through_several_mappings_share_one_bound() {
 }
 
 #[test]
-fn records_read_ahead_by_many_threads_are_in_their_slots() {
+fn records_prefetched_by_threads_are_in_their_slots() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("records.array_record");
     let record = |number: u64| vec![u8::try_from(number % 251).unwrap(); 10_000];
@@ -156,7 +156,7 @@ fn records_read_ahead_by_many_threads_are_in_their_slots() {
                         pending.abandon();
                     }
                     let found = pending.finish();
-                    assert!(!pending.is_running(), "the memory is this thread's again");
+                    assert!(!pending.is_running(), "nothing writes into the memory any more");
                     let Ok(found) = found else { continue };
                     assert!(found.iter_unslotted().all(|record| record.is_none()));
                     for (&position, found) in positions.iter().zip(memory.chunks_exact(10_000)) {

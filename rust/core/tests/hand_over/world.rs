@@ -1,11 +1,12 @@
-//! Makers and the receiver of their slots, moved one step at a time, over the engine's own types.
+//! A model of producers and the consumer of their slots, which advances step by step with the
+//! engine's own types.
 //!
-//! What the makers and the receiver do is what `grainmill._workers` does, call by call. A step is
-//! one call into the engine, with what its caller alone can see. That leaves no schedule out: each
-//! of these calls looks at, or changes, what others share under one lock or by one atomic number.
-//! What it does beside that (filling a slot with poison, mapping it, copying an `Arc`) is about
-//! memory that nobody else has at that time; and the bytes that an arena counts in all are read and
-//! changed under the lock of its maker only.
+//! Producers and consumer make the same calls as `grainmill._workers`. A step is one call into the
+//! engine, together with what only its caller can see. That covers all schedules: each of these
+//! calls accesses shared state under one lock or by one atomic operation. Everything else it does
+//! (filling a slot with poison, mapping it, cloning an `Arc`) concerns memory that no other thread
+//! can access at that time, and the total bytes of an arena are read and changed only under the
+//! lock of its producer.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
@@ -15,116 +16,117 @@ use std::sync::Arc;
 use grainmill_core::batch::{Arena, BorrowedSlot, RemoteSlots, Slot};
 use grainmill_core::pipeline::SharedBudget;
 
-/// Bytes of every slot: one size class, and no more than a page.
+/// Bytes per slot: one size class, and at most a page.
 const SLOT: usize = 512;
 const SLOT_BYTES: u64 = SLOT as u64;
 const POISON: u8 = 0xA5;
-/// What the bystander writes into its slots.
-const STRAY: u8 = 0xEE;
-/// What a worker leaves room for when it reserves.
-const SPARE: u64 = 2;
+/// The byte that another thread of a producer's process writes into its slots.
+const LOCAL_BYTE: u8 = 0xEE;
+/// Slots that a producer leaves free in the budget when it reserves.
+const NUM_SPARE: u64 = 2;
 
-/// What is to be explored.
+/// A configuration to explore.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scenario {
-    pub(crate) num_makers: usize,
-    /// Tasks for each maker, one slot each.
+    pub(crate) num_producers: usize,
+    /// Tasks for each producer, one slot each.
     pub(crate) num_tasks: usize,
-    /// How many users of the receiver hold each slot.
+    /// The number of users of the consumer that hold each slot.
     pub(crate) num_owners: usize,
-    /// How often another thread of each maker's process makes a slot, to drop it at any time.
-    pub(crate) num_strays: usize,
-    /// Slots that all together may hold before they are taken.
+    /// How often another thread of each producer's process allocates a slot, which it drops at any
+    /// time.
+    pub(crate) num_local_slots: usize,
+    /// Slots that may be reserved before the consumer takes them.
     pub(crate) budget: u64,
-    /// Whether makers give back all that waits before each task.
+    /// Whether producers free all unused slots before each task.
     pub(crate) frugal: bool,
     pub(crate) fault: Option<Fault>,
 }
 
-/// A mistake that the exploration must find.
+/// An injected fault that the exploration must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// The maker is told of a slot's return when the first of its users is gone.
-    ToldWithTheFirstOwner,
-    /// The maker takes its slot back as soon as it is sent.
+    /// A slot is reported as returned when the first of its users has dropped it.
+    ReturnedWithTheFirstOwner,
+    /// The producer reuses its slot as soon as it is sent.
     ReusedOnceSent,
     /// A task is sent without the slots that were returned.
-    ReturnsNotTold,
-    /// The maker forgets slots that the receiver should forget too.
-    DropsNotTold,
-    /// What a maker reserves and releases is computed from the slots that wait, to which any
-    /// thread adds; not from those there are.
-    CountedByWaitingSlots,
-    /// A reservation looks first and adds then.
+    ReturnsNotSent,
+    /// The producer frees slots without reporting it to the consumer.
+    FreedNotSent,
+    /// A producer computes what it releases from the free bytes, which other threads change, not
+    /// from the total bytes.
+    CountedByFreeSlots,
+    /// A reservation checks and adds in two steps.
     ReservedInTwoSteps,
 }
 
-/// What happens next.
+/// A step of one thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Maker `0` makes its next call.
-    Maker(usize),
-    /// The other thread in the process of maker `0` makes or drops its slot.
-    Stray(usize),
-    /// The receiver collects what goes with a task for maker `0`.
-    Give(usize),
-    /// The receiver takes in the next message of maker `0`.
-    Hear(usize),
-    /// The receiver awaits maker `0`, which waits for memory.
+    /// Producer `0` makes its next call.
+    Producer(usize),
+    /// The other thread in the process of producer `0` allocates or drops its slot.
+    OtherThread(usize),
+    /// The consumer collects the returned slots for a task for producer `0`.
+    StartTask(usize),
+    /// The consumer receives the next message of producer `0`.
+    Receive(usize),
+    /// The consumer waits for a result of producer `0`, and grants it the memory it waits for.
     Grant(usize),
-    /// The receiver hands the oldest result of maker `0` to its users.
+    /// The consumer passes the oldest result of producer `0` to its users.
     Take(usize),
-    /// The receiver makes the second call of the two that it has begun.
+    /// The consumer makes the second of two calls.
     Continue,
-    /// One user of the slot at this place among those lent lets go of it.
+    /// One user of the borrowed slot with this index drops it.
     Drop(usize),
 }
 
 #[derive(Debug)]
-enum ToMaker {
+enum ToProducer {
     Task(Vec<u64>),
     Granted,
 }
 
 #[derive(Debug)]
-enum ToReceiver {
+enum ToConsumer {
     Slot(u64, OwnedFd, usize),
-    Made { slot: u64, mark: u8, dropped: Vec<u64> },
-    Need,
+    Filled { slot: u64, mark: u8, freed: Vec<u64> },
+    NeedsMemory,
 }
 
-/// Where a maker is, between two calls.
+/// The state of a producer between two calls.
 #[derive(Debug, Default)]
-enum At {
+enum State {
     #[default]
     Idle,
-    Tidy,
-    /// With the bytes that waited.
-    Weigh(usize),
+    StartTask,
+    /// With the free bytes.
+    CheckBudget(usize),
     Trim {
-        most_free: usize,
-        then: Then,
+        max_free: usize,
+        then: AfterTrim,
     },
-    /// With the bytes there were before.
+    /// With the bytes before trimming.
     Trimming {
-        most_free: usize,
+        max_free: usize,
         before: usize,
-        then: Then,
+        then: AfterTrim,
     },
     Trimmed {
         before: usize,
-        then: Then,
+        then: AfterTrim,
     },
-    Make,
+    Allocate,
     Reserve {
         again: bool,
     },
-    /// The fault: it fits, as far as was seen.
-    AddUp,
+    /// The fault: the check has passed, but nothing is reserved.
+    Add,
     Await,
-    /// With the bytes it reserved.
+    /// With the reserved bytes.
     Slot(u64),
-    Settle {
+    ReleaseUnused {
         reserved: u64,
         grown: u64,
         slot: Slot,
@@ -133,213 +135,224 @@ enum At {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Then {
-    Make,
+enum AfterTrim {
+    Allocate,
     ReserveAgain,
 }
 
 #[derive(Debug)]
-struct Maker {
+struct Producer {
     number: usize,
     arena: Arena,
-    at: At,
-    inbox: VecDeque<ToMaker>,
-    outbox: VecDeque<ToReceiver>,
-    /// Tasks that came while it waited for memory.
+    state: State,
+    inbox: VecDeque<ToProducer>,
+    outbox: VecDeque<ToConsumer>,
+    /// Tasks that arrived while it waited for memory.
     tasks: VecDeque<Vec<u64>>,
     sent: BTreeMap<u64, Slot>,
-    dropped: Vec<u64>,
-    num_made: usize,
-    stray: Option<Slot>,
-    num_strays: usize,
-    /// Its slots' numbers in the order in which they were made.
+    freed: Vec<u64>,
+    num_filled: usize,
+    local_slot: Option<Slot>,
+    num_local_slots: usize,
+    /// The ids of its slots, in the order of allocation.
     names: Vec<u64>,
 }
 
-/// A slot in the hands of users.
+/// A slot that users hold.
 #[derive(Debug)]
 struct Held {
-    maker: usize,
+    producer: usize,
     slot: u64,
     mark: u8,
     owners: Vec<Arc<BorrowedSlot>>,
 }
 
-/// What the receiver is in the middle of.
+/// The first of two calls of the consumer, with its result.
 #[derive(Debug)]
-enum Begun {
-    Give(usize, Vec<u64>),
+enum FirstCall {
+    SendTask(usize, Vec<u64>),
     Take(u64),
 }
 
-/// Everything, between two steps.
+/// The state of the model between two steps.
 #[derive(Debug)]
 pub(crate) struct World {
     scenario: Scenario,
     shared_budget: SharedBudget,
-    makers: Vec<Maker>,
-    lenders: Vec<RemoteSlots>,
-    num_given: Vec<usize>,
-    num_heard: Vec<usize>,
-    answers: Vec<VecDeque<(u64, u8)>>,
-    needs: Vec<bool>,
-    begun: Option<Begun>,
+    producers: Vec<Producer>,
+    remote_slots: Vec<RemoteSlots>,
+    num_sent: Vec<usize>,
+    num_received: Vec<usize>,
+    results: Vec<VecDeque<(u64, u8)>>,
+    is_waiting: Vec<bool>,
+    first_call: Option<FirstCall>,
     held: Vec<Held>,
-    /// The fault's own list of what is told as returned.
-    early: Vec<Vec<u64>>,
+    /// Slots that the fault reports as returned.
+    returned_early: Vec<Vec<u64>>,
 }
 
 impl World {
     pub(crate) fn new(scenario: Scenario) -> Self {
-        let count = scenario.num_makers;
+        let count = scenario.num_producers;
         let (shared_budget, _) = SharedBudget::create(count, scenario.budget * SLOT_BYTES).unwrap();
         Self {
             scenario,
             shared_budget,
-            makers: (0..count).map(|number| Maker::new(number, scenario.num_strays)).collect(),
-            lenders: (0..count).map(|_| RemoteSlots::new(true)).collect(),
-            num_given: vec![0; count],
-            num_heard: vec![0; count],
-            answers: vec![VecDeque::new(); count],
-            needs: vec![false; count],
-            begun: None,
+            producers: (0..count)
+                .map(|number| Producer::new(number, scenario.num_local_slots))
+                .collect(),
+            remote_slots: (0..count).map(|_| RemoteSlots::new(true)).collect(),
+            num_sent: vec![0; count],
+            num_received: vec![0; count],
+            results: vec![VecDeque::new(); count],
+            is_waiting: vec![false; count],
+            first_call: None,
             held: Vec::new(),
-            early: vec![Vec::new(); count],
+            returned_early: vec![Vec::new(); count],
         }
     }
 
-    /// What can happen next; nothing where all is done, or nothing can go on.
+    /// The possible next steps; none when all is done, or in a deadlock.
     pub(crate) fn steps(&self) -> Vec<Step> {
         let mut steps = Vec::new();
-        for (number, maker) in self.makers.iter().enumerate() {
-            if maker.can_go_on() {
-                steps.push(Step::Maker(number));
+        for (number, producer) in self.producers.iter().enumerate() {
+            if producer.can_continue() {
+                steps.push(Step::Producer(number));
             }
-            if maker.stray.is_some() || (maker.num_strays > 0 && maker.lets_others_in()) {
-                steps.push(Step::Stray(number));
+            if producer.local_slot.is_some()
+                || (producer.num_local_slots > 0 && producer.is_unlocked())
+            {
+                steps.push(Step::OtherThread(number));
             }
-            if self.begun.is_some() {
+            if self.first_call.is_some() {
                 continue;
             }
-            if self.num_given[number] < self.scenario.num_tasks {
-                steps.push(Step::Give(number));
+            if self.num_sent[number] < self.scenario.num_tasks {
+                steps.push(Step::StartTask(number));
             }
-            if !maker.outbox.is_empty() {
-                steps.push(Step::Hear(number));
+            if !producer.outbox.is_empty() {
+                steps.push(Step::Receive(number));
             }
-            if self.needs[number] {
+            if self.is_waiting[number] {
                 steps.push(Step::Grant(number));
             }
-            if !self.answers[number].is_empty() {
+            if !self.results[number].is_empty() {
                 steps.push(Step::Take(number));
             }
         }
-        if self.begun.is_some() {
+        if self.first_call.is_some() {
             steps.push(Step::Continue);
         }
         let held = self.held.iter().enumerate().filter(|(_, held)| !held.owners.is_empty());
-        steps.extend(held.map(|(place, _)| Step::Drop(place)));
+        steps.extend(held.map(|(at, _)| Step::Drop(at)));
         steps
     }
 
-    /// Does `step`, and then looks whether all that must hold at any time does.
+    /// Takes `step`, and then checks the invariants.
     pub(crate) fn take(&mut self, step: Step) -> Result<(), String> {
         match step {
-            Step::Maker(number) => self.makers[number].go_on(&self.shared_budget, self.scenario)?,
-            Step::Stray(number) => self.makers[number].go_astray(&self.shared_budget)?,
-            Step::Give(number) => {
-                let (mut returned, _) = self.lenders[number].take_returned();
-                returned.append(&mut self.early[number]);
-                self.num_given[number] += 1;
-                self.begun = Some(Begun::Give(number, returned));
+            Step::Producer(number) => {
+                self.producers[number].advance(&self.shared_budget, self.scenario)?;
             }
-            Step::Hear(number) => self.hear(number)?,
+            Step::OtherThread(number) => {
+                self.producers[number].advance_other_thread(&self.shared_budget)?;
+            }
+            Step::StartTask(number) => {
+                let (mut returned, _) = self.remote_slots[number].take_returned();
+                returned.append(&mut self.returned_early[number]);
+                self.num_sent[number] += 1;
+                self.first_call = Some(FirstCall::SendTask(number, returned));
+            }
+            Step::Receive(number) => self.receive(number)?,
             Step::Grant(number) => {
                 self.shared_budget.reserve_anyway(SLOT_BYTES);
-                self.needs[number] = false;
-                self.makers[number].inbox.push_back(ToMaker::Granted);
+                self.is_waiting[number] = false;
+                self.producers[number].inbox.push_back(ToProducer::Granted);
             }
             Step::Take(number) => {
-                let (slot, mark) = self.answers[number].pop_front().ok_or("no answer")?;
-                let lent = Arc::new(self.lenders[number].borrow(slot).map_err(|e| e.to_string())?);
-                self.begun = Some(Begun::Take(lent.byte_len() as u64));
-                let owners = vec![lent; self.scenario.num_owners];
-                self.held.push(Held { maker: number, slot, mark, owners });
+                let (slot, mark) = self.results[number].pop_front().ok_or("no result")?;
+                let borrowed =
+                    Arc::new(self.remote_slots[number].borrow(slot).map_err(|e| e.to_string())?);
+                self.first_call = Some(FirstCall::Take(borrowed.byte_len() as u64));
+                let owners = vec![borrowed; self.scenario.num_owners];
+                self.held.push(Held { producer: number, slot, mark, owners });
             }
-            Step::Continue => self.continue_begun(),
-            Step::Drop(place) => self.let_go(place),
+            Step::Continue => self.make_second_call(),
+            Step::Drop(at) => self.drop_user(at),
         }
         self.check()
     }
 
-    fn continue_begun(&mut self) {
-        match self.begun.take() {
-            Some(Begun::Take(byte_len)) => self.shared_budget.release(byte_len).expect("reserved"),
-            Some(Begun::Give(number, mut returned)) => {
+    fn make_second_call(&mut self) {
+        match self.first_call.take() {
+            Some(FirstCall::Take(byte_len)) => {
+                self.shared_budget.release(byte_len).expect("reserved")
+            }
+            Some(FirstCall::SendTask(number, mut returned)) => {
                 for _ in &returned {
                     self.shared_budget.reserve_anyway(SLOT_BYTES);
                 }
-                if self.scenario.fault == Some(Fault::ReturnsNotTold) {
+                if self.scenario.fault == Some(Fault::ReturnsNotSent) {
                     returned.clear();
                 }
-                self.makers[number].inbox.push_back(ToMaker::Task(returned));
+                self.producers[number].inbox.push_back(ToProducer::Task(returned));
             }
             None => {}
         }
     }
 
-    fn hear(&mut self, number: usize) -> Result<(), String> {
-        match self.makers[number].outbox.pop_front().ok_or("no message")? {
-            ToReceiver::Slot(slot, file, byte_len) => {
-                let added = self.lenders[number].add(slot, file.as_fd(), byte_len);
+    fn receive(&mut self, number: usize) -> Result<(), String> {
+        match self.producers[number].outbox.pop_front().ok_or("no message")? {
+            ToConsumer::Slot(slot, file, byte_len) => {
+                let added = self.remote_slots[number].add(slot, file.as_fd(), byte_len);
                 added.map_err(|error| error.to_string())?;
             }
-            ToReceiver::Made { slot, mark, dropped } => {
-                self.num_heard[number] += 1;
-                self.answers[number].push_back((slot, mark));
-                if self.scenario.fault != Some(Fault::DropsNotTold) {
-                    for slot in dropped {
-                        self.lenders[number].forget(slot);
+            ToConsumer::Filled { slot, mark, freed } => {
+                self.num_received[number] += 1;
+                self.results[number].push_back((slot, mark));
+                if self.scenario.fault != Some(Fault::FreedNotSent) {
+                    for slot in freed {
+                        self.remote_slots[number].forget(slot);
                     }
                 }
             }
-            ToReceiver::Need => {
-                let busy = |&other: &usize| self.num_heard[other] < self.num_given[other];
-                let others = (0..self.makers.len()).filter(|&other| other != number);
-                let earlier = others.filter(busy).count() as u64;
+            ToConsumer::NeedsMemory => {
+                let has_tasks = |&other: &usize| self.num_received[other] < self.num_sent[other];
+                let others = (0..self.producers.len()).filter(|&other| other != number);
+                let earlier = others.filter(has_tasks).count() as u64;
                 if self.shared_budget.reserve(SLOT_BYTES, earlier * SLOT_BYTES) {
-                    self.makers[number].inbox.push_back(ToMaker::Granted);
+                    self.producers[number].inbox.push_back(ToProducer::Granted);
                 } else {
-                    self.needs[number] = true;
+                    self.is_waiting[number] = true;
                 }
             }
         }
         Ok(())
     }
 
-    fn let_go(&mut self, place: usize) {
-        let held = &mut self.held[place];
+    fn drop_user(&mut self, at: usize) {
+        let held = &mut self.held[at];
         let first = held.owners.len() == self.scenario.num_owners;
-        if first && self.scenario.fault == Some(Fault::ToldWithTheFirstOwner) {
-            self.early[held.maker].push(held.slot);
+        if first && self.scenario.fault == Some(Fault::ReturnedWithTheFirstOwner) {
+            self.returned_early[held.producer].push(held.slot);
         }
         held.owners.pop();
         if held.owners.is_empty() {
-            self.held.remove(place);
+            self.held.remove(at);
         }
     }
 
     fn check(&self) -> Result<(), String> {
         for held in &self.held {
-            if !held.owners.iter().all(|lent| crate::bytes::all_are(lent, held.mark)) {
+            if !held.owners.iter().all(|borrowed| crate::bytes::all_are(borrowed, held.mark)) {
                 return Err(format!("slot {} changed under its users", self.name_of(held)));
             }
-            if self.lenders[held.maker].borrow(held.slot).is_ok() {
-                return Err(format!("slot {} is lent twice", self.name_of(held)));
+            if self.remote_slots[held.producer].borrow(held.slot).is_ok() {
+                return Err(format!("slot {} is borrowed twice", self.name_of(held)));
             }
         }
-        for maker in &self.makers {
-            if maker.stray.as_ref().is_some_and(|slot| !is_filled(slot, STRAY)) {
+        for producer in &self.producers {
+            if producer.local_slot.as_ref().is_some_and(|slot| !is_filled(slot, LOCAL_BYTE)) {
                 return Err("the slot of another thread changed under it".into());
             }
         }
@@ -349,207 +362,222 @@ impl World {
         Ok(())
     }
 
-    /// Looks at a world in which nothing can happen any more.
+    /// Checks the final state, in which no step is possible.
     pub(crate) fn check_end(mut self) -> Result<(), String> {
-        for number in 0..self.makers.len() {
-            if self.makers[number].num_made < self.scenario.num_tasks {
+        for number in 0..self.producers.len() {
+            if self.producers[number].num_filled < self.scenario.num_tasks {
                 return Err(format!(
-                    "maker {number} waits for ever at {:?}",
-                    self.makers[number].at
+                    "producer {number} waits forever at {:?}",
+                    self.producers[number].state
                 ));
             }
-            // What would go with the next task.
-            for slot in self.lenders[number].take_returned().0 {
+            // The slots that the next task would return.
+            for slot in self.remote_slots[number].take_returned().0 {
                 self.shared_budget.reserve_anyway(SLOT_BYTES);
-                self.makers[number].sent.remove(&slot);
+                self.producers[number].sent.remove(&slot);
             }
         }
         let mut there = 0;
-        for (number, maker) in self.makers.iter().enumerate() {
-            let (all, free) = (maker.arena.total_bytes(), maker.arena.free_bytes());
+        for (number, producer) in self.producers.iter().enumerate() {
+            let (all, free) = (producer.arena.total_bytes(), producer.arena.free_bytes());
             if all != free {
                 return Err(format!(
-                    "slots of maker {number} are lost: {free} of {all} bytes wait"
+                    "slots of producer {number} are lost: {free} of {all} bytes are free"
                 ));
             }
             there += all as u64;
-            let waiting = waiting(&maker.arena);
-            for (slot, holder) in known(&self.lenders[number], &maker.names) {
+            let free_slots = free_slots(&producer.arena);
+            for (slot, holder) in known(&self.remote_slots[number], &producer.names) {
                 if holder != "Maker" {
-                    return Err(format!("slot {slot} is not its maker's in the ledger"));
+                    return Err(format!(
+                        "the remote slots do not say that the producer owns slot {slot}"
+                    ));
                 }
-                if !waiting.contains(&slot) && !maker.dropped.contains(&slot) {
-                    return Err(format!("slot {slot} is gone, but not forgotten"));
+                if !free_slots.contains(&slot) && !producer.freed.contains(&slot) {
+                    return Err(format!("slot {slot} is freed, but not forgotten"));
                 }
             }
         }
         if self.shared_budget.reserved() != there {
             let reserved = self.shared_budget.reserved();
-            return Err(format!("{reserved} bytes are reserved where there are {there}"));
+            return Err(format!("{reserved} bytes are reserved, but {there} exist"));
         }
         Ok(())
     }
 
     fn name_of(&self, held: &Held) -> String {
-        format!("{} of maker {}", self.makers[held.maker].name_of(held.slot), held.maker)
+        format!(
+            "{} of producer {}",
+            self.producers[held.producer].name_of(held.slot),
+            held.producer
+        )
     }
 
-    /// All that the future depends on. Of the engine's types it has what they hold themselves, as
-    /// their `Debug` texts tell; slots are named in the order in which they were made.
+    /// The state as text, for comparison. The state of the engine's types is taken from their
+    /// `Debug` texts; slots are numbered in the order of allocation.
     pub(crate) fn key(&self) -> String {
         let mut key = format!(
             "{} {:?} {:?} {:?}",
             self.shared_budget.reserved() / SLOT_BYTES,
-            self.num_given,
-            self.num_heard,
-            self.needs
+            self.num_sent,
+            self.num_received,
+            self.is_waiting
         );
-        for (number, maker) in self.makers.iter().enumerate() {
-            maker.add_key(&mut key);
-            let remote_slots = &self.lenders[number];
-            let known = known(remote_slots, &maker.names).into_iter();
-            let known: Vec<_> = known.map(|(slot, holder)| (maker.name_of(slot), holder)).collect();
-            let returned = maker.names_of(&returned(remote_slots));
-            let early = maker.names_of(&self.early[number]);
-            let answers: Vec<_> = self.answers[number]
+        for (number, producer) in self.producers.iter().enumerate() {
+            producer.add_key(&mut key);
+            let remote_slots = &self.remote_slots[number];
+            let known = known(remote_slots, &producer.names).into_iter();
+            let known: Vec<_> =
+                known.map(|(slot, holder)| (producer.name_of(slot), holder)).collect();
+            let returned = producer.names_of(&returned(remote_slots));
+            let returned_early = producer.names_of(&self.returned_early[number]);
+            let results: Vec<_> = self.results[number]
                 .iter()
-                .map(|&(slot, mark)| (maker.name_of(slot), mark))
+                .map(|&(slot, mark)| (producer.name_of(slot), mark))
                 .collect();
-            write!(key, "|{known:?} {returned:?} {early:?} {answers:?}").unwrap();
+            write!(key, "|{known:?} {returned:?} {returned_early:?} {results:?}").unwrap();
         }
         for held in &self.held {
-            let name = self.makers[held.maker].name_of(held.slot);
-            write!(key, "|{} {name} {} {}", held.maker, held.mark, held.owners.len()).unwrap();
+            let name = self.producers[held.producer].name_of(held.slot);
+            write!(key, "|{} {name} {} {}", held.producer, held.mark, held.owners.len()).unwrap();
         }
-        match &self.begun {
-            Some(Begun::Give(number, returned)) => {
-                let returned = self.makers[*number].names_of(returned);
+        match &self.first_call {
+            Some(FirstCall::SendTask(number, returned)) => {
+                let returned = self.producers[*number].names_of(returned);
                 write!(key, "|give {number} {returned:?}").unwrap();
             }
-            Some(Begun::Take(_)) => key.push_str("|take"),
+            Some(FirstCall::Take(_)) => key.push_str("|take"),
             None => {}
         }
         key
     }
 }
 
-impl Maker {
-    fn new(number: usize, num_strays: usize) -> Self {
+impl Producer {
+    fn new(number: usize, num_local_slots: usize) -> Self {
         Self {
             number,
             arena: Arena::shared(true),
-            at: At::Idle,
+            state: State::Idle,
             inbox: VecDeque::new(),
             outbox: VecDeque::new(),
             tasks: VecDeque::new(),
             sent: BTreeMap::new(),
-            dropped: Vec::new(),
-            num_made: 0,
-            stray: None,
-            num_strays,
+            freed: Vec::new(),
+            num_filled: 0,
+            local_slot: None,
+            num_local_slots,
             names: Vec::new(),
         }
     }
 
-    fn can_go_on(&self) -> bool {
-        match self.at {
-            At::Idle => !self.tasks.is_empty() || !self.inbox.is_empty(),
-            At::Await => !self.inbox.is_empty(),
+    fn can_continue(&self) -> bool {
+        match self.state {
+            State::Idle => !self.tasks.is_empty() || !self.inbox.is_empty(),
+            State::Await => !self.inbox.is_empty(),
             _ => true,
         }
     }
 
-    /// Whether the lock of `SharedArena` is open.
-    fn lets_others_in(&self) -> bool {
-        matches!(self.at, At::Idle | At::Make | At::Send(_))
+    /// Whether the lock of `SharedArena` is free.
+    fn is_unlocked(&self) -> bool {
+        matches!(self.state, State::Idle | State::Allocate | State::Send(_))
     }
 
-    fn go_on(&mut self, shared_budget: &SharedBudget, scenario: Scenario) -> Result<(), String> {
+    fn advance(&mut self, shared_budget: &SharedBudget, scenario: Scenario) -> Result<(), String> {
         let budget = usize::try_from(scenario.budget * SLOT_BYTES).unwrap();
         let fault = scenario.fault;
-        let spare = SPARE * scenario.num_makers as u64 * SLOT_BYTES;
-        self.at = match std::mem::take(&mut self.at) {
-            At::Idle => {
+        let spare = NUM_SPARE * scenario.num_producers as u64 * SLOT_BYTES;
+        self.state = match std::mem::take(&mut self.state) {
+            State::Idle => {
                 for slot in self.next_task()? {
                     self.sent.remove(&slot);
                 }
-                At::Tidy
+                State::StartTask
             }
-            At::Tidy if scenario.frugal => At::Trim { most_free: 0, then: Then::Make },
-            At::Tidy => At::Weigh(self.arena.free_bytes()),
-            At::Weigh(free) => {
+            State::StartTask if scenario.frugal => {
+                State::Trim { max_free: 0, then: AfterTrim::Allocate }
+            }
+            State::StartTask => State::CheckBudget(self.arena.free_bytes()),
+            State::CheckBudget(free) => {
                 let excess =
                     usize::try_from(shared_budget.reserved()).unwrap().saturating_sub(budget);
                 if free > 0 && excess > 0 {
-                    At::Trim { most_free: free.saturating_sub(excess), then: Then::Make }
+                    State::Trim { max_free: free.saturating_sub(excess), then: AfterTrim::Allocate }
                 } else {
-                    At::Make
+                    State::Allocate
                 }
             }
-            At::Trim { most_free, then } => {
-                At::Trimming { most_free, before: self.count(fault), then }
+            State::Trim { max_free, then } => {
+                State::Trimming { max_free, before: self.count(fault), then }
             }
-            At::Trimming { most_free, before, then } => {
-                self.dropped.append(&mut self.arena.trim(most_free));
-                At::Trimmed { before, then }
+            State::Trimming { max_free, before, then } => {
+                self.freed.append(&mut self.arena.trim(max_free));
+                State::Trimmed { before, then }
             }
-            At::Trimmed { before, then } => {
+            State::Trimmed { before, then } => {
                 let after = self.count(fault);
-                let byte_len = before.checked_sub(after).ok_or("fewer than no bytes released")?;
-                shared_budget.release(byte_len as u64).map_err(|_| "memory nobody reserved")?;
+                let byte_len =
+                    before.checked_sub(after).ok_or("a negative number of bytes released")?;
+                shared_budget
+                    .release(byte_len as u64)
+                    .map_err(|_| "more bytes released than reserved")?;
                 match then {
-                    Then::Make => At::Make,
-                    Then::ReserveAgain => At::Reserve { again: true },
+                    AfterTrim::Allocate => State::Allocate,
+                    AfterTrim::ReserveAgain => State::Reserve { again: true },
                 }
             }
-            At::Make => match self.arena.growth(SLOT) {
-                0 => At::Slot(0),
-                _ => At::Reserve { again: false },
+            State::Allocate => match self.arena.growth(SLOT) {
+                0 => State::Slot(0),
+                _ => State::Reserve { again: false },
             },
-            At::Reserve { again } => {
+            State::Reserve { again } => {
                 let fits = if fault == Some(Fault::ReservedInTwoSteps) {
                     shared_budget.reserved() + SLOT_BYTES + spare <= budget as u64
                 } else {
                     shared_budget.reserve(SLOT_BYTES, spare)
                 };
                 if fits && fault == Some(Fault::ReservedInTwoSteps) {
-                    At::AddUp
+                    State::Add
                 } else if fits {
                     within_budget(shared_budget, budget as u64 - spare)?;
-                    At::Slot(SLOT_BYTES)
+                    State::Slot(SLOT_BYTES)
                 } else if again {
-                    self.outbox.push_back(ToReceiver::Need);
-                    At::Await
+                    self.outbox.push_back(ToConsumer::NeedsMemory);
+                    State::Await
                 } else {
-                    At::Trim { most_free: 0, then: Then::ReserveAgain }
+                    State::Trim { max_free: 0, then: AfterTrim::ReserveAgain }
                 }
             }
-            At::AddUp => {
+            State::Add => {
                 shared_budget.reserve_anyway(SLOT_BYTES);
                 within_budget(shared_budget, budget as u64 - spare)?;
-                At::Slot(SLOT_BYTES)
+                State::Slot(SLOT_BYTES)
             }
-            At::Await => match self.inbox.pop_front().ok_or("nothing to hear")? {
-                ToMaker::Granted => At::Slot(SLOT_BYTES),
-                ToMaker::Task(returned) => {
+            State::Await => match self.inbox.pop_front().ok_or("no message")? {
+                ToProducer::Granted => State::Slot(SLOT_BYTES),
+                ToProducer::Task(returned) => {
                     self.tasks.push_back(returned);
-                    At::Await
+                    State::Await
                 }
             },
-            At::Slot(reserved) => {
-                let (slot, grown) = self.made()?;
-                At::Settle { reserved, grown, slot }
+            State::Slot(reserved) => {
+                let (slot, grown) = self.allocate()?;
+                State::ReleaseUnused { reserved, grown, slot }
             }
-            At::Settle { reserved, grown, slot } => {
-                if fault != Some(Fault::CountedByWaitingSlots) {
-                    let left = reserved.checked_sub(grown).ok_or("memory nobody reserved")?;
-                    shared_budget.release(left).map_err(|_| "memory nobody reserved")?;
+            State::ReleaseUnused { reserved, grown, slot } => {
+                if fault != Some(Fault::CountedByFreeSlots) {
+                    let unused =
+                        reserved.checked_sub(grown).ok_or("more bytes allocated than reserved")?;
+                    shared_budget
+                        .release(unused)
+                        .map_err(|_| "more bytes released than reserved")?;
                 }
-                At::Send(slot)
+                State::Send(slot)
             }
-            At::Send(slot) => {
+            State::Send(slot) => {
                 self.send(slot, fault);
-                At::Idle
+                State::Idle
             }
         };
         Ok(())
@@ -560,20 +588,20 @@ impl Maker {
             return Ok(returned);
         }
         match self.inbox.pop_front() {
-            Some(ToMaker::Task(returned)) => Ok(returned),
-            other => Err(format!("{other:?} where a task was due")),
+            Some(ToProducer::Task(returned)) => Ok(returned),
+            other => Err(format!("{other:?} instead of a task")),
         }
     }
 
     fn count(&self, fault: Option<Fault>) -> usize {
         match fault {
-            Some(Fault::CountedByWaitingSlots) => self.arena.free_bytes(),
+            Some(Fault::CountedByFreeSlots) => self.arena.free_bytes(),
             _ => self.arena.total_bytes(),
         }
     }
 
-    /// A slot, and the bytes by which the arena grew for it.
-    fn made(&mut self) -> Result<(Slot, u64), String> {
+    /// Allocates a slot; returns it and the bytes by which the arena grew.
+    fn allocate(&mut self) -> Result<(Slot, u64), String> {
         let before = self.arena.total_bytes();
         let slot = self.arena.slot(SLOT).map_err(|error| error.to_string())?;
         let grown = (self.arena.total_bytes() - before) as u64;
@@ -582,38 +610,40 @@ impl Maker {
             self.names.push(id);
         }
         if !is_filled(&slot, if grown > 0 { 0 } else { POISON }) {
-            return Err(format!("slot {} was written while it waited", self.name_of(id)));
+            return Err(format!("slot {} was written while it was free", self.name_of(id)));
         }
         Ok((slot, grown))
     }
 
     fn send(&mut self, mut slot: Slot, fault: Option<Fault>) {
-        let mark = u8::try_from(self.number * 64 + self.num_made + 1).unwrap();
+        let mark = u8::try_from(self.number * 64 + self.num_filled + 1).unwrap();
         slot.bytes_mut().fill(mark);
-        self.num_made += 1;
+        self.num_filled += 1;
         let id = slot.shared_id().unwrap();
         if let Some((file, byte_len)) = slot.take_file() {
-            self.outbox.push_back(ToReceiver::Slot(id, file, byte_len));
+            self.outbox.push_back(ToConsumer::Slot(id, file, byte_len));
         }
-        let dropped = std::mem::take(&mut self.dropped);
-        self.outbox.push_back(ToReceiver::Made { slot: id, mark, dropped });
+        let freed = std::mem::take(&mut self.freed);
+        self.outbox.push_back(ToConsumer::Filled { slot: id, mark, freed });
         if fault != Some(Fault::ReusedOnceSent) {
             self.sent.insert(id, slot);
         }
     }
 
-    /// The other thread of this process, which does not wait for room.
-    fn go_astray(&mut self, shared_budget: &SharedBudget) -> Result<(), String> {
-        if self.stray.take().is_some() {
+    /// The other thread of this process, which does not wait for memory.
+    fn advance_other_thread(&mut self, shared_budget: &SharedBudget) -> Result<(), String> {
+        if self.local_slot.take().is_some() {
             return Ok(());
         }
-        self.num_strays -= 1;
+        self.num_local_slots -= 1;
         let growth = self.arena.growth(SLOT) as u64;
-        if growth == 0 || shared_budget.reserve(growth, SPARE * SLOT_BYTES) {
-            let (mut slot, grown) = self.made()?;
-            shared_budget.release(growth - grown).map_err(|_| "memory nobody reserved")?;
-            slot.bytes_mut().fill(STRAY);
-            self.stray = Some(slot);
+        if growth == 0 || shared_budget.reserve(growth, NUM_SPARE * SLOT_BYTES) {
+            let (mut slot, grown) = self.allocate()?;
+            shared_budget
+                .release(growth - grown)
+                .map_err(|_| "more bytes released than reserved")?;
+            slot.bytes_mut().fill(LOCAL_BYTE);
+            self.local_slot = Some(slot);
         }
         Ok(())
     }
@@ -628,29 +658,29 @@ impl Maker {
 
     fn add_key(&self, key: &mut String) {
         let id = |slot: &Slot| self.name_of(slot.shared_id().unwrap());
-        match &self.at {
-            At::Settle { reserved, grown, slot } => {
-                write!(key, "|settle {reserved} {grown} {}", id(slot)).unwrap();
+        match &self.state {
+            State::ReleaseUnused { reserved, grown, slot } => {
+                write!(key, "|release_unused {reserved} {grown} {}", id(slot)).unwrap();
             }
-            At::Send(slot) => write!(key, "|send {}", id(slot)).unwrap(),
-            at => write!(key, "|{at:?}").unwrap(),
+            State::Send(slot) => write!(key, "|send {}", id(slot)).unwrap(),
+            state => write!(key, "|{state:?}").unwrap(),
         }
         for message in &self.inbox {
             match message {
-                ToMaker::Task(returned) => {
+                ToProducer::Task(returned) => {
                     write!(key, " task {:?}", self.names_of(returned)).unwrap();
                 }
-                ToMaker::Granted => key.push_str(" granted"),
+                ToProducer::Granted => key.push_str(" granted"),
             }
         }
         for message in &self.outbox {
             match message {
-                ToReceiver::Slot(slot, ..) => write!(key, " slot {}", self.name_of(*slot)).unwrap(),
-                ToReceiver::Made { slot, mark, dropped } => {
-                    let (slot, dropped) = (self.name_of(*slot), self.names_of(dropped));
-                    write!(key, " made {slot} {mark} {dropped:?}").unwrap();
+                ToConsumer::Slot(slot, ..) => write!(key, " slot {}", self.name_of(*slot)).unwrap(),
+                ToConsumer::Filled { slot, mark, freed } => {
+                    let (slot, freed) = (self.name_of(*slot), self.names_of(freed));
+                    write!(key, " filled {slot} {mark} {freed:?}").unwrap();
                 }
-                ToReceiver::Need => key.push_str(" need"),
+                ToConsumer::NeedsMemory => key.push_str(" need"),
             }
         }
         let tasks: Vec<_> = self.tasks.iter().map(|returned| self.names_of(returned)).collect();
@@ -658,32 +688,32 @@ impl Maker {
         write!(
             key,
             "|{tasks:?} {sent:?} {:?} {:?} {} {:?} {} {}",
-            self.names_of(&waiting(&self.arena)),
-            self.names_of(&self.dropped),
-            self.num_made,
-            self.stray.as_ref().map(id),
-            self.num_strays,
+            self.names_of(&free_slots(&self.arena)),
+            self.names_of(&self.freed),
+            self.num_filled,
+            self.local_slot.as_ref().map(id),
+            self.num_local_slots,
             self.arena.total_bytes()
         )
         .unwrap();
     }
 }
 
-fn within_budget(shared_budget: &SharedBudget, most: u64) -> Result<(), String> {
+fn within_budget(shared_budget: &SharedBudget, max: u64) -> Result<(), String> {
     let reserved = shared_budget.reserved();
-    if reserved <= most { Ok(()) } else { Err(format!("{reserved} bytes got reserved of {most}")) }
+    if reserved <= max { Ok(()) } else { Err(format!("{reserved} bytes were reserved of {max}")) }
 }
 
 fn is_filled(slot: &Slot, byte: u8) -> bool {
     slot.bytes().iter().all(|&found| found == byte)
 }
 
-/// The slots that wait in an arena, those that waited longest first.
-fn waiting(arena: &Arena) -> Vec<u64> {
+/// The free slots of an arena, longest free first.
+fn free_slots(arena: &Arena) -> Vec<u64> {
     numbers_after(&format!("{arena:?}"), "Identity { id: ")
 }
 
-/// The slots returned that nobody asked for yet.
+/// The returned slots that have not been collected yet.
 fn returned(remote_slots: &RemoteSlots) -> Vec<u64> {
     let text = format!("{remote_slots:?}");
     let (_, list) = text.split_once("returned: [").unwrap();
@@ -691,7 +721,7 @@ fn returned(remote_slots: &RemoteSlots) -> Vec<u64> {
     list.split(", ").filter_map(|number| number.parse().ok()).collect()
 }
 
-/// Which of `slots` the remote slots include, and who may write them.
+/// The slots of `slots` that are known to the consumer, and their holders.
 fn known(remote_slots: &RemoteSlots, slots: &[u64]) -> Vec<(u64, String)> {
     let text = format!("{remote_slots:?}");
     let holder = |slot: u64| {
