@@ -33,8 +33,8 @@ pub enum Error {
     },
     /// A file was changed after its index had been written.
     #[error(
-        "{path}: the index was written for {noted}, found {found}; delete the index file, so that it \
-         is written again"
+        "{path}: the index was written for {noted}, found {found}; delete the index file, so \
+         that it is written again"
     )]
     Outdated {
         /// The file.

@@ -1,6 +1,6 @@
 //! The engine of grainmill, lowest layer first: [`error`], [`bytes`], [`platform`], [`process`],
 //! [`try_alloc`], [`shared_memory`] and [`write_prefetcher`], [`order`] (the order of records),
-//! [`records`] (bytes by index), [`batch`] and [`pack`] (rows of a slot) and [`pipeline`] (threads).
+//! [`records`] (bytes by index), [`batch`] and [`pack`] (rows of a slot), [`pipeline`] (threads).
 //! A layer uses only those before it; none knows Python.
 
 pub mod batch;

@@ -15,13 +15,13 @@ fn shared_files_are_zero_and_shared_by_all_mappings() {
     let [ours, theirs] = [(), ()].map(|()| mapped(file.as_fd(), 10_000).unwrap());
     drop(file);
     assert_ne!(ours, theirs);
-    for place in [0, 9_999] {
+    for offset in [0, 9_999] {
         // SAFETY: two bytes of 10,000, and nothing else uses the mapping.
-        assert_eq!(unsafe { theirs.as_ptr().wrapping_add(place).read() }, 0);
+        assert_eq!(unsafe { theirs.as_ptr().wrapping_add(offset).read() }, 0);
         // SAFETY: as above.
-        unsafe { ours.as_ptr().wrapping_add(place).write(7) };
+        unsafe { ours.as_ptr().wrapping_add(offset).write(7) };
         // SAFETY: as above.
-        assert_eq!(unsafe { theirs.as_ptr().wrapping_add(place).read() }, 7);
+        assert_eq!(unsafe { theirs.as_ptr().wrapping_add(offset).read() }, 7);
     }
     for mapping in [ours, theirs] {
         // SAFETY: mapped above, and not used again.

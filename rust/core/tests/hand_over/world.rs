@@ -286,7 +286,7 @@ impl World {
     fn make_second_call(&mut self) {
         match self.first_call.take() {
             Some(FirstCall::Take(byte_len)) => {
-                self.shared_budget.release(byte_len).expect("reserved")
+                self.shared_budget.release(byte_len).expect("reserved");
             }
             Some(FirstCall::SendTask(number, mut returned)) => {
                 for _ in &returned {
