@@ -119,7 +119,9 @@ def test_filled_rows_are_the_elements(folder, name, file):
         failure = rest.failure if rest else None
         if failure is not None:
             assert (type(failure), str(failure)) == (type(whole.failure), str(whole.failure))
-        assert rest or filled in (0, start + count - at) or whole.failure is not None
+        # Storage that has become slow is read in another way.
+        whole_block = filled in (0, start + count - at) or program.waits_for_storage
+        assert rest or whole_block or whole.failure is not None
     assert filled_most > 20
 
 

@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 from stages import STAGES, make
@@ -61,8 +62,9 @@ LARGE = {
 
 
 def bytes_told(ds):
-    """Bytes that a worker sends about its place, for each of some elements."""
-    runner = _PartRunner(open_stage(node_of(ds)), lambda _: None)
+    """Bytes that a worker sends about its position, for each of some elements."""
+    only_worker = SimpleNamespace(worker=0, num_workers=1, mark=lambda _: None)
+    runner = _PartRunner(open_stage(node_of(ds)), only_worker)
     for _ in range(60):  # until parts give many elements at a time
         runner.run(PipelineTask(None, 64, 64))
     outcome = runner.run(PipelineTask(None, 64, 64))

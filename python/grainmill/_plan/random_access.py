@@ -372,7 +372,7 @@ class Batch(MapNode):
                 stage = "`MapDataset.filter`" if isinstance(above, Filter) else above.dataset_name
                 stage = stage if stage.startswith("`") else f"`{stage}`"
                 raise ValueError(
-                    f"`MapDataset.batch` cannot follow {stage} because it may drop elements and "
+                    f"`MapDataset.batch` can not follow {stage} because it may drop elements and "
                     "batches would have unequal sizes. Use `ds.to_iter_dataset().batch(...)`."
                 )
         batches = length // batch_size if drop_remainder else -(-length // batch_size)
