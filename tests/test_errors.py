@@ -1181,7 +1181,7 @@ def test_empty_dataset_says_that_it_is_empty(name):
     ],
 )
 def test_element_of_an_empty_part_is_out_of_range(make):
-    with pytest.raises(IndexError, match="of no records has no position 0"):
+    with pytest.raises(IndexError, match="of an empty dataset has no position 0"):
         make()[0]
 
 
