@@ -1,4 +1,4 @@
-"""Closeable an iterator while another thread waits for its next element, in whatever entrance."""
+"""Closing an iterator while another thread waits for its next element, in any method."""
 
 import gc
 import os

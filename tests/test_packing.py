@@ -15,7 +15,7 @@ from pack_parent import ListStage, drain
 
 import grainmill as grain
 from grainmill import experimental
-from grainmill._iterators.feature_values import Cells
+from grainmill._iterators.feature_values import FeatureValues
 from grainmill._iterators.pack import FitPackStage
 from grainmill._native import BinPacker, RowPacker
 from grainmill._plan import sequential
@@ -358,7 +358,7 @@ def test_state_of_other_data_is_refused():
         stage.pull(1)
 
 
-class FaultyCells(Cells):
+class FaultyValues(FeatureValues):
     """Gives the engine an array that it cannot take."""
 
     def coerce(self, *_arguments):
@@ -380,7 +380,7 @@ def row_packer(cells):
 
 @pytest.mark.parametrize("make", [bin_packer, row_packer])
 def test_packer_that_panicked_is_not_taken_for_one_used_by_two_threads(make, capfd):
-    packer = make(FaultyCells(["x"]))
+    packer = make(FaultyValues(["x"]))
     with pytest.raises(BaseException, match="index out of bounds") as panic:
         packer.push([{"x": 3}], 0)
     assert type(panic.value).__name__ == "PanicException"
@@ -392,11 +392,11 @@ def test_packer_that_panicked_is_not_taken_for_one_used_by_two_threads(make, cap
 
 @pytest.mark.parametrize("make", [bin_packer, row_packer])
 def test_packer_that_is_in_use_is_told_so(make):
-    class AskingCells(Cells):
+    class AskingValues(FeatureValues):
         def coerce(self, *_arguments):
             packer.take()
 
-    packer = make(AskingCells(["x"]))
+    packer = make(AskingValues(["x"]))
     with pytest.raises(RuntimeError, match="advanced by two threads at once"):
         packer.push([{"x": 3}], 0)
     packer.take()

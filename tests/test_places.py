@@ -16,6 +16,7 @@ from grainmill._dataset.iter_dataset import node_of
 from grainmill._iterators.cursor import END, Cursor
 from grainmill._iterators.pipeline_job import PipelineTask, _PartRunner
 from grainmill._iterators.table import open_stage
+from grainmill._workers.worker import WorkerContext
 
 pytestmark = pytest.mark.better_than_grain("Grain pickles a state with each element")
 
@@ -62,7 +63,7 @@ LARGE = {
 
 def bytes_told(ds):
     """Bytes that a worker sends about its place, for each of some elements."""
-    runner = _PartRunner(open_stage(node_of(ds)), lambda _: None)
+    runner = _PartRunner(open_stage(node_of(ds)), WorkerContext(0, 1, None, lambda _: None, -1))
     for _ in range(60):  # until parts give many elements at a time
         runner.run(PipelineTask(None, 64, 64))
     outcome = runner.run(PipelineTask(None, 64, 64))
