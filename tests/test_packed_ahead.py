@@ -217,11 +217,11 @@ def test_few_large_batches_are_ahead(num_cells, most):
     with iter(ds) as iterator:
         for _ in range(100):
             next(iterator)
-            alive = max(alive, len(iterator._waiting) + iterator._stage._feed._held)
+            alive = max(alive, len(iterator._waiting) + iterator._stage._queue._num_queued)
         deadline = time.monotonic() + 20
-        while not iterator._stage._feed._held and time.monotonic() < deadline:
+        while not iterator._stage._queue._num_queued and time.monotonic() < deadline:
             time.sleep(0.01)  # a thread that nobody waits for gets ahead
-        alive = max(alive, len(iterator._waiting) + iterator._stage._feed._held)
+        alive = max(alive, len(iterator._waiting) + iterator._stage._queue._num_queued)
     assert 1 <= alive <= most
 
 

@@ -14,7 +14,7 @@ from worker_harness import workers
 
 from grainmill._dataset.iter_dataset import node_of
 from grainmill._iterators.cursor import END, Cursor
-from grainmill._iterators.pipeline_job import PipelineTask, _PartRunner
+from grainmill._iterators.pipeline_job import PipelineTask, _PipelineRunner
 from grainmill._iterators.table import open_stage
 from grainmill._workers.worker import WorkerContext
 
@@ -26,10 +26,10 @@ IN_WORKERS = [name for name in STAGES if "mp_prefetch" not in name]
 @pytest.mark.parametrize("name", IN_WORKERS)
 def test_places_of_every_stage_cross_as_they_are(name):
     cursor = Cursor(open_stage(node_of(make(grain, name))))
-    places = [cursor.place()]
+    places = [cursor.resume_point()]
     while cursor.next() is not END:
-        places.append(cursor.place())
-    places.append(cursor.place())
+        places.append(cursor.resume_point())
+    places.append(cursor.resume_point())
     text = pickle.dumps(places)
     states = [after(position) for after, position in places]
     cursor.stage.close()
@@ -63,7 +63,7 @@ LARGE = {
 
 def bytes_told(ds):
     """Bytes that a worker sends about its place, for each of some elements."""
-    runner = _PartRunner(open_stage(node_of(ds)), WorkerContext(0, 1, None, lambda _: None, -1))
+    runner = _PipelineRunner(open_stage(node_of(ds)), WorkerContext(0, 1, None, lambda _: None, -1))
     for _ in range(60):  # until parts give many elements at a time
         runner.run(PipelineTask(None, 64, 64))
     outcome = runner.run(PipelineTask(None, 64, 64))

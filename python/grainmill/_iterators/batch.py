@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grainmill._evaluate.stack import BatchBuilder, shared_arena
-from grainmill._iterators.cursor import Cursor, ResumePoint, stays
+from grainmill._iterators.cursor import Cursor, ResumePoint, constant_state_at
 from grainmill._iterators.notes import note_part, note_stage
 from grainmill._iterators.read import ReadStage
 from grainmill._iterators.stage import Block, Stage, State
@@ -60,10 +60,10 @@ class BatchStage(Stage):
                 raise
             if whole is not None:
                 self._start = None
-                self._cursor.look()
+                self._cursor.resync()
                 return self._block(*whole)
         if self._start is None:
-            self._start = self._cursor.place()
+            self._start = self._cursor.resume_point()
         last, taken = self._start
         try:
             self._gather()
@@ -71,10 +71,10 @@ class BatchStage(Stage):
             if self._start is not None:  # it is one of an element, not of all
                 note_part(failure, self._node, len(self._gathered))
             raise
-        after, position = self._cursor.place()
+        after, position = self._cursor.resume_point()
         if len(self._gathered) < self._size and (self._drop_remainder or not len(self._gathered)):
             self._reset()
-            return Block([], stays((after, position)))
+            return Block([], constant_state_at((after, position)))
         batch = self._whole(self._gathered.finish)
         self._reset()
         return Block([batch], functools.partial(_state, (last, taken), (after, position)))
@@ -91,12 +91,12 @@ class BatchStage(Stage):
                 return
             self._whole(self._gathered.push, elements)
             del elements
-            cursor.forget()  # their memory is free for the next ones, still in cache
+            cursor.release_taken()  # their memory is free for the next ones, still in cache
 
     def _block(self, whole: Block, count: int) -> Block:
         if not count or (self._drop_remainder and count < self._size):
             end = len(whole.elements)
-            return Block([], stays((whole.state_after, end)))
+            return Block([], constant_state_at((whole.state_after, end)))
         return whole
 
     def _whole(self, gather: Callable[..., Any], *what: Any) -> Any:

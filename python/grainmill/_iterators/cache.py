@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from grainmill._evaluate.fuse import SKIPPED
 from grainmill._iterators.cursor import Cursor, ResumePoint, fixed
 from grainmill._iterators.saved import Saved
-from grainmill._iterators.stage import After, Block, Finish, Stage, State, runs
+from grainmill._iterators.stage import Block, Finish, Stage, State, StateAfter, runs
 from grainmill._plan import sequential
 
 if TYPE_CHECKING:
     from grainmill._plan.sequential import Cache
 
-_AT_ONCE = 64
+_PULL_SIZE = 64
 _EVERYTHING = 1 << 62
 
 
@@ -39,12 +39,12 @@ class CacheStage(Stage):
         self._position = 0  # elements before the last block
         self._last: Block | None = None
         self._reported_filled = False
-        self._restored: After | None = None  # the parent's state, unless it was pulled since
+        self._restored: StateAfter | None = None  # the parent's state, unless it was pulled since
 
     @property
     def pull_size(self) -> int:
         """See `Stage.pull_size`."""
-        return _AT_ONCE if self._filled else self._cursor.stage.pull_size
+        return _PULL_SIZE if self._filled else self._cursor.stage.pull_size
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
@@ -53,7 +53,7 @@ class CacheStage(Stage):
         self._refill()
         if self._filled:
             return self._remembered(limit)
-        block = self._cursor.block(limit)
+        block = self._cursor.pull_block(limit)
         self._restored = None
         after, position = block.state_after, self._position
         self._filled = self._reported_filled = filled = not block.elements
@@ -82,19 +82,19 @@ class CacheStage(Stage):
         return self._position if self._last is None else self._position + self._last.num_finished
 
     def _remembered(self, limit: int) -> Block:
-        (after, taken), position = self._parent_place(), self._position
+        (after, taken), position = self._parent_point(), self._position
         elements = self._memory[position : position + limit]
         self._position += len(elements)
         self._reported_filled = True
         return Block(elements, functools.partial(_remembered_after, (after, taken), position))
 
-    def _parent_place(self) -> ResumePoint:
-        return self._cursor.place() if self._restored is None else (self._restored, 0)
+    def _parent_point(self) -> ResumePoint:
+        return self._cursor.resume_point() if self._restored is None else (self._restored, 0)
 
     def _refill(self) -> None:
         """Reads again what a restored state has behind it."""
         while self._missing is not None and len(self._memory) < self._missing:
-            elements = self._cursor.take(min(self._missing - len(self._memory), _AT_ONCE))
+            elements = self._cursor.take(min(self._missing - len(self._memory), _PULL_SIZE))
             self._memory += elements
             if not elements:
                 self._filled = True
@@ -113,7 +113,7 @@ class CacheStage(Stage):
 
     def state(self) -> State:
         """See `Stage.state`."""
-        after, taken = self._parent_place()
+        after, taken = self._parent_point()
         return _state(after(taken), self._position_now(), filled=self._reported_filled)
 
     def restore(self, state: State) -> None:
@@ -147,7 +147,7 @@ def _state(parent: State, position: int, *, filled: bool) -> State:
 
 
 def _state_after(
-    after: After,
+    after: StateAfter,
     position: int,
     dropped: list[int] | None,
     filled: bool,  # noqa: FBT001 - bound by position

@@ -45,7 +45,7 @@ class ConcatThenSplitStage(Stage):
         self._rows: list[dict[str, Any]] = []
         self._next_row = 0
         self._skip = 0
-        self._start: tuple[Callable[[], State], _Slices] = (self._cursor.mark(), None)
+        self._start: tuple[Callable[[], State], _Slices] = (self._cursor.state_getter(), None)
         self._step: tuple[Callable[[], State], _Slices] | None = None
         self._taken = 0
 
@@ -84,7 +84,7 @@ class ConcatThenSplitStage(Stage):
     def _fill(self) -> bool:
         """Makes the rows of one step; `False` at the end of the data."""
         if self._step is None:
-            self._step = (self._cursor.mark(), self._packer.remainder)
+            self._step = (self._cursor.state_getter(), self._packer.remainder)
         ended = False
         while not ended:
             elements = self._cursor.peek(_WANT)
@@ -115,7 +115,7 @@ class ConcatThenSplitStage(Stage):
                 f"Element {self._taken} of those this {self._node} took since it was made or "
                 "restored cannot be packed."
             )
-            note_stage(failure, self._node, self._cursor.state, self._cursor.after_first)
+            note_stage(failure, self._node, self._cursor.state, self._cursor.state_after_first)
             raise
         if limited is not None:
             name, length, room = limited
@@ -163,7 +163,7 @@ class ConcatThenSplitStage(Stage):
         self._rows = []
         self._next_row = 0
         self._skip = skip
-        self._start = (self._cursor.mark(), remainder)
+        self._start = (self._cursor.state_getter(), remainder)
         self._step = None
         self._taken = 0
 

@@ -44,7 +44,7 @@ class DropWatch:
         self.dropped = 0
         self.excess: ValueError | None = None
 
-    def kept_only(self, count: int) -> None:
+    def record_kept(self, count: int) -> None:
         """Takes note of `count` elements of which none was dropped."""
         left = self.left - count
         if self.dropped and left <= 0:  # a window that ends among kept elements

@@ -30,14 +30,14 @@ class FlatMapStage(Stage):
         self._cursor = Cursor(parent)
         self._node = node
         self._split = node.transform.flat_map
-        self._begin(0)
+        self._reset(0)
 
-    def _begin(self, taken: int) -> None:
+    def _reset(self, taken: int) -> None:
         self._pieces: Sequence[Any] = ()
         self._taken = 0
         self._skip = taken
-        self._before = self._cursor.place()  # the element being split
-        self._place = (self._before, taken)
+        self._before = self._cursor.resume_point()  # the element being split
+        self._point = (self._before, taken)
         self._element: Any = _NONE  # taken and not split yet
 
     @property
@@ -47,14 +47,14 @@ class FlatMapStage(Stage):
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
-        last, last_taken = self._place
+        last, last_taken = self._point
         while self._taken == len(self._pieces):
             if not self._advance():
                 return self._end()
-        begin, pieces, place = self._taken, self._pieces, self._before
+        begin, pieces, point = self._taken, self._pieces, self._before
         self._taken = end = min(begin + limit, len(pieces))
-        self._place = (place, end)
-        state_after = functools.partial(_state_after, (last, last_taken), place, begin)
+        self._point = (point, end)
+        state_after = functools.partial(_state_after, (last, last_taken), point, begin)
         if type(pieces) is list:
             whole = not begin and end == len(pieces)
             return Block(pieces[:] if whole else pieces[begin:end], state_after)
@@ -63,15 +63,15 @@ class FlatMapStage(Stage):
         return Block(list(range(begin, end)), state_after, lambda piece, _: pieces[piece])
 
     def _end(self) -> Block:
-        return Block([], functools.partial(_state_after, self._place, *self._place))
+        return Block([], functools.partial(_state_after, self._point, *self._point))
 
     def _advance(self) -> bool:
         """Splits the next element; `False` at the end of the parent."""
         if self._element is _NONE:
-            before = self._cursor.place()
+            before = self._cursor.resume_point()
             element = self._cursor.next()
             if element is END:
-                self._place = (self._cursor.place(), self._place[1])
+                self._point = (self._cursor.resume_point(), self._point[1])
                 return False
             self._before, self._element = before, element
         try:
@@ -86,30 +86,30 @@ class FlatMapStage(Stage):
                 f"becomes {len(pieces)} pieces now; restore needs the same data and function"
             )
         self._element = _NONE
-        self._place = (self._before, self._skip)
+        self._point = (self._before, self._skip)
         self._pieces, self._taken, self._skip = pieces, self._skip, 0
         return True
 
     def state(self) -> State:
         """See `Stage.state`."""
-        return _state(*self._place)
+        return _state(*self._point)
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
         saved = Saved(self._node, state, ("parent", "next_index_in_buffer"))
         taken = saved.index("next_index_in_buffer")
         self._cursor.restore(saved["parent"])
-        self._begin(taken)
+        self._reset(taken)
 
 
 _NONE = object()
 _MANY = 1 << 20
 
 
-def _state(place: ResumePoint, taken: int) -> State:
-    after, position = place
+def _state(point: ResumePoint, taken: int) -> State:
+    after, position = point
     return {"parent": after(position), "next_index_in_buffer": taken}
 
 
-def _state_after(last: tuple[ResumePoint, int], place: ResumePoint, begin: int, k: int) -> State:
-    return _state(place, begin + k) if k else _state(*last)
+def _state_after(last: tuple[ResumePoint, int], point: ResumePoint, begin: int, k: int) -> State:
+    return _state(point, begin + k) if k else _state(*last)

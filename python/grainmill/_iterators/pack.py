@@ -38,7 +38,7 @@ class FitPackStage(Stage):
         self._packer = self._features.packer()
         self._columns: dict[str, Any] | None = None
         self._order: list[int] = []
-        self._start = self._cursor.mark()
+        self._start = self._cursor.state_getter()
         self._next_row = 0
         self._counter = 0
         self._taken = 0
@@ -75,7 +75,7 @@ class FitPackStage(Stage):
         return fixed(self.state())
 
     def _states(self, first: int, num_rows: int) -> Callable[[int], State]:
-        marks = self._start, self._cursor.mark()
+        marks = self._start, self._cursor.state_getter()
         return functools.partial(_state_after, marks, self._counter, first, num_rows)
 
     def _pack(self) -> bool:
@@ -84,7 +84,7 @@ class FitPackStage(Stage):
             self._counter += len(self._order)
             self._next_row -= len(self._order)
             self._columns = None
-            self._start = self._cursor.mark()
+            self._start = self._cursor.state_getter()
         full, before = False, self._taken
         while not full:
             elements = self._cursor.peek(self._want)
@@ -114,7 +114,7 @@ class FitPackStage(Stage):
                 f"Element {self._taken} of those this {self._node} took since it was made or "
                 "restored cannot be packed."
             )
-            note_stage(failure, self._node, self._cursor.state, self._cursor.after_first)
+            note_stage(failure, self._node, self._cursor.state, self._cursor.state_after_first)
             raise
 
     def _shuffled(self, num_rows: int, columns: dict[str, Any]) -> list[int]:
@@ -143,7 +143,7 @@ class FitPackStage(Stage):
         self._cursor.restore(saved["parent"])
         self._packer = self._features.packer()
         self._columns = None
-        self._start = self._cursor.mark()
+        self._start = self._cursor.state_getter()
         self._next_row = next_row
         self._counter = counter - next_row
         self._taken = 0

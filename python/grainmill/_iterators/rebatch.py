@@ -32,11 +32,11 @@ class RebatchStage(Stage):
         self._node = node
         self._size = node.batch_size
         self._drop_remainder = node.drop_remainder
-        self._begin(0)
+        self._reset(0)
 
-    def _begin(self, row: int) -> None:
-        before = self._cursor.place()
-        self._place = (before, row)
+    def _reset(self, row: int) -> None:
+        before = self._cursor.resume_point()
+        self._point = (before, row)
         self._slices: list[list[Any]] = []
         self._gathered = 0
         self._current = _Rows([], None, 0, before)
@@ -52,8 +52,8 @@ class RebatchStage(Stage):
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`; a block ends where the parent's batch does."""
-        last = self._place
-        places = [last]
+        last = self._point
+        points = [last]
         elements: list[Any] = []
         while len(elements) < limit:
             if elements and self._current.count - self._row < self._size:
@@ -62,10 +62,10 @@ class RebatchStage(Stage):
             if batch is None:
                 break
             elements.append(batch)
-            places.append(self._place)
+            points.append(self._point)
         if not elements:
-            places = [self._place]
-        return Block(elements, functools.partial(_state_at, places))
+            points = [self._point]
+        return Block(elements, functools.partial(_state_at, points))
 
     def _next_batch(self) -> Any:
         while self._gathered < self._size:
@@ -75,11 +75,11 @@ class RebatchStage(Stage):
             self._slices.append([leaf[self._row : end] for leaf in self._current.leaves])
             self._gathered += end - self._row
             self._row = end
-        self._place = (self._current.before, self._row)
+        self._point = (self._current.before, self._row)
         return self._joined()
 
     def _remainder(self) -> Any:
-        self._place = (self._current.before, self._row or self._skip)
+        self._point = (self._current.before, self._row or self._skip)
         if not self._gathered or self._drop_remainder:
             self._slices, self._gathered = [], 0
             return None
@@ -97,10 +97,10 @@ class RebatchStage(Stage):
     def _advance(self) -> bool:
         """Moves on to the parent's next batch; `False` at its end."""
         if self._pending is None:
-            before = self._cursor.place()
+            before = self._cursor.resume_point()
             batch = self._cursor.next()
             if batch is END:
-                self._current.before = self._cursor.place()
+                self._current.before = self._cursor.resume_point()
                 return False
             self._pending = before, batch
         before, batch = self._pending
@@ -164,14 +164,14 @@ class RebatchStage(Stage):
 
     def state(self) -> State:
         """See `Stage.state`."""
-        return _state(*self._place)
+        return _state(*self._point)
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
         saved = Saved(self._node, state, ("parent", "batch_idx"))
         row = saved.index("batch_idx")
         self._cursor.restore(saved["parent"])
-        self._begin(row)
+        self._reset(row)
 
 
 class _Rows:
@@ -196,5 +196,5 @@ def _state(before: ResumePoint, row: int) -> State:
     return {"parent": after(position), "batch_idx": row}
 
 
-def _state_at(places: list[tuple[ResumePoint, int]], k: int) -> State:
-    return _state(*places[k])
+def _state_at(points: list[tuple[ResumePoint, int]], k: int) -> State:
+    return _state(*points[k])

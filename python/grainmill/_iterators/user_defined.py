@@ -7,7 +7,7 @@ import functools
 import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from grainmill._iterators.cursor import END, copied, stays
+from grainmill._iterators.cursor import END, constant_state_at, copied
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.notes import add_note, located
 from grainmill._threads import not_waiting
@@ -49,7 +49,7 @@ class UserDefinedStage(Stage):
         place = _Place(self._iterator, before)
         self._place = weakref.ref(place)
         if element is END:
-            return Block([], stays((place, 1)))
+            return Block([], constant_state_at((place, 1)))
         return Block([element], place)
 
     def state(self) -> State:
