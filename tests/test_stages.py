@@ -381,7 +381,7 @@ def test_end_of_a_used_flat_map_emits_nothing():
         (
             flat_mapped(source([2])),
             {"parent": {"next_index": 0}, "next_index_in_buffer": 3},
-            "after 3 pieces of an element that becomes 2",
+            "after 3 outputs of an element that has 2",
         ),
         (
             rebatched(source([np.ones(2)]), 1),

@@ -1,4 +1,4 @@
-"""Functions of one element that follow each other: maps, random maps, maps with index, filters."""
+"""Consecutive functions of one element: maps, random maps, maps with index, filters."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Step(NamedTuple):
 
     Attributes:
         kind: How it is called.
-        function: What the user gave.
-        state_key: Where a state has the number of elements that came to it, if it counts them.
-        generators: Of a random map.
-        first: The number of its first element, where it counts them.
-        stride: How far the next element's number is from that.
-        watch: Of a filter.
-        node: Which describes it.
+        function: The user's function.
+        node: The node that describes it.
+        state_key: The key of its number of input elements in a state, if it counts them.
+        generators: The generators of a random map.
+        first: The number of its first element, if it counts them.
+        stride: The difference between the numbers of consecutive elements.
+        watch: Counts the elements that a filter drops.
     """
 
     kind: Kind
@@ -61,19 +61,17 @@ class Step(NamedTuple):
 
 
 class ElementwiseStage(Stage):
-    """Has its parent's elements go through all functions, each when it is asked for.
+    """Applies all functions to each of its parent's elements when it is requested.
 
-    `None` stays `None` in maps.
+    Maps pass `None` on as it is.
     """
 
     def __init__(self, parent: Stage, steps: Sequence[Step]) -> None:
         super().__init__(parent)
         self._parent = parent
         self._nodes = [step.node for step in steps]
-        self._after: StateAfter | None = None  # the parent's states in the last block
-        self._upstream_finisher: Finisher | None = (
-            None  # whose functions come before these, if any are lazy
-        )
+        self._parent_state_after: StateAfter | None = None  # of the parent's last block
+        self._upstream_finisher: Finisher | None = None  # of that block, if it is lazy
         self._functions = [step.function for step in steps]
         self._generators = [step.generators for step in steps]
         self._firsts = [step.first for step in steps]
@@ -86,20 +84,20 @@ class ElementwiseStage(Stage):
         self._over_ready = finisher(kinds, over_lazy=False)
         self._over_lazy = finisher(kinds, over_lazy=True)
         self._only_maps = self._bind(self._over_ready, [0] * len(steps), [[]] * len(steps), None)
-        self._num_inputs = [0] * len(steps)  # elements that came to each step before the last block
+        self._num_inputs = [0] * len(steps)  # inputs of each step before the last block
         self._last_len = 0
         self._last_dropped: Sequence[list[int] | None] = [None] * len(steps)
 
     def _bind(
         self,
         finisher: Callable[..., Any],
-        passed: list[int],
+        num_inputs: list[int],
         dropped: Sequence[list[int] | None],
         upstream: Block | None,
     ) -> Any:
         numbers = [
             first + count * stride
-            for first, count, stride in zip(self._firsts, passed, self._strides, strict=True)
+            for first, count, stride in zip(self._firsts, num_inputs, self._strides, strict=True)
         ]
         return finisher(
             self._functions,
@@ -123,9 +121,9 @@ class ElementwiseStage(Stage):
             watch = self._watches[i]
             if watch is not None and watch.excess is not None:
                 watch.raise_excess()
-        self._after = None  # a user's iterator would have to keep its state
+        self._parent_state_after = None  # else a user's iterator would have to save its state
         block = self._parent.pull(limit)
-        self._after = block.state_after
+        self._parent_state_after = block.state_after
         if not self._tracks_positions:
             if block.finish is None:
                 block.finish, block.finish_many = self._only_maps
@@ -137,59 +135,61 @@ class ElementwiseStage(Stage):
             block.finisher = self
             return block
         self._upstream_finisher = block.finisher
-        self._num_inputs = passed = self._num_inputs_after(self._last_len)
+        self._num_inputs = num_inputs = self._num_inputs_after(self._last_len)
         self._last_len = len(block.elements)
-        # Up to each step: `upstream`'s, or of the nearest filter before it; a filter has its own.
+        # The elements dropped before each step: by upstream stages, or also by filters before it.
         dropped, before = [], block.dropped
         skipped_before: list[list[int] | None] = []
-        for i in range(len(passed)):
+        for i in range(len(num_inputs)):
             skipped_before.append(before)
             if i in self._filters:
                 before = []
             dropped.append(before)
         self._last_dropped = skipped_before
         over = self._over_ready if block.finish is None else self._over_lazy
-        one, many = self._bind(over, passed, dropped, block)
-        after = self._states(block.state_after, passed, skipped_before)
-        made = Block(block.elements, after, one, before, many)
-        made.finisher = self
-        return made
+        one, many = self._bind(over, num_inputs, dropped, block)
+        state_after = self._states(block.state_after, num_inputs, skipped_before)
+        lazy = Block(block.elements, state_after, one, before, many)
+        lazy.finisher = self
+        return lazy
 
     def note(self, failure: BaseException, at: int, passed: Sequence[Passed]) -> None:
         """See `Finisher.note`."""
         if not passed:
             return
-        after = self._after
+        state_after = self._parent_state_after
         if passed[0].step is None:
             if self._upstream_finisher is not None:
                 self._upstream_finisher.note(failure, at, passed[1:])
-        elif after is not None:
-            node, above = self._nodes[passed[0].step], self._nodes[0].parent
-            note_stage(failure, node, lambda: after(at), lambda: after(at + 1), above)
+        elif state_after is not None:
+            node, upstream = self._nodes[passed[0].step], self._nodes[0].parent
+            note_stage(
+                failure, node, lambda: state_after(at), lambda: state_after(at + 1), upstream
+            )
 
     def _num_inputs_after(self, count: int) -> list[int]:
-        """The elements that came to each step, after some raw ones of the last block."""
+        """The number of inputs of each step after `count` raw elements of the last block."""
         return [
-            _num_inputs_after(passed, dropped, count)
-            for passed, dropped in zip(self._num_inputs, self._last_dropped, strict=True)
+            _num_inputs_after(num_inputs, dropped, count)
+            for num_inputs, dropped in zip(self._num_inputs, self._last_dropped, strict=True)
         ]
 
     def _states(
-        self, after: StateAfter, passed: list[int], dropped: Sequence[list[int] | None]
+        self, after: StateAfter, num_inputs: list[int], dropped: Sequence[list[int] | None]
     ) -> StateAfter:
         if not self._counting:
             return after
-        counting = [(key, passed[i], dropped[i]) for i, key in self._counting]
+        counting = [(key, num_inputs[i], dropped[i]) for i, key in self._counting]
         return functools.partial(_state_after, after, counting)
 
     def state(self) -> State:
         """See `Stage.state`."""
-        passed = self._num_inputs_after(self._last_len)
-        nothing: list[list[int] | None] = [None] * len(passed)
-        return self._states(lambda _: self._parent.state(), passed, nothing)(0)
+        num_inputs = self._num_inputs_after(self._last_len)
+        nothing: list[list[int] | None] = [None] * len(num_inputs)
+        return self._states(lambda _: self._parent.state(), num_inputs, nothing)(0)
 
-    def _reset(self, passed: list[int]) -> None:
-        self._num_inputs = passed
+    def _reset(self, num_inputs: list[int]) -> None:
+        self._num_inputs = num_inputs
         self._last_len = 0
         for i in self._filters:
             watch = self._watches[i]
@@ -198,17 +198,17 @@ class ElementwiseStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        passed = [0] * len(self._num_inputs)
+        num_inputs = [0] * len(self._num_inputs)
         for i, key in reversed(self._counting):
             saved = Saved(self._nodes[i], state, ("parent", key))
-            passed[i] = saved.index(key)
+            num_inputs[i] = saved.index(key)
             state = saved["parent"]
         self._parent.restore(state)
-        self._reset(passed)
+        self._reset(num_inputs)
 
     @property
     def iterator_name(self) -> str:
-        """See `Stage.iterator_name`; what stands in the way of an index."""
+        """See `Stage.iterator_name`; filters are why the stage has no index."""
         return "FilterDatasetIterator"
 
     def next_index(self) -> int:

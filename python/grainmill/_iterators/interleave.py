@@ -57,7 +57,7 @@ class InterleaveStage(Stage):
             open_dataset,
             num_datasets,
             num_threads=node.num_make_iter_threads,
-            ahead=node.make_iter_buffer_size,
+            num_ahead=node.make_iter_buffer_size,
         )
         self._slots: list[_OpenDataset] | None = None
         self._turn = 0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @runs(sequential.Limit)
 class LimitStage(Stage):
-    """Never pulls more than its parent may give."""
+    """Returns the first `count` elements of its parent, and never pulls more."""
 
     def __init__(self, node: Limit, parent: Stage) -> None:
         super().__init__(parent)
@@ -39,11 +39,11 @@ class LimitStage(Stage):
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
         self._reset(count := self._count_now())
-        room = min(limit, self._limit - count)
-        if room <= 0:
+        num_left = min(limit, self._limit - count)
+        if num_left <= 0:
             after = constant_state_at(self._cursor.resume_point())
             return Block([], functools.partial(_state_after, after, count, None))
-        self._last = block = self._cursor.pull_block(room)
+        self._last = block = self._cursor.pull_block(num_left)
         return block.with_states(
             functools.partial(_state_after, block.state_after, count, block.dropped)
         )

@@ -1,4 +1,4 @@
-"""Elements of several stages in fixed proportions."""
+"""Mixes the elements of several stages in fixed proportions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 _TURNS = 512
 
 _Moved: TypeAlias = "tuple[int, ResumePoint, int, bool] | None"
-"""Which part moved, where it stands since, and the turn that is next, if any."""
+"""The number of the dataset that moved, its position since, the next turn, and whether it ended."""
 
 
 class MixStage(Stage):
-    """Stops at the first parent found at its end when its turn comes.
+    """Takes elements of its parents in turn; ends when the parent whose turn it is has ended.
 
-    As long as the parents whose turn it is have elements at hand, these come in blocks.
+    Consecutive turns of parents that have elements ready are returned as one block.
     """
 
     def __init__(self, node: Mix, parents: Sequence[Stage]) -> None:
@@ -65,7 +65,7 @@ class MixStage(Stage):
         return lazy_block(self._step, lambda: self._moved, state_of, limit if is_lazy else 1)
 
     def _ready_block(self, limit: int, points: list[ResumePoint]) -> Block | None:
-        """As many elements as the parts have at hand, if any."""
+        """The elements that are ready, up to the first turn of a parent that has none."""
         left = [cursor.num_ready for cursor in self._cursors]
         numbers = self._turns(limit)
         run = 0
@@ -96,7 +96,7 @@ class MixStage(Stage):
         return element
 
     def _of_turn(self, act: Callable[[Cursor], Any]) -> Any:
-        """What `act` gives for the part whose turn it is; a failure tells which that was."""
+        """Calls `act` for the dataset whose turn it is; a failure gets a note with its number."""
         number = self._turns(1)[0]
         try:
             return act(self._cursors[number])
@@ -108,7 +108,7 @@ class MixStage(Stage):
             raise
 
     def _turns(self, count: int) -> list[int]:
-        """Which part has each of the next `count` turns, looked up for many turns at once."""
+        """The dataset of each of the next `count` turns, looked up for many turns at once."""
         start, known = self._known
         at = self._index - start
         if not 0 <= at <= len(known) - count:
@@ -117,7 +117,7 @@ class MixStage(Stage):
         return known[at : at + count]
 
     def _remember_starts(self) -> None:
-        """Keeps the first states of named parents: a state may lack a parent added since."""
+        """Saves the first states of named parents: a state may lack a parent added later."""
         if self._names is not None and self._starts is None:
             self._starts = [None] * len(self._cursors)
             for number, cursor in enumerate(self._cursors):
@@ -130,16 +130,16 @@ class MixStage(Stage):
         return _state(self._names, points, self._index, stop=self._stop)
 
     def restore(self, state: State) -> None:
-        """See `Stage.restore`; unknown names are left out and new ones start at the beginning."""
+        """See `Stage.restore`; unknown names are ignored, new ones start at the beginning."""
         saved = Saved(self._node, state, ("parents", "index", "stop"))
         index, stop = saved.index("index"), saved.flag("stop")
         self._remember_starts()
-        for cursor, of_parent in zip(self._cursors, self._of_parents(saved), strict=True):
-            cursor.restore(of_parent)
+        for cursor, parent_state in zip(self._cursors, self._parent_states(saved), strict=True):
+            cursor.restore(parent_state)
         self._index = index
         self._stop = stop
 
-    def _of_parents(self, saved: Saved) -> Sequence[State]:
+    def _parent_states(self, saved: Saved) -> Sequence[State]:
         if self._names is None:
             return saved.list_of("parents", len(self._cursors), "the datasets that are mixed")
         parents = saved["parents"]
@@ -167,17 +167,17 @@ def _state_at_end(
 def _state_after_moves(
     names: tuple[str, ...] | None, points: list[ResumePoint], index: int, moves: list[_Moved]
 ) -> State:
-    now, turn, ended = points.copy(), index, False
+    points, turn, ended = points.copy(), index, False
     for moved in moves:
         if moved is not None:
             number, point, turn, ended = moved
-            now[number] = point
-    return _state(names, now, turn, stop=ended)
+            points[number] = point
+    return _state(names, points, turn, stop=ended)
 
 
 def _state_after_turns(
     names: tuple[str, ...] | None, points: list[ResumePoint], index: int, numbers: list[int], k: int
 ) -> State:
     taken = Counter(numbers[:k])
-    now = [(after, position + taken[n]) for n, (after, position) in enumerate(points)]
-    return _state(names, now, index + k, stop=False)
+    reached = [(after, position + taken[n]) for n, (after, position) in enumerate(points)]
+    return _state(names, reached, index + k, stop=False)

@@ -21,7 +21,7 @@ _SLOW_S = 0.001
 
 
 class ConcurrentOpener:
-    """Opens datasets by index, and up to `ahead` of the next ones before their turn."""
+    """Opens datasets by index, and up to `num_ahead` of the next ones before their turn."""
 
     def __init__(
         self,
@@ -29,12 +29,12 @@ class ConcurrentOpener:
         num_datasets: int,
         *,
         num_threads: int,
-        ahead: int,
+        num_ahead: int,
     ) -> None:
         self._open_dataset = open_dataset
         self._num_datasets = num_datasets
         self._num_threads = num_threads
-        self._ahead = ahead
+        self._num_ahead = num_ahead
         self._pending: dict[int, _Opening] = {}
         self._slowest_s = 0.0
         self._cancelled = False
@@ -43,7 +43,7 @@ class ConcurrentOpener:
         """Starts opening the datasets from `first` on, as many as are allowed at once."""
         if not self._num_threads:
             return
-        for index in range(first, min(first + self._ahead, self._num_datasets)):
+        for index in range(first, min(first + self._num_ahead, self._num_datasets)):
             if index not in self._pending:
                 in_flight = sum(not opening.done.is_set() for opening in self._pending.values())
                 if in_flight >= self._num_threads:

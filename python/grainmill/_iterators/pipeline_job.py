@@ -52,10 +52,10 @@ class PipelineTask(NamedTuple):
 
 
 class PickledResumePoints:
-    """The points after elements of a worker, told by it: a `state_after` that counts from 1.
+    """The pickled resume points after a worker's elements: a `state_after` that counts from 1.
 
-    States are made of them when asked for. Of 100 datasets that take turns, a state is some
-    hundred dicts, and one element changes one of them; 64 points share all the rest.
+    They are unpickled when a state is requested. The state of 100 interleaved datasets has some
+    hundred dicts, and one element changes one of these; 64 resume points share all the rest.
     """
 
     __slots__ = ("_points", "_text")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ReadStage(Stage):
-    """Elements `0, 1, ...` of the plan above; those that are `None` are left out."""
+    """Reads elements `0, 1, ...` of a random-access plan; skips `None` unless they are allowed."""
 
     def __init__(self, node: plan.Read, context: Context) -> None:
         super().__init__()
@@ -40,14 +40,14 @@ class ReadStage(Stage):
         self._numbers_only = self._program.gives_numbers
         self._blocks = _blocks(self._program, self._length, node, context)
         ahead = node.options.prefetch_buffer_size if context.works_ahead else 0
-        # What neither runs user code nor reads comes in blocks all the same.
+        # Elements that need neither user code nor I/O always come in blocks.
         is_plain = not (self._program.runs_user_code or self._program.mean_byte_len)
         self._pull_size = PULL_SIZE if is_plain else max(1, ahead // 2)
         name = f"PrefetchDatasetIterator{str(node).removeprefix(node.dataset_name)}"
         self._drops = DropWatch(name, context.options)
         self._computed: list[Any] | BatchBlock = []
         self._offset = 0
-        self._num_skipped = 0  # left out since the last element that was pulled
+        self._num_skipped = 0  # elements skipped since the last one that was pulled
         self._failure: BaseException | None = None
 
     @property
@@ -56,14 +56,15 @@ class ReadStage(Stage):
         return self._pull_size
 
     def _resume_index(self) -> int:
-        """Where the next element is looked for, however far that was done already."""
+        """The index after the last element pulled; elements skipped since then do not count."""
         return self._position() - self._num_skipped
 
     def _position(self) -> int:
+        """The index of the next element to look at."""
         return self._blocks.position - len(self._computed) + self._offset
 
     def expect_batches(self, batch_size: int) -> None:
-        """Has elements made as batches where that is possible; `pull_batches` gives them."""
+        """Computes elements as batches where possible; `pull_batches` returns these."""
         self._blocks.batch_size = batch_size
 
     @property
@@ -72,7 +73,7 @@ class ReadStage(Stage):
         return isinstance(self._blocks, Executor) and self._blocks.has_threads
 
     def run_for(self, demand: Demand) -> None:
-        """Has the thread that pulls run user functions itself, as the first of their threads."""
+        """Makes the pulling thread run user functions itself, as the first thread of the pool."""
         if isinstance(self._blocks, Executor):
             self._blocks.run_for(demand)
 
@@ -95,7 +96,7 @@ class ReadStage(Stage):
                 else self._computed[:limit]
             )
             self._offset += len(elements)
-            if self._offset == len(self._computed):  # what is handed on is not held on to
+            if self._offset == len(self._computed):  # keep no reference to delivered elements
                 self._computed, self._offset = [], 0
             block = self._without_nones(elements, start, before)
             if block.elements:
@@ -106,11 +107,11 @@ class ReadStage(Stage):
             raised, self._failure = self._failure, None
             raise raised
         self._computed, self._offset = [], 0
-        made = self._blocks.take(limit)
-        if isinstance(made, BatchBlock):
-            self._computed = made
+        taken = self._blocks.take(limit)
+        if isinstance(taken, BatchBlock):
+            self._computed = taken
             return
-        self._computed, failure = made
+        self._computed, failure = taken
         if failure is not None and not self._computed:
             raise failure
         self._failure = failure
@@ -123,7 +124,7 @@ class ReadStage(Stage):
             self._drops.record_kept(len(elements))
             self._num_skipped = 0
             return Block(elements, functools.partial(_state_by_step, start, 1, before))
-        self._blocks.batch_size = 0  # batches no longer begin at multiples
+        self._blocks.batch_size = 0  # batches no longer start at multiples of their size
         verdicts = [element is not None for element in elements]
         excess = self._drops.first_excess(verdicts)
         if excess is not None:
@@ -136,27 +137,27 @@ class ReadStage(Stage):
                 self._failure = None
                 self._num_skipped = 0
                 raise failure
-        after = [start + place + 1 for place, keep in enumerate(verdicts) if keep]
-        self._num_skipped = self._position() - (after[-1] if after else before)
-        return Block(kept, functools.partial(_state_by_list, after, before))
+        next_indices = [start + i + 1 for i, keep in enumerate(verdicts) if keep]
+        self._num_skipped = self._position() - (next_indices[-1] if next_indices else before)
+        return Block(kept, functools.partial(_state_by_list, next_indices, before))
 
     def _discard_last(self, count: int) -> None:
-        """Un-makes the last `count` elements taken and all beyond, behind a failure."""
+        """Discards the last `count` elements, which follow a failure, and all prefetched ones."""
         position = self._position() - count
         self._computed, self._offset = [], 0
         self._blocks.rewind(position)
 
     @property
     def num_ready_batches(self) -> int:
-        """How many batches `pull_batches` has at hand, as far as is known."""
+        """How many batches `pull_batches` can return without waiting, as far as is known."""
         return len(self._blocks.ready)
 
     def pull_batches(self, batch_size: int, limit: int) -> tuple[Block, int] | None:
-        """The next elements, up to `limit * batch_size`, as batches if that is how they come.
+        """The next elements as up to `limit` batches; `None` if they were not computed as such.
 
         Returns:
-            At least one batch, all made in one piece, and how many elements are in each: those
-            wanted, or those left at the end, in one alone.
+            At least one batch, and how many elements are in each: `batch_size`, or fewer in a
+            single last one.
         """
         blocks = self._blocks
         before = blocks.position - len(self._computed) + self._offset - self._num_skipped
@@ -169,14 +170,14 @@ class ReadStage(Stage):
         while not batches or (blocks.ready and len(batches) < limit):
             if self._offset >= len(self._computed):
                 self._refill(batch_size)
-            made = self._computed
-            if self._offset or not isinstance(made, BatchBlock):
+            taken = self._computed
+            if self._offset or not isinstance(taken, BatchBlock):
                 break
-            is_last = made.count < batch_size and blocks.position == self._length
-            if made.count != batch_size and (batches or not is_last):
+            is_last = taken.count < batch_size and blocks.position == self._length
+            if taken.count != batch_size and (batches or not is_last):
                 break
-            batches.append(made.batch)
-            count = made.count
+            batches.append(taken.batch)
+            count = taken.count
             self._computed, self._offset, self._num_skipped = [], 0, 0
         if not batches:
             return None
@@ -184,12 +185,12 @@ class ReadStage(Stage):
         return self._batches(batches, count, before)
 
     def _batches(self, batches: list[Any], count: int, before: int) -> tuple[Block, int]:
-        """`batches` of `count` elements each, before which the next index was `before`."""
+        """A block of `batches` of `count` elements each; `before` was the next index before it."""
         first = self._blocks.position - len(self._computed) - count * len(batches)
         return Block(batches, functools.partial(_state_by_step, first, count, before)), count
 
     def _unstack(self) -> None:
-        """Takes a batch apart that is not one here, and has no more of them made."""
+        """Splits a batch whose elements are pulled one by one, and stops computing batches."""
         self._blocks.batch_size = 0
         rows, self._computed = self._computed, []
         if isinstance(rows, BatchBlock):
@@ -259,8 +260,8 @@ def _state_by_step(first: int, step: int, before: int, k: int) -> State:
     return {"next_index": first + k * step if k else before}
 
 
-def _state_by_list(after: list[int], before: int, k: int) -> State:
-    return {"next_index": after[k - 1] if k else before}
+def _state_by_list(next_indices: list[int], before: int, k: int) -> State:
+    return {"next_index": next_indices[k - 1] if k else before}
 
 
 def _blocks(program: Program, length: int, node: plan.Read, context: Context) -> Blocks:
@@ -272,6 +273,6 @@ def _blocks(program: Program, length: int, node: plan.Read, context: Context) ->
             return ProcessBlocks(program, length, node)
         options = dataclasses.replace(options, num_threads=options.num_workers)
     budget_bytes = Limits.of(options).budget_bytes // max(1, context.num_workers)
-    # Batches of a worker wait in the main process too.
+    # Batches of a worker are also queued in the main process.
     batches_bytes = 0 if context.num_workers else tuning.WHOLE_BATCHES_BYTES
     return Executor(program, length, options, Budget(budget_bytes, batches_bytes))

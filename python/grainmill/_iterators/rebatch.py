@@ -1,4 +1,4 @@
-"""Batches of one size cut and joined into batches of another."""
+"""Splits and joins batches into batches of another size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RebatchStage(Stage):
     """Regroups rows along the first axis of every leaf.
 
     A batch that lies within one batch of the parent is a view of it. A state holds the parent's
-    state before its current batch, and how many rows of that were handed out.
+    state before its current batch, and how many rows of that were delivered.
     """
 
     def __init__(self, node: Rebatch, parent: Stage) -> None:
@@ -43,11 +43,11 @@ class RebatchStage(Stage):
         self._row = 0
         self._skip = row
         self._pending: tuple[ResumePoint, Any] | None = None
-        self._number = -1  # of the parent's current batch, since it was made or restored
+        self._number = -1  # of the parent's current batch, since this was created or restored
 
     @property
     def pull_size(self) -> int:
-        """See `Stage.pull_size`; those of a batch of the parent are there at once."""
+        """See `Stage.pull_size`; all those within a batch of the parent are available together."""
         return _MANY
 
     def pull(self, limit: int) -> Block:
@@ -128,7 +128,7 @@ class RebatchStage(Stage):
         return leaves, structure, self._row_count(batch, leaves)
 
     def _unlike(self, batch: Any) -> ValueError:
-        """The error where `batch`, the parent's next one, is not made as the current one is."""
+        """The error if `batch`, the parent's next one, has another structure than the current."""
         structure = self._current.structure
         if structure is None:
             raise AssertionError("rows come from a batch")
@@ -144,8 +144,8 @@ class RebatchStage(Stage):
             differ = " and ".join(part for part in (missing, more) if part)
         return ValueError(
             "batches to be joined must have the same structure: of those that "
-            f"{self._node} took since it was made or restored, {differ}; have every batch made of "
-            "the same leaves"
+            f"{self._node} took since it was created or restored, {differ}; every batch needs the "
+            "same leaves"
         )
 
     def _row_count(self, batch: Any, leaves: list[Any]) -> int:
@@ -157,8 +157,8 @@ class RebatchStage(Stage):
             )
             raise ValueError(
                 f"leaves of a batch must have the same number of rows, got {shown or 'no leaves'} "
-                f"in batch {self._number + 1} of those that {self._node} took since it was made or "
-                "restored; batch the elements before they are batched anew"
+                f"in batch {self._number + 1} of those that {self._node} took since it was created "
+                "or restored; batch the elements before `RebatchIterDataset`"
             )
         return len(leaves[0])
 
@@ -175,7 +175,7 @@ class RebatchStage(Stage):
 
 
 class _Rows:
-    """A batch of the parent, and the place before it."""
+    """A batch of the parent, and the resume point before it."""
 
     __slots__ = ("before", "count", "leaves", "structure")
 

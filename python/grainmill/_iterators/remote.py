@@ -63,6 +63,7 @@ class RemoteWorkers:
 
     def pool(self) -> WorkerPool:
         """The running workers, started if there are none.
+
         Raises:
             ValueError: `cancel` was called.
         """

@@ -1,4 +1,4 @@
-"""The same epoch again and again."""
+"""Repeats the elements of a stage for several epochs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
 @runs(sequential.Repeat)
 class RepeatStage(Stage):
-    """Takes its parent back to where it was first found whenever it is at its end.
+    """Restores its parent to its initial state whenever it ends.
 
-    An epoch without any element is the last one, so that no endless repetition of nothing
-    is waited for.
+    An epoch without any element is the last one, since repeating it would never end.
     """
 
     def __init__(self, node: Repeat, parent: Stage) -> None:
@@ -48,7 +47,7 @@ class RepeatStage(Stage):
         initial = self._first_state()
         if self._last is not None and self._last.num_finished:
             self._empty = False
-        before: tuple[ResumePoint, int] | None = None  # where an epoch ended just now
+        before: tuple[ResumePoint, int] | None = None  # the end of the previous epoch, if reached
         while not self._ended:
             self._last = block = self._cursor.pull_block(limit)
             if block.elements:
@@ -87,8 +86,8 @@ class RepeatStage(Stage):
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
         saved = Saved(self._node, state, ("parent", "epoch"))
-        most = sys.maxsize if self._num_epochs is None else self._num_epochs
-        epoch = saved.index("epoch", most)
+        maximum = sys.maxsize if self._num_epochs is None else self._num_epochs
+        epoch = saved.index("epoch", maximum)
         self._first_state()
         self._cursor.restore(saved["parent"])
         self._reset(epoch)

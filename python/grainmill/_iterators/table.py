@@ -1,4 +1,4 @@
-"""How each sequential node runs: the one table from plan to stages."""
+"""The table that maps each type of sequential node to the stage that runs it."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from grainmill._plan.node import Node
 
 
-# All stages are there to be found by `runs`, one file each.
+# Import all stages, one file each, so that `runs` registers them.
 for _module in pkgutil.iter_modules(_iterators.__path__):
     if _module.name != "table":
         importlib.import_module(f"{_iterators.__name__}.{_module.name}")
 
 
 def open_stage(node: Node) -> Stage:
-    """Makes the plan that ends in `node` ready to run, from its first element."""
+    """Opens the plan that ends in `node` at its first element."""
     return _open(node, Context(_options(node)))
 
 
 def _options(node: Node) -> DatasetOptions:
-    """The options of a whole plan; of two that set the same, the one further down wins."""
+    """The options of a whole plan; the one nearest to the consumer overrides the others."""
     options = DatasetOptions()
     for upstream in node.walk(until=plan.Read):
         if isinstance(upstream, plan.WithOptions):
@@ -70,7 +70,7 @@ def _parents(node: Node, context: Context) -> list[Stage]:
 
 
 def _elementwise(node: plan.Map, context: Context) -> Stage:
-    """Functions of one element that follow each other are one stage."""
+    """One stage for all consecutive functions of one element."""
     nodes: list[plan.Map] = []
     upstream: Node = node
     while type(upstream) in _ELEMENTWISE or type(upstream) in _TRANSPARENT:
@@ -101,9 +101,7 @@ def _interleave(node: plan.Interleave, context: Context) -> Stage:
         if to_iter_dataset is not None:
             dataset = to_iter_dataset()
         stage = _open(dataset._plan_node(), context)  # noqa: SLF001 - datasets share plans
-        if prefetch and not isinstance(
-            stage, ReadStage | PackInThreadStage
-        ):  # which read ahead anyway
+        if prefetch and not isinstance(stage, ReadStage | PackInThreadStage):  # these prefetch
             return ThreadPrefetchStage(plan.ThreadPrefetch((), node.iter_buffer_size), stage)
         return stage
 
@@ -116,10 +114,10 @@ def _workers(node: plan.MultiprocessPrefetch | plan.MultithreadPrefetch, context
 
 _ELEMENTWISE = (plan.Map, plan.MapWithIndex, plan.RandomMap, plan.Filter)
 
-# What others look up in the plan does nothing by itself.
+# Nodes that other nodes look up in the plan, and that do nothing when run.
 _TRANSPARENT = (plan.Seed, plan.WithOptions)
 
-# What runs nodes that need more than one parent; the others are marked by `runs`.
+# Nodes that need more than one parent or the context; the others are registered by `runs`.
 _STAGES: dict[type[Node], Callable[[Any, Context], Stage]] = {
     plan.Read: ReadStage,
     plan.UserDefined: lambda node, _: UserDefinedStage(iter(node.dataset), node),

@@ -1,4 +1,4 @@
-"""The elements of a stage up to the first that a predicate turns down."""
+"""The elements of a stage up to the first that a predicate rejects."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @runs(sequential.TakeWhile)
 class TakeWhileStage(Stage):
-    """Asks the predicate once for each element, when that is asked for.
+    """Calls the predicate once for each element, when that is requested.
 
-    The element that ends it is taken from the parent; the state says that it has ended.
+    The rejected element is taken from the parent; the state then says that the stage has ended.
     """
 
     def __init__(self, node: TakeWhile, parent: Stage) -> None:
@@ -44,7 +44,7 @@ class TakeWhileStage(Stage):
                         cursor = self._cursor
                         note_stage(failure, self._node, cursor.state, cursor.state_after_first)
                     raise
-                break  # It is met again once those before it are delivered.
+                break  # It is computed again once those before it are delivered.
             self._cursor.advance(len(element))
             if keep:
                 elements += element
@@ -70,7 +70,7 @@ class TakeWhileStage(Stage):
         self._ended = ended
 
 
-def _state(point: ResumePoint, ended: bool) -> State:  # noqa: FBT001 - a pair as it is kept
+def _state(point: ResumePoint, ended: bool) -> State:  # noqa: FBT001 - the pair is stored like this
     after, position = point
     return {"parent": after(position), "ended": ended}
 

@@ -1,4 +1,4 @@
-"""Elements permuted inside each window of consecutive ones."""
+"""Shuffles elements within each window of consecutive ones."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 _WindowPosition: TypeAlias = "tuple[ResumePoint, int, int]"
-"""Where a window starts in the parent, its number, and how many of its elements were taken."""
+"""The resume point at a window's start, its number, and how many of its elements were delivered."""
 
 
 @runs(sequential.WindowShuffle)
 class WindowShuffleStage(Stage):
-    """Fills a window from its parent, then hands it out in an order of its own.
+    """Fills a window from its parent, then delivers it in a random order.
 
-    A state holds where the window starts in the parent, and restoring one fills it again.
+    A state holds the parent's state at the start of the window; restoring fills the window again.
     """
 
     def __init__(self, node: WindowShuffle, parent: Stage) -> None:
@@ -35,9 +35,9 @@ class WindowShuffleStage(Stage):
         self._reset(0, 0)
 
     def _reset(self, index: int, position: int) -> None:
-        """Stands in the window that starts at the cursor, whose elements are not yet there."""
+        """Sets the position to the window that starts at the cursor and is not yet filled."""
         self._filling_start = self._cursor.resume_point()
-        self._position_in_window_ = (self._filling_start, index, position)
+        self._current = (self._filling_start, index, position)
         self._index = index
         self._skip = position
         self._window: list[Any] = []
@@ -46,12 +46,12 @@ class WindowShuffleStage(Stage):
 
     @property
     def pull_size(self) -> int:
-        """See `Stage.pull_size`; a window is there at once."""
+        """See `Stage.pull_size`; all elements of a window are available together."""
         return self._size
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
-        last = self._position_in_window_
+        last = self._current
         while self._position == len(self._window):
             if not self._fill():
                 return Block([], functools.partial(_state_at_end, last))
@@ -61,11 +61,11 @@ class WindowShuffleStage(Stage):
         self._position = end = begin + len(elements)
         if end == length:
             self._index += 1
-        self._position_in_window_ = (start, self._index, end)
+        self._current = (start, self._index, end)
         return Block(elements, functools.partial(_state_after, last, (start, index, begin), length))
 
     def _fill(self) -> bool:
-        """Makes the next window, or the one that a restored state stands in; `False` at the end."""
+        """Fills the next window, or that of a restored state; `False` at the end."""
         while len(self._filling) < self._size:
             start = None if self._filling else self._cursor.resume_point()
             elements = self._cursor.take(self._size - len(self._filling))
@@ -89,7 +89,7 @@ class WindowShuffleStage(Stage):
 
     def state(self) -> State:
         """See `Stage.state`."""
-        return _state(self._position_in_window_)
+        return _state(self._current)
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
@@ -100,8 +100,8 @@ class WindowShuffleStage(Stage):
         self._reset(index, position)
 
 
-def _state(position_: _WindowPosition) -> State:
-    (after, taken), index, position = position_
+def _state(window: _WindowPosition) -> State:
+    (after, taken), index, position = window
     return {
         "parent_window_start_state": after(taken),
         "window_index": index,

@@ -1,4 +1,4 @@
-"""Tuples of one element of each of several stages."""
+"""Zips the elements of several stages into tuples."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class ZipStage(Stage):
-    """Takes an element of each parent, in their order, when a tuple is asked for.
+    """Takes an element of each parent, in order, when a tuple is requested.
 
-    Where all parents have elements at hand, tuples come in blocks.
+    If all parents have elements ready, their tuples are returned as one block.
     """
 
     def __init__(self, node: Zip, parents: Sequence[Stage]) -> None:
@@ -30,8 +30,8 @@ class ZipStage(Stage):
         self._reset()
 
     def _reset(self) -> None:
-        self._gathered: list[Any] = []  # the first elements of a tuple
-        self._points: list[ResumePoint] | None = None  # before those, if known
+        self._partial: list[Any] = []  # the first elements of a tuple
+        self._points: list[ResumePoint] | None = None  # before these, if known
         self._refusal: str | None = None
         self._ended = False
 
@@ -44,7 +44,7 @@ class ZipStage(Stage):
         """See `Stage.pull`."""
         if self._ended:
             return Block([], functools.partial(_state_at_end, self._resume_points()))
-        if not self._gathered:
+        if not self._partial:
             count = min(limit, *(cursor.num_ready for cursor in self._cursors))
             if count:
                 points = self._resume_points()
@@ -57,28 +57,28 @@ class ZipStage(Stage):
     def _step(self) -> Any:
         if self._refusal is not None:
             raise ValueError(self._refusal)
-        gathered = self._gathered
-        if not gathered:
+        partial = self._partial
+        if not partial:
             self._resume_points()
-        for cursor in self._cursors[len(gathered) :]:
+        for cursor in self._cursors[len(partial) :]:
             element = cursor.next()
             if element is END:
-                return self._end(len(gathered))
-            gathered.append(element)
-        self._gathered = []
+                return self._end(len(partial))
+            partial.append(element)
+        self._partial = []
         self._points = None
-        return tuple(gathered)
+        return tuple(partial)
 
     def _end(self, ended: int) -> Any:
-        """Is at the end of a parent, if no other has more where that matters."""
+        """Ends at the end of parent `ended`; if strict, all other parents must end too."""
         self._points = points = list(self._resume_points())
         points[ended] = self._cursors[ended].resume_point()
         if self._strict:
             if ended:
-                self._refuse(f"argument {ended + 1} is shorter than {_first(ended)}")
+                self._refuse(f"argument {ended + 1} is shorter than {_arguments(ended)}")
             for number, cursor in enumerate(self._cursors[1:], 1):
                 if cursor.next() is not END:
-                    self._refuse(f"argument {number + 1} is longer than {_first(number)}")
+                    self._refuse(f"argument {number + 1} is longer than {_arguments(number)}")
                 points[number] = cursor.resume_point()
         self._ended = True
         return END
@@ -100,12 +100,12 @@ class ZipStage(Stage):
         """See `Stage.restore`."""
         saved = Saved(self._node, state, ("parents",))
         parents = saved.list_of("parents", len(self._cursors), "the datasets that are zipped")
-        for cursor, of_parent in zip(self._cursors, parents, strict=True):
-            cursor.restore(of_parent)
+        for cursor, parent_state in zip(self._cursors, parents, strict=True):
+            cursor.restore(parent_state)
         self._reset()
 
 
-def _first(count: int) -> str:
+def _arguments(count: int) -> str:
     return "argument 1" if count == 1 else f"arguments 1-{count}"
 
 
