@@ -223,7 +223,7 @@ def test_batches_are_those_of_the_rows(name, shuffle):
         meta_features={"epoch", "part"} & set(lengths),
         shuffle_bins=shuffle,
     )
-    # A function of the user's gets elements, which do not come as rows of columns then.
+    # With a user's function, elements are passed on singly, not as rows of columns.
     expected = list(ds.batch(7, batch_fn=list))
     batches = list(ds.batch(7))
     assert [len(rows) for rows in expected] == [7] * (len(batches) - 1) + [len(expected[-1])]
@@ -359,7 +359,7 @@ def test_state_of_other_data_is_refused():
 
 
 class FaultyValues(FeatureValues):
-    """Gives the engine an array that it cannot take."""
+    """Returns an array that the engine cannot use."""
 
     def coerce(self, *_arguments):
         return np.asarray(3)
