@@ -17,21 +17,21 @@ class Driven:
     def pull(self, limit):
         """The next element, or with a limit above 1 several, as a block of finished ones."""
         cursor = self.cursor
-        places = [cursor.place()]
+        points = [cursor.resume_point()]
         elements = []
         if limit == 1:
             elements = [element for element in [cursor.next()] if element is not END]
-            places += [cursor.place()]
+            points += [cursor.resume_point()]
         else:
             for element in cursor.peek(limit)[:limit]:
                 cursor.advance(1)
                 elements.append(element)
-                places.append(cursor.place())
+                points.append(cursor.resume_point())
         if not elements:
-            places = [cursor.place()]
+            points = [cursor.resume_point()]
 
         def state_after(count):
-            after, position = places[count]
+            after, position = points[count]
             return after(position)
 
         return Block(elements, state_after)

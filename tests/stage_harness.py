@@ -13,9 +13,9 @@ class Boom(Exception):  # noqa: N818
 
 
 class ListStage(Stage):
-    """Elements of a list; those at `failing` raise the first time they are asked for."""
+    """Elements of a list; those at `failing` raise the first time they are requested."""
 
-    def __init__(self, elements, *, burst=1, failing=()):
+    def __init__(self, elements, *, pull_size=1, failing=()):
         super().__init__()
         self.elements = elements
         self.failing = set(failing)
@@ -24,11 +24,11 @@ class ListStage(Stage):
         self.closed = 0
         self.prefetching = 0
         self._position = 0
-        self._burst = burst
+        self._pull_size = pull_size
 
     @property
     def pull_size(self):
-        return self._burst
+        return self._pull_size
 
     def pull(self, limit):
         begin = self._position
@@ -78,7 +78,7 @@ def plain(element):
 
 
 def drain(stage, limits=lambda: 1):
-    """The remaining elements of `stage`, and functions that give the state at each place."""
+    """The remaining elements of `stage`, and functions that return the state at each position."""
     elements, states = [], [stage.state]
     while True:
         try:
@@ -143,11 +143,15 @@ def check_stage(make, expected, *, same_states=True):
 
 
 def assert_same_in_blocks(make, expected, states):
-    """Blocks of any size give the same elements and states, however late these are asked for."""
+    """Blocks of any size have the same elements and states, however late these are requested."""
     dice = random.Random(1)
-    for burst in (1, 2, 5):
+    for pull_size in (1, 2, 5):
         for largest in (2, 4, 50):
-            stage = make(lambda elements, burst=burst, **_: ListStage(list(elements), burst=burst))
+            stage = make(
+                lambda elements, pull_size=pull_size, **_: ListStage(
+                    list(elements), pull_size=pull_size
+                )
+            )
             elements, after = drain(stage, lambda largest=largest: dice.randint(1, largest))
             assert elements == expected
             if expected:
@@ -166,7 +170,7 @@ def spoil(state):
 
 
 def assert_survives_failures(make, expected, states):
-    """An element that fails once is met again: nothing is lost, repeated or out of order."""
+    """An element that fails once is computed again: nothing is lost, repeated or reordered."""
     dice = random.Random(2)
     for largest in (1, 2, 6):
         for _ in range(6):
@@ -186,7 +190,7 @@ def assert_survives_failures(make, expected, states):
 
 
 def found(ds):
-    """Each element with the state after it, and what happens where one fails, twice."""
+    """Each element with the state after it, and the first two failures with their notes."""
     seen = []
     failures = 0
     with iter(ds) as iterator:

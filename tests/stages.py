@@ -1,6 +1,6 @@
-"""Every stage that keeps a place, and combinations, as pipelines: what resumption is checked on.
+"""Every stage that has a state, and combinations, as pipelines for tests of resuming.
 
-Each is finite and short, so that all places in it can be tried.
+Each is finite and short, so that all positions in it can be tried.
 """
 
 from pipelines import build
@@ -24,7 +24,7 @@ def _fits(**options):
 
 
 STAGES = {
-    # Reading by index: inline, and ahead on threads.
+    # Reading by index: inline, and prefetched by threads.
     "read_inline": [["range", 9], ["map", "add_one"], ["to_iter", {"num_threads": 0}]],
     "read_default": [["source", [5, 3, 8, 1, 9]], ["map", "add_one"], ["to_iter"]],
     "read_small_buffer": [
@@ -257,7 +257,7 @@ STAGES = {
     "user_iter_mixed": [
         ["iter_mix", [[["user_squares", 7]], [["range", 5], ["to_iter"], ["user_twice"]]]]
     ],
-    # Combinations of stages that keep places.
+    # Combinations of stages that have a state.
     "window_shuffle_batch": [["range", 13], ["to_iter"], ["window_shuffle", 5, 2], ["batch", 3]],
     "batch_window_shuffle": [["range", 13], ["to_iter"], ["batch", 2], ["window_shuffle", 3, 2]],
     "window_shuffle_twice": [
@@ -392,5 +392,5 @@ STAGES = {
 
 
 def make(g, name):
-    """The stage `name`, made with module `g`."""
+    """The stage `name`, built with module `g`."""
     return build(g, STAGES[name])

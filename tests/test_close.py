@@ -1,4 +1,4 @@
-"""Closeable an iterator while another thread waits for its next element, in whatever entrance."""
+"""Closing an iterator while another thread waits for its next element, in any method."""
 
 import gc
 import os
@@ -16,16 +16,16 @@ from under_test import INLINE, experimental, grain
 from grainmill._workers.worker_group import WorkerGroup
 
 MapDataset, IterDataset = grain.MapDataset, grain.IterDataset
-pytestmark = pytest.mark.better_than_grain("there a thread that waits is not woken")
+pytestmark = pytest.mark.better_than_grain("Grain does not wake a waiting thread")
 HERE = Path(__file__).parent
-# Far more than any of this takes on a busy machine.
+# Far longer than any of this takes on a busy machine.
 BOUND_S = 60
 
 
 class Hang:
-    """A user's function that does not return from its third element on, until it is released.
+    """A user's function that blocks from its third element on, until it is released.
 
-    In a worker nobody releases it: it ends with the process.
+    In a worker it is never released: it ends with the process.
     """
 
     def __init__(self, mark):
@@ -60,7 +60,7 @@ def settles(reached):
 
 @pytest.fixture
 def hang(tmp_path):
-    """The function; what hangs in it, and all that was started, is gone afterwards."""
+    """The function; afterwards no thread or process of the test may be left."""
     gc.collect()
     threads = set(threading.enumerate())
     hang = Hang(tmp_path / "begun")
@@ -75,7 +75,7 @@ def elements(hang, options=None, *, length=1000):
 
 
 def bare(hang):
-    """Elements of several parts, each made by the thread that asks for it."""
+    """Elements that are computed by the thread that requests them."""
     return elements(hang, INLINE)
 
 
@@ -98,7 +98,7 @@ class _MineIterator(grain.DatasetIterator):
 
 
 def opens_slowly(hang):
-    """Parts of which the next is being opened, by a thread, when the first has ended."""
+    """An interleave whose next dataset is being opened by a thread when the first has ended."""
 
     def part(x):
         if x == 1:
@@ -140,7 +140,7 @@ def workers(number=2):
     return grain.MultiprocessingOptions(num_workers=number)
 
 
-# The function hangs in the thread that asks for the element.
+# The function hangs in the thread that requests the element.
 IN_CALLER = {
     "no_threads": bare,
     "lazy_map": lambda hang: MapDataset.range(1000).to_iter_dataset().map(hang),
@@ -157,7 +157,7 @@ IN_CALLER = {
     ),
     "data_loader": loader,
 }
-# It hangs elsewhere, so the one who waits is woken.
+# It hangs in another thread or process, so the waiting thread is woken.
 ELSEWHERE = {
     "threads": elements,
     "one_thread": lambda hang: elements(
@@ -196,7 +196,7 @@ ELSEWHERE = {
 
 
 class Waiter(threading.Thread):
-    """Takes elements of `iterator`, or does something else with it, until that fails."""
+    """Takes elements of `iterator`, or runs `call`, until that fails."""
 
     def __init__(self, iterator, call=None):
         super().__init__(daemon=True)
@@ -335,7 +335,7 @@ def test_state_after_close_is_that_of_the_element_delivered_last(function, num_t
     assert iterator.get_state() == {"next_index": num_taken}
 
 
-# --- what is dropped, and collected anywhere ---------------------------------------------------
+# --- dropped iterators, garbage collected at any point -----------------------------------------
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
@@ -343,7 +343,7 @@ def test_dropped_iterator_waits_for_nothing(name, hang, monkeypatch):
     iterator = iter(ELSEWHERE[name](hang))
     getattr(iterator, "_iterator", iterator).start_prefetch()
     next(iterator)
-    time.sleep(0.1)  # what works ahead comes to where it hangs, or waits for room
+    time.sleep(0.1)  # threads and workers reach the hanging function, or wait for space
     waited = []
     for owner, method in [
         (threading.Thread, "join"),
@@ -359,7 +359,7 @@ def test_dropped_iterator_waits_for_nothing(name, hang, monkeypatch):
             return _original(*args)
 
         monkeypatch.setattr(owner, method, watched)
-    # A collection may come where its thread has the locks of `threading`.
+    # Garbage collection may run while its thread holds the locks of `threading`.
     with threading._active_limbo_lock:
         del iterator
     gc.collect()
@@ -393,7 +393,7 @@ def test_parent_that_is_busy_is_closed_by_the_thread_that_uses_it(hang):
             return hang(self._at)
 
         def _cancel_waiting(self):
-            """There is no way to end what it waits for."""
+            """Its waiting cannot be ended."""
 
         def close(self):
             closed_by.append(threading.current_thread().name)

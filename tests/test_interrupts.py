@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment of a `next`: the one after it returns the next element, and none is lost."""
+"""Ctrl-C at any line of a `next`: the next call returns the next element, and none is lost."""
 
 import contextlib
 import gc
@@ -14,7 +14,7 @@ from under_test import INLINE, experimental, grain
 
 MapDataset, IterDataset = grain.MapDataset, grain.IterDataset
 PACKAGE = f"{os.sep}grainmill{os.sep}"
-pytestmark = pytest.mark.better_than_grain("Grain loses what was under way")
+pytestmark = pytest.mark.better_than_grain("Grain loses the element in flight")
 
 
 def inline(start, stop):
@@ -70,8 +70,8 @@ DATASETS = {
 class Interrupt:
     """Raises KeyboardInterrupt before the `at`-th line that the package runs.
 
-    Garbage is not collected meanwhile: iterators that other tests left behind run their
-    `__del__` there, and what interrupts those is dropped by Python.
+    Garbage collection is disabled meanwhile: it would run `__del__` of iterators of other tests,
+    and Python ignores exceptions in those.
     """
 
     def __init__(self, at):
@@ -121,7 +121,7 @@ def test_nothing_is_lost_or_repeated_after_an_interrupt(name, num_before):
 
 
 def interrupt(_, frame):
-    """Raises, unless the element is just being handed over: nobody knows then who has it."""
+    """Raises, except while `__next__` returns the element: the caller may or may not get it."""
     if frame.f_code.co_filename != __file__ and frame.f_code.co_name != "__next__":
         raise KeyboardInterrupt
 

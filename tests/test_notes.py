@@ -401,7 +401,7 @@ def test_packing_names_the_element_that_cannot_be_packed(name):
         options = {"length_struct": {"t": 10}}
         ds, line = experimental.ConcatThenSplitIterDataset(sequences, **options), here()
     _, notes = raised(lambda: list(ds))
-    assert notes[0].startswith("Element 6 of those this")
+    assert notes[0].startswith("Element 6 of those that")
     assert notes[1].startswith(
         f"while computing an element of `{ds}` at {line}\n  from element 6 of `MapMapDataset("
     )

@@ -1,4 +1,4 @@
-"""Packing and batching on the thread that makes elements: only the place of the work changes."""
+"""Packing and batching on the thread that computes elements changes nothing but the thread."""
 
 import gc
 import itertools
@@ -72,13 +72,13 @@ def packed(function, options=None, *, pack=first_fit, batch_size=2, count=200):
     ],
 )
 def test_thread_changes_no_row_state_or_failure(function, pack, batch_size):
-    def made(options):
+    def computed(options):
         return found(packed(function, options, pack=pack, batch_size=batch_size))
 
-    inline = made(INLINE)
+    inline = computed(INLINE)
     assert len(inline) > 4
     for prefetch, threads in ((1, 1), (2, 16), (7, 2), (500, 16)):
-        assert made(grain.ReadOptions(threads, prefetch)) == inline
+        assert computed(grain.ReadOptions(threads, prefetch)) == inline
 
 
 @pytest.mark.parametrize("batch_size", [0, 4])
@@ -165,7 +165,7 @@ def test_functions_never_overlap_while_places_change():
 
 
 def test_place_changes_without_the_rest_of_a_batch():
-    """A thousand sleeps are not waited for, only those of the block in hand."""
+    """Restoring waits only for the block in flight, not for a thousand sleeps."""
     slow = threading.Event()
 
     def function(x):
@@ -199,14 +199,14 @@ def test_little_is_ahead(batch_size, prefetch):
             next(iterator)
         before = count_at_rest(calls)
         at = iterator.get_state()["parent"]["next_index"]
-    # What is handed over twice and what is at hand, bins under way, a block.
+    # Two transferred blocks and the one being consumed, pending bins, a block of the reader.
     rows = 3 * max(batch_size, prefetch // 2) + 5
     assert before - at < 2.4 * rows + prefetch
 
 
 @pytest.mark.parametrize(("num_cells", "most"), [(10, 3 * 62), (100_000, 3 * 1)])
 def test_few_large_batches_are_ahead(num_cells, most):
-    """Of 62 batches that half the read-ahead makes, as many as 4 MiB hold are handed over."""
+    """Half the read-ahead would be 62 batches; only as many as fit into 4 MiB are transferred."""
 
     def function(x):
         return {"tokens": np.full(num_cells, x, np.int32)}
@@ -217,11 +217,11 @@ def test_few_large_batches_are_ahead(num_cells, most):
     with iter(ds) as iterator:
         for _ in range(100):
             next(iterator)
-            alive = max(alive, len(iterator._waiting) + iterator._stage._feed._held)
+            alive = max(alive, len(iterator._waiting) + iterator._stage._queue._num_queued)
         deadline = time.monotonic() + 20
-        while not iterator._stage._feed._held and time.monotonic() < deadline:
-            time.sleep(0.01)  # a thread that nobody waits for gets ahead
-        alive = max(alive, len(iterator._waiting) + iterator._stage._feed._held)
+        while not iterator._stage._queue._num_queued and time.monotonic() < deadline:
+            time.sleep(0.01)  # the thread prefetches while the consumer does not wait
+        alive = max(alive, len(iterator._waiting) + iterator._stage._queue._num_queued)
     assert 1 <= alive <= most
 
 
@@ -236,7 +236,7 @@ def test_close_does_not_wait_for_a_function():
 
     others = set(threading.enumerate())
     iterator = iter(packed(function, batch_size=8))
-    next(iterator)  # is not withheld for what comes later
+    next(iterator)  # is not withheld until later elements are computed
     assert entered.wait(240)
     iterator.close()  # would never return
     stuck.set()

@@ -223,7 +223,7 @@ def test_batches_are_those_of_the_rows(name, shuffle):
         meta_features={"epoch", "part"} & set(lengths),
         shuffle_bins=shuffle,
     )
-    # A function of the user's gets elements, which do not come as rows of columns then.
+    # With a user's function, elements are passed on singly, not as rows of columns.
     expected = list(ds.batch(7, batch_fn=list))
     batches = list(ds.batch(7))
     assert [len(rows) for rows in expected] == [7] * (len(batches) - 1) + [len(expected[-1])]
@@ -358,8 +358,8 @@ def test_state_of_other_data_is_refused():
         stage.pull(1)
 
 
-class FaultyCells(FeatureValues):
-    """Gives the engine an array that it cannot take."""
+class FaultyValues(FeatureValues):
+    """Returns an array that the engine cannot use."""
 
     def coerce(self, *_arguments):
         return np.asarray(3)
@@ -380,7 +380,7 @@ def row_packer(cells):
 
 @pytest.mark.parametrize("make", [bin_packer, row_packer])
 def test_packer_that_panicked_is_not_taken_for_one_used_by_two_threads(make, capfd):
-    packer = make(FaultyCells(["x"]))
+    packer = make(FaultyValues(["x"]))
     with pytest.raises(BaseException, match="index out of bounds") as panic:
         packer.push([{"x": 3}], 0)
     assert type(panic.value).__name__ == "PanicException"
@@ -392,11 +392,11 @@ def test_packer_that_panicked_is_not_taken_for_one_used_by_two_threads(make, cap
 
 @pytest.mark.parametrize("make", [bin_packer, row_packer])
 def test_packer_that_is_in_use_is_told_so(make):
-    class AskingCells(FeatureValues):
+    class AskingValues(FeatureValues):
         def coerce(self, *_arguments):
             packer.take()
 
-    packer = make(AskingCells(["x"]))
+    packer = make(AskingValues(["x"]))
     with pytest.raises(RuntimeError, match="advanced by two threads at once"):
         packer.push([{"x": 3}], 0)
     packer.take()

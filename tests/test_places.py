@@ -1,4 +1,4 @@
-"""Workers tell where their elements stand; states are made of that when somebody asks."""
+"""Workers send the resume points of their elements; states are computed from these on request."""
 
 import itertools
 import json
@@ -6,7 +6,6 @@ import os
 import pickle
 import signal
 import time
-from types import SimpleNamespace
 
 import pytest
 from stages import STAGES, make
@@ -15,8 +14,9 @@ from worker_harness import workers
 
 from grainmill._dataset.iter_dataset import node_of
 from grainmill._iterators.cursor import END, Cursor
-from grainmill._iterators.pipeline_job import PipelineTask, _PartRunner
+from grainmill._iterators.pipeline_job import PipelineTask, _PipelineRunner
 from grainmill._iterators.table import open_stage
+from grainmill._workers.worker import WorkerContext
 
 pytestmark = pytest.mark.better_than_grain("Grain pickles a state with each element")
 
@@ -26,12 +26,12 @@ IN_WORKERS = [name for name in STAGES if "mp_prefetch" not in name]
 @pytest.mark.parametrize("name", IN_WORKERS)
 def test_places_of_every_stage_cross_as_they_are(name):
     cursor = Cursor(open_stage(node_of(make(grain, name))))
-    places = [cursor.place()]
+    points = [cursor.resume_point()]
     while cursor.next() is not END:
-        places.append(cursor.place())
-    places.append(cursor.place())
-    text = pickle.dumps(places)
-    states = [after(position) for after, position in places]
+        points.append(cursor.resume_point())
+    points.append(cursor.resume_point())
+    text = pickle.dumps(points)
+    states = [after(position) for after, position in points]
     cursor.stage.close()
     crossed = pickle.loads(text)
     for _ in range(2):
@@ -61,11 +61,10 @@ LARGE = {
 }
 
 
-def bytes_told(ds):
-    """Bytes that a worker sends about its position, for each of some elements."""
-    only_worker = SimpleNamespace(worker=0, num_workers=1, mark=lambda _: None)
-    runner = _PartRunner(open_stage(node_of(ds)), only_worker)
-    for _ in range(60):  # until parts give many elements at a time
+def resume_point_bytes(ds):
+    """Bytes per element that a worker sends for resume points."""
+    runner = _PipelineRunner(open_stage(node_of(ds)), WorkerContext(0, 1, None, lambda _: None, -1))
+    for _ in range(60):  # until the datasets return many elements at a time
         runner.run(PipelineTask(None, 64, 64))
     outcome = runner.run(PipelineTask(None, 64, 64))
     assert len(outcome.elements) == 64
@@ -74,7 +73,7 @@ def bytes_told(ds):
 
 @pytest.mark.parametrize("large", LARGE)
 def test_an_element_carries_no_states_of_all_datasets(large):
-    assert bytes_told(LARGE[large](100, 1000)) < 400  # where one state alone takes 1,600
+    assert resume_point_bytes(LARGE[large](100, 1000)) < 400  # one state takes 1,600
 
 
 @pytest.mark.parametrize("large", LARGE)
@@ -102,7 +101,7 @@ def test_states_amid_a_block_are_exact_also_when_workers_died(large):
         for worker in workers():
             os.kill(worker.pid, signal.SIGKILL)
         time.sleep(0.1)
-        # What was told of the last element is enough.
+        # The last element's resume point is enough.
         assert iterator.get_state() == states[101]
         rest = []
         while len(rest) < 100:

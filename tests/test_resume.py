@@ -1,4 +1,4 @@
-"""Save and restore at any place of any stage: what follows is what would have followed."""
+"""Save and restore at any position of any stage: the same elements follow."""
 
 import copy
 import json
@@ -17,7 +17,7 @@ from under_test import experimental, grain
 JSON_SENTINEL = "ConcatThenSplit states do not survive JSON"
 KEPT_STATE = "Interleave keeps the caller's state and changes it"
 FLAT_MAP_END = "the end state leaves the old buffer in place"
-PREFETCH_STATE = "what follows a concat-then-split or an interleave inherits its defect"
+PREFETCH_STATE = "stages downstream of a concat-then-split or an interleave inherit its defect"
 
 # Stages that Grain 0.2.18 does not resume exactly (section 11 of the specification).
 GRAIN_FAILS = {
@@ -36,19 +36,19 @@ def _stage_param(name):
     return pytest.param(name, marks=marks)
 
 
-# Those whose iterators are not the user's; where processes are started, it would take long.
+# Stages without a user's iterator; starting processes would take long.
 PLANNED = [name for name in STAGES if name != "user_iter" and "mp_prefetch" not in name]
 EVERY_STAGE = [_stage_param(name) for name in STAGES]
 
 
 def _full_pass(dataset):
-    """All elements of `dataset`, and as JSON the state in front of each, at the end and past it."""
+    """All elements of `dataset`, and as JSON the state before each, at the end and after it."""
     iterator = iter(dataset)
     elements, states = [], [json.dumps(iterator.get_state())]
     while found := take(iterator, 1):
         elements += found
         states.append(json.dumps(iterator.get_state()))
-    # The end is the end, however often one asks.
+    # Further calls at the end return nothing.
     assert take(iterator, 1) == []
     states.append(json.dumps(iterator.get_state()))
     close(iterator)
@@ -56,7 +56,7 @@ def _full_pass(dataset):
 
 
 def _rest_after(iterator, state):
-    """What `iterator` gives after restoring `state`, which must come out of it untouched."""
+    """The elements of `iterator` after restoring `state`, which must stay unchanged."""
     before = copy.deepcopy(state)
     iterator.set_state(state)
     rest = take(iterator, None)
@@ -65,7 +65,7 @@ def _rest_after(iterator, state):
 
 
 def check_stage(make_dataset):
-    """Every place of a finite dataset can be saved, and restored wherever and however often."""
+    """Every position of a finite dataset can be saved, and restored anywhere and repeatedly."""
     dataset = make_dataset()
     elements, states = _full_pass(dataset)
     assert len(states) == len(elements) + 2
@@ -77,14 +77,14 @@ def check_stage(make_dataset):
         assert _rest_after(fresh, state) == rest, f"new iterator at {place} from {text}"
         assert _rest_after(fresh, state) == rest, f"second restore at {place} from {text}"
         close(fresh)
-        # The same dataset object, and an iterator that has been to the end and elsewhere.
+        # The same dataset object, and an iterator that has reached the end and was restored.
         assert _rest_after(veteran, state) == rest, f"used iterator at {place} from {text}"
         again = iter(dataset)
         again.set_state(state)
         assert json.loads(json.dumps(again.get_state())) == state, f"state at {place} changed"
         first = take(again, 1)
         assert first == rest[:1]
-        # Back to where it stood, and forward by one: states taken on the way are the old ones.
+        # One element on, the state is the same as in the full pass.
         if first:
             assert json.dumps(again.get_state()) == states[place + 1]
         again.set_state(state)
@@ -92,7 +92,7 @@ def check_stage(make_dataset):
         close(again)
     close(veteran)
     for place in range(len(states) - 1, -1, -3):
-        # Backwards, in one iterator, without going to the end in between.
+        # Backwards, in one iterator, without reaching the end in between.
         iterator = iter(dataset)
         take(iterator, place)
         target = place // 2
@@ -108,7 +108,7 @@ def test_stage_resumes_at_every_place(name):
 
 @pytest.mark.parametrize("name", EVERY_STAGE)
 def test_live_state_is_a_snapshot(name):
-    """A state taken is not changed by going on, and needs no JSON in between."""
+    """Advancing the iterator does not change earlier states; these can be restored without JSON."""
     iterator = iter(make(grain, name))
     kept, texts, elements = [], [], []
     while True:
@@ -129,12 +129,12 @@ def test_live_state_is_a_snapshot(name):
 
 @pytest.fixture(scope="module")
 def fresh_process(tmp_path_factory):
-    """What a fresh process finds after each state of each stage, beside what it should find."""
+    """The elements after each state of each stage: expected, and found in a fresh process."""
     expected, states = {}, {}
     for name in STAGES:
         try:
             elements, texts = _full_pass(make(grain, name))
-        except Exception as error:  # the other tests of this stage say more
+        except Exception as error:  # the other tests of this stage show why
             expected[name] = states[name] = {}
             print(f"{name}: {error!r}")
             continue
@@ -205,7 +205,7 @@ def _without_one_key(state):
 @pytest.mark.better_than_grain("Grain's iterators are then anywhere")
 @pytest.mark.parametrize("name", PLANNED)
 def test_refused_state_leaves_the_iterator_where_it_is(name):
-    """Programs try to restore, and go on from where they are if there is nothing that fits."""
+    """Programs try to restore a state, and continue from their position if it does not fit."""
     elements, _ = _full_pass(make(grain, name))
     for place in (0, 1, len(elements) // 2):
         iterator = iter(make(grain, name))
@@ -227,7 +227,7 @@ def test_refused_state_leaves_the_iterator_where_it_is(name):
 
 
 def _changed(state):
-    """(path, what is wrong, copy of `state`) for each part of it, with something else there."""
+    """(path, description, copy of `state`) for each value of it, replaced by a wrong one."""
     items = state.items() if isinstance(state, dict) else enumerate(state)
     if isinstance(state, dict):
         yield "", "a key too many", {**state, "no_such_key": 1}
@@ -251,20 +251,20 @@ def _changed(state):
             yield str(key), repr(bad), damaged
 
 
-# 1 and 0 mean true and false here; states that Grain leaves out; a part of a mixture that has gone.
+# Booleans as 1 and 0; states that Grain omits; a dataset removed from a mixture.
 MAY_PASS = re.compile(
     r".*exhausted/\d: True|.*iterators_in_use_states/\d: None|.*future_states: None"
     r"|.*parents/: a key too many"
 )
 
-# The user's own iterators look at their states themselves.
+# Users' iterators check their states themselves.
 CHECKED = [name for name in PLANNED if not name.startswith("user_") or name == "user_map"]
 
 
 @pytest.mark.better_than_grain("Grain takes what it is given")
 @pytest.mark.parametrize("name", CHECKED)
 def test_state_that_can_be_told_to_be_wrong_is_refused(name):
-    """Truth values, floats, keys of another stage: none of it is read as a place."""
+    """Booleans, floats and keys of another stage are not accepted as a position."""
     elements, _ = _full_pass(make(grain, name))
     for place in (1, len(elements) // 2):
         iterator = iter(make(grain, name))
@@ -300,7 +300,8 @@ def _window(size):
     )
 
 
-# What saved a state, after how many elements, what refuses it, and parts of the message.
+# The pipeline that saves a state, after how many elements, the one that refuses it, and texts in
+# the message.
 OTHER_PIPELINES = {
     "shorter": (
         lambda: grain.MapDataset.range(9).to_iter_dataset(),

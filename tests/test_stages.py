@@ -1,4 +1,4 @@
-"""Sequential stages keep elements, order and states exact under every way of driving them."""
+"""Sequential stages return exact elements, order and states however they are pulled from."""
 
 import itertools
 
@@ -67,9 +67,9 @@ def prefetched(stage, size=3):
     return Driven(ThreadPrefetchStage(sequential.ThreadPrefetch((), size), bare(stage)))
 
 
-def interleaved(open_part, num_parts, cycle_length, ahead=1):
+def interleaved(open_dataset, num_datasets, cycle_length, ahead=1):
     node = sequential.Interleave((), None, cycle_length, 1, ahead, 1)
-    return Driven(InterleaveStage(node, lambda index: bare(open_part(index)), num_parts))
+    return Driven(InterleaveStage(node, lambda index: bare(open_dataset(index)), num_datasets))
 
 
 def interleaved_ranges(make, lengths, cycle_length):
@@ -148,7 +148,7 @@ def test_stage_keeps_contract(name):
 
 
 def test_repeated_cache_keeps_contract():
-    # In memory, a state of the first epoch continues as one of a filled cache.
+    # Once all is in memory, a state of the first epoch continues as that of a filled cache.
     check_stage(lambda s: repeated(cached(s(range(3))), 3), [0, 1, 2] * 3, same_states=False)
 
 
@@ -381,7 +381,7 @@ def test_end_of_a_used_flat_map_emits_nothing():
         (
             flat_mapped(source([2])),
             {"parent": {"next_index": 0}, "next_index_in_buffer": 3},
-            "after 3 pieces of an element that becomes 2",
+            "after 3 outputs of an element that has 2",
         ),
         (
             rebatched(source([np.ones(2)]), 1),
@@ -413,7 +413,7 @@ def test_limit_seeks_and_says_where_it_is():
 
 
 def test_interleave_of_one_dataset_seeks():
-    stage = interleaved(lambda _: ListStage(list(range(9)), burst=4), 1, 1)
+    stage = interleaved(lambda _: ListStage(list(range(9)), pull_size=4), 1, 1)
     assert stage.next_index() == 0
     stage.pull(1)
     assert stage.next_index() == 1
@@ -445,11 +445,11 @@ def test_interleave_restores_future_states_and_leaves_them_alone():
 def test_interleave_reuses_open_parts_on_restore():
     opened = []
 
-    def open_part(index):
+    def open_dataset(index):
         opened.append(index)
         return source(range(2))
 
-    stage = interleaved(open_part, 2, 2)
+    stage = interleaved(open_dataset, 2, 2)
     start = stage.state()
     drain(stage)
     stage.restore(start)
@@ -469,13 +469,13 @@ def test_interleave_opens_the_next_datasets_ahead_and_closes_them():
 def test_interleave_meets_a_part_that_fails_to_open_again():
     failures = [2, 1]
 
-    def open_part(index):
+    def open_dataset(index):
         if index in failures:
             failures.remove(index)
             raise Boom(index)
         return source(range(10 * index, 10 * index + 2))
 
-    assert drain(interleaved(open_part, 4, 1), lambda: 3)[0] == [0, 1, 10, 11, 20, 21, 30, 31]
+    assert drain(interleaved(open_dataset, 4, 1), lambda: 3)[0] == [0, 1, 10, 11, 20, 21, 30, 31]
 
 
 def test_plain_gives_lists():

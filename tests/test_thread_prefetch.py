@@ -1,4 +1,4 @@
-"""A thread that makes elements ahead never changes what comes out, and never outlives its use."""
+"""A prefetching thread never changes elements or their order, and never outlives its stage."""
 
 import gc
 import subprocess
@@ -26,7 +26,7 @@ def prefetched(stage, size=2):
 
 
 def threads():
-    # A thread whose start was interrupted is listed for ever, though it never runs.
+    # A thread whose start was interrupted is listed forever, though it never runs.
     ours = [t for t in threading.enumerate() if t.name.startswith("grain-thread-prefetch")]
     return [t for t in ours if t.is_alive()]
 
@@ -39,7 +39,7 @@ def wait_until(condition):
 
 
 class MeetingStage(ListStage):
-    """Makes each element only while others make theirs."""
+    """Returns each element only while other stages are in `pull`, too."""
 
     def __init__(self, elements, meeting):
         super().__init__(elements)
@@ -79,7 +79,7 @@ def test_thread_keeps_to_its_buffer():
 
 
 def test_ready_elements_come_together():
-    parent = ListStage(list(range(10)), burst=4)
+    parent = ListStage(list(range(10)), pull_size=4)
     stage = prefetched(parent, 4)
     stage.start_prefetch()
     wait_until(lambda: parent.pulled == 4)
@@ -191,27 +191,27 @@ def test_parts_of_an_interleave_are_made_side_by_side():
     meeting = threading.Barrier(3)
     node = sequential.Interleave((), None, 3, 0, 0, 2)
     parts = [bare(prefetched(MeetingStage([k, 10 + k], meeting))) for k in range(3)]
-    stage = Driven(InterleaveStage(node, parts.__getitem__, 3, at_once=True))
+    stage = Driven(InterleaveStage(node, parts.__getitem__, 3, start_all=True))
     assert drain(stage)[0] == [0, 1, 2, 10, 11, 12]
     stage.close()
 
 
 def test_interleave_makes_as_many_elements_ahead_as_it_is_told():
-    made = []
+    calls = []
 
     def datasets():
         ds = grain.MapDataset.range(40).to_iter_dataset(grain.ReadOptions(num_threads=0))
-        return [ds.map(lambda x, part=part: made.append(part) or x) for part in range(2)]
+        return [ds.map(lambda x, number=number: calls.append(number) or x) for number in range(2)]
 
     together = grain.experimental.InterleaveIterDataset
     with iter(together(datasets(), cycle_length=2, iter_buffer_size=5)) as iterator:
         assert next(iterator) == 0
-        wait_until(lambda: made.count(0) >= 5 and made.count(1) >= 5)
-    made.clear()
+        wait_until(lambda: calls.count(0) >= 5 and calls.count(1) >= 5)
+    calls.clear()
     with iter(together(datasets(), cycle_length=2)) as iterator:
         assert next(iterator) == 0
         time.sleep(0.05)
-        assert made == [0]
+        assert calls == [0]
 
 
 def test_any_iterator_can_be_wrapped():
@@ -293,7 +293,7 @@ def test_threads_that_share_an_iterator_get_each_element_once(name, num_threads)
 
 
 def test_what_is_ahead_is_bounded_by_bytes(monkeypatch):
-    """Of a buffer without bound, a quarter of the memory is filled: here 16 elements."""
+    """A huge buffer is limited to a quarter of the memory: here 16 elements."""
     monkeypatch.setattr(thread_prefetch, "default_budget_bytes", lambda: 16 << 20)
     calls = []
 

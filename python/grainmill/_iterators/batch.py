@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grainmill._evaluate.stack import BatchBuilder, shared_arena
-from grainmill._iterators.cursor import Cursor, ResumePoint, stays
+from grainmill._iterators.cursor import Cursor, ResumePoint, constant_state_at
 from grainmill._iterators.notes import note_part, note_stage
 from grainmill._iterators.read import ReadStage
 from grainmill._iterators.stage import Block, Stage, State
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class BatchStage(Stage):
-    """Gathers `batch_size` elements, then makes one of them.
+    """Stacks `batch_size` elements into one.
 
-    Elements are copied into the batch as they come, while they are still in cache. Where the
-    parent fails in mid-batch, those gathered are kept for when it goes on.
+    Elements are copied into the batch when they arrive, while they are still in cache. If the
+    parent fails in mid-batch, the elements so far stay in the pending batch for the next `pull`.
     """
 
     def __init__(self, node: plan.Batch, parent: Stage) -> None:
@@ -36,14 +36,14 @@ class BatchStage(Stage):
         self._takes_rows = node.batch_fn is None
         self._new_batch = _new_batch(node)
         self._reset()
-        self._reader: ReadStage | None = None  # what may give whole batches
+        self._reader: ReadStage | None = None  # the parent, if it can compute whole batches
         if isinstance(parent, ReadStage) and node.batch_fn is None:
             self._reader = parent
             parent.expect_batches(node.batch_size)
 
     def _reset(self) -> None:
-        self._gathered = self._new_batch()
-        self._start: ResumePoint | None = None  # the place before a batch begun
+        self._pending = self._new_batch()
+        self._start: ResumePoint | None = None  # before the pending batch, if it was started
 
     @property
     def pull_size(self) -> int:
@@ -51,8 +51,8 @@ class BatchStage(Stage):
         return 1 if self._reader is None else max(1, self._reader.num_ready_batches)
 
     def pull(self, limit: int) -> Block:
-        """See `Stage.pull`; gives one batch, or those that came in one piece."""
-        if self._reader is not None and (self._start is None or not len(self._gathered)):
+        """See `Stage.pull`; returns one batch, or those that the reader computed together."""
+        if self._reader is not None and (self._start is None or not len(self._pending)):
             try:
                 whole = self._reader.pull_batches(self._size, limit)
             except Exception as failure:
@@ -60,56 +60,56 @@ class BatchStage(Stage):
                 raise
             if whole is not None:
                 self._start = None
-                self._cursor.look()
+                self._cursor.resync()
                 return self._block(*whole)
         if self._start is None:
-            self._start = self._cursor.place()
+            self._start = self._cursor.resume_point()
         last, taken = self._start
         try:
-            self._gather()
+            self._fill()
         except Exception as failure:
-            if self._start is not None:  # it is one of an element, not of all
-                note_part(failure, self._node, len(self._gathered))
+            if self._start is not None:  # one element failed, not the whole batch
+                note_part(failure, self._node, len(self._pending))
             raise
-        after, position = self._cursor.place()
-        if len(self._gathered) < self._size and (self._drop_remainder or not len(self._gathered)):
+        after, position = self._cursor.resume_point()
+        if len(self._pending) < self._size and (self._drop_remainder or not len(self._pending)):
             self._reset()
-            return Block([], stays((after, position)))
-        batch = self._whole(self._gathered.finish)
+            return Block([], constant_state_at((after, position)))
+        batch = self._run_or_rewind(self._pending.finish)
         self._reset()
         return Block([batch], functools.partial(_state, (last, taken), (after, position)))
 
-    def _gather(self) -> None:
-        """Gathers what the batch lacks."""
+    def _fill(self) -> None:
+        """Adds the elements that the pending batch lacks."""
         cursor = self._cursor
-        while missing := self._size - len(self._gathered):
+        while missing := self._size - len(self._pending):
             if self._takes_rows and (rows := cursor.take_rows(missing)) is not None:
-                self._whole(self._gathered.push_rows, *rows)
+                self._run_or_rewind(self._pending.push_rows, *rows)
                 continue
             elements = cursor.take(missing)
             if not elements:
                 return
-            self._whole(self._gathered.push, elements)
+            self._run_or_rewind(self._pending.push, elements)
             del elements
-            cursor.forget()  # their memory is free for the next ones, still in cache
+            cursor.release_taken()  # the next elements reuse their memory, which is in cache
 
     def _block(self, whole: Block, count: int) -> Block:
         if not count or (self._drop_remainder and count < self._size):
             end = len(whole.elements)
-            return Block([], stays((whole.state_after, end)))
+            return Block([], constant_state_at((whole.state_after, end)))
         return whole
 
-    def _whole(self, gather: Callable[..., Any], *what: Any) -> Any:
-        """Calls `gather`; if it fails, goes back to where the batch begins, if there is a way."""
+    def _run_or_rewind(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Calls `function`; if it fails, rewinds to the start of the batch, if possible."""
         try:
-            return gather(*what)
+            return function(*args)
         except Exception as failure:
             start = self._start
             if start is not None:
                 (after, taken), cursor = start, self._cursor
-                # Its states are those of its parent.
+                # The states of a batch stage are those of its parent.
                 node = self._node
-                note_stage(failure, node, lambda: after(taken), cursor.state, above=node)
+                note_stage(failure, node, lambda: after(taken), cursor.state, upstream=node)
             self._reset()
             with contextlib.suppress(Exception):
                 if start is not None:
@@ -139,8 +139,8 @@ class BatchStage(Stage):
         self._cursor.seek(index * self._size)
 
 
-class _Gathered:
-    """Elements of one batch to be stacked."""
+class _PendingBatch:
+    """A batch being stacked."""
 
     def __init__(self, batch_size: int) -> None:
         self._builder = BatchBuilder(batch_size, shared_arena())
@@ -156,7 +156,7 @@ class _Gathered:
             self._count += len(elements)
 
     def push_rows(self, columns: dict[str, Any], rows: list[int]) -> None:
-        """Adds the elements whose values are these rows of `columns`."""
+        """Adds elements given as row numbers of `columns`."""
         self._builder.push_rows(columns, np.array(rows, np.int64))
         self._count += len(rows)
 
@@ -165,8 +165,8 @@ class _Gathered:
         return self._builder.finish()
 
 
-class _GatheredList(_Gathered):
-    """Elements of one batch for a user's batch function."""
+class _PendingList(_PendingBatch):
+    """A batch being collected for a user's batch function."""
 
     def __init__(self, batch_fn: Callable[[list[Any]], Any]) -> None:
         self._batch_fn = batch_fn
@@ -176,19 +176,19 @@ class _GatheredList(_Gathered):
         return len(self._elements)
 
     def push(self, elements: list[Any]) -> None:
-        """See `_Gathered.push`."""
+        """See `_PendingBatch.push`."""
         self._elements += elements
 
     def finish(self) -> Any:
-        """See `_Gathered.finish`."""
+        """See `_PendingBatch.finish`."""
         return self._batch_fn(self._elements)
 
 
-def _new_batch(node: plan.Batch) -> Callable[[], _Gathered]:
+def _new_batch(node: plan.Batch) -> Callable[[], _PendingBatch]:
     if node.batch_fn is not None:
         batch_fn = node.batch_fn
-        return lambda: _GatheredList(batch_fn)
-    return lambda: _Gathered(node.batch_size)
+        return lambda: _PendingList(batch_fn)
+    return lambda: _PendingBatch(node.batch_size)
 
 
 def _state(before: ResumePoint, after: ResumePoint, k: int) -> State:

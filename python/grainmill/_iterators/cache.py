@@ -1,4 +1,4 @@
-"""Elements of a first epoch, remembered for later ones."""
+"""Caches the elements of the first epoch in memory for later ones."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 from grainmill._evaluate.fuse import SKIPPED
 from grainmill._iterators.cursor import Cursor, ResumePoint, fixed
 from grainmill._iterators.saved import Saved
-from grainmill._iterators.stage import After, Block, Finish, Stage, State, runs
+from grainmill._iterators.stage import Block, Finish, Stage, State, StateAfter, runs
 from grainmill._plan import sequential
 
 if TYPE_CHECKING:
     from grainmill._plan.sequential import Cache
 
-_AT_ONCE = 64
-_EVERYTHING = 1 << 62
+_PULL_SIZE = 64
+_ALL = 1 << 62
 
 
 @runs(sequential.Cache)
 class CacheStage(Stage):
-    """Reads its parent once, whatever it is restored to afterwards.
+    """Reads its parent once.
 
-    Where a state is restored whose elements are not in memory, the parent is read again from
-    its start, up to the place of the state.
+    Restoring a state whose elements are not in memory reads the parent again from its start, up to
+    the state's position.
     """
 
     def __init__(self, node: Cache, parent: Stage) -> None:
@@ -35,16 +35,16 @@ class CacheStage(Stage):
         self._initial: State | None = None
         self._memory: list[Any] = []
         self._filled = False
-        self._missing: int | None = None
+        self._missing: int | None = None  # how many elements to read again after a restore
         self._position = 0  # elements before the last block
         self._last: Block | None = None
-        self._reported_filled = False
-        self._restored: After | None = None  # the parent's state, unless it was pulled since
+        self._reported_filled = False  # `cache_filled` in states
+        self._restored: StateAfter | None = None  # the parent's state, until it is pulled from
 
     @property
     def pull_size(self) -> int:
         """See `Stage.pull_size`."""
-        return _AT_ONCE if self._filled else self._cursor.stage.pull_size
+        return _PULL_SIZE if self._filled else self._cursor.stage.pull_size
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
@@ -52,8 +52,8 @@ class CacheStage(Stage):
         self._position, self._last = self._position_now(), None
         self._refill()
         if self._filled:
-            return self._remembered(limit)
-        block = self._cursor.block(limit)
+            return self._from_memory(limit)
+        block = self._cursor.pull_block(limit)
         self._restored = None
         after, position = block.state_after, self._position
         self._filled = self._reported_filled = filled = not block.elements
@@ -62,39 +62,39 @@ class CacheStage(Stage):
         if block.finish is None:
             self._memory += block.elements
             return Block(block.elements, state_after)
-        finish = self._keeping(block.finish)
-        kept = Block(block.elements, state_after, finish, dropped)
-        kept.finisher = block.finisher
-        return kept
+        finish = self._caching(block.finish)
+        lazy = Block(block.elements, state_after, finish, dropped)
+        lazy.finisher = block.finisher
+        return lazy
 
-    def _keeping(self, finish: Finish) -> Finish:
+    def _caching(self, finish: Finish) -> Finish:
         keep = self._memory.append
 
-        def finish_and_keep(raw: Any, at: int) -> Any:
+        def finish_and_cache(raw: Any, at: int) -> Any:
             element = finish(raw, at)
             if element is not SKIPPED:
                 keep(element)
             return element
 
-        return finish_and_keep
+        return finish_and_cache
 
     def _position_now(self) -> int:
         return self._position if self._last is None else self._position + self._last.num_finished
 
-    def _remembered(self, limit: int) -> Block:
-        (after, taken), position = self._parent_place(), self._position
+    def _from_memory(self, limit: int) -> Block:
+        (after, taken), position = self._parent_point(), self._position
         elements = self._memory[position : position + limit]
         self._position += len(elements)
         self._reported_filled = True
-        return Block(elements, functools.partial(_remembered_after, (after, taken), position))
+        return Block(elements, functools.partial(_state_after_cached, (after, taken), position))
 
-    def _parent_place(self) -> ResumePoint:
-        return self._cursor.place() if self._restored is None else (self._restored, 0)
+    def _parent_point(self) -> ResumePoint:
+        return self._cursor.resume_point() if self._restored is None else (self._restored, 0)
 
     def _refill(self) -> None:
-        """Reads again what a restored state has behind it."""
+        """Reads the elements before a restored state again."""
         while self._missing is not None and len(self._memory) < self._missing:
-            elements = self._cursor.take(min(self._missing - len(self._memory), _AT_ONCE))
+            elements = self._cursor.take(min(self._missing - len(self._memory), _PULL_SIZE))
             self._memory += elements
             if not elements:
                 self._filled = True
@@ -113,16 +113,16 @@ class CacheStage(Stage):
 
     def state(self) -> State:
         """See `Stage.state`."""
-        after, taken = self._parent_place()
+        after, taken = self._parent_point()
         return _state(after(taken), self._position_now(), filled=self._reported_filled)
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
         saved = Saved(self._name, state, ("parent", "position", "cache_filled"))
-        most = len(self._memory) if self._filled else sys.maxsize
-        position, filled = saved.index("position", most), saved.flag("cache_filled")
+        maximum = len(self._memory) if self._filled else sys.maxsize
+        position, filled = saved.index("position", maximum), saved.flag("cache_filled")
         initial = self._first_state()
-        self._cursor.restore(saved["parent"])  # which refuses what is no state of it
+        self._cursor.restore(saved["parent"])  # raises if it is not a state of the parent
         self._restored = fixed(saved["parent"])
         self._last = None
         self._position = position
@@ -134,10 +134,10 @@ class CacheStage(Stage):
         else:
             self._memory = []
             self._cursor.restore(initial)
-            self._missing = _EVERYTHING if filled else self._position
+            self._missing = _ALL if filled else self._position
 
     def start_prefetch(self) -> None:
-        """See `Stage.start_prefetch`; there is nothing to start once all is in memory."""
+        """See `Stage.start_prefetch`; does nothing once all elements are in memory."""
         if not self._filled:
             super().start_prefetch()
 
@@ -147,7 +147,7 @@ def _state(parent: State, position: int, *, filled: bool) -> State:
 
 
 def _state_after(
-    after: After,
+    after: StateAfter,
     position: int,
     dropped: list[int] | None,
     filled: bool,  # noqa: FBT001 - bound by position
@@ -157,6 +157,6 @@ def _state_after(
     return _state(after(k), position + count, filled=filled)
 
 
-def _remembered_after(parent: ResumePoint, position: int, k: int) -> State:
+def _state_after_cached(parent: ResumePoint, position: int, k: int) -> State:
     after, taken = parent
     return _state(after(taken), position + k, filled=True)

@@ -1,4 +1,4 @@
-"""Sequences laid end to end and cut into full rows."""
+"""Concatenates sequences and splits them into full rows."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from grainmill._iterators.saved import Saved, integer
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
 
-_WANT = 32
-"""Elements asked of the parent at once."""
+_PULL_LEN = 32
+"""How many elements to pull from the parent at a time."""
 
 _NONE = (-1, -1)
 """The remainder of a feature where no sequence was cut."""
@@ -28,11 +28,11 @@ _Slices = list[tuple[int, int]] | None
 
 @runs(sequential.ConcatThenSplit)
 class ConcatThenSplitStage(Stage):
-    """Fills rows with what `parent` yields as `node` says.
+    """Fills rows with the sequences of `parent` as `node` says.
 
-    A step fills one row and meets the sequences that stand alone; its rows are then handed out.
-    The state is that of the parent before the step, what was left there of a cut sequence, and
-    the rows of the step already handed out.
+    A step fills one row, and one more for each sequence on the way that gets a row of its own. The
+    state holds the parent's state before the step, the remainder of the sequence that was split
+    there, and how many rows of the step were delivered.
     """
 
     def __init__(self, node: sequential.ConcatThenSplit, parent: Stage) -> None:
@@ -45,9 +45,9 @@ class ConcatThenSplitStage(Stage):
         self._rows: list[dict[str, Any]] = []
         self._next_row = 0
         self._skip = 0
-        self._start: tuple[Callable[[], State], _Slices] = (self._cursor.mark(), None)
+        self._start: tuple[Callable[[], State], _Slices] = (self._cursor.state_getter(), None)
         self._step: tuple[Callable[[], State], _Slices] | None = None
-        self._taken = 0
+        self._num_taken = 0
 
     def _row_packer(self) -> _native.RowPacker:
         node = self._node
@@ -82,17 +82,17 @@ class ConcatThenSplitStage(Stage):
         return functools.partial(_state_after, start, slices, first + self._skip)
 
     def _fill(self) -> bool:
-        """Makes the rows of one step; `False` at the end of the data."""
+        """Computes the rows of one step; `False` at the end of the data."""
         if self._step is None:
-            self._step = (self._cursor.mark(), self._packer.remainder)
+            self._step = (self._cursor.state_getter(), self._packer.remainder)
         ended = False
         while not ended:
-            elements = self._cursor.peek(_WANT)
+            elements = self._cursor.peek(_PULL_LEN)
             if not elements:
                 break
             count, ended = self._push(elements)
             self._cursor.advance(count)
-            self._taken += count
+            self._num_taken += count
         rows = [self._row(columns) for columns in self._packer.take()]
         if not rows:
             self._step = None
@@ -112,13 +112,13 @@ class ConcatThenSplitStage(Stage):
             count, ended, limited = self._packer.push(elements, 0)
         except Exception as failure:
             failure.add_note(
-                f"Element {self._taken} of those this {self._node} took since it was made or "
-                "restored cannot be packed."
+                f"Element {self._num_taken} of those that {self._node} took since it was created "
+                "or restored cannot be packed."
             )
-            note_stage(failure, self._node, self._cursor.state, self._cursor.after_first)
+            note_stage(failure, self._node, self._cursor.state, self._cursor.state_after_first)
             raise
         if limited is not None:
-            name, length, room = limited
+            name, length, num_free = limited
             _LOG.error(
                 "Meta feature '%s' limited packing. Resulting sequences might have unnecessary "
                 "padding. Feature '%s' has sequence_length=%d but only have %d available tokens "
@@ -127,7 +127,7 @@ class ConcatThenSplitStage(Stage):
                 name,
                 name,
                 length,
-                room,
+                num_free,
                 self._node.length_struct[name],
                 name,
             )
@@ -163,9 +163,9 @@ class ConcatThenSplitStage(Stage):
         self._rows = []
         self._next_row = 0
         self._skip = skip
-        self._start = (self._cursor.mark(), remainder)
+        self._start = (self._cursor.state_getter(), remainder)
         self._step = None
-        self._taken = 0
+        self._num_taken = 0
 
     def _remainder_of(self, saved: Saved) -> _Slices:
         slices = saved["remainder_slices"]

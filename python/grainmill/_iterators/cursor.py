@@ -1,4 +1,4 @@
-"""A place among the elements of a stage, the one way in which stages take them."""
+"""A position among the elements of a stage; stages take their parents' elements through it only."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import functools
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from grainmill._evaluate.fuse import SKIPPED
-from grainmill._iterators.stage import After, Block, Stage, State
+from grainmill._iterators.stage import Block, Stage, State, StateAfter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ResumePoint: TypeAlias = tuple[After, int]
-"""A block's `state_after` and the number of its elements that were taken."""
+ResumePoint: TypeAlias = tuple[StateAfter, int]
+"""A block's `state_after` and how many of its elements were taken: a state not yet computed."""
 
 END: Final = object()
 """What `Cursor.next` returns after the last element."""
@@ -25,197 +25,198 @@ def copied(state: Any) -> Any:
     """A copy of a state that shares nothing with it."""
     kind = type(state)
     if kind is dict:
-        return {key: part if type(part) in _PLAIN else copied(part) for key, part in state.items()}
+        return {key: v if type(v) in _PLAIN else copied(v) for key, v in state.items()}
     if kind is list:
-        return [part if type(part) in _PLAIN else copied(part) for part in state]
+        return [v if type(v) in _PLAIN else copied(v) for v in state]
     return state if kind in _PLAIN else copy.deepcopy(state)
 
 
-def fixed(state: Any) -> After:
-    """A function that gives copies of `state`, which may change afterwards."""
-    return functools.partial(_copy_of, copied(state))
+def fixed(state: Any) -> StateAfter:
+    """A `state_after` that always returns a copy of `state` as it is now."""
+    return functools.partial(_constant_state, copied(state))
 
 
-def _copy_of(state: Any, _: int) -> Any:
+def _constant_state(state: Any, _: int) -> Any:
     return copied(state)
 
 
-def stays(place: ResumePoint) -> After:
-    """The `state_after` of a block without elements that ends at `place`."""
-    return functools.partial(_state_of, place)
+def constant_state_at(point: ResumePoint) -> StateAfter:
+    """A `state_after` that always returns the state at `point`, as of an empty block."""
+    return functools.partial(_state_at, point)
 
 
-def _state_of(place: ResumePoint, _: int) -> State:
-    after, position = place
-    return after(position)
+def _state_at(point: ResumePoint, _: int) -> State:
+    state_after, position = point
+    return state_after(position)
 
 
-def _refuse(text: str, _: int) -> State:
+def _raise_not_implemented(text: str, _: int) -> State:
     raise NotImplementedError(text)
 
 
-class _Start:
-    """Where a stage stands that was not pulled from yet: its state, read off only if asked for."""
+class _StartState:
+    """The state of a stage before the first pull, read only when requested."""
 
-    __slots__ = ("_after", "_failure", "_stage")
+    __slots__ = ("_failure", "_stage", "_state_after")
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._after: After | None = None
+        self._state_after: StateAfter | None = None
         self._failure: Exception | None = None
 
     def __call__(self, _: int = 0) -> State:
         if self._failure is not None:
-            raise NotImplementedError("the state at the start was not to be had") from self._failure
-        return self._stage.state() if self._after is None else self._after(0)
+            raise NotImplementedError("the state at the start is unavailable") from self._failure
+        return self._stage.state() if self._state_after is None else self._state_after(0)
 
     @property
-    def is_settled(self) -> bool:
-        """Whether the state is known, however the stage moves."""
-        return self._after is not None or self._failure is not None
+    def is_known(self) -> bool:
+        """Whether the state no longer depends on the stage's position."""
+        return self._state_after is not None or self._failure is not None
 
-    def settle(self, after: After) -> None:
-        """Takes the state from the first block, which is given by its `state_after`."""
-        if self._after is None:
-            self._after = after
+    def learn(self, state_after: StateAfter) -> None:
+        """Takes the state from the first block's `state_after`."""
+        if self._state_after is None:
+            self._state_after = state_after
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Crosses to another process as the state itself, or as the refusal to tell it."""
+        """Pickled as the state itself, or as the error that reading it raises."""
         try:
             return fixed, (self(),)
         except Exception as failure:
-            return functools.partial, (_refuse, str(failure))
+            return functools.partial, (_raise_not_implemented, str(failure))
 
-    def freeze(self) -> None:
-        """Takes the state now, before the stage is moved; a failure waits for who asks."""
-        if self._after is None and self._failure is None:
+    def save(self) -> None:
+        """Reads the state now, before the stage moves; a failure is raised on request."""
+        if self._state_after is None and self._failure is None:
             try:
-                self._after = fixed(self._stage.state())
+                self._state_after = fixed(self._stage.state())
             except Exception as failure:
                 self._failure = failure
 
 
-def _nowhere(_: int) -> State:
+def _no_state(_: int) -> State:
     raise AssertionError("a block is being pulled")
 
 
-_NO_BLOCK: Final = Block([], _nowhere)
+_NO_BLOCK: Final = Block([], _no_state)
 
 
 class Cursor:
-    """A place among the elements of `stage`, which are finished and handed on from here.
+    """A position among the elements of `stage`; finishes the elements of its lazy blocks.
 
     Attributes:
-        stage: Where elements come from.
+        stage: The stage that elements are taken from.
     """
 
-    __slots__ = ("_after", "_at", "_block", "_held", "_next", "_start", "_taken", "stage")
+    __slots__ = ("_block", "_num_taken", "_peeked", "_position", "_positions", "_start", "stage")
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self._begin()
+        self._reset()
 
-    def _begin(self, after: After | None = None) -> None:
-        self._start: _Start | None = None
-        if after is None:
-            after = self._start = _Start(self.stage)
-        self._block = Block([], after)
-        self._at = 0  # raw elements of the block that were finished
-        self._held: list[Any] | None = None  # finished by `peek`, from `_taken` on not yet taken
-        self._taken = 0
-        self._after: list[int] = []  # for each of those, the raw elements up to it and with it
+    def _reset(self, state_after: StateAfter | None = None) -> None:
+        self._start: _StartState | None = None
+        if state_after is None:
+            state_after = self._start = _StartState(self.stage)
+        self._block = Block([], state_after)
+        self._position = 0  # how many raw elements of the block were finished
+        self._peeked: list[Any] | None = None  # elements that `peek` finished
+        self._num_taken = 0  # how many of these were taken
+        self._positions: list[int] = []  # the position in the block after each of these
 
     def next(self) -> Any:
         """Takes the next element, or returns `END`."""
         while True:
-            block, at = self._block, self._at
+            block, at = self._block, self._position
             elements = block.elements
-            held = self._held
-            if held is not None:
-                if self._taken < len(held):
-                    self._taken += 1
-                    return held[self._taken - 1]
-                self._held = None
+            peeked = self._peeked
+            if peeked is not None:
+                if self._num_taken < len(peeked):
+                    self._num_taken += 1
+                    return peeked[self._num_taken - 1]
+                self._peeked = None
             if at < len(elements):
                 finish = block.finish
                 if finish is None:
-                    self._at = at + 1
+                    self._position = at + 1
                     return elements[at]
                 try:
                     element = finish(elements[at], at)
                 except Exception as failure:
                     block.note(failure, at)
                     raise
-                self._at = at + 1
+                self._position = at + 1
                 if element is not SKIPPED:
                     return element
             elif not self._pull(self.stage.pull_size):
                 return END
 
     def _pull(self, limit: int) -> bool:
-        """Goes on to the next block; `False` at the end."""
+        """Moves to the next block; `False` at the end."""
         start = self._start
-        self._block = _NO_BLOCK  # or a user's iterator would have to keep the state there
+        self._block = _NO_BLOCK  # else a user's iterator would have to save the state before it
         try:
             block = self.stage.pull(limit)
         except BaseException:
             if start is None:
-                self._begin()
+                self._reset()
             else:
                 self._block = Block([], start)
             raise
         if start is not None:
-            start.settle(block.state_after)
+            start.learn(block.state_after)
             self._start = None
-        self._block, self._at = block, 0
+        self._block, self._position = block, 0
         return bool(block.elements)
 
     @property
-    def at_hand(self) -> int:
-        """Elements that `take` gives without a call of anything."""
-        held = 0 if self._held is None else len(self._held) - self._taken
+    def num_ready(self) -> int:
+        """How many elements `take` can return without pulling or running user code."""
+        num_peeked = 0 if self._peeked is None else len(self._peeked) - self._num_taken
         block = self._block
-        if held or block.finish is not None:
-            return held
-        return max(0, len(block.elements) - self._at)
+        if num_peeked or block.finish is not None:
+            return num_peeked
+        return max(0, len(block.elements) - self._position)
 
     def fill(self) -> None:
-        """Has the stage give elements if there are none left, as `next` would."""
-        if self._held is not None and self._taken >= len(self._held):
-            self._held = None
-        if self._held is None and self._at >= len(self._block.elements):
+        """Pulls the next block if no elements are left, as `next` would."""
+        if self._peeked is not None and self._num_taken >= len(self._peeked):
+            self._peeked = None
+        if self._peeked is None and self._position >= len(self._block.elements):
             self._pull(self.stage.pull_size)
 
     @property
     def is_lazy(self) -> bool:
-        """Whether elements were lately finished one by one."""
+        """Whether the current block is lazy."""
         return self._block.finish is not None
 
-    def block(self, limit: int) -> Block:
-        """Takes the next block as the stage gives it; who takes it finishes its elements."""
-        self._held = None
+    def pull_block(self, limit: int) -> Block:
+        """Takes the next block as the stage returns it; the caller finishes its elements."""
+        self._peeked = None
         self._pull(limit)
-        self._at = len(self._block.elements)
+        self._position = len(self._block.elements)
         return self._block
 
     def take(self, count: int) -> list[Any]:
-        """Takes 1 to `count` elements, none at the end; pulls no more than these."""
+        """Takes 1 to `count` elements, none at the end; pulls at most `count`."""
         elements = self.peek(count)[:count]
         self.advance(len(elements))
         return elements
 
     def peek(self, count: int) -> list[Any]:
-        """Returns elements not yet taken, at the start or if there are none `count` at most.
+        """Returns the next elements, to be taken by `advance`; none at the end.
 
-        They stay there until `advance`. There are none at the end.
+        Elements of an earlier `peek` that are not yet taken are returned as they are; otherwise
+        at most `count` are pulled.
         """
-        held = self._held
-        if held is not None:
-            if self._taken < len(held):
-                return held[self._taken :] if self._taken else held
-            self._held = None
+        peeked = self._peeked
+        if peeked is not None:
+            if self._num_taken < len(peeked):
+                return peeked[self._num_taken :] if self._num_taken else peeked
+            self._peeked = None
         while True:
-            block, at = self._block, self._at
+            block, at = self._block, self._position
             left = len(block.elements) - at
             if left <= 0:
                 if not self._pull(count):
@@ -223,105 +224,105 @@ class Cursor:
                 continue
             if block.finish is None and not at and left <= count:
                 elements = block.elements
-                self._hold(elements, range(1, left + 1))
-                self._at = left
+                self._set_peeked(elements, range(1, left + 1))
+                self._position = left
                 return elements
             num_dropped = len(block.dropped) if block.dropped is not None else 0
-            made, failure = block.finished(at, count)
+            finished, failure = block.finished(at, count)
             dropped = block.dropped[num_dropped:] if block.dropped is not None else []
-            self._at = stop = at + len(made) + len(dropped)
-            if made:
+            self._position = stop = at + len(finished) + len(dropped)
+            if finished:
                 if dropped:
-                    gone = set(dropped)
-                    self._hold(made, [k + 1 for k in range(at, stop) if k not in gone])
+                    skipped = set(dropped)
+                    self._set_peeked(finished, [k + 1 for k in range(at, stop) if k not in skipped])
                 else:
-                    self._hold(made, range(at + 1, stop + 1))
-                return made
+                    self._set_peeked(finished, range(at + 1, stop + 1))
+                return finished
             if failure is not None:
                 block.note(failure, stop)
                 raise failure
 
     def take_rows(self, count: int) -> tuple[dict[str, Any], list[int]] | None:
-        """Takes 1 to `count` elements as rows of columns, where that is what the stage gives."""
-        block, at = self._block, self._at
+        """Takes 1 to `count` elements as row numbers of columns; `None` if the block has none."""
+        block, at = self._block, self._position
         if at >= len(block.elements):
-            if self._held is not None and self._taken < len(self._held):
+            if self._peeked is not None and self._num_taken < len(self._peeked):
                 return None
-            self._held = None
+            self._peeked = None
             self._pull(count)
             block, at = self._block, 0
         if block.columns is None or not block.elements:
             return None
         rows = block.elements[at : at + count]
-        self._at = at + len(rows)
+        self._position = at + len(rows)
         return block.columns, rows
 
-    def forget(self) -> None:
-        """Lets go of elements that were taken, where that loses nothing."""
-        all_taken = self._held is None or self._taken == len(self._held)
-        if all_taken and 0 < len(self._block.elements) <= self._at:
-            after, position = self.place()
-            self._held, self._at = None, position
-            self._block = Block([], after)
+    def release_taken(self) -> None:
+        """Drops the reference to the current block once all its elements were taken."""
+        all_taken = self._peeked is None or self._num_taken == len(self._peeked)
+        if all_taken and 0 < len(self._block.elements) <= self._position:
+            state_after, position = self.resume_point()
+            self._peeked, self._position = None, position
+            self._block = Block([], state_after)
 
-    def look(self) -> None:
-        """Stands where the stage was moved by other means."""
-        if self._start is None or self._start.is_settled or self._held is not None:
-            self._begin()
+    def resync(self) -> None:
+        """Moves to the stage's position, after elements were pulled without this cursor."""
+        if self._start is None or self._start.is_known or self._peeked is not None:
+            self._reset()
 
-    def _hold(self, elements: list[Any], after: Any) -> None:
-        self._held, self._taken, self._after = elements, 0, after
+    def _set_peeked(self, elements: list[Any], positions: Any) -> None:
+        self._peeked, self._num_taken, self._positions = elements, 0, positions
 
     def advance(self, count: int) -> None:
         """Takes `count` of the elements that `peek` returned."""
-        self._taken += count
+        self._num_taken += count
 
-    def after_first(self) -> State:
+    def state_after_first(self) -> State:
         """The stage's state after the first of the elements that `peek` returned."""
-        return self._block.state_after(self._after[self._taken])
+        return self._block.state_after(self._positions[self._num_taken])
 
-    def place(self) -> ResumePoint:
-        """The place after the elements taken, whose state can be had at any time."""
-        if self._held is None:
-            return self._block.state_after, self._at
-        if self._taken:
-            return self._block.state_after, self._after[self._taken - 1]
-        return self._block.state_after, self._after[0] - 1
+    def resume_point(self) -> ResumePoint:
+        """The position after the elements taken; its state can be computed at any later time."""
+        if self._peeked is None:
+            return self._block.state_after, self._position
+        if self._num_taken:
+            return self._block.state_after, self._positions[self._num_taken - 1]
+        return self._block.state_after, self._positions[0] - 1
 
-    def mark(self) -> Callable[[], State]:
-        """A function that gives the state after the elements taken, at any time."""
-        after, position = self.place()
-        return functools.partial(after, position)
+    def state_getter(self) -> Callable[[], State]:
+        """A function that returns the state after the elements taken so far, at any later time."""
+        state_after, position = self.resume_point()
+        return functools.partial(state_after, position)
 
     def state(self) -> State:
         """The stage's state after the elements taken."""
-        after, position = self.place()
-        return after(position)
+        state_after, position = self.resume_point()
+        return state_after(position)
 
     def restore(self, state: State) -> None:
         """Continues where `state`, a state of the stage, was taken."""
-        self.freeze()
+        self.save_start()
         self.stage.restore(state)
-        self._begin(fixed(state))
+        self._reset(fixed(state))
 
-    def freeze(self) -> None:
-        """Takes the state at the start, if that is where the cursor stands, before it is moved."""
+    def save_start(self) -> None:
+        """Reads the state at the start before the stage moves, if the cursor is there."""
         if self._start is not None:
-            self._start.freeze()
+            self._start.save()
 
-    def settle(self) -> None:
-        """Moves the stage back to the cursor where it was pulled further."""
-        ahead = self._held is not None and self._taken < len(self._held)
-        if ahead or self._at < len(self._block.elements):
+    def rewind_stage(self) -> None:
+        """Moves the stage back to the cursor's position, if it is past that."""
+        has_peeked = self._peeked is not None and self._num_taken < len(self._peeked)
+        if has_peeked or self._position < len(self._block.elements):
             self.restore(self.state())
 
     def next_index(self) -> int:
         """The index of the next element, where elements have one."""
-        self.settle()
+        self.rewind_stage()
         return self.stage.next_index()
 
     def seek(self, index: int) -> None:
         """Makes `index` the next element, where elements have an index."""
-        self.freeze()
+        self.save_start()
         self.stage.seek(index)
-        self._begin()
+        self._reset()

@@ -1,4 +1,4 @@
-"""A watch over filters that turn down almost everything."""
+"""Warnings and errors for filters that drop almost all elements."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class DropWatch:
     """Counts dropped elements in windows of 1000, then warns or raises as the options say.
 
     Attributes:
-        left: Elements that the window still lacks.
+        left: How many elements are missing until the window is full.
         dropped: How many of its elements were dropped.
-        excess: The error to raise when the next element is asked for, if a window reached the
+        excess: The error to raise when the next element is requested, if a window reached the
             threshold for raising.
     """
 
@@ -44,29 +44,29 @@ class DropWatch:
         self.dropped = 0
         self.excess: ValueError | None = None
 
-    def kept_only(self, count: int) -> None:
-        """Takes note of `count` elements of which none was dropped."""
+    def record_kept(self, count: int) -> None:
+        """Records `count` elements, none of which was dropped."""
         left = self.left - count
-        if self.dropped and left <= 0:  # a window that ends among kept elements
+        if self.dropped and left <= 0:  # the window ends within these elements
             self.close_window()
             self.excess = None
         self.left = left if left > 0 else _WINDOW - (-left % _WINDOW)
 
     def first_excess(self, kept: Sequence[bool]) -> tuple[int, ValueError] | None:
-        """Takes note of a verdict on each element.
+        """Records for each element whether it was kept.
 
         Returns:
-            If a window reached the threshold for raising: how many of the elements stand up to
-            and including its last one, and the error. Later elements are not counted.
+            If a window reached the threshold for raising: how many elements there are up to its
+            last one, and the error. Later elements are not recorded.
         """
-        for place, keep in enumerate(kept):
+        for index, keep in enumerate(kept):
             self.left -= 1
             self.dropped += not keep
             if not self.left:
                 self.close_window()
                 error, self.excess = self.excess, None
                 if error is not None:
-                    return place + 1, error
+                    return index + 1, error
         return None
 
     def raise_excess(self) -> None:
@@ -76,7 +76,7 @@ class DropWatch:
             raise error
 
     def close_window(self) -> None:
-        """Judges a window that is full, and begins the next one."""
+        """Compares a full window with the thresholds, and starts the next one."""
         ratio = self.dropped / _WINDOW
         self.left, self.dropped = _WINDOW, 0
         message = (

@@ -1,4 +1,4 @@
-"""Functions of one element that follow each other: maps, random maps, maps with index, filters."""
+"""Consecutive functions of one element: maps, random maps, maps with index, filters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grainmill._evaluate.rng import IndexedGenerators
 from grainmill._iterators.drops import DropWatch
 from grainmill._iterators.notes import note_stage
 from grainmill._iterators.saved import Saved
-from grainmill._iterators.stage import After, Block, Stage, State
+from grainmill._iterators.stage import Block, Stage, State, StateAfter
 from grainmill._plan import sequential as plan
 
 if TYPE_CHECKING:
@@ -27,13 +27,13 @@ class Step(NamedTuple):
 
     Attributes:
         kind: How it is called.
-        function: What the user gave.
-        state_key: Where a state has the number of elements that came to it, if it counts them.
-        generators: Of a random map.
-        first: The number of its first element, where it counts them.
-        stride: How far the next element's number is from that.
-        watch: Of a filter.
-        node: Which describes it.
+        function: The user's function.
+        node: The node that describes it.
+        state_key: The key of its number of input elements in a state, if it counts them.
+        generators: The generators of a random map.
+        first: The number of its first element, if it counts them.
+        stride: The difference between the numbers of consecutive elements.
+        watch: Counts the elements that a filter drops.
     """
 
     kind: Kind
@@ -61,17 +61,17 @@ class Step(NamedTuple):
 
 
 class ElementwiseStage(Stage):
-    """Has its parent's elements go through all functions, each when it is asked for.
+    """Applies all functions to each of its parent's elements when it is requested.
 
-    `None` stays `None` in maps.
+    Maps pass `None` on as it is.
     """
 
     def __init__(self, parent: Stage, steps: Sequence[Step]) -> None:
         super().__init__(parent)
         self._parent = parent
         self._nodes = [step.node for step in steps]
-        self._after: After | None = None  # the parent's states in the last block
-        self._below: Finisher | None = None  # whose functions come before these, if any are lazy
+        self._parent_state_after: StateAfter | None = None  # of the parent's last block
+        self._upstream_finisher: Finisher | None = None  # of that block, if it is lazy
         self._functions = [step.function for step in steps]
         self._generators = [step.generators for step in steps]
         self._firsts = [step.first for step in steps]
@@ -79,25 +79,25 @@ class ElementwiseStage(Stage):
         self._watches = [step.watch for step in steps]
         self._filters = [i for i, step in enumerate(steps) if step.watch is not None]
         self._counting = [(i, step.state_key) for i, step in enumerate(steps) if step.state_key]
-        self._keeps_places = bool(self._filters or self._counting)
+        self._tracks_positions = bool(self._filters or self._counting)
         kinds = tuple(step.kind for step in steps)
         self._over_ready = finisher(kinds, over_lazy=False)
         self._over_lazy = finisher(kinds, over_lazy=True)
-        self._only_maps = self._make(self._over_ready, [0] * len(steps), [[]] * len(steps), None)
-        self._passed = [0] * len(steps)  # elements that came to each step before the last block
+        self._only_maps = self._bind(self._over_ready, [0] * len(steps), [[]] * len(steps), None)
+        self._num_inputs = [0] * len(steps)  # inputs of each step before the last block
         self._last_len = 0
         self._last_dropped: Sequence[list[int] | None] = [None] * len(steps)
 
-    def _make(
+    def _bind(
         self,
         finisher: Callable[..., Any],
-        passed: list[int],
+        num_inputs: list[int],
         dropped: Sequence[list[int] | None],
-        below: Block | None,
+        upstream: Block | None,
     ) -> Any:
         numbers = [
             first + count * stride
-            for first, count, stride in zip(self._firsts, passed, self._strides, strict=True)
+            for first, count, stride in zip(self._firsts, num_inputs, self._strides, strict=True)
         ]
         return finisher(
             self._functions,
@@ -106,8 +106,8 @@ class ElementwiseStage(Stage):
             self._strides,
             self._watches,
             dropped,
-            [] if below is None or below.dropped is None else below.dropped,
-            below.finish if below is not None else None,
+            [] if upstream is None or upstream.dropped is None else upstream.dropped,
+            upstream.finish if upstream is not None else None,
         )
 
     @property
@@ -121,73 +121,75 @@ class ElementwiseStage(Stage):
             watch = self._watches[i]
             if watch is not None and watch.excess is not None:
                 watch.raise_excess()
-        self._after = None  # a user's iterator would have to keep its state
+        self._parent_state_after = None  # else a user's iterator would have to save its state
         block = self._parent.pull(limit)
-        self._after = block.state_after
-        if not self._keeps_places:
+        self._parent_state_after = block.state_after
+        if not self._tracks_positions:
             if block.finish is None:
                 block.finish, block.finish_many = self._only_maps
             else:
-                self._below = block.finisher
-                block.finish, block.finish_many = self._make(
-                    self._over_lazy, self._passed, self._last_dropped, block
+                self._upstream_finisher = block.finisher
+                block.finish, block.finish_many = self._bind(
+                    self._over_lazy, self._num_inputs, self._last_dropped, block
                 )
             block.finisher = self
             return block
-        self._below = block.finisher
-        self._passed = passed = self._passed_after(self._last_len)
+        self._upstream_finisher = block.finisher
+        self._num_inputs = num_inputs = self._num_inputs_after(self._last_len)
         self._last_len = len(block.elements)
-        # Up to each step: `below`'s, or of the nearest filter before it; a filter has its own.
+        # The elements dropped before each step: by upstream stages, or also by filters before it.
         dropped, before = [], block.dropped
         skipped_before: list[list[int] | None] = []
-        for i in range(len(passed)):
+        for i in range(len(num_inputs)):
             skipped_before.append(before)
             if i in self._filters:
                 before = []
             dropped.append(before)
         self._last_dropped = skipped_before
         over = self._over_ready if block.finish is None else self._over_lazy
-        one, many = self._make(over, passed, dropped, block)
-        after = self._states(block.state_after, passed, skipped_before)
-        made = Block(block.elements, after, one, before, many)
-        made.finisher = self
-        return made
+        one, many = self._bind(over, num_inputs, dropped, block)
+        state_after = self._states(block.state_after, num_inputs, skipped_before)
+        lazy = Block(block.elements, state_after, one, before, many)
+        lazy.finisher = self
+        return lazy
 
     def note(self, failure: BaseException, at: int, passed: Sequence[Passed]) -> None:
         """See `Finisher.note`."""
         if not passed:
             return
-        after = self._after
+        state_after = self._parent_state_after
         if passed[0].step is None:
-            if self._below is not None:
-                self._below.note(failure, at, passed[1:])
-        elif after is not None:
-            node, above = self._nodes[passed[0].step], self._nodes[0].parent
-            note_stage(failure, node, lambda: after(at), lambda: after(at + 1), above)
+            if self._upstream_finisher is not None:
+                self._upstream_finisher.note(failure, at, passed[1:])
+        elif state_after is not None:
+            node, upstream = self._nodes[passed[0].step], self._nodes[0].parent
+            note_stage(
+                failure, node, lambda: state_after(at), lambda: state_after(at + 1), upstream
+            )
 
-    def _passed_after(self, count: int) -> list[int]:
-        """The elements that came to each step, after some raw ones of the last block."""
+    def _num_inputs_after(self, count: int) -> list[int]:
+        """The number of inputs of each step after `count` raw elements of the last block."""
         return [
-            _passed_after(passed, dropped, count)
-            for passed, dropped in zip(self._passed, self._last_dropped, strict=True)
+            _num_inputs_after(num_inputs, dropped, count)
+            for num_inputs, dropped in zip(self._num_inputs, self._last_dropped, strict=True)
         ]
 
     def _states(
-        self, after: After, passed: list[int], dropped: Sequence[list[int] | None]
-    ) -> After:
+        self, after: StateAfter, num_inputs: list[int], dropped: Sequence[list[int] | None]
+    ) -> StateAfter:
         if not self._counting:
             return after
-        counting = [(key, passed[i], dropped[i]) for i, key in self._counting]
+        counting = [(key, num_inputs[i], dropped[i]) for i, key in self._counting]
         return functools.partial(_state_after, after, counting)
 
     def state(self) -> State:
         """See `Stage.state`."""
-        passed = self._passed_after(self._last_len)
-        nothing: list[list[int] | None] = [None] * len(passed)
-        return self._states(lambda _: self._parent.state(), passed, nothing)(0)
+        num_inputs = self._num_inputs_after(self._last_len)
+        nothing: list[list[int] | None] = [None] * len(num_inputs)
+        return self._states(lambda _: self._parent.state(), num_inputs, nothing)(0)
 
-    def _begin(self, passed: list[int]) -> None:
-        self._passed = passed
+    def _reset(self, num_inputs: list[int]) -> None:
+        self._num_inputs = num_inputs
         self._last_len = 0
         for i in self._filters:
             watch = self._watches[i]
@@ -196,17 +198,17 @@ class ElementwiseStage(Stage):
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        passed = [0] * len(self._passed)
+        num_inputs = [0] * len(self._num_inputs)
         for i, key in reversed(self._counting):
             saved = Saved(self._nodes[i], state, ("parent", key))
-            passed[i] = saved.index(key)
+            num_inputs[i] = saved.index(key)
             state = saved["parent"]
         self._parent.restore(state)
-        self._begin(passed)
+        self._reset(num_inputs)
 
     @property
     def iterator_name(self) -> str:
-        """See `Stage.iterator_name`; what stands in the way of an index."""
+        """See `Stage.iterator_name`; filters are why the stage has no index."""
         return "FilterDatasetIterator"
 
     def next_index(self) -> int:
@@ -218,17 +220,17 @@ class ElementwiseStage(Stage):
         if self._filters:
             super().seek(index)
         self._parent.seek(index)
-        self._begin([index] * len(self._passed))
+        self._reset([index] * len(self._num_inputs))
 
 
 def _state_after(
-    after: After, counting: list[tuple[str, int, list[int] | None]], count: int
+    after: StateAfter, counting: list[tuple[str, int, list[int] | None]], count: int
 ) -> State:
     state = after(count)
-    for key, before, places in counting:
-        state = {"parent": state, key: _passed_after(before, places, count)}
+    for key, before, dropped in counting:
+        state = {"parent": state, key: _num_inputs_after(before, dropped, count)}
     return state
 
 
-def _passed_after(before: int, dropped: list[int] | None, count: int) -> int:
+def _num_inputs_after(before: int, dropped: list[int] | None, count: int) -> int:
     return before + count - (bisect_left(dropped, count) if dropped else 0)

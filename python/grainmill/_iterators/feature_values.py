@@ -1,4 +1,4 @@
-"""Values that are not plain arrays, made ready to be packed."""
+"""Conversion of feature values to arrays for packing, and of packed columns to rows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 
 
 class FeatureValues:
-    """Turns whatever an element holds under a feature into cells of one dtype.
+    """Converts the value of a feature that is not a plain array; the packer calls its methods.
 
     Args:
-        names: The features, as messages call them.
-        padding: What fills the cells of each feature that no sequence takes, if not zero.
+        names: The names of the features in messages.
+        padding: The padding value of each feature; zeros if `None`.
     """
 
     def __init__(self, names: Sequence[str], padding: Sequence[Any] | None = None) -> None:
@@ -28,13 +28,16 @@ class FeatureValues:
         dtype: np.dtype[Any] | None,
         trailing: tuple[int, ...] | None,
     ) -> np.ndarray[Any, Any]:
-        """Returns `value` as a contiguous array of one cell or more.
+        """Returns `value` as a contiguous array of at least one axis.
 
         Args:
             feature: The number of the feature.
-            value: A number, a string, a list or anything NumPy makes an array of.
-            dtype: What the batch under way has, `None` at its start.
+            value: A number, a string, a list or anything NumPy converts to an array.
+            dtype: The dtype of the feature in the current batch; `None` at its start.
             trailing: The sizes of the axes after the first, likewise.
+
+        Raises:
+            ValueError: `value` is a dict or `None`, or its shape does not fit the batch.
         """
         if isinstance(value, Mapping):
             raise ValueError(
@@ -56,7 +59,7 @@ class FeatureValues:
                 array = np.broadcast_to(array, (array.shape[0], *trailing))
             except ValueError:
                 raise ValueError(
-                    f"cells of the feature `{self._names[feature]}` have shape {trailing} in this "
+                    f"values of the feature `{self._names[feature]}` have shape {trailing} in this "
                     f"batch, got {array.shape[1:]}"
                 ) from None
         return np.ascontiguousarray(array, dtype=dtype)
@@ -64,13 +67,13 @@ class FeatureValues:
     def padding(
         self, feature: int, dtype: np.dtype[Any], trailing: tuple[int, ...]
     ) -> bytes | None:
-        """Returns the bytes of a cell without a sequence, `None` for zeros."""
+        """Returns the bytes of one padding value, `None` for zeros."""
         if self._padding is None:
             return None
         return self.cell(self._padding[feature], dtype, trailing)
 
     def cell(self, value: Any, dtype: np.dtype[Any], trailing: tuple[int, ...]) -> bytes:
-        """Returns the bytes of a cell with `value` in it."""
+        """Returns the bytes of one `value`."""
         return np.full(trailing, value, dtype).tobytes()
 
     def object_rows(
@@ -78,26 +81,26 @@ class FeatureValues:
         feature: int,
         dtype: np.dtype[Any],
         num_rows: int,
-        row_cells: int,
+        row_len: int,
         trailing: tuple[int, ...],
     ) -> np.ndarray[Any, Any]:
-        """Returns empty rows for cells that are Python objects."""
-        shape = (num_rows, row_cells, *trailing)
+        """Returns rows of padding for values that are Python objects."""
+        shape = (num_rows, row_len, *trailing)
         if self._padding is None:
             return np.zeros(shape, dtype)
         return np.full(shape, self._padding[feature], dtype)
 
 
 def rows_of(
-    column: tuple[Any, ...], num_bins: int, num_rows: int, row_cells: int
+    column: tuple[Any, ...], num_bins: int, num_rows: int, row_len: int
 ) -> tuple[np.ndarray[Any, Any], Any, Any]:
     """Views of the first `num_rows` of `num_bins` rows: values, segment ids and positions.
 
-    The latter two are `None` for a feature that has none.
+    The latter two are `None` for a feature without segment ids.
     """
     values, offset, dtype, trailing, segment_ids, positions = column
     if not dtype.hasobject:
-        shape = (num_bins, row_cells, *trailing)
+        shape = (num_bins, row_len, *trailing)
         byte_len = dtype.itemsize * math.prod(shape)
         if byte_len:
             values = values[offset : offset + byte_len].view(dtype).reshape(shape)
@@ -105,9 +108,9 @@ def rows_of(
             values = np.zeros(shape, dtype)
     if segment_ids is None:
         return values[:num_rows], None, None
-    marks = (num_bins, row_cells)
+    shape = (num_bins, row_len)
     return (
         values[:num_rows],
-        segment_ids.reshape(marks)[:num_rows],
-        positions.reshape(marks)[:num_rows],
+        segment_ids.reshape(shape)[:num_rows],
+        positions.reshape(shape)[:num_rows],
     )

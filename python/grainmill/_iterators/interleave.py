@@ -1,4 +1,4 @@
-"""One element of each of several open parts in turn."""
+"""Round robin over several open datasets, one element of each at a time."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import functools
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from grainmill._iterators.cursor import END, Cursor, ResumePoint, fixed
+from grainmill._iterators.lazy_block import PULL_SIZE, lazy_block
 from grainmill._iterators.opening import ConcurrentOpener
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State
-from grainmill._iterators.turns import AT_ONCE, turns
 from grainmill._plan.closing import closed_error
 from grainmill._plan.notes import add_note, located
 
@@ -21,93 +21,97 @@ if TYPE_CHECKING:
 
 
 class InterleaveStage(Stage):
-    """Round robin over slots, each of which holds one open part.
+    """Round robin over slots, each of which holds one open dataset.
 
-    A slot found at its end passes its turn on and takes the next part at its following turn;
-    when no parts are left it is passed over. Parts are those of `open_part(0)` to
-    `open_part(num_parts - 1)`, each opened when it is first needed or a little ahead. With
-    `at_once`, the first pull sets all open parts to work, not only the one whose turn it is.
+    A slot whose dataset ends passes its turn on and takes the next dataset at its following turn;
+    when no datasets are left it is skipped. No dataset is pulled from before its turn. Where all
+    have computed elements ready, whole rounds are returned as one block.
 
-    No part is asked before its turn; those that have elements at hand give whole rounds. Messages
-    about states call it `name`, or by its node.
+    Args:
+        node: The node that describes the interleave.
+        open_dataset: Opens dataset `i`, from 0 to `num_datasets - 1`; called when it is first
+            needed, or for a few datasets ahead.
+        num_datasets: How many there are.
+        start_all: Whether the first pull starts prefetching in all open datasets.
+        name: What messages about states call the stage; `node` if `None`.
     """
 
     def __init__(
         self,
         node: Interleave,
-        open_part: Callable[[int], Stage],
-        num_parts: int,
+        open_dataset: Callable[[int], Stage],
+        num_datasets: int,
         *,
-        at_once: bool = False,
+        start_all: bool = False,
         name: object = None,
     ) -> None:
         super().__init__()
         self._name = node if name is None else name
         self._node = node
-        self._at_once = at_once
-        self._at_work = False
+        self._start_all = start_all
+        self._prefetching = False
         self._cancelled = False
-        self._num_parts = num_parts
-        self._num_slots = min(node.cycle_length, num_parts)
-        self._openings = ConcurrentOpener(
-            open_part,
-            num_parts,
+        self._num_datasets = num_datasets
+        self._num_slots = min(node.cycle_length, num_datasets)
+        self._opener = ConcurrentOpener(
+            open_dataset,
+            num_datasets,
             num_threads=node.num_make_iter_threads,
-            ahead=node.make_iter_buffer_size,
+            num_ahead=node.make_iter_buffer_size,
         )
         self._slots: list[_OpenDataset] | None = None
         self._turn = 0
-        self._next_part = self._num_slots
+        self._next_dataset = self._num_slots
         self._num_exhausted = 0
-        self._future: dict[int, State] = {}
-        self._changed: list[tuple[int, _SlotPlace]] = []  # slots, since last looked at
+        self._future: dict[int, State] = {}  # restored states of datasets not yet opened
+        self._changed: list[tuple[int, _SlotPosition]] = []  # slots, since the last `_changes`
 
     @property
     def pull_size(self) -> int:
         """See `Stage.pull_size`."""
-        return AT_ONCE
+        return PULL_SIZE
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
-        if self._at_once and not self._at_work:
+        if self._start_all and not self._prefetching:
             self.start_prefetch()
         self._opened()
-        self._openings.look_ahead(self._next_part)
+        self._opener.open_next(self._next_dataset)
         self._changed = []
-        base = self._standing()
+        base = self._position()
         if self._at_end():
             return Block([], base.state)
-        block = self._rounds(limit, base)
+        block = self._ready_block(limit, base)
         if block is not None:
             return block
         if not any(slot.cursor.is_lazy for slot in self._opened()):
-            limit = min(limit, self._num_slots)  # then all have some at hand
-        return turns(self._step, self._move, base.state_after_moves, limit)
+            limit = min(limit, self._num_slots)  # after that, all have elements ready
+        return lazy_block(self._step, self._changes, base.state_after_changes, limit)
 
-    def _rounds(self, limit: int, base: _Standing) -> Block | None:
-        """Elements that the slots have at hand, up to the first turn of one that has none."""
+    def _ready_block(self, limit: int, base: _Position) -> Block | None:
+        """The elements that are ready, up to the first turn of a slot that has none."""
         slots = self._opened()
-        ring: list[int] = []
-        at_hand: list[int] = []
+        ring: list[int] = []  # the slots that have a turn in each round, in order
+        ready: list[int] = []  # how many elements each of them has
         run = limit
         for step in range(len(slots)):
             number = (self._turn + step) % len(slots)
             slot = slots[number]
-            if slot.exhausted and self._next_part >= self._num_parts:
+            if slot.exhausted and self._next_dataset >= self._num_datasets:
                 continue
-            count = 0 if slot.exhausted else slot.cursor.at_hand
+            count = 0 if slot.exhausted else slot.cursor.num_ready
             if not count:
                 run = len(ring)
                 break
             ring.append(number)
-            at_hand.append(count)
+            ready.append(count)
         if not ring:
             return None
         size = len(ring)
-        run = min(run, *(count * size + turn for turn, count in enumerate(at_hand)))
+        run = min(run, *(count * size + turn for turn, count in enumerate(ready)))
         elements: list[Any] = [None] * run
         for turn, number in enumerate(ring[:run]):
-            elements[turn::size] = slots[number].cursor.take(_turns(run, turn, size))
+            elements[turn::size] = slots[number].cursor.take(_num_turns(run, turn, size))
         self._turn = base.turn_after(ring, run)
         return Block(elements, functools.partial(base.state_after, ring))
 
@@ -117,7 +121,7 @@ class InterleaveStage(Stage):
         while not self._at_end():
             number = self._turn
             slot = slots[number]
-            if slot.exhausted and self._next_part < self._num_parts:
+            if slot.exhausted and self._next_dataset < self._num_datasets:
                 slots[number] = slot = self._replaced(slot)
                 self._check_open()
                 self._num_exhausted -= 1
@@ -127,83 +131,84 @@ class InterleaveStage(Stage):
                 if element is END:
                     slot.exhausted = True
                     self._num_exhausted += 1
-                self._changed.append((number, slot.place))
+                self._changed.append((number, slot.position))
             self._turn = (number + 1) % len(slots)
             if element is not END:
                 return element
         return END
 
-    def _move(self) -> _Move:
-        """What has changed since the last look."""
+    def _changes(self) -> _Change:
+        """The changes since the last call."""
         changed, self._changed = self._changed, []
-        return self._turn, self._next_part, self._future, changed
+        return self._turn, self._next_dataset, self._future, changed
 
     def _at_end(self) -> bool:
-        return self._next_part >= self._num_parts and self._num_exhausted >= self._num_slots
+        return self._next_dataset >= self._num_datasets and self._num_exhausted >= self._num_slots
 
     def _replaced(self, slot: _OpenDataset) -> _OpenDataset:
-        index = self._next_part
-        cursor = Cursor(self._taken(index))
+        index = self._next_dataset
+        cursor = Cursor(self._take_opened(index))
         if index in self._future:
             cursor.restore(self._future[index])
             self._future = {i: state for i, state in self._future.items() if i != index}
         slot.close()
-        self._next_part += 1
-        self._openings.look_ahead(self._next_part)
+        self._next_dataset += 1
+        self._opener.open_next(self._next_dataset)
         return _OpenDataset(index, cursor)
 
     def _opened(self) -> list[_OpenDataset]:
         if self._slots is None:
             self._slots = [
-                _OpenDataset(index, Cursor(self._taken(index))) for index in range(self._num_slots)
+                _OpenDataset(index, Cursor(self._take_opened(index)))
+                for index in range(self._num_slots)
             ]
             self._check_open()
         return self._slots
 
-    def _taken(self, index: int) -> Stage:
-        """The part `index`, from its start."""
+    def _take_opened(self, index: int) -> Stage:
+        """The dataset `index` at its start."""
         try:
-            return self._openings.take(index)
+            return self._opener.take(index)
         except Exception as failure:
             if self._node.added_at:
                 add_note(failure, [f"while opening dataset {index} of {located(self._node)}"])
             raise
 
-    def _standing(self) -> _Standing:
-        places = [slot.place for slot in self._opened()]
-        return _Standing(self._turn, self._next_part, places, self._future)
+    def _position(self) -> _Position:
+        slots = [slot.position for slot in self._opened()]
+        return _Position(self._turn, self._next_dataset, slots, self._future)
 
     def state(self) -> State:
-        """See `Stage.state`; opens the first parts, whose states belong to it."""
-        return self._standing().state()
+        """See `Stage.state`; opens the first datasets, whose states are part of it."""
+        return self._position().state()
 
     def restore(self, state: State) -> None:
-        """See `Stage.restore`; parts that are open stay so where the state has them too."""
-        saved_places, turn, next_part, future = self._checked(state)
-        held = {slot.index: slot for slot in self._slots or ()}
+        """See `Stage.restore`; open datasets that the state also has are reused."""
+        saved_slots, turn, next_dataset, future = self._checked(state)
+        open_slots = {slot.index: slot for slot in self._slots or ()}
         slots = []
-        for index, saved, exhausted in saved_places:
-            slots.append(self._restored(index, saved, held.pop(index, None), exhausted))
-        for slot in held.values():
+        for index, saved, exhausted in saved_slots:
+            slots.append(self._restored(index, saved, open_slots.pop(index, None), exhausted))
+        for slot in open_slots.values():
             slot.close()
-        self._openings.close()
+        self._opener.close()
         self._slots = slots
         self._check_open()
         self._num_exhausted = sum(slot.exhausted for slot in slots)
-        self._at_work = False
+        self._prefetching = False
         self._turn = turn
-        self._next_part = next_part
+        self._next_dataset = next_dataset
         self._future = {index: copy.deepcopy(saved) for index, saved in future.items()}
 
     def _checked(
         self, state: State
     ) -> tuple[list[tuple[int, State | None, bool]], int, int, dict[int, State]]:
-        """The slots of `state`, whose turn it is, the next part, and states of later parts."""
+        """The slots of `state`, the next turn, the next dataset, and states of later datasets."""
         saved = Saved(self._name, state, _KEYS, _OPTIONAL_KEYS)
-        num_slots, num_parts = self._num_slots, self._num_parts
-        slots = f"the {num_slots} that are open at a time, of {num_parts}"
+        num_slots, num_datasets = self._num_slots, self._num_datasets
+        slots = f"the {num_slots} that are open at a time, of {num_datasets}"
         indices = [
-            saved.checked_index(f"`{_INDICES}`, entry {slot},", index, num_parts - 1)
+            saved.checked_index(f"`{_INDICES}`, entry {slot},", index, num_datasets - 1)
             for slot, index in enumerate(saved.list_of(_INDICES, num_slots, slots))
         ]
         if len(set(indices)) != num_slots:
@@ -214,29 +219,29 @@ class InterleaveStage(Stage):
         ]
         states = saved.list_of("iterators_in_use_states", num_slots, slots)
         turn = saved.index("next_index_in_cycle", max(0, num_slots - 1))
-        least = max(indices, default=-1) + 1  # those in use were opened in their order
-        next_part = saved.index("next_index_in_datasets", num_parts, least)
+        minimum = max(indices, default=-1) + 1  # datasets are opened in order
+        next_dataset = saved.index("next_index_in_datasets", num_datasets, minimum)
         future = state.get("future_states") or {}
         if not isinstance(future, dict):
             expected = "must be a dict with indices of datasets"
             raise saved.refusal("`future_states`", expected, future)
-        of_later = {
-            saved.checked_index("a key of `future_states`", _number(index), num_parts - 1): of_part
-            for index, of_part in future.items()
+        future_states = {
+            saved.checked_index("a key of `future_states`", _number(key), num_datasets - 1): value
+            for key, value in future.items()
         }
-        return list(zip(indices, states, exhausted, strict=True)), turn, next_part, of_later
+        return list(zip(indices, states, exhausted, strict=True)), turn, next_dataset, future_states
 
     def _restored(
         self,
         index: int,
         saved: State | None,
-        held: _OpenDataset | None,
+        opened: _OpenDataset | None,
         exhausted: bool,  # noqa: FBT001 - as states have it
     ) -> _OpenDataset:
-        if held is not None and saved is None and not exhausted:
-            held.close()
-            held = None
-        cursor = Cursor(self._taken(index)) if held is None else held.cursor
+        if opened is not None and saved is None and not exhausted:
+            opened.close()
+            opened = None
+        cursor = Cursor(self._take_opened(index)) if opened is None else opened.cursor
         slot = _OpenDataset(index, cursor)
         if saved is not None:
             cursor.restore(saved)
@@ -253,12 +258,12 @@ class InterleaveStage(Stage):
         """See `Stage.seek`."""
         slot = self._only("set_next_index")
         slot.cursor.seek(index)
-        self._at_work = False
+        self._prefetching = False
         slot.exhausted, slot.saved = False, None
         self._num_exhausted = 0
 
     def _only(self, name: str) -> _OpenDataset:
-        if self._num_parts != 1:
+        if self._num_datasets != 1:
             raise NotImplementedError(
                 f"{name} is not supported for InterleaveDatasetIterator with more than one dataset."
             )
@@ -269,29 +274,29 @@ class InterleaveStage(Stage):
         for slot in self._opened():
             if not slot.exhausted:
                 slot.cursor.stage.start_prefetch()
-        self._at_work = True
+        self._prefetching = True
 
     def cancel(self) -> None:
         """See `Stage.cancel`."""
         self._cancelled = True
-        self._openings.cancel()
+        self._opener.cancel()
         for slot in tuple(self._slots or ()):
             slot.cursor.stage.cancel()
 
     def _check_open(self) -> None:
-        """Raises `ValueError` after `cancel`, which knows nothing of a part opened since."""
+        """Raises `ValueError` after `cancel`, which did not reach a dataset opened since."""
         if self._cancelled:
             raise closed_error()
 
     def close(self) -> None:
         """See `Stage.close`."""
-        self._openings.close()
+        self._opener.close()
         for slot in self._slots or ():
             slot.close()
 
 
 class _OpenDataset:
-    """One place of the round, with the part that is open there."""
+    """A slot and the dataset that is open in it."""
 
     __slots__ = ("cursor", "exhausted", "index", "saved")
 
@@ -302,57 +307,57 @@ class _OpenDataset:
         self.saved: ResumePoint | None = None
 
     @property
-    def place(self) -> _SlotPlace:
-        return self.index, self.saved or self.cursor.place(), self.exhausted
+    def position(self) -> _SlotPosition:
+        return self.index, self.saved or self.cursor.resume_point(), self.exhausted
 
     def close(self) -> None:
         self.cursor.stage.close()
 
 
-_SlotPlace: TypeAlias = tuple[int, ResumePoint, bool]
+_SlotPosition: TypeAlias = tuple[int, ResumePoint, bool]
+"""The index of the slot's dataset, its resume point, and whether it is exhausted."""
+_Change: TypeAlias = "tuple[int, int, dict[int, State], list[tuple[int, _SlotPosition]]]"
+"""The next turn, the next dataset, states of later ones, and the slots that changed."""
 
-_Move: TypeAlias = "tuple[int, int, dict[int, State], list[tuple[int, _SlotPlace]]]"
-"""Whose turn it is, the next part, what was saved of later ones, and slots that have changed."""
 
-
-class _Standing(NamedTuple):
-    """Where an interleave stands: whose turn it is, and the place of each slot."""
+class _Position(NamedTuple):
+    """The position of an interleave: the slot whose turn is next, and the position of each slot."""
 
     turn: int
-    next_part: int
-    places: list[_SlotPlace]
+    next_dataset: int
+    slots: list[_SlotPosition]
     future: dict[int, State]
 
     def turn_after(self, ring: list[int], count: int) -> int:
-        """The slot that has its turn after `count` turns of the slots of `ring`."""
-        return (ring[(count - 1) % len(ring)] + 1) % len(self.places) if count else self.turn
+        """The slot whose turn follows `count` turns of the slots of `ring`."""
+        return (ring[(count - 1) % len(ring)] + 1) % len(self.slots) if count else self.turn
 
     def state_after(self, ring: list[int], count: int) -> State:
         """The state after `count` turns of the slots of `ring`."""
-        places = self.places.copy()
+        slots = self.slots.copy()
         for turn, number in enumerate(ring[:count]):
-            index, (after, position), exhausted = places[number]
-            taken = _turns(count, turn, len(ring))
-            places[number] = (index, (after, position + taken), exhausted)
-        return self._replace(turn=self.turn_after(ring, count), places=places).state()
+            index, (after, position), exhausted = slots[number]
+            num_taken = _num_turns(count, turn, len(ring))
+            slots[number] = (index, (after, position + num_taken), exhausted)
+        return self._replace(turn=self.turn_after(ring, count), slots=slots).state()
 
-    def state_after_moves(self, moves: list[_Move]) -> State:
-        """The state after these."""
-        places = self.places.copy()
-        for _, _, _, changed in moves:
-            for number, place in changed:
-                places[number] = place
-        turn, next_part, future, _ = moves[-1]
-        return _Standing(turn, next_part, places, future).state()
+    def state_after_changes(self, changes: list[_Change]) -> State:
+        """The state after these changes."""
+        slots = self.slots.copy()
+        for _, _, _, changed in changes:
+            for number, slot in changed:
+                slots[number] = slot
+        turn, next_dataset, future, _ = changes[-1]
+        return _Position(turn, next_dataset, slots, future).state()
 
     def state(self, _: int = 0) -> State:
-        """The state here, a new dict each time."""
+        """The state at this position, a new dict each time."""
         return {
             "next_index_in_cycle": self.turn,
-            "next_index_in_datasets": self.next_part,
-            "iterators_in_use_indices": [index for index, *_ in self.places],
-            "iterators_in_use_states": [after(taken) for _, (after, taken), _ in self.places],
-            "exhausted": [int(exhausted) for *_, exhausted in self.places],
+            "next_index_in_datasets": self.next_dataset,
+            "iterators_in_use_indices": [index for index, *_ in self.slots],
+            "iterators_in_use_states": [after(count) for _, (after, count), _ in self.slots],
+            "exhausted": [int(exhausted) for *_, exhausted in self.slots],
             "future_states": {
                 str(index): copy.deepcopy(state) for index, state in self.future.items()
             },
@@ -371,10 +376,10 @@ _OPTIONAL_KEYS = ("future_states",)
 
 
 def _number(key: Any) -> Any:
-    """The integer that a key of JSON stands for, if it does."""
+    """The integer that a JSON key spells, or the key itself."""
     return int(key) if isinstance(key, str) and key.isdecimal() else key
 
 
-def _turns(count: int, turn: int, size: int) -> int:
-    """How many of `count` turns the one at `turn` of a round of `size` has."""
+def _num_turns(count: int, turn: int, size: int) -> int:
+    """How many of `count` turns fall to number `turn` of a round of `size`."""
     return (count - turn + size - 1) // size

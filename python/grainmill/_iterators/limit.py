@@ -6,28 +6,28 @@ import functools
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from grainmill._iterators.cursor import Cursor, stays
+from grainmill._iterators.cursor import Cursor, constant_state_at
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
 
 if TYPE_CHECKING:
-    from grainmill._iterators.stage import After
+    from grainmill._iterators.stage import StateAfter
     from grainmill._plan.sequential import Limit
 
 
 @runs(sequential.Limit)
 class LimitStage(Stage):
-    """Never pulls more than its parent may give."""
+    """Returns the first `count` elements of its parent, and never pulls more."""
 
     def __init__(self, node: Limit, parent: Stage) -> None:
         super().__init__(parent)
         self._cursor = Cursor(parent)
         self._node = node
         self._limit = node.count
-        self._begin(0)
+        self._reset(0)
 
-    def _begin(self, count: int) -> None:
+    def _reset(self, count: int) -> None:
         self._count = count  # elements before the last block
         self._last: Block | None = None
 
@@ -38,12 +38,12 @@ class LimitStage(Stage):
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
-        self._begin(count := self._count_now())
-        room = min(limit, self._limit - count)
-        if room <= 0:
-            after = stays(self._cursor.place())
+        self._reset(count := self._count_now())
+        num_left = min(limit, self._limit - count)
+        if num_left <= 0:
+            after = constant_state_at(self._cursor.resume_point())
             return Block([], functools.partial(_state_after, after, count, None))
-        self._last = block = self._cursor.block(room)
+        self._last = block = self._cursor.pull_block(num_left)
         return block.with_states(
             functools.partial(_state_after, block.state_after, count, block.dropped)
         )
@@ -60,7 +60,7 @@ class LimitStage(Stage):
         saved = Saved(self._node, state, ("parent", "count_elements_read"))
         count = saved.index("count_elements_read", self._limit)
         self._cursor.restore(saved["parent"])
-        self._begin(count)
+        self._reset(count)
 
     def next_index(self) -> int:
         """See `Stage.next_index`."""
@@ -69,12 +69,12 @@ class LimitStage(Stage):
     def seek(self, index: int) -> None:
         """See `Stage.seek`."""
         self._cursor.seek(index)
-        self._begin(index)
+        self._reset(index)
 
 
 def _state(parent: State, count: int) -> State:
     return {"parent": parent, "count_elements_read": count}
 
 
-def _state_after(after: After, count: int, dropped: list[int] | None, k: int) -> State:
+def _state_after(after: StateAfter, count: int, dropped: list[int] | None, k: int) -> State:
     return _state(after(k), count + k - (bisect_left(dropped, k) if dropped else 0))

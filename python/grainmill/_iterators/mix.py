@@ -1,4 +1,4 @@
-"""Elements of several stages in fixed proportions."""
+"""Mixes the elements of several stages in fixed proportions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from grainmill._iterators.cursor import END, Cursor, ResumePoint
+from grainmill._iterators.lazy_block import PULL_SIZE, lazy_block
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State
-from grainmill._iterators.turns import AT_ONCE, turns
 from grainmill._native import MixSchedule
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 _TURNS = 512
 
 _Moved: TypeAlias = "tuple[int, ResumePoint, int, bool] | None"
-"""Which part moved, where it stands since, and the turn that is next, if any."""
+"""The number of the dataset that moved, its position since, the next turn, and whether it ended."""
 
 
 class MixStage(Stage):
-    """Stops at the first parent found at its end when its turn comes.
+    """Takes elements of its parents in turn; ends when the parent whose turn it is has ended.
 
-    As long as the parents whose turn it is have elements at hand, these come in blocks.
+    Consecutive turns of parents that have elements ready are returned as one block.
     """
 
     def __init__(self, node: Mix, parents: Sequence[Stage]) -> None:
@@ -45,7 +45,7 @@ class MixStage(Stage):
     @property
     def pull_size(self) -> int:
         """See `Stage.pull_size`."""
-        return AT_ONCE
+        return PULL_SIZE
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
@@ -53,20 +53,20 @@ class MixStage(Stage):
         names, index, stop = self._names, self._index, self._stop
         if not stop:
             self._of_turn(Cursor.fill)
-        places = [cursor.place() for cursor in self._cursors]
+        points = [cursor.resume_point() for cursor in self._cursors]
         if stop:
-            return Block([], functools.partial(_state_at_end, names, places, index))
-        block = self._at_hand(limit, places)
+            return Block([], functools.partial(_state_at_end, names, points, index))
+        block = self._ready_block(limit, points)
         if block is not None:
             return block
         self._moved = None
-        state_of = functools.partial(_state_after_moves, names, places, index)
+        state_of = functools.partial(_state_after_moves, names, points, index)
         is_lazy = self._cursors[self._turns(1)[0]].is_lazy
-        return turns(self._step, lambda: self._moved, state_of, limit if is_lazy else 1)
+        return lazy_block(self._step, lambda: self._moved, state_of, limit if is_lazy else 1)
 
-    def _at_hand(self, limit: int, places: list[ResumePoint]) -> Block | None:
-        """As many elements as the parts have at hand, if any."""
-        left = [cursor.at_hand for cursor in self._cursors]
+    def _ready_block(self, limit: int, points: list[ResumePoint]) -> Block | None:
+        """The elements that are ready, up to the first turn of a parent that has none."""
+        left = [cursor.num_ready for cursor in self._cursors]
         numbers = self._turns(limit)
         run = 0
         for number in numbers:
@@ -78,25 +78,25 @@ class MixStage(Stage):
             return None
         numbers = numbers[:run]
         cursors = self._cursors
-        pieces: list[Any] = [None] * len(cursors)
+        takers: list[Any] = [None] * len(cursors)
         for number, count in Counter(numbers).items():
-            pieces[number] = iter(cursors[number].take(count)).__next__
+            takers[number] = iter(cursors[number].take(count)).__next__
         state_after = functools.partial(
-            _state_after_turns, self._names, places, self._index, numbers
+            _state_after_turns, self._names, points, self._index, numbers
         )
         self._index += run
-        return Block([pieces[number]() for number in numbers], state_after)
+        return Block([takers[number]() for number in numbers], state_after)
 
     def _step(self) -> Any:
         element = self._of_turn(Cursor.next)
         number = self._turns(1)[0]
         self._index += 1
         self._stop = element is END
-        self._moved = (number, self._cursors[number].place(), self._index, self._stop)
+        self._moved = (number, self._cursors[number].resume_point(), self._index, self._stop)
         return element
 
     def _of_turn(self, act: Callable[[Cursor], Any]) -> Any:
-        """What `act` gives for the part whose turn it is; a failure tells which that was."""
+        """Calls `act` for the dataset whose turn it is; a failure gets a note with its number."""
         number = self._turns(1)[0]
         try:
             return act(self._cursors[number])
@@ -108,7 +108,7 @@ class MixStage(Stage):
             raise
 
     def _turns(self, count: int) -> list[int]:
-        """Which part has each of the next `count` turns, looked up for many turns at once."""
+        """The dataset of each of the next `count` turns, looked up for many turns at once."""
         start, known = self._known
         at = self._index - start
         if not 0 <= at <= len(known) - count:
@@ -117,7 +117,7 @@ class MixStage(Stage):
         return known[at : at + count]
 
     def _remember_starts(self) -> None:
-        """Keeps the first states of named parents: a state may lack a parent added since."""
+        """Saves the first states of named parents: a state may lack a parent added later."""
         if self._names is not None and self._starts is None:
             self._starts = [None] * len(self._cursors)
             for number, cursor in enumerate(self._cursors):
@@ -126,20 +126,20 @@ class MixStage(Stage):
 
     def state(self) -> State:
         """See `Stage.state`."""
-        places = [cursor.place() for cursor in self._cursors]
-        return _state(self._names, places, self._index, stop=self._stop)
+        points = [cursor.resume_point() for cursor in self._cursors]
+        return _state(self._names, points, self._index, stop=self._stop)
 
     def restore(self, state: State) -> None:
-        """See `Stage.restore`; unknown names are left out and new ones start at the beginning."""
+        """See `Stage.restore`; unknown names are ignored, new ones start at the beginning."""
         saved = Saved(self._node, state, ("parents", "index", "stop"))
         index, stop = saved.index("index"), saved.flag("stop")
         self._remember_starts()
-        for cursor, of_parent in zip(self._cursors, self._of_parents(saved), strict=True):
-            cursor.restore(of_parent)
+        for cursor, parent_state in zip(self._cursors, self._parent_states(saved), strict=True):
+            cursor.restore(parent_state)
         self._index = index
         self._stop = stop
 
-    def _of_parents(self, saved: Saved) -> Sequence[State]:
+    def _parent_states(self, saved: Saved) -> Sequence[State]:
         if self._names is None:
             return saved.list_of("parents", len(self._cursors), "the datasets that are mixed")
         parents = saved["parents"]
@@ -151,33 +151,33 @@ class MixStage(Stage):
 
 
 def _state(
-    names: tuple[str, ...] | None, places: list[ResumePoint], index: int, *, stop: bool
+    names: tuple[str, ...] | None, points: list[ResumePoint], index: int, *, stop: bool
 ) -> State:
-    states = [after(position) for after, position in places]
+    states = [after(position) for after, position in points]
     parents = states if names is None else dict(zip(names, states, strict=True))
     return {"parents": parents, "index": index, "stop": stop}
 
 
 def _state_at_end(
-    names: tuple[str, ...] | None, places: list[ResumePoint], index: int, _: int
+    names: tuple[str, ...] | None, points: list[ResumePoint], index: int, _: int
 ) -> State:
-    return _state(names, places, index, stop=True)
+    return _state(names, points, index, stop=True)
 
 
 def _state_after_moves(
-    names: tuple[str, ...] | None, places: list[ResumePoint], index: int, moves: list[_Moved]
+    names: tuple[str, ...] | None, points: list[ResumePoint], index: int, moves: list[_Moved]
 ) -> State:
-    here, turn, ended = places.copy(), index, False
+    points, turn, ended = points.copy(), index, False
     for moved in moves:
         if moved is not None:
-            number, place, turn, ended = moved
-            here[number] = place
-    return _state(names, here, turn, stop=ended)
+            number, point, turn, ended = moved
+            points[number] = point
+    return _state(names, points, turn, stop=ended)
 
 
 def _state_after_turns(
-    names: tuple[str, ...] | None, places: list[ResumePoint], index: int, numbers: list[int], k: int
+    names: tuple[str, ...] | None, points: list[ResumePoint], index: int, numbers: list[int], k: int
 ) -> State:
     taken = Counter(numbers[:k])
-    here = [(after, position + taken[n]) for n, (after, position) in enumerate(places)]
-    return _state(names, here, index + k, stop=False)
+    reached = [(after, position + taken[n]) for n, (after, position) in enumerate(points)]
+    return _state(names, reached, index + k, stop=False)

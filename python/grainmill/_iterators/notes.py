@@ -1,8 +1,8 @@
-"""What an exception is told of an element of a sequential stage.
+"""Notes on exceptions that say which element of a sequential stage failed, and its origin.
 
-Which element of the plan with random access it was made of follows from the states before and
-after it, so nothing is counted for it, and what was restored or runs in a worker has the numbers
-that it always has.
+The elements of the random-access plan that it was computed from follow from the states before and
+after it. So nothing is counted for this, and the numbers do not change after a restore or in a
+worker.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from grainmill._iterators.stage import State
     from grainmill._plan.node import MapNode, Node
 
-_MOST_SHOWN: Final = 4
+_MAX_SHOWN: Final = 4
 
 
 def note_stage(
@@ -30,19 +30,19 @@ def note_stage(
     node: Node,
     before: Callable[[], State],
     after: Callable[[], State],
-    above: Node | None = None,
+    upstream: Node | None = None,
 ) -> None:
-    """Notes on `failure` that an element of `node` could not be made, and what it is made of.
+    """Adds to `failure` which stage failed, and the origin of the element that it computed.
 
     Args:
-        failure: What was raised.
-        node: The stage that failed.
-        before: The state of `above` before the elements that it is made of.
-        after: The state after these.
-        above: Where the elements come from; the parent of `node` if `None`.
+        failure: The exception.
+        node: The node of the stage that failed.
+        before: Returns the state of `upstream` before the elements that it was computed from.
+        after: Returns the state after these.
+        upstream: The node of the stage that they come from; the parent of `node` if `None`.
     """
     with contextlib.suppress(Exception):
-        note(failure, located(node), before, after, node.parent if above is None else above)
+        note(failure, located(node), before, after, node.parent if upstream is None else upstream)
 
 
 def note(
@@ -50,21 +50,21 @@ def note(
     what: str,
     before: Callable[[], State],
     after: Callable[[], State],
-    above: Node,
+    upstream: Node,
 ) -> None:
-    """As `note_stage`, for what has no node."""
-    with contextlib.suppress(Exception):  # the failure matters more than what is told of it
+    """As `note_stage`, for a stage without a node, which messages call `what`."""
+    with contextlib.suppress(Exception):  # an error in here must not hide the failure
         lines = [f"while computing an element of {what}"]
         with contextlib.suppress(Exception):
-            if _is_ours(above):
-                for origin in _origins(above, before(), after())[:_MOST_SHOWN]:
+            if _is_plain(upstream):
+                for origin in _origins(upstream, before(), after())[:_MAX_SHOWN]:
                     if 0 <= origin.first <= origin.last:
                         lines += described(*origin)
         add_note(failure, lines)
 
 
 def note_part(failure: BaseException, node: Node, number: int) -> None:
-    """Notes on `failure` that it hindered element `number` of a batch of `node`."""
+    """Adds to `failure` that it concerns element `number` of a batch of `node`."""
     with contextlib.suppress(Exception):
         add_note(failure, [f"which is element {number} of a batch of {located(node)}"])
 
@@ -77,30 +77,30 @@ class _Origin(NamedTuple):
     last: int
 
 
-def _is_ours(node: Node) -> bool:
-    """Whether states are to be had without asking an iterator of the user's."""
-    for above in node.walk(until=plan.Read):
-        if isinstance(above, plan.UserDefined):
+def _is_plain(node: Node) -> bool:
+    """Whether states can be computed without calling a user's iterator."""
+    for each in node.walk(until=plan.Read):
+        if isinstance(each, plan.UserDefined):
             return False
-        if isinstance(above, plan.Interleave) and not (
-            isinstance(above.datasets, list | tuple)
-            and all(_is_ours(_part(above, number)) for number in range(len(above.datasets)))
+        if isinstance(each, plan.Interleave) and not (
+            isinstance(each.datasets, list | tuple)
+            and all(_is_plain(_dataset(each, number)) for number in range(len(each.datasets)))
         ):
             return False
     return True
 
 
-def _part(node: plan.Interleave, number: int) -> Node:
+def _dataset(node: plan.Interleave, number: int) -> Node:
     dataset: Any = node.datasets[number]
     to_iter_dataset = getattr(dataset, "to_iter_dataset", None)
     if to_iter_dataset is not None:
         dataset = to_iter_dataset()
-    part: Node = dataset._plan_node()  # noqa: SLF001 - datasets share plans
-    return part
+    plan_node: Node = dataset._plan_node()  # noqa: SLF001 - datasets share plans
+    return plan_node
 
 
 def _origins(node: Node, before: State, after: State) -> list[_Origin]:
-    """What the elements of `node` between two states of its are made of; empty where unknown."""
+    """The origins of the elements of `node` between two of its states; empty if unknown."""
     find = _FINDERS.get(type(node))
     return [] if find is None else find(node, before, after)
 
@@ -131,18 +131,18 @@ def _batch(node: Node, before: State, after: State) -> list[_Origin]:
 
 
 def _zip(node: Node, before: State, after: State) -> list[_Origin]:
-    parts = zip(node.parents, before["parents"], after["parents"], strict=True)
-    return [origin for part in parts for origin in _origins(*part)]
+    parents = zip(node.parents, before["parents"], after["parents"], strict=True)
+    return [origin for parent in parents for origin in _origins(*parent)]
 
 
 def _mix(node: Any, before: State, after: State) -> list[_Origin]:
-    part = int(MixSchedule(list(node.proportions)).choose(after["index"] - 1, 1)[0][0])
-    key = part if node.names is None else node.names[part]
-    return _origins(node.parents[part], before["parents"][key], after["parents"][key])
+    number = int(MixSchedule(list(node.proportions)).choose(after["index"] - 1, 1)[0][0])
+    key = number if node.names is None else node.names[number]
+    return _origins(node.parents[number], before["parents"][key], after["parents"][key])
 
 
 def _in_turn(state_before: State, after: State) -> tuple[int, State, State]:
-    """The part that had its turn last, and its states."""
+    """The number of the dataset whose turn was last, and its two states."""
     indices = after["iterators_in_use_indices"]
     slot = (after["next_index_in_cycle"] - 1) % len(indices)
     states = [state["iterators_in_use_states"][slot] for state in (state_before, after)]
@@ -151,13 +151,13 @@ def _in_turn(state_before: State, after: State) -> tuple[int, State, State]:
 
 def _interleave(node: Any, before: State, after: State) -> list[_Origin]:
     number, *states = _in_turn(before, after)
-    return _origins(_part(node, number), *states)
+    return _origins(_dataset(node, number), *states)
 
 
 def _workers(node: Any, before: State, after: State) -> list[_Origin]:
     number, *states = _in_turn(before, after)
-    part = sliced(node.parent, number, node.num_workers, sequential=node.sequential_slice)
-    return _origins(part, *states)
+    shard = sliced(node.parent, number, node.num_workers, sequential=node.sequential_slice)
+    return _origins(shard, *states)
 
 
 _FINDERS: Final[dict[type[Node], Callable[[Any, State, State], list[_Origin]]]] = {

@@ -1,4 +1,4 @@
-"""Parts of an interleave opened ahead by threads, so that slow files are not waited for."""
+"""Opens the datasets of an interleave ahead of use, on threads where opening is slow."""
 
 from __future__ import annotations
 
@@ -16,67 +16,72 @@ if TYPE_CHECKING:
     from grainmill._iterators.stage import Stage
 
 
-# Threads open the next parts where opening one took longer; they take about a tenth of it to start.
+# Threads open the next datasets if opening one took longer; starting one takes about a tenth of it.
 _SLOW_S = 0.001
 
 
 class ConcurrentOpener:
-    """Opens parts by index, and a few of the next ones ahead of their turn."""
+    """Opens datasets by index, and up to `num_ahead` of the next ones before their turn."""
 
     def __init__(
-        self, open_part: Callable[[int], Stage], num_parts: int, *, num_threads: int, ahead: int
+        self,
+        open_dataset: Callable[[int], Stage],
+        num_datasets: int,
+        *,
+        num_threads: int,
+        num_ahead: int,
     ) -> None:
-        self._open_part = open_part
-        self._num_parts = num_parts
+        self._open_dataset = open_dataset
+        self._num_datasets = num_datasets
         self._num_threads = num_threads
-        self._ahead = ahead
-        self._begun: dict[int, _Opening] = {}
+        self._num_ahead = num_ahead
+        self._pending: dict[int, _Opening] = {}
         self._slowest_s = 0.0
         self._cancelled = False
 
-    def look_ahead(self, first: int) -> None:
-        """Begins to open the parts from `first` on, as many as are allowed at once."""
+    def open_next(self, first: int) -> None:
+        """Starts opening the datasets from `first` on, as many as are allowed at once."""
         if not self._num_threads:
             return
-        for index in range(first, min(first + self._ahead, self._num_parts)):
-            if index not in self._begun:
-                under_way = sum(not opening.done.is_set() for opening in self._begun.values())
-                if under_way >= self._num_threads:
+        for index in range(first, min(first + self._num_ahead, self._num_datasets)):
+            if index not in self._pending:
+                in_flight = sum(not opening.done.is_set() for opening in self._pending.values())
+                if in_flight >= self._num_threads:
                     break
                 opening = _Opening(self._open, index)
                 if self._slowest_s > _SLOW_S:
-                    self._begun[index] = opening
+                    self._pending[index] = opening
                     opening.start()
                 else:
                     opening.run()
-                    self._begun[index] = opening
+                    self._pending[index] = opening
 
     def _open(self, index: int) -> Stage:
-        began = time.monotonic()
+        started = time.monotonic()
         try:
-            return self._open_part(index)
+            return self._open_dataset(index)
         finally:
-            self._slowest_s = max(self._slowest_s, time.monotonic() - began)
+            self._slowest_s = max(self._slowest_s, time.monotonic() - started)
 
     def take(self, index: int) -> Stage:
-        """The part `index`, from its start; raises what opening it raised.
+        """The dataset `index` at its start; raises what opening it raised.
 
         Raises:
-            ValueError: `cancel` was called, maybe while this waited.
+            ValueError: `cancel` was called, possibly while this waited.
         """
-        opening = self._begun.get(index)
+        opening = self._pending.get(index)
         if opening is None:
             self._check_open()
             return self._open(index)
         opening.done.wait()
         self._check_open()
-        del self._begun[index]
+        del self._pending[index]
         return opening.result()
 
     def cancel(self) -> None:
-        """Has who waits for a part that is being opened raise `ValueError`; see `Stage.cancel`."""
+        """Makes a thread that waits in `take` raise `ValueError`; see `Stage.cancel`."""
         self._cancelled = True
-        for opening in list(self._begun.values()):
+        for opening in list(self._pending.values()):
             opening.cancel()
 
     def _check_open(self) -> None:
@@ -84,22 +89,22 @@ class ConcurrentOpener:
             raise closed_error()
 
     def close(self) -> None:
-        """Closes the parts that nobody took, now or when they are open."""
-        begun, self._begun = self._begun, {}
-        for opening in begun.values():
+        """Closes the datasets that were not taken, now or once they are open."""
+        pending, self._pending = self._pending, {}
+        for opening in pending.values():
             opening.abandon()
 
 
 class _Opening:
-    """One part being opened, by a thread of its own where that takes long.
+    """One dataset being opened, by `start` on a thread or by `run` on the caller's.
 
     Attributes:
-        done: Set when it is open or failed to open.
+        done: Set when it is open, or opening failed.
     """
 
-    def __init__(self, open_part: Callable[[int], Stage], index: int) -> None:
+    def __init__(self, open_dataset: Callable[[int], Stage], index: int) -> None:
         self.done = threading.Event()
-        self._open_part = open_part
+        self._open_dataset = open_dataset
         self._index = index
         self._stage: Stage | None = None
         self._failure: BaseException | None = None
@@ -107,18 +112,18 @@ class _Opening:
         self._lock = threading.RLock()
 
     def start(self) -> None:
-        """Has a thread open it."""
+        """Opens it on a new thread."""
         start_thread(self._run, name=f"grain-interleave-open_{self._index}", stop=self.abandon)
 
     def run(self) -> None:
-        """Opens it, and has it make elements ahead; an interrupt is for the caller."""
+        """Opens it and starts its prefetching; interrupts are raised."""
         self._run()
         if self._failure is not None and not isinstance(self._failure, Exception):
             raise self._failure
 
     def _run(self) -> None:
         try:
-            stage = self._open_part(self._index)
+            stage = self._open_dataset(self._index)
             stage.start_prefetch()
         except BaseException as failure:
             self._failure = failure
@@ -132,15 +137,15 @@ class _Opening:
         self.done.set()
 
     def result(self) -> Stage:
-        """Waits for the part; raises what opening it raised."""
+        """Waits for the dataset; raises what opening it raised."""
         self.done.wait()
         if self._stage is None:
             failure, self._failure = self._failure, None
-            raise failure or RuntimeError(f"part {self._index} was not opened")
+            raise failure or RuntimeError(f"dataset {self._index} was not opened")
         return self._stage
 
     def cancel(self) -> None:
-        """Has nobody wait for it any more."""
+        """Wakes the threads that wait for it, and cancels or abandons it."""
         with self._lock:
             stage = self._stage
             self._abandoned = stage is None
@@ -149,7 +154,7 @@ class _Opening:
         self.done.set()
 
     def abandon(self) -> None:
-        """Closes the part as soon as it is open."""
+        """Closes the dataset as soon as it is open."""
         with self._lock:
             self._abandoned = True
             stage = self._stage
@@ -158,5 +163,5 @@ class _Opening:
 
 
 def _close(stage: Stage) -> None:
-    with contextlib.suppress(Exception):  # nobody used it, so nobody cares how it ends
+    with contextlib.suppress(Exception):  # it was never used: there is no caller to report to
         stage.close()

@@ -1,4 +1,4 @@
-"""Sequences put into bins, a batch of bins at a time; each bin becomes a row."""
+"""Packs sequences into bins, a batch of bins at a time; each bin becomes a row."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from grainmill._plan import sequential
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_LEAST, _MOST = 32, 256
-"""Elements asked of the parent at once: as many as a batch took before, within these."""
+_MIN_PULL, _MAX_PULL = 32, 256
+"""Limits of the number of elements to pull at a time: as many as the last batch took."""
 
 
 @runs(sequential.FitPack)
 class FitPackStage(Stage):
-    """Packs what `parent` yields as `node` says.
+    """Packs the elements of `parent` as `node` says.
 
-    A batch of bins is packed, then handed out row by row. The state is that of the parent
-    before the batch and the rows already handed out, so restoring packs the batch again.
+    A batch of bins is packed, then delivered row by row. The state holds the parent's state before
+    the batch and the number of rows delivered, so restoring packs the batch again.
     """
 
     def __init__(self, node: sequential.FitPack, parent: Stage) -> None:
@@ -38,11 +38,11 @@ class FitPackStage(Stage):
         self._packer = self._features.packer()
         self._columns: dict[str, Any] | None = None
         self._order: list[int] = []
-        self._start = self._cursor.mark()
+        self._start = self._cursor.state_getter()
         self._next_row = 0
         self._counter = 0
-        self._taken = 0
-        self._want = _LEAST
+        self._num_taken = 0
+        self._pull_len = _MIN_PULL
 
     @property
     def pull_size(self) -> int:
@@ -50,7 +50,7 @@ class FitPackStage(Stage):
         return self._node.num_packing_bins
 
     def pull(self, limit: int) -> Block:
-        """See `Stage.pull`; rows are taken apart one by one."""
+        """See `Stage.pull`; the block is lazy, since creating a row of views costs time."""
         if not self._has_rows():
             return Block([], self._at_end())
         first, columns = self._next_row, self._columns or {}
@@ -59,13 +59,13 @@ class FitPackStage(Stage):
         state_after = self._states(first, len(self._order))
 
         def finish(row: int, _: int) -> dict[str, Any]:
-            return {key: cells[row] for key, cells in columns.items()}
+            return {key: column[row] for key, column in columns.items()}
 
-        shown = columns if self._features.are_arrays else None
-        return Block(rows, state_after, finish, columns=shown)
+        row_columns = columns if self._features.are_arrays else None
+        return Block(rows, state_after, finish, columns=row_columns)
 
     def _has_rows(self) -> bool:
-        """Whether there are rows to hand out, after packing some if there were none."""
+        """Whether there are rows to deliver; packs a batch if there are none."""
         while self._columns is None or self._next_row >= len(self._order):
             if not self._pack():
                 return False
@@ -75,8 +75,8 @@ class FitPackStage(Stage):
         return fixed(self.state())
 
     def _states(self, first: int, num_rows: int) -> Callable[[int], State]:
-        marks = self._start, self._cursor.mark()
-        return functools.partial(_state_after, marks, self._counter, first, num_rows)
+        bounds = self._start, self._cursor.state_getter()
+        return functools.partial(_state_after, bounds, self._counter, first, num_rows)
 
     def _pack(self) -> bool:
         """Packs one batch; `False` at the end of the data."""
@@ -84,17 +84,17 @@ class FitPackStage(Stage):
             self._counter += len(self._order)
             self._next_row -= len(self._order)
             self._columns = None
-            self._start = self._cursor.mark()
-        full, before = False, self._taken
+            self._start = self._cursor.state_getter()
+        full, before = False, self._num_taken
         while not full:
-            elements = self._cursor.peek(self._want)
+            elements = self._cursor.peek(self._pull_len)
             if not elements:
                 break
             count, full = self._push(elements)
             self._cursor.advance(count)
-            self._taken += count
-        self._want = min(max(self._taken - before, _LEAST), _MOST)
-        num_rows, columns, kept = self._packer.take()
+            self._num_taken += count
+        self._pull_len = min(max(self._num_taken - before, _MIN_PULL), _MAX_PULL)
+        num_rows, columns, unpacked = self._packer.take()
         if self._next_row > num_rows:
             raise ValueError(
                 f"state was saved at row {self._next_row} of a batch of bins but the batch has "
@@ -102,7 +102,7 @@ class FitPackStage(Stage):
             )
         if num_rows == 0:
             return False
-        self._columns = self._features.columns(num_rows, columns, kept)
+        self._columns = self._features.columns(num_rows, columns, unpacked)
         self._order = self._shuffled(num_rows, self._columns)
         return True
 
@@ -111,10 +111,10 @@ class FitPackStage(Stage):
             return self._packer.push(elements, 0)
         except Exception as failure:
             failure.add_note(
-                f"Element {self._taken} of those this {self._node} took since it was made or "
-                "restored cannot be packed."
+                f"Element {self._num_taken} of those that {self._node} took since it was created "
+                "or restored cannot be packed."
             )
-            note_stage(failure, self._node, self._cursor.state, self._cursor.after_first)
+            note_stage(failure, self._node, self._cursor.state, self._cursor.state_after_first)
             raise
 
     def _shuffled(self, num_rows: int, columns: dict[str, Any]) -> list[int]:
@@ -125,7 +125,7 @@ class FitPackStage(Stage):
         feature = self._node.shuffle_bins_group_by_feature
         if feature is None:
             return order
-        means = [_mean_of_unique(cells) for cells in columns[feature]]
+        means = [_mean_of_unique(values) for values in columns[feature]]
         return sorted(range(num_rows), key=lambda row: (means[row], order[row]))
 
     def state(self) -> State:
@@ -143,19 +143,19 @@ class FitPackStage(Stage):
         self._cursor.restore(saved["parent"])
         self._packer = self._features.packer()
         self._columns = None
-        self._start = self._cursor.mark()
+        self._start = self._cursor.state_getter()
         self._next_row = next_row
         self._counter = counter - next_row
-        self._taken = 0
+        self._num_taken = 0
 
 
-def _mean_of_unique(cells: Any) -> Any:
-    unique = np.unique(np.asarray(cells))
+def _mean_of_unique(values: Any) -> Any:
+    unique = np.unique(np.asarray(values))
     return np.sum(unique) / np.count_nonzero(unique)
 
 
 class _Features:
-    """What of an element goes where."""
+    """The features of an element: how they are packed, and their values in packed rows."""
 
     def __init__(self, node: sequential.FitPack) -> None:
         self._node = node
@@ -163,8 +163,8 @@ class _Features:
         self._paths = list(lengths)
         self._lengths = list(lengths.values())
         self._marked = [path[0] not in node.meta_features for path in self._paths]
-        self._kept = [name for name in node.meta_features if name not in node.length_struct]
-        self.are_arrays = not self._kept and all(len(path) == 1 for path in self._paths)
+        self._unpacked = [name for name in node.meta_features if name not in node.length_struct]
+        self.are_arrays = not self._unpacked and all(len(path) == 1 for path in self._paths)
 
     def packer(self) -> _native.BinPacker:
         """Empty bins for these features."""
@@ -178,7 +178,7 @@ class _Features:
             capacities=self._lengths,
             alignments=[alignment.get(path, 1) for path in self._paths],
             marked=self._marked,
-            kept=self._kept,
+            kept=self._unpacked,
             num_bins=node.num_packing_bins,
             max_sequences=node.max_sequences_per_bin,
             best_fit=node.best_fit,
@@ -188,41 +188,41 @@ class _Features:
         )
 
     def columns(
-        self, num_rows: int, columns: list[tuple[Any, ...]], kept: list[list[list[Any]]]
+        self, num_rows: int, columns: list[tuple[Any, ...]], unpacked: list[list[list[Any]]]
     ) -> dict[str, Any]:
         """The values of all rows by key, sorted."""
-        parts: dict[str, Any] = dict(zip(self._kept, kept, strict=True))
+        values_by_key: dict[str, Any] = dict(zip(self._unpacked, unpacked, strict=True))
         for path, length, column in zip(self._paths, self._lengths, columns, strict=True):
             values, segment_ids, positions = rows_of(
                 column, self._node.num_packing_bins, num_rows, length
             )
             key, *inner = path
             if inner:
-                _nest(parts.setdefault(key, [{} for _ in range(num_rows)]), inner, values)
+                _nest(values_by_key.setdefault(key, [{} for _ in range(num_rows)]), inner, values)
                 continue
-            parts[key] = values
+            values_by_key[key] = values
             if segment_ids is not None:
-                parts[f"{key}_segment_ids"] = segment_ids
-                parts[f"{key}_positions"] = positions
-        return {key: parts[key] for key in sorted(parts)}
+                values_by_key[f"{key}_segment_ids"] = segment_ids
+                values_by_key[f"{key}_positions"] = positions
+        return {key: values_by_key[key] for key in sorted(values_by_key)}
 
 
 def _nest(rows: list[dict[str, Any]], path: Sequence[Any], values: Any) -> None:
-    for row, cells in zip(rows, values, strict=True):
-        place = row
+    for row, row_values in zip(rows, values, strict=True):
+        inner = row
         for key in path[:-1]:
-            place = place.setdefault(key, {})
-        place[path[-1]] = cells
+            inner = inner.setdefault(key, {})
+        inner[path[-1]] = row_values
 
 
 def _state_after(
-    marks: tuple[Callable[[], State], Callable[[], State]],
+    bounds: tuple[Callable[[], State], Callable[[], State]],
     counter: int,
     first: int,
     num_rows: int,
     count: int,
 ) -> State:
-    start, end = marks  # of the elements that these rows were packed from
+    start, end = bounds  # states before and after the elements of this batch
     row = first + count
     if row < num_rows:
         return {"parent": start(), "next_row": row, "counter": counter + row}

@@ -1,4 +1,4 @@
-"""Batches of packed rows, made on the thread that makes the elements."""
+"""Packing and batching on the thread that computes the elements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import block_len
 from grainmill._evaluate.thread_pool import thread_name
-from grainmill._iterators.thread_prefetch import Feed, ThreadPrefetchStage
+from grainmill._iterators.thread_prefetch import PrefetchQueue, ThreadPrefetchStage
 from grainmill._plan.sequential import ThreadPrefetch
 from grainmill._tree import flatten
 
@@ -18,35 +18,35 @@ if TYPE_CHECKING:
 
 
 class PackInThreadStage(ThreadPrefetchStage):
-    """A reader, what packs its elements and what batches the rows, as one stage made ahead.
+    """A read, pack and batch stage as one prefetching stage.
 
-    What one core makes another one has to fetch, and each hand-over wakes a thread that finds
-    nothing of its own in the cache. So only batches change threads, several at once where they
-    are small; elements do so where more than one thread makes them.
+    Data that changes cores has to be fetched into another cache, and each transfer wakes a thread
+    with a cold cache. So only batches change threads, several together where they are small;
+    elements do so only where more than one thread computes them.
 
     Args:
-        reader: Where elements come from; its user functions run on threads.
-        batches: The last of the stages above it, none of which runs user code.
+        reader: The stage that elements come from; its user functions run on threads.
+        batches: The last stage of the chain; none after `reader` runs user code.
         batch_size: Rows in a batch.
     """
 
     def __init__(self, reader: ReadStage, batches: BatchStage, batch_size: int) -> None:
-        self._most_at_once = max(1, reader.pull_size // batch_size)
-        super().__init__(ThreadPrefetch((), 2 * self._most_at_once), batches)
+        self._max_len = max(1, reader.pull_size // batch_size)
+        super().__init__(ThreadPrefetch((), 2 * self._max_len), batches)
         self._reader = reader
 
     @property
     def pull_size(self) -> int:
         """See `Stage.pull_size`."""
-        return self._most_at_once
+        return self._max_len
 
-    def _new_feed(self) -> Feed:
-        at_once = functools.partial(_at_once, self._most_at_once)
-        feed = Feed(self._cursor, self._size, thread_name(0), at_once)
-        self._reader.run_for(feed.demand)
-        return feed
+    def _new_queue(self) -> PrefetchQueue:
+        preferred_len = functools.partial(_preferred_len, self._max_len)
+        queue = PrefetchQueue(self._cursor, self._size, thread_name(0), preferred_len)
+        self._reader.run_for(queue.demand)
+        return queue
 
 
-def _at_once(most: int, batch: Any) -> int:
+def _preferred_len(max_len: int, batch: Any) -> int:
     leaves, _ = flatten(batch)
-    return block_len(sum(leaf.nbytes for leaf in leaves), most, tuning.SMALL_BYTES)
+    return block_len(sum(leaf.nbytes for leaf in leaves), max_len, tuning.SMALL_BYTES)

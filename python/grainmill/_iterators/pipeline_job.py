@@ -1,4 +1,4 @@
-"""What a worker does that runs a pipeline of its own."""
+"""The job of worker processes that each run a sequential pipeline."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from grainmill._plan.node import Node
     from grainmill._workers.worker import WorkerContext
 
-# Elements that are made in a moment come many at once, whatever the buffer's size.
+# Elements that are computed within `_BLOCK_S` are sent together, whatever the buffer's size.
 _BLOCK_S = 0.002
 BLOCK_LEN = 64
 
 
 class StartPoint(NamedTuple):
-    """Where to go on, and how many elements were given before that.
+    """A state to continue from, and how many elements were delivered before it.
 
-    Those are counted from the start if `from_start`, else from a state that was restored.
+    These are counted from the start of the plan if `from_start`, else from a restored state.
     """
 
     state: State
@@ -38,50 +38,57 @@ class StartPoint(NamedTuple):
 
 
 class PipelineTask(NamedTuple):
-    """The next elements, from `state` on if there is one.
+    """A request for the next elements.
 
     Attributes:
-        state: Where to go on; `None` where the task before ended.
-        num_elements: At least one and so many or so are made, more if that takes but a moment.
-        at_most: So many are made at most, as far as they come one by one.
+        start: Where to start; `None` to continue after the previous task.
+        num_elements: How many to compute at least, unless the plan ends.
+        max_elements: How many to compute at most, while they are computed quickly.
     """
 
-    state: StartPoint | None
+    start: StartPoint | None
     num_elements: int
-    at_most: int
+    max_elements: int
 
 
-class ToldPlaces:
-    """The places after elements of a worker, told by it: a `state_after` that counts from 1.
+class PickledResumePoints:
+    """The pickled resume points after a worker's elements: a `state_after` that counts from 1.
 
-    States are made of them when asked for. Of 100 datasets that take turns, a state is some
-    hundred dicts, and one element changes one of them; 64 places share all the rest.
+    They are unpickled when a state is requested. The state of 100 interleaved datasets has some
+    hundred dicts, and one element changes one of these; 64 resume points share all the rest.
     """
 
-    __slots__ = ("_places", "_text")
+    __slots__ = ("_points", "_text")
 
     def __init__(self, text: bytes) -> None:
         self._text = text
-        self._places: list[ResumePoint] | None = None
+        self._points: list[ResumePoint] | None = None
 
     def __call__(self, count: int) -> State:
-        if self._places is None:
-            self._places = pickle.loads(self._text)
-        after, position = self._places[count - 1]
-        return after(position)
+        if self._points is None:
+            self._points = pickle.loads(self._text)
+        state_after, position = self._points[count - 1]
+        return state_after(position)
 
 
-def told_places(places: list[ResumePoint]) -> bytes:
-    """What `ToldPlaces` takes."""
-    return pickle.dumps(places, pickle.HIGHEST_PROTOCOL)
+def pickled_resume_points(points: list[ResumePoint]) -> bytes:
+    """The argument of `PickledResumePoints`."""
+    return pickle.dumps(points, pickle.HIGHEST_PROTOCOL)
 
 
-# Makes a plan ready to run; a function that workers can import.
+# Opens a plan at its first element; a function that workers can import.
 OpenPlan: TypeAlias = "Callable[[Node, Context], Stage]"
 
 
 class PipelineJob(Job):
-    """Runs a sequential plan of its own in each worker."""
+    """Runs one sequential plan in each worker.
+
+    Args:
+        plans: The plan of each worker.
+        worker_init_fn: The user's function to call first, with the worker's number and their count.
+        open_plan: Opens a plan.
+        context: Options of the whole pipeline.
+    """
 
     index_byte_len = tuning.WORKERS_INDEX_BYTES
 
@@ -106,61 +113,61 @@ class PipelineJob(Job):
         """See `Job.open`."""
         set_up_worker(place, self._worker_init_fn)
         stage = self._open_plan(self._plans[place.worker], self._context)
-        return _PartRunner(stage, place)
+        return _PipelineRunner(stage, place)
 
 
-class _PartRunner(Runner):
-    """A stage under way, and how many elements it gave.
+class _PipelineRunner(Runner):
+    """Runs tasks on a stage, and counts its elements.
 
-    Messages number elements as the consumer counts them, who takes one of each worker in turn, as
-    long as all workers have some.
+    Messages number elements as the consumer counts them: one of each worker in turn, which holds
+    as long as no worker has reached its end.
     """
 
-    def __init__(self, stage: Stage, place: WorkerContext) -> None:
+    def __init__(self, stage: Stage, context: WorkerContext) -> None:
         self._cursor = Cursor(stage)
-        self._place = place
+        self._context = context
         self._count = 0
 
     def _number(self, count: int) -> int:
-        return count * self._place.num_workers + self._place.worker
+        return count * self._context.num_workers + self._context.worker
 
-    def _start(self, standing: StartPoint) -> None:
-        self._cursor.restore(standing.state)
-        self._count = standing.num_delivered
-        if not standing.from_start:
-            with contextlib.suppress(Exception):  # where elements have no index
+    def _start(self, start: StartPoint) -> None:
+        self._cursor.restore(start.state)
+        self._count = start.num_delivered
+        if not start.from_start:
+            with contextlib.suppress(Exception):  # elements may have no index
                 self._count = self._cursor.next_index()
 
     def run(self, task: PipelineTask) -> Outcome:
         """See `Runner.run`."""
         first = self._count
         elements: list[Any] = []
-        places: list[ResumePoint] = []
+        points: list[ResumePoint] = []
         try:
-            if task.state is not None:
-                self._start(task.state)
+            if task.start is not None:
+                self._start(task.start)
                 first = self._count
             deadline = time.perf_counter() + _BLOCK_S
             while True:
-                self._place.mark(self._number(self._count))
+                self._context.mark(self._number(self._count))
                 element = self._cursor.next()
                 if element is END:
                     break
                 self._count += 1
                 elements.append(element)
-                places.append(self._cursor.place())
+                points.append(self._cursor.resume_point())
                 if len(elements) < task.num_elements:
                     continue
-                if len(elements) >= task.at_most or time.perf_counter() > deadline:
+                if len(elements) >= task.max_elements or time.perf_counter() > deadline:
                     break
-            told = told_places(places)
+            pickled = pickled_resume_points(points)
         except BaseException as failure:
-            return self._outcome(elements, failure, first, told_places(places))
-        self._cursor.forget()  # arrays that nobody else has are sent without a copy
-        return self._outcome(elements, None, first, told)
+            return self._outcome(elements, failure, first, pickled_resume_points(points))
+        self._cursor.release_taken()  # unreferenced arrays are sent without a copy
+        return self._outcome(elements, None, first, pickled)
 
     def _outcome(
-        self, elements: list[Any], failure: BaseException | None, first: int, states: bytes
+        self, elements: list[Any], failure: BaseException | None, first: int, resume_points: bytes
     ) -> Outcome:
-        stride = self._place.num_workers
-        return Outcome(elements, failure, self._number(first), states, stride=stride)
+        stride = self._context.num_workers
+        return Outcome(elements, failure, self._number(first), resume_points, stride=stride)

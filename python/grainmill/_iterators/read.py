@@ -12,9 +12,9 @@ from grainmill._evaluate.executor import Blocks, Budget, Executor
 from grainmill._evaluate.processes import ProcessBlocks
 from grainmill._evaluate.program import Program
 from grainmill._iterators.drops import DropWatch
+from grainmill._iterators.lazy_block import PULL_SIZE
 from grainmill._iterators.saved import Saved, integer
 from grainmill._iterators.stage import Block, Stage, State
-from grainmill._iterators.turns import AT_ONCE
 from grainmill._plan.node import random_access
 from grainmill._workers.pool import Limits, threads_take_turns
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     from grainmill._evaluate.context import Context
     from grainmill._evaluate.executor import Demand
-    from grainmill._iterators.stage import After
+    from grainmill._iterators.stage import StateAfter
     from grainmill._plan import sequential as plan
 
 
 class ReadStage(Stage):
-    """Elements `0, 1, ...` of the plan above; those that are `None` are left out."""
+    """Reads elements `0, 1, ...` of a random-access plan; skips `None` unless they are allowed."""
 
     def __init__(self, node: plan.Read, context: Context) -> None:
         super().__init__()
@@ -40,14 +40,14 @@ class ReadStage(Stage):
         self._numbers_only = self._program.gives_numbers
         self._blocks = _blocks(self._program, self._length, node, context)
         ahead = node.options.prefetch_buffer_size if context.works_ahead else 0
-        # What neither runs user code nor reads comes in blocks all the same.
+        # Elements that need neither user code nor I/O always come in blocks.
         is_plain = not (self._program.runs_user_code or self._program.mean_byte_len)
-        self._pull_size = AT_ONCE if is_plain else max(1, ahead // 2)
+        self._pull_size = PULL_SIZE if is_plain else max(1, ahead // 2)
         name = f"PrefetchDatasetIterator{str(node).removeprefix(node.dataset_name)}"
         self._drops = DropWatch(name, context.options)
-        self._made: list[Any] | BatchBlock = []
-        self._at = 0
-        self._num_skipped = 0  # left out since the last element that was pulled
+        self._computed: list[Any] | BatchBlock = []
+        self._offset = 0
+        self._num_skipped = 0  # elements skipped since the last one that was pulled
         self._failure: BaseException | None = None
 
     @property
@@ -55,15 +55,16 @@ class ReadStage(Stage):
         """See `Stage.pull_size`."""
         return self._pull_size
 
-    def _standing(self) -> int:
-        """Where the next element is looked for, however far that was done already."""
+    def _resume_index(self) -> int:
+        """The index after the last element pulled; elements skipped since then do not count."""
         return self._position() - self._num_skipped
 
     def _position(self) -> int:
-        return self._blocks.position - len(self._made) + self._at
+        """The index of the next element to look at."""
+        return self._blocks.position - len(self._computed) + self._offset
 
     def expect_batches(self, batch_size: int) -> None:
-        """Has elements made as batches where that is possible; `pull_batches` gives them."""
+        """Computes elements as batches where possible; `pull_batches` returns these."""
         self._blocks.batch_size = batch_size
 
     @property
@@ -72,28 +73,32 @@ class ReadStage(Stage):
         return isinstance(self._blocks, Executor) and self._blocks.has_threads
 
     def run_for(self, demand: Demand) -> None:
-        """Has the thread that pulls run user functions itself, as the first of their threads."""
+        """Makes the pulling thread run user functions itself, as the first thread of the pool."""
         if isinstance(self._blocks, Executor):
             self._blocks.run_for(demand)
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
-        before = self._standing()
+        before = self._resume_index()
         while True:
-            if self._at >= len(self._made):
+            if self._offset >= len(self._computed):
                 self._refill(limit)
-            if isinstance(self._made, BatchBlock):
+            if isinstance(self._computed, BatchBlock):
                 self._unstack()
                 continue
-            if not self._made:
+            if not self._computed:
                 self._num_skipped = 0
-                return Block([], _at(self._position()))
+                return Block([], _states_from(self._position()))
             start = self._position()
-            part = self._made[self._at : self._at + limit] if self._at else self._made[:limit]
-            self._at += len(part)
-            if self._at == len(self._made):  # what is handed on is not held on to
-                self._made, self._at = [], 0
-            block = self._kept(part, start, before)
+            elements = (
+                self._computed[self._offset : self._offset + limit]
+                if self._offset
+                else self._computed[:limit]
+            )
+            self._offset += len(elements)
+            if self._offset == len(self._computed):  # keep no reference to delivered elements
+                self._computed, self._offset = [], 0
+            block = self._without_nones(elements, start, before)
             if block.elements:
                 return block
 
@@ -101,61 +106,61 @@ class ReadStage(Stage):
         if self._failure is not None:
             raised, self._failure = self._failure, None
             raise raised
-        self._made, self._at = [], 0
-        made = self._blocks.take(limit)
-        if isinstance(made, BatchBlock):
-            self._made = made
+        self._computed, self._offset = [], 0
+        taken = self._blocks.take(limit)
+        if isinstance(taken, BatchBlock):
+            self._computed = taken
             return
-        self._made, failure = made
-        if failure is not None and not self._made:
+        self._computed, failure = taken
+        if failure is not None and not self._computed:
             raise failure
         self._failure = failure
 
-    def _kept(self, part: list[Any], start: int, before: int) -> Block:
+    def _without_nones(self, elements: list[Any], start: int, before: int) -> Block:
         if self._allow_nones or not self._program.runs_user_code:
-            return Block(part, _at(start))
-        kept = [element for element in part if element is not None]
-        if len(kept) == len(part):
-            self._drops.kept_only(len(part))
+            return Block(elements, _states_from(start))
+        kept = [element for element in elements if element is not None]
+        if len(kept) == len(elements):
+            self._drops.record_kept(len(elements))
             self._num_skipped = 0
-            return Block(part, functools.partial(_by_step, start, 1, before))
-        self._blocks.batch_size = 0  # batches no longer begin at multiples
-        verdicts = [element is not None for element in part]
+            return Block(elements, functools.partial(_state_by_step, start, 1, before))
+        self._blocks.batch_size = 0  # batches no longer start at multiples of their size
+        verdicts = [element is not None for element in elements]
         excess = self._drops.first_excess(verdicts)
         if excess is not None:
             seen, failure = excess
             self._failure = failure
-            self._cut(len(part) - seen)
-            part, verdicts = part[:seen], verdicts[:seen]
-            kept = [element for element in part if element is not None]
+            self._discard_last(len(elements) - seen)
+            elements, verdicts = elements[:seen], verdicts[:seen]
+            kept = [element for element in elements if element is not None]
             if not kept:
                 self._failure = None
                 self._num_skipped = 0
                 raise failure
-        after = [start + place + 1 for place, keep in enumerate(verdicts) if keep]
-        self._num_skipped = self._position() - (after[-1] if after else before)
-        return Block(kept, functools.partial(_by_list, after, before))
+        next_indices = [start + i + 1 for i, keep in enumerate(verdicts) if keep]
+        self._num_skipped = self._position() - (next_indices[-1] if next_indices else before)
+        return Block(kept, functools.partial(_state_by_list, next_indices, before))
 
-    def _cut(self, count: int) -> None:
-        """Un-makes the last `count` elements taken and all beyond, behind a failure."""
+    def _discard_last(self, count: int) -> None:
+        """Discards the last `count` elements, which follow a failure, and all prefetched ones."""
         position = self._position() - count
-        self._made, self._at = [], 0
+        self._computed, self._offset = [], 0
         self._blocks.rewind(position)
 
     @property
     def num_ready_batches(self) -> int:
-        """How many batches `pull_batches` has at hand, as far as is known."""
+        """How many batches `pull_batches` can return without waiting, as far as is known."""
         return len(self._blocks.ready)
 
     def pull_batches(self, batch_size: int, limit: int) -> tuple[Block, int] | None:
-        """The next elements, up to `limit * batch_size`, as batches if that is how they come.
+        """The next elements as up to `limit` batches; `None` if they were not computed as such.
 
         Returns:
-            At least one batch, all made in one piece, and how many elements are in each: those
-            wanted, or those left at the end, in one alone.
+            At least one batch, and how many elements are in each: `batch_size`, or fewer in a
+            single last one.
         """
         blocks = self._blocks
-        before = blocks.position - len(self._made) + self._at - self._num_skipped
+        before = blocks.position - len(self._computed) + self._offset - self._num_skipped
         if self._numbers_only:
             numbers = self._pull_numbers(batch_size)
             if numbers is not None:
@@ -163,51 +168,51 @@ class ReadStage(Stage):
         batches: list[Any] = []
         count = 0
         while not batches or (blocks.ready and len(batches) < limit):
-            if self._at >= len(self._made):
+            if self._offset >= len(self._computed):
                 self._refill(batch_size)
-            made = self._made
-            if self._at or not isinstance(made, BatchBlock):
+            taken = self._computed
+            if self._offset or not isinstance(taken, BatchBlock):
                 break
-            is_last = made.count < batch_size and blocks.position == self._length
-            if made.count != batch_size and (batches or not is_last):
+            is_last = taken.count < batch_size and blocks.position == self._length
+            if taken.count != batch_size and (batches or not is_last):
                 break
-            batches.append(made.batch)
-            count = made.count
-            self._made, self._at, self._num_skipped = [], 0, 0
+            batches.append(taken.batch)
+            count = taken.count
+            self._computed, self._offset, self._num_skipped = [], 0, 0
         if not batches:
             return None
-        self._drops.kept_only(count * len(batches))
+        self._drops.record_kept(count * len(batches))
         return self._batches(batches, count, before)
 
     def _batches(self, batches: list[Any], count: int, before: int) -> tuple[Block, int]:
-        """`batches` of `count` elements each, before which the next index was `before`."""
-        first = self._blocks.position - len(self._made) - count * len(batches)
-        return Block(batches, functools.partial(_by_step, first, count, before)), count
+        """A block of `batches` of `count` elements each; `before` was the next index before it."""
+        first = self._blocks.position - len(self._computed) - count * len(batches)
+        return Block(batches, functools.partial(_state_by_step, first, count, before)), count
 
     def _unstack(self) -> None:
-        """Takes a batch apart that is not one here, and has no more of them made."""
+        """Splits a batch whose elements are pulled one by one, and stops computing batches."""
         self._blocks.batch_size = 0
-        rows, self._made = self._made, []
+        rows, self._computed = self._computed, []
         if isinstance(rows, BatchBlock):
             start = self._blocks.position - len(rows)
             self._blocks.rewind(self._blocks.position if rows.exact else start)
-            self._made = rows.elements() if rows.exact else []
+            self._computed = rows.elements() if rows.exact else []
 
     def _pull_numbers(self, count: int) -> np.ndarray[Any, Any] | None:
         """The next `count` elements, or those left, as an array."""
-        if self._at < len(self._made):
+        if self._offset < len(self._computed):
             return None
         self._blocks.check_open()
         at = self._blocks.position
         numbers = self._program.numbers(at, min(count, self._length - at))
         if numbers is not None:
-            self._made, self._at, self._num_skipped = [], 0, 0
+            self._computed, self._offset, self._num_skipped = [], 0, 0
             self._blocks.restart(at + len(numbers))
         return numbers
 
     def state(self) -> State:
         """See `Stage.state`."""
-        return {"next_index": self._standing()}
+        return {"next_index": self._resume_index()}
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
@@ -220,7 +225,7 @@ class ReadStage(Stage):
 
     def next_index(self) -> int:
         """See `Stage.next_index`."""
-        return self._standing()
+        return self._resume_index()
 
     def seek(self, index: int) -> None:
         """See `Stage.seek`."""
@@ -229,7 +234,7 @@ class ReadStage(Stage):
                 f"Checkpoint `next_index` {index} is out of range for dataset of length "
                 f"{self._length}."
             )
-        self._made, self._at, self._failure = [], 0, None
+        self._computed, self._offset, self._failure = [], 0, None
         self._num_skipped = 0
         self._blocks.restart(index)
 
@@ -243,20 +248,20 @@ class ReadStage(Stage):
 
     def close(self) -> None:
         """See `Stage.close`."""
-        self._made, self._at = [], 0
+        self._computed, self._offset = [], 0
         self._blocks.close()
 
 
-def _at(start: int) -> After:
-    return functools.partial(_by_step, start, 1, start)
+def _states_from(start: int) -> StateAfter:
+    return functools.partial(_state_by_step, start, 1, start)
 
 
-def _by_step(first: int, step: int, before: int, k: int) -> State:
+def _state_by_step(first: int, step: int, before: int, k: int) -> State:
     return {"next_index": first + k * step if k else before}
 
 
-def _by_list(after: list[int], before: int, k: int) -> State:
-    return {"next_index": after[k - 1] if k else before}
+def _state_by_list(next_indices: list[int], before: int, k: int) -> State:
+    return {"next_index": next_indices[k - 1] if k else before}
 
 
 def _blocks(program: Program, length: int, node: plan.Read, context: Context) -> Blocks:
@@ -268,6 +273,6 @@ def _blocks(program: Program, length: int, node: plan.Read, context: Context) ->
             return ProcessBlocks(program, length, node)
         options = dataclasses.replace(options, num_threads=options.num_workers)
     budget_bytes = Limits.of(options).budget_bytes // max(1, context.num_workers)
-    # Batches of a worker wait in the main process too.
+    # Batches of a worker are also queued in the main process.
     batches_bytes = 0 if context.num_workers else tuning.WHOLE_BATCHES_BYTES
     return Executor(program, length, options, Budget(budget_bytes, batches_bytes))

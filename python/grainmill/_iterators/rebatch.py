@@ -1,4 +1,4 @@
-"""Batches of one size cut and joined into batches of another."""
+"""Splits and joins batches into batches of another size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RebatchStage(Stage):
     """Regroups rows along the first axis of every leaf.
 
     A batch that lies within one batch of the parent is a view of it. A state holds the parent's
-    state before its current batch, and how many rows of that were handed out.
+    state before its current batch, and how many rows of that were delivered.
     """
 
     def __init__(self, node: Rebatch, parent: Stage) -> None:
@@ -32,28 +32,28 @@ class RebatchStage(Stage):
         self._node = node
         self._size = node.batch_size
         self._drop_remainder = node.drop_remainder
-        self._begin(0)
+        self._reset(0)
 
-    def _begin(self, row: int) -> None:
-        before = self._cursor.place()
-        self._place = (before, row)
+    def _reset(self, row: int) -> None:
+        before = self._cursor.resume_point()
+        self._point = (before, row)
         self._slices: list[list[Any]] = []
         self._gathered = 0
         self._current = _Rows([], None, 0, before)
         self._row = 0
         self._skip = row
         self._pending: tuple[ResumePoint, Any] | None = None
-        self._number = -1  # of the parent's current batch, since it was made or restored
+        self._number = -1  # of the parent's current batch, since this was created or restored
 
     @property
     def pull_size(self) -> int:
-        """See `Stage.pull_size`; those of a batch of the parent are there at once."""
+        """See `Stage.pull_size`; all those within a batch of the parent are available together."""
         return _MANY
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`; a block ends where the parent's batch does."""
-        last = self._place
-        places = [last]
+        last = self._point
+        points = [last]
         elements: list[Any] = []
         while len(elements) < limit:
             if elements and self._current.count - self._row < self._size:
@@ -62,10 +62,10 @@ class RebatchStage(Stage):
             if batch is None:
                 break
             elements.append(batch)
-            places.append(self._place)
+            points.append(self._point)
         if not elements:
-            places = [self._place]
-        return Block(elements, functools.partial(_state_at, places))
+            points = [self._point]
+        return Block(elements, functools.partial(_state_at, points))
 
     def _next_batch(self) -> Any:
         while self._gathered < self._size:
@@ -75,11 +75,11 @@ class RebatchStage(Stage):
             self._slices.append([leaf[self._row : end] for leaf in self._current.leaves])
             self._gathered += end - self._row
             self._row = end
-        self._place = (self._current.before, self._row)
+        self._point = (self._current.before, self._row)
         return self._joined()
 
     def _remainder(self) -> Any:
-        self._place = (self._current.before, self._row or self._skip)
+        self._point = (self._current.before, self._row or self._skip)
         if not self._gathered or self._drop_remainder:
             self._slices, self._gathered = [], 0
             return None
@@ -97,10 +97,10 @@ class RebatchStage(Stage):
     def _advance(self) -> bool:
         """Moves on to the parent's next batch; `False` at its end."""
         if self._pending is None:
-            before = self._cursor.place()
+            before = self._cursor.resume_point()
             batch = self._cursor.next()
             if batch is END:
-                self._current.before = self._cursor.place()
+                self._current.before = self._cursor.resume_point()
                 return False
             self._pending = before, batch
         before, batch = self._pending
@@ -128,7 +128,7 @@ class RebatchStage(Stage):
         return leaves, structure, self._row_count(batch, leaves)
 
     def _unlike(self, batch: Any) -> ValueError:
-        """The error where `batch`, the parent's next one, is not made as the current one is."""
+        """The error if `batch`, the parent's next one, has another structure than the current."""
         structure = self._current.structure
         if structure is None:
             raise AssertionError("rows come from a batch")
@@ -144,8 +144,8 @@ class RebatchStage(Stage):
             differ = " and ".join(part for part in (missing, more) if part)
         return ValueError(
             "batches to be joined must have the same structure: of those that "
-            f"{self._node} took since it was made or restored, {differ}; have every batch made of "
-            "the same leaves"
+            f"{self._node} took since it was created or restored, {differ}; every batch needs the "
+            "same leaves"
         )
 
     def _row_count(self, batch: Any, leaves: list[Any]) -> int:
@@ -157,25 +157,25 @@ class RebatchStage(Stage):
             )
             raise ValueError(
                 f"leaves of a batch must have the same number of rows, got {shown or 'no leaves'} "
-                f"in batch {self._number + 1} of those that {self._node} took since it was made or "
-                "restored; batch the elements before they are batched anew"
+                f"in batch {self._number + 1} of those that {self._node} took since it was created "
+                "or restored; batch the elements before `RebatchIterDataset`"
             )
         return len(leaves[0])
 
     def state(self) -> State:
         """See `Stage.state`."""
-        return _state(*self._place)
+        return _state(*self._point)
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
         saved = Saved(self._node, state, ("parent", "batch_idx"))
         row = saved.index("batch_idx")
         self._cursor.restore(saved["parent"])
-        self._begin(row)
+        self._reset(row)
 
 
 class _Rows:
-    """A batch of the parent, and the place before it."""
+    """A batch of the parent, and the resume point before it."""
 
     __slots__ = ("before", "count", "leaves", "structure")
 
@@ -196,5 +196,5 @@ def _state(before: ResumePoint, row: int) -> State:
     return {"parent": after(position), "batch_idx": row}
 
 
-def _state_at(places: list[tuple[ResumePoint, int]], k: int) -> State:
-    return _state(*places[k])
+def _state_at(points: list[tuple[ResumePoint, int]], k: int) -> State:
+    return _state(*points[k])

@@ -1,4 +1,4 @@
-"""Pipelines that run in worker processes, each a part of what its parent gives in turn."""
+"""Stages that run in worker processes, one for each shard of a plan."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import dataclasses
 from collections import deque
 from typing import TYPE_CHECKING
 
-from grainmill._iterators.cursor import fixed, stays
+from grainmill._iterators.cursor import constant_state_at, fixed
 from grainmill._iterators.pipeline_job import (
     BLOCK_LEN,
+    PickledResumePoints,
     PipelineJob,
     PipelineTask,
     StartPoint,
-    ToldPlaces,
 )
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.closing import closed_error
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
     from grainmill._evaluate.context import Context
     from grainmill._iterators.pipeline_job import OpenPlan
-    from grainmill._iterators.stage import After
+    from grainmill._iterators.stage import StateAfter
     from grainmill._plan.node import Node
     from grainmill._plan.sequential import MultiprocessPrefetch
     from grainmill._workers.pool import PendingResult
 
+# Tasks in flight per worker.
 _TASKS = 2
-# So many elements are made one by one after a worker has died.
+# How many elements are requested one by one after a worker has died.
 _SINGLE_LEN = 128
 
 
@@ -41,9 +42,9 @@ class RemoteWorkers:
     """The workers of one stage; started when first needed, and again after one has died.
 
     Attributes:
-        cancelled: Whether nobody wants anything of them any more.
-        generation: Which set of workers is at work.
-        task_bytes: Shared memory that the result of one task may take.
+        cancelled: Whether `cancel` was called.
+        generation: The number of the current set of workers; 0 before the first.
+        task_bytes: Shared memory that the result of one task may use.
     """
 
     def __init__(self, node: MultiprocessPrefetch, open_plan: OpenPlan, context: Context) -> None:
@@ -56,26 +57,27 @@ class RemoteWorkers:
         self._limits = Limits.of(node.options)
         self.task_bytes = self._limits.share(_TASKS * node.num_workers)
 
-    def part(self, worker: int) -> RemotePart:
-        """What one of them makes."""
-        return RemotePart(self, worker, self._node.buffer_size)
+    def shard(self, worker: int) -> RemoteShard:
+        """The stage for the elements of one worker."""
+        return RemoteShard(self, worker, self._node.buffer_size)
 
     def pool(self) -> WorkerPool:
-        """The workers at work.
+        """The running workers, started if there are none.
 
         Raises:
             ValueError: `cancel` was called.
         """
         if not self.cancelled and (self._pool is None or self._pool.closed):
             self._start()
-        if self.cancelled or self._pool is None:  # maybe before there was a pool to hang up
+        if self.cancelled or self._pool is None:  # `cancel` may have found no pool yet
             raise closed_error()
         return self._pool
 
     def _start(self) -> None:
         node = self._node
         plans = [self._plan(worker) for worker in range(node.num_workers)]
-        # What a worker dies of must not be met before the elements that stand before it.
+        # After a crash nothing is prefetched: the elements before the one that crashes a worker
+        # must be delivered first.
         ahead = not self.generation
         context = dataclasses.replace(
             self._context, works_ahead=ahead, num_workers=node.num_workers
@@ -89,13 +91,14 @@ class RemoteWorkers:
         return sliced(node.parent, worker, node.num_workers, sequential=node.sequential_slice)
 
     def local(self, worker: int) -> Stage:
-        """The same pipeline in this process, from its start."""
+        """The worker's pipeline, opened in this process at its start."""
         return self._open_plan(self._plan(worker), self._context)
 
     def check(self, worker: int, state: State) -> None:
-        """Raises what that worker would raise on `state`, as long as nothing depends on it.
+        """Raises what that worker would raise when `state` is restored.
 
-        What opens and restores the user's own code is left to the worker.
+        Plans that open or restore objects of the user are not checked here: only the worker runs
+        those.
         """
         plan = self._plan(worker)
         if any(isinstance(node, UserDefined | Interleave) for node in plan.walk()):
@@ -107,7 +110,7 @@ class RemoteWorkers:
             stage.close()
 
     def drop(self, pending_results: Iterable[PendingResult], generation: int) -> None:
-        """Gives up tasks of a set of workers, where that is the one at work."""
+        """Drops tasks of a set of workers, unless other workers have replaced it."""
         if self._pool is not None and generation == self.generation:
             for pending in pending_results:
                 self._pool.drop(pending)
@@ -120,14 +123,14 @@ class RemoteWorkers:
             pool.hang_up()
 
     def close(self) -> None:
-        """Ends the workers; those that are needed after that are new ones."""
+        """Ends the workers; a later request starts new ones."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
 
 
-class RemotePart(Stage):
-    """The elements that one worker makes, up to `buffer_size` of them ahead."""
+class RemoteShard(Stage):
+    """The elements of one worker, which prefetches up to `buffer_size` of them."""
 
     def __init__(self, workers: RemoteWorkers, worker: int, buffer_size: int) -> None:
         super().__init__()
@@ -136,18 +139,18 @@ class RemotePart(Stage):
         self._size = -(-buffer_size // _TASKS)
         self._pending_results: deque[PendingResult] = deque()
         self._generation = 0
-        self._after: After | None = None  # `None`: at the start
-        self._count = 0  # since the start, or the state that was restored
+        self._state_after: StateAfter | None = None  # `None`: at the start
+        self._count = 0  # elements since the start, or since the restored state
         self._from_start = True
-        self._single_until = 0
-        self._affordable = 1  # until it is known how large elements are
-        self._restart = False
+        self._single_until = 0  # the count up to which elements are requested one by one
+        self._max_elements = 1  # per task; 1 until the size of elements is known
+        self._restart = False  # whether the next task has to say where to start
         self._ended = False
         self._failure: BaseException | None = None
 
     def pull(self, limit: int) -> Block:
-        """See `Stage.pull`; returns what the worker made at once, which may be more."""
-        before = self._after
+        """See `Stage.pull`; returns all elements of a task, which may exceed `limit`."""
+        before = self._state_after
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -157,8 +160,8 @@ class RemotePart(Stage):
         try:
             result = pool.take(self._pending_results[0])
             self._pending_results.popleft()
-        except BaseException as failure:  # Ctrl-C too, which may have cost a message
-            if self._workers.cancelled:  # whoever closes this waits for them to end
+        except BaseException as failure:  # also Ctrl-C, by which a message may be lost
+            if self._workers.cancelled:  # `close` will end them
                 raise
             self._workers.close()
             if isinstance(failure, ForkRefusedError):
@@ -167,8 +170,8 @@ class RemotePart(Stage):
             raise
         self._failure = result.failure
         if result.elements:
-            like_it = self._workers.task_bytes * len(result.elements) // max(1, result.byte_len)
-            self._affordable = max(1, min(BLOCK_LEN, like_it))
+            fitting = self._workers.task_bytes * len(result.elements) // max(1, result.byte_len)
+            self._max_elements = max(1, min(BLOCK_LEN, fitting))
         if result.failure is not None:
             self._drop_pending()
         elif result.elements:
@@ -178,68 +181,68 @@ class RemotePart(Stage):
                 return self.pull(limit)
             self._ended = True
             return Block([], lambda _: self._state(before))
-        told, count = ToldPlaces(result.extra), len(result.elements)
-        self._after = stays((told, count))
+        state_after, count = PickledResumePoints(result.extra), len(result.elements)
+        self._state_after = constant_state_at((state_after, count))
         self._count += count
-        return Block(result.elements, lambda k: told(k) if k else self._state(before))
+        return Block(result.elements, lambda k: state_after(k) if k else self._state(before))
 
     def _request(self) -> WorkerPool:
         pool = self._workers.pool()
         if self._generation != self._workers.generation:
-            if self._generation:  # what a worker dies of must not keep others from being made
+            if self._generation:  # an element that crashes a worker must not take others with it
                 self._single_until = self._count + _SINGLE_LEN
             self._generation = self._workers.generation
             self._pending_results.clear()
-            self._restart = self._after is not None
+            self._restart = self._state_after is not None
         while len(self._pending_results) < _TASKS:
-            state: StartPoint | None = None
+            start: StartPoint | None = None
             if self._restart:
-                state = StartPoint(self.state(), self._count, self._from_start)
+                start = StartPoint(self.state(), self._count, self._from_start)
             self._restart = False
-            most = 1 if self._count < self._single_until else self._affordable
-            task = PipelineTask(state, min(most, self._size), most)
+            max_elements = 1 if self._count < self._single_until else self._max_elements
+            task = PipelineTask(start, min(max_elements, self._size), max_elements)
             self._pending_results.append(pool.submit(self._worker, task))
         return pool
 
     def _drop_pending(self) -> None:
-        """Has the worker go back to the element after those that were pulled."""
+        """Drops the tasks in flight; the next one restarts after the last pulled element."""
         self._workers.drop(self._pending_results, self._generation)
         self._pending_results.clear()
         self._restart = True
 
-    def _state(self, after: After | None) -> State:
-        if after is None:
+    def _state(self, state_after: StateAfter | None) -> State:
+        if state_after is None:
             stage = self._workers.local(self._worker)
             try:
                 return stage.state()
             finally:
                 stage.close()
-        return after(0)
+        return state_after(0)
 
     def state(self) -> State:
         """See `Stage.state`; starts no process."""
-        return self._state(self._after)
+        return self._state(self._state_after)
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        stands_there = self._stands_at(state)
-        if not stands_there:
+        is_there = self._is_at(state)
+        if not is_there:
             self._workers.check(self._worker, state)
         self._drop_pending()
         self._failure = None
         self._ended = False
-        if not stands_there:
+        if not is_there:
             self._count, self._from_start = 0, False
-        self._after = fixed(state)
+        self._state_after = fixed(state)
 
-    def _stands_at(self, state: State) -> bool:
-        with contextlib.suppress(Exception):  # what a user's state holds may not compare
-            return self._after is not None and bool(self._after(0) == state)
+    def _is_at(self, state: State) -> bool:
+        with contextlib.suppress(Exception):  # objects in a user's state may not be comparable
+            return self._state_after is not None and bool(self._state_after(0) == state)
         return False
 
     def next_index(self) -> int:
         """See `Stage.next_index`."""
-        stage = self._here()
+        stage = self._local_at_position()
         try:
             return stage.next_index()
         finally:
@@ -247,17 +250,17 @@ class RemotePart(Stage):
 
     def seek(self, index: int) -> None:
         """See `Stage.seek`."""
-        stage = self._here()
+        stage = self._local_at_position()
         try:
             stage.seek(index)
             self.restore(stage.state())
         finally:
             stage.close()
 
-    def _here(self) -> Stage:
-        """The pipeline in this process, where the worker's stands for the consumer."""
+    def _local_at_position(self) -> Stage:
+        """The worker's pipeline in this process, at the consumer's position."""
         stage = self._workers.local(self._worker)
-        if self._after is not None:
+        if self._state_after is not None:
             stage.restore(self.state())
         return stage
 
@@ -267,6 +270,6 @@ class RemotePart(Stage):
             self._request()
 
     def close(self) -> None:
-        """See `Stage.close`; the workers stay, for the other parts."""
+        """See `Stage.close`; the workers keep running for the other shards."""
         if self._pending_results:
             self._drop_pending()

@@ -1,4 +1,4 @@
-"""The same epoch again and again."""
+"""Repeats the elements of a stage for several epochs."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import functools
 import sys
 from typing import TYPE_CHECKING
 
-from grainmill._iterators.cursor import Cursor, ResumePoint, stays
+from grainmill._iterators.cursor import Cursor, ResumePoint, constant_state_at
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
 
 if TYPE_CHECKING:
-    from grainmill._iterators.stage import After
+    from grainmill._iterators.stage import StateAfter
     from grainmill._plan.sequential import Repeat
 
 
 @runs(sequential.Repeat)
 class RepeatStage(Stage):
-    """Takes its parent back to where it was first found whenever it is at its end.
+    """Restores its parent to its initial state whenever it ends.
 
-    An epoch without any element is the last one, so that no endless repetition of nothing
-    is waited for.
+    An epoch without any element is the last one, since repeating it would never end.
     """
 
     def __init__(self, node: Repeat, parent: Stage) -> None:
@@ -30,9 +29,9 @@ class RepeatStage(Stage):
         self._node = node
         self._num_epochs = node.num_epochs
         self._initial: State | None = None
-        self._begin(0)
+        self._reset(0)
 
-    def _begin(self, epoch: int) -> None:
+    def _reset(self, epoch: int) -> None:
         self._epoch = epoch
         self._ended = self._num_epochs is not None and epoch >= self._num_epochs
         self._last: Block | None = None
@@ -48,14 +47,19 @@ class RepeatStage(Stage):
         initial = self._first_state()
         if self._last is not None and self._last.num_finished:
             self._empty = False
-        before: tuple[ResumePoint, int] | None = None  # where an epoch ended just now
+        before: tuple[ResumePoint, int] | None = None  # the end of the previous epoch, if reached
         while not self._ended:
-            self._last = block = self._cursor.block(limit)
+            self._last = block = self._cursor.pull_block(limit)
             if block.elements:
                 return self._block(block, before)
-            before = before or (self._cursor.place(), self._epoch)
+            before = before or (self._cursor.resume_point(), self._epoch)
             self._next_epoch(initial)
-        return Block([], functools.partial(_state_after, stays(self._cursor.place()), self._epoch))
+        return Block(
+            [],
+            functools.partial(
+                _state_after, constant_state_at(self._cursor.resume_point()), self._epoch
+            ),
+        )
 
     def _block(self, block: Block, before: tuple[ResumePoint, int] | None) -> Block:
         after, epoch = block.state_after, self._epoch
@@ -82,11 +86,11 @@ class RepeatStage(Stage):
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
         saved = Saved(self._node, state, ("parent", "epoch"))
-        most = sys.maxsize if self._num_epochs is None else self._num_epochs
-        epoch = saved.index("epoch", most)
+        maximum = sys.maxsize if self._num_epochs is None else self._num_epochs
+        epoch = saved.index("epoch", maximum)
         self._first_state()
         self._cursor.restore(saved["parent"])
-        self._begin(epoch)
+        self._reset(epoch)
         self._empty = False
 
 
@@ -94,11 +98,11 @@ def _state(parent: State, epoch: int) -> State:
     return {"parent": parent, "epoch": epoch}
 
 
-def _state_after(after: After, epoch: int, k: int) -> State:
+def _state_after(after: StateAfter, epoch: int, k: int) -> State:
     return _state(after(k), epoch)
 
 
-def _state_from(before: tuple[ResumePoint, int], after: After, epoch: int, k: int) -> State:
+def _state_from(before: tuple[ResumePoint, int], after: StateAfter, epoch: int, k: int) -> State:
     if k:
         return _state(after(k), epoch)
     (last, position), last_epoch = before

@@ -1,4 +1,4 @@
-"""Saved states, checked before anything is moved to where they say."""
+"""Checks of saved states, made before a stage is restored."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _SHOWN_CHARS = 300
 
 
 class Saved:
-    """What `stage` gets as a state of it, whose parts are checked as they are taken.
+    """A state to restore, whose values are checked when they are read.
 
     Args:
-        stage: What messages call the stage: the text of its node.
-        state: What was given to `set_state`, or a part of that.
-        keys: The keys that a state of this stage has.
+        stage: The name of the stage in messages: its node, or the text of it.
+        state: The argument of `set_state`, or the stage's part of it.
+        keys: The keys that a state of this stage must have.
         optional: Keys that it may have.
 
     Raises:
-        ValueError: It is no dict, or has other keys.
+        ValueError: `state` is not a dict, or has other keys.
     """
 
     def __init__(
@@ -42,26 +42,26 @@ class Saved:
         return self._state[key]
 
     def refusal(self, part: str, expected: str, found: Any) -> ValueError:
-        """The error where `part` of the state is not what is expected."""
+        """The error for a `part` of the state that is not as expected."""
         return refusal(self._stage, part, expected, found)
 
     def index(self, key: str, most: int = sys.maxsize, least: int = 0) -> int:
         """An integer from `least` to `most`.
 
         Raises:
-            ValueError: It is another number, or none.
+            ValueError: It is out of range, or not an integer.
         """
         return self.checked_index(f"`{key}`", self._state[key], most, least)
 
     def checked_index(self, part: str, value: Any, most: int = sys.maxsize, least: int = 0) -> int:
-        """`value`, the part of the state that messages call `part`; see `index`."""
+        """As `index`, of `value`, which messages call `part`."""
         found = integer(value)
         if found is None or not least <= found <= most:
             raise self.refusal(part, f"must be an integer from {least} to {most}", value)
         return found
 
     def flag(self, key: str) -> bool:
-        """A truth value; Grain has some as 0 and 1.
+        """A boolean; Grain stores some as 0 and 1.
 
         Raises:
             ValueError: It is something else.
@@ -69,16 +69,16 @@ class Saved:
         return self.checked_flag(f"`{key}`", self._state[key])
 
     def checked_flag(self, part: str, value: Any) -> bool:
-        """`value`, the part of the state that messages call `part`; see `flag`."""
+        """As `flag`, of `value`, which messages call `part`."""
         if isinstance(value, bool | np.bool_) or integer(value) in {0, 1}:
             return bool(value)
         raise self.refusal(part, "must be true or false, or 1 or 0", value)
 
     def list_of(self, key: str, count: int, what: str) -> Sequence[Any]:
-        """A list of so many, one for each of `what`.
+        """A list of `count` values, one for each of `what`.
 
         Raises:
-            ValueError: It is no list, or has another length.
+            ValueError: It is not a list, or has another length.
         """
         value = self._state[key]
         if not isinstance(value, list | tuple):
@@ -90,7 +90,7 @@ class Saved:
 
 
 def integer(value: Any) -> int | None:
-    """`value` as an `int` where it is an integer, of NumPy too; truth values are none."""
+    """`value` as an `int` if it is an integer, also of NumPy, but not a boolean; else `None`."""
     if isinstance(value, bool):
         return None
     try:
@@ -100,7 +100,7 @@ def integer(value: Any) -> int | None:
 
 
 def refusal(stage: object, part: str, expected: str, found: Any) -> ValueError:
-    """The error where `part` of a state of `stage` is not what is expected."""
+    """The error for a `part` of a state of `stage` that is not as expected."""
     shown = repr(found)
     if len(shown) > _SHOWN_CHARS:
         shown = f"{shown[:_SHOWN_CHARS]}..."

@@ -1,4 +1,4 @@
-"""What every sequential stage offers: elements by blocks, and the state at each of them."""
+"""The interface of all sequential stages: elements in blocks, with a state after each element."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from grainmill._plan.node import Node
 
 State: TypeAlias = dict[str, Any]
-After: TypeAlias = "Callable[[int], State]"
+StateAfter: TypeAlias = "Callable[[int], State]"
 Finish: TypeAlias = "Callable[[Any, int], Any]"
 FinishMany: TypeAlias = "Callable[[Sequence[Any], int, Callable[[Any], None]], None]"
 
@@ -24,28 +24,35 @@ class Finisher(Protocol):
     """A stage whose functions finish the elements of a block."""
 
     def note(self, failure: BaseException, at: int, passed: Sequence[Passed]) -> None:
-        """Notes where the element at `at` comes from; `passed` begins with the stage's code."""
+        """Adds the origin of the element at `at` to `failure` as a note.
+
+        Args:
+            failure: What a function raised.
+            at: The element's index in the block.
+            passed: The generated code that `failure` passed through, this stage's first.
+        """
 
 
 class Block:
-    """Consecutive elements, and what must be saved to continue after any of them.
+    """Consecutive elements, and the state to save for resuming after any of them.
 
-    Elements of a *lazy* block are raw: a user's function has yet to be called for each, which is
-    done when it is asked for, in order and once each. A raw element may turn out not to be one.
+    Elements of a *lazy* block are raw: the consumer calls `finish` for each one, in order and once,
+    when it is requested. This runs the user's functions, which may filter out the element.
 
     Attributes:
         elements: The elements, in order; empty at the end of the data.
         state_after: Maps `k`, from 0 to `len(elements)`, to the state of the stage once
             the first `k` elements are delivered. It may be called at any later time and
-            gives a new dict each time; in a lazy block, for no `k` beyond the elements finished.
-            It can be pickled and holds no elements: workers send it in place of states.
-        finish: Makes an element of a raw one, given that and its place in the block, or returns
-            `SKIPPED`; `None` where elements are ready.
-        finish_many: Does so for consecutive raw elements from a place on, and appends what comes
-            out; `None` where that is no faster.
-        dropped: The places of the raw elements that were skipped so far, in order, if any can be.
-        columns: Arrays of which the raw elements are the numbers of rows, by the keys of an
-            element, if that is how it comes.
+            returns a new dict each time; in a lazy block, `k` must not exceed the number of
+            elements finished. It can be pickled and holds no elements: workers send it instead of
+            states.
+        finish: Computes an element from a raw one and its index in the block, or returns `SKIPPED`;
+            `None` where elements are ready.
+        finish_many: Does so for consecutive raw elements, given the index of the first, and appends
+            the results; `None` where that is no faster.
+        dropped: The indices of the raw elements that were skipped so far, in order; `None` where
+            none can be skipped.
+        columns: Arrays by key, where the raw elements are row numbers in these; otherwise `None`.
         finisher: The stage whose functions finish the elements, if they are a user's.
     """
 
@@ -62,7 +69,7 @@ class Block:
     def __init__(
         self,
         elements: list[Any],
-        state_after: After,
+        state_after: StateAfter,
         finish: Finish | None = None,
         dropped: list[int] | None = None,
         finish_many: FinishMany | None = None,
@@ -79,24 +86,24 @@ class Block:
 
     @property
     def num_finished(self) -> int:
-        """How many elements came out, once all were finished."""
+        """How many elements were not skipped, once all are finished."""
         return len(self.elements) - (len(self.dropped) if self.dropped else 0)
 
-    def with_states(self, state_after: After) -> Block:
-        """The same elements, with the states of a stage that hands them on."""
-        more = self.finish, self.dropped, self.finish_many
-        block = Block(self.elements, state_after, *more, columns=self.columns)
+    def with_states(self, state_after: StateAfter) -> Block:
+        """The same elements, with the states of a stage that passes them on."""
+        rest = self.finish, self.dropped, self.finish_many
+        block = Block(self.elements, state_after, *rest, columns=self.columns)
         block.finisher = self.finisher
         return block
 
     def note(self, failure: BaseException, at: int) -> None:
-        """Notes on `failure`, which the element at `at` raised, where that comes from."""
+        """Adds the origin of the element at `at` to `failure`, which computing it raised."""
         if self.finisher is not None:
             with contextlib.suppress(Exception):
                 self.finisher.note(failure, at, passed_by(failure))
 
     def finished(self, start: int, count: int) -> Evaluated:
-        """What comes out of `count` raw elements from `start` on, up to a failure."""
+        """The results of `count` raw elements from `start` on, up to a failure."""
         raw = self.elements[start : start + count]
         finish, finish_many = self.finish, self.finish_many
         if finish is None:
@@ -105,39 +112,39 @@ class Block:
             return evaluated(finish_many, raw, start)
 
         def one_by_one(raw: list[Any], at: int, append: Callable[[Any], None]) -> None:
-            for place, element in enumerate(raw, at):
-                made = finish(element, place)
-                if made is not SKIPPED:
-                    append(made)
+            for index, raw_element in enumerate(raw, at):
+                element = finish(raw_element, index)
+                if element is not SKIPPED:
+                    append(element)
 
         return evaluated(one_by_one, raw, start)
 
 
 RUNNERS: Final[dict[type[Node], Callable[[Any, Stage], Stage]]] = {}
-"""What runs each node that has one parent, where nothing else has to be known; see `runs`."""
+"""The stage class of each node type that needs only the node and its parent's stage; see `runs`."""
 
 _StageT = TypeVar("_StageT", bound="type[Stage]")
 
 
 def runs(node_type: type[Node]) -> Callable[[_StageT], _StageT]:
-    """Marks the stage class that runs nodes of this type: it is called with one and its parent."""
+    """Registers a stage class for nodes of this type; it is called with a node and its parent."""
 
-    def mark(stage_type: _StageT) -> _StageT:
+    def register(stage_type: _StageT) -> _StageT:
         RUNNERS[node_type] = stage_type
         return stage_type
 
-    return mark
+    return register
 
 
 class Stage(abc.ABC):
     """One sequential step of a running pipeline.
 
-    A user's exception leaves through `pull`, or through `Block.finish`, with the stage as it was
-    before the element that caused it, so that elements made before are delivered first and a
-    further attempt meets the same element again. Nothing is lost and the end is not pretended.
+    `pull` and `Block.finish` raise a user's exception with the stage in its state before the
+    element that caused it: elements computed before are delivered first, and the next call
+    computes the same element again. No element is lost, and the iterator does not end early.
 
     Attributes:
-        parents: The stages it pulls from.
+        parents: The stages that this one pulls from.
     """
 
     def __init__(self, *parents: Stage) -> None:
@@ -145,19 +152,19 @@ class Stage(abc.ABC):
 
     @property
     def pull_size(self) -> int:
-        """How many elements to pull where one is asked for: those that are made anyway."""
+        """How many elements to pull when one is requested: those that are computed together."""
         return 1
 
     @abc.abstractmethod
     def pull(self, limit: int) -> Block:
-        """Returns the next elements, after those of the block before were all finished.
+        """Returns the next elements; all those of the previous block must be finished.
 
         Args:
-            limit: The most elements to return, at least 1.
+            limit: The maximum number of elements, at least 1.
 
         Returns:
-            A block of 1 to `limit` elements, or an empty one at the end, then and ever
-            after until `restore`.
+            A block of 1 to `limit` elements; an empty one at the end, and at each further call
+            until `restore`.
         """
 
     @abc.abstractmethod
@@ -166,7 +173,7 @@ class Stage(abc.ABC):
 
     @abc.abstractmethod
     def restore(self, state: State) -> None:
-        """Continues where `state` was taken; `state` is left as it is."""
+        """Continues where `state` was taken; does not modify `state`."""
 
     def next_index(self) -> int:
         """The index of the next element, where elements have one."""
@@ -178,24 +185,24 @@ class Stage(abc.ABC):
 
     @property
     def iterator_name(self) -> str:
-        """What the stage is called in messages."""
+        """The name of the stage in messages."""
         return type(self).__name__.replace("Stage", "DatasetIterator")
 
     def start_prefetch(self) -> None:
-        """Starts what can be made ahead, up to the nearest stage that does so."""
+        """Starts prefetching in the nearest upstream stages that can."""
         for parent in self.parents:
             parent.start_prefetch()
 
     def cancel(self) -> None:
-        """Has threads and processes end, and a `pull` that waits for them raise `ValueError`.
+        """Stops threads and processes, and makes a `pull` that waits for them raise `ValueError`.
 
-        Any thread may call it, at any time, before whoever moves the stage closes it. It waits
-        for nothing. Parts that are opened later are cancelled by those who open them.
+        Any thread may call it at any time before `close`. It does not block. Stages that are
+        opened later must be cancelled by the stage that opens them.
         """
         for parent in self.parents:
             parent.cancel()
 
     def close(self) -> None:
-        """Gives back threads and files; safe to call again."""
+        """Releases threads and files; safe to call again."""
         for parent in self.parents:
             parent.close()

@@ -1,4 +1,4 @@
-"""How each sequential node runs: the one table from plan to stages."""
+"""The table that maps each type of sequential node to the stage that runs it."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
     from grainmill._plan.node import Node
 
 
-# All stages are there to be found by `runs`, one file each.
+# Import all stages, one file each, so that `runs` registers them.
 for _module in pkgutil.iter_modules(_iterators.__path__):
     if _module.name != "table":
         importlib.import_module(f"{_iterators.__name__}.{_module.name}")
 
 
 def open_stage(node: Node) -> Stage:
-    """Makes the plan that ends in `node` ready to run, from its first element."""
+    """Opens the plan that ends in `node` at its first element."""
     return _open(node, Context(_options(node)))
 
 
 def _options(node: Node) -> DatasetOptions:
-    """The options of a whole plan; of two that set the same, the one further down wins."""
+    """The options of a whole plan; the one nearest to the consumer overrides the others."""
     options = DatasetOptions()
-    for above in node.walk(until=plan.Read):
-        if isinstance(above, plan.WithOptions):
-            options = options.merge(above.options)
+    for upstream in node.walk(until=plan.Read):
+        if isinstance(upstream, plan.WithOptions):
+            options = options.merge(upstream.options)
     return options
 
 
@@ -70,15 +70,15 @@ def _parents(node: Node, context: Context) -> list[Stage]:
 
 
 def _elementwise(node: plan.Map, context: Context) -> Stage:
-    """Functions of one element that follow each other are one stage."""
+    """One stage for all consecutive functions of one element."""
     nodes: list[plan.Map] = []
-    above: Node = node
-    while type(above) in _ELEMENTWISE or type(above) in _NOTHING:
-        if isinstance(above, plan.Map):
-            nodes.append(above)
-        above = above.parent
+    upstream: Node = node
+    while type(upstream) in _ELEMENTWISE or type(upstream) in _TRANSPARENT:
+        if isinstance(upstream, plan.Map):
+            nodes.append(upstream)
+        upstream = upstream.parent
     steps = [Step.of(each, context.options) for each in reversed(nodes)]
-    return ElementwiseStage(_open(above, context), steps)
+    return ElementwiseStage(_open(upstream, context), steps)
 
 
 def _batched(node: plan.Batch, context: Context) -> Stage:
@@ -93,21 +93,19 @@ def _batched(node: plan.Batch, context: Context) -> Stage:
 
 def _interleave(node: plan.Interleave, context: Context) -> Stage:
     datasets = node.datasets
-    ahead = node.iter_buffer_size > 1
+    prefetch = node.iter_buffer_size > 1
 
-    def open_part(index: int) -> Stage:
-        part = datasets[index]
-        to_iter_dataset = getattr(part, "to_iter_dataset", None)
+    def open_dataset(index: int) -> Stage:
+        dataset = datasets[index]
+        to_iter_dataset = getattr(dataset, "to_iter_dataset", None)
         if to_iter_dataset is not None:
-            part = to_iter_dataset()
-        stage = _open(part._plan_node(), context)  # noqa: SLF001 - datasets share plans
-        if ahead and not isinstance(
-            stage, ReadStage | PackInThreadStage
-        ):  # which read ahead anyway
+            dataset = to_iter_dataset()
+        stage = _open(dataset._plan_node(), context)  # noqa: SLF001 - datasets share plans
+        if prefetch and not isinstance(stage, ReadStage | PackInThreadStage):  # these prefetch
             return ThreadPrefetchStage(plan.ThreadPrefetch((), node.iter_buffer_size), stage)
         return stage
 
-    return InterleaveStage(node, open_part, len(datasets), at_once=ahead)
+    return InterleaveStage(node, open_dataset, len(datasets), start_all=prefetch)
 
 
 def _workers(node: plan.MultiprocessPrefetch | plan.MultithreadPrefetch, context: Context) -> Stage:
@@ -116,10 +114,10 @@ def _workers(node: plan.MultiprocessPrefetch | plan.MultithreadPrefetch, context
 
 _ELEMENTWISE = (plan.Map, plan.MapWithIndex, plan.RandomMap, plan.Filter)
 
-# What others look up in the plan does nothing by itself.
-_NOTHING = (plan.Seed, plan.WithOptions)
+# Nodes that other nodes look up in the plan, and that do nothing when run.
+_TRANSPARENT = (plan.Seed, plan.WithOptions)
 
-# What runs nodes that need more than one parent; the others are marked by `runs`.
+# Nodes that need more than one parent or the context; the others are registered by `runs`.
 _STAGES: dict[type[Node], Callable[[Any, Context], Stage]] = {
     plan.Read: ReadStage,
     plan.UserDefined: lambda node, _: UserDefinedStage(iter(node.dataset), node),
@@ -130,5 +128,5 @@ _STAGES: dict[type[Node], Callable[[Any, Context], Stage]] = {
     plan.Interleave: _interleave,
     plan.MultithreadPrefetch: _workers,
     plan.MultiprocessPrefetch: _workers,
-    **dict.fromkeys(_NOTHING, _parent),
+    **dict.fromkeys(_TRANSPARENT, _parent),
 }

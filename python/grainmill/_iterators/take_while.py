@@ -1,4 +1,4 @@
-"""The elements of a stage up to the first that a predicate turns down."""
+"""The elements of a stage up to the first that a predicate rejects."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @runs(sequential.TakeWhile)
 class TakeWhileStage(Stage):
-    """Asks the predicate once for each element, when that is asked for.
+    """Calls the predicate once for each element, when that is requested.
 
-    The element that ends it is taken from the parent; the state says that it has ended.
+    The rejected element is taken from the parent; the state then says that the stage has ended.
     """
 
     def __init__(self, node: TakeWhile, parent: Stage) -> None:
@@ -32,7 +32,7 @@ class TakeWhileStage(Stage):
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
         elements: list[Any] = []
-        places = [self._place()]
+        points = [self._point()]
         while len(elements) < limit and not self._ended:
             element: list[Any] = []
             try:
@@ -42,25 +42,25 @@ class TakeWhileStage(Stage):
                 if not elements:
                     if element:
                         cursor = self._cursor
-                        note_stage(failure, self._node, cursor.state, cursor.after_first)
+                        note_stage(failure, self._node, cursor.state, cursor.state_after_first)
                     raise
-                break  # It is met again once those before it are delivered.
+                break  # It is computed again once those before it are delivered.
             self._cursor.advance(len(element))
             if keep:
                 elements += element
-                places.append(self._place())
+                points.append(self._point())
             else:
                 self._ended = True
         if not elements:
-            places = [self._place()]
-        return Block(elements, functools.partial(_state_at, places))
+            points = [self._point()]
+        return Block(elements, functools.partial(_state_at, points))
 
-    def _place(self) -> tuple[ResumePoint, bool]:
-        return self._cursor.place(), self._ended
+    def _point(self) -> tuple[ResumePoint, bool]:
+        return self._cursor.resume_point(), self._ended
 
     def state(self) -> State:
         """See `Stage.state`."""
-        return _state(*self._place())
+        return _state(*self._point())
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
@@ -70,10 +70,10 @@ class TakeWhileStage(Stage):
         self._ended = ended
 
 
-def _state(place: ResumePoint, ended: bool) -> State:  # noqa: FBT001 - a pair as it is kept
-    after, position = place
+def _state(point: ResumePoint, ended: bool) -> State:  # noqa: FBT001 - the pair is stored like this
+    after, position = point
     return {"parent": after(position), "ended": ended}
 
 
-def _state_at(places: list[tuple[ResumePoint, bool]], k: int) -> State:
-    return _state(*places[k])
+def _state_at(points: list[tuple[ResumePoint, bool]], k: int) -> State:
+    return _state(*points[k])

@@ -1,7 +1,7 @@
-"""Elements made ahead by a thread.
+"""Elements prefetched by a thread.
 
-The thread and the stage share a `_Feed`, which knows nothing of the stage: a stage nobody holds
-any more is collected, and its thread ends.
+The thread and the stage share a `PrefetchQueue`, which has no reference to the stage: an
+unreferenced stage is garbage collected, and its thread ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import byte_len
 from grainmill._evaluate.executor import Demand
-from grainmill._iterators.cursor import END, Cursor, ResumePoint, stays
+from grainmill._iterators.cursor import END, Cursor, ResumePoint, constant_state_at
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._iterators.user_defined import UserDefinedStage
 from grainmill._memory import default_budget_bytes
@@ -31,18 +31,18 @@ from grainmill._threads import may_wait, start_thread
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from grainmill._iterators.stage import After
+    from grainmill._iterators.stage import StateAfter
 
-_PATIENCE_S = 0.1
-# What a consumer that waits gets is no later than this, if more comes meanwhile.
-_URGENT_S = 0.001
+_JOIN_TIMEOUT_S = 0.1
+# How long a ready element is withheld from a waiting consumer while further ones are computed.
+_MAX_WAIT_S = 0.001
 
 
 @runs(sequential.ThreadPrefetch)
 class ThreadPrefetchStage(Stage):
-    """Keeps up to `prefetch_buffer_size` elements of its parent ready; 0 means no thread.
+    """Prefetches up to `prefetch_buffer_size` elements of its parent; 0 means no thread.
 
-    Failures and the end arrive in order. The thread ends with them, and the next `pull` after
+    Failures and the end arrive in order. Either ends the thread, and the next `pull` after
     a failure starts another one at the same element.
     """
 
@@ -50,15 +50,15 @@ class ThreadPrefetchStage(Stage):
         super().__init__(parent)
         self._cursor = Cursor(parent)
         self._size = node.prefetch_buffer_size
-        self._feed: Feed | None = None
+        self._queue: PrefetchQueue | None = None
         self._cancelled = self._closed = False
-        self._begin()
+        self._reset()
         _stages.add(self)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._ended = False
-        self._astray = False  # whether a thread moved the parent that is no longer there
-        self._place = self._cursor.place()
+        self._thread_lost = False  # whether the thread was left behind by a fork
+        self._resume_point = self._cursor.resume_point()
 
     @classmethod
     def around(cls, iterator: Iterator[Any], prefetch_buffer_size: int) -> Self:
@@ -68,92 +68,92 @@ class ThreadPrefetchStage(Stage):
 
     @property
     def pull_size(self) -> int:
-        """See `Stage.pull_size`; as many as are handed over together."""
+        """See `Stage.pull_size`."""
         return self._size or self._cursor.stage.pull_size
 
     def pull(self, limit: int) -> Block:
-        """See `Stage.pull`; waits for one element and gives those that came with it."""
+        """See `Stage.pull`; waits for one element and returns those that arrive with it."""
         self._check_open()
         if self._ended:
-            return Block([], stays(self._place))
+            return Block([], constant_state_at(self._resume_point))
         if not self._size:
-            block = self._cursor.block(limit)
-            self._place = self._cursor.place()
+            block = self._cursor.pull_block(limit)
+            self._resume_point = self._cursor.resume_point()
             return block
-        block = self._running().take(limit)
+        block = self._started_queue().take(limit)
         self._check_open()
-        self._place = (block.state_after, len(block.elements))
+        self._resume_point = (block.state_after, len(block.elements))
         self._ended = not block.elements
         return block
 
-    def _running(self) -> Feed:
-        feed = self._feed
-        if self._astray or (feed is not None and feed.demand.ended):
+    def _started_queue(self) -> PrefetchQueue:
+        queue = self._queue
+        if self._thread_lost or (queue is not None and queue.demand.ended):
             self._rewind()
-            feed = None
-        if feed is None or feed.failed:
-            self._cursor.freeze()
-            feed = self._new_feed()
+            queue = None
+        if queue is None or queue.failed:
+            self._cursor.save_start()
+            queue = self._new_queue()
             try:
-                feed.start()
-                self._feed = feed
-                self._check_open()  # `cancel` may have come before the feed
+                queue.start()
+                self._queue = queue
+                self._check_open()  # `cancel` may have been called before there was a queue
             except BaseException:
-                feed.stop()
+                queue.stop()
                 raise
-        feed.begin()
-        return feed
+        queue.allow_pulling()
+        return queue
 
-    def _new_feed(self) -> Feed:
-        return Feed(self._cursor, self._size, self._thread_name())
+    def _new_queue(self) -> PrefetchQueue:
+        return PrefetchQueue(self._cursor, self._size, self._thread_name())
 
     def _thread_name(self) -> str:
         return f"grain-thread-prefetch_{next(_numbers)}"
 
-    def lose_thread(self) -> None:
-        """Goes on without its thread, which a fork has left behind."""
-        if self._feed is not None:
-            self._feed, self._astray = None, True
+    def forget_thread(self) -> None:
+        """Continues without its thread, in a forked process, where it does not exist."""
+        if self._queue is not None:
+            self._queue, self._thread_lost = None, True
 
-    def _halt(self) -> None:
-        """Waits for the thread to leave the parent, and drops what it made."""
-        if self._feed is not None:
-            self._feed.stop()
-            while self._feed.thread.is_alive():
-                self._feed.thread.join(_PATIENCE_S)
+    def _stop_thread(self) -> None:
+        """Waits for the thread to end, and drops the prefetched elements."""
+        if self._queue is not None:
+            self._queue.stop()
+            while self._queue.thread.is_alive():
+                self._queue.thread.join(_JOIN_TIMEOUT_S)
                 self._check_open()
-            self._feed = None
+            self._queue = None
 
     def _rewind(self) -> None:
-        """Takes the parent back to the element after the one last handed out."""
-        self._halt()
+        """Moves the parent back to just after the element delivered last."""
+        self._stop_thread()
         self._cursor.restore(self.state())
-        self._begin()
+        self._reset()
 
     def state(self) -> State:
         """See `Stage.state`; starts no thread."""
-        after, position = self._place
-        return after(position)
+        state_after, position = self._resume_point
+        return state_after(position)
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
         self._check_open()
-        self._halt()
+        self._stop_thread()
         self._cursor.restore(state)
-        self._begin()
+        self._reset()
 
     def next_index(self) -> int:
-        """See `Stage.next_index`; elements made ahead are made again."""
-        if self._feed is not None or self._astray:
+        """See `Stage.next_index`; prefetched elements are computed again."""
+        if self._queue is not None or self._thread_lost:
             self._rewind()
         return self._cursor.next_index()
 
     def seek(self, index: int) -> None:
         """See `Stage.seek`."""
         self._check_open()
-        self._halt()
+        self._stop_thread()
         self._cursor.seek(index)
-        self._begin()
+        self._reset()
 
     def start_prefetch(self) -> None:
         """See `Stage.start_prefetch`."""
@@ -161,27 +161,27 @@ class ThreadPrefetchStage(Stage):
         if not self._size:
             super().start_prefetch()
         elif not self._ended:
-            self._running()
+            self._started_queue()
 
     def cancel(self) -> None:
         """See `Stage.cancel`."""
         self._cancelled = True
-        feed = self._feed
-        if feed is not None:
-            feed.stop()
+        queue = self._queue
+        if queue is not None:
+            queue.stop()
         super().cancel()
 
     def close(self) -> None:
-        """See `Stage.close`; a parent that is busy with an element is closed by its thread."""
+        """See `Stage.close`; a thread that is still computing an element closes the parent."""
         if self._closed:
             return
         self._cancelled = self._closed = True
-        feed = self._feed
-        if feed is not None:
-            feed.stop()
-            if may_wait() and feed.thread is not threading.current_thread():
-                feed.thread.join(_PATIENCE_S)
-            if not feed.leave(self._cursor.stage.close):
+        queue = self._queue
+        if queue is not None:
+            queue.stop()
+            if may_wait() and queue.thread is not threading.current_thread():
+                queue.thread.join(_JOIN_TIMEOUT_S)
+            if not queue.call_when_done(self._cursor.stage.close):
                 self._cursor.stage.cancel()
                 return
         self._cursor.stage.close()
@@ -191,44 +191,50 @@ class ThreadPrefetchStage(Stage):
             raise closed_error()
 
     def __del__(self) -> None:
-        feed = getattr(self, "_feed", None)
-        if feed is not None:
-            feed.stop()
+        queue = getattr(self, "_queue", None)
+        if queue is not None:
+            queue.stop()
 
 
-class _Gate:
-    """Where one thread waits for another; unlike a condition, an interrupt leaves it as it was."""
+class _Signal:
+    """A condition variable for one waiting thread; unlike `Condition`, safe against interrupts."""
 
     def __init__(self) -> None:
-        self._shut = threading.Lock()
+        self._lock = threading.Lock()
 
-    def wait_for(self, reached: Callable[[], object]) -> None:
-        """Waits until `reached()`, asking again whenever the gate was opened."""
+    def wait_for(self, predicate: Callable[[], object]) -> None:
+        """Waits until `predicate()` is true; it is evaluated again after each `notify`."""
         while True:
-            self._shut.acquire(blocking=False)
-            if reached():
+            self._lock.acquire(blocking=False)
+            if predicate():
                 return
-            self._shut.acquire()
+            self._lock.acquire()
 
-    def open(self) -> None:
-        """Lets who waits look again."""
-        if self._shut.locked():
-            with contextlib.suppress(RuntimeError):  # a finalizer in between opened it
-                self._shut.release()
+    def notify(self) -> None:
+        """Wakes the waiting thread."""
+        if self._lock.locked():
+            with contextlib.suppress(RuntimeError):  # a finalizer released it in between
+                self._lock.release()
 
 
-class Feed:
+class PrefetchQueue:
     """A bounded queue and the thread that fills it from `cursor`.
 
-    The thread hands over what it has made after some time, but at once the first element, and
-    then at most twice as many as before: up to half of `size`, or with `at_once` as many as that
-    says, given the last of them. It waits while `size` elements are there or, with `at_once`,
-    while more than it handed over last wait. Before all that it calls what `once` holds, and takes
-    it out there when it has returned.
+    The thread adds elements in blocks: first a single one, then up to twice as many as in the block
+    before, limited by time and by half of `size`. It waits while `size` elements are queued.
+
+    Args:
+        cursor: Where elements are taken from.
+        size: The maximum number of queued elements.
+        thread_name: The name of the thread.
+        preferred_len: Replaces these limits: maps the last element of a block to the maximum length
+            of the next one, and the thread waits while more than one block is queued.
+        set_up: Functions that the thread calls first, the last one first; each is removed once it
+            has returned.
 
     Attributes:
-        demand: What the thread can ask of the consumer; ended when the thread is to end.
-        failed: Whether a failure, the last thing the thread delivers, was taken.
+        demand: How urgently the consumer waits; ended to stop the thread.
+        failed: Whether the consumer has received a failure, after which the thread ends.
     """
 
     def __init__(
@@ -236,191 +242,191 @@ class Feed:
         cursor: Cursor,
         size: int,
         thread_name: str,
-        at_once: Callable[[Any], int] | None = None,
-        once: list[Callable[[], None]] | None = None,
+        preferred_len: Callable[[Any], int] | None = None,
+        set_up: list[Callable[[], None]] | None = None,
     ) -> None:
         self.demand = Demand()
         self.failed = False
         self._cursor = cursor
-        self._size = self._most = size
+        self._size = self._max_size = size
         self._budget_bytes = default_budget_bytes()
-        self._at_once = at_once
-        self._once = [] if once is None else once
-        self._step = 1
-        self._spare = -1  # no room until the thread may begin
-        self._queue: deque[Block | BaseException] = deque()
-        self._held = 0  # elements in the queue
-        self._taken = 0  # elements of the block taken last, but the one that was asked for
+        self._preferred_len = preferred_len
+        self._set_up = [] if set_up is None else set_up
+        self._next_len = 1
+        self._resume_at = -1  # the thread pulls while at most so many elements are queued
+        self._blocks: deque[Block | BaseException] = deque()
+        self._num_queued = 0  # elements in the queue
+        self._num_unconsumed = 0  # elements of the block taken last, except the first
         # Reentrant: garbage collection may call `stop` from inside `put` or `take`.
         self._lock = threading.RLock()
-        self._arrived = _Gate()
-        self._roomy = _Gate()
+        self._block_arrived = _Signal()
+        self._space_freed = _Signal()
         self._thread_name = thread_name
-        self._left = False  # whether the thread is through with the cursor
-        self._on_leaving: Callable[[], None] | None = None
+        self._done = False  # whether the thread no longer uses the cursor
+        self._on_done: Callable[[], None] | None = None
 
     def start(self) -> None:
-        """Starts the thread, which waits until it may begin."""
+        """Starts the thread, which waits for `allow_pulling`."""
         self.thread = start_thread(self._fill, name=self._thread_name, stop=self.stop)
 
-    def begin(self) -> None:
-        """Lets the thread begin, now that it is known to who may have to stop it."""
-        if self._spare < 0:
+    def allow_pulling(self) -> None:
+        """Lets the thread pull, now that its owner has a reference to stop it by."""
+        if self._resume_at < 0:
             with self._lock:
-                self._spare = self._size - 1
-                self._roomy.open()
+                self._resume_at = self._size - 1
+                self._space_freed.notify()
 
     def _fill(self) -> None:
         try:
-            while self._once:
-                self._once[-1]()
-                self._once.pop()
-            while self.make():
+            while self._set_up:
+                self._set_up[-1]()
+                self._set_up.pop()
+            while self.pull_block():
                 pass
         except BaseException as failure:
             self.put(failure)
         finally:
             with self._lock:
-                self._left = True
-            if self._on_leaving is not None:
-                with contextlib.suppress(Exception):  # nobody is left who could be told
-                    self._on_leaving()
+                self._done = True
+            if self._on_done is not None:
+                with contextlib.suppress(Exception):  # there is no caller to report to
+                    self._on_done()
 
-    def leave(self, close: Callable[[], None]) -> bool:
-        """Whether the thread is through with the cursor; if not, it calls `close` once it is."""
+    def call_when_done(self, close: Callable[[], None]) -> bool:
+        """Whether the thread no longer uses the cursor; otherwise it calls `close` at its end."""
         with self._lock:
-            if not self._left:
-                self._on_leaving = close
-            return self._left
+            if not self._done:
+                self._on_done = close
+            return self._done
 
     def take(self, limit: int) -> Block:
-        """Waits for something and returns what came together, up to `limit` elements.
+        """Waits for a block and returns up to `limit` elements of it.
 
-        A failure is raised, and one once nobody wants more.
+        Raises the thread's failure when it is reached, and `ValueError` after `stop`.
         """
-        with self._lock:  # what was taken before is used up
-            self._taken = 0
-            if self._has_room():
-                self._roomy.open()
-        if not self._queue:
+        with self._lock:  # the block taken before is consumed
+            self._num_unconsumed = 0
+            if self._has_space():
+                self._space_freed.notify()
+        if not self._blocks:
             self.demand.urgent = True
-            self._arrived.wait_for(lambda: self._queue or self.demand.ended)
+            self._block_arrived.wait_for(lambda: self._blocks or self.demand.ended)
         with self._lock:
             self.demand.urgent = False
             if self.demand.ended:
                 raise closed_error()
             block = self._first(limit)
             count = len(block.elements)
-            self._held -= count
-            self._taken = max(0, count - 1)
-            if self._has_room():
-                self._roomy.open()
+            self._num_queued -= count
+            self._num_unconsumed = max(0, count - 1)
+            if self._has_space():
+                self._space_freed.notify()
         return block
 
-    def _has_room(self) -> bool:
-        return self._held + self._taken <= self._spare
+    def _has_space(self) -> bool:
+        return self._num_queued + self._num_unconsumed <= self._resume_at
 
     def _first(self, limit: int) -> Block:
-        head = self._queue[0]
+        head = self._blocks[0]
         if isinstance(head, BaseException):
-            self._queue.popleft()
+            self._blocks.popleft()
             self.failed = True
             try:
                 raise head
             finally:
                 del head
-        elements, after = head.elements, head.state_after
+        elements, state_after = head.elements, head.state_after
         if len(elements) <= limit:
-            self._queue.popleft()
+            self._blocks.popleft()
             return head
-        self._queue[0] = Block(elements[limit:], _shifted(after, limit))
-        return Block(elements[:limit], after)
+        self._blocks[0] = Block(elements[limit:], _shifted(state_after, limit))
+        return Block(elements[:limit], state_after)
 
-    def make(self) -> bool:
-        """Takes elements once there is room; `False` when there are no more."""
-        self._roomy.wait_for(lambda: self._has_room() or self.demand.ended)
+    def pull_block(self) -> bool:
+        """Queues the next elements once there is space; `False` at the end or after `stop`."""
+        self._space_freed.wait_for(lambda: self._has_space() or self.demand.ended)
         with self._lock:
             if self.demand.ended:
                 return False
-            wanted = min(self._step, self._size - self._held - self._taken)
+            max_len = min(self._next_len, self._size - self._num_queued - self._num_unconsumed)
         cursor = self._cursor
-        began = time.monotonic()
-        places = [cursor.place()]
+        started = time.monotonic()
+        points = [cursor.resume_point()]
         elements: list[Any] = []
         ended = False
         try:
-            while len(elements) < wanted:
+            while len(elements) < max_len:
                 element = cursor.next()
                 if element is END:
                     ended = True
                     break
                 elements.append(element)
-                places.append(cursor.place())
-                bound = _URGENT_S if self.demand.urgent else tuning.HAND_OVER_S
-                if time.monotonic() - began > bound:
+                points.append(cursor.resume_point())
+                max_s = _MAX_WAIT_S if self.demand.urgent else tuning.HAND_OVER_S
+                if time.monotonic() - started > max_s:
                     break
         finally:
             if elements:
-                self.put(Block(elements, functools.partial(_state_at, places)))
+                self.put(Block(elements, functools.partial(_state_at, points)))
         if ended:
-            self.put(Block([], stays(cursor.place())))
+            self.put(Block([], constant_state_at(cursor.resume_point())))
             return False
         count = len(elements)
-        if self._at_once is not None:
-            self._step = min(self._at_once(elements[-1]), 2 * count)
-            self._spare = count
+        if self._preferred_len is not None:
+            self._next_len = min(self._preferred_len(elements[-1]), 2 * count)
+            self._resume_at = count
         else:
             affordable = self._budget_bytes // max(1, byte_len(elements[-1]))
-            self._size = max(1, min(self._most, affordable))
+            self._size = max(1, min(self._max_size, affordable))
             half = max(1, self._size // 2)
-            self._step = min(half, 2 * count)
-            is_full = self._held + self._taken >= self._size
-            self._spare = self._size - (half if is_full else 1)
+            self._next_len = min(half, 2 * count)
+            is_full = self._num_queued + self._num_unconsumed >= self._size
+            self._resume_at = self._size - (half if is_full else 1)
         return True
 
-    def put(self, made: Block | BaseException) -> None:
-        """Adds what the thread made or met."""
+    def put(self, item: Block | BaseException) -> None:
+        """Adds a block, or the failure that ends the thread."""
         with self._lock:
             if not self.demand.ended:
-                self._queue.append(made)
-                if isinstance(made, Block):
-                    self._held += len(made.elements)
-                self._arrived.open()
+                self._blocks.append(item)
+                if isinstance(item, Block):
+                    self._num_queued += len(item.elements)
+                self._block_arrived.notify()
 
     def stop(self) -> None:
-        """Asks the thread to end and drops what it made."""
+        """Tells the thread to end, and drops the queued elements."""
         with self._lock:
             self.demand.ended = True
-            self._queue.clear()
-            self._arrived.open()
-            self._roomy.open()
+            self._blocks.clear()
+            self._block_arrived.notify()
+            self._space_freed.notify()
 
 
-def _state_at(places: list[ResumePoint], k: int) -> State:
-    after, position = places[k]
-    return after(position)
+def _state_at(points: list[ResumePoint], k: int) -> State:
+    state_after, position = points[k]
+    return state_after(position)
 
 
-def _shifted(after: After, count: int) -> After:
-    """`after` counted from `count` on; of one that is shifted already, not one more around it."""
-    if isinstance(after, functools.partial) and after.func is _state_further_on:
-        inner, before = after.args
-        return functools.partial(_state_further_on, inner, before + count)
-    return functools.partial(_state_further_on, after, count)
+def _shifted(state_after: StateAfter, count: int) -> StateAfter:
+    """`state_after` of a block without its first `count` elements; shifts do not nest."""
+    if isinstance(state_after, functools.partial) and state_after.func is _state_shifted:
+        inner, before = state_after.args
+        return functools.partial(_state_shifted, inner, before + count)
+    return functools.partial(_state_shifted, state_after, count)
 
 
-def _state_further_on(after: After, count: int, k: int) -> State:
-    return after(count + k)
+def _state_shifted(state_after: StateAfter, count: int, k: int) -> State:
+    return state_after(count + k)
 
 
 _numbers = itertools.count()
 _stages: weakref.WeakSet[ThreadPrefetchStage] = weakref.WeakSet()
 
 
-def _lose_threads() -> None:
-    """In a forked process: the threads are not there, and their locks may be taken for ever."""
+def _forget_threads() -> None:
+    """In a forked process, threads do not exist and their locks may stay locked forever."""
     for stage in list(_stages):
-        stage.lose_thread()
+        stage.forget_thread()
 
 
-os.register_at_fork(after_in_child=_lose_threads)
+os.register_at_fork(after_in_child=_forget_threads)

@@ -7,7 +7,7 @@ import functools
 import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from grainmill._iterators.cursor import END, copied, stays
+from grainmill._iterators.cursor import END, constant_state_at, copied
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.notes import add_note, located
 from grainmill._threads import not_waiting
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class UserDefinedStage(Stage):
     """Pulls elements one by one from `iterator`, which keeps its own state.
 
-    Such a state can be asked for now but not later, and may be costly. So it is taken only where
-    somebody still holds the block it belongs to when the iterator is about to move on.
+    Such a state can be read now but not later, and reading it may be costly. So it is read only if
+    the block that it belongs to is still referenced when the iterator is about to move.
     """
 
     def __init__(self, iterator: Iterator[Any], node: Node | None = None) -> None:
@@ -30,43 +30,43 @@ class UserDefinedStage(Stage):
         self._iterator = iterator
         self._node = node
         self._closed = False
-        self._place: weakref.ref[_Place] | None = None
+        self._last: weakref.ref[_ElementState] | None = None
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`; returns single elements."""
-        if self._place is None:  # whoever stands here may have said so before
-            before: State | Exception | None = _Place(self._iterator, None).settled()
+        if self._last is None:  # a caller may resume from the start or a restored position
+            before: State | Exception | None = _ElementState(self._iterator, None).read()
         else:
-            held = self._place()
-            before = None if held is None else held.settled()
-        self._place = None
+            last = self._last()
+            before = None if last is None else last.read()
+        self._last = None
         try:
             element = next(self._iterator, END)
         except Exception as failure:
             if self._node is not None and _is_users(self._node):
                 add_note(failure, [f"while computing an element of {located(self._node)}"])
             raise
-        place = _Place(self._iterator, before)
-        self._place = weakref.ref(place)
+        state_after = _ElementState(self._iterator, before)
+        self._last = weakref.ref(state_after)
         if element is END:
-            return Block([], stays((place, 1)))
-        return Block([element], place)
+            return Block([], constant_state_at((state_after, 1)))
+        return Block([element], state_after)
 
     def state(self) -> State:
         """See `Stage.state`."""
-        return _Place(self._iterator, None)(1)
+        return _ElementState(self._iterator, None)(1)
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
-        self._leave()
+        self._save_last_state()
         self._iterator.set_state(copied(state))  # type: ignore[attr-defined]
 
-    def _leave(self) -> None:
-        """Takes the state here if somebody may still ask for it."""
-        held = self._place() if self._place is not None else None
-        if held is not None:
-            held.settled()
-        self._place = None
+    def _save_last_state(self) -> None:
+        """Reads the current state if it may still be requested."""
+        last = self._last() if self._last is not None else None
+        if last is not None:
+            last.read()
+        self._last = None
 
     @property
     def iterator_name(self) -> str:
@@ -74,7 +74,7 @@ class UserDefinedStage(Stage):
         return type(self._iterator).__name__
 
     def next_index(self) -> int:
-        """See `Stage.next_index`; another of our iterators knows it."""
+        """See `Stage.next_index`; supported if `iterator` is one of this package."""
         known = getattr(self._iterator, "_get_next_index", super().next_index)
         index: int = known()
         return index
@@ -82,7 +82,7 @@ class UserDefinedStage(Stage):
     def seek(self, index: int) -> None:
         """See `Stage.seek`; as `next_index`."""
         seek = getattr(self._iterator, "_set_next_index", super().seek)
-        self._leave()
+        self._save_last_state()
         seek(index)
 
     def start_prefetch(self) -> None:
@@ -92,7 +92,7 @@ class UserDefinedStage(Stage):
             start()
 
     def cancel(self) -> None:
-        """See `Stage.cancel`; what a user's iterator waits for may end when that is closed."""
+        """See `Stage.cancel`; a user's iterator without such a method is closed."""
         cancel = getattr(self._iterator, "_cancel_waiting", self.close)
         with contextlib.suppress(Exception), not_waiting():  # it may be closed later
             cancel()
@@ -110,10 +110,10 @@ def _is_users(node: Node) -> bool:
     return not type(getattr(node, "dataset", None)).__module__.startswith(f"{package}.")
 
 
-class _Place:
-    """Where a user's iterator stands after an element, read off when asked or before it moves on.
+class _ElementState:
+    """The `state_after` of a block with one element of a user's iterator.
 
-    It is the `state_after` of the element's block.
+    The state is read when it is requested, at the latest before the iterator moves.
     """
 
     __slots__ = ("__weakref__", "_before", "_iterator", "_state")
@@ -123,8 +123,8 @@ class _Place:
         self._before = before
         self._state: State | Exception | None = None
 
-    def settled(self) -> State | Exception:
-        """Takes the state now; where that fails, whoever asks for it learns why."""
+    def read(self) -> State | Exception:
+        """Reads the state now; a failure is stored and raised when the state is requested."""
         if self._state is None:
             try:
                 self._state = copied(self._iterator.get_state())  # type: ignore[attr-defined]
@@ -133,12 +133,12 @@ class _Place:
         return self._state
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Crosses to another process as the two states it tells of."""
-        told = _told(self._before), _told(self.settled())
-        return functools.partial, (_state_of, type(self._iterator).__name__, *told)
+        """Pickled as the states before and after the element."""
+        states = _picklable(self._before), _picklable(self.read())
+        return functools.partial, (_state_of, type(self._iterator).__name__, *states)
 
     def __call__(self, count: int) -> State:
-        state = self.settled() if count else self._before
+        state = self.read() if count else self._before
         if state is None or isinstance(state, Exception):
             raise NotImplementedError(
                 f"the state of {type(self._iterator).__name__} cannot be saved"
@@ -147,18 +147,18 @@ class _Place:
         return copy
 
 
-# A state, or why it cannot be had.
-_Told: TypeAlias = "tuple[State | None, str]"
+# A state, or `None` and why it is unavailable.
+_PickledState: TypeAlias = "tuple[State | None, str]"
 
 
-def _told(state: State | Exception | None) -> _Told:
+def _picklable(state: State | Exception | None) -> _PickledState:
     if isinstance(state, Exception):
         return None, f" ({type(state).__name__}: {state})"
     return state, ""
 
 
-def _state_of(name: str, before: _Told, after: _Told, count: int) -> State:
-    """What a `_Place` of another process tells."""
+def _state_of(name: str, before: _PickledState, after: _PickledState, count: int) -> State:
+    """Replaces an unpickled `_ElementState`."""
     state, reason = after if count else before
     if state is None:
         raise NotImplementedError(f"the state of {name} cannot be saved{reason}")

@@ -1,4 +1,4 @@
-"""Elements permuted inside each window of consecutive ones."""
+"""Shuffles elements within each window of consecutive ones."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from grainmill._plan.sequential import WindowShuffle
 
 
-_WindowPlace: TypeAlias = "tuple[ResumePoint, int, int]"
-"""Where a window starts in the parent, its number, and how many of its elements were taken."""
+_WindowPosition: TypeAlias = "tuple[ResumePoint, int, int]"
+"""The resume point at a window's start, its number, and how many of its elements were delivered."""
 
 
 @runs(sequential.WindowShuffle)
 class WindowShuffleStage(Stage):
-    """Fills a window from its parent, then hands it out in an order of its own.
+    """Fills a window from its parent, then delivers it in a random order.
 
-    A state holds where the window starts in the parent, and restoring one fills it again.
+    A state holds the parent's state at the start of the window; restoring fills the window again.
     """
 
     def __init__(self, node: WindowShuffle, parent: Stage) -> None:
@@ -32,12 +32,12 @@ class WindowShuffleStage(Stage):
         self._node = node
         self._size = node.window_size
         self._seed = node.seed
-        self._begin(0, 0)
+        self._reset(0, 0)
 
-    def _begin(self, index: int, position: int) -> None:
-        """Stands in the window that starts at the cursor, whose elements are not yet there."""
-        self._filling_start = self._cursor.place()
-        self._place = (self._filling_start, index, position)
+    def _reset(self, index: int, position: int) -> None:
+        """Sets the position to the window that starts at the cursor and is not yet filled."""
+        self._filling_start = self._cursor.resume_point()
+        self._current = (self._filling_start, index, position)
         self._index = index
         self._skip = position
         self._window: list[Any] = []
@@ -46,12 +46,12 @@ class WindowShuffleStage(Stage):
 
     @property
     def pull_size(self) -> int:
-        """See `Stage.pull_size`; a window is there at once."""
+        """See `Stage.pull_size`; all elements of a window are available together."""
         return self._size
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
-        last = self._place
+        last = self._current
         while self._position == len(self._window):
             if not self._fill():
                 return Block([], functools.partial(_state_at_end, last))
@@ -61,13 +61,13 @@ class WindowShuffleStage(Stage):
         self._position = end = begin + len(elements)
         if end == length:
             self._index += 1
-        self._place = (start, self._index, end)
+        self._current = (start, self._index, end)
         return Block(elements, functools.partial(_state_after, last, (start, index, begin), length))
 
     def _fill(self) -> bool:
-        """Makes the next window, or the one that a restored state stands in; `False` at the end."""
+        """Fills the next window, or that of a restored state; `False` at the end."""
         while len(self._filling) < self._size:
-            start = None if self._filling else self._cursor.place()
+            start = None if self._filling else self._cursor.resume_point()
             elements = self._cursor.take(self._size - len(self._filling))
             if not elements:
                 break
@@ -89,7 +89,7 @@ class WindowShuffleStage(Stage):
 
     def state(self) -> State:
         """See `Stage.state`."""
-        return _state(self._place)
+        return _state(self._current)
 
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
@@ -97,11 +97,11 @@ class WindowShuffleStage(Stage):
         saved = Saved(self._node, state, keys)
         index, position = saved.index("window_index"), saved.index("pos_in_window", self._size)
         self._cursor.restore(saved["parent_window_start_state"])
-        self._begin(index, position)
+        self._reset(index, position)
 
 
-def _state(place: _WindowPlace) -> State:
-    (after, taken), index, position = place
+def _state(window: _WindowPosition) -> State:
+    (after, taken), index, position = window
     return {
         "parent_window_start_state": after(taken),
         "window_index": index,
@@ -109,11 +109,11 @@ def _state(place: _WindowPlace) -> State:
     }
 
 
-def _state_at_end(last: _WindowPlace, _: int) -> State:
+def _state_at_end(last: _WindowPosition, _: int) -> State:
     return _state(last)
 
 
-def _state_after(last: _WindowPlace, first: _WindowPlace, length: int, k: int) -> State:
+def _state_after(last: _WindowPosition, first: _WindowPosition, length: int, k: int) -> State:
     if not k:
         return _state(last)
     start, index, begin = first

@@ -1,4 +1,4 @@
-"""Elements of several workers in turn, each of which makes a slice of the plan ahead."""
+"""Round robin over workers, each of which prefetches the elements of its shard of the plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from grainmill._evaluate.executor import init_worker
 from grainmill._iterators.interleave import InterleaveStage
 from grainmill._iterators.remote import RemoteWorkers
-from grainmill._iterators.thread_prefetch import Feed, ThreadPrefetchStage
+from grainmill._iterators.thread_prefetch import PrefetchQueue, ThreadPrefetchStage
 from grainmill._plan.sequential import Interleave, MultiprocessPrefetch, ThreadPrefetch
 from grainmill._plan.slicing import sliced
 from grainmill._workers.pool import threads_take_turns
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class WorkerShardsStage(InterleaveStage):
-    """Round robin over workers, all of which are at work from the first element on."""
+    """Round robin over workers, all of which start with the first element."""
 
     def __init__(self, node: WorkersNode, open_plan: OpenPlan, context: Context) -> None:
         self._workers: RemoteWorkers | None = None
         if isinstance(node, MultiprocessPrefetch) and threads_take_turns():
             self._workers = RemoteWorkers(node, open_plan, context)
         count = node.num_workers
-        ring = Interleave(
+        interleave = Interleave(
             (),
             range(count),
             cycle_length=count,
@@ -45,10 +45,10 @@ class WorkerShardsStage(InterleaveStage):
 
         def open_worker(worker: int) -> Stage:
             if workers is not None:
-                return workers.part(worker)
-            return open_part(node, worker, lambda part: open_plan(part, context))
+                return workers.shard(worker)
+            return open_shard(node, worker, lambda shard: open_plan(shard, context))
 
-        super().__init__(ring, open_worker, count, at_once=True, name=node)
+        super().__init__(interleave, open_worker, count, start_all=True, name=node)
 
     def cancel(self) -> None:
         """See `Stage.cancel`."""
@@ -63,28 +63,28 @@ class WorkerShardsStage(InterleaveStage):
             self._workers.close()
 
 
-def open_part(node: WorkersNode, worker: int, open_plan: Callable[[Node], Stage]) -> Stage:
-    """The part of one worker, made ahead by a thread; its state is that of the worker's plan.
+def open_shard(node: WorkersNode, worker: int, open_plan: Callable[[Node], Stage]) -> Stage:
+    """The shard of one worker, prefetched by a thread; its state is that of the worker's plan.
 
     Args:
         node: Says how many workers there are and what they run.
-        worker: From 0.
-        open_plan: Makes a plan ready to run.
+        worker: The worker's number, from 0.
+        open_plan: Opens a plan at its first element.
     """
-    part = sliced(node.parent, worker, node.num_workers, sequential=node.sequential_slice)
+    shard = sliced(node.parent, worker, node.num_workers, sequential=node.sequential_slice)
     prefetch = ThreadPrefetch((), node.buffer_size)
     if isinstance(node, MultiprocessPrefetch) and node.worker_init_fn is not None:
         init = functools.partial(init_worker, node.worker_init_fn, worker, node.num_workers)
-        return _InitializedStage(prefetch, open_plan(part), init)
-    return ThreadPrefetchStage(prefetch, open_plan(part))
+        return _InitializedStage(prefetch, open_plan(shard), init)
+    return ThreadPrefetchStage(prefetch, open_plan(shard))
 
 
 class _InitializedStage(ThreadPrefetchStage):
-    """Calls `init` on its thread before that makes anything, until a call has returned."""
+    """Calls `init` on its thread before the first element, again until a call has returned."""
 
     def __init__(self, node: ThreadPrefetch, parent: Stage, init: Callable[[], None]) -> None:
         super().__init__(node, parent)
-        self._once: list[Callable[[], None]] = [init]
+        self._set_up: list[Callable[[], None]] = [init]
 
-    def _new_feed(self) -> Feed:
-        return Feed(self._cursor, self._size, self._thread_name(), once=self._once)
+    def _new_queue(self) -> PrefetchQueue:
+        return PrefetchQueue(self._cursor, self._size, self._thread_name(), set_up=self._set_up)
