@@ -1,5 +1,5 @@
-//! The layer `records` through its public API: files of the C++ writer, damaged ones, and faults.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on should fail")]
+//! Tests the layer `records` through its public API: files of the C++ writer and damaged files.
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue should fail")]
 #![expect(clippy::cast_possible_truncation, reason = "offsets in small files")]
 
 use std::any::Any;
@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-/// The whole corpus where it is present, else the part that the repository carries.
+/// The whole corpus where it is present, else the files in the repository.
 fn corpus() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let shared = root.join("../../../shared/data/array_record");
@@ -47,7 +47,7 @@ fn sha256_of<'a>(records: impl Iterator<Item = &'a [u8]>) -> String {
 }
 
 #[test]
-fn files_of_the_c_writer_read_with_the_hashes_of_their_manifest() {
+fn files_of_the_cpp_writer_have_the_hashes_of_their_manifest() {
     let dir = corpus();
     let entries = manifest(&dir);
     assert!(entries.len() > 10);
@@ -79,14 +79,14 @@ fn files_of_the_c_writer_read_with_the_hashes_of_their_manifest() {
 }
 
 #[test]
-fn damaged_files_get_the_strict_verdict_of_their_manifest() {
+fn damaged_files_fail_as_their_manifest_says() {
     let dir = corpus().join("bad");
     let entries = manifest(&dir);
     assert!(entries.len() > 8);
     for entry in entries {
         let name = entry["file"].as_str().unwrap();
-        let verdict = &entry["reference"];
-        let files = match (open(&dir.join(name)), verdict.get("open_error")) {
+        let reference = &entry["reference"];
+        let files = match (open(&dir.join(name)), reference.get("open_error")) {
             (Ok(files), None) => files,
             (Err(error), Some(_)) => {
                 assert!(error.to_string().contains(name), "{error} does not name {name}");
@@ -95,8 +95,8 @@ fn damaged_files_get_the_strict_verdict_of_their_manifest() {
             (Ok(_), Some(expected)) => panic!("{name} opens, expected {expected}"),
             (Err(error), None) => panic!("{error}"),
         };
-        assert_eq!(Some(files.len()), verdict["num_records"].as_u64(), "{name}");
-        let failed = verdict["failed"].as_object().unwrap();
+        assert_eq!(Some(files.len()), reference["num_records"].as_u64(), "{name}");
+        let failed = reference["failed"].as_object().unwrap();
         for position in 0..files.len() {
             let result = files.read(&[position]);
             match (&result, failed.get(&position.to_string())) {
@@ -112,7 +112,7 @@ fn damaged_files_get_the_strict_verdict_of_their_manifest() {
         }
         let all: Vec<u64> = (0..files.len()).collect();
         assert_eq!(files.read(&all).is_ok(), failed.is_empty(), "{name}");
-        if let Some(expected) = verdict["records_sha256"].as_str() {
+        if let Some(expected) = reference["records_sha256"].as_str() {
             assert_eq!(sha256_of(files.read(&all).unwrap().iter()), expected, "{name}");
         }
     }
@@ -139,18 +139,18 @@ fn states_that_open_submessages_without_end_are_refused() {
     data.extend(header);
     data.extend([3; 1_000]);
     let header = chunk::ChunkHeader::of(b't', &data, 1, 1 << 30);
-    let refused = Decoder::default().decode(&header, &data).unwrap_err().to_string();
-    assert!(refused.contains("too many submessages"), "{refused}");
+    let error = Decoder::default().decode(&header, &data).unwrap_err().to_string();
+    assert!(error.contains("too many nested submessages"), "{error}");
 }
 
-/// A file of one block of each kind, to be damaged.
-fn victims() -> Vec<PathBuf> {
+/// Intact files of several kinds, which the tests damage.
+fn intact_files() -> Vec<PathBuf> {
     ["grid_g1_zstd3", "chunk_many_blocks_g8", "example_g100_true", "grid_g16_brotli6"]
         .map(|name| corpus().join(format!("{name}.array_record")))
         .to_vec()
 }
 
-/// Reads every record of the file one way and another; both must agree, whatever is in it.
+/// Reads the records with and without slots, which must agree for any file; returns their hash.
 fn read_both_ways(path: &Path) -> Option<String> {
     let files = open(path).ok()?;
     let all: Vec<u64> = (0..files.len().min(200)).collect();
@@ -168,19 +168,19 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn damaged_bytes_never_panic_and_never_give_a_wrong_record(
-        victim in 0_usize..4,
+    fn damaged_bytes_never_panic_and_never_decode_to_a_wrong_record(
+        file in 0_usize..4,
         changes in proptest::collection::vec((any::<u16>(), 0_u8..4, any::<u64>()), 1..6),
         cut in proptest::option::weighted(0.2, any::<u32>()),
     ) {
-        let path = &victims()[victim];
+        let path = &intact_files()[file];
         let mut bytes = std::fs::read(path).unwrap();
         let expected = read_both_ways(path).unwrap();
         let last_block = bytes.len() - 65_536;
-        for (offset, place, value) in changes {
+        for (offset, region, value) in changes {
             // Near the front, around the footer, in the postscript, anywhere.
             let len = bytes.len();
-            let at = match place {
+            let at = match region {
                 0 => usize::from(offset) % 4_096,
                 1 => last_block.saturating_sub(usize::from(offset)),
                 2 => last_block + usize::from(offset) % 200,
@@ -202,7 +202,7 @@ proptest! {
     }
 
     #[test]
-    fn positions_in_any_order_give_the_records_in_that_order(
+    fn records_are_returned_in_the_order_of_their_positions(
         positions in proptest::collection::vec(0_u64..900, 0..300),
     ) {
         let dir = corpus();
@@ -222,23 +222,23 @@ proptest! {
         prop_assert_eq!(read.iter().collect::<Vec<_>>(), expected.clone());
         let plan = files.plan(&positions).unwrap();
         let no_slots: Vec<Option<Vec<MaybeUninit<u8>>>> = vec![None; positions.len()];
-        let ahead = pipeline::start(plan, no_slots, ReadQueue::of_program()).finish().unwrap();
-        prop_assert_eq!(ahead.iter().collect::<Vec<_>>(), expected);
+        let started = pipeline::start(plan, no_slots, ReadQueue::of_program()).finish().unwrap();
+        prop_assert_eq!(started.iter().collect::<Vec<_>>(), expected);
     }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// Behind the checksums: what a decoder does with data that a malicious writer signed.
+    /// Damaged data with valid checksums, as from a malicious writer.
     #[test]
-    fn signed_nonsense_is_decoded_to_sound_records_or_refused(
-        victim in 0_usize..4,
+    fn damaged_data_with_valid_checksums_is_decoded_or_refused(
+        file in 0_usize..4,
         changes in proptest::collection::vec((any::<u32>(), any::<u8>()), 0..6),
         (more_records, more_bytes) in (-1_i64..2, -1_i64..2),
         cut in 0_usize..3,
     ) {
-        let path = &victims()[victim];
+        let path = &intact_files()[file];
         let files = open(path).unwrap();
         let extent = files.plan(&[0]).unwrap().picks()[0].extent();
         let bytes = std::fs::read(path).unwrap();

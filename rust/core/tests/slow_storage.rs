@@ -1,5 +1,5 @@
-//! Storage where each read takes its time: what is in flight, in which order, and how it ends.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on should fail")]
+//! Reads from slow storage: requests in flight, the order of records, errors and abandoned reads.
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue should fail")]
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -11,19 +11,19 @@ use std::time::Duration;
 use grainmill_core::bytes::ScatterBuffers;
 use grainmill_core::pipeline::{self, ReadQueue, open};
 use grainmill_core::records::array_record::RecordWriter;
-use grainmill_core::records::storage::{FileNumber, Held, ReadAt, Storage, StoredFile};
+use grainmill_core::records::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
 use grainmill_core::records::{FileSet, Files, Records, Source};
 use grainmill_core::{Error, Result};
 
-/// Files in memory whose every read takes as long as it is told.
+/// Files in memory with a configurable delay for each read.
 #[derive(Debug, Default)]
 struct SlowFiles {
     files: Mutex<HashMap<PathBuf, Arc<Vec<u8>>>>,
     delay_us: AtomicUsize,
-    num_found: AtomicUsize,
+    num_opened: AtomicUsize,
     num_reads: AtomicUsize,
     in_flight: AtomicUsize,
-    most_in_flight: AtomicUsize,
+    max_in_flight: AtomicUsize,
     fails: AtomicUsize,
 }
 
@@ -34,13 +34,13 @@ struct SlowFile {
     bytes: Arc<Vec<u8>>,
 }
 
-/// How a `Storage` is shared with its test.
+/// A `Storage` that shares its files with the test.
 #[derive(Debug, Clone, Default)]
 struct Shared(Arc<SlowFiles>);
 
 impl Storage for Shared {
-    fn find(&self, path: &Path) -> Result<(Box<dyn StoredFile>, Arc<dyn ReadAt>)> {
-        self.0.num_found.fetch_add(1, Ordering::Relaxed);
+    fn open(&self, path: &Path) -> Result<(Box<dyn StoredFile>, Arc<dyn ReadAt>)> {
+        self.0.num_opened.fetch_add(1, Ordering::Relaxed);
         let bytes = self.0.files.lock().unwrap().get(path).cloned();
         let bytes = bytes.ok_or_else(|| {
             Error::io(path, "open", std::io::Error::from(std::io::ErrorKind::NotFound))
@@ -67,13 +67,13 @@ impl StoredFile for SlowFile {
         7
     }
 
-    fn hold(&self, _: bool) -> Result<Held> {
+    fn reopen(&self, _: bool) -> Result<ReopenedFile> {
         let (storage, path, bytes) =
             (Arc::clone(&self.storage), self.path.clone(), Arc::clone(&self.bytes));
-        Ok(Held { bytes: Arc::new(SlowFile { storage, path, bytes }), renumbered: None })
+        Ok(ReopenedFile { bytes: Arc::new(SlowFile { storage, path, bytes }), new_id: None })
     }
 
-    fn accept(&self, _: FileNumber) {}
+    fn accept_id(&self, _: FileId) {}
 }
 
 impl ReadAt for SlowFile {
@@ -81,7 +81,7 @@ impl ReadAt for SlowFile {
         let storage = &self.storage;
         storage.num_reads.fetch_add(1, Ordering::Relaxed);
         let now = storage.in_flight.fetch_add(1, Ordering::Relaxed) + 1;
-        storage.most_in_flight.fetch_max(now, Ordering::Relaxed);
+        storage.max_in_flight.fetch_max(now, Ordering::Relaxed);
         let delay = storage.delay_us.load(Ordering::Relaxed);
         if delay > 0 {
             std::thread::sleep(Duration::from_micros(delay as u64));
@@ -95,16 +95,16 @@ impl ReadAt for SlowFile {
         Ok(())
     }
 
-    fn read_pieces(&self, pieces: &mut ScatterBuffers<'_>, at: u64) -> Result<()> {
-        let mut bytes = vec![0; pieces.byte_len()];
+    fn read_scattered(&self, buffers: &mut ScatterBuffers<'_>, at: u64) -> Result<()> {
+        let mut bytes = vec![0; buffers.byte_len()];
         self.read_at(&mut bytes, at)?;
-        pieces.fill(&bytes);
+        buffers.fill(&bytes);
         Ok(())
     }
 }
 
 impl Shared {
-    /// Adds a file of `num_records` records, each of `len` bytes that tell its number.
+    /// Adds a file of `num_records` records, each of `len` bytes that repeat its number.
     fn add(&self, name: &str, num_records: u64, len: usize, options: &str) -> Source {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("written");
@@ -122,9 +122,9 @@ impl Shared {
         self.0.delay_us.store(delay, Ordering::Relaxed);
     }
 
-    /// The most reads that were in flight since this was asked for last.
-    fn take_most_in_flight(&self) -> usize {
-        self.0.most_in_flight.swap(0, Ordering::Relaxed)
+    /// The maximum number of reads in flight since the last call.
+    fn take_max_in_flight(&self) -> usize {
+        self.0.max_in_flight.swap(0, Ordering::Relaxed)
     }
 
     fn take_num_reads(&self) -> usize {
@@ -141,7 +141,7 @@ fn record(number: u64, len: usize) -> Vec<u8> {
     number.to_le_bytes().iter().copied().cycle().take(len).collect()
 }
 
-/// Visits every one of `len` positions in an order that is far from rising.
+/// All of `len` positions in a scattered order.
 fn scattered(len: u64) -> Vec<u64> {
     (0..len).map(|at| at * 617 % len).collect()
 }
@@ -158,36 +158,36 @@ fn assert_are(records: &Records, positions: &[u64], len: usize) {
     }
 }
 
-/// Files of far storage that are known to be far.
-fn far(storage: &Shared, sources: impl IntoIterator<Item = Source>) -> Arc<Files> {
+/// Files whose storage is slow and has been classified as slow.
+fn slow(storage: &Shared, sources: impl IntoIterator<Item = Source>) -> Arc<Files> {
     let files = storage.open(sources);
     storage.set_delay_us(4000);
     let queue = ReadQueue::new(64);
-    // A chunk that has been read may be kept, so each time another one.
+    // Another chunk each time, since chunks may be cached.
     for position in (0..).step_by(17) {
         if files.is_far() {
             break;
         }
         read(&files, &[position], &queue);
     }
-    storage.take_most_in_flight();
+    storage.take_max_in_flight();
     files
 }
 
 #[test]
-fn as_many_reads_are_in_flight_as_are_allowed_and_records_stay_in_order() {
+fn reads_in_flight_reach_the_limit_and_records_stay_in_order() {
     let storage = Shared::default();
-    // Too far apart to be read together.
-    let source = storage.add("far", 1000, 70_000, "group_size:1,uncompressed");
-    let files = far(&storage, [source]);
-    for most in [1, 7, 100] {
-        let queue = ReadQueue::new(most);
+    // Too long to be merged into one read.
+    let source = storage.add("file", 1000, 70_000, "group_size:1,uncompressed");
+    let files = slow(&storage, [source]);
+    for max_in_flight in [1, 7, 100] {
+        let queue = ReadQueue::new(max_in_flight);
         let blocks: Vec<Vec<u64>> = scattered(1000)
             .chunks(20)
-            .take(if most < 100 { 3 } else { 20 })
+            .take(if max_in_flight < 100 { 3 } else { 20 })
             .map(Vec::from)
             .collect();
-        storage.take_most_in_flight();
+        storage.take_max_in_flight();
         let pending: Vec<_> = blocks
             .iter()
             .map(|block| {
@@ -195,38 +195,38 @@ fn as_many_reads_are_in_flight_as_are_allowed_and_records_stay_in_order() {
                 pipeline::start(open::plan(&files, block).unwrap(), slots, &queue)
             })
             .collect();
-        // What was read to a slot is gone with it here; lengths and errors are told all the same.
+        // Records in slots are dropped here; lengths and errors are still returned.
         for pending in pending {
             assert_eq!(pending.finish().unwrap().len(), 20);
         }
-        let found = storage.take_most_in_flight();
-        assert!(found <= most && 2 * found >= most, "{found} of {most}");
+        let found = storage.take_max_in_flight();
+        assert!(found <= max_in_flight && 2 * found >= max_in_flight, "{found} of {max_in_flight}");
         let records = read(&files, &blocks[0], &queue);
         assert_are(&records, &blocks[0], 70_000);
     }
 }
 
 #[test]
-fn block_that_turns_out_to_be_far_is_handed_over_at_once() {
+fn block_whose_storage_turns_out_to_be_slow_is_read_concurrently() {
     let storage = Shared::default();
     let files = storage.open([storage.add("file", 3000, 1000, "group_size:1,uncompressed")]);
     assert!(!files.is_far());
     storage.set_delay_us(10_000);
-    storage.take_most_in_flight();
+    storage.take_max_in_flight();
     let positions = scattered(3000)[..64].to_vec();
     let records = read(&files, &positions, &ReadQueue::default());
     assert_are(&records, &positions, 1000);
     assert!(files.is_far());
-    assert!(storage.take_most_in_flight() >= 16);
+    assert!(storage.take_max_in_flight() >= 16);
     storage.set_delay_us(0);
     for _ in 0..10 {
         read(&files, &positions, &ReadQueue::default());
     }
-    assert!(!files.is_far(), "it is as near as can be");
+    assert!(!files.is_far(), "the storage is fast again");
 }
 
 #[test]
-fn many_files_are_opened_side_by_side_with_one_read_each() {
+fn many_files_are_opened_concurrently_with_one_read_each() {
     let storage = Shared::default();
     let first = storage.add("0", 10, 10, "group_size:1");
     let bytes = storage.0.files.lock().unwrap()[&first.path].clone();
@@ -239,12 +239,12 @@ fn many_files_are_opened_side_by_side_with_one_read_each() {
     let files = storage.open(sources);
     assert_eq!(files.len(), 6000);
     assert_eq!(storage.take_num_reads(), 600);
-    assert!(storage.take_most_in_flight() >= 64);
+    assert!(storage.take_max_in_flight() >= 64);
     assert!(files.is_far());
 }
 
 #[test]
-fn files_of_known_length_are_opened_when_they_are_read_and_side_by_side() {
+fn files_of_known_length_are_opened_when_read_and_concurrently() {
     let storage = Shared::default();
     let sources: Vec<Source> = (0..200)
         .map(|number| Source {
@@ -252,16 +252,16 @@ fn files_of_known_length_are_opened_when_they_are_read_and_side_by_side() {
             ..storage.add(&format!("{number}"), 10, 100, "group_size:1,uncompressed")
         })
         .collect();
-    let num_found = || storage.0.num_found.load(Ordering::Relaxed);
-    for is_ahead in [false, true] {
-        storage.0.num_found.store(0, Ordering::Relaxed);
+    let num_opened = || storage.0.num_opened.load(Ordering::Relaxed);
+    for is_started_first in [false, true] {
+        storage.0.num_opened.store(0, Ordering::Relaxed);
         let files = storage.open(sources.clone());
-        assert_eq!((files.len(), num_found()), (2000, 0));
+        assert_eq!((files.len(), num_opened()), (2000, 0));
         storage.set_delay_us(5000);
-        storage.take_most_in_flight();
+        storage.take_max_in_flight();
         let positions: Vec<u64> = (0..60).rev().map(|file| 10 * file + file % 10).collect();
         let queue = ReadQueue::default();
-        let records = if is_ahead {
+        let records = if is_started_first {
             let sorted = files.sort(&positions).unwrap();
             let unready = files.plan_at_hand(&sorted).unwrap().unwrap_err();
             assert_eq!(unready.len(), 60);
@@ -273,8 +273,8 @@ fn files_of_known_length_are_opened_when_they_are_read_and_side_by_side() {
         };
         let expected: Vec<u64> = positions.iter().map(|position| position % 10).collect();
         assert_are(&records, &expected, 100);
-        assert_eq!(num_found(), 60);
-        assert!(storage.take_most_in_flight() >= 20);
+        assert_eq!(num_opened(), 60);
+        assert!(storage.take_max_in_flight() >= 20);
         storage.set_delay_us(0);
     }
 }
@@ -283,12 +283,12 @@ fn files_of_known_length_are_opened_when_they_are_read_and_side_by_side() {
 fn joined_files_are_read_as_one_sequence_and_opened_once() {
     let storage = Shared::default();
     let lens: [u64; 4] = [5, 0, 3, 7];
-    let parts: Vec<Arc<Files>> = lens
+    let datasets: Vec<Arc<Files>> = lens
         .iter()
-        .map(|&len| storage.open([storage.add(&format!("part {len}"), len, 100, "group_size:2")]))
+        .map(|&len| storage.open([storage.add(&format!("file {len}"), len, 100, "group_size:2")]))
         .collect();
-    let num_found = storage.0.num_found.load(Ordering::Relaxed);
-    let joined = Arc::new(Files::joined(parts.iter().map(|part| &**part)).unwrap());
+    let num_opened = storage.0.num_opened.load(Ordering::Relaxed);
+    let joined = Arc::new(Files::joined(datasets.iter().map(|dataset| &**dataset)).unwrap());
     assert_eq!(joined.num_records().collect::<Vec<_>>(), lens);
     let expected: Vec<Vec<u8>> =
         lens.iter().flat_map(|&len| (0..len).map(|number| record(number, 100))).collect();
@@ -297,16 +297,16 @@ fn joined_files_are_read_as_one_sequence_and_opened_once() {
     for (found, &position) in records.iter().zip(&positions) {
         assert_eq!(found, expected[usize::try_from(position).unwrap()]);
     }
-    assert_eq!(storage.0.num_found.load(Ordering::Relaxed), num_found);
+    assert_eq!(storage.0.num_opened.load(Ordering::Relaxed), num_opened);
     assert!(joined.sort(&[15]).is_err());
 }
 
 #[test]
-fn missing_file_and_failing_reads_are_errors_of_those_who_wait() {
+fn missing_files_and_failing_reads_are_errors_of_their_pending_reads() {
     let storage = Shared::default();
     let source = storage.add("file", 500, 5000, "group_size:1,uncompressed");
     let missing = Source { take: Some(10), ..Source::from(PathBuf::from("missing")) };
-    let files = far(&storage, [source, missing]);
+    let files = slow(&storage, [source, missing]);
     let queue = ReadQueue::default();
     let sorted = files.sort(&[3, 505]).unwrap();
     let unready = files.plan_at_hand(&sorted).unwrap().unwrap_err();
@@ -320,9 +320,9 @@ fn missing_file_and_failing_reads_are_errors_of_those_who_wait() {
 }
 
 #[test]
-fn abandoned_reads_end_after_what_is_in_flight() {
+fn abandoned_reads_end_after_those_in_flight() {
     let storage = Shared::default();
-    let files = far(&storage, [storage.add("file", 2000, 5000, "group_size:1,uncompressed")]);
+    let files = slow(&storage, [storage.add("file", 2000, 5000, "group_size:1,uncompressed")]);
     let queue = ReadQueue::new(4);
     storage.take_num_reads();
     let plan = open::plan(&files, &scattered(2000)).unwrap();
@@ -336,7 +336,7 @@ fn abandoned_reads_end_after_what_is_in_flight() {
     assert_are(&records, &[5, 3], 5000);
 }
 
-/// The positions `0..len`, of which each window of `window` is in scattered order.
+/// The positions `0..len`, each window of `window` in a scattered order.
 fn window_order(len: u64, window: u64) -> Vec<u64> {
     let fits = |step: &u64| step % 2 == 1 && !window.is_multiple_of(*step);
     let step = (window / 2..=window + 2).find(fits).unwrap();
@@ -348,18 +348,18 @@ fn window_order(len: u64, window: u64) -> Vec<u64> {
 fn orders_with_locality_fetch_each_chunk_once() {
     let storage = Shared::default();
     let source = storage.add("grouped", 8192, 300, "group_size:16");
-    for is_far in [false, true] {
+    for is_slow in [false, true] {
         let files =
-            if is_far { far(&storage, [source.clone()]) } else { storage.open([source.clone()]) };
+            if is_slow { slow(&storage, [source.clone()]) } else { storage.open([source.clone()]) };
         for order in [window_order(8192, 512), (0..8192).collect::<Vec<u64>>()] {
-            let files = if is_far { Arc::clone(&files) } else { storage.open([source.clone()]) };
+            let files = if is_slow { Arc::clone(&files) } else { storage.open([source.clone()]) };
             storage.take_num_reads();
             let queue = ReadQueue::default();
             for positions in order.chunks(40) {
                 assert_are(&read(&files, positions, &queue), positions, 300);
             }
             let num_reads = storage.take_num_reads();
-            assert!(num_reads <= 8192 / 16 + 8, "{num_reads}, far: {is_far}");
+            assert!(num_reads <= 8192 / 16 + 8, "{num_reads}, slow: {is_slow}");
         }
         storage.set_delay_us(0);
     }
