@@ -37,7 +37,7 @@ pub const DEFAULT_MAX_CHUNK_LEN: u64 = 4 << 30;
 static MAX_CHUNK_LEN: AtomicU64 = AtomicU64::new(DEFAULT_MAX_CHUNK_LEN);
 
 /// Makes this process refuse compressed and transposed chunks that decode to more than `byte_len`
-/// bytes. Other chunks are no longer in memory than in the file.
+/// bytes. Other chunks take no more memory than in the file.
 pub fn set_max_chunk_len(byte_len: u64) {
     MAX_CHUNK_LEN.store(byte_len, Ordering::Relaxed);
 }

@@ -284,7 +284,7 @@ mod tests {
     fn equal_messages_take_little_more_than_their_values() {
         let record = b"\x08\xac\x02\x1a\x03\x08\x85\x01\x25abcd".to_vec();
         let len = check(&vec![record; 1000]).len();
-        assert!(len < 8000 + 350, "8 bytes of values in each of 1000 records made {len}");
+        assert!(len < 8000 + 350, "1000 records with 8 bytes of values take {len}");
     }
 
     /// Random fields of every wire type, sometimes invalid.
