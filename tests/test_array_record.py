@@ -360,7 +360,7 @@ def test_tfrecord_is_told_from_a_damaged_array_record():
     for name in ("tfrecord_small", "tfrecord_large"):
         with pytest.raises(_native.GrainmillError, match="a TFRecord file, not an ArrayRecord"):
             record_files(CORPUS / "bad" / f"{name}.array_record")
-    with pytest.raises(_native.GrainmillError, match="cut short or its writer was not closed"):
+    with pytest.raises(_native.GrainmillError, match="truncated or its writer was not closed"):
         record_files(CORPUS / "bad" / "cut_mid_chunk.array_record")
 
 

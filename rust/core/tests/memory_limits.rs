@@ -1,6 +1,6 @@
-//! Crafted files that ask for much memory, under a limit of what the process may take: whatever
-//! they state, they are refused before memory is asked for.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on should fail")]
+//! Crafted files that state huge lengths, read under a memory limit of the process: they are refused
+//! before memory is allocated.
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue should fail")]
 
 use std::path::Path;
 use std::sync::Once;
@@ -15,10 +15,10 @@ use grainmill_core::records::riegeli::varint::push_varint;
 use grainmill_core::records::{Files, Source};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// What the tests may take beside what the process has at its start, threads included.
+/// The memory of the tests and their threads, besides that of the process at its start.
 const ALLOWANCE: u64 = 900 << 20;
 
-/// Whoever asks for the gigabytes that a file states fails from here on.
+/// Limits the address space, so that allocating the gigabytes that a file states fails.
 fn limit_memory() {
     static LIMIT: Once = Once::new();
     LIMIT.call_once(|| {
@@ -43,13 +43,13 @@ fn varint(value: u64) -> Vec<u8> {
     bytes
 }
 
-/// A block that states `stated` bytes before a stream of `junk_len` bytes.
-fn lying(stated: u64, junk_len: usize) -> Vec<u8> {
-    // What could be a zstd frame, so that it is not refused for its first bytes.
+/// A block that states `stated` decoded bytes, with an invalid stream of `junk_len` bytes.
+fn block_stating(stated: u64, junk_len: usize) -> Vec<u8> {
+    // Starts like a zstd frame, so that it is not refused for its first bytes.
     [varint(stated), b"\x28\xb5\x2f\xfd".to_vec(), vec![0; junk_len]].concat()
 }
 
-fn sound(codec: Codec, plain: &[u8]) -> Vec<u8> {
+fn compressed(codec: Codec, plain: &[u8]) -> Vec<u8> {
     let mut block = Vec::new();
     Compressor::new(codec).unwrap().append(plain, &mut block).unwrap();
     block
@@ -59,7 +59,7 @@ fn with_len(block: &[u8]) -> Vec<u8> {
     [varint(block.len() as u64), block.to_vec()].concat()
 }
 
-/// A file of one chunk, whose footer is `footer`, or a sound one.
+/// A file of one chunk, with this footer or a valid one.
 struct Crafted {
     kind: u8,
     num_records: u64,
@@ -92,8 +92,8 @@ impl Crafted {
         sink.finish().unwrap();
     }
 
-    /// What is said of the file when it is read under the limit.
-    fn refusal(&self) -> String {
+    /// The error of reading the file under the limit.
+    fn error_text(&self) -> String {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("crafted.array_record");
         self.write(&path);
@@ -105,7 +105,7 @@ impl Crafted {
     }
 }
 
-/// Writes a simple chunk that is not compressed.
+/// Writes an uncompressed simple chunk.
 fn write_plain(sink: &mut ChunkSink<std::fs::File>, records: &[&[u8]]) -> u64 {
     let lens: Vec<u8> = records.iter().flat_map(|record| varint(record.len() as u64)).collect();
     let data = [&[0][..], &with_len(&lens), &records.concat()].concat();
@@ -120,51 +120,51 @@ fn open(path: &Path) -> grainmill_core::Result<Files> {
 const IN_CHUNK: &str = "chunk 0 at byte 64 (record 0): ";
 
 #[test]
-fn chunks_that_state_more_than_a_chunk_may_have_are_refused() {
+fn chunks_that_state_more_than_the_limit_are_refused() {
     let stated = 32 * GIB;
     for codec in CODECS {
-        let lens = with_len(&sound(codec, &varint(stated)));
-        let data = [&[codec.code()][..], &lens, &lying(stated, 1 << 20)].concat();
-        let text = Crafted::chunk(kind::SIMPLE, stated, data).refusal();
-        let expected = format!("{IN_CHUNK}states {stated} decoded bytes where a chunk may have");
+        let lens = with_len(&compressed(codec, &varint(stated)));
+        let data = [&[codec.code()][..], &lens, &block_stating(stated, 1 << 20)].concat();
+        let text = Crafted::chunk(kind::SIMPLE, stated, data).error_text();
+        let expected = format!("{IN_CHUNK}states {stated} decoded bytes, expected at most");
         assert!(text.contains(&expected), "{codec:?}: {text}");
         assert!(text.contains("`GRAINMILL_MAX_CHUNK_BYTES`"), "{text}");
     }
     for codec in CODECS.map(Codec::code).into_iter().chain([0]) {
         let data = [&[codec][..], &[3, 0, 0, 0]].concat();
-        let text = Crafted::chunk(kind::TRANSPOSED, stated, data).refusal();
-        assert!(text.contains("decoded bytes where a chunk may have"), "{codec}: {text}");
+        let text = Crafted::chunk(kind::TRANSPOSED, stated, data).error_text();
+        assert!(text.contains("decoded bytes, expected at most"), "{codec}: {text}");
     }
 }
 
 #[test]
 fn blocks_that_state_more_than_the_chunk_needs_are_refused() {
     let stated = 3 * GIB;
-    // Brotli and snappy are as terse as zstd in this: 1 MiB that claims to be 3 GiB.
-    let lie = lying(stated, 1 << 20);
+    // 1 MiB that states 3 GiB, whatever the codec.
+    let block = block_stating(stated, 1 << 20);
     for codec in CODECS {
         let code = [codec.code()];
-        let check = |what: &str, kind, parts: &[&[u8]], most: u64| {
+        let check = |what: &str, kind, parts: &[&[u8]], max_len: u64| {
             let data = [&[&code[..]], parts].concat().concat();
-            let text = Crafted::chunk(kind, 5, data).refusal();
+            let text = Crafted::chunk(kind, 5, data).error_text();
             let expected =
-                format!("{IN_CHUNK}{stated} decoded bytes are stated where there can be");
-            assert!(text.ends_with(&format!("{expected} {most}")), "{codec:?} {what}: {text}");
+                format!("{IN_CHUNK}block states {stated} decoded bytes, expected at most");
+            assert!(text.ends_with(&format!("{expected} {max_len}")), "{codec:?} {what}: {text}");
         };
-        check("lengths", kind::SIMPLE, &[&with_len(&lie)], 10);
-        check("values", kind::SIMPLE, &[&with_len(&sound(codec, &[5])), &lie], 5);
+        check("lengths", kind::SIMPLE, &[&with_len(&block)], 10);
+        check("values", kind::SIMPLE, &[&with_len(&compressed(codec, &[5])), &block], 5);
         // One bucket of one buffer; a state that ends the record, which is the first.
-        let layout = [&[1, 1][..], &varint(lie.len() as u64), &[0, 1, 3, 0, 0]].concat();
-        let layout = with_len(&sound(codec, &layout));
-        check("bucket", kind::TRANSPOSED, &[&layout, &lie], 10);
-        let layout = with_len(&sound(codec, &[0, 0, 1, 3, 0, 0]));
-        check("moves", kind::TRANSPOSED, &[&layout, &lie], 96);
-        check("layout", kind::TRANSPOSED, &[&with_len(&lie)], DEFAULT_MAX_CHUNK_LEN / 32);
+        let layout = [&[1, 1][..], &varint(block.len() as u64), &[0, 1, 3, 0, 0]].concat();
+        let layout = with_len(&compressed(codec, &layout));
+        check("bucket", kind::TRANSPOSED, &[&layout, &block], 10);
+        let layout = with_len(&compressed(codec, &[0, 0, 1, 3, 0, 0]));
+        check("transitions", kind::TRANSPOSED, &[&layout, &block], 96);
+        check("layout", kind::TRANSPOSED, &[&with_len(&block)], DEFAULT_MAX_CHUNK_LEN / 32);
     }
 }
 
 #[test]
-fn footers_take_no_more_than_a_record_of_theirs_needs() {
+fn footers_do_not_allocate_more_than_a_valid_record_needs() {
     let codec = Codec::Zstd { level: 3, window_log: 20 };
     let long = 40 << 20;
     let mut data = vec![codec.code()];
@@ -174,7 +174,7 @@ fn footers_take_no_more_than_a_record_of_theirs_needs() {
     assert!(data.len() < 10_000);
     let crafted =
         |data| Crafted { footer: Some((1, long, data)), ..Crafted::chunk(kind::SIMPLE, 0, vec![]) };
-    let text = crafted(data).refusal();
+    let text = crafted(data).error_text();
     assert!(
         text.contains("footer at byte ") && text.contains("a record of 41943040 bytes"),
         "{text}"
@@ -189,20 +189,19 @@ fn footers_take_no_more_than_a_record_of_theirs_needs() {
         footer: Some((1, 3, [data, block].concat())),
         ..Crafted::chunk(kind::SIMPLE, 0, vec![])
     }
-    .refusal();
+    .error_text();
     assert!(text.contains("too much memory") || text.contains("Frame requires"), "{text}");
 }
 
 #[test]
 fn brotli_windows_without_memory_are_an_error() {
-    // A window of 1 GiB and two blocks that are not compressed, so that the first is not the last,
-    // for which a smaller window would do.
+    // A window of 1 GiB and two uncompressed blocks: for a single one, a smaller window would do.
     let first = b"\x11\x1e\x04\x00\x02";
     let second = b"\x10\x00\x08";
     let stream = [&first[..], b"abc", second, b"def", b"\x03"].concat();
     let codec = Codec::Brotli { level: 5, window_log: None };
-    let lens = with_len(&sound(codec, &[6]));
+    let lens = with_len(&compressed(codec, &[6]));
     let data = [&[codec.code()][..], &lens, &[6], &stream].concat();
-    let text = Crafted::chunk(kind::SIMPLE, 6, data).refusal();
+    let text = Crafted::chunk(kind::SIMPLE, 6, data).error_text();
     assert!(text.contains("no memory for a brotli window of 107374"), "{text}");
 }

@@ -1,5 +1,5 @@
-//! Files of the record writer, compared byte for byte where the format determines every byte.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+//! Files of the record writer, compared byte for byte where the format allows one encoding.
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue should fail")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,12 +21,12 @@ fn written(options: &str, records: &[Vec<u8>]) -> Vec<u8> {
     fs::read(path).unwrap()
 }
 
-/// The records read from a file written with `options`.
+/// The records of a file written with `options`.
 fn read_back(options: &str, records: &[Vec<u8>]) -> Vec<Vec<u8>> {
     read_from(&written(options, records))
 }
 
-/// The records read from a file with these bytes.
+/// The records of a file of these bytes.
 fn read_from(bytes: &[u8]) -> Vec<Vec<u8>> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file.array_record");
@@ -53,7 +53,7 @@ fn numbers(count: u32) -> Vec<Vec<u8>> {
     (0..count).map(|number| number.to_string().into_bytes()).collect()
 }
 
-/// (name of a golden file, its hash, options, records) as written by `array_record` 0.8.6.
+/// (name of a golden file, its hash, options, records), as `array_record` 0.8.6 wrote them.
 fn plain_cases() -> Vec<(&'static str, &'static str, &'static str, Vec<Vec<u8>>)> {
     vec![
         (
@@ -90,18 +90,18 @@ fn plain_cases() -> Vec<(&'static str, &'static str, &'static str, Vec<Vec<u8>>)
 }
 
 #[test]
-fn uncompressed_files_equal_those_of_array_record() {
+fn uncompressed_files_are_those_of_array_record() {
     for (name, hash, options, records) in plain_cases() {
         assert_eq!(sha256(&written(options, &records)), hash, "{name}");
     }
 }
 
-/// The full corpus is not part of the repository; the test above covers some of it.
+/// The corpus is not in the repository; the test above has the hashes of some files.
 #[test]
-fn rewritten_golden_files_are_identical() {
+fn golden_files_are_reproduced() {
     let Ok(manifest) = fs::read_to_string(corpus().join("manifest.json")) else { return };
     let manifest: serde_json::Value = serde_json::from_str(&manifest).unwrap();
-    let mut num_identical = 0;
+    let mut num_equal = 0;
     for file in manifest["files"].as_array().unwrap() {
         let (name, options) = (file["file"].as_str().unwrap(), &file["writer_options"]);
         let path = corpus().join(name);
@@ -110,11 +110,11 @@ fn rewritten_golden_files_are_identical() {
         let stored = options.as_str().unwrap();
         if stored.contains("uncompressed") && !stored.contains("transpose:true") {
             assert!(bytes == fs::read(&path).unwrap(), "{name} differs");
-            num_identical += 1;
+            num_equal += 1;
         }
         assert!(read_from(&bytes) == records, "{name} does not round-trip");
     }
-    assert_eq!(num_identical, 23);
+    assert_eq!(num_equal, 23);
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn large_records_round_trip_with_every_codec() {
 }
 
 #[test]
-fn what_a_chunk_may_decode_to_is_a_bound_that_can_be_moved() {
+fn the_limit_of_decoded_bytes_can_be_changed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("long.array_record");
     // Longer than any record of the other tests, which may run at the same time.
@@ -141,9 +141,9 @@ fn what_a_chunk_may_decode_to_is_a_bound_that_can_be_moved() {
         set_max_chunk_len(79_999_999);
         let refused = read().map(drop);
         set_max_chunk_len(DEFAULT_MAX_CHUNK_LEN);
-        // What is neither compressed nor transposed takes no more than is there.
-        let text = refused.map_or_else(|error| error.to_string(), |()| "fine".to_owned());
-        let expected = if options == "uncompressed" { "fine" } else { "a chunk may have 79999999" };
+        // Chunks that are neither compressed nor transposed have no limit.
+        let text = refused.map_or_else(|error| error.to_string(), |()| "ok".to_owned());
+        let expected = if options == "uncompressed" { "ok" } else { "expected at most 79999999" };
         assert!(text.contains(expected), "{options}: {text}");
     }
 }
@@ -155,7 +155,7 @@ fn a_million_empty_records_fit_one_chunk() {
 }
 
 #[test]
-fn records_round_trip_with_every_window_size() {
+fn windows_of_every_size_round_trip() {
     let record: Vec<u8> = (0..300_000_u32).flat_map(u32::to_be_bytes).collect();
     for options in ["zstd,window_log:10", "zstd,window_log:31", "brotli:5,window_log:10"] {
         let records = [record.clone()];
@@ -172,12 +172,12 @@ fn a_writer_that_is_dropped_leaves_a_file_that_is_refused() {
         writer.write(&vec![7; 100_000]).unwrap();
     }
     drop(writer);
-    assert!(fs::metadata(&path).unwrap().len() > 1 << 20, "only the end is missing");
+    assert!(fs::metadata(&path).unwrap().len() > 1 << 20, "much was written");
     assert!(Files::open([Source::from(path)]).is_err());
 }
 
 #[test]
-fn a_full_disk_fails_every_call_from_then_on() {
+fn a_full_disk_fails_every_later_call() {
     let mut writer = RecordWriter::create("/dev/full", "uncompressed".parse().unwrap()).unwrap();
     let first = writer.write(&vec![0; 2 << 20]).unwrap_err().to_string();
     assert!(first.starts_with("/dev/full: write: No space left on device"), "{first}");
@@ -228,7 +228,7 @@ fn record() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn records_round_trip(
+    fn written_records_are_read_back(
         options in options(),
         records in prop::collection::vec(record(), 0..50),
     ) {

@@ -1,6 +1,5 @@
-//! Reading records: files of the C++ writer, corrupt files, and malformed data with valid
-//! checksums.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+//! Tests the layer `records` through its public API: files of the C++ writer and damaged files.
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue should fail")]
 #![expect(clippy::cast_possible_truncation, reason = "offsets in small files")]
 
 use std::any::Any;
@@ -14,7 +13,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-/// The full corpus if present, otherwise the files in the repository.
+/// The whole corpus where it is present, else the files in the repository.
 fn corpus() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let shared = root.join("../../../shared/data/array_record");
@@ -48,7 +47,7 @@ fn sha256_of<'a>(records: impl Iterator<Item = &'a [u8]>) -> String {
 }
 
 #[test]
-fn files_of_the_c_writer_read_with_the_hashes_of_their_manifest() {
+fn files_of_the_cpp_writer_have_the_hashes_of_their_manifest() {
     let dir = corpus();
     let entries = manifest(&dir);
     assert!(entries.len() > 10);
@@ -80,14 +79,14 @@ fn files_of_the_c_writer_read_with_the_hashes_of_their_manifest() {
 }
 
 #[test]
-fn corrupt_files_fail_as_listed_in_their_manifest() {
+fn damaged_files_fail_as_their_manifest_says() {
     let dir = corpus().join("bad");
     let entries = manifest(&dir);
     assert!(entries.len() > 8);
     for entry in entries {
         let name = entry["file"].as_str().unwrap();
-        let expected_result = &entry["reference"];
-        let files = match (open(&dir.join(name)), expected_result.get("open_error")) {
+        let reference = &entry["reference"];
+        let files = match (open(&dir.join(name)), reference.get("open_error")) {
             (Ok(files), None) => files,
             (Err(error), Some(_)) => {
                 assert!(error.to_string().contains(name), "{error} does not name {name}");
@@ -96,8 +95,8 @@ fn corrupt_files_fail_as_listed_in_their_manifest() {
             (Ok(_), Some(expected)) => panic!("{name} opens, expected {expected}"),
             (Err(error), None) => panic!("{error}"),
         };
-        assert_eq!(Some(files.len()), expected_result["num_records"].as_u64(), "{name}");
-        let failed = expected_result["failed"].as_object().unwrap();
+        assert_eq!(Some(files.len()), reference["num_records"].as_u64(), "{name}");
+        let failed = reference["failed"].as_object().unwrap();
         for position in 0..files.len() {
             let result = files.read(&[position]);
             match (&result, failed.get(&position.to_string())) {
@@ -113,14 +112,14 @@ fn corrupt_files_fail_as_listed_in_their_manifest() {
         }
         let all: Vec<u64> = (0..files.len()).collect();
         assert_eq!(files.read(&all).is_ok(), failed.is_empty(), "{name}");
-        if let Some(expected) = expected_result["records_sha256"].as_str() {
+        if let Some(expected) = reference["records_sha256"].as_str() {
             assert_eq!(sha256_of(files.read(&all).unwrap().iter()), expected, "{name}");
         }
     }
 }
 
 #[test]
-fn endless_submessages_are_refused() {
+fn states_that_open_submessages_without_end_are_refused() {
     const NUM_STATES: u64 = 20_000;
     let varint = |mut value: u64, out: &mut Vec<u8>| {
         while value > 0x7f {
@@ -129,7 +128,7 @@ fn endless_submessages_are_refused() {
         }
         out.push(value as u8);
     };
-    // No buffers; each state ends a submessage and implicitly moves to the next state.
+    // No buffers, and states that each end a submessage and lead to the next one by themselves.
     let mut header = vec![0, 0];
     varint(NUM_STATES, &mut header);
     header.extend((0..NUM_STATES).map(|_| 14));
@@ -141,17 +140,17 @@ fn endless_submessages_are_refused() {
     data.extend([3; 1_000]);
     let header = chunk::ChunkHeader::of(b't', &data, 1, 1 << 30);
     let error = Decoder::default().decode(&header, &data).unwrap_err().to_string();
-    assert!(error.contains("too many submessages"), "{error}");
+    assert!(error.contains("too many nested submessages"), "{error}");
 }
 
-/// Files of one block of each kind, to be corrupted.
-fn files_to_corrupt() -> Vec<PathBuf> {
+/// Intact files of several kinds, which the tests damage.
+fn intact_files() -> Vec<PathBuf> {
     ["grid_g1_zstd3", "chunk_many_blocks_g8", "example_g100_true", "grid_g16_brotli6"]
         .map(|name| corpus().join(format!("{name}.array_record")))
         .to_vec()
 }
 
-/// Reads the records in two ways, which must agree whatever the file contains.
+/// Reads the records with and without slots, which must agree for any file; returns their hash.
 fn read_both_ways(path: &Path) -> Option<String> {
     let files = open(path).ok()?;
     let all: Vec<u64> = (0..files.len().min(200)).collect();
@@ -169,17 +168,17 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn corrupt_bytes_never_panic_and_never_return_a_wrong_record(
+    fn damaged_bytes_never_panic_and_never_decode_to_a_wrong_record(
         file in 0_usize..4,
         changes in proptest::collection::vec((any::<u16>(), 0_u8..4, any::<u64>()), 1..6),
-        truncation in proptest::option::weighted(0.2, any::<u32>()),
+        cut in proptest::option::weighted(0.2, any::<u32>()),
     ) {
-        let path = &files_to_corrupt()[file];
+        let path = &intact_files()[file];
         let mut bytes = std::fs::read(path).unwrap();
         let expected = read_both_ways(path).unwrap();
         let last_block = bytes.len() - 65_536;
         for (offset, region, value) in changes {
-            // Near the start, around the footer, in the postscript, anywhere.
+            // Near the front, around the footer, in the postscript, anywhere.
             let len = bytes.len();
             let at = match region {
                 0 => usize::from(offset) % 4_096,
@@ -191,19 +190,19 @@ proptest! {
                 *target ^= byte;
             }
         }
-        if let Some(truncation) = truncation {
-            bytes.truncate(truncation as usize % bytes.len());
+        if let Some(cut) = cut {
+            bytes.truncate(cut as usize % bytes.len());
         }
         let dir = tempfile::tempdir().unwrap();
-        let corrupt = dir.path().join("corrupt");
-        std::fs::write(&corrupt, &bytes).unwrap();
-        if let Some(found) = read_both_ways(&corrupt) {
+        let damaged = dir.path().join("damaged");
+        std::fs::write(&damaged, &bytes).unwrap();
+        if let Some(found) = read_both_ways(&damaged) {
             prop_assert_eq!(found, expected);
         }
     }
 
     #[test]
-    fn records_are_returned_in_the_order_of_positions(
+    fn records_are_returned_in_the_order_of_their_positions(
         positions in proptest::collection::vec(0_u64..900, 0..300),
     ) {
         let dir = corpus();
@@ -223,23 +222,23 @@ proptest! {
         prop_assert_eq!(read.iter().collect::<Vec<_>>(), expected.clone());
         let plan = files.plan(&positions).unwrap();
         let no_slots: Vec<Option<Vec<MaybeUninit<u8>>>> = vec![None; positions.len()];
-        let prefetched = pipeline::start(plan, no_slots, ReadQueue::of_program()).finish().unwrap();
-        prop_assert_eq!(prefetched.iter().collect::<Vec<_>>(), expected);
+        let started = pipeline::start(plan, no_slots, ReadQueue::of_program()).finish().unwrap();
+        prop_assert_eq!(started.iter().collect::<Vec<_>>(), expected);
     }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// Malformed data with valid checksums, as from a malicious writer.
+    /// Damaged data with valid checksums, as from a malicious writer.
     #[test]
-    fn malformed_data_is_refused_or_decoded_consistently(
+    fn damaged_data_with_valid_checksums_is_decoded_or_refused(
         file in 0_usize..4,
         changes in proptest::collection::vec((any::<u32>(), any::<u8>()), 0..6),
         (more_records, more_bytes) in (-1_i64..2, -1_i64..2),
-        truncation in 0_usize..3,
+        cut in 0_usize..3,
     ) {
-        let path = &files_to_corrupt()[file];
+        let path = &intact_files()[file];
         let files = open(path).unwrap();
         let extent = files.plan(&[0]).unwrap().picks()[0].extent();
         let bytes = std::fs::read(path).unwrap();
@@ -247,7 +246,7 @@ proptest! {
         let opened = chunk::open(&raw, extent.start, extent.end).unwrap();
         let data = opened.data(&mut raw, extent.start).unwrap();
         let mut data = raw[data].to_vec();
-        data.truncate(data.len() - truncation);
+        data.truncate(data.len() - cut);
         for (at, byte) in changes {
             let at = at as usize % data.len().min(300);
             data[at] = byte;

@@ -1,7 +1,7 @@
-//! One libFuzzer program for all targets: `GRAINMILL_FUZZ_TARGET` names the one that is run. With
-//! `GRAINMILL_FUZZ_SEEDS`, it writes the inputs it begins with into that folder instead.
+//! One libFuzzer program for all targets: `GRAINMILL_FUZZ_TARGET` selects the target. With
+//! `GRAINMILL_FUZZ_SEEDS`, it writes the seed inputs to that folder instead.
 #![no_main]
-#![expect(clippy::print_stdout, reason = "the names of the targets are what is asked for")]
+#![expect(clippy::print_stdout, reason = "it prints the names of the targets")]
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -14,8 +14,8 @@ mod targets;
 
 use targets::{TARGETS, Target, other_seeds, seeds_of};
 
-/// The targets that only this program has, since they are not part of the public API.
-const OWN: Target = ("shared_index", shared_index::fuzzing::look);
+/// A target that is not part of the public API, so only this program has it.
+const OWN: Target = ("shared_index", shared_index::fuzzing::lookup);
 
 static TARGET: OnceLock<Target> = OnceLock::new();
 
@@ -38,7 +38,7 @@ fn init() {
     TARGET.get_or_init(|| target.unwrap_or_else(|| panic!("no target is called `{name}`")));
 }
 
-/// Writes the inputs made from the files of the tests, a folder for each target.
+/// Writes the seeds from the files of the tests, a folder for each target.
 fn write_seeds(dir: &Path) {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data");
     let files = ["array_record", "array_record/bad"].map(|name| data.join(name));

@@ -1,29 +1,29 @@
-//! Buffers that have been used before: writing into their pages costs a fraction of fresh ones.
+//! Reuses buffers: writing to pages that are already mapped costs a fraction of writing to new ones.
 
 use std::sync::{Mutex, PoisonError};
 
 use crate::process::PerProcess;
 
-/// How many buffers are kept.
-const MAX_SPARE: usize = 16;
-/// Buffers above this are given back to the system.
-const KEPT_LEN: usize = 4 << 20;
+/// How many buffers the pool holds.
+const MAX_BUFFERS: usize = 16;
+/// Larger buffers are freed.
+const MAX_BUFFER_LEN: usize = 4 << 20;
 
-static SPARE: PerProcess<Mutex<Vec<Vec<u8>>>> = PerProcess::new(|| Mutex::new(Vec::new()));
+static POOL: PerProcess<Mutex<Vec<Vec<u8>>>> = PerProcess::new(|| Mutex::new(Vec::new()));
 
 /// An empty buffer.
 pub(crate) fn take() -> Vec<u8> {
-    SPARE.get().lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+    POOL.get().lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
 }
 
-/// Keeps `buffer` for later, if there is room.
-pub(crate) fn keep(mut buffer: Vec<u8>) {
-    if buffer.capacity() == 0 || buffer.capacity() > KEPT_LEN {
+/// Returns `buffer` to the pool, or frees it if it is too large or the pool is full.
+pub(crate) fn put(mut buffer: Vec<u8>) {
+    if buffer.capacity() == 0 || buffer.capacity() > MAX_BUFFER_LEN {
         return;
     }
     buffer.clear();
-    let mut spare = SPARE.get().lock().unwrap_or_else(PoisonError::into_inner);
-    if spare.len() < MAX_SPARE {
-        spare.push(buffer);
+    let mut pool = POOL.get().lock().unwrap_or_else(PoisonError::into_inner);
+    if pool.len() < MAX_BUFFERS {
+        pool.push(buffer);
     }
 }

@@ -1,67 +1,67 @@
-//! Decoded chunks of which other records may be wanted soon, within a bound on their memory for each
-//! process.
+//! A cache of decoded chunks, with one memory limit for each process.
 //!
-//! An order with locality comes back to a chunk within a few blocks; decoding it each time costs
-//! many times what it costs to keep. One without never does, and should not pay for that: so
-//! chunks are kept as long as those kept before have been of use, or where storage is far, since
-//! reading one again takes a thousand times as long as keeping it. A chunk of which all records
-//! have been taken is not kept any longer.
+//! An order with locality returns to a chunk within a few blocks, and decoding the chunk again costs
+//! many times what caching it costs. An order without locality never returns, and should not pay
+//! for a cache. So chunks are cached as long as earlier ones had hits, or where storage is slow:
+//! reading a chunk again takes a thousand times as long as caching it. A chunk is evicted once all
+//! its records have been taken.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::riegeli::{ChunkRecords, DecodedChunk};
-use super::single_flight::{Alone, InWork};
+use super::single_flight::{FlightGuard, SingleFlight};
 use crate::process::PerProcess;
 
-/// How many bytes of decoded chunks are kept unless [`set_budget`] says otherwise.
+/// The memory limit in bytes unless [`set_budget`] changes it.
 const DEFAULT_BUDGET: usize = 256 << 20;
-/// Longer chunks are not kept: few of them would push out all others.
+/// Longer chunks are not cached: a few of them would evict all others.
 const MAX_CHUNK_LEN: usize = 8 << 20;
-/// How many chunks are kept before one has been of use, and what a use is worth.
-const MOST_CREDIT: u32 = 256;
-const CREDIT_OF_USE: u32 = 4;
-/// One chunk in so many is kept without credit, so that a change of the order is noticed.
-const TRIAL_EVERY: u32 = 32;
+/// How many chunks are cached without a hit, and how many more each hit allows.
+const MAX_CREDIT: u32 = 256;
+const CREDIT_PER_HIT: u32 = 4;
+/// Without credit, one chunk in this many is cached, to notice when an order gains locality.
+const TRIAL_INTERVAL: u32 = 32;
 
 static BUDGET: AtomicUsize = AtomicUsize::new(DEFAULT_BUDGET);
-static KEPT: PerProcess<Mutex<Kept>> = PerProcess::new(|| Mutex::new(Kept::default()));
-static FETCHING: InWork = InWork::new();
+static CACHED: PerProcess<Mutex<CachedChunks>> =
+    PerProcess::new(|| Mutex::new(CachedChunks::default()));
+static FETCHES: SingleFlight = SingleFlight::new();
 static NEXT_ID: AtomicU32 = AtomicU32::new(0);
 
-/// Has this process keep no more than `byte_len` bytes of decoded chunks, or one chunk.
+/// Limits this process's cached chunks to `byte_len` bytes; a single chunk may exceed that.
 pub fn set_budget(byte_len: usize) {
     BUDGET.store(byte_len, Ordering::Relaxed);
 }
 
-/// How many bytes of decoded chunks this process keeps.
+/// How many bytes of decoded chunks this process has cached.
 pub fn kept_bytes() -> usize {
-    kept().byte_len
+    cached().byte_len
 }
 
-/// A file, by its number among those that share a cache, and where a chunk of it begins.
+/// The number of a file among those that share a cache, and the offset of a chunk in it.
 pub(crate) type ChunkKey = (u32, u64);
 
-/// The chunks kept for some files. A forked child begins with none.
+/// The cached chunks of some files. A forked child starts with none.
 #[derive(Debug)]
 pub(crate) struct ChunkCache {
     id: u32,
-    worth: PerProcess<Mutex<Worth>>,
+    credit: PerProcess<Mutex<CacheCredit>>,
 }
 
-/// Whether it has been of use to keep chunks.
+/// How many more chunks may be cached, which depends on past hits.
 #[derive(Debug)]
-struct Worth {
-    credit: u32,
+struct CacheCredit {
+    remaining: u32,
     num_refused: u32,
 }
 
-/// What a process keeps for all its files.
+/// The cached chunks of all files of a process.
 #[derive(Debug, Default)]
-struct Kept {
+struct CachedChunks {
     chunks: HashMap<(u32, ChunkKey), Entry>,
-    /// Their keys by their numbers, which rise.
+    /// Keys by insertion number, so the oldest is first.
     order: BTreeMap<u64, (u32, ChunkKey)>,
     byte_len: usize,
     next_number: u64,
@@ -71,7 +71,7 @@ struct Kept {
 struct Entry {
     chunk: Arc<DecodedChunk>,
     number: u64,
-    /// How many of its records have not been taken.
+    /// How many of its records have not been taken yet.
     num_left: usize,
 }
 
@@ -79,82 +79,86 @@ impl Default for ChunkCache {
     fn default() -> Self {
         Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            worth: PerProcess::new(|| Mutex::new(Worth { credit: MOST_CREDIT, num_refused: 0 })),
+            credit: PerProcess::new(|| {
+                Mutex::new(CacheCredit { remaining: MAX_CREDIT, num_refused: 0 })
+            }),
         }
     }
 }
 
 impl ChunkCache {
-    /// Those of the chunks that are kept, of each of which so many records are about to be taken.
+    /// Looks up chunks, from each of which the given number of records is about to be taken.
     pub(crate) fn find(
         &self,
-        wanted: impl Iterator<Item = (ChunkKey, usize)>,
+        requests: impl Iterator<Item = (ChunkKey, usize)>,
     ) -> Vec<Option<Arc<DecodedChunk>>> {
-        let mut kept = kept();
-        let found: Vec<_> = wanted.map(|(key, count)| kept.take((self.id, key), count)).collect();
-        drop(kept);
-        let num_uses = found.iter().flatten().count();
-        if num_uses > 0 {
-            let mut worth = self.worth();
-            let more = CREDIT_OF_USE.saturating_mul(u32::try_from(num_uses).unwrap_or(u32::MAX));
-            worth.credit = worth.credit.saturating_add(more).min(MOST_CREDIT);
+        let mut cached = cached();
+        let found: Vec<_> =
+            requests.map(|(key, count)| cached.take((self.id, key), count)).collect();
+        drop(cached);
+        let num_hits = found.iter().flatten().count();
+        if num_hits > 0 {
+            let mut credit = self.credit();
+            let more = CREDIT_PER_HIT.saturating_mul(u32::try_from(num_hits).unwrap_or(u32::MAX));
+            credit.remaining = credit.remaining.saturating_add(more).min(MAX_CREDIT);
         }
         found
     }
 
-    /// Keeps a chunk of which `num_taken` records have been taken, if that is likely to be of use.
+    /// Caches a chunk, of which `num_taken` records have been taken, if hits are likely.
     pub(crate) fn offer(
         &self,
         key: ChunkKey,
         records: &ChunkRecords<'_>,
         num_taken: usize,
-        is_far: bool,
+        is_slow: bool,
     ) {
         let num_left = records.len().saturating_sub(num_taken);
         if num_left == 0 || records.byte_len() > MAX_CHUNK_LEN {
             return;
         }
-        if is_far || self.worth().admits() {
+        if is_slow || self.credit().admits() {
             let chunk = Arc::new(records.to_chunk());
-            kept().insert((self.id, key), chunk, num_left, BUDGET.load(Ordering::Relaxed));
+            cached().insert((self.id, key), chunk, num_left, BUDGET.load(Ordering::Relaxed));
         }
     }
 
-    /// Waits until nobody else fetches the chunk of `byte_len` bytes, if it is kept then.
-    pub(crate) fn alone(&self, (file, begin): ChunkKey, byte_len: u64) -> Option<Alone<'_>> {
-        // Chunks that get the same number only wait for each other.
+    /// Waits until no other thread fetches the chunk of `byte_len` bytes; `None` if such a chunk is
+    /// never cached.
+    pub(crate) fn enter(&self, (file, begin): ChunkKey, byte_len: u64) -> Option<FlightGuard<'_>> {
+        // Chunks with equal numbers wait for each other, which costs only time.
         let number = begin.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(file);
-        let is_kept = byte_len <= MAX_CHUNK_LEN as u64;
-        is_kept.then(|| FETCHING.alone(number ^ u64::from(self.id) << 32))
+        let is_cacheable = byte_len <= MAX_CHUNK_LEN as u64;
+        is_cacheable.then(|| FETCHES.enter(number ^ u64::from(self.id) << 32))
     }
 
-    fn worth(&self) -> MutexGuard<'_, Worth> {
-        self.worth.get().lock().unwrap_or_else(PoisonError::into_inner)
+    fn credit(&self) -> MutexGuard<'_, CacheCredit> {
+        self.credit.get().lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for ChunkCache {
     fn drop(&mut self) {
-        kept().forget(self.id);
+        cached().forget(self.id);
     }
 }
 
-fn kept() -> MutexGuard<'static, Kept> {
-    KEPT.get().lock().unwrap_or_else(PoisonError::into_inner)
+fn cached() -> MutexGuard<'static, CachedChunks> {
+    CACHED.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Worth {
+impl CacheCredit {
     fn admits(&mut self) -> bool {
-        if let Some(credit) = self.credit.checked_sub(1) {
-            self.credit = credit;
+        if let Some(remaining) = self.remaining.checked_sub(1) {
+            self.remaining = remaining;
             return true;
         }
-        self.num_refused = (self.num_refused + 1) % TRIAL_EVERY;
+        self.num_refused = (self.num_refused + 1) % TRIAL_INTERVAL;
         self.num_refused == 0
     }
 }
 
-impl Kept {
+impl CachedChunks {
     fn take(&mut self, key: (u32, ChunkKey), count: usize) -> Option<Arc<DecodedChunk>> {
         let entry = self.chunks.get_mut(&key)?;
         entry.num_left = entry.num_left.saturating_sub(count);
@@ -194,10 +198,10 @@ impl Kept {
         Some(chunk)
     }
 
-    /// Lets go of all that is kept for the files of one cache.
+    /// Evicts all chunks of one cache's files.
     fn forget(&mut self, id: u32) {
-        let gone: Vec<_> = self.chunks.keys().filter(|(of, _)| *of == id).copied().collect();
-        for key in gone {
+        let keys: Vec<_> = self.chunks.keys().filter(|(of, _)| *of == id).copied().collect();
+        for key in keys {
             self.remove(key);
         }
     }
@@ -213,27 +217,27 @@ mod tests {
     }
 
     #[test]
-    fn chunks_of_all_files_stay_within_the_budget_and_the_oldest_goes_first() {
-        let mut kept = Kept::default();
+    fn chunks_of_all_files_stay_within_the_budget_and_the_oldest_is_evicted_first() {
+        let mut cached = CachedChunks::default();
         let budget = 64 << 20;
         for begin in 0..200 {
             let key = (u32::try_from(begin % 3).unwrap(), (0, begin));
-            kept.insert(key, Arc::new(chunk(1 << 20, 2)), 2, budget);
-            assert!(kept.byte_len <= budget);
-            assert_eq!(kept.order.len(), kept.chunks.len());
+            cached.insert(key, Arc::new(chunk(1 << 20, 2)), 2, budget);
+            assert!(cached.byte_len <= budget);
+            assert_eq!(cached.order.len(), cached.chunks.len());
         }
-        let mut is_kept =
-            |begin: u64| kept.take((u32::try_from(begin % 3).unwrap(), (0, begin)), 1).is_some();
-        assert!(!(0..130).any(&mut is_kept));
-        assert!((140..200).all(&mut is_kept));
-        kept.forget(1);
-        assert!(kept.chunks.keys().all(|(id, _)| *id != 1) && !kept.chunks.is_empty());
-        kept.insert((9, (0, 0)), Arc::new(chunk(1 << 20, 2)), 2, 0);
-        assert_eq!(kept.chunks.len(), 1, "one chunk is kept in any case");
+        let mut is_cached =
+            |begin: u64| cached.take((u32::try_from(begin % 3).unwrap(), (0, begin)), 1).is_some();
+        assert!(!(0..130).any(&mut is_cached));
+        assert!((140..200).all(&mut is_cached));
+        cached.forget(1);
+        assert!(cached.chunks.keys().all(|(id, _)| *id != 1) && !cached.chunks.is_empty());
+        cached.insert((9, (0, 0)), Arc::new(chunk(1 << 20, 2)), 2, 0);
+        assert_eq!(cached.chunks.len(), 1, "one chunk is cached in any case");
     }
 
     #[test]
-    fn a_chunk_goes_with_its_last_record_and_all_chunks_with_their_files() {
+    fn a_chunk_is_evicted_with_its_last_record_and_all_chunks_with_their_files() {
         let cache = ChunkCache::default();
         let chunk = chunk(1000, 10);
         let found = |begin: u64, count| cache.find([((0, begin), count)].into_iter())[0].is_some();
@@ -242,33 +246,33 @@ mod tests {
         assert!(found(1, 1), "the last one");
         assert!(!found(1, 1));
         cache.offer((0, 2), &chunk.records(), 10, false);
-        assert!(!found(2, 1), "nothing of it is left");
+        assert!(!found(2, 1), "all its records were taken");
         cache.offer((0, 3), &chunk.records(), 1, false);
         let id = cache.id;
         drop(cache);
-        assert!(!kept().chunks.keys().any(|(of, _)| *of == id));
+        assert!(!cached().chunks.keys().any(|(of, _)| *of == id));
     }
 
     #[test]
-    fn chunks_that_are_of_no_use_are_soon_kept_now_and_then_only_unless_storage_is_far() {
+    fn without_hits_few_chunks_are_cached_unless_storage_is_slow() {
         let cache = ChunkCache::default();
         let chunk = chunk(10, 2);
-        let num_kept = |from: u64, is_far| {
-            let is_kept = |begin: &u64| {
-                cache.offer((0, *begin), &chunk.records(), 1, is_far);
-                kept().chunks.contains_key(&(cache.id, (0, *begin)))
+        let num_cached = |from: u64, is_slow| {
+            let is_cached = |begin: &u64| {
+                cache.offer((0, *begin), &chunk.records(), 1, is_slow);
+                cached().chunks.contains_key(&(cache.id, (0, *begin)))
             };
-            (from..from + 10_000).filter(is_kept).count()
+            (from..from + 10_000).filter(is_cached).count()
         };
-        let now_and_then = num_kept(0, false);
-        assert!((256..600).contains(&now_and_then), "{now_and_then}");
-        assert_eq!(num_kept(10_000, true), 10_000);
+        let num_trials = num_cached(0, false);
+        assert!((256..600).contains(&num_trials), "{num_trials}");
+        assert_eq!(num_cached(10_000, true), 10_000);
         assert_eq!(cache.find((10_000..10_100).map(|begin| ((0, begin), 1))).len(), 100);
-        assert!(num_kept(30_000, false) > 400, "what was of use pays for others");
+        assert!(num_cached(30_000, false) > 400, "hits allow more chunks");
     }
 
     #[test]
-    fn a_chunk_longer_than_the_most_is_not_kept() {
+    fn a_chunk_above_the_maximum_length_is_not_cached() {
         let cache = ChunkCache::default();
         cache.offer((0, 0), &chunk(MAX_CHUNK_LEN + 1, 2).records(), 1, true);
         assert!(cache.find([((0, 0), 1)].into_iter())[0].is_none());

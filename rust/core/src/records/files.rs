@@ -11,31 +11,31 @@ use super::local::LocalFiles;
 use super::plan::{Plan, PlannedFile};
 use super::read::{Records, Scratch};
 use super::record_file::{Pick, RecordFile};
-use super::single_flight::InWork;
+use super::single_flight::SingleFlight;
 use super::storage::{Reader, Storage};
 use super::storage_latency::StorageLatency;
 use crate::{Error, Result};
 
-static OPENING: InWork = InWork::new();
+static OPENS: SingleFlight = SingleFlight::new();
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
-/// A file and which of its records are meant.
+/// A file and the range of its records that is used.
 #[derive(Debug, Clone, Default)]
 pub struct Source {
-    /// Where the file is.
+    /// The path of the file.
     pub path: PathBuf,
-    /// How many of its first records are left out.
+    /// How many records at its start are skipped.
     pub skip: u64,
     /// How many records follow; all, if `None`.
     pub take: Option<u64>,
-    /// What the file was when that was noted, if it was.
+    /// The recorded state of the file, if known; the file is checked against it when opened.
     pub noted: Option<Noted>,
 }
 
-/// What tells a file from others that had its name before or after.
+/// The state of a file, which identifies its content among files of the same path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Noted {
-    /// How many bytes it has.
+    /// The length in bytes.
     pub byte_len: u64,
     /// When it was last written, in nanoseconds since 1970.
     pub modified_ns: i64,
@@ -49,10 +49,10 @@ impl From<PathBuf> for Source {
     }
 }
 
-/// Files, each opened when that is first needed, on any thread.
+/// Files, each opened on first use, on any thread.
 #[derive(Debug)]
 pub struct FileSet {
-    /// Sets that were joined have them in common with what they were joined from.
+    /// Shared with the sets that this one was joined from.
     entries: Vec<Arc<Entry>>,
     latency: Arc<StorageLatency>,
     cache: Arc<ChunkCache>,
@@ -60,7 +60,7 @@ pub struct FileSet {
 
 #[derive(Debug)]
 struct Entry {
-    /// Among all entries of the process.
+    /// Unique in the process.
     id: u64,
     source: Source,
     storage: Arc<dyn Storage>,
@@ -68,7 +68,7 @@ struct Entry {
 }
 
 impl FileSet {
-    /// Files of the local system.
+    /// Files of the local file system.
     pub fn new(sources: impl IntoIterator<Item = Source>) -> Self {
         let storage: Arc<dyn Storage> = Arc::new(LocalFiles);
         Self::in_storage(&storage, sources)
@@ -100,26 +100,26 @@ impl FileSet {
         self.entries.is_empty()
     }
 
-    /// Those whose number of records can only be told by opening them.
+    /// The files that must be opened to know their number of records.
     pub fn uncounted(&self) -> Vec<usize> {
         (0..self.len()).filter(|&at| self.entries[at].count().is_none()).collect()
     }
 
-    /// File number `at`, opened if need be; where chunks begin is read at once if its records are
-    /// wanted.
+    /// File number `at`, opened if it is not open. `load_index` keeps its chunk offsets in memory,
+    /// for records that are read next.
     ///
     /// # Errors
-    /// If it cannot be opened, is not the one that was noted, or has fewer records than are meant.
-    pub fn open(&self, at: usize, is_wanted: bool) -> Result<&Arc<dyn RecordFile>> {
+    /// If it cannot be opened, differs from its recorded state, or has too few records.
+    pub fn open(&self, at: usize, load_index: bool) -> Result<&Arc<dyn RecordFile>> {
         let entry = &self.entries[at];
         if let Some(file) = entry.file.get() {
             return Ok(file);
         }
-        let _alone = OPENING.alone(entry.id);
+        let _guard = OPENS.enter(entry.id);
         if let Some(file) = entry.file.get() {
             return Ok(file);
         }
-        let (stored, bytes) = entry.storage.find(&entry.source.path)?;
+        let (stored, bytes) = entry.storage.open(&entry.source.path)?;
         if let Some(noted) = entry.source.noted {
             let found = Noted {
                 byte_len: stored.byte_len(),
@@ -129,19 +129,20 @@ impl FileSet {
             entry.source.expect(noted, found)?;
         }
         let reader = Reader::new(&*bytes, &self.latency);
-        let file: Arc<dyn RecordFile> = Arc::new(ArrayRecordFile::open(stored, reader, is_wanted)?);
+        let file: Arc<dyn RecordFile> =
+            Arc::new(ArrayRecordFile::open(stored, reader, load_index)?);
         entry.source.check(file.num_records())?;
         Ok(entry.file.get_or_init(|| file))
     }
 
-    /// The files that have been opened, in order.
+    /// The files opened so far, in order.
     fn opened(&self) -> impl Iterator<Item = &Arc<dyn RecordFile>> {
         self.entries.iter().filter_map(|entry| entry.file.get())
     }
 }
 
 impl Entry {
-    /// How many records are meant, as far as that is known.
+    /// How many records are used, if that is known.
     fn count(&self) -> Option<u64> {
         let Source { skip, take, noted, .. } = self.source;
         let num_records = self.file.get().map(|file| file.num_records());
@@ -162,7 +163,7 @@ impl Source {
         })
     }
 
-    /// Checks that the records that are meant are among the `num_records` of the file.
+    /// Checks that the range of records lies within the `num_records` of the file.
     fn check(&self, num_records: u64) -> Result<()> {
         if let Some(noted) = self.noted {
             self.expect(noted, Noted { num_records, ..noted })?;
@@ -173,7 +174,7 @@ impl Source {
         }
         let end = self.take.map_or_else(String::new, |_| end.to_string());
         Err(Error::OutOfRange(format!(
-            "{}: records [{}:{end}] were asked for, but the file has {num_records}",
+            "{}: records [{}:{end}] requested, but the file has {num_records}",
             self.path.display(),
             self.skip
         )))
@@ -191,11 +192,11 @@ impl std::fmt::Display for Noted {
 #[derive(Debug)]
 pub struct Files {
     set: Arc<FileSet>,
-    /// Where each file's records begin among all; one more at the end.
+    /// The position of each file's first record; then the number of all records.
     starts: Vec<u64>,
 }
 
-/// Positions in the order in which they are read.
+/// Positions in the order in which they are read: by file and record.
 #[derive(Debug)]
 pub struct Sorted(Vec<u128>);
 
@@ -203,7 +204,7 @@ impl Files {
     /// Opens files and reads their indices.
     ///
     /// # Errors
-    /// If one cannot be opened, or has fewer records than are meant.
+    /// If one cannot be opened, or has too few records.
     pub fn open(sources: impl IntoIterator<Item = Source>) -> Result<Self> {
         let set = FileSet::new(sources);
         for at in 0..set.len() {
@@ -212,10 +213,10 @@ impl Files {
         Self::of(Arc::new(set))
     }
 
-    /// The records of `set`; files that do not say how many of theirs are meant are opened.
+    /// The records of `set`; opens files whose number of records is not known.
     ///
     /// # Errors
-    /// If one cannot be opened, or has fewer records than are meant.
+    /// If one cannot be opened, or has too few records.
     pub fn of(set: Arc<FileSet>) -> Result<Self> {
         let mut starts = Vec::with_capacity(set.len() + 1);
         let mut total = 0_u64;
@@ -227,25 +228,25 @@ impl Files {
             };
             total = total
                 .checked_add(count)
-                .ok_or_else(|| Error::OutOfRange("more than 2^64 records".to_owned()))?;
+                .ok_or_else(|| Error::OutOfRange("files have more than 2^64 records".to_owned()))?;
             starts.push(total);
         }
         Ok(Self { set, starts })
     }
 
-    /// The records of all `parts`, one part after the other.
+    /// The records of all `datasets`, in order.
     ///
     /// # Errors
     /// If they are more than 2^64.
-    pub fn joined<'a>(parts: impl IntoIterator<Item = &'a Self>) -> Result<Self> {
+    pub fn joined<'a>(datasets: impl IntoIterator<Item = &'a Self>) -> Result<Self> {
         let (mut entries, mut starts) = (Vec::new(), vec![0_u64]);
-        for part in parts {
+        for dataset in datasets {
             let begin = starts.last().copied().unwrap_or(0);
-            if begin.checked_add(part.len()).is_none() {
-                return Err(Error::OutOfRange("more than 2^64 records".to_owned()));
+            if begin.checked_add(dataset.len()).is_none() {
+                return Err(Error::OutOfRange("files have more than 2^64 records".to_owned()));
             }
-            entries.extend(part.set.entries.iter().cloned());
-            starts.extend(part.starts[1..].iter().map(|start| begin + start));
+            entries.extend(dataset.set.entries.iter().cloned());
+            starts.extend(dataset.starts[1..].iter().map(|start| begin + start));
         }
         Ok(Self { set: Arc::new(FileSet::with(entries)), starts })
     }
@@ -260,27 +261,27 @@ impl Files {
         self.len() == 0
     }
 
-    /// How many records of each file are meant.
+    /// How many records of each file are used.
     pub fn num_records(&self) -> impl Iterator<Item = u64> {
         self.starts.windows(2).map(|ends| ends[1] - ends[0])
     }
 
-    /// Where the files are.
+    /// The paths of the files.
     pub fn paths(&self) -> impl Iterator<Item = &PathBuf> {
         self.set.entries.iter().map(|entry| &entry.source.path)
     }
 
-    /// The files, opened when asked for.
+    /// The files, opened on first use.
     pub fn set(&self) -> &Arc<FileSet> {
         &self.set
     }
 
-    /// Whether what was read lately had to be waited for.
+    /// Whether recent reads had to wait for storage.
     pub fn is_far(&self) -> bool {
-        self.set.latency.is_far()
+        self.set.latency.is_slow()
     }
 
-    /// What tells each file from others that had its name; it is opened if that has not been noted.
+    /// The state of each file; files without a recorded state are opened.
     ///
     /// # Errors
     /// If a file cannot be opened.
@@ -296,15 +297,15 @@ impl Files {
         (0..self.set.len()).map(noted).collect()
     }
 
-    /// About how many bytes a record takes where it is stored, from the files opened so far and
-    /// what is noted of others; one is opened if there is neither.
+    /// About how many stored bytes a record has, from the files opened so far and the recorded
+    /// states of others; opens a file if there is neither.
     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
     pub fn mean_byte_len(&self) -> f64 {
         if self.set.opened().next().is_none()
             && self.set.entries.iter().all(|entry| entry.source.noted.is_none())
             && let Some(at) = self.num_records().position(|num_records| num_records > 0)
         {
-            // What hinders it is told where the file is read.
+            // The error is reported when the file is read.
             let _ = self.set.open(at, false);
         }
         let (mut stored, mut records) = (0_u64, 0_u64);
@@ -321,7 +322,7 @@ impl Files {
     }
 
     /// The file of `position` and the record in it; `position` must be below [`Self::len`].
-    fn place(&self, position: u64) -> (usize, u64) {
+    fn locate(&self, position: u64) -> (usize, u64) {
         let file = match self.set.entries.len() {
             1 => 0,
             _ => self.starts.partition_point(|&start| start <= position) - 1,
@@ -329,24 +330,24 @@ impl Files {
         (file, self.set.entries[file].source.skip + (position - self.starts[file]))
     }
 
-    /// Arranges `positions` by file and record.
+    /// Sorts `positions` by file and record.
     ///
     /// # Errors
     /// If a position is not below [`Self::len`].
     pub fn sort(&self, positions: &[u64]) -> Result<Sorted> {
         if u32::try_from(positions.len().max(self.set.len())).is_err() {
-            let message = "more than 2^32 records at once, or files".to_owned();
+            let message = "cannot read more than 2^32 records or files at once".to_owned();
             return Err(Error::InvalidArgument(message));
         }
         let mut keys = Vec::with_capacity(positions.len());
         for (out, &position) in positions.iter().enumerate() {
             if position >= self.len() {
                 return Err(Error::OutOfRange(format!(
-                    "record {position} was asked for, but there are {}",
+                    "record {position} requested, but the files have {}",
                     self.len()
                 )));
             }
-            let (file, record) = self.place(position);
+            let (file, record) = self.locate(position);
             keys.push((file as u128) << 96 | u128::from(record) << 32 | out as u128);
         }
         if !keys.is_sorted() {
@@ -355,10 +356,10 @@ impl Files {
         Ok(Sorted(keys))
     }
 
-    /// Makes file number `file` ready to be planned for.
+    /// Opens file number `file` and loads its index, for planning.
     ///
     /// # Errors
-    /// If it cannot be opened, or does not tell where its chunks begin.
+    /// If it cannot be opened, or its index cannot be read.
     pub fn prepare(&self, file: usize) -> Result<()> {
         let file = self.set.open(file, true)?;
         if file.num_records() > 0 {
@@ -367,14 +368,14 @@ impl Files {
         Ok(())
     }
 
-    /// Decides how the records of `sorted` are read, unless files would have to be opened or parts
-    /// of their indices read for that first: then, which these are.
+    /// Plans how to read the records of `sorted`, if that needs no I/O; else returns the files that
+    /// must be opened or whose index must be loaded first.
     ///
     /// # Errors
-    /// None that [`plan_sorted`](Self::plan_sorted) does not have.
+    /// Those of [`plan_sorted`](Self::plan_sorted).
     pub fn plan_at_hand(&self, sorted: &Sorted) -> Result<Result<Plan, Vec<usize>>> {
         let mut unready = Vec::new();
-        let plan = self.plan_by(sorted, |at, picks| {
+        let plan = self.plan_with(sorted, |at, picks| {
             if let Some(file) = self.set.entries[at].file.get()
                 && file.locate(picks, None)?
             {
@@ -386,15 +387,15 @@ impl Files {
         Ok(plan.ok_or(unready))
     }
 
-    /// Decides how the records of `sorted` are read, after reading what is needed for that.
+    /// Plans how to read the records of `sorted`; opens files and loads indices as needed.
     ///
     /// # Errors
-    /// If a file cannot be opened, or does not tell where its chunks begin.
+    /// If a file cannot be opened, or its index cannot be read.
     ///
     /// # Panics
     /// If a file that was opened is missing, which is a defect.
     pub fn plan_sorted(&self, sorted: &Sorted) -> Result<Plan> {
-        let plan = self.plan_by(sorted, |at, picks| {
+        let plan = self.plan_with(sorted, |at, picks| {
             let file = self.set.open(at, true)?;
             file.locate(picks, Some(&self.set.latency))?;
             Ok(Some(file))
@@ -402,18 +403,18 @@ impl Files {
         Ok(plan.expect("every file has been located"))
     }
 
-    /// Decides how the records at `positions` are read.
+    /// Plans how to read the records at `positions`.
     ///
     /// # Errors
-    /// If a position is not below [`Self::len`], or a file cannot be opened or does not tell where
-    /// its chunks begin.
+    /// If a position is not below [`Self::len`], or a file cannot be opened or its index cannot be
+    /// read.
     pub fn plan(&self, positions: &[u64]) -> Result<Plan> {
         self.plan_sorted(&self.sort(positions)?)
     }
 
-    /// The plan for `sorted`, if `locate` gives each file after it has located the picks in it.
-    #[expect(clippy::cast_possible_truncation, reason = "parts of a key, as `sort` made it")]
-    fn plan_by<'a>(
+    /// The plan for `sorted`, if `locate` returns every file with its picks located.
+    #[expect(clippy::cast_possible_truncation, reason = "bit fields of a key, as `sort` packs it")]
+    fn plan_with<'a>(
         &self,
         sorted: &Sorted,
         mut locate: impl FnMut(usize, &mut [Pick]) -> Result<Option<&'a Arc<dyn RecordFile>>>,

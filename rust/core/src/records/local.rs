@@ -1,35 +1,35 @@
-//! Files of the local system, of which only a bounded number is held open at a time.
+//! Files of the local file system, of which a bounded number is kept open.
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::single_flight::InWork;
-use super::storage::{FileNumber, Held, ReadAt, Storage, StoredFile};
+use super::single_flight::SingleFlight;
+use super::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
 use crate::bytes::ScatterBuffers;
 use crate::platform::{self, FileFacts, FileKind, ReadFile};
 use crate::process::PerProcess;
 use crate::{Error, Result};
 
-/// The part of the files a process may open that is held open, and the least and the most of it.
-/// To open one again takes three times as long as to read a record of it.
-const SHARE_OF_LIMIT: u64 = 2;
-const LEAST_OPEN: u64 = 64;
-const MOST_OPEN: u64 = 1 << 16;
+/// The system's limit of open files is divided by this and clamped to bound the files kept open.
+/// Opening a file again takes three times as long as reading a record of it.
+const LIMIT_DIVISOR: u64 = 2;
+const MIN_OPEN: u64 = 64;
+const MAX_OPEN: u64 = 1 << 16;
 
-/// The files that the system knows by path, on whatever it has mounted.
+/// Files by their path, on any mounted file system.
 #[derive(Debug, Default)]
 pub(super) struct LocalFiles;
 
 impl Storage for LocalFiles {
-    fn find(&self, path: &Path) -> Result<(Box<dyn StoredFile>, Arc<dyn ReadAt>)> {
-        let (file, open) = LocalFile::find(path)?;
+    fn open(&self, path: &Path) -> Result<(Box<dyn StoredFile>, Arc<dyn ReadAt>)> {
+        let (file, open) = LocalFile::open(path)?;
         Ok((Box::new(file), open))
     }
 }
 
-/// A file that has been opened once and is opened again whenever needed.
+/// A file that has been opened once and is reopened when needed.
 #[derive(Debug)]
 struct LocalFile {
     id: u64,
@@ -47,37 +47,39 @@ struct OpenFile {
     path: Arc<Path>,
 }
 
-/// What tells that a path still leads to the same, unchanged file.
+/// Identifies a file and its content: equal if the path still leads to the same, unchanged file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Identity {
     byte_len: u64,
     modified_ns: i64,
-    number: FileNumber,
+    id: FileId,
 }
 
 impl Identity {
     fn of(facts: &FileFacts) -> Self {
         let &FileFacts { byte_len, modified_ns, number, .. } = facts;
-        Self { byte_len, modified_ns, number }
+        Self { byte_len, modified_ns, id: number }
     }
 }
 
 /// The open files of a process and when each was last used.
 #[derive(Debug)]
-struct Open {
+struct OpenFiles {
     files: HashMap<u64, (Arc<OpenFile>, u64)>,
     clock: u64,
-    most: usize,
+    max_open: usize,
 }
 
-static OPEN: PerProcess<Mutex<Open>> = PerProcess::new(|| Mutex::new(Open::within_limit()));
-static OPENING: InWork = InWork::new();
+static OPEN_FILES: PerProcess<Mutex<OpenFiles>> =
+    PerProcess::new(|| Mutex::new(OpenFiles::within_limit()));
+static REOPENS: SingleFlight = SingleFlight::new();
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
-impl Open {
+impl OpenFiles {
     fn within_limit() -> Self {
-        let most = platform::max_files().map_or(MOST_OPEN, |limit| limit / SHARE_OF_LIMIT);
-        Self { files: HashMap::new(), clock: 0, most: most.clamp(LEAST_OPEN, MOST_OPEN) as usize }
+        let max_open = platform::max_files().map_or(MAX_OPEN, |limit| limit / LIMIT_DIVISOR);
+        let max_open = max_open.clamp(MIN_OPEN, MAX_OPEN) as usize;
+        Self { files: HashMap::new(), clock: 0, max_open }
     }
 
     fn get(&mut self, id: u64) -> Option<Arc<OpenFile>> {
@@ -87,21 +89,21 @@ impl Open {
         Some(Arc::clone(file))
     }
 
-    /// Keeps `file`; returns those that are no longer kept, to be closed once nobody waits.
+    /// Adds `file`; returns evicted files, which the caller closes after releasing the lock.
     fn insert(&mut self, id: u64, file: Arc<OpenFile>) -> Vec<Arc<OpenFile>> {
-        // Several at once: to find them takes a look at all.
-        let closed = if self.files.len() >= self.most {
-            self.take_oldest(self.most / 16)
+        // Several at once, since finding the oldest looks at all files.
+        let evicted = if self.files.len() >= self.max_open {
+            self.evict_oldest(self.max_open / 16)
         } else {
             Vec::new()
         };
         self.clock += 1;
         self.files.insert(id, (file, self.clock));
-        closed
+        evicted
     }
 
-    /// Forgets the `count` files whose last use is longest ago.
-    fn take_oldest(&mut self, count: usize) -> Vec<Arc<OpenFile>> {
+    /// Removes the `count` least recently used files.
+    fn evict_oldest(&mut self, count: usize) -> Vec<Arc<OpenFile>> {
         let mut uses: Vec<(u64, u64)> =
             self.files.iter().map(|(&id, &(_, last_used))| (last_used, id)).collect();
         uses.sort_unstable();
@@ -110,13 +112,13 @@ impl Open {
     }
 }
 
-fn with_open<T>(work: impl FnOnce(&mut Open) -> T) -> T {
-    work(&mut OPEN.get().lock().unwrap_or_else(PoisonError::into_inner))
+fn with_open_files<T>(work: impl FnOnce(&mut OpenFiles) -> T) -> T {
+    work(&mut OPEN_FILES.get().lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 impl LocalFile {
-    fn find(path: &Path) -> Result<(Self, Arc<OpenFile>)> {
-        let file = opened(path)?;
+    fn open(path: &Path) -> Result<(Self, Arc<OpenFile>)> {
+        let file = open_evicting(path)?;
         let facts = file.facts().map_err(|error| Error::io(path, "stat", error))?;
         match facts.kind {
             FileKind::Regular => {}
@@ -135,22 +137,22 @@ impl LocalFile {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let path: Arc<Path> = path.into();
         let open = Arc::new(OpenFile { file, path: Arc::clone(&path) });
-        drop(with_open(|files| files.insert(id, Arc::clone(&open))));
-        let Identity { byte_len, modified_ns, number: (device, inode) } = Identity::of(&facts);
+        drop(with_open_files(|files| files.insert(id, Arc::clone(&open))));
+        let Identity { byte_len, modified_ns, id: (device, inode) } = Identity::of(&facts);
         let found =
             Self { id, path, byte_len, modified_ns, device: device.into(), inode: inode.into() };
         Ok((found, open))
     }
 
-    /// Opens the file once more; of several threads that want it, one does.
+    /// Opens the file again, on one thread at a time.
     fn open_again(&self) -> Result<Arc<OpenFile>> {
-        let _alone = OPENING.alone(self.id);
-        if let Some(open) = with_open(|open| open.get(self.id)) {
+        let _guard = REOPENS.enter(self.id);
+        if let Some(open) = with_open_files(|open| open.get(self.id)) {
             return Ok(open);
         }
-        let file = opened(&self.path)?;
+        let file = open_evicting(&self.path)?;
         let open = Arc::new(OpenFile { file, path: Arc::clone(&self.path) });
-        drop(with_open(|files| files.insert(self.id, Arc::clone(&open))));
+        drop(with_open_files(|files| files.insert(self.id, Arc::clone(&open))));
         Ok(open)
     }
 }
@@ -168,24 +170,24 @@ impl StoredFile for LocalFile {
         self.modified_ns
     }
 
-    fn hold(&self, was_checked: bool) -> Result<Held> {
-        let bytes = match with_open(|open| open.get(self.id)) {
-            Some(bytes) if was_checked => return Ok(Held { bytes, renumbered: None }),
+    fn reopen(&self, was_checked: bool) -> Result<ReopenedFile> {
+        let bytes = match with_open_files(|open| open.get(self.id)) {
+            Some(bytes) if was_checked => return Ok(ReopenedFile { bytes, new_id: None }),
             Some(bytes) => bytes,
             None => self.open_again()?,
         };
         let facts = bytes.file.facts().map_err(|error| Error::io(&*self.path, "stat", error))?;
-        let Identity { byte_len, modified_ns, number } = Identity::of(&facts);
+        let Identity { byte_len, modified_ns, id } = Identity::of(&facts);
         if (byte_len, modified_ns) != (self.byte_len, self.modified_ns) {
-            drop(with_open(|open| open.files.remove(&self.id)));
+            drop(with_open_files(|open| open.files.remove(&self.id)));
             return Err(Error::Changed { path: self.path.display().to_string() });
         }
         let found = (self.device.load(Ordering::Relaxed), self.inode.load(Ordering::Relaxed));
-        Ok(Held { bytes, renumbered: (number != found).then_some(number) })
+        Ok(ReopenedFile { bytes, new_id: (id != found).then_some(id) })
     }
 
-    fn accept(&self, (device, inode): FileNumber) {
-        // Of two threads at once each has seen the same file, or the next look sees the other.
+    fn accept_id(&self, (device, inode): FileId) {
+        // Concurrent stores may mix two ids; the next check then sees a new id and checks again.
         self.device.store(device, Ordering::Relaxed);
         self.inode.store(inode, Ordering::Relaxed);
     }
@@ -206,28 +208,29 @@ impl ReadAt for OpenFile {
         Ok(())
     }
 
-    fn read_pieces(&self, pieces: &mut ScatterBuffers<'_>, at: u64) -> Result<()> {
-        let read = self.file.read_pieces(pieces, at);
+    fn read_scattered(&self, buffers: &mut ScatterBuffers<'_>, at: u64) -> Result<()> {
+        let read = self.file.read_pieces(buffers, at);
         read.map_err(|error| Error::io(&*self.path, "read", error))
     }
 }
 
 impl Drop for LocalFile {
     fn drop(&mut self) {
-        drop(with_open(|open| open.files.remove(&self.id)));
+        drop(with_open_files(|open| open.files.remove(&self.id)));
     }
 }
 
-fn opened(path: &Path) -> Result<ReadFile> {
+/// Opens a file; where the process has too many open, closes some of ours first.
+fn open_evicting(path: &Path) -> Result<ReadFile> {
     loop {
         match ReadFile::open(path) {
             Ok(file) => return Ok(file),
-            // The limit is lower than ours: make do with fewer.
+            // Other code has used up the limit: keep fewer files open.
             Err(error)
                 if platform::is_out_of_files(&error)
-                    && with_open(|open| {
+                    && with_open_files(|open| {
                         let half = open.files.len().div_ceil(2);
-                        !open.take_oldest(half).is_empty()
+                        !open.evict_oldest(half).is_empty()
                     }) => {}
             Err(error) => return Err(Error::io(path, "open", error)),
         }

@@ -1,8 +1,8 @@
 //! The bytes of records, by index.
 //!
-//! Positions become a [`Plan`] of the ranges to be read ([`files`], [`plan`]); a [`storage`] gives
-//! the bytes of ranges, a [`RecordFile`] decodes them, and [`read`] puts the records where they go.
-//! How long reads take tells whether many should be in flight at once ([`latency`]).
+//! Positions become a [`Plan`] of the byte ranges to read ([`files`], [`plan`]); a [`storage`] reads
+//! them, a [`RecordFile`] decodes them, and [`read`] copies the records to their destinations. The
+//! measured latency decides whether many reads should be in flight at once ([`storage_latency`]).
 
 pub mod array_record;
 mod buffer_pool;

@@ -1,83 +1,83 @@
-//! Which ranges of files are read for a list of records: arithmetic, no bytes.
+//! Computes the byte ranges to read for a list of records, without I/O.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use super::chunk_cache::ChunkCache;
-use super::record_file::{Holding, Pick, RecordFile};
+use super::record_file::{FileHandle, Pick, RecordFile};
 use super::storage_latency::StorageLatency;
 use crate::Result;
 
-/// Parts of a plan hold about this many bytes where storage is near; a smaller plan is not worth
-/// a second thread.
+/// About how many bytes a unit reads where storage is fast; less does not pay for a second thread.
 const UNIT_LEN: u64 = 1 << 20;
-/// Records from this length on are read straight to where they are wanted.
-const STRAIGHT_LEN: u32 = 4 << 10;
+/// Records of this length or more are read directly into their slots.
+const MIN_DIRECT_LEN: u32 = 4 << 10;
 
-/// What reading ranges together costs, and so which are.
+/// Limits for merging the ranges of neighbouring chunks into one read.
 #[derive(Debug, Clone, Copy)]
-pub struct Costs {
-    /// Neighbouring chunks are read together up to this length.
-    pub run_len: u64,
-    /// Unwanted bytes that are read along when that saves a read.
-    pub gap_len: u64,
-    /// Records up to this length are read together with their neighbours, though it costs a copy
-    /// from where they were read to.
-    pub joined_len: u32,
+pub struct MergeLimits {
+    /// The maximum length of a merged read.
+    pub max_read_len: u64,
+    /// The maximum gap of unneeded bytes between two merged chunks.
+    pub max_gap_len: u64,
+    /// Records up to this length are merged, although that costs a copy out of the read buffer.
+    pub max_record_len: u32,
 }
 
-impl Costs {
-    /// Of the page cache: runs that a core's cache holds, gaps that cost less than a system call.
-    pub const NEAR: Self = Self { run_len: 128 << 10, gap_len: 1 << 10, joined_len: STRAIGHT_LEN };
-    /// Of storage where a read waits for milliseconds: fewer reads, as long as each is a small
-    /// part of what a connection carries meanwhile.
-    pub const FAR: Self = Self { run_len: 256 << 10, gap_len: 16 << 10, joined_len: 64 << 10 };
+impl MergeLimits {
+    /// For the page cache: reads fit a core's cache, gaps cost less than a system call.
+    pub const FAST: Self =
+        Self { max_read_len: 128 << 10, max_gap_len: 1 << 10, max_record_len: MIN_DIRECT_LEN };
+    /// For storage with latencies of milliseconds: fewer reads, each still short against what a
+    /// connection transfers in that time.
+    pub const SLOW: Self =
+        Self { max_read_len: 256 << 10, max_gap_len: 16 << 10, max_record_len: 64 << 10 };
 }
 
-/// Picks that are read at once.
+/// Picks that one read covers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
     /// Which picks of the plan.
     pub picks: Range<usize>,
-    /// The bytes of their file that hold all their chunks.
+    /// The bytes of the file that hold all their chunks.
     pub extent: Range<u64>,
-    /// Whether it is one record that can be read straight to where it is wanted.
-    pub is_straight: bool,
+    /// Whether it is one record that can be read directly into its slot.
+    pub is_direct: bool,
 }
 
-/// Groups picks, which are in rising order, to what is read at once: whole chunks of one file.
-pub fn requests(picks: &[Pick], costs: &Costs) -> Vec<Request> {
+/// Merges picks, which are in rising order, into reads of whole chunks of one file.
+pub fn requests(picks: &[Pick], limits: &MergeLimits) -> Vec<Request> {
     let mut requests = Vec::with_capacity(picks.len());
     let mut begin = 0;
     while begin < picks.len() {
-        let count = run(&picks[begin..], costs);
-        let run = begin..begin + count;
-        let (first, last) = (&picks[begin], &picks[run.end - 1]);
+        let count = num_merged(&picks[begin..], limits);
+        let merged = begin..begin + count;
+        let (first, last) = (&picks[begin], &picks[merged.end - 1]);
         requests.push(Request {
             extent: first.begin..last.end,
-            is_straight: count == 1 && first.predicted_len >= STRAIGHT_LEN,
-            picks: run,
+            is_direct: count == 1 && first.predicted_len >= MIN_DIRECT_LEN,
+            picks: merged,
         });
         begin += count;
     }
     requests
 }
 
-/// How many of the first picks are read at once.
+/// How many of the first picks are merged into one read.
 #[inline]
-fn run(picks: &[Pick], costs: &Costs) -> usize {
+fn num_merged(picks: &[Pick], limits: &MergeLimits) -> usize {
     let first = &picks[0];
-    if first.predicted_len >= costs.joined_len {
+    if first.predicted_len >= limits.max_record_len {
         return 1;
     }
-    let longest = costs.run_len.max(first.end - first.begin);
+    let max_len = limits.max_read_len.max(first.end - first.begin);
     let (mut end, mut count) = (first.end, 1);
     for pick in &picks[1..] {
-        let joins = pick.file == first.file
-            && pick.predicted_len < costs.joined_len
-            && pick.end - first.begin <= longest
-            && pick.begin.saturating_sub(end) <= costs.gap_len;
-        if !joins {
+        let can_merge = pick.file == first.file
+            && pick.predicted_len < limits.max_record_len
+            && pick.end - first.begin <= max_len
+            && pick.begin.saturating_sub(end) <= limits.max_gap_len;
+        if !can_merge {
             break;
         }
         end = pick.end;
@@ -92,7 +92,7 @@ pub(crate) struct PlannedFile {
     /// Which of all files it is.
     pub(crate) number: u32,
     pub(crate) file: Arc<dyn RecordFile>,
-    /// Whether it has been looked at for this plan, with success.
+    /// Whether it was checked for changes for this plan, with success.
     is_checked: OnceLock<bool>,
 }
 
@@ -101,15 +101,15 @@ impl PlannedFile {
         Self { number, file, is_checked: OnceLock::new() }
     }
 
-    /// Holds the file. Where storage is far, all units of a plan look at it once.
-    pub(crate) fn holding(&self, latency: &StorageLatency) -> Result<Holding> {
-        let check = || Holding::of(&*self.file, latency, false).is_ok();
-        let was_checked = latency.is_far() && *self.is_checked.get_or_init(check);
-        Holding::of(&*self.file, latency, was_checked)
+    /// A handle for reads. Where storage is slow, the file is checked once for all units.
+    pub(crate) fn handle(&self, latency: &StorageLatency) -> Result<FileHandle> {
+        let check = || FileHandle::open(&*self.file, latency, false).is_ok();
+        let was_checked = latency.is_slow() && *self.is_checked.get_or_init(check);
+        FileHandle::open(&*self.file, latency, was_checked)
     }
 }
 
-/// How a list of positions is read: in units, each on any thread.
+/// How a list of positions is read: in units, each of which any thread can read.
 #[derive(Debug)]
 pub struct Plan {
     pub(crate) files: Vec<PlannedFile>,
@@ -120,12 +120,12 @@ pub struct Plan {
     pub(crate) cache: Arc<ChunkCache>,
 }
 
-/// Some requests of a plan, and where their records go if that is known.
+/// Some requests of a plan, and the slots for their records if there are any.
 #[derive(Debug)]
 pub struct Unit<S> {
     /// Which requests.
     pub(crate) requests: Range<usize>,
-    /// One for each pick, or none at all.
+    /// One for each pick, or empty.
     pub(crate) slots: Vec<Option<S>>,
 }
 
@@ -136,12 +136,12 @@ impl Plan {
         latency: Arc<StorageLatency>,
         cache: Arc<ChunkCache>,
     ) -> Self {
-        let costs = if latency.is_far() { Costs::FAR } else { Costs::NEAR };
-        let requests = requests(&picks, &costs);
+        let limits = if latency.is_slow() { MergeLimits::SLOW } else { MergeLimits::FAST };
+        let requests = requests(&picks, &limits);
         Self { files, picks, requests, latency, cache }
     }
 
-    /// The same plan for another process, in which nothing has been done.
+    /// A copy of the plan for another process, with no file checked yet.
     #[must_use]
     pub fn anew(&self) -> Self {
         let files = self
@@ -157,17 +157,17 @@ impl Plan {
         }
     }
 
-    /// The records to be read, by file and chunk.
+    /// The records to read, by file and chunk.
     pub fn picks(&self) -> &[Pick] {
         &self.picks
     }
 
-    /// Whether the storage it reads from is far.
+    /// Whether its storage is slow.
     pub fn is_far(&self) -> bool {
-        self.latency.is_far()
+        self.latency.is_slow()
     }
 
-    /// Whether it is worth a second thread though storage is near.
+    /// Whether it pays for a second thread although storage is fast.
     pub fn is_large(&self) -> bool {
         let mut len = 0;
         self.requests.iter().any(|request| {
@@ -177,8 +177,8 @@ impl Plan {
         })
     }
 
-    /// How long each record is, in the order asked for, where the index of its file tells. A hint:
-    /// a damaged or unusual file may hold something else.
+    /// The length of each record in the requested order, if known from the index of its file. Only
+    /// a hint: a damaged or unusual file may hold another length.
     pub fn predicted_lens(&self) -> Vec<Option<usize>> {
         let mut lens = vec![None; self.picks.len()];
         for pick in &self.picks {
@@ -187,10 +187,11 @@ impl Plan {
         lens
     }
 
-    /// The whole plan as one unit. `slots`, in the order asked for, has one for each record or none.
+    /// The whole plan as one unit. `slots` is empty or has one for each record, in the requested
+    /// order.
     ///
     /// # Panics
-    /// If there are some slots, but fewer than records.
+    /// If `slots` is not empty and shorter than the records.
     pub fn whole<S>(&self, mut slots: Vec<Option<S>>) -> Unit<S> {
         let slots = if slots.is_empty() {
             slots
@@ -200,10 +201,10 @@ impl Plan {
         Unit { requests: 0..self.requests.len(), slots }
     }
 
-    /// Cuts a unit into those that are read at the same time: one for each request where storage
-    /// is far, else about a mebibyte each.
+    /// Splits a unit into units that are read concurrently: one for each request where storage is
+    /// slow, else about a mebibyte each.
     pub fn units<S>(&self, unit: Unit<S>) -> Vec<Unit<S>> {
-        let is_far = self.is_far();
+        let is_slow = self.is_far();
         let mut units = Vec::new();
         let has_slots = !unit.slots.is_empty();
         let mut slots = unit.slots.into_iter();
@@ -213,7 +214,7 @@ impl Plan {
         };
         let (mut begin, mut len) = (unit.requests.start, 0);
         for at in unit.requests.clone() {
-            if at > begin && (is_far || len >= UNIT_LEN) {
+            if at > begin && (is_slow || len >= UNIT_LEN) {
                 push(begin..at);
                 (begin, len) = (at, 0);
             }
@@ -225,12 +226,12 @@ impl Plan {
         units
     }
 
-    /// The number of the first pick of `unit`.
+    /// The index of the first pick of `unit`.
     pub fn first_pick<S>(&self, unit: &Unit<S>) -> usize {
         self.picks_of(&unit.requests).start
     }
 
-    /// Which picks some requests are for.
+    /// The picks of some requests.
     pub(crate) fn picks_of(&self, requests: &Range<usize>) -> Range<usize> {
         match (self.requests.get(requests.start), requests.end.checked_sub(1)) {
             (Some(first), Some(last)) if last >= requests.start => {
@@ -247,8 +248,8 @@ mod tests {
 
     use super::*;
 
-    /// Picks in rising order from gaps, lengths of chunks, how many records of each are wanted,
-    /// and whether another file begins; lengths are known where chunks hold one record.
+    /// Picks in rising order from, for each chunk: the gap before it, its length, the number of its
+    /// records, whether a new file starts. Record lengths are known in chunks of one record.
     fn picks_of(chunks: &[(u64, u64, usize, bool)]) -> Vec<Pick> {
         let (mut at, mut file, mut picks) = (0, 0, Vec::new());
         for &(gap, len, count, is_next_file) in chunks {
@@ -264,17 +265,17 @@ mod tests {
         picks
     }
 
-    /// Whether two picks that follow each other could be read at once, as the costs say.
-    fn could_join(first: &Pick, last: &Pick, pick: &Pick, costs: &Costs) -> bool {
+    /// Whether `pick` may be merged into a read from `first` to `last`.
+    fn can_merge(first: &Pick, last: &Pick, pick: &Pick, limits: &MergeLimits) -> bool {
         pick.file == last.file
-            && pick.begin.saturating_sub(last.end) <= costs.gap_len
-            && pick.end - first.begin <= costs.run_len.max(first.end - first.begin)
-            && first.predicted_len.max(pick.predicted_len) < costs.joined_len
+            && pick.begin.saturating_sub(last.end) <= limits.max_gap_len
+            && pick.end - first.begin <= limits.max_read_len.max(first.end - first.begin)
+            && first.predicted_len.max(pick.predicted_len) < limits.max_record_len
     }
 
     proptest! {
         #[test]
-        fn requests_hold_each_pick_once_and_no_more_than_pays(
+        fn requests_cover_each_pick_once_and_merge_as_much_as_allowed(
             chunks in proptest::collection::vec(
                 (0_u64..40_000, 1_u64..100_000, 1_usize..4, proptest::bool::weighted(0.1)),
                 0..80,
@@ -287,23 +288,23 @@ mod tests {
                 .map(|&(gap, len, count, next)| (gap / scale, len / scale + 1, count, next))
                 .collect();
             let picks = picks_of(&scaled);
-            for costs in [Costs::NEAR, Costs::FAR] {
-                let requests = requests(&picks, &costs);
+            for limits in [MergeLimits::FAST, MergeLimits::SLOW] {
+                let requests = requests(&picks, &limits);
                 let all: Vec<usize> =
                     requests.iter().flat_map(|request| request.picks.clone()).collect();
                 prop_assert_eq!(all, (0..picks.len()).collect::<Vec<_>>());
                 for request in &requests {
-                    let run = &picks[request.picks.clone()];
-                    let (first, last) = (&run[0], &run[run.len() - 1]);
+                    let merged = &picks[request.picks.clone()];
+                    let (first, last) = (&merged[0], &merged[merged.len() - 1]);
                     prop_assert_eq!(&request.extent, &(first.begin..last.end));
-                    for pair in run.windows(2) {
-                        prop_assert!(could_join(first, &pair[0], &pair[1], &costs));
+                    for pair in merged.windows(2) {
+                        prop_assert!(can_merge(first, &pair[0], &pair[1], &limits));
                     }
-                    if request.is_straight {
-                        prop_assert!(run.len() == 1 && first.predicted_len >= STRAIGHT_LEN);
+                    if request.is_direct {
+                        prop_assert!(merged.len() == 1 && first.predicted_len >= MIN_DIRECT_LEN);
                     }
                     if let Some(next) = picks.get(request.picks.end) {
-                        prop_assert!(!could_join(first, last, next, &costs));
+                        prop_assert!(!can_merge(first, last, next, &limits));
                     }
                 }
             }

@@ -1,42 +1,41 @@
-//! Reads the units of a plan: fetches ranges, decodes chunks, and puts records where they go.
+//! Reads the units of a plan: reads byte ranges, decodes chunks, copies records to their slots.
 //!
-//! What a changer must not break: records come back in the order asked for, whatever the order in
-//! which they were read.
+//! What must not break: records are returned in the requested order, whatever the order in which
+//! they were read.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::array_record::ranges::{WHOLE_READ_LEN, room};
+use super::array_record::ranges::{WHOLE_READ_LEN, grow_to};
 use super::buffer_pool;
 use super::plan::{Plan, PlannedFile, Request, Unit};
-use super::record_file::{Pick, RecordFile, Unchecked};
-use super::riegeli::hash::MAX_TOGETHER;
+use super::record_file::{Pick, RecordFile, UnverifiedRecord};
+use super::riegeli::hash::MAX_LANES;
 use super::riegeli::{ChunkRecords, Decoder};
 use super::storage::Reader;
 use crate::Result;
 use crate::bytes;
 use crate::write_prefetcher::WritePrefetcher;
 
-/// Memory above this is given back after use.
-const KEPT_LEN: usize = 8 << 20;
+/// Longer buffers are freed after use.
+const MAX_RETAINED_LEN: usize = 8 << 20;
 
-/// What came of a unit.
+/// The result of reading a unit.
 #[derive(Debug)]
 pub struct Outcome<S> {
     /// The records that were read.
     pub records: UnitRecords,
-    /// What is better read at the same time, since storage turned out to be far.
+    /// What is better read concurrently, since storage turned out to be slow.
     pub rest: Option<Unit<S>>,
 }
 
 impl Plan {
-    /// Reads the records of `unit`, each into its slot if that has the right length: all of the
-    /// slot is written then. If storage turns out to be far meanwhile and it `may_stop`, some may
-    /// be left over.
+    /// Reads the records of `unit`, each into its slot if that has the right length; all of the slot
+    /// is then written. With `may_stop`, may leave some over if storage turns out to be slow.
     ///
     /// # Errors
-    /// If a file cannot be read or is damaged; what slots then hold is unspecified, and may not be
-    /// initialised.
+    /// If a file cannot be read or is damaged; the content of slots is then unspecified and may be
+    /// uninitialised.
     ///
     /// # Panics
     /// If `unit` is of another plan.
@@ -48,68 +47,70 @@ impl Plan {
     ) -> Result<Outcome<S>> {
         let Unit { requests, mut slots } = unit;
         let picks = self.picks_of(&requests);
-        let may_stop = may_stop && !self.latency.is_far();
+        let may_stop = may_stop && !self.latency.is_slow();
         let mut sink = Sink {
             slots: &mut slots,
-            unused: None,
+            unused_slot: None,
             records: UnitRecords {
                 first_pick: picks.start,
                 bytes: buffer_pool::take(),
-                places: Vec::with_capacity(picks.len()),
+                locations: Vec::with_capacity(picks.len()),
             },
-            waiting: Vec::new(),
+            unverified: Vec::new(),
         };
         let mut prefetcher = WritePrefetcher::take();
-        let mut holding = None;
-        let mut left = None;
+        let mut handle = None;
+        let mut remaining = None;
         for number in requests.clone() {
             let request = &self.requests[number];
             let picks = &self.picks[request.picks.clone()];
             let planned = &self.files[picks[0].file as usize];
-            let holding = match &holding {
-                Some((file, holding)) if *file == picks[0].file => holding,
-                _ => &holding.insert((picks[0].file, planned.holding(&self.latency)?)).1,
+            let handle = match &handle {
+                Some((file, handle)) if *file == picks[0].file => handle,
+                _ => &handle.insert((picks[0].file, planned.handle(&self.latency)?)).1,
             };
-            let reader = holding.reader(&self.latency);
-            if read_straight(&*planned.file, reader, request, picks, &mut sink)? {
-                if sink.waiting.len() == MAX_TOGETHER {
-                    self.check(scratch, &mut sink, &mut prefetcher)?;
+            let reader = handle.reader(&self.latency);
+            if read_direct(&*planned.file, reader, request, picks, &mut sink)? {
+                if sink.unverified.len() == MAX_LANES {
+                    self.verify(scratch, &mut sink, &mut prefetcher)?;
                 }
             } else if planned.file.has_groups() {
                 self.read_groups(planned, reader, picks, scratch, &mut sink)?;
             } else {
                 let extent = request.extent.clone();
-                read_run(&*planned.file, reader, extent, picks, scratch, |picks, chunk| {
-                    sink.take(picks, chunk);
+                read_extent(&*planned.file, reader, extent, picks, scratch, |picks, chunk| {
+                    sink.copy_records(picks, chunk);
                 })?;
             }
-            if may_stop && number + 1 < requests.end && self.latency.is_far() {
-                left = Some(number + 1..requests.end);
+            if may_stop && number + 1 < requests.end && self.latency.is_slow() {
+                remaining = Some(number + 1..requests.end);
                 break;
             }
         }
-        self.check(scratch, &mut sink, &mut prefetcher)?;
+        self.verify(scratch, &mut sink, &mut prefetcher)?;
         scratch.trim();
         let records = sink.records;
-        let rest = left.map(|requests| {
-            let slots = slots.split_off(records.places.len().min(slots.len()));
+        let rest = remaining.map(|requests| {
+            let slots = slots.split_off(records.locations.len().min(slots.len()));
             Unit { requests, slots }
         });
         Ok(Outcome { records, rest })
     }
 
-    /// Compares the checksums that wait for it, and reads again what they say is damaged.
-    fn check<S: AsMut<[MaybeUninit<u8>]>>(
+    /// Verifies the checksums of direct reads and reads damaged records again.
+    fn verify<S: AsMut<[MaybeUninit<u8>]>>(
         &self,
         scratch: &mut Scratch,
         sink: &mut Sink<'_, S>,
         prefetcher: &mut WritePrefetcher,
     ) -> Result<()> {
-        if sink.waiting.is_empty() {
+        if sink.unverified.is_empty() {
             return Ok(());
         }
-        let (picks, unchecked): (Vec<_>, Vec<_>) = sink.waiting.drain(..).unzip();
-        for ((at, pick), damaged) in picks.iter().zip(Unchecked::damaged(unchecked, prefetcher)) {
+        let (picks, unverified): (Vec<_>, Vec<_>) = sink.unverified.drain(..).unzip();
+        for ((at, pick), damaged) in
+            picks.iter().zip(UnverifiedRecord::damaged(unverified, prefetcher))
+        {
             if let Some(slot) = damaged {
                 self.reread(*at, pick, slot, scratch, sink)?;
             }
@@ -117,7 +118,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Reads a record once more, the ordinary way, which says what is wrong with it.
+    /// Reads a record again with its whole chunk, which reports what is wrong.
     fn reread<S: AsMut<[MaybeUninit<u8>]>>(
         &self,
         at: usize,
@@ -127,66 +128,66 @@ impl Plan {
         sink: &mut Sink<'_, S>,
     ) -> Result<()> {
         let planned = &self.files[pick.file as usize];
-        let holding = planned.holding(&self.latency)?;
-        let reader = holding.reader(&self.latency);
+        let handle = planned.handle(&self.latency)?;
+        let reader = handle.reader(&self.latency);
         let decoded =
             planned.file.read_chunk(reader, pick, &mut scratch.raw, &mut scratch.decoder)?;
         let record = record_of(pick, &decoded);
         if slot.len() == record.len() {
             slot.copy_from_slice(record);
         } else {
-            sink.records.places[at] = sink.records.append(record);
+            sink.records.locations[at] = sink.records.append(record);
         }
         Ok(())
     }
 
-    /// Puts the records of all units together.
+    /// Combines the records of all units.
     ///
     /// # Panics
     /// If these are not all units of this plan.
     pub fn gather(&self, units: Vec<UnitRecords>) -> Records {
-        let mut places = vec![(0, RecordPlace::InSlot); self.picks.len()];
+        let mut locations = vec![(0, RecordLocation::InSlot); self.picks.len()];
         let mut num_found = 0;
         for (number, unit) in units.iter().enumerate() {
-            for (pick, &place) in self.picks[unit.first_pick..].iter().zip(&unit.places) {
-                places[pick.out as usize] = (number, place);
+            for (pick, &location) in self.picks[unit.first_pick..].iter().zip(&unit.locations) {
+                locations[pick.out as usize] = (number, location);
             }
-            num_found += unit.places.len();
+            num_found += unit.locations.len();
         }
         assert_eq!(num_found, self.picks.len(), "units of another plan");
-        Records { units, places }
+        Records { units, locations }
     }
 }
 
-/// Reads the only record of `request` straight into its slot, if it has one of the right length;
-/// says whether it did.
-fn read_straight<S: AsMut<[MaybeUninit<u8>]>>(
+/// Reads the only record of `request` directly into its slot, if it has one of the right length;
+/// returns whether it did.
+fn read_direct<S: AsMut<[MaybeUninit<u8>]>>(
     file: &dyn RecordFile,
     reader: Reader<'_>,
     request: &Request,
     picks: &[Pick],
     sink: &mut Sink<'_, S>,
 ) -> Result<bool> {
-    if !request.is_straight {
+    if !request.is_direct {
         return Ok(false);
     }
     let pick = &picks[0];
-    let Some(slot) = sink.slot_of(pick.predicted_len as usize) else { return Ok(false) };
-    match file.read_straight(reader, pick, slot)? {
-        Ok(unchecked) => {
-            sink.waiting.push(((sink.records.places.len(), *pick), unchecked));
-            sink.records.places.push(RecordPlace::InSlot);
+    let Some(slot) = sink.slot_of_len(pick.predicted_len as usize) else { return Ok(false) };
+    match file.read_direct(reader, pick, slot)? {
+        Ok(unverified) => {
+            sink.unverified.push(((sink.records.locations.len(), *pick), unverified));
+            sink.records.locations.push(RecordLocation::InSlot);
             Ok(true)
         }
         Err(slot) => {
-            sink.unused = Some(slot);
+            sink.unused_slot = Some(slot);
             Ok(false)
         }
     }
 }
 
-/// Reads the chunks of `request` at once.
-fn read_run(
+/// Reads the chunks in `extent` with one read.
+fn read_extent(
     file: &dyn RecordFile,
     reader: Reader<'_>,
     extent: Range<u64>,
@@ -200,9 +201,10 @@ fn read_run(
         take(picks, &decoded);
         return Ok(());
     }
-    let raw = room(&mut scratch.raw, len).map_err(|problem| file.damaged(&picks[0], &problem))?;
+    let raw =
+        grow_to(&mut scratch.raw, len).map_err(|problem| file.damaged(&picks[0], &problem))?;
     reader.read_at(raw, extent.start)?;
-    for same_chunk in picks.chunk_by(Pick::is_beside) {
+    for same_chunk in picks.chunk_by(Pick::is_same_chunk) {
         let pick = &same_chunk[0];
         let at = usize::try_from(pick.begin - extent.start).unwrap_or(usize::MAX);
         let len = usize::try_from(pick.end - pick.begin).unwrap_or(usize::MAX);
@@ -213,8 +215,7 @@ fn read_run(
 }
 
 impl Plan {
-    /// Reads the chunks of a request, except those that are kept from before; keeps those of which
-    /// other records may be wanted.
+    /// Reads the chunks of a request except cached ones, and caches those that have other records.
     fn read_groups<S: AsMut<[MaybeUninit<u8>]>>(
         &self,
         planned: &PlannedFile,
@@ -224,58 +225,65 @@ impl Plan {
         sink: &mut Sink<'_, S>,
     ) -> Result<()> {
         let key = |picks: &[Pick]| (planned.number, picks[0].begin);
-        let chunks: Vec<&[Pick]> = picks.chunk_by(Pick::is_beside).collect();
+        let chunks: Vec<&[Pick]> = picks.chunk_by(Pick::is_same_chunk).collect();
         let find = || self.cache.find(chunks.iter().map(|picks| (key(picks), picks.len())));
-        let mut kept = find();
-        let mut alone = None;
-        if let ([chunk], [None]) = (&chunks[..], &kept[..])
-            && self.latency.is_far()
+        let mut cached = find();
+        let mut guard = None;
+        if let ([chunk], [None]) = (&chunks[..], &cached[..])
+            && self.latency.is_slow()
         {
-            // Another block may be fetching it, and reading it twice takes no less time.
-            alone = self.cache.alone(key(chunk), chunk[0].end - chunk[0].begin);
-            if alone.is_some() {
-                kept = find();
+            // Another thread may be reading this chunk: wait for it instead of reading it twice.
+            guard = self.cache.enter(key(chunk), chunk[0].end - chunk[0].begin);
+            if guard.is_some() {
+                cached = find();
             }
         }
         let mut at = 0;
         while at < chunks.len() {
-            if let Some(chunk) = &kept[at] {
-                sink.take(chunks[at], &chunk.records());
+            if let Some(chunk) = &cached[at] {
+                sink.copy_records(chunks[at], &chunk.records());
                 at += 1;
                 continue;
             }
-            // From here to the last that is missing; what is kept in between is read along.
-            let end = kept.iter().rposition(Option::is_none).map_or(at, |last| last + 1);
+            // Read from here to the last missing chunk, cached ones in between included.
+            let end = cached.iter().rposition(Option::is_none).map_or(at, |last| last + 1);
             let from = picks.partition_point(|pick| pick.begin < chunks[at][0].begin);
             let to = from + chunks[at..end].iter().map(|picks| picks.len()).sum::<usize>();
             let extent = picks[from].begin..picks[to - 1].end;
-            read_run(&*planned.file, reader, extent, &picks[from..to], scratch, |picks, chunk| {
-                sink.take(picks, chunk);
-                self.cache.offer(key(picks), chunk, picks.len(), self.latency.is_far());
-            })?;
+            read_extent(
+                &*planned.file,
+                reader,
+                extent,
+                &picks[from..to],
+                scratch,
+                |picks, chunk| {
+                    sink.copy_records(picks, chunk);
+                    self.cache.offer(key(picks), chunk, picks.len(), self.latency.is_slow());
+                },
+            )?;
             at = end;
         }
-        drop(alone);
+        drop(guard);
         Ok(())
     }
 }
 
-/// Where the records of a unit go, one pick after the other.
+/// The destination of a unit's records, in the order of its picks.
 struct Sink<'a, S> {
-    /// The slots of the next picks; none where none were given.
+    /// The slots of the next picks, if there are any.
     slots: &'a mut [Option<S>],
-    /// The slot of the next pick, if it was taken from there already.
-    unused: Option<&'a mut [MaybeUninit<u8>]>,
+    /// The slot of the next pick, if already taken from `slots`.
+    unused_slot: Option<&'a mut [MaybeUninit<u8>]>,
     records: UnitRecords,
-    /// Picks whose records are in their slots, until their checksums are compared.
-    waiting: Vec<((usize, Pick), Unchecked<'a>)>,
+    /// Picks whose records are in their slots but not verified yet.
+    unverified: Vec<((usize, Pick), UnverifiedRecord<'a>)>,
 }
 
 impl<'a, S: AsMut<[MaybeUninit<u8>]>> Sink<'a, S> {
     /// Takes the slot of the next pick.
     fn slot(&mut self) -> Option<&'a mut [MaybeUninit<u8>]> {
-        if self.unused.is_some() {
-            return self.unused.take();
+        if self.unused_slot.is_some() {
+            return self.unused_slot.take();
         }
         let slots = std::mem::take(&mut self.slots);
         let (slot, rest) = slots.split_first_mut()?;
@@ -283,24 +291,24 @@ impl<'a, S: AsMut<[MaybeUninit<u8>]>> Sink<'a, S> {
         slot.as_mut().map(AsMut::as_mut)
     }
 
-    /// Takes the slot of the next pick, if that is `len` bytes long.
-    fn slot_of(&mut self, len: usize) -> Option<&'a mut [MaybeUninit<u8>]> {
+    /// Takes the slot of the next pick, if it is `len` bytes long.
+    fn slot_of_len(&mut self, len: usize) -> Option<&'a mut [MaybeUninit<u8>]> {
         let next = self.slots.first_mut()?.as_mut()?;
         if next.as_mut().len() == len { self.slot() } else { None }
     }
 
-    /// Takes the next picks, which are all of one chunk.
-    fn take(&mut self, picks: &[Pick], decoded: &ChunkRecords<'_>) {
+    /// Copies the records of the next picks, which are all in one chunk.
+    fn copy_records(&mut self, picks: &[Pick], decoded: &ChunkRecords<'_>) {
         for pick in picks {
             let record = record_of(pick, decoded);
-            let place = match self.slot() {
+            let location = match self.slot() {
                 Some(slot) if slot.len() == record.len() => {
                     bytes::filled(slot, record);
-                    RecordPlace::InSlot
+                    RecordLocation::InSlot
                 }
                 _ => self.records.append(record),
             };
-            self.records.places.push(place);
+            self.records.locations.push(location);
         }
     }
 }
@@ -310,12 +318,12 @@ fn record_of<'a>(pick: &Pick, decoded: &ChunkRecords<'a>) -> &'a [u8] {
     record.expect("a chunk has as many records as its index says")
 }
 
-/// Where a record is.
+/// Where a record was stored in memory.
 #[derive(Debug, Clone, Copy)]
-enum RecordPlace {
-    /// In the slot that was given for it, all of which has been written.
+enum RecordLocation {
+    /// In its slot.
     InSlot,
-    /// From here to there in the bytes of its unit.
+    /// In this range of its unit's bytes.
     At(usize, usize),
 }
 
@@ -324,25 +332,25 @@ enum RecordPlace {
 pub struct UnitRecords {
     first_pick: usize,
     bytes: Vec<u8>,
-    places: Vec<RecordPlace>,
+    locations: Vec<RecordLocation>,
 }
 
 impl UnitRecords {
-    /// Keeps a copy of `record` here.
-    fn append(&mut self, record: &[u8]) -> RecordPlace {
+    /// Appends a copy of `record`.
+    fn append(&mut self, record: &[u8]) -> RecordLocation {
         let begin = self.bytes.len();
         self.bytes.extend_from_slice(record);
-        RecordPlace::At(begin, self.bytes.len())
+        RecordLocation::At(begin, self.bytes.len())
     }
 }
 
 impl Drop for UnitRecords {
     fn drop(&mut self) {
-        buffer_pool::keep(std::mem::take(&mut self.bytes));
+        buffer_pool::put(std::mem::take(&mut self.bytes));
     }
 }
 
-/// Memory and decompressors for reading, kept from one unit to the next.
+/// Buffers and decompressors that are reused for the next unit.
 #[derive(Debug, Default)]
 pub struct Scratch {
     raw: Vec<u8>,
@@ -351,41 +359,41 @@ pub struct Scratch {
 
 impl Scratch {
     fn trim(&mut self) {
-        if self.raw.capacity() > KEPT_LEN {
+        if self.raw.capacity() > MAX_RETAINED_LEN {
             self.raw = Vec::new();
         }
         self.decoder.trim();
     }
 }
 
-/// Records in the order in which they were asked for.
+/// Records in the requested order.
 #[derive(Debug)]
 pub struct Records {
     units: Vec<UnitRecords>,
-    /// Of each record: its unit, and where in that it is.
-    places: Vec<(usize, RecordPlace)>,
+    /// For each record: its unit and its location there.
+    locations: Vec<(usize, RecordLocation)>,
 }
 
 impl Records {
     /// How many there are.
     pub fn len(&self) -> usize {
-        self.places.len()
+        self.locations.len()
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
+        self.locations.is_empty()
     }
 
-    /// Each record, or `None` if it is in the slot that was given for it.
+    /// Each record, or `None` if it is in its slot.
     pub fn iter_unslotted(&self) -> impl ExactSizeIterator<Item = Option<&[u8]>> {
-        self.places.iter().map(|&(unit, place)| match place {
-            RecordPlace::InSlot => None,
-            RecordPlace::At(begin, end) => Some(&self.units[unit].bytes[begin..end]),
+        self.locations.iter().map(|&(unit, location)| match location {
+            RecordLocation::InSlot => None,
+            RecordLocation::At(begin, end) => Some(&self.units[unit].bytes[begin..end]),
         })
     }
 
-    /// The records; those in slots appear empty.
+    /// The records; those in slots are empty here.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         self.iter_unslotted().map(Option::unwrap_or_default)
     }

@@ -1,7 +1,7 @@
-//! What a format offers: how many records a file has, where each lies, and what its bytes are.
+//! The interface of a file format: the number of records, where each is stored, and its bytes.
 //!
-//! Nothing above this trait knows how a file is laid out. Records that can only be decoded
-//! together lie in the same chunk; chunks may hold as many records as they like.
+//! Users of this trait do not know the layout of a file. Records that can only be decoded
+//! together are in the same chunk; a chunk may hold any number of records.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::riegeli::hash::{Hasher, finish_together};
+use super::riegeli::hash::{Hasher, finish_interleaved};
 use super::riegeli::{ChunkRecords, Decoder, FormatError};
 use super::storage::{ReadAt, Reader, StoredFile};
 use super::storage_latency::StorageLatency;
@@ -18,34 +18,33 @@ use crate::{Error, Result};
 
 /// A file of records whose index has been read.
 pub trait RecordFile: Any + Debug + Send + Sync {
-    /// Where its bytes are.
+    /// The file in its storage.
     fn stored(&self) -> &dyn StoredFile;
 
     /// How many records it holds.
     fn num_records(&self) -> u64;
 
-    /// How many bytes of it hold records.
+    /// How many of its bytes hold records.
     fn stored_len(&self) -> u64;
 
-    /// Whether chunks may hold several records, so that one that has been decoded may be wanted
-    /// again.
+    /// Whether chunks may hold several records, so that a decoded chunk may be needed again.
     fn has_groups(&self) -> bool;
 
-    /// Says of `picks`, which are of this file and in rising order, where their records lie. False
-    /// if that would have to be read first, and `reading` is not given.
+    /// Sets where the records of `picks`, which are of this file and in rising order, are stored.
+    /// If the index is not in memory, reads it and measures `latency`; without that, returns false.
     ///
     /// # Errors
-    /// If it has to be read and cannot be.
-    fn locate(&self, picks: &mut [Pick], reading: Option<&StorageLatency>) -> Result<bool>;
+    /// If the index cannot be read.
+    fn locate(&self, picks: &mut [Pick], latency: Option<&StorageLatency>) -> Result<bool>;
 
-    /// Whether the file read by `reader`, whose length and time are those of this one though its
-    /// number is not, holds what this one does.
+    /// Whether the file behind `reader`, which has the length and time of this one but another id,
+    /// has the same content.
     ///
     /// # Errors
     /// If it cannot be read.
     fn is_same(&self, reader: Reader<'_>) -> Result<bool>;
 
-    /// Decodes the chunk of `pick` from `raw`, the bytes of its extent, in place.
+    /// Decodes in place the chunk of `pick` from `raw`, the bytes of its extent.
     ///
     /// # Errors
     /// If the chunk is damaged.
@@ -56,8 +55,8 @@ pub trait RecordFile: Any + Debug + Send + Sync {
         decoder: &'a mut Decoder,
     ) -> Result<ChunkRecords<'a>>;
 
-    /// Reads the chunk of `pick`, however long, into `raw`, and decodes it. What the index says of
-    /// its length is not believed before the chunk says the same.
+    /// Reads the chunk of `pick`, of any length, into `raw` and decodes it. The length in the index
+    /// is not trusted before the chunk's header confirms it.
     ///
     /// # Errors
     /// If the chunk cannot be read or is damaged.
@@ -69,75 +68,75 @@ pub trait RecordFile: Any + Debug + Send + Sync {
         decoder: &'a mut Decoder,
     ) -> Result<ChunkRecords<'a>>;
 
-    /// Reads the only record of the chunk of `pick` into `out`, which is as long as the pick
-    /// says, if that works; its checksum is still to be compared. Nothing is reported of a record
-    /// that is not as expected: [`read_chunk`](Self::read_chunk) finds out what is wrong.
+    /// Tries to read the only record of the chunk of `pick` into `out`, which has the predicted
+    /// length; its checksum has yet to be verified. A record that is not as expected is no error:
+    /// [`read_chunk`](Self::read_chunk) finds out what is wrong.
     ///
     /// # Errors
     /// If the file cannot be read.
-    fn read_straight<'a>(
+    fn read_direct<'a>(
         &self,
         reader: Reader<'_>,
         pick: &Pick,
         out: &'a mut [MaybeUninit<u8>],
-    ) -> Result<Straight<'a>>;
+    ) -> Result<DirectRead<'a>>;
 
-    /// The error that `problem` in the chunk of `pick` is.
+    /// The error for `problem` in the chunk of `pick`.
     fn damaged(&self, pick: &Pick, problem: &FormatError) -> Error;
 }
 
-/// One record that is asked for, and where it lies.
+/// A requested record and where it is stored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Pick {
     /// The record's number in its file.
     pub record: u64,
-    /// Where its chunk begins; no two chunks of a file begin at the same place.
+    /// Where its chunk begins, which identifies the chunk in its file.
     pub begin: u64,
-    /// Where its chunk ends, or something that comes after it begins.
+    /// Where its chunk ends, or a later bound.
     pub end: u64,
-    /// Which record of the chunk it is.
+    /// The record's number in its chunk.
     pub within: u64,
-    /// Which file of the plan.
+    /// The number of the file in the plan.
     pub file: u32,
-    /// Where in the list of positions it stands.
+    /// The index of the record among the requested positions.
     pub out: u32,
-    /// How long the record is, if it can be told before it is read; else 0. A hint: a damaged or
-    /// unusual file may hold something else.
+    /// The length of the record if known from the index, else 0. Only a hint: a damaged or unusual
+    /// file may hold another length.
     pub predicted_len: u32,
 }
 
 impl Pick {
-    /// The bytes of the file in which the chunk lies.
+    /// The bytes of the file that hold the chunk.
     pub fn extent(&self) -> Range<u64> {
         self.begin..self.end
     }
 
-    /// Whether both are of the same chunk.
-    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+    /// Whether both are in the same chunk.
+    pub(crate) fn is_same_chunk(&self, other: &Self) -> bool {
         self.begin == other.begin && self.file == other.file
     }
 }
 
-/// What came of reading a record straight to where it goes: the record, or, if that is not as
-/// expected, the memory that it was to go to.
-pub type Straight<'a, T = Unchecked<'a>> = std::result::Result<T, &'a mut [MaybeUninit<u8>]>;
+/// The result of a direct read: the record, or its destination if the record is not as expected.
+pub type DirectRead<'a, T = UnverifiedRecord<'a>> =
+    std::result::Result<T, &'a mut [MaybeUninit<u8>]>;
 
-/// A record that was read, except that its bytes may not be those that were written.
+/// A record whose checksum has not been verified yet.
 #[derive(Debug)]
-pub struct Unchecked<'a> {
+pub struct UnverifiedRecord<'a> {
     record: &'a mut [u8],
     hasher: Hasher,
     stored: u64,
 }
 
-impl<'a> Unchecked<'a> {
-    /// `record`, which is intact if `hasher` comes to `stored` with it.
+impl<'a> UnverifiedRecord<'a> {
+    /// `record`, which is intact if `hasher`, updated with it, gives the hash `stored`.
     pub(crate) fn new(record: &'a mut [u8], hasher: Hasher, stored: u64) -> Self {
         Self { record, hasher, stored }
     }
 
-    /// The memory of each record that is not what was written, `None` for one that is. A few
-    /// together take less time than one by one.
+    /// Verifies records; returns the memory of each damaged one and `None` for each intact one.
+    /// Verifying a few together takes less time than one by one.
     pub(crate) fn damaged(
         all: Vec<Self>,
         prefetcher: &mut WritePrefetcher,
@@ -149,35 +148,35 @@ impl<'a> Unchecked<'a> {
             rest.push((record, stored));
         }
         let records: Vec<&[u8]> = rest.iter().map(|(record, _)| &**record).collect();
-        let computed = finish_together(hashers, &records, prefetcher);
+        let computed = finish_interleaved(hashers, &records, prefetcher);
         let of_one = |(computed, (record, stored))| (computed != stored).then_some(record);
         computed.into_iter().zip(rest).map(of_one).collect()
     }
 }
 
-/// A file that is held for some reads, after a look whether it is still the same.
+/// A handle for some reads of a file that was checked to be unchanged.
 #[derive(Debug, Clone)]
-pub struct Holding(Arc<dyn ReadAt>);
+pub struct FileHandle(Arc<dyn ReadAt>);
 
-impl Holding {
-    /// Holds `file`, of which it is known that it `was_checked` a moment ago, or not.
-    pub(crate) fn of(
+impl FileHandle {
+    /// Opens `file` and checks it, except if it `was_checked` for the same plan.
+    pub(crate) fn open(
         file: &dyn RecordFile,
         latency: &StorageLatency,
         was_checked: bool,
     ) -> Result<Self> {
-        let held = file.stored().hold(was_checked)?;
-        if let Some(number) = held.renumbered {
-            if !file.is_same(Reader::new(&*held.bytes, latency))? {
+        let reopened = file.stored().reopen(was_checked)?;
+        if let Some(id) = reopened.new_id {
+            if !file.is_same(Reader::new(&*reopened.bytes, latency))? {
                 let path = file.stored().path().display().to_string();
                 return Err(Error::Changed { path });
             }
-            file.stored().accept(number);
+            file.stored().accept_id(id);
         }
-        Ok(Self(held.bytes))
+        Ok(Self(reopened.bytes))
     }
 
-    /// Reads from it.
+    /// A reader that measures `latency`.
     pub(crate) fn reader<'a>(&'a self, latency: &'a StorageLatency) -> Reader<'a> {
         Reader::new(&*self.0, latency)
     }

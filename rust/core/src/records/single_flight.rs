@@ -1,54 +1,54 @@
-//! Work that no two threads should do at once, though others may do the same for other things.
+//! Lets one thread at a time work on each key, such as the file that is being opened.
 
 use std::collections::HashSet;
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use crate::process::PerProcess;
 
-/// What is being worked on, by number. A forked child begins with nothing.
+/// The keys that threads are working on. A forked child starts with none.
 #[derive(Debug)]
-pub(crate) struct InWork(PerProcess<(Mutex<State>, Condvar)>);
+pub(crate) struct SingleFlight(PerProcess<(Mutex<State>, Condvar)>);
 
 #[derive(Debug, Default)]
 struct State {
-    numbers: HashSet<u64>,
+    keys: HashSet<u64>,
     num_waiting: usize,
 }
 
-/// Lets others work on the same thing when it goes.
+/// Releases its key when dropped.
 #[derive(Debug)]
-pub(crate) struct Alone<'a> {
-    in_work: &'a InWork,
-    number: u64,
+pub(crate) struct FlightGuard<'a> {
+    flights: &'a SingleFlight,
+    key: u64,
 }
 
-impl InWork {
+impl SingleFlight {
     pub(crate) const fn new() -> Self {
         Self(PerProcess::new(Default::default))
     }
 
-    /// Waits until nobody works on thing `number`; then this thread does.
-    pub(crate) fn alone(&self, number: u64) -> Alone<'_> {
-        let (state, freed) = self.0.get();
+    /// Waits until no other thread holds `key`, and takes it.
+    pub(crate) fn enter(&self, key: u64) -> FlightGuard<'_> {
+        let (state, released) = self.0.get();
         let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
-        while !state.numbers.insert(number) {
+        while !state.keys.insert(key) {
             state.num_waiting += 1;
-            state = freed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = released.wait(state).unwrap_or_else(PoisonError::into_inner);
             state.num_waiting -= 1;
         }
-        Alone { in_work: self, number }
+        FlightGuard { flights: self, key }
     }
 }
 
-impl Drop for Alone<'_> {
+impl Drop for FlightGuard<'_> {
     fn drop(&mut self) {
-        let (state, freed) = self.in_work.0.get();
+        let (state, released) = self.flights.0.get();
         let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.numbers.remove(&self.number);
-        let awaited = state.num_waiting > 0;
+        state.keys.remove(&self.key);
+        let has_waiting = state.num_waiting > 0;
         drop(state);
-        if awaited {
-            freed.notify_all();
+        if has_waiting {
+            released.notify_all();
         }
     }
 }
@@ -61,19 +61,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_thread_at_a_time_works_on_a_thing_and_others_on_other_things() {
-        static IN_WORK: InWork = InWork::new();
+    fn one_thread_at_a_time_holds_a_key_and_others_hold_other_keys() {
+        static FLIGHTS: SingleFlight = SingleFlight::new();
         let both = Arc::new(Barrier::new(2));
-        let at_one = Arc::new(AtomicUsize::new(0));
+        let num_inside = Arc::new(AtomicUsize::new(0));
         let threads: Vec<_> = (0..2)
-            .flat_map(|number| [number, number, number])
-            .map(|number| {
-                let (both, at_one) = (Arc::clone(&both), Arc::clone(&at_one));
+            .flat_map(|key| [key, key, key])
+            .map(|key| {
+                let (both, num_inside) = (Arc::clone(&both), Arc::clone(&num_inside));
                 std::thread::spawn(move || {
-                    let _alone = IN_WORK.alone(number);
-                    if number == 1 {
-                        assert_eq!(at_one.fetch_add(1, Ordering::Relaxed), 0);
-                        at_one.fetch_sub(1, Ordering::Relaxed);
+                    let _guard = FLIGHTS.enter(key);
+                    if key == 1 {
+                        assert_eq!(num_inside.fetch_add(1, Ordering::Relaxed), 0);
+                        num_inside.fetch_sub(1, Ordering::Relaxed);
                     }
                     both.wait();
                 })

@@ -1,4 +1,4 @@
-//! What a storage offers: files by path, and any range of their bytes. No format is known here.
+//! The interface of a storage: files by path, and any range of their bytes. It knows no format.
 
 use std::fmt::Debug;
 use std::path::Path;
@@ -8,68 +8,65 @@ use super::storage_latency::StorageLatency;
 use crate::Result;
 use crate::bytes::ScatterBuffers;
 
-/// Where files are. Every call may wait for as long as it takes: those who read far storage do
-/// it on many threads.
+/// Where files are. Every call may block: slow storage is read by many threads.
 pub trait Storage: Debug + Send + Sync {
-    /// Finds the file at `path` and notes how long it is and when it was written; it is ready to be
-    /// read.
+    /// Opens the file at `path` and records its length and the time it was last written.
     ///
     /// # Errors
-    /// If there is no such file.
-    fn find(&self, path: &Path) -> Result<(Box<dyn StoredFile>, Arc<dyn ReadAt>)>;
+    /// If there is no such file, or it cannot be opened.
+    fn open(&self, path: &Path) -> Result<(Box<dyn StoredFile>, Arc<dyn ReadAt>)>;
 }
 
-/// A file that has been found.
+/// A file that has been opened once, with the length and time that it had then.
 pub trait StoredFile: Debug + Send + Sync {
-    /// Where it is.
+    /// The path of the file.
     fn path(&self) -> &Path;
 
-    /// How many bytes it has.
+    /// The length in bytes.
     fn byte_len(&self) -> u64;
 
     /// When it was last written, in nanoseconds since 1970.
     fn modified_ns(&self) -> i64;
 
-    /// Makes the file ready for some reads, after a look whether it is still the one that was
-    /// found; that may be left out if it `was_checked` a moment ago and has been kept ready since.
+    /// Opens the file for some reads and checks that it is still the same file, except if it
+    /// `was_checked` for the same plan and is still open.
     ///
     /// # Errors
-    /// If it is another one, or is not there any more.
-    fn hold(&self, was_checked: bool) -> Result<Held>;
+    /// If it was changed or removed.
+    fn reopen(&self, was_checked: bool) -> Result<ReopenedFile>;
 
-    /// Takes the file held as `number` for the one that was found.
-    fn accept(&self, number: FileNumber);
+    /// Records that the file with this `id` is the same file.
+    fn accept_id(&self, id: FileId);
 }
 
-/// What a system numbers files by: a device and a number there.
-pub type FileNumber = (u64, u64);
+/// The numbers by which a system identifies a file: device and inode.
+pub type FileId = (u64, u64);
 
-/// A file that is ready to be read.
+/// A file that has been opened for reads.
 #[derive(Debug)]
-pub struct Held {
+pub struct ReopenedFile {
     /// Reads its bytes.
     pub bytes: Arc<dyn ReadAt>,
-    /// Its number, if that is not the one it was found under. Length and time are those of then,
-    /// but what it holds should be looked at.
-    pub renumbered: Option<FileNumber>,
+    /// Its id, if that has changed. Length and time have not, but the content should be checked.
+    pub new_id: Option<FileId>,
 }
 
-/// Bytes by their position.
+/// Random-access reads.
 pub trait ReadAt: Debug + Send + Sync {
     /// Fills `out` from position `at`.
     ///
     /// # Errors
-    /// If the file cannot be read or ends before.
+    /// If the file cannot be read or ends too early.
     fn read_at(&self, out: &mut [u8], at: u64) -> Result<()>;
 
-    /// Fills `pieces` from position `at`, or some of them if not all comes at once.
+    /// Fills `buffers` from position `at`; the read may be partial.
     ///
     /// # Errors
     /// If the file cannot be read.
-    fn read_pieces(&self, pieces: &mut ScatterBuffers<'_>, at: u64) -> Result<()>;
+    fn read_scattered(&self, buffers: &mut ScatterBuffers<'_>, at: u64) -> Result<()>;
 }
 
-/// Bytes of a file; how long each read takes adds to what is known of its storage.
+/// Reads a file and measures the latency of its storage.
 #[derive(Debug, Clone, Copy)]
 pub struct Reader<'a> {
     bytes: &'a dyn ReadAt,
@@ -84,11 +81,11 @@ impl<'a> Reader<'a> {
 
     /// Fills `out` from position `at`.
     pub(crate) fn read_at(&self, out: &mut [u8], at: u64) -> Result<()> {
-        self.latency.observed(out.len(), || self.bytes.read_at(out, at))
+        self.latency.measure(out.len(), || self.bytes.read_at(out, at))
     }
 
-    /// Fills `pieces` from position `at`, or some of them if not all comes at once.
-    pub(crate) fn read_pieces(&self, pieces: &mut ScatterBuffers<'_>, at: u64) -> Result<()> {
-        self.latency.observed(pieces.byte_len(), || self.bytes.read_pieces(pieces, at))
+    /// Fills `buffers` from position `at`; the read may be partial.
+    pub(crate) fn read_scattered(&self, buffers: &mut ScatterBuffers<'_>, at: u64) -> Result<()> {
+        self.latency.measure(buffers.byte_len(), || self.bytes.read_scattered(buffers, at))
     }
 }

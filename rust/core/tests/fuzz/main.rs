@@ -1,6 +1,6 @@
-//! Every parser of bytes that nobody vouches for, with files of the C++ writer, damaged ones, and
-//! many inputs made from them, the same in each run. `make fuzz` looks for further ones.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on should fail")]
+//! Runs every parser of untrusted bytes on files of the C++ writer, damaged files, and many mutations
+//! of both, which are the same in each run. `make fuzz` searches for further inputs.
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue should fail")]
 
 mod targets;
 
@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use targets::{TARGETS, other_seeds, seeds_of};
 
-/// How many inputs are made from the seeds, and for how long at most: all on a quiet machine.
+/// How many seeds are mutated, and for how long at most; an idle machine runs all.
 const NUM_INPUTS: usize = 20_000;
 const MAX_TIME: Duration = Duration::from_secs(8);
 
-/// Inputs made from longer ones say little more.
+/// Longer seeds find little more.
 const MAX_SEED_LEN: usize = 16 << 10;
 
 macro_rules! target_tests {
@@ -26,7 +26,7 @@ macro_rules! target_tests {
         )*
 
         #[test]
-        fn every_target_has_its_test() {
+        fn every_target_has_a_test() {
             let names = TARGETS.map(|(name, _)| name);
             assert_eq!(names, [$(stringify!($name)),*]);
         }
@@ -56,7 +56,7 @@ fn files_in(dir: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Calls the target `name` with its seeds, what was once found for it, and changed seeds.
+/// Calls the target `name` with its seeds, the failures once found for it, and mutated seeds.
 fn run(name: &str) {
     let (_, target) = TARGETS.into_iter().find(|(of, _)| *of == name).unwrap();
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data");
@@ -74,12 +74,12 @@ fn run(name: &str) {
         files_in(&data.join("fuzz").join(name)).iter().map(|path| std::fs::read(path).unwrap()),
     );
     assert!(!seeds.is_empty());
-    let checked = |input: &[u8]| {
-        let done = std::panic::catch_unwind(|| target(input));
-        assert!(done.is_ok(), "{name} panics at {:02x?}", &input[..input.len().min(2_000)]);
+    let check = |input: &[u8]| {
+        let result = std::panic::catch_unwind(|| target(input));
+        assert!(result.is_ok(), "{name} panics at {:02x?}", &input[..input.len().min(2_000)]);
     };
     for seed in &seeds {
-        checked(seed);
+        check(seed);
     }
     let deadline = Instant::now() + MAX_TIME;
     seeds.retain(|seed| seed.len() <= MAX_SEED_LEN || name == "file");
@@ -90,13 +90,13 @@ fn run(name: &str) {
         }
         let mut input = random.pick(&seeds).clone();
         for _ in 0..=random.below(4) {
-            change(&mut input, &seeds, &mut random);
+            mutate(&mut input, &seeds, &mut random);
         }
-        checked(&input);
+        check(&input);
     }
 }
 
-/// Numbers that are the same in each run.
+/// A random generator with a fixed seed.
 struct Random(u64);
 
 impl Random {
@@ -112,7 +112,7 @@ impl Random {
     }
 }
 
-/// Bytes at which numbers begin to take another path.
+/// Boundary values of varints and other integers.
 const LIMITS: [&[u8]; 8] = [
     &[0],
     &[1],
@@ -124,7 +124,7 @@ const LIMITS: [&[u8]; 8] = [
     &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff],
 ];
 
-fn change(input: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Random) {
+fn mutate(input: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Random) {
     // Near the front, where lengths are, or anywhere.
     let len = input.len();
     let span = if random.below(2) == 0 { len.min(40) } else { len };

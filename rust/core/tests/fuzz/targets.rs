@@ -1,5 +1,5 @@
-//! What is done with bytes that nobody vouches for. A target is a function that must come back from
-//! any input: without a panic, in little memory, and with what it has found being sound.
+//! The fuzz targets: functions that must return for any input, without a panic, in little memory, and
+//! with valid results.
 
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
@@ -7,30 +7,32 @@ use std::sync::{Arc, Once};
 
 use grainmill_core::bytes::ScatterBuffers;
 use grainmill_core::records::array_record::WriterOptions;
-use grainmill_core::records::array_record::footer::{self, MAGIC, Reading};
+use grainmill_core::records::array_record::footer::{self, FooterParser, MAGIC};
 use grainmill_core::records::riegeli::block::BLOCK_LEN;
 use grainmill_core::records::riegeli::chunk::{self, CHUNK_HEADER_LEN, ChunkHeader, kind};
 use grainmill_core::records::riegeli::compress::{Codec, Compressor};
 use grainmill_core::records::riegeli::decompress::{Decompressor, codec, set_max_chunk_len};
 use grainmill_core::records::riegeli::encode::{Group, simple_data};
 use grainmill_core::records::riegeli::hash::hash;
-use grainmill_core::records::riegeli::inflate::{ChunkSource, Inflated, StreamError, varint64};
 use grainmill_core::records::riegeli::sink::ChunkSink;
+use grainmill_core::records::riegeli::stream_decoder::{
+    ChunkSource, StreamDecoder, StreamError, varint64,
+};
 use grainmill_core::records::riegeli::transposed::encode::transposed_data;
 use grainmill_core::records::riegeli::varint::{Cursor, push_varint};
 use grainmill_core::records::riegeli::{ChunkRecords, Decoder, FormatError};
-use grainmill_core::records::storage::{FileNumber, Held, ReadAt, Storage, StoredFile};
+use grainmill_core::records::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
 use grainmill_core::records::{FileSet, Files, Source};
 use grainmill_core::{Error, Result};
 
-/// What a chunk may decode to here, so that a run shows it where memory grows without bounds.
+/// How many bytes a chunk may decode to here, so that unbounded memory fails a run.
 pub(crate) const MAX_CHUNK_LEN: u64 = 16 << 20;
-/// Files that a target makes are not much longer.
+/// About the maximum length of a file that a target writes.
 const MAX_FILE_LEN: u64 = 1 << 20;
-/// Chunks of more records do not fit such a file.
+/// The maximum number of records in a chunk, which must fit such a file.
 const MAX_RECORDS: u64 = 1 << 16;
 
-/// A name, and what is done with an input.
+/// The name of a target and its function.
 pub(crate) type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
@@ -49,12 +51,12 @@ pub(crate) const TARGETS: [Target; 12] = [
     ("round_trip_transposed", round_trip_transposed),
 ];
 
-/// An input as it stands, taken for a file.
+/// The input as a file.
 fn file(input: &[u8]) {
     read_file(input.to_vec());
 }
 
-/// Chunks laid out into a file whose checksums are right; the last one is taken for the footer.
+/// A file of the chunks in the input, with valid checksums; the last one is the footer.
 fn chunks(input: &[u8]) {
     let mut cursor = Cursor::new(input);
     let mut sink = ChunkSink::new(Vec::new()).expect("writing to memory");
@@ -79,7 +81,7 @@ fn chunks(input: &[u8]) {
     read_file(sink.finish().expect("writing to memory"));
 }
 
-/// The number of records and the decoded length of a chunk, as inputs begin with them.
+/// The number of records and the decoded length of a chunk, with which inputs start.
 fn counts(cursor: &mut Cursor<'_>) -> Result<(u64, u64), FormatError> {
     Ok((cursor.varint64()? % MAX_RECORDS, cursor.varint64()?))
 }
@@ -96,7 +98,7 @@ fn postscript_of(footer_offset: u64) -> Vec<u8> {
 
 /// Reads records of a file one by one and together, which must agree.
 fn read_file(bytes: Vec<u8>) {
-    few_bytes();
+    limit_chunks();
     let storage: Arc<dyn Storage> = Arc::new(InMemory(Arc::new(bytes)));
     let set = FileSet::in_storage(&storage, [Source::from(PathBuf::from("fuzzed"))]);
     let Ok(files) = Files::of(Arc::new(set)) else { return };
@@ -106,8 +108,8 @@ fn read_file(bytes: Vec<u8>) {
     let together = files.read(&positions);
     assert_eq!(together.is_ok(), each.iter().all(Result::is_ok), "{together:?}, {each:?}");
     if let Ok(together) = together {
-        for (both, alone) in together.iter().zip(each.iter().flatten()) {
-            assert!(alone.iter().eq([both]));
+        for (both, single) in together.iter().zip(each.iter().flatten()) {
+            assert!(single.iter().eq([both]));
         }
     }
 }
@@ -117,7 +119,7 @@ fn read_file(bytes: Vec<u8>) {
 struct InMemory(Arc<Vec<u8>>);
 
 impl Storage for InMemory {
-    fn find(&self, _: &Path) -> Result<(Box<dyn StoredFile>, Arc<dyn ReadAt>)> {
+    fn open(&self, _: &Path) -> Result<(Box<dyn StoredFile>, Arc<dyn ReadAt>)> {
         Ok((Box::new(self.clone()), Arc::new(self.clone())))
     }
 }
@@ -135,11 +137,11 @@ impl StoredFile for InMemory {
         0
     }
 
-    fn hold(&self, _: bool) -> Result<Held> {
-        Ok(Held { bytes: Arc::new(self.clone()), renumbered: None })
+    fn reopen(&self, _: bool) -> Result<ReopenedFile> {
+        Ok(ReopenedFile { bytes: Arc::new(self.clone()), new_id: None })
     }
 
-    fn accept(&self, _: FileNumber) {}
+    fn accept_id(&self, _: FileId) {}
 }
 
 impl ReadAt for InMemory {
@@ -149,18 +151,17 @@ impl ReadAt for InMemory {
         Ok(())
     }
 
-    fn read_pieces(&self, pieces: &mut ScatterBuffers<'_>, at: u64) -> Result<()> {
-        let mut bytes = vec![0; pieces.byte_len()];
+    fn read_scattered(&self, buffers: &mut ScatterBuffers<'_>, at: u64) -> Result<()> {
+        let mut bytes = vec![0; buffers.byte_len()];
         self.read_at(&mut bytes, at)?;
-        pieces.fill(&bytes);
+        buffers.fill(&bytes);
         Ok(())
     }
 }
 
-/// Bytes of a file from some position on, with checksums that are right: a chunk, the block headers
-/// in it, and what they tell of each other.
+/// Bytes of a file from some offset on, with valid checksums: a chunk with its block headers.
 fn headers(input: &[u8]) {
-    few_bytes();
+    limit_chunks();
     let Some((begin, raw)) = input.split_first_chunk::<2>() else { return };
     let begin = BLOCK_LEN + u64::from(u16::from_le_bytes(*begin));
     let mut raw = raw.to_vec();
@@ -177,7 +178,7 @@ fn headers(input: &[u8]) {
     }
 }
 
-/// Makes the checksums of the chunk at `begin` and of the block headers in it those of the bytes.
+/// Writes valid checksums into the chunk at `begin` and its block headers.
 fn seal(raw: &mut [u8], begin: u64) {
     let mut of_chunk = Vec::with_capacity(raw.len());
     let mut at = 0;
@@ -211,7 +212,7 @@ fn postscript(input: &[u8]) {
     let data = [&[0][..], &with_len(&varint(input.len() as u64)), input].concat();
     let header = ChunkHeader::of(kind::SIMPLE, &data, 1, input.len() as u64);
     let mut decoder = Decoder::default();
-    let records = decoder.decode(&header, &data).expect("a sound chunk");
+    let records = decoder.decode(&header, &data).expect("a valid chunk");
     let _ = footer::footer_offset(records);
 }
 
@@ -219,18 +220,18 @@ fn with_len(bytes: &[u8]) -> Vec<u8> {
     [&varint(bytes.len() as u64), bytes].concat()
 }
 
-/// The records of a footer: where it lies, then each record after its length.
+/// The records of a footer: its offset, then each record after its length.
 fn footer_records(input: &[u8]) {
     let mut cursor = Cursor::new(input);
     let Ok(footer_offset) = cursor.varint64() else { return };
     let records = split(&mut cursor);
     let Some((first, entries)) = records.split_first() else { return };
     let num_entries = entries.len() as u64;
-    let Ok(mut reading) = Reading::new(first, num_entries, footer_offset, 100) else { return };
-    if entries.iter().any(|entry| reading.entry(entry).is_err()) {
+    let Ok(mut parser) = FooterParser::new(first, num_entries, footer_offset, 100) else { return };
+    if entries.iter().any(|entry| parser.entry(entry).is_err()) {
         return;
     }
-    let Ok((footer, offsets)) = reading.finish() else { return };
+    let Ok((footer, offsets)) = parser.finish() else { return };
     assert_eq!(footer.num_chunks, num_entries);
     assert!(footer.first_offset <= footer_offset);
     let Some(offsets) = offsets else { return };
@@ -240,7 +241,7 @@ fn footer_records(input: &[u8]) {
     assert!(all.is_sorted_by(|a, b| a < b) && all.iter().all(|&offset| offset < footer_offset));
 }
 
-/// Pieces, each after its length.
+/// Byte strings, each after its length.
 fn split<'a>(cursor: &mut Cursor<'a>) -> Vec<&'a [u8]> {
     std::iter::from_fn(|| cursor.varint64().and_then(|len| cursor.take(len)).ok()).collect()
 }
@@ -249,29 +250,29 @@ fn split<'a>(cursor: &mut Cursor<'a>) -> Vec<&'a [u8]> {
 fn simple_chunk(input: &[u8]) {
     let mut cursor = Cursor::new(input);
     let Ok((num_records, decoded_len)) = counts(&mut cursor) else { return };
-    few_bytes();
+    limit_chunks();
     decode(&header(kind::SIMPLE, num_records, decoded_len), cursor.rest());
 }
 
-/// The data of a transposed chunk, likewise. What they give comes back after it has been encoded.
+/// The data of a transposed chunk, likewise. The decoded records must round-trip.
 fn transposed_chunk(input: &[u8]) {
     let mut cursor = Cursor::new(input);
     let Ok((num_records, decoded_len)) = counts(&mut cursor) else { return };
-    few_bytes();
+    limit_chunks();
     let header = header(kind::TRANSPOSED, num_records, decoded_len);
     if let Some(group) = decode(&header, cursor.rest())
         && group.decoded_len() < 1 << 16
     {
-        comes_back(&group, kind::TRANSPOSED, Codec::Uncompressed, 64);
+        assert_round_trips(&group, kind::TRANSPOSED, Codec::Uncompressed, 64);
     }
 }
 
-/// A header for data whose checksum has been compared.
+/// A header for data whose checksum has been verified.
 fn header(kind: u8, num_records: u64, decoded_len: u64) -> ChunkHeader {
     ChunkHeader { num_records, decoded_len, ..ChunkHeader::of(kind, &[], 0, 0) }
 }
 
-/// The records of a chunk, if there are as many as its header says, of as many bytes.
+/// The records of a chunk, whose number and length must be those in its header.
 fn decode(header: &ChunkHeader, data: &[u8]) -> Option<Group> {
     let mut decoder = Decoder::default();
     let records = decoder.decode(header, data).ok()?;
@@ -288,7 +289,7 @@ fn all<'a>(records: &ChunkRecords<'a>) -> impl Iterator<Item = &'a [u8]> {
     (0..records.len()).map(|at| records.get(at).expect("each record has its bytes"))
 }
 
-/// A compressed block, after the codec. Decoded at once or in pieces it gives the same.
+/// A compressed block, after the codec. Decoding at once and as a stream must agree.
 fn decompressors(input: &[u8]) {
     let Some((&code, block)) = input.split_first() else { return };
     let code = match code {
@@ -297,33 +298,33 @@ fn decompressors(input: &[u8]) {
     };
     let mut out = Vec::new();
     let whole = Decompressor::default().decompress(code, block, MAX_CHUNK_LEN, &mut out).ok();
-    if !Inflated::<Slowly<'_>>::takes(code) {
+    if !StreamDecoder::<ShortReads<'_>>::supports(code) {
         return;
     }
     let len = whole.map_or(0, <[u8]>::len);
-    let in_pieces = || -> Result<Vec<u8>, StreamError> {
-        let mut inflated = Inflated::new(code, Slowly(block))?;
-        let mut found = inflated.take(len / 2)?.to_vec();
-        found.extend_from_slice(inflated.take(len - len / 2)?);
-        inflated.finish()?;
+    let streamed = || -> Result<Vec<u8>, StreamError> {
+        let mut decoder = StreamDecoder::new(code, ShortReads(block))?;
+        let mut found = decoder.take(len / 2)?.to_vec();
+        found.extend_from_slice(decoder.take(len - len / 2)?);
+        decoder.finish()?;
         Ok(found)
     };
-    match (whole, in_pieces()) {
-        (Some(whole), Ok(found)) => assert!(found == whole, "{code}: other bytes in pieces"),
-        // A window is asked for only where a block is decoded in pieces.
+    match (whole, streamed()) {
+        (Some(whole), Ok(found)) => assert!(found == whole, "{code}: other bytes when streamed"),
+        // Only streaming allocates a window.
         (Some(_), Err(StreamError::Data(problem))) if problem.to_string().contains("memory") => {}
-        (Some(_), Err(halt)) => panic!("{code}: whole only: {halt:?}"),
+        (Some(_), Err(error)) => panic!("{code}: whole only: {error:?}"),
         // libzstd compares a frame with the size that its header states only if it decodes it whole.
         // Both compare it with the length before the frame, which is what records rely on.
-        (None, Ok(_)) => assert_ne!(code, codec::SNAPPY, "in pieces only"),
+        (None, Ok(_)) => assert_ne!(code, codec::SNAPPY, "streamed only"),
         (None, Err(_)) => {}
     }
 }
 
-/// Bytes handed out a few at a time.
-struct Slowly<'a>(&'a [u8]);
+/// A source that returns at most seven bytes at a time.
+struct ShortReads<'a>(&'a [u8]);
 
-impl ChunkSource for Slowly<'_> {
+impl ChunkSource for ShortReads<'_> {
     fn fill(&mut self) -> Result<&[u8], StreamError> {
         Ok(&self.0[..self.0.len().min(7)])
     }
@@ -333,7 +334,7 @@ impl ChunkSource for Slowly<'_> {
     }
 }
 
-/// A varint as two readers see it, and a third that takes its time.
+/// A varint, which two parsers and a simple reference must read alike.
 fn varints(input: &[u8]) {
     let read = |bits: u32| {
         let mut cursor = Cursor::new(input);
@@ -344,17 +345,17 @@ fn varints(input: &[u8]) {
         value.ok().map(|value| (value, input.len() - cursor.rest().len()))
     };
     for bits in [32, 64] {
-        assert_eq!(read(bits), slow_varint(input, bits));
+        assert_eq!(read(bits), reference_varint(input, bits));
     }
-    let mut pieces = Slowly(input);
-    let in_pieces = varint64(&mut pieces).ok();
-    assert_eq!(in_pieces.map(|value| (value, input.len() - pieces.0.len())), read(64));
+    let mut source = ShortReads(input);
+    let streamed = varint64(&mut source).ok();
+    assert_eq!(streamed.map(|value| (value, input.len() - source.0.len())), read(64));
     if let Some((value, _)) = read(64) {
-        assert_eq!(slow_varint(&varint(value), 64).map(|(value, _)| value), Some(value));
+        assert_eq!(reference_varint(&varint(value), 64).map(|(value, _)| value), Some(value));
     }
 }
 
-fn slow_varint(bytes: &[u8], bits: u32) -> Option<(u64, usize)> {
+fn reference_varint(bytes: &[u8], bits: u32) -> Option<(u64, usize)> {
     let mut value = 0_u128;
     for (at, &byte) in bytes.iter().enumerate().take(bits.div_ceil(7) as usize) {
         value |= u128::from(byte & 0x7f) << (7 * at);
@@ -366,7 +367,7 @@ fn slow_varint(bytes: &[u8], bits: u32) -> Option<(u64, usize)> {
     None
 }
 
-/// The options of a writer as text. What they are printed as means the same.
+/// The options of a writer as text, which must round-trip.
 fn writer_options(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let Ok(options) = text.parse::<WriterOptions>() else { return };
@@ -375,7 +376,7 @@ fn writer_options(input: &[u8]) {
     assert_eq!(again.to_string(), printed, "{text:?}");
 }
 
-/// Records, after a byte for the codec, that are encoded and decoded again.
+/// Records after a byte for the codec, encoded as a simple chunk and decoded again.
 fn round_trip_simple(input: &[u8]) {
     round_trip(input, kind::SIMPLE);
 }
@@ -397,24 +398,25 @@ fn round_trip(input: &[u8], kind: u8) {
     for record in split(&mut Cursor::new(rest)) {
         group.push(record);
     }
-    comes_back(&group, kind, codec, 1 << (flags >> 4));
+    assert_round_trips(&group, kind, codec, 1 << (flags >> 4));
 }
 
-fn comes_back(group: &Group, kind: u8, codec: Codec, bucket_len: u64) {
-    let mut compressor = Compressor::new(codec).expect("sound settings");
+fn assert_round_trips(group: &Group, kind: u8, codec: Codec, bucket_len: u64) {
+    let mut compressor = Compressor::new(codec).expect("valid settings");
     let mut data = Vec::new();
     let mut scratch = Vec::new();
     if kind == kind::SIMPLE {
-        data = simple_data(group, &mut compressor, &mut scratch).expect("few bytes").concat();
+        data =
+            simple_data(group, &mut compressor, &mut scratch).expect("encoding to memory").concat();
     } else {
-        transposed_data(group, bucket_len, &mut compressor, &mut data).expect("few bytes");
+        transposed_data(group, bucket_len, &mut compressor, &mut data).expect("encoding to memory");
     }
     let header = ChunkHeader::of(kind, &data, group.num_records(), group.decoded_len());
     let found = decode(&header, &data).expect("what was encoded can be decoded");
     assert!(found.values() == group.values() && found.record_lens().eq(group.record_lens()));
 }
 
-fn few_bytes() {
+fn limit_chunks() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| set_max_chunk_len(MAX_CHUNK_LEN));
 }
@@ -470,14 +472,14 @@ pub(crate) fn seeds_of(bytes: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
 /// The two compressed blocks of a simple chunk.
 fn blocks_of(data: &[u8]) -> impl Iterator<Item = Vec<u8>> + use<> {
     let mut cursor = Cursor::new(data);
-    let parts = cursor.byte().and_then(|codec| {
+    let blocks = cursor.byte().and_then(|codec| {
         let lens = cursor.varint64().and_then(|len| cursor.take(len))?;
         Ok([[&[codec], lens].concat(), [&[codec], cursor.rest()].concat()])
     });
-    parts.into_iter().flatten()
+    blocks.into_iter().flatten()
 }
 
-/// Inputs made from the records of a chunk, each of which may be anything.
+/// Inputs from the records of a chunk.
 fn seeds_of_records(group: &Group, begin: u64) -> Vec<(&'static str, Vec<u8>)> {
     let mut records = Vec::new();
     let mut rest = group.values();
@@ -495,7 +497,7 @@ fn seeds_of_records(group: &Group, begin: u64) -> Vec<(&'static str, Vec<u8>)> {
     seeds
 }
 
-/// Inputs for the targets that take no part of a file.
+/// Inputs for the targets that take no data of a file.
 pub(crate) fn other_seeds() -> Vec<(&'static str, Vec<u8>)> {
     let options = [
         "",

@@ -1,4 +1,4 @@
-//! What to say of a file that has no index where an `ArrayRecord` file has one.
+//! The error for a file that has no index where an `ArrayRecord` file has one.
 
 use super::super::riegeli::FormatError;
 use super::super::riegeli::block::BLOCK_LEN;
@@ -6,7 +6,7 @@ use super::super::riegeli::chunk::{ChunkHeader, kind};
 use super::super::storage::{Reader, StoredFile};
 use crate::Error;
 
-/// The error for a file whose postscript has `problem`, or which is too short for one.
+/// The error for a file whose postscript has `problem`, or that is too short for a postscript.
 #[cold]
 pub(super) fn no_index(
     stored: &dyn StoredFile,
@@ -24,7 +24,7 @@ pub(super) fn no_index(
     } else if is_tfrecord(first) {
         "a TFRecord file, not an ArrayRecord file"
     } else if is_riegeli(first) {
-        "an ArrayRecord file without its end: it was cut short or its writer was not closed"
+        "an ArrayRecord file without its end: it was truncated or its writer was not closed"
     } else {
         "not an ArrayRecord file, or a damaged one"
     };
@@ -50,7 +50,7 @@ fn is_riegeli(first: &[u8]) -> bool {
     first.get(24..).is_some_and(|rest| rest.starts_with(&signature))
 }
 
-/// Whether a file begins with a length and its checksum as a `TFRecord` file does.
+/// Whether a file begins with a length and its checksum, as a `TFRecord` file does.
 fn is_tfrecord(first: &[u8]) -> bool {
     let Some((len, rest)) = first.split_first_chunk::<8>() else { return false };
     let Some(stored) = rest.first_chunk::<4>() else { return false };
@@ -58,7 +58,7 @@ fn is_tfrecord(first: &[u8]) -> bool {
     u32::from_le_bytes(*stored) == masked
 }
 
-/// CRC-32C, bit by bit: it is asked for eight bytes.
+/// CRC-32C, bit by bit: its input has eight bytes.
 fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0_u32, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| {

@@ -1,14 +1,14 @@
-//! Reads the one uncompressed record of a chunk from the file straight to where it is wanted.
+//! Reads the only, uncompressed record of a chunk directly into its destination.
 //!
-//! The record's length follows from how far apart chunks are. If that guess, a checksum or
-//! anything else is not as expected, nothing is reported here: the ordinary way reads the chunk
-//! again and says what is wrong.
-#![expect(unsafe_code, reason = "a record is read into memory that is not initialised")]
+//! The record's length follows from the chunk's extent. If that guess, a checksum or anything else
+//! is wrong, this reports no error: the general path reads the chunk again and finds out what is
+//! wrong.
+#![expect(unsafe_code, reason = "a record is read into uninitialised memory")]
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::super::record_file::{Straight, Unchecked};
+use super::super::record_file::{DirectRead, UnverifiedRecord};
 use super::super::riegeli::block::{
     BLOCK_HEADER_LEN, BLOCK_LEN, BlockHeader, HEADER_BYTES, headers_between,
 };
@@ -19,32 +19,31 @@ use super::super::storage::Reader;
 use crate::Result;
 use crate::bytes::{self, ScatterBuffers};
 
-/// The compression byte and the length of the lengths, which is one byte.
-const BEFORE_LEN: u64 = 2;
-/// The most pieces a record may be in; the system takes 1,024.
-const MAX_PIECES: usize = 400;
-/// How many bytes lie between two block headers.
+/// Bytes before the record's length: the compression type, and the length of that length.
+const PREFIX_LEN: u64 = 2;
+/// The maximum number of block headers inside a record; a system call takes 1,024 buffers.
+const MAX_BLOCK_HEADERS: usize = 400;
+/// The bytes between two block headers.
 const BETWEEN_HEADERS: usize = (1 << 16) - HEADER_BYTES;
 
-/// How long the one record of an uncompressed chunk with this extent is.
+/// The length of the only record of an uncompressed chunk with this extent.
 pub(super) fn record_len(extent: &Range<u64>) -> Option<u64> {
     let headers = headers_between(extent.start, extent.end) * BLOCK_HEADER_LEN;
     let with_len =
-        (extent.end - extent.start).checked_sub(headers + CHUNK_HEADER_LEN as u64 + BEFORE_LEN)?;
+        (extent.end - extent.start).checked_sub(headers + CHUNK_HEADER_LEN as u64 + PREFIX_LEN)?;
     (1..=10)
         .filter_map(|len_len| with_len.checked_sub(len_len).map(|len| (len_len, len)))
         .find(|&(len_len, len)| varint_len(len) as u64 == len_len)
         .map(|(_, len)| len)
 }
 
-/// Reads the record of the chunk with this extent into `out`, whose length is [`record_len`], if
-/// that works, and the header of the chunk; else gives `out` back. The record's checksum is still
-/// to be compared.
+/// Tries to read the record of the chunk with this extent into `out`, whose length is
+/// [`record_len`]; else returns `out`. The record's checksum has yet to be verified.
 pub(super) fn read<'a>(
     reader: Reader<'_>,
     extent: &Range<u64>,
     out: &'a mut [MaybeUninit<u8>],
-) -> Result<Straight<'a, (ChunkHeader, Unchecked<'a>)>> {
+) -> Result<DirectRead<'a, (ChunkHeader, UnverifiedRecord<'a>)>> {
     let begin = extent.start;
     let mut prefix = Vec::with_capacity(16);
     prefix.push(0);
@@ -55,16 +54,16 @@ pub(super) fn read<'a>(
     let num_headers = usize::try_from(headers_between(at, extent.end)).unwrap_or(usize::MAX);
     if begin.is_multiple_of(BLOCK_LEN)
         || at / BLOCK_LEN != begin / BLOCK_LEN
-        || num_headers > MAX_PIECES
+        || num_headers > MAX_BLOCK_HEADERS
     {
         return Ok(Err(out));
     }
     let mut head = [0; CHUNK_HEADER_LEN + 12];
     let head = &mut head[..head_len];
     let mut block_headers = vec![[0; HEADER_BYTES]; num_headers];
-    let mut pieces = pieces(head, &mut block_headers, out, at);
-    reader.read_pieces(&mut pieces, begin)?;
-    let (is_all_read, byte_len) = (pieces.are_full(), pieces.byte_len());
+    let mut buffers = buffers(head, &mut block_headers, out, at);
+    reader.read_scattered(&mut buffers, begin)?;
+    let (is_all_read, byte_len) = (buffers.are_full(), buffers.byte_len());
     if !is_all_read || byte_len != head_len + num_headers * HEADER_BYTES + out.len() {
         return Ok(Err(out));
     }
@@ -86,33 +85,33 @@ pub(super) fn read<'a>(
     }
     let mut hasher = Hasher::default();
     hasher.update(&prefix);
-    // SAFETY: the pieces were filled, and as long as they are together, all of `out` is in them.
+    // SAFETY: the buffers are full, and by their total length they cover all of `out`.
     let record = unsafe { bytes::initialised(out) };
-    Ok(Ok((header, Unchecked::new(record, hasher, header.data_hash))))
+    Ok(Ok((header, UnverifiedRecord::new(record, hasher, header.data_hash))))
 }
 
-/// Where the bytes of the file go: the head of the chunk, then the record from `at` on, with a
-/// block header wherever one interrupts it.
-fn pieces<'a>(
+/// The buffers for the bytes of the file: the head of the chunk, then the record from `at` on with
+/// the block headers that interrupt it.
+fn buffers<'a>(
     head: &'a mut [u8],
     block_headers: &'a mut [[u8; HEADER_BYTES]],
     mut out: &'a mut [MaybeUninit<u8>],
     at: u64,
 ) -> ScatterBuffers<'a> {
-    let mut pieces = ScatterBuffers::with_capacity(2 * block_headers.len() + 2);
-    pieces.push_initialised(head);
+    let mut buffers = ScatterBuffers::with_capacity(2 * block_headers.len() + 2);
+    buffers.push_initialised(head);
     let to_block = usize::try_from(at.next_multiple_of(BLOCK_LEN) - at).unwrap_or(usize::MAX);
-    let (piece, rest) = out.split_at_mut(to_block.min(out.len()));
-    pieces.push(piece);
+    let (part, rest) = out.split_at_mut(to_block.min(out.len()));
+    buffers.push(part);
     out = rest;
     for header in block_headers {
-        pieces.push_initialised(header);
+        buffers.push_initialised(header);
         let len = out.len().min(BETWEEN_HEADERS);
-        let (piece, rest) = out.split_at_mut(len);
-        pieces.push(piece);
+        let (part, rest) = out.split_at_mut(len);
+        buffers.push(part);
         out = rest;
     }
-    pieces
+    buffers
 }
 
 #[cfg(test)]
@@ -124,7 +123,7 @@ mod tests {
     fn lengths_of_records_follow_from_extents() {
         for begin in [64, 65_000, 65_495, 65_536, 70_000, 1 << 40] {
             for len in [0, 1, 127, 128, 200, 16_383, 16_384, 65_420, 65_450, 65_536, 1 << 22] {
-                let data = BEFORE_LEN + varint_len(len) as u64 + len;
+                let data = PREFIX_LEN + varint_len(len) as u64 + len;
                 let end = end_after(begin, CHUNK_HEADER_LEN as u64 + data).unwrap();
                 assert_eq!(record_len(&(begin..end)), Some(len), "begin {begin}");
             }

@@ -4,9 +4,9 @@ use super::super::riegeli::varint::Cursor;
 use super::super::riegeli::{ChunkRecords, FormatError};
 use super::offsets::Offsets;
 
-/// What the postscript carries so that it can be told from other messages.
+/// The number that identifies a postscript.
 pub const MAGIC: u64 = 0x7193_0e70_4fda_e05e;
-/// The only version of the layout there is.
+/// The only existing version of the layout.
 pub const VERSION: u64 = 1;
 
 /// A field of a message: an integer, or bytes.
@@ -29,19 +29,21 @@ fn fields<'a>(message: &'a [u8], mut field: impl FnMut(u32, Field<'a>)) -> Resul
                 Field::Bytes(cursor.take(u64::from(len))?)
             }
             5 => Field::Bytes(cursor.take(4)?),
-            wire => return Err(FormatError::new(format!("wire type {wire} in a message"))),
+            wire => {
+                return Err(FormatError::new(format!("unsupported wire type {wire} in a message")));
+            }
         };
         field(key >> 3, value);
     }
     Ok(())
 }
 
-/// Where the footer chunk begins, from the records of the postscript chunk.
+/// The offset of the footer chunk, from the records of the postscript chunk.
 ///
 /// # Errors
 /// If they hold no valid postscript.
 pub fn footer_offset(records: ChunkRecords<'_>) -> Result<u64, FormatError> {
-    let record = records.get(0).ok_or(FormatError::fixed("no postscript record"))?;
+    let record = records.get(0).ok_or(FormatError::fixed("postscript has no record"))?;
     let (mut offset, mut magic) = (None, None);
     fields(record, |number, field| match (number, field) {
         (1, Field::Integer(value)) => offset = Some(value),
@@ -50,30 +52,34 @@ pub fn footer_offset(records: ChunkRecords<'_>) -> Result<u64, FormatError> {
     })?;
     match magic {
         Some(MAGIC) => {}
-        Some(magic) => return Err(FormatError::new(format!("wrong magic number {magic:#x}"))),
-        None => return Err(FormatError::fixed("no magic number")),
+        Some(magic) => {
+            return Err(FormatError::new(format!(
+                "magic number of the postscript must be {MAGIC:#x}, got {magic:#x}"
+            )));
+        }
+        None => return Err(FormatError::fixed("postscript has no magic number")),
     }
-    offset.ok_or(FormatError::fixed("no offset of the footer"))
+    offset.ok_or(FormatError::fixed("postscript has no footer offset"))
 }
 
-/// What the footer says of a file as a whole.
+/// The metadata of a file from its footer.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Footer {
     /// How many records the file holds.
     pub num_records: u64,
     /// How many chunks the file holds.
     pub num_chunks: u64,
-    /// How many records each chunk holds, but for the last, which may hold fewer.
+    /// How many records each chunk holds, except the last, which may hold fewer.
     pub group_size: u64,
-    /// Where the first chunk begins; the footer itself, if there is none.
+    /// The offset of the first chunk, or of the footer if there are no chunks.
     pub first_offset: u64,
-    /// The options of the writer as it noted them.
+    /// The text of the writer's options, as stored in the file.
     pub writer_options: Option<String>,
 }
 
-/// A footer of which some records have been read.
+/// Parses a footer record by record.
 #[derive(Debug)]
-pub struct Reading {
+pub struct FooterParser {
     footer: Footer,
     footer_offset: u64,
     offsets: Option<Offsets>,
@@ -83,25 +89,27 @@ pub struct Reading {
     sum: u64,
 }
 
-impl Reading {
-    /// Begins with the first record of the footer at `footer_offset`, which `num_entries` follow.
-    /// Keeps the offsets of chunks unless they are more than `most`.
+impl FooterParser {
+    /// Starts with the first record of the footer at `footer_offset`, which `num_entries` follow.
+    /// Collects the offsets of chunks unless there are more than `max_offsets`.
     ///
     /// # Errors
-    /// If the record does not describe a file of so many chunks.
+    /// If the record does not describe a file of this many chunks.
     pub fn new(
         record: &[u8],
         num_entries: u64,
         footer_offset: u64,
-        most: u64,
+        max_offsets: u64,
     ) -> Result<Self, FormatError> {
         let mut footer = read_metadata(record)?;
         if num_entries != footer.num_chunks {
             let num_chunks = footer.num_chunks;
-            return Err(FormatError::new(format!("{num_entries} entries for {num_chunks} chunks")));
+            return Err(FormatError::new(format!(
+                "footer has {num_entries} chunk entries, its metadata states {num_chunks}"
+            )));
         }
         footer.first_offset = footer_offset;
-        let offsets = (num_entries <= most).then(Offsets::default);
+        let offsets = (num_entries <= max_offsets).then(Offsets::default);
         Ok(Self {
             footer,
             footer_offset,
@@ -113,10 +121,10 @@ impl Reading {
         })
     }
 
-    /// Takes the next record, which describes a chunk.
+    /// Adds the next record, which describes a chunk.
     ///
     /// # Errors
-    /// If it contradicts those before it or could lead a reader astray.
+    /// If it is invalid or contradicts earlier records.
     #[inline]
     pub fn entry(&mut self, record: &[u8]) -> Result<(), FormatError> {
         let entry = self.num_entries;
@@ -125,7 +133,7 @@ impl Reading {
             offset.ok_or_else(|| FormatError::new(format!("entry {entry} has no chunk offset")))?;
         if self.last_offset.is_some_and(|last| last >= offset) || offset >= self.footer_offset {
             return Err(FormatError::new(format!(
-                "entry {entry}: chunk offset {offset} out of order"
+                "entry {entry}: chunk offset {offset} is out of order"
             )));
         }
         if entry == 0 {
@@ -133,7 +141,7 @@ impl Reading {
             self.footer.first_offset = offset;
         } else if self.last_count != self.footer.group_size {
             return Err(FormatError::new(format!(
-                "entry {} has {} records where each chunk but the last has {}",
+                "entry {} has {} records, expected {} as in each chunk except the last",
                 entry - 1,
                 self.last_count,
                 self.footer.group_size
@@ -148,7 +156,7 @@ impl Reading {
         Ok(())
     }
 
-    /// What the footer says, after its last record.
+    /// The metadata and the collected offsets, after the last record.
     ///
     /// # Errors
     /// If its records contradict each other.
@@ -162,7 +170,7 @@ impl Reading {
         }
         if self.sum != footer.num_records {
             return Err(FormatError::new(format!(
-                "entries of {} records where the file states {}",
+                "entries add up to {} records, the metadata states {}",
                 self.sum, footer.num_records
             )));
         }
@@ -180,7 +188,7 @@ fn read_metadata(record: &[u8]) -> Result<Footer, FormatError> {
             metadata = Some(bytes);
         }
     })?;
-    let metadata = metadata.ok_or(FormatError::fixed("no ArrayRecord metadata"))?;
+    let metadata = metadata.ok_or(FormatError::fixed("footer has no ArrayRecord metadata"))?;
     let (mut version, mut footer) = (None, Footer::default());
     let mut options = None;
     fields(metadata, |number, field| match (number, field) {
@@ -192,8 +200,12 @@ fn read_metadata(record: &[u8]) -> Result<Footer, FormatError> {
     })?;
     match version {
         Some(VERSION) => {}
-        Some(version) => return Err(FormatError::new(format!("unknown version {version}"))),
-        None => return Err(FormatError::fixed("no version")),
+        Some(version) => {
+            return Err(FormatError::new(format!(
+                "unsupported version {version}, expected {VERSION}"
+            )));
+        }
+        None => return Err(FormatError::fixed("metadata has no version")),
     }
     footer.writer_options = options.map(|bytes| String::from_utf8_lossy(bytes).into_owned());
     Ok(footer)
@@ -204,7 +216,7 @@ fn read_metadata(record: &[u8]) -> Result<Footer, FormatError> {
 fn read_entry(record: &[u8]) -> Result<(Option<u64>, u64), FormatError> {
     let (mut offset, mut count) = (None, 0);
     let mut cursor = Cursor::new(record);
-    // The three fields that writers put there; anything else is read again in the general way.
+    // The three fields that writers store; an entry with any other is parsed by the general code.
     while !cursor.is_empty() {
         match cursor.byte()? {
             0x08 => offset = Some(cursor.varint64()?),

@@ -1,4 +1,4 @@
-//! The offsets of the files read lately, within a bound on their memory for each process.
+//! A cache of the chunk offsets of recently read files, with a memory limit for each process.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,40 +7,40 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::offsets::Offsets;
 use crate::process::PerProcess;
 
-/// How many bytes of offsets are kept unless [`set_budget`] says otherwise.
+/// The memory limit in bytes unless [`set_budget`] changes it.
 const DEFAULT_BUDGET: usize = 256 << 20;
 
 static BUDGET: AtomicUsize = AtomicUsize::new(DEFAULT_BUDGET);
-static KEPT: PerProcess<Mutex<Kept>> = PerProcess::new(|| Mutex::new(Kept::default()));
+static CACHE: PerProcess<Mutex<IndexCache>> = PerProcess::new(|| Mutex::new(IndexCache::default()));
 
-/// Has each process keep no more than `byte_len` bytes of the indices of files; those whose last
-/// use is longest ago are read again when they are needed. That of one file is kept in any case.
+/// Limits the cached indices of each process to `byte_len` bytes; the least recently used are
+/// evicted, and read again when needed. The index of one file may exceed the limit.
 pub fn set_budget(byte_len: usize) {
     BUDGET.store(byte_len, Ordering::Relaxed);
 }
 
-/// How many bytes of the indices of files each process may keep.
+/// The memory limit in bytes.
 pub fn budget() -> usize {
     BUDGET.load(Ordering::Relaxed)
 }
 
-/// How many bytes of the indices of files this process keeps.
+/// How many bytes of indices this process has cached.
 pub fn kept_bytes() -> usize {
-    with_kept(|kept| kept.byte_len)
+    with_cache(|cache| cache.byte_len)
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct IndexCache {
     files: HashMap<u64, (Arc<Offsets>, u64)>,
     byte_len: usize,
     clock: u64,
 }
 
-fn with_kept<T>(work: impl FnOnce(&mut Kept) -> T) -> T {
-    work(&mut KEPT.get().lock().unwrap_or_else(PoisonError::into_inner))
+fn with_cache<T>(work: impl FnOnce(&mut IndexCache) -> T) -> T {
+    work(&mut CACHE.get().lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-impl Kept {
+impl IndexCache {
     fn get(&mut self, file: u64) -> Option<Arc<Offsets>> {
         self.clock += 1;
         let (offsets, last_used) = self.files.get_mut(&file)?;
@@ -52,7 +52,7 @@ impl Kept {
         self.remove(file);
         let byte_len = offsets.byte_len();
         if self.byte_len + byte_len > budget {
-            // Somewhat more than has to be: to find the oldest takes a look at all.
+            // An eighth more than needed, since finding the oldest looks at all files.
             self.shrink((budget - budget / 8).saturating_sub(byte_len));
         }
         self.clock += 1;
@@ -60,7 +60,7 @@ impl Kept {
         self.files.insert(file, (offsets, self.clock));
     }
 
-    /// Forgets the files whose last use is longest ago until `byte_len` bytes are left.
+    /// Evicts the least recently used files until at most `byte_len` bytes are left.
     fn shrink(&mut self, byte_len: usize) {
         let mut uses: Vec<(u64, u64)> =
             self.files.iter().map(|(&file, &(_, last_used))| (last_used, file)).collect();
@@ -80,19 +80,19 @@ impl Kept {
     }
 }
 
-/// The offsets of `file`, if they are kept.
+/// The offsets of `file`, if they are cached.
 pub(super) fn get(file: u64) -> Option<Arc<Offsets>> {
-    with_kept(|kept| kept.get(file))
+    with_cache(|cache| cache.get(file))
 }
 
-/// Keeps the offsets of `file`.
-pub(super) fn keep(file: u64, offsets: &Arc<Offsets>) {
-    with_kept(|kept| kept.insert(file, Arc::clone(offsets), budget()));
+/// Caches the offsets of `file`.
+pub(super) fn insert(file: u64, offsets: &Arc<Offsets>) {
+    with_cache(|cache| cache.insert(file, Arc::clone(offsets), budget()));
 }
 
-/// Lets go of the offsets of `file`.
-pub(super) fn forget(file: u64) {
-    with_kept(|kept| kept.remove(file));
+/// Removes the offsets of `file`.
+pub(super) fn remove(file: u64) {
+    with_cache(|cache| cache.remove(file));
 }
 
 #[cfg(test)]
@@ -107,22 +107,22 @@ mod tests {
     }
 
     #[test]
-    fn files_used_lately_stay_within_the_budget() {
-        let mut kept = Kept::default();
+    fn recently_used_files_stay_within_the_budget() {
+        let mut cache = IndexCache::default();
         let byte_len = offsets(1000).byte_len();
         let budget = 16 * byte_len;
         for file in 0..1000 {
-            kept.insert(file, offsets(1000), budget);
-            assert!(kept.byte_len <= budget);
-            assert_eq!(kept.byte_len, kept.files.len() * byte_len);
-            assert!(kept.get(0).is_some(), "used each time");
-            assert!(kept.get(file).is_some());
+            cache.insert(file, offsets(1000), budget);
+            assert!(cache.byte_len <= budget);
+            assert_eq!(cache.byte_len, cache.files.len() * byte_len);
+            assert!(cache.get(0).is_some(), "used each time");
+            assert!(cache.get(file).is_some());
         }
-        assert!(kept.files.len() >= 12);
-        assert!(kept.get(900).is_none());
-        kept.insert(2000, offsets(100_000), budget);
-        assert_eq!(kept.files.len(), 1, "that of one file is kept however long");
-        kept.remove(2000);
-        assert_eq!(kept.byte_len, 0);
+        assert!(cache.files.len() >= 12);
+        assert!(cache.get(900).is_none());
+        cache.insert(2000, offsets(100_000), budget);
+        assert_eq!(cache.files.len(), 1, "the index of one file is cached whatever its length");
+        cache.remove(2000);
+        assert_eq!(cache.byte_len, 0);
     }
 }

@@ -1,5 +1,6 @@
-//! `ArrayRecord`: a Riegeli file whose last block leads to an index of its chunks.
+//! `ArrayRecord`: a Riegeli file whose last block points to an index of its chunks.
 
+mod chunk_stream;
 mod diagnose;
 mod direct;
 pub mod footer;
@@ -7,7 +8,6 @@ mod index;
 pub mod index_cache;
 pub mod offsets;
 pub mod options;
-mod pieces;
 pub(crate) mod ranges;
 pub mod reader;
 pub mod shared_index;

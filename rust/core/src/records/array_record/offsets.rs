@@ -1,4 +1,4 @@
-//! Where the chunks of a file begin: four bytes each, found by number in constant time.
+//! The offsets of a file's chunks: four bytes each, with lookup by number in constant time.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,7 +9,7 @@ use super::shared_index::SharedIndex;
 #[derive(Debug, Default)]
 pub struct Offsets {
     low: Low,
-    /// The high half of all from that number on, wherever it changes.
+    /// The high half of all offsets from a number on, for each number at which it changes.
     high: Vec<(usize, u32)>,
 }
 
@@ -32,7 +32,7 @@ impl Default for Low {
 }
 
 impl Low {
-    #[expect(clippy::cast_possible_truncation, reason = "each half is taken in its turn")]
+    #[expect(clippy::cast_possible_truncation, reason = "each half is extracted separately")]
     fn get(&self, at: usize) -> Option<u32> {
         match self {
             Self::Own(low) => low.get(at).copied(),
@@ -46,7 +46,7 @@ impl Low {
 }
 
 impl Offsets {
-    /// Those of which the low halves lie in `memory`, as [`Offsets::low_pairs`] gave them.
+    /// Offsets whose low halves are in `memory`, as [`Offsets::low_pairs`] returns them.
     pub(super) fn shared(
         memory: Arc<SharedIndex>,
         first: usize,
@@ -63,7 +63,7 @@ impl Offsets {
         (0..self.len()).step_by(2).map(move |at| low(at + 1) << 32 | low(at))
     }
 
-    /// The high half of all from a number on, wherever it changes.
+    /// The high half of all offsets from a number on, for each number at which it changes.
     pub(super) fn high(&self) -> &[(usize, u32)] {
         &self.high
     }
@@ -86,9 +86,9 @@ impl Offsets {
     /// # Panics
     ///
     /// If they are shared.
-    #[expect(clippy::cast_possible_truncation, reason = "each half is kept in its place")]
+    #[expect(clippy::cast_possible_truncation, reason = "each half is stored separately")]
     pub fn push(&mut self, offset: u64) {
-        let Low::Own(low) = &mut self.low else { panic!("shared offsets are not added to") };
+        let Low::Own(low) = &mut self.low else { panic!("shared offsets are read-only") };
         let high = (offset >> 32) as u32;
         if high != self.high.last().map_or(0, |&(_, high)| high) {
             self.high.push((low.len(), high));
@@ -96,7 +96,7 @@ impl Offsets {
         low.push(offset as u32);
     }
 
-    /// How many bytes of this process's own memory they take.
+    /// How many bytes of this process's private memory they take.
     pub fn byte_len(&self) -> usize {
         let low = match &self.low {
             Low::Own(low) => low.capacity() * size_of::<u32>(),
@@ -105,7 +105,7 @@ impl Offsets {
         low + self.high.capacity() * size_of::<(usize, u32)>()
     }
 
-    /// Gives back memory that was kept for further ones.
+    /// Frees unused capacity.
     pub fn shrink(&mut self) {
         if let Low::Own(low) = &mut self.low {
             low.shrink_to_fit();
@@ -113,15 +113,15 @@ impl Offsets {
         self.high.shrink_to_fit();
     }
 
-    /// Offset number `at`, if there are so many.
+    /// Offset number `at`, or `None` past the last.
     #[inline]
     pub fn get(&self, at: usize) -> Option<u64> {
         let low = u64::from(self.low.get(at)?);
         if self.high.is_empty() {
             return Some(low);
         }
-        let begun = self.high.partition_point(|&(from, _)| from <= at);
-        let high = begun.checked_sub(1).map_or(0, |last| self.high[last].1);
+        let num_changes = self.high.partition_point(|&(from, _)| from <= at);
+        let high = num_changes.checked_sub(1).map_or(0, |last| self.high[last].1);
         Some(u64::from(high) << 32 | low)
     }
 }
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn offsets_come_back_across_halves_of_numbers() {
+    fn offsets_round_trip_across_changes_of_the_high_half() {
         let expected: Vec<u64> = [64, 65, (1 << 32) - 1, 1 << 32, (1 << 32) + 9, 7 << 32, u64::MAX]
             .into_iter()
             .collect();
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_offset_may_be_far_in() {
+    fn the_first_offset_may_exceed_32_bits() {
         let mut offsets = Offsets::default();
         offsets.push(5 << 32 | 3);
         assert_eq!((offsets.get(0), offsets.len()), (Some(5 << 32 | 3), 1));

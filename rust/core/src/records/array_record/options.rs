@@ -1,4 +1,4 @@
-//! The options of a writer: the text a user gives, and the text a file keeps.
+//! The options of a writer: the text that a user passes, and the text that a file stores.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -32,7 +32,7 @@ impl Default for WriterOptions {
 }
 
 impl WriterOptions {
-    /// How many records a chunk holds, all but the last one.
+    /// How many records each chunk holds, except the last, which may hold fewer.
     pub fn group_size(&self) -> u32 {
         self.group_size
     }
@@ -140,7 +140,7 @@ impl WriterOptions {
         Ok(())
     }
 
-    /// The range depends on the codec, which may be named later in the text.
+    /// Set last, since the valid range depends on the codec, which may follow in the text.
     fn set_window_log(&mut self, item: Item<'_>) -> Result<()> {
         if item.value == "auto" {
             return Ok(());
@@ -165,8 +165,8 @@ struct Item<'a> {
 
 fn items_of(text: &str) -> Result<Vec<Item<'_>>> {
     let mut items: Vec<Item<'_>> = Vec::new();
-    for part in text.split(',').filter(|part| !part.is_empty()) {
-        let (key, value) = part.split_once(':').unwrap_or((part, ""));
+    for item in text.split(',').filter(|item| !item.is_empty()) {
+        let (key, value) = item.split_once(':').unwrap_or((item, ""));
         if !KEYS.contains(&key) {
             let valid = KEYS.join(", ");
             return refuse(format!("Unknown option {key}, valid options: {valid}"));
@@ -186,7 +186,7 @@ fn items_of(text: &str) -> Result<Vec<Item<'_>>> {
     Ok(items)
 }
 
-/// The first pair of options of which only one may be there.
+/// The first pair of conflicting options.
 fn conflict<'a>(items: &[Item<'a>]) -> Option<(&'a str, &'a str)> {
     let clash = |first: &str, second: &str| {
         let plain = |key| matches!(key, "uncompressed" | "snappy");
@@ -258,7 +258,7 @@ impl Item<'_> {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a length that long is as good as any other")]
+#[expect(clippy::cast_precision_loss, reason = "no data is long enough for the difference")]
 fn real(text: &str) -> Option<f64> {
     match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(digits) => u64::from_str_radix(digits, 16).ok().map(|number| number as f64),

@@ -1,4 +1,4 @@
-//! Ranges of a file's bytes, and whole chunks from them.
+//! Reads ranges of a file's bytes, and whole chunks.
 
 use std::ops::Range;
 
@@ -7,32 +7,32 @@ use super::super::riegeli::chunk::{self, MAX_DATA_AT, Opened};
 use super::super::storage::Reader;
 use crate::Result;
 
-/// Chunks up to this length are read in one go; of longer ones the header comes first, so that
-/// memory is asked for only once a checked header says that it is needed.
+/// Chunks up to this length are read at once; of longer ones the header is read first, so that
+/// memory is allocated only if a verified header requires it.
 pub(crate) const WHOLE_READ_LEN: u64 = 1 << 20;
 
-/// Bytes of a file by their position.
-pub(super) trait Ranges {
+/// Random-access reads of a file.
+pub(super) trait RangeReader {
     /// Fills `out` from position `at`.
     fn read_at(&self, out: &mut [u8], at: u64) -> Result<()>;
 }
 
-impl Ranges for Reader<'_> {
+impl RangeReader for Reader<'_> {
     fn read_at(&self, out: &mut [u8], at: u64) -> Result<()> {
         Reader::read_at(self, out, at)
     }
 }
 
-/// A file of which the end is in memory.
+/// A file whose last bytes are in memory.
 #[derive(Debug)]
-pub(super) struct Ending<'a> {
+pub(super) struct FileTail<'a> {
     reader: Reader<'a>,
     /// The bytes from `begin` on.
     bytes: Vec<u8>,
     begin: u64,
 }
 
-impl<'a> Ending<'a> {
+impl<'a> FileTail<'a> {
     /// Reads the last bytes of a file of `byte_len` at once, up to `len` of them.
     pub(super) fn read(reader: Reader<'a>, byte_len: u64, len: usize) -> Result<Self> {
         let len = usize::try_from(byte_len).unwrap_or(usize::MAX).min(len);
@@ -42,13 +42,13 @@ impl<'a> Ending<'a> {
         Ok(Self { reader, bytes, begin })
     }
 
-    /// Nothing of the file is in memory yet.
-    pub(super) fn unread(reader: Reader<'a>) -> Self {
+    /// With none of the file in memory.
+    pub(super) fn empty(reader: Reader<'a>) -> Self {
         Self { reader, bytes: Vec::new(), begin: u64::MAX }
     }
 }
 
-impl Ranges for Ending<'_> {
+impl RangeReader for FileTail<'_> {
     fn read_at(&self, out: &mut [u8], at: u64) -> Result<()> {
         let missing = usize::try_from(self.begin.saturating_sub(at)).unwrap_or(usize::MAX);
         let (before, rest) = out.split_at_mut(missing.min(out.len()));
@@ -69,9 +69,9 @@ impl Ranges for Ending<'_> {
     }
 }
 
-/// Reads the chunk that begins and must end in `extent` into `raw`; its data lie in the range.
+/// Reads the chunk that begins and must end in `extent` into `raw`; returns its data's range there.
 pub(super) fn read_chunk(
-    ranges: &impl Ranges,
+    source: &impl RangeReader,
     extent: Range<u64>,
     raw: &mut Vec<u8>,
 ) -> Result<Result<(Opened, Range<usize>), FormatError>> {
@@ -79,40 +79,40 @@ pub(super) fn read_chunk(
     let extent_len = extent.end - begin;
     let first_len =
         if extent_len <= WHOLE_READ_LEN { extent_len } else { extent_len.min(MAX_DATA_AT as u64) };
-    let bytes = match room(raw, first_len) {
+    let bytes = match grow_to(raw, first_len) {
         Ok(bytes) => bytes,
         Err(problem) => return Ok(Err(problem)),
     };
-    ranges.read_at(bytes, begin)?;
+    source.read_at(bytes, begin)?;
     let opened = match chunk::open(bytes, begin, extent.end) {
         Ok(opened) => opened,
         Err(problem) => return Ok(Err(problem)),
     };
     let span = opened.span(begin);
-    let bytes = match room(raw, span) {
+    let bytes = match grow_to(raw, span) {
         Ok(bytes) => bytes,
         Err(problem) => return Ok(Err(problem)),
     };
     if let Some(rest) = bytes.get_mut(usize::try_from(first_len).unwrap_or(usize::MAX)..) {
-        ranges.read_at(rest, begin + first_len)?;
+        source.read_at(rest, begin + first_len)?;
     }
     Ok(opened.data(bytes, begin).map(|data| (opened, data)))
 }
 
 /// Reads the header of the chunk that begins and must end in `extent`.
 pub(super) fn read_header(
-    ranges: &impl Ranges,
+    source: &impl RangeReader,
     extent: Range<u64>,
 ) -> Result<Result<Opened, FormatError>> {
     let mut bytes = [0; MAX_DATA_AT];
     let len = usize::try_from(extent.end - extent.start).unwrap_or(usize::MAX);
     let bytes = &mut bytes[..len.min(MAX_DATA_AT)];
-    ranges.read_at(bytes, extent.start)?;
+    source.read_at(bytes, extent.start)?;
     Ok(chunk::open(bytes, extent.start, extent.end))
 }
 
-/// The first `len` bytes of `raw`, which grows if it must and never shrinks.
-pub(crate) fn room(raw: &mut Vec<u8>, len: u64) -> Result<&mut [u8], FormatError> {
+/// The first `len` bytes of `raw`, which grows if needed and never shrinks.
+pub(crate) fn grow_to(raw: &mut Vec<u8>, len: u64) -> Result<&mut [u8], FormatError> {
     let short = || FormatError::new(format!("no memory for {len} bytes"));
     let len = usize::try_from(len).map_err(|_| short())?;
     if raw.len() < len {

@@ -1,34 +1,34 @@
-//! One `ArrayRecord` file: its index, and its chunks by number.
+//! One `ArrayRecord` file: its index and its chunks.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::super::record_file::{Holding, Pick, RecordFile, Straight};
+use super::super::record_file::{DirectRead, FileHandle, Pick, RecordFile};
 use super::super::riegeli::block::BLOCK_LEN;
 use super::super::riegeli::chunk::{self, ChunkHeader, Opened};
-use super::super::riegeli::inflate::StreamError;
+use super::super::riegeli::stream_decoder::StreamError;
 use super::super::riegeli::{ChunkRecords, Decoder, FormatError};
-use super::super::single_flight::InWork;
+use super::super::single_flight::SingleFlight;
 use super::super::storage::{Reader, StoredFile};
 use super::super::storage_latency::StorageLatency;
 use super::footer::{self, Footer};
 use super::index::{self, Index};
 use super::offsets::Offsets;
-use super::ranges::{Ending, Ranges, read_chunk, read_header};
+use super::ranges::{FileTail, RangeReader, read_chunk, read_header};
 use super::shared_index::{Found, Key};
 use super::{diagnose, direct, index_cache, shared_index};
 use crate::{Error, Result};
 
-/// Where chunks begin is kept from the start in files of up to this many, or where the file is
-/// about to be read; in others it is read again when the first record is.
-const KEPT_CHUNKS: u64 = 4096;
-/// What is read of a file at once when it is opened: its last block, and the one before it, in
-/// which the footer of a file of a few thousand chunks lies with the padding after it.
-const ENDING_LEN: usize = 2 << 16;
+/// Opening a file of up to this many chunks caches their offsets, as does opening one that is read
+/// next; in others they are loaded with the first record.
+const MAX_EAGER_CHUNKS: u64 = 4096;
+/// How many bytes are read first when a file is opened: the last block, and the one before it, which
+/// holds the footer of a file of a few thousand chunks and the padding after it.
+const TAIL_LEN: usize = 2 << 16;
 
-static LOADING: InWork = InWork::new();
+static LOADS: SingleFlight = SingleFlight::new();
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 /// An open `ArrayRecord` file.
@@ -37,37 +37,37 @@ pub struct ArrayRecordFile {
     id: u64,
     stored: Box<dyn StoredFile>,
     footer: Footer,
-    /// Where the footer lies.
+    /// The extent of the footer.
     footer_extent: Range<u64>,
     footer_header: ChunkHeader,
-    /// Where the first chunk begins that has been read, and its header.
-    seen: OnceLock<(u64, ChunkHeader)>,
-    /// Whether each chunk holds one record that is not compressed, as far as the writer's options
-    /// tell; the length of a record then follows from the extent of its chunk.
-    plain: bool,
+    /// The offset and header of the first chunk that was read.
+    first_read: OnceLock<(u64, ChunkHeader)>,
+    /// Whether each chunk holds one uncompressed record, according to the writer's options; the
+    /// length of a record then follows from the extent of its chunk.
+    is_plain: bool,
 }
 
 impl ArrayRecordFile {
-    /// Reads the index of a file, of which records are about to be read if `is_wanted`.
+    /// Reads the index of a file; `load_index` caches its chunk offsets, however many.
     ///
     /// # Errors
-    /// If the file cannot be read, or has no sound index.
-    pub fn open(stored: Box<dyn StoredFile>, reader: Reader<'_>, is_wanted: bool) -> Result<Self> {
-        let ending = Ending::read(reader, stored.byte_len(), ENDING_LEN)?;
-        let footer_extent = find_footer(&ending, stored.byte_len())?
+    /// If the file cannot be read, or has no valid index.
+    pub fn open(stored: Box<dyn StoredFile>, reader: Reader<'_>, load_index: bool) -> Result<Self> {
+        let tail = FileTail::read(reader, stored.byte_len(), TAIL_LEN)?;
+        let footer_extent = find_footer(&tail, stored.byte_len())?
             .map_err(|problem| diagnose::no_index(&*stored, reader, problem))?;
         let footer_offset = footer_extent.start;
         if footer_offset >= footer_extent.end {
-            let text = format!("lies past the postscript at byte {}", footer_extent.end);
+            let text = format!("must begin before the postscript at byte {}", footer_extent.end);
             return Err(in_footer(&*stored, footer_offset, FormatError::new(text).into()));
         }
-        let most = if is_wanted { u64::MAX } else { KEPT_CHUNKS };
-        let Index { header, footer, offsets } = read_index(&ending, &footer_extent, most)
-            .map_err(|halt| in_footer(&*stored, footer_offset, halt))?;
-        let plain = is_plain(&footer);
+        let max_offsets = if load_index { u64::MAX } else { MAX_EAGER_CHUNKS };
+        let Index { header, footer, offsets } = read_index(&tail, &footer_extent, max_offsets)
+            .map_err(|error| in_footer(&*stored, footer_offset, error))?;
+        let is_plain = is_plain(&footer);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         if let Some(offsets) = offsets {
-            index_cache::keep(id, &Arc::new(offsets));
+            index_cache::insert(id, &Arc::new(offsets));
         }
         Ok(Self {
             id,
@@ -75,8 +75,8 @@ impl ArrayRecordFile {
             footer,
             footer_extent,
             footer_header: header,
-            seen: OnceLock::new(),
-            plain,
+            first_read: OnceLock::new(),
+            is_plain,
         })
     }
 
@@ -85,39 +85,40 @@ impl ArrayRecordFile {
         self.footer.num_chunks
     }
 
-    /// How many records each chunk holds, but for the last, which may hold fewer; 0 in a file
+    /// How many records each chunk holds, except the last, which may hold fewer; 0 in a file
     /// without records.
     pub fn group_size(&self) -> u64 {
         self.footer.group_size
     }
 
-    /// The options of the writer as it noted them.
+    /// The text of the writer's options, as stored in the file.
     pub fn writer_options(&self) -> Option<&str> {
         self.footer.writer_options.as_deref()
     }
 
-    /// Reads where the chunks begin: four bytes each.
+    /// Loads the chunk offsets into the cache.
     #[cold]
     fn load(&self, latency: &StorageLatency) -> Result<Arc<Offsets>> {
-        let _alone = LOADING.alone(self.id);
+        let _guard = LOADS.enter(self.id);
         if let Some(offsets) = index_cache::get(self.id) {
             return Ok(offsets);
         }
-        let holding = Holding::of(self, latency, false)?;
-        let ending = Ending::unread(holding.reader(latency));
-        let index = read_index(&ending, &self.footer_extent, u64::MAX)
-            .map_err(|halt| in_footer(&*self.stored, self.footer_extent.start, halt))?;
+        let handle = FileHandle::open(self, latency, false)?;
+        let tail = FileTail::empty(handle.reader(latency));
+        let index = read_index(&tail, &self.footer_extent, u64::MAX)
+            .map_err(|error| in_footer(&*self.stored, self.footer_extent.start, error))?;
         match index.offsets {
             Some(offsets) if index.footer == self.footer => {
                 let offsets = Arc::new(offsets);
-                index_cache::keep(self.id, &offsets);
+                index_cache::insert(self.id, &offsets);
                 Ok(offsets)
             }
             _ => Err(Error::Changed { path: self.stored.path().display().to_string() }),
         }
     }
 
-    fn place(&self, record: u64) -> (u64, u64) {
+    /// The chunk of `record` and its number there.
+    fn chunk_of(&self, record: u64) -> (u64, u64) {
         match self.footer.group_size {
             1 => (record, 0),
             group_size => (record / group_size, record % group_size),
@@ -137,20 +138,20 @@ impl ArrayRecordFile {
         data: &'a [u8],
         decoder: &'a mut Decoder,
     ) -> Result<ChunkRecords<'a>, FormatError> {
-        let (chunk, _) = self.place(pick.record);
+        let (chunk, _) = self.chunk_of(pick.record);
         let expected = self.records_of(chunk).end - self.records_of(chunk).start;
         if opened.header.num_records != expected {
             return Err(FormatError::new(format!(
-                "{} records where the index of the file has {expected}",
+                "chunk has {} records, the index of the file states {expected}",
                 opened.header.num_records
             )));
         }
-        self.note_seen(pick.begin, opened.header);
+        self.record_first_read(pick.begin, opened.header);
         decoder.decode(&opened.header, data)
     }
 
-    fn note_seen(&self, begin: u64, header: ChunkHeader) {
-        self.seen.get_or_init(|| (begin, header));
+    fn record_first_read(&self, begin: u64, header: ChunkHeader) {
+        self.first_read.get_or_init(|| (begin, header));
     }
 }
 
@@ -171,19 +172,19 @@ impl RecordFile for ArrayRecordFile {
         self.footer.group_size > 1
     }
 
-    fn locate(&self, picks: &mut [Pick], reading: Option<&StorageLatency>) -> Result<bool> {
-        let offsets = match (index_cache::get(self.id), reading) {
+    fn locate(&self, picks: &mut [Pick], latency: Option<&StorageLatency>) -> Result<bool> {
+        let offsets = match (index_cache::get(self.id), latency) {
             (Some(offsets), _) => offsets,
             (None, Some(latency)) => self.load(latency)?,
             (None, None) => return Ok(false),
         };
         for pick in picks {
-            let (chunk, within) = self.place(pick.record);
+            let (chunk, within) = self.chunk_of(pick.record);
             let at = usize::try_from(chunk).expect("the number of a chunk");
             pick.begin = offsets.get(at).expect("the number of a chunk");
             pick.end = offsets.get(at + 1).unwrap_or(self.footer_extent.start);
             pick.within = within;
-            if self.plain {
+            if self.is_plain {
                 let len = direct::record_len(&pick.extent());
                 pick.predicted_len = len.and_then(|len| u32::try_from(len).ok()).unwrap_or(0);
             }
@@ -192,20 +193,20 @@ impl RecordFile for ArrayRecordFile {
     }
 
     fn is_same(&self, reader: Reader<'_>) -> Result<bool> {
-        let ending = Ending::unread(reader);
-        let footer = find_footer(&ending, self.stored.byte_len())?;
+        let tail = FileTail::empty(reader);
+        let footer = find_footer(&tail, self.stored.byte_len())?;
         if footer != Ok(self.footer_extent.clone()) {
             return Ok(false);
         }
-        let header = read_header(&ending, self.footer_extent.clone())?.map(|opened| opened.header);
-        let seen_again = match self.seen.get() {
+        let header = read_header(&tail, self.footer_extent.clone())?.map(|opened| opened.header);
+        let same_chunk = match self.first_read.get() {
             Some(&(begin, header)) => {
-                let found = read_header(&ending, begin..self.footer_extent.start)?;
+                let found = read_header(&tail, begin..self.footer_extent.start)?;
                 found.map(|opened| opened.header) == Ok(header)
             }
             None => true,
         };
-        Ok(header == Ok(self.footer_header) && seen_again)
+        Ok(header == Ok(self.footer_header) && same_chunk)
     }
 
     fn decode<'a>(
@@ -234,22 +235,22 @@ impl RecordFile for ArrayRecordFile {
             .map_err(|problem| self.damaged(pick, &problem))
     }
 
-    fn read_straight<'a>(
+    fn read_direct<'a>(
         &self,
         reader: Reader<'_>,
         pick: &Pick,
         out: &'a mut [MaybeUninit<u8>],
-    ) -> Result<Straight<'a>> {
+    ) -> Result<DirectRead<'a>> {
         let read = direct::read(reader, &pick.extent(), out)?;
-        Ok(read.map(|(header, unchecked)| {
-            self.note_seen(pick.begin, header);
-            unchecked
+        Ok(read.map(|(header, unverified)| {
+            self.record_first_read(pick.begin, header);
+            unverified
         }))
     }
 
     #[cold]
     fn damaged(&self, pick: &Pick, problem: &FormatError) -> Error {
-        let (chunk, _) = self.place(pick.record);
+        let (chunk, _) = self.chunk_of(pick.record);
         let records = self.records_of(chunk);
         let records = if records.end - records.start == 1 {
             format!("record {}", records.start)
@@ -266,40 +267,46 @@ impl RecordFile for ArrayRecordFile {
 
 impl Drop for ArrayRecordFile {
     fn drop(&mut self) {
-        index_cache::forget(self.id);
+        index_cache::remove(self.id);
     }
 }
 
-/// As [`index::read`]; where processes share indices, only by the first of them.
-fn read_index(ranges: &impl Ranges, extent: &Range<u64>, most: u64) -> Result<Index, StreamError> {
-    let Some(shared) = shared_index::shared() else { return index::read(ranges, extent, most) };
-    let header = read_header(ranges, extent.clone())??.header;
+/// As [`index::read`]; where processes share indices, only the first of them reads it.
+fn read_index(
+    source: &impl RangeReader,
+    extent: &Range<u64>,
+    max_offsets: u64,
+) -> Result<Index, StreamError> {
+    let Some(shared) = shared_index::shared() else {
+        return index::read(source, extent, max_offsets);
+    };
+    let header = read_header(source, extent.clone())??.header;
     match shared.find(Key::of(&header, extent.start)) {
         Found::Index(footer, offsets) => Ok(Index { header, footer, offsets: Some(offsets) }),
         Found::Claim(claim) => {
-            let mut index = index::read(ranges, extent, u64::MAX)?;
-            index.offsets = index.offsets.map(|offsets| claim.tell(&index.footer, offsets));
+            let mut index = index::read(source, extent, u64::MAX)?;
+            index.offsets = index.offsets.map(|offsets| claim.publish(&index.footer, offsets));
             Ok(index)
         }
-        Found::Nothing => index::read(ranges, extent, most),
+        Found::Unavailable => index::read(source, extent, max_offsets),
     }
 }
 
-/// Where the footer lies in a file of `byte_len`: up to the postscript, which may be damaged, or
-/// have no room.
+/// The extent of the footer in a file of `byte_len`: up to the postscript, which may be damaged, or
+/// missing in a short file.
 fn find_footer(
-    ranges: &impl Ranges,
+    source: &impl RangeReader,
     byte_len: u64,
 ) -> Result<Result<Range<u64>, Option<FormatError>>> {
     let Some(postscript_at) = byte_len.checked_sub(BLOCK_LEN) else { return Ok(Err(None)) };
     let (mut raw, mut decoder) = (Vec::new(), Decoder::default());
-    let footer_offset = read_chunk(ranges, postscript_at..byte_len, &mut raw)?
+    let footer_offset = read_chunk(source, postscript_at..byte_len, &mut raw)?
         .and_then(|(opened, data)| {
-            // A record of some twenty bytes, so whatever has more than its block is none.
+            // Its record has some twenty bytes, so anything longer than a block is invalid.
             let decoded_len = opened.header.decoded_len;
             if decoded_len > BLOCK_LEN {
                 return Err(FormatError::new(format!(
-                    "{decoded_len} decoded bytes of a postscript"
+                    "postscript decodes to {decoded_len} bytes, expected at most {BLOCK_LEN}"
                 )));
             }
             decoder.decode(&opened.header, &raw[data])
@@ -308,10 +315,10 @@ fn find_footer(
     Ok(footer_offset.map(|offset| offset..postscript_at).map_err(Some))
 }
 
-/// The error that `halt` in the footer at `footer_offset` is.
+/// Adds the file and the footer's offset to `error`.
 #[cold]
-fn in_footer(stored: &dyn StoredFile, footer_offset: u64, halt: StreamError) -> Error {
-    match halt {
+fn in_footer(stored: &dyn StoredFile, footer_offset: u64, error: StreamError) -> Error {
+    match error {
         StreamError::File(error) => error,
         StreamError::Data(problem) => Error::Corrupt {
             path: stored.path().display().to_string(),
@@ -321,7 +328,7 @@ fn in_footer(stored: &dyn StoredFile, footer_offset: u64, halt: StreamError) -> 
     }
 }
 
-/// Whether the writer's options say: one record per chunk, as it stands, nothing in between.
+/// Whether the writer's options mean one uncompressed record per chunk, without padding.
 fn is_plain(footer: &Footer) -> bool {
     let options = footer.writer_options.as_deref().unwrap_or_default();
     let has = |option| options.split(',').any(|item| item == option);

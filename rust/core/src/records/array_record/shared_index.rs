@@ -1,9 +1,9 @@
-//! The indices of files as the processes of a pool share them: each is read by whoever needs it
-//! first, for all of them.
+//! Shares the indices of files among the processes of a pool: the first process that needs an index
+//! reads it for all.
 //!
-//! The memory is a row of words. The first is where unused ones begin; then comes a table of files
-//! and then what their indices say. Nothing is ever taken out again, so whoever has found an index
-//! may keep looking at it. Once all words are used, each process keeps further ones for itself.
+//! The memory is an array of words. The first is the offset of unused words; a hash table of files
+//! follows, and then their indices. Nothing is ever removed, so references to an index stay valid.
+//! Once all words are used, each process keeps further indices in its own memory.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -16,37 +16,37 @@ use crate::platform::{self, BorrowedFile, OwnedFile};
 use crate::shared_memory::Words;
 use crate::{Result, process};
 
-/// Words of an entry of the table: the key of a file, and where its index is.
+/// Words per table entry: the key of a file and the offset of its index.
 const ENTRY_LEN: usize = 2;
-/// How many entries a file may have; where all are others', its index is not shared.
-const MAX_TRIES: usize = 32;
-/// For how many words there is one entry: an index of fewer chunks is below a page.
+/// How many entries are probed for a file; if all have other keys, its index is not shared.
+const MAX_PROBES: usize = 32;
+/// Memory per table entry: an index with fewer chunks is shorter than a page.
 const WORDS_PER_ENTRY: usize = 64;
-/// What the second word of an entry is besides a place: no process has read the index yet, the
-/// process of that number is reading it, there was no room for it.
+/// Values of an entry's second word other than an offset: no process has read the index yet; the
+/// process with the id in the other bits is reading it; there was not enough space for it.
 const UNREAD: u64 = 0;
 const READ_BY: u64 = 1 << 63;
-const NO_ROOM: u64 = u64::MAX;
+const NO_SPACE: u64 = u64::MAX;
 
-/// How often to look whether another process is done, and for how long.
-const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// How often to check whether another process is done, and for how long.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
 static SHARED: OnceLock<Arc<SharedIndex>> = OnceLock::new();
 
-/// Has this process share the indices of files with all others that are given the same file, which
-/// [`create`] made for `byte_len` bytes. Only the first call has an effect.
+/// Makes this process share the indices of files with all processes that pass the same file, which
+/// [`create`] created for `byte_len` bytes. Only the first call has an effect.
 ///
 /// # Errors
 ///
-/// If the file is another one, or cannot be mapped.
+/// If the file has another length or cannot be mapped.
 pub fn share(file: BorrowedFile<'_>, byte_len: usize) -> Result<()> {
     let words = Words::open(file, num_words(byte_len))?;
     SHARED.get_or_init(|| Arc::new(SharedIndex::new(words)));
     Ok(())
 }
 
-/// A file of `byte_len` bytes for [`share`]; memory is used only as indices come.
+/// A file of `byte_len` bytes for [`share`]; it takes memory only as indices are added.
 ///
 /// # Errors
 ///
@@ -59,19 +59,19 @@ fn num_words(byte_len: usize) -> usize {
     (byte_len / size_of::<u64>()).max(WORDS_PER_ENTRY)
 }
 
-/// How many bytes of indices the processes share that this one shares them with.
+/// How many bytes of indices this process and others share.
 pub fn shared_bytes() -> u64 {
     let used =
         |shared: &Arc<SharedIndex>| shared.words[0].load(Ordering::Relaxed) - shared.first_free();
     SHARED.get().map_or(0, |shared| used(shared) * size_of::<u64>() as u64)
 }
 
-/// The memory that this process shares, if it does.
+/// The shared memory, if this process has any.
 pub(super) fn shared() -> Option<&'static Arc<SharedIndex>> {
     SHARED.get()
 }
 
-/// What tells files apart: the hash of what the footer says, and what else its header has.
+/// Identifies a file: the hash of its footer and other values of the footer's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Key {
     hash: u64,
@@ -93,18 +93,18 @@ pub(super) struct SharedIndex {
     num_entries: usize,
 }
 
-/// What is known of a file that was asked for.
+/// The result of looking up a file.
 #[derive(Debug)]
 pub(super) enum Found<'a> {
     /// Its index.
     Index(Footer, Offsets),
-    /// Nothing yet, and the others wait for this process to tell.
+    /// No index yet: this process should read it, and others wait until it is published.
     Claim(Claim<'a>),
-    /// Nothing, and it cannot be shared.
-    Nothing,
+    /// No index, and it cannot be shared.
+    Unavailable,
 }
 
-/// The right to write the index of one file; others may try when it goes.
+/// The exclusive right to publish the index of one file, released when dropped.
 #[derive(Debug)]
 pub(super) struct Claim<'a> {
     shared: &'a Arc<SharedIndex>,
@@ -116,53 +116,57 @@ impl SharedIndex {
     fn new(words: Words) -> Self {
         let num_entries = 1 << (words.len() / WORDS_PER_ENTRY).max(1).ilog2();
         let shared = Self { words, num_entries };
-        // The first process to come sets it.
+        // Only the first process changes it.
         let begin = shared.first_free();
         let _ = shared.words[0].compare_exchange(0, begin, Ordering::AcqRel, Ordering::Acquire);
         shared
     }
 
-    /// Where unused words begin at first.
+    /// The initial offset of unused words.
     fn first_free(&self) -> u64 {
         (1 + self.num_entries * ENTRY_LEN) as u64
     }
 
-    /// The words from `at` on, if there are so many.
+    /// `len` words from `at` on, if there are as many.
     pub(super) fn words(&self, at: usize, len: usize) -> Option<&[AtomicU64]> {
         self.words.get(at..at.checked_add(len)?)
     }
 
-    /// The index of the file with `key`, or the right to add it; waits for a process that is at it.
+    /// The index of the file with `key`, or the right to publish it; waits while another process
+    /// reads it.
     pub(super) fn find(self: &Arc<Self>, key: Key) -> Found<'_> {
-        let Some(entry) = self.entry(key) else { return Found::Nothing };
-        let place = &self.words[entry + 1];
-        let mine = READ_BY | u64::from(process::id());
+        let Some(entry) = self.entry(key) else { return Found::Unavailable };
+        let word = &self.words[entry + 1];
+        let own_mark = READ_BY | u64::from(process::id());
         let deadline = Instant::now() + MAX_WAIT;
         loop {
-            let seen = place.load(Ordering::Acquire);
-            if seen == NO_ROOM {
-                return Found::Nothing;
+            let seen = word.load(Ordering::Acquire);
+            if seen == NO_SPACE {
+                return Found::Unavailable;
             }
             if seen != UNREAD && seen & READ_BY == 0 {
-                return self.read(key, seen).unwrap_or(Found::Nothing);
+                return self.read(key, seen).unwrap_or(Found::Unavailable);
             }
             if seen == UNREAD || !is_alive(seen & !READ_BY) {
-                if place.compare_exchange(seen, mine, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                if word
+                    .compare_exchange(seen, own_mark, Ordering::AcqRel, Ordering::Acquire)
+                    .is_ok()
+                {
                     return Found::Claim(Claim { shared: self, key, entry });
                 }
                 continue;
             }
             if Instant::now() >= deadline {
-                return Found::Nothing;
+                return Found::Unavailable;
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// The entry of `key`, which is made if there is none.
+    /// The entry of `key`, added if missing.
     fn entry(&self, key: Key) -> Option<usize> {
         let first = usize::try_from(key.hash % self.num_entries as u64).ok()?;
-        (first..first + MAX_TRIES.min(self.num_entries))
+        (first..first + MAX_PROBES.min(self.num_entries))
             .map(|number| 1 + number % self.num_entries * ENTRY_LEN)
             .find(|&entry| {
                 let found = self.words[entry].compare_exchange(
@@ -175,8 +179,8 @@ impl SharedIndex {
             })
     }
 
-    fn read(self: &Arc<Self>, key: Key, place: u64) -> Option<Found<'static>> {
-        let mut at = usize::try_from(place).ok().filter(|_| place >= self.first_free())?;
+    fn read(self: &Arc<Self>, key: Key, offset: u64) -> Option<Found<'static>> {
+        let mut at = usize::try_from(offset).ok().filter(|_| offset >= self.first_free())?;
         let mut next = || {
             let word = self.words.get(at)?.load(Ordering::Relaxed);
             at += 1;
@@ -235,26 +239,27 @@ impl SharedIndex {
         head.extend(high.iter().flat_map(|&(from, half)| [from as u64, u64::from(half)]));
         let len = head.len() + offsets.len().div_ceil(2);
         let all = self.words.len() as u64;
-        let place = self.words[0].fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
+        let offset = self.words[0].fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
             let end = used.checked_add(len as u64).filter(|&end| end <= all);
             end.filter(|_| used >= self.first_free())
         });
-        let place = place.ok()?;
-        let to = self.words(usize::try_from(place).ok()?, len)?;
+        let offset = offset.ok()?;
+        let to = self.words(usize::try_from(offset).ok()?, len)?;
         for (word, value) in to.iter().zip(head.into_iter().chain(offsets.low_pairs())) {
             word.store(value, Ordering::Relaxed);
         }
-        Some(place)
+        Some(offset)
     }
 }
 
 impl Claim<'_> {
-    /// Tells all processes; returns the offsets as they share them, or as they were without room.
-    pub(super) fn tell(self, footer: &Footer, offsets: Offsets) -> Offsets {
-        let place = self.shared.write(self.key, footer, &offsets);
+    /// Publishes the index to all processes; returns the shared offsets, or the given ones if there
+    /// is not enough space.
+    pub(super) fn publish(self, footer: &Footer, offsets: Offsets) -> Offsets {
+        let offset = self.shared.write(self.key, footer, &offsets);
         let word = &self.shared.words[self.entry + 1];
-        word.store(place.unwrap_or(NO_ROOM), Ordering::Release);
-        match place.and_then(|place| self.shared.read(self.key, place)) {
+        word.store(offset.unwrap_or(NO_SPACE), Ordering::Release);
+        match offset.and_then(|offset| self.shared.read(self.key, offset)) {
             Some(Found::Index(_, shared)) => shared,
             _ => offsets,
         }
@@ -263,32 +268,32 @@ impl Claim<'_> {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        // Nothing was told: the file could not be read.
-        let mine = READ_BY | u64::from(process::id());
+        // If the index was not published: the file could not be read.
+        let own_mark = READ_BY | u64::from(process::id());
         let word = &self.shared.words[self.entry + 1];
-        let _ = word.compare_exchange(mine, UNREAD, Ordering::AcqRel, Ordering::Acquire);
+        let _ = word.compare_exchange(own_mark, UNREAD, Ordering::AcqRel, Ordering::Acquire);
     }
 }
 
-/// Whether there is a process of this number, as far as can be told.
+/// Whether the process with this id seems to be alive.
 fn is_alive(number: u64) -> bool {
     u32::try_from(number).is_ok_and(platform::is_alive)
 }
 
-/// What a process does with shared memory in which anything may lie.
+/// Lookups in shared memory with arbitrary content.
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing {
     use super::*;
 
-    /// Looks up a file in memory that begins as `input` says, and tells of one.
-    pub fn look(input: &[u8]) {
+    /// Looks up files in memory that starts with `input`, and publishes an index where it can.
+    pub fn lookup(input: &[u8]) {
         const NUM_WORDS: usize = 512;
         let Ok((words, _file)) = Words::create(NUM_WORDS) else { return };
         for (word, bytes) in words.iter().zip(input.chunks(8)) {
             let value = bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte));
-            // Another process may be at work for as long as it likes.
-            word.store(if value == NO_ROOM { value } else { value & !READ_BY }, Ordering::Relaxed);
+            // Clear the mark of another process, for which `find` would wait.
+            word.store(if value == NO_SPACE { value } else { value & !READ_BY }, Ordering::Relaxed);
         }
         let shared = Arc::new(SharedIndex::new(words));
         for hash in
@@ -303,10 +308,10 @@ pub mod fuzzing {
                     let mut offsets = Offsets::default();
                     (1..20).for_each(|offset| offsets.push(offset << 30));
                     let footer = Footer { num_chunks: 19, ..Footer::default() };
-                    let told = claim.tell(&footer, offsets);
-                    assert!(told.get(18).is_some() && told.get(19).is_none());
+                    let shared = claim.publish(&footer, offsets);
+                    assert!(shared.get(18).is_some() && shared.get(19).is_none());
                 }
-                Found::Nothing => {}
+                Found::Unavailable => {}
             }
         }
     }
@@ -320,8 +325,8 @@ mod tests {
 
     use super::*;
 
-    /// The memory as two processes see it.
-    fn two(num_words: usize) -> (Arc<SharedIndex>, Arc<SharedIndex>) {
+    /// The memory as mapped by two processes.
+    fn two_processes(num_words: usize) -> (Arc<SharedIndex>, Arc<SharedIndex>) {
         let (words, file) = Words::create(num_words).unwrap();
         let other = Words::open(platform::borrowed(&file), num_words).unwrap();
         (Arc::new(SharedIndex::new(words)), Arc::new(SharedIndex::new(other)))
@@ -347,10 +352,10 @@ mod tests {
         (footer, all)
     }
 
-    fn told(shared: &Arc<SharedIndex>, key: Key, offsets: &[u64]) -> Offsets {
-        let Found::Claim(claim) = shared.find(key) else { panic!("somebody else was there") };
+    fn publish(shared: &Arc<SharedIndex>, key: Key, offsets: &[u64]) -> Offsets {
+        let Found::Claim(claim) = shared.find(key) else { panic!("expected a claim") };
         let (footer, offsets) = index(offsets, Some("group_size:3"));
-        claim.tell(&footer, offsets)
+        claim.publish(&footer, offsets)
     }
 
     fn is_claim(found: &Found<'_>) -> bool {
@@ -359,17 +364,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_one_tells_the_others_find(
+        fn a_published_index_is_found_by_other_processes(
             mut offsets in vec(any::<u64>(), 0..300),
             options in option::of("[a-z:]{0,20}"),
         ) {
             offsets.sort_unstable();
-            let (ours, theirs) = two(4096);
+            let (ours, theirs) = two_processes(4096);
             let (footer, expected) = index(&offsets, options.as_deref());
-            let Found::Claim(claim) = ours.find(key(5)) else { panic!("nobody has told") };
-            let shared = claim.tell(&footer, index(&offsets, None).1);
+            let Found::Claim(claim) = ours.find(key(5)) else { panic!("expected a claim") };
+            let shared = claim.publish(&footer, index(&offsets, None).1);
             let Found::Index(found_footer, found) = theirs.find(key(5)) else {
-                panic!("it was told")
+                panic!("expected an index")
             };
             prop_assert_eq!(&found_footer, &footer);
             prop_assert!(found == expected && shared == expected);
@@ -379,54 +384,58 @@ mod tests {
 
     proptest! {
         #[test]
-        fn memory_in_which_anything_lies_is_looked_at_without_a_panic(
+        fn lookups_in_arbitrary_memory_do_not_panic(
             begin in vec(prop_oneof![any::<u64>(), 0_u64..600], 0..40),
             rest in vec(prop_oneof![any::<u64>(), 0_u64..600], 0..40),
         ) {
             let words = begin.iter().chain(&rest).flat_map(|word| word.to_le_bytes());
-            fuzzing::look(&words.collect::<Vec<u8>>());
+            fuzzing::lookup(&words.collect::<Vec<u8>>());
         }
     }
 
     #[test]
-    fn unused_words_that_begin_inside_the_table_are_not_used() {
+    fn unused_words_that_start_inside_the_table_are_not_used() {
         for begin in 1..17_u64 {
-            fuzzing::look(&begin.to_le_bytes());
+            fuzzing::lookup(&begin.to_le_bytes());
         }
     }
 
     #[test]
-    fn what_has_no_room_is_not_shared() {
-        let (ours, theirs) = two(128);
+    fn an_index_without_enough_space_is_not_shared() {
+        let (ours, theirs) = two_processes(128);
         let offsets: Vec<u64> = (1..=400).collect();
-        let kept = told(&ours, key(1), &offsets);
-        assert_eq!(kept.get(399), Some(400));
-        assert!(matches!(theirs.find(key(1)), Found::Nothing));
-        assert_eq!(told(&theirs, key(2), &offsets[..20]).get(19), Some(20), "a shorter one has");
+        let private = publish(&ours, key(1), &offsets);
+        assert_eq!(private.get(399), Some(400));
+        assert!(matches!(theirs.find(key(1)), Found::Unavailable));
+        assert_eq!(
+            publish(&theirs, key(2), &offsets[..20]).get(19),
+            Some(20),
+            "a shorter index fits"
+        );
         assert!(matches!(ours.find(key(2)), Found::Index(..)));
     }
 
     #[test]
-    fn shared_offsets_take_no_memory_of_a_process() {
-        let (ours, _) = two(4096);
+    fn shared_offsets_take_no_private_memory() {
+        let (ours, _) = two_processes(4096);
         let offsets: Vec<u64> = (1..=4000).collect();
-        assert!(told(&ours, key(1), &offsets).byte_len() < 100);
+        assert!(publish(&ours, key(1), &offsets).byte_len() < 100);
         assert!(index(&offsets, None).1.byte_len() >= 16_000);
     }
 
     #[test]
     fn more_files_than_entries_are_not_shared() {
-        let (ours, _) = two(1024);
+        let (ours, _) = two_processes(1024);
         let num_claims = (1..=100).filter(|&hash| is_claim(&ours.find(key(hash)))).count();
         assert_eq!(num_claims, 16);
     }
 
     #[test]
-    fn a_claim_that_is_dropped_is_free_again() {
-        let (ours, theirs) = two(1024);
+    fn a_dropped_claim_can_be_taken_again() {
+        let (ours, theirs) = two_processes(1024);
         assert!(is_claim(&ours.find(key(1))));
         assert!(is_claim(&theirs.find(key(1))));
-        // Of a process that has ended.
+        // The mark of a process that has ended.
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let entry = ours.entry(key(1)).unwrap();
         ours.words[entry + 1].store(READ_BY | u64::from(child.id()), Ordering::Release);
@@ -436,22 +445,22 @@ mod tests {
 
     #[test]
     fn another_process_is_waited_for() {
-        let (ours, theirs) = two(1024);
-        let Found::Claim(claim) = ours.find(key(1)) else { panic!("nobody has told") };
+        let (ours, theirs) = two_processes(1024);
+        let Found::Claim(claim) = ours.find(key(1)) else { panic!("expected a claim") };
         std::thread::scope(|scope| {
             let found = scope.spawn(|| matches!(theirs.find(key(1)), Found::Index(..)));
             std::thread::sleep(Duration::from_millis(20));
             assert!(!found.is_finished());
             let (footer, offsets) = index(&[4, 5], None);
-            claim.tell(&footer, offsets);
+            claim.publish(&footer, offsets);
             assert!(found.join().unwrap());
         });
     }
 
     #[test]
-    fn files_of_equal_hashes_are_told_apart() {
-        let (ours, theirs) = two(1024);
-        told(&ours, key(1), &[2, 3]);
-        assert!(matches!(theirs.find(Key { hash: 1, others: [8, 9] }), Found::Nothing));
+    fn files_with_equal_hashes_are_distinguished() {
+        let (ours, theirs) = two_processes(1024);
+        publish(&ours, key(1), &[2, 3]);
+        assert!(matches!(theirs.find(Key { hash: 1, others: [8, 9] }), Found::Unavailable));
     }
 }

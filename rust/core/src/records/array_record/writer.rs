@@ -1,4 +1,4 @@
-//! Writing an `ArrayRecord` file: data chunks, then the index that finds them again.
+//! Writes an `ArrayRecord` file: data chunks, then their index.
 
 use std::fs::File;
 use std::io;
@@ -15,7 +15,7 @@ use crate::records::riegeli::transposed::encode::transposed_data;
 use crate::records::riegeli::varint::push_varint;
 use crate::{Error, Result};
 
-/// The number by which the last chunk of a file is known.
+/// The number that identifies a postscript.
 const MAGIC: u64 = 0x7193_0e70_4fda_e05e;
 
 /// Writes records into an `ArrayRecord` file.
@@ -32,16 +32,16 @@ pub struct RecordWriter {
     compressor: Compressor,
     sink: ChunkSink<File>,
     group: Group,
-    /// One message for each chunk written, to go into the footer.
+    /// The footer's entries: one message for each chunk written.
     entries: Group,
     num_records: u64,
     scratch: Vec<u8>,
     failure: Option<Failure>,
-    /// Has the system write what it still holds of the file; tests put an error in its place.
+    /// Syncs the file; tests replace it by a function that fails.
     sync: fn(&File) -> io::Result<()>,
 }
 
-/// What went wrong first; everything after it fails the same way.
+/// The first failure; all later calls fail the same way.
 #[derive(Debug)]
 struct Failure {
     action: &'static str,
@@ -51,7 +51,7 @@ struct Failure {
 }
 
 impl RecordWriter {
-    /// Begins a file at `path`, replacing one that is there.
+    /// Creates a file at `path`, replacing any existing file.
     ///
     /// # Errors
     /// If the file cannot be created or the codec cannot be set up.
@@ -75,7 +75,7 @@ impl RecordWriter {
         })
     }
 
-    /// Where the file is.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -85,12 +85,12 @@ impl RecordWriter {
         self.num_records
     }
 
-    /// Whether nothing has failed so far.
+    /// Whether nothing has failed yet.
     pub fn is_ok(&self) -> bool {
         self.failure.is_none()
     }
 
-    /// Whether the next record completes a chunk, so that writing it takes a while.
+    /// Whether the next record completes a chunk, so that it is compressed and written.
     pub fn next_completes_chunk(&self) -> bool {
         self.group.num_records() + 1 >= u64::from(self.options.group_size())
     }
@@ -106,11 +106,11 @@ impl RecordWriter {
         if self.group.num_records() < u64::from(self.options.group_size()) {
             return Ok(());
         }
-        let done = self.write_data_chunk();
-        self.note(done)
+        let result = self.write_data_chunk();
+        self.record_failure(result)
     }
 
-    /// Writes what is left and the index, without which the file cannot be read, and syncs it.
+    /// Writes the last chunk and the index, without which the file cannot be read, and syncs it.
     ///
     /// Some file systems report that a write has failed, as for want of space, only when the file
     /// is synced. Pipes and devices that cannot be synced are closed without.
@@ -119,8 +119,8 @@ impl RecordWriter {
     /// If that fails, or anything has failed before; the file is closed all the same.
     pub fn close(mut self) -> Result<()> {
         self.check()?;
-        let done = self.write_end();
-        self.note(done)?;
+        let result = self.write_end();
+        self.record_failure(result)?;
         let Self { path, sink, sync, .. } = self;
         let file = sink.finish().map_err(|error| Error::io(&path, "write", error))?;
         match sync(&file) {
@@ -184,7 +184,7 @@ impl RecordWriter {
         Ok(self.sink.write_chunk(kind::SIMPLE, num_records, decoded_len, &parts)?)
     }
 
-    /// The chunk in the last block, which says where the footer is.
+    /// Writes the chunk in the last block, which holds the footer's offset.
     fn write_postscript(&mut self, footer_offset: u64) -> Result<(), WriteError> {
         let mut message = Vec::new();
         push_number(&mut message, 1, footer_offset);
@@ -202,13 +202,13 @@ impl RecordWriter {
     fn check(&self) -> Result<()> {
         match &self.failure {
             None => Ok(()),
-            Some(failure) => Err(Error::io(&self.path, failure.action, failure.again())),
+            Some(failure) => Err(Error::io(&self.path, failure.action, failure.to_error())),
         }
     }
 
-    /// Remembers the first failure.
-    fn note(&mut self, done: Result<(), WriteError>) -> Result<()> {
-        let (action, error) = match done {
+    /// Stores the first failure.
+    fn record_failure(&mut self, result: Result<(), WriteError>) -> Result<()> {
+        let (action, error) = match result {
             Ok(()) => return Ok(()),
             Err(WriteError::Write(error)) => ("write", error),
             Err(WriteError::Encode(problem)) => ("compress", other(&problem)),
@@ -223,7 +223,7 @@ impl RecordWriter {
     }
 }
 
-/// What can go wrong with a chunk.
+/// Why a chunk could not be written.
 enum WriteError {
     Encode(FormatError),
     Write(io::Error),
@@ -242,7 +242,7 @@ impl From<io::Error> for WriteError {
 }
 
 impl Failure {
-    fn again(&self) -> io::Error {
+    fn to_error(&self) -> io::Error {
         match self.errno {
             Some(errno) => io::Error::from_raw_os_error(errno),
             None => io::Error::new(self.kind, self.message.clone()),
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn error_that_the_system_reports_when_the_file_is_synced_is_that_of_close() {
+    fn an_error_of_sync_is_the_error_of_close() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("late.array_record");
         let mut writer = writer(&path);
@@ -303,7 +303,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn file_is_let_go_of_where_it_cannot_be_synced() {
+    fn file_is_closed_where_it_cannot_be_synced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("late.array_record");
         let mut writer = writer(&path);
@@ -320,7 +320,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn file_that_cannot_be_synced_by_its_nature_is_closed_without_error() {
+    fn files_that_do_not_support_sync_are_closed_without_error() {
         use rustix::io::Errno;
 
         let dir = tempfile::tempdir().unwrap();

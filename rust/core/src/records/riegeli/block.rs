@@ -1,14 +1,14 @@
-//! Where the 24-byte headers of the 64 KiB blocks interrupt a chunk: arithmetic, no bytes.
+//! Computes where the 24-byte headers of the 64 KiB blocks interrupt a chunk.
 
 use super::hash::hash;
 
-/// The latency between block headers.
+/// The distance between block headers.
 pub const BLOCK_LEN: u64 = 1 << 16;
 /// The length of a block header.
 pub const BLOCK_HEADER_LEN: u64 = 24;
-/// The same, in memory.
+/// The same as `usize`.
 pub(crate) const HEADER_BYTES: usize = 24;
-/// What a block holds beside its header.
+/// What a block holds besides its header.
 pub const USABLE_LEN: u64 = BLOCK_LEN - BLOCK_HEADER_LEN;
 
 /// Whether a chunk may begin or end at file position `pos`.
@@ -32,12 +32,12 @@ pub fn end_after(begin: u64, len: u64) -> Option<u64> {
     begin.checked_add(len)?.checked_add(headers.checked_mul(BLOCK_HEADER_LEN)?)
 }
 
-/// How many block headers lie at or after `begin` and before `end`.
+/// The number of block headers in `begin..end`.
 pub fn headers_between(begin: u64, end: u64) -> u64 {
     end.div_ceil(BLOCK_LEN).saturating_sub(begin.div_ceil(BLOCK_LEN))
 }
 
-/// A block header: how far away the ends of the chunk that it interrupts are.
+/// A block header: its distances to both ends of the chunk that it interrupts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockHeader {
     /// The block's position less the chunk's begin.
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn block_headers_round_trip_and_notice_a_flipped_bit() {
+    fn block_headers_round_trip_and_detect_a_flipped_bit() {
         let header = BlockHeader::inside(65_000, 200_000, 131_072);
         let mut bytes = header.to_bytes();
         assert_eq!(BlockHeader::from_bytes(&bytes), Ok(header));

@@ -1,4 +1,4 @@
-//! The memory of a Brotli decoder: a window of up to 1 GiB, whose length the stream decides.
+//! The memory of a Brotli decoder: a window of up to 1 GiB, whose length the stream sets.
 
 use brotli::enc::StandardAlloc;
 use brotli::{Allocator, SliceWrapper, SliceWrapperMut};
@@ -6,30 +6,30 @@ use brotli::{Allocator, SliceWrapper, SliceWrapperMut};
 use super::FormatError;
 use crate::try_alloc;
 
-/// A Brotli decoder in the middle of its work.
+/// A Brotli decoder.
 pub(crate) type BrotliState = brotli::BrotliState<WindowMemory, StandardAlloc, StandardAlloc>;
 
-/// A decoder at the begin of a stream.
+/// A new decoder.
 pub(crate) fn brotli_state() -> BrotliState {
     // `new` and not `new_strict`: windows above 2^24 are allowed in these files.
     BrotliState::new(WindowMemory::default(), StandardAlloc::default(), StandardAlloc::default())
 }
 
-/// What is wrong with the stream that `state` has refused to decode further.
+/// The error for a stream that `state` failed to decode.
 #[cold]
 pub(crate) fn brotli_problem(state: &BrotliState) -> FormatError {
-    match state.alloc_u8.missing {
+    match state.alloc_u8.failed_len {
         0 => FormatError::fixed("brotli stream is damaged"),
         len => FormatError::new(format!("no memory for a brotli window of {len} bytes")),
     }
 }
 
-/// Asks for windows in a way that may fail: the usual one ends the process where memory is short.
-/// Of a window only what has been decoded takes memory, since nobody has written the rest.
+/// An allocator of windows that reports failure instead of aborting the process. The system maps a
+/// window's pages only when they are written, so a window takes as much as was decoded.
 #[derive(Debug, Default)]
 pub(crate) struct WindowMemory {
-    /// How many bytes it could not get.
-    missing: usize,
+    /// The length of the failed allocation, or 0.
+    failed_len: usize,
 }
 
 impl Allocator<u8> for WindowMemory {
@@ -37,7 +37,7 @@ impl Allocator<u8> for WindowMemory {
 
     fn alloc_cell(&mut self, len: usize) -> Window {
         Window(try_alloc::try_defaults(len, String::new).unwrap_or_else(|_| {
-            self.missing = len;
+            self.failed_len = len;
             Vec::new()
         }))
     }
@@ -45,7 +45,7 @@ impl Allocator<u8> for WindowMemory {
     fn free_cell(&mut self, _: Window) {}
 }
 
-/// Memory that is cleared by the system, so that it is there only once it is written.
+/// Zeroed memory whose pages are mapped when written.
 #[derive(Debug, Default)]
 pub(crate) struct Window(Vec<u8>);
 

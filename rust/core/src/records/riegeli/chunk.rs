@@ -1,4 +1,4 @@
-//! The 40-byte header of a chunk, where the chunk ends, and its data out of the blocks it lies in.
+//! The 40-byte header of a chunk, the chunk's end, and its data without block headers.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ pub const CHUNK_HEADER_LEN: usize = 40;
 
 /// What kind of data a chunk holds.
 pub mod kind {
-    /// The signature a file begins with.
+    /// The signature at the start of a file.
     pub const SIGNATURE: u8 = b's';
     /// Metadata of the file.
     pub const METADATA: u8 = b'm';
@@ -90,25 +90,25 @@ impl ChunkHeader {
     }
 }
 
-/// A chunk header and the bytes of the file before the data that follow it.
+/// A verified chunk header and the chunk's layout in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Opened {
     /// The header, its hash checked.
     pub header: ChunkHeader,
     /// Where the chunk ends in the file.
     pub end: u64,
-    /// How many bytes lie between the chunk's begin and its data.
+    /// The bytes between the chunk's begin and its data.
     pub data_at: usize,
 }
 
-/// The most bytes that lie between the begin of a chunk and its data.
+/// The maximum of [`Opened::data_at`].
 pub const MAX_DATA_AT: usize = CHUNK_HEADER_LEN + 2 * HEADER_BYTES;
 
-/// Reads the header of the chunk that begins at `begin` from `raw`, the bytes of the file from
-/// there on, of which as many as [`MAX_DATA_AT`] are enough. The chunk must end by `limit`.
+/// Reads the header of the chunk at `begin` from `raw`, the bytes of the file from there on, of
+/// which [`MAX_DATA_AT`] are enough. The chunk must end by `limit`.
 ///
 /// # Errors
-/// If a hash differs, a block header tells of another chunk, or the chunk ends past `limit`.
+/// If a hash differs, a block header belongs to another chunk, or the chunk ends past `limit`.
 #[inline]
 pub fn open(raw: &[u8], begin: u64, limit: u64) -> Result<Opened, FormatError> {
     let in_block = begin % BLOCK_LEN;
@@ -131,16 +131,16 @@ fn checked(
         .map_err(|(stored, computed)| mismatch("chunk header", stored, computed))?;
     match header.end(begin) {
         Some(end) if end <= limit => Ok((header, end)),
-        Some(end) => Err(FormatError::new(format!("ends at {end}, past {limit} where it must"))),
+        Some(end) => Err(FormatError::new(format!("ends at byte {end}, expected at most {limit}"))),
         None => Err(FormatError::fixed("ends past the largest file position")),
     }
 }
 
-/// A header that a block header precedes or interrupts.
+/// Reads a chunk header that a block header precedes or interrupts.
 #[cold]
 fn open_interrupted(raw: &[u8], begin: u64, limit: u64) -> Result<Opened, FormatError> {
     if !is_boundary(begin) {
-        return Err(FormatError::new(format!("{begin} is not a place where a chunk can begin")));
+        return Err(FormatError::new(format!("a chunk cannot begin at byte {begin}")));
     }
     let mut bytes = [0; CHUNK_HEADER_LEN];
     let (mut filled, mut at) = (0, 0_usize);
@@ -153,8 +153,8 @@ fn open_interrupted(raw: &[u8], begin: u64, limit: u64) -> Result<Opened, Format
         }
         let left = BLOCK_LEN - (begin + at as u64) % BLOCK_LEN;
         let step = (CHUNK_HEADER_LEN - filled).min(usize::try_from(left).unwrap_or(usize::MAX));
-        let piece = raw.get(at..at + step).ok_or(FormatError::fixed("cut short"))?;
-        bytes[filled..filled + step].copy_from_slice(piece);
+        let part = raw.get(at..at + step).ok_or(FormatError::fixed("truncated"))?;
+        bytes[filled..filled + step].copy_from_slice(part);
         filled += step;
         at += step;
     }
@@ -167,21 +167,21 @@ fn open_interrupted(raw: &[u8], begin: u64, limit: u64) -> Result<Opened, Format
 
 fn block_header(raw: &[u8], at: usize, pos: u64) -> Result<BlockHeader, FormatError> {
     let bytes =
-        raw.get(at..).and_then(<[u8]>::first_chunk).ok_or(FormatError::fixed("cut short"))?;
+        raw.get(at..).and_then(<[u8]>::first_chunk).ok_or(FormatError::fixed("truncated"))?;
     check_block(bytes, pos)
 }
 
 /// Reads the block header `bytes` of the block at `pos`.
 fn check_block(bytes: &[u8; 24], pos: u64) -> Result<BlockHeader, FormatError> {
     BlockHeader::from_bytes(bytes).map_err(|(stored, computed)| {
-        mismatch(&format!("header of the block at {pos}"), stored, computed)
+        mismatch(&format!("header of the block at byte {pos}"), stored, computed)
     })
 }
 
-/// Checks the block header that lies `at` in `raw` and at `pos` in the file, inside `chunk`.
+/// Checks the block header at `at` in `raw`, which is at `pos` in the file and inside `chunk`.
 ///
 /// # Errors
-/// If it is cut short, its hash differs or it tells of another chunk.
+/// If it is truncated, its hash differs or it belongs to another chunk.
 pub(crate) fn check_inner_block(
     raw: &[u8],
     at: usize,
@@ -197,13 +197,13 @@ fn expect_block(found: BlockHeader, begin: u64, end: u64, pos: u64) -> Result<()
         return Ok(());
     }
     Err(FormatError::new(format!(
-        "header of the block at {pos} tells of a chunk {}..{}",
+        "header of the block at byte {pos} belongs to a chunk {}..{}, expected {begin}..{end}",
         i128::from(pos) - i128::from(found.previous_chunk),
         i128::from(pos) + i128::from(found.next_chunk),
     )))
 }
 
-/// What a hash that differs is reported as.
+/// The error for a hash that differs.
 pub(crate) fn mismatch(what: &str, stored: u64, computed: u64) -> FormatError {
     FormatError::new(format!(
         "{what}: checksum mismatch (stored {stored:#018x}, computed {computed:#018x})"
@@ -218,18 +218,18 @@ impl Opened {
         end_after(begin, len).map_or(u64::MAX, |end| end - begin)
     }
 
-    /// Moves the data together in `raw`, the bytes of the file from the chunk's begin on, checks
-    /// every block header between them and their hash, and says where in `raw` they are.
+    /// Removes the block headers from the data in `raw`, the bytes of the file from the chunk's begin
+    /// on, verifies them and the data's hash, and returns the data's range in `raw`.
     ///
     /// # Errors
-    /// If `raw` is too short, a hash differs or a block header tells of another chunk.
+    /// If `raw` is too short, a hash differs or a block header belongs to another chunk.
     #[inline]
     pub fn data(&self, raw: &mut [u8], begin: u64) -> Result<Range<usize>, FormatError> {
         let span = self.span(begin);
         let span = usize::try_from(span)
             .ok()
             .filter(|&span| span <= raw.len())
-            .ok_or(FormatError::fixed("cut short"))?;
+            .ok_or(FormatError::fixed("truncated"))?;
         let at = begin + self.data_at as u64;
         let end = if headers_between(at, begin + span as u64) == 0 {
             span
@@ -244,7 +244,7 @@ impl Opened {
         Ok(range)
     }
 
-    /// Takes block headers out from between the data; returns where the data then end.
+    /// Removes the block headers from the data; returns the new end of the data.
     #[cold]
     fn strip_block_headers(&self, raw: &mut [u8], begin: u64) -> Result<usize, FormatError> {
         let (mut from, mut to) = (self.data_at, self.data_at);
@@ -255,11 +255,11 @@ impl Opened {
                 from += HEADER_BYTES;
             }
             let left = BLOCK_LEN - (begin + from as u64) % BLOCK_LEN;
-            let piece_end =
+            let part_end =
                 usize::try_from(left).map_or(raw.len(), |left| raw.len().min(from + left));
-            raw.copy_within(from..piece_end, to);
-            to += piece_end - from;
-            from = piece_end;
+            raw.copy_within(from..part_end, to);
+            to += part_end - from;
+            from = part_end;
         }
         Ok(to)
     }

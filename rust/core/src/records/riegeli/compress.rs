@@ -9,12 +9,12 @@ use zstd_safe::{CCtx, CParameter, InBuffer, OutBuffer};
 use super::FormatError;
 use super::varint::push_varint;
 
-/// How the parts of a chunk are compressed.
+/// How the blocks of a chunk are compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Codec {
     /// Not at all.
     Uncompressed,
-    /// Snappy, which has no settings that a reader could notice.
+    /// Snappy, without settings.
     Snappy,
     /// Zstandard.
     Zstd {
@@ -27,13 +27,13 @@ pub enum Codec {
     Brotli {
         /// 0 (fastest) to 11 (smallest).
         level: i32,
-        /// The binary logarithm of the window, 10 to 30; beyond 24 few decoders follow.
+        /// The binary logarithm of the window, 10 to 30; few decoders support more than 24.
         window_log: Option<u32>,
     },
 }
 
 impl Codec {
-    /// The byte that stands for this codec at the front of a chunk's data.
+    /// The byte for this codec at the start of a chunk's data.
     pub fn code(self) -> u8 {
         match self {
             Self::Uncompressed => 0,
@@ -44,7 +44,7 @@ impl Codec {
     }
 }
 
-/// Compresses one block after another with the same settings.
+/// Compresses blocks with the same settings.
 pub struct Compressor {
     codec: Codec,
     engine: Engine,
@@ -67,7 +67,7 @@ impl Compressor {
     /// A compressor with the settings of `codec`.
     ///
     /// # Errors
-    /// If the library refuses the settings or finds no memory.
+    /// If the library rejects the settings or cannot allocate memory.
     pub fn new(codec: Codec) -> Result<Self, FormatError> {
         let engine = match codec {
             Codec::Uncompressed => Engine::None,
@@ -89,7 +89,7 @@ impl Compressor {
     /// Appends `plain` to `out` as a compressed block.
     ///
     /// # Errors
-    /// If the codec cannot take that many bytes or finds no memory.
+    /// If the codec does not support that many bytes or cannot allocate memory.
     pub fn append(&mut self, plain: &[u8], out: &mut Vec<u8>) -> Result<(), FormatError> {
         if !matches!(self.engine, Engine::None) {
             push_varint(out, plain.len() as u64);
@@ -122,10 +122,10 @@ fn zstd_problem(code: usize) -> FormatError {
     FormatError::new(format!("zstd: {}", zstd_safe::get_error_name(code)))
 }
 
-/// Blocks up to this length are compressed by a table of zstd's for their length.
+/// For blocks up to this length, zstd chooses its parameters by the length.
 ///
-/// For longer ones the length stays unsaid, as `array_record` has it: the tables for lengths up to
-/// 16 KiB and 256 KiB give files of numbers that are up to a tenth longer.
+/// For longer ones it is not told the length, as in `array_record`: the parameters for up to 16 KiB
+/// and 256 KiB make files of numbers up to a tenth longer.
 const ZSTD_PLEDGED_LEN: usize = 4095;
 
 fn append_zstd(context: &mut CCtx, plain: &[u8], out: &mut Vec<u8>) -> Result<(), FormatError> {
@@ -140,9 +140,9 @@ fn append_zstd(context: &mut CCtx, plain: &[u8], out: &mut Vec<u8>) -> Result<()
     Ok(())
 }
 
-/// Compresses `plain`, not saying before the end how long it is; `out` has room for the bound.
+/// Compresses `plain` without announcing its length; `out` has the length of the bound.
 fn stream_zstd(context: &mut CCtx, plain: &[u8], out: &mut [u8]) -> Result<usize, FormatError> {
-    let room = out.len();
+    let capacity = out.len();
     let (mut from, mut to) = (InBuffer::around(plain), OutBuffer::around(out));
     let mut step = |end| {
         let left = context.compress_stream2(&mut to, &mut from, end).map_err(zstd_problem)?;
@@ -154,8 +154,8 @@ fn stream_zstd(context: &mut CCtx, plain: &[u8], out: &mut [u8]) -> Result<usize
         if left == 0 {
             return Ok(written);
         }
-        if written == room {
-            return Err(FormatError::fixed("zstd: a block is longer than its bound"));
+        if written == capacity {
+            return Err(FormatError::fixed("zstd: compressed block exceeds its bound"));
         }
     }
 }
@@ -166,13 +166,13 @@ fn append_snappy(
     out: &mut Vec<u8>,
 ) -> Result<(), FormatError> {
     let begin = out.len();
-    let most = snap::raw::max_compress_len(plain.len());
-    if most == 0 {
+    let max_len = snap::raw::max_compress_len(plain.len());
+    if max_len == 0 {
         let text =
-            format!("snappy: a part of a chunk has {} bytes, more than it takes", plain.len());
+            format!("snappy: a block of {} bytes exceeds what the codec supports", plain.len());
         return Err(FormatError::new(text));
     }
-    out.resize(begin + most, 0);
+    out.resize(begin + max_len, 0);
     let len = encoder
         .compress(plain, &mut out[begin..])
         .map_err(|error| FormatError::new(format!("snappy: {error}")))?;
@@ -186,9 +186,9 @@ fn append_brotli(
     mut plain: &[u8],
     out: &mut Vec<u8>,
 ) -> Result<(), FormatError> {
-    // A window beyond the input gains nothing and costs its memory on both sides.
-    let enough = plain.len().max(1).ilog2() + 2;
-    let window_log = window_log.unwrap_or(22).min(enough.max(10));
+    // A window longer than the input only costs memory, here and in readers.
+    let max_log = plain.len().max(1).ilog2() + 2;
+    let window_log = window_log.unwrap_or(22).min(max_log.max(10));
     params.lgwin = window_log.cast_signed();
     params.large_window = window_log > 24;
     params.size_hint = plain.len();

@@ -1,4 +1,4 @@
-//! One compressed block of a chunk into bytes, never trusting the length that it claims.
+//! Decompresses a block of a chunk without trusting the length that it states.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,7 +9,7 @@ use super::FormatError;
 use super::brotli_memory::{brotli_problem, brotli_state};
 use super::varint::Cursor;
 
-/// The byte that names a compression.
+/// The bytes that identify a compression.
 pub mod codec {
     /// Not compressed.
     pub const NONE: u8 = 0;
@@ -21,23 +21,23 @@ pub mod codec {
     pub const SNAPPY: u8 = b's';
 }
 
-/// A Zstandard frame begins with this; a skippable frame does not and is refused.
+/// The start of a Zstandard frame; skippable frames, which differ, are refused.
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// A Zstandard block of 4 bytes holds at most 128 KiB.
 const ZSTD_MAX_RATIO: u64 = (128 << 10) / 4;
 /// A Snappy copy of 3 bytes gives at most 64.
 const SNAPPY_MAX_RATIO: u64 = 22;
-/// Brotli output is made room for in steps that begin with this.
+/// The initial capacity of Brotli output.
 const BROTLI_STEP: usize = 1 << 20;
 
-/// How many bytes a chunk may decode to unless [`set_max_chunk_len`] says otherwise: two of the
-/// longest records there are, messages of 2 GiB.
+/// How many bytes a chunk may decode to unless [`set_max_chunk_len`] changes it: two messages of the
+/// maximum length of 2 GiB.
 pub const DEFAULT_MAX_CHUNK_LEN: u64 = 4 << 30;
 
 static MAX_CHUNK_LEN: AtomicU64 = AtomicU64::new(DEFAULT_MAX_CHUNK_LEN);
 
-/// Has this process refuse compressed and transposed chunks that decode to more than `byte_len`
-/// bytes. Other chunks hold their records as they are, so they take no more than the file does.
+/// Makes this process refuse compressed and transposed chunks that decode to more than `byte_len`
+/// bytes. Other chunks take no more memory than in the file.
 pub fn set_max_chunk_len(byte_len: u64) {
     MAX_CHUNK_LEN.store(byte_len, Ordering::Relaxed);
 }
@@ -52,17 +52,17 @@ pub fn max_chunk_len() -> u64 {
 /// # Errors
 /// If it is longer.
 pub fn check_chunk_len(decoded_len: u64) -> Result<(), FormatError> {
-    let most = max_chunk_len();
-    if decoded_len <= most {
+    let max_len = max_chunk_len();
+    if decoded_len <= max_len {
         return Ok(());
     }
     Err(FormatError::new(format!(
-        "states {decoded_len} decoded bytes where a chunk may have {most}; if that is right, set \
-         the environment variable `GRAINMILL_MAX_CHUNK_BYTES` to as many or more"
+        "states {decoded_len} decoded bytes, expected at most {max_len}; if the file is valid, set \
+         the environment variable `GRAINMILL_MAX_CHUNK_BYTES` to at least {decoded_len}"
     )))
 }
 
-/// Decompressors that are made once and used for many blocks.
+/// Decompressors, reused for many blocks.
 #[derive(Default)]
 pub struct Decompressor {
     zstd: Option<DCtx<'static>>,
@@ -76,17 +76,17 @@ impl std::fmt::Debug for Decompressor {
 }
 
 impl Decompressor {
-    /// What `block`, compressed with `codec`, holds; `out` is where it is put if it must be. That
-    /// can be `most` bytes: memory for more is not asked for, whatever the block states.
+    /// Decompresses `block` with `codec` into `out`, or returns `block` if it is not compressed.
+    /// Allocates at most `max_len` bytes, whatever length the block states.
     ///
     /// # Errors
-    /// If the compression is unknown, the stream is damaged or does not end with the block, or
-    /// its length is not the one stated before it, or that is more than `most`.
+    /// If the compression is unknown, the stream is damaged or does not end at the end of the block,
+    /// its length is not the stated one, or the stated length exceeds `max_len`.
     pub fn decompress<'a>(
         &mut self,
         codec: u8,
         block: &'a [u8],
-        most: u64,
+        max_len: u64,
         out: &'a mut Vec<u8>,
     ) -> Result<&'a [u8], FormatError> {
         if codec == codec::NONE {
@@ -97,9 +97,9 @@ impl Decompressor {
         }
         let mut cursor = Cursor::new(block);
         let stated = cursor.varint64()?;
-        if stated > most {
+        if stated > max_len {
             return Err(FormatError::new(format!(
-                "{stated} decoded bytes are stated where there can be {most}"
+                "block states {stated} decoded bytes, expected at most {max_len}"
             )));
         }
         let stream = cursor.rest();
@@ -120,9 +120,9 @@ impl Decompressor {
         }
         let frame_len = zstd_safe::find_frame_compressed_size(stream).map_err(damaged)?;
         if frame_len != stream.len() {
-            return Err(FormatError::fixed("zstd frame does not end with the block"));
+            return Err(FormatError::fixed("zstd frame does not end at the end of the block"));
         }
-        make_room(out, stated, stream.len(), ZSTD_MAX_RATIO)?;
+        clear_and_reserve(out, stated, stream.len(), ZSTD_MAX_RATIO)?;
         let context = match &mut self.zstd {
             Some(context) => context,
             None => self.zstd.insert(
@@ -139,7 +139,7 @@ impl Decompressor {
         if len != stated {
             return Err(wrong_len(len, stated));
         }
-        let len = make_room(out, stated, stream.len(), SNAPPY_MAX_RATIO)?;
+        let len = clear_and_reserve(out, stated, stream.len(), SNAPPY_MAX_RATIO)?;
         out.resize(len, 0);
         let written = self.snappy.decompress(stream, out).map_err(damaged)?;
         out.truncate(written);
@@ -147,51 +147,50 @@ impl Decompressor {
     }
 }
 
-/// Empties `out` and reserves `stated` bytes, if `stream_len` bytes of a codec can yield them.
-fn make_room(
+/// Clears `out` and reserves `stated` bytes, if `stream_len` bytes can decode to as many.
+fn clear_and_reserve(
     out: &mut Vec<u8>,
     stated: u64,
     stream_len: usize,
     max_ratio: u64,
 ) -> Result<usize, FormatError> {
-    let most = (stream_len as u64).saturating_mul(max_ratio);
-    let len = usize::try_from(stated)
-        .ok()
-        .filter(|_| stated <= most)
-        .ok_or_else(|| FormatError::new(format!("{stream_len} bytes cannot decode to {stated}")))?;
+    let max_len = (stream_len as u64).saturating_mul(max_ratio);
+    let len = usize::try_from(stated).ok().filter(|_| stated <= max_len).ok_or_else(|| {
+        FormatError::new(format!("{stream_len} compressed bytes cannot decode to {stated} bytes"))
+    })?;
     out.clear();
     reserve(out, len)?;
     Ok(len)
 }
 
-/// Reserves room in `out`, or says that memory is short.
+/// Reserves `len` more bytes in `out`.
 pub(crate) fn reserve(out: &mut Vec<u8>, len: usize) -> Result<(), FormatError> {
     out.try_reserve_exact(len)
         .map_err(|_| FormatError::new(format!("no memory for {len} decoded bytes")))
 }
 
 fn brotli(stream: &[u8], stated: u64, out: &mut Vec<u8>) -> Result<(), FormatError> {
-    let most = usize::try_from(stated).unwrap_or(usize::MAX);
+    let max_len = usize::try_from(stated).unwrap_or(usize::MAX);
     let mut state = brotli_state();
     let (mut unread, mut read, mut written) = (stream.len(), 0, 0);
     out.clear();
     loop {
         if written == out.len() {
-            // Doubling: memory follows what the stream has yielded, not what it claims. One
-            // byte more than stated, so that a stream that is longer shows itself.
-            let target = (written * 2).max(BROTLI_STEP).min(most.saturating_add(1));
+            // Doubling bounds memory by what was decoded, not by what is stated. One byte more than
+            // stated detects a longer stream.
+            let target = (written * 2).max(BROTLI_STEP).min(max_len.saturating_add(1));
             if target <= written {
                 return Err(wrong_len(written as u64, stated));
             }
             reserve(out, target - written)?;
             out.resize(target, 0);
         }
-        let (mut room, mut at, mut total) = (out.len() - written, written, 0);
+        let (mut free, mut at, mut total) = (out.len() - written, written, 0);
         let result = BrotliDecompressStream(
             &mut unread,
             &mut read,
             stream,
-            &mut room,
+            &mut free,
             &mut at,
             out,
             &mut total,
@@ -205,10 +204,12 @@ fn brotli(stream: &[u8], stated: u64, out: &mut Vec<u8>) -> Result<(), FormatErr
                 return Ok(());
             }
             brotli::BrotliResult::ResultSuccess => {
-                return Err(FormatError::fixed("brotli stream does not end with the block"));
+                return Err(FormatError::fixed(
+                    "brotli stream does not end at the end of the block",
+                ));
             }
             brotli::BrotliResult::NeedsMoreInput => {
-                return Err(FormatError::fixed("brotli stream is cut short"));
+                return Err(FormatError::fixed("brotli stream is truncated"));
             }
             brotli::BrotliResult::ResultFailure => {
                 return Err(brotli_problem(&state));
@@ -218,5 +219,5 @@ fn brotli(stream: &[u8], stated: u64, out: &mut Vec<u8>) -> Result<(), FormatErr
 }
 
 pub(crate) fn wrong_len(found: u64, stated: u64) -> FormatError {
-    FormatError::new(format!("decoded {found} bytes where {stated} were stated"))
+    FormatError::new(format!("block decoded to {found} bytes, it states {stated}"))
 }

@@ -1,10 +1,10 @@
-//! Records gathered for a chunk, and the data of a simple chunk made from them.
+//! Collects the records of a chunk and encodes them as a simple chunk.
 
 use super::FormatError;
 use super::compress::{Codec, Compressor};
 use super::varint::{Cursor, push_varint};
 
-/// The records of the chunk to be written next.
+/// The records of the next chunk.
 #[derive(Debug, Default)]
 pub struct Group {
     /// The length of each record, as a varint.
@@ -29,7 +29,7 @@ impl Group {
         self.num_records += other.num_records;
     }
 
-    /// Forgets the records but keeps the memory for the next ones.
+    /// Removes the records but keeps the memory for the next ones.
     pub fn clear(&mut self) {
         self.lens.clear();
         self.values.clear();
@@ -58,7 +58,7 @@ impl Group {
     }
 }
 
-/// The data of a simple chunk of `group`, in two parts; `scratch` holds what is new in them.
+/// The data of a simple chunk of `group`, in two parts; `scratch` holds what is not in `group`.
 ///
 /// # Errors
 /// If the codec fails.
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_record_still_has_a_stream() {
+    fn an_empty_record_has_a_stream() {
         assert!(data_of(Codec::Snappy, &[b""]).ends_with(b"\x00\x00"));
         let zstd = data_of(Codec::Zstd { level: 3, window_log: 20 }, &[b""]);
         assert!(zstd.ends_with(b"\x00\x28\xb5\x2f\xfd\x20\x00\x01\x00\x00"));
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_come_back_in_order() {
+    fn lengths_round_trip_in_order() {
         let mut group = Group::default();
         for len in [0, 127, 128, 70_000, 1] {
             group.push(&vec![1; len]);

@@ -1,4 +1,4 @@
-//! The 64-bit `HighwayHash` with which everything in a Riegeli file is protected.
+//! The 64-bit `HighwayHash` that protects everything in a Riegeli file.
 
 use highway::{HighwayHash, HighwayHasher, Key};
 
@@ -6,11 +6,11 @@ use highway::{HighwayHash, HighwayHasher, Key};
 use super::hash_lanes;
 use crate::write_prefetcher::WritePrefetcher;
 
-/// How many hashes are computed at once at most.
-pub const MAX_TOGETHER: usize = 3;
-/// Pieces below this length are hashed alone: to do it together has to be set up.
+/// The maximum number of hashes that are computed together.
+pub const MAX_LANES: usize = 3;
+/// Shorter inputs are hashed one by one, since interleaving has a setup cost.
 #[cfg(target_arch = "x86_64")]
-const SHORT_LEN: usize = 1 << 10;
+const MIN_INTERLEAVED_LEN: usize = 1 << 10;
 
 /// The bytes `Riegeli/records\n`, twice.
 const KEY: Key = Key([
@@ -25,7 +25,7 @@ pub fn hash(bytes: &[u8]) -> u64 {
     HighwayHasher::new(KEY).hash64(bytes)
 }
 
-/// A hash of bytes that come in pieces; how they were cut does not matter.
+/// A hash of bytes that arrive in parts, however they were split.
 #[derive(Debug)]
 pub struct Hasher(HighwayHasher);
 
@@ -36,35 +36,34 @@ impl Default for Hasher {
 }
 
 impl Hasher {
-    /// Takes the next piece.
-    pub fn update(&mut self, piece: &[u8]) {
-        self.0.append(piece);
+    /// Adds the next bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.append(bytes);
     }
 
-    /// The hash of all pieces.
+    /// The hash of all bytes.
     pub fn finish(self) -> u64 {
         self.0.finalize64()
     }
 }
 
-/// The hashes that hashers come to with a last piece each.
+/// Updates each hasher with its last input and returns the hashes.
 ///
-/// For long pieces of like length, up to [`MAX_TOGETHER`] of them take hardly longer than one
-/// where the processor has AVX2; what this thread is about to write is brought into the cache
-/// meanwhile.
+/// With AVX2, up to [`MAX_LANES`] long inputs of similar length take hardly longer than one; the
+/// memory that this thread is about to write is prefetched meanwhile.
 ///
 /// # Panics
 ///
-/// If there are not as many pieces as hashers.
-pub fn finish_together(
+/// If there are not as many inputs as hashers.
+pub fn finish_interleaved(
     hashers: Vec<Hasher>,
-    pieces: &[&[u8]],
+    inputs: &[&[u8]],
     prefetcher: &mut WritePrefetcher,
 ) -> Vec<u64> {
-    assert_eq!(hashers.len(), pieces.len(), "each hasher has its piece");
+    assert_eq!(hashers.len(), inputs.len(), "each hasher has its input");
     let mut lanes: Vec<Lane<'_>> =
-        hashers.into_iter().zip(pieces).map(|(hasher, rest)| Lane { hasher, rest }).collect();
-    take_together(&mut lanes, prefetcher);
+        hashers.into_iter().zip(inputs).map(|(hasher, rest)| Lane { hasher, rest }).collect();
+    update_interleaved(&mut lanes, prefetcher);
     let finish = |Lane { mut hasher, rest }| {
         hasher.update(rest);
         hasher.finish()
@@ -72,21 +71,21 @@ pub fn finish_together(
     lanes.into_iter().map(finish).collect()
 }
 
-/// A hasher and what it has not taken in yet.
+/// A hasher and the input that it has not processed yet.
 struct Lane<'a> {
     hasher: Hasher,
     rest: &'a [u8],
 }
 
-/// Has lanes take in what they have in common of length, while that is worth it.
+/// Updates lanes together over their common length, while that is long enough to pay.
 #[cfg(target_arch = "x86_64")]
-fn take_together(lanes: &mut [Lane<'_>], prefetcher: &mut WritePrefetcher) {
-    if !hash_lanes::is_possible() {
+fn update_interleaved(lanes: &mut [Lane<'_>], prefetcher: &mut WritePrefetcher) {
+    if !hash_lanes::is_supported() {
         return;
     }
     loop {
         let mut long: Vec<_> =
-            lanes.iter_mut().filter(|lane| lane.rest.len() >= SHORT_LEN).collect();
+            lanes.iter_mut().filter(|lane| lane.rest.len() >= MIN_INTERLEAVED_LEN).collect();
         match &mut long[..] {
             [] => return,
             [first] => advance([first], prefetcher),
@@ -96,7 +95,7 @@ fn take_together(lanes: &mut [Lane<'_>], prefetcher: &mut WritePrefetcher) {
     }
 }
 
-/// Advances all lanes by as many packets as the shortest still has.
+/// Advances all lanes by as many packets as the shortest has left.
 #[cfg(target_arch = "x86_64")]
 fn advance<const LANES: usize>(
     mut lanes: [&mut Lane<'_>; LANES],
@@ -118,14 +117,14 @@ fn advance<const LANES: usize>(
 
 #[cfg(target_arch = "x86_64")]
 impl Lane<'_> {
-    /// Takes in so much that no packet is begun: a checkpoint says how many bytes wait for the
-    /// rest of theirs. One that is full is hashed with the next one only.
+    /// Processes input until the hasher holds no partial packet; a checkpoint ends with the number of
+    /// its buffered bytes. A full buffer is hashed only with the next packet.
     fn fill_packet(&mut self) {
         let checkpoint = self.hasher.0.checkpoint();
-        let (_, num_waiting) = checkpoint.split_last_chunk().unwrap_or((&[], &[0; 4]));
-        let num_waiting = u32::from_le_bytes(*num_waiting) as usize;
-        if num_waiting > 0 {
-            let (begin, rest) = self.rest.split_at(2 * hash_lanes::PACKET_LEN - num_waiting);
+        let (_, num_buffered) = checkpoint.split_last_chunk().unwrap_or((&[], &[0; 4]));
+        let num_buffered = u32::from_le_bytes(*num_buffered) as usize;
+        if num_buffered > 0 {
+            let (begin, rest) = self.rest.split_at(2 * hash_lanes::PACKET_LEN - num_buffered);
             self.hasher.update(begin);
             self.rest = rest;
         }
@@ -133,7 +132,7 @@ impl Lane<'_> {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn take_together(_: &mut [Lane<'_>], _: &mut WritePrefetcher) {}
+fn update_interleaved(_: &mut [Lane<'_>], _: &mut WritePrefetcher) {}
 
 #[cfg(test)]
 mod tests {
@@ -159,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_hash_like_the_whole() {
+    fn split_input_hashes_like_the_whole() {
         let ramp: Vec<u8> = (0..=255).collect();
         for cut in 0..=ramp.len() {
             let mut hasher = Hasher::default();
@@ -170,11 +169,11 @@ mod tests {
     }
 
     #[test]
-    fn hashes_of_several_are_those_of_each() {
+    fn interleaved_hashes_match_single_ones() {
         let mixed = |at: u32| at.wrapping_mul(0x9e37_79b1).to_le_bytes()[3];
         let bytes: Vec<u8> = (0..70_000).map(mixed).collect();
         let lens = [0, 31, 1023, 1024, 1025, 1100, 4096, 65_537, 69_000];
-        let begun_with = |len: usize| {
+        let started_with = |len: usize| {
             let mut hasher = Hasher::default();
             hasher.update(&bytes[..len]);
             hasher
@@ -185,17 +184,17 @@ mod tests {
         });
         for lens @ [first, second, third] in triples {
             let pieces = [&bytes[7..7 + first], &bytes[900..900 + second], &bytes[2..2 + third]];
-            for (begun, count) in [(0, 1), (5, 2), (32, 3), (40, 2), (63, 3), (64, 1)] {
-                let begun = &[begun, 3, 0][..count];
-                let hashers = begun.iter().map(|&len| begun_with(len)).collect();
+            for (started, count) in [(0, 1), (5, 2), (32, 3), (40, 2), (63, 3), (64, 1)] {
+                let started = &[started, 3, 0][..count];
+                let hashers = started.iter().map(|&len| started_with(len)).collect();
                 let found =
-                    finish_together(hashers, &pieces[..count], &mut WritePrefetcher::default());
-                let expected: Vec<u64> = begun
+                    finish_interleaved(hashers, &pieces[..count], &mut WritePrefetcher::default());
+                let expected: Vec<u64> = started
                     .iter()
                     .zip(pieces)
                     .map(|(&len, piece)| hash(&[&bytes[..len], piece].concat()))
                     .collect();
-                assert_eq!(found, expected, "{begun:?} before {lens:?}");
+                assert_eq!(found, expected, "{started:?} before {lens:?}");
             }
         }
     }

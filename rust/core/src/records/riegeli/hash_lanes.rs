@@ -1,9 +1,9 @@
-//! Several runs of bytes hashed at once.
+//! Computes several hashes at once.
 //!
-//! One hash waits for the result of a multiplication before every next step, so a core that does
-//! three in turns takes hardly longer than for one. States cross from and to the `highway` crate
-//! by its checkpoints, which hold the four vectors of a state first, in this order.
-#![expect(unsafe_code, reason = "vector loads, and calls that need a feature of the processor")]
+//! Each step of a hash waits for the multiplication of the step before, so a core that interleaves
+//! three hashes takes hardly longer than for one. States are exchanged with the `highway` crate as
+//! its checkpoints, which start with the four vectors of a state, in this order.
+#![expect(unsafe_code, reason = "vector loads, and calls that need AVX2")]
 
 use std::arch::x86_64::{
     __m256i, _mm256_add_epi64, _mm256_loadu_si256, _mm256_mul_epu32, _mm256_set_epi64x,
@@ -12,31 +12,31 @@ use std::arch::x86_64::{
 
 use crate::write_prefetcher::WritePrefetcher;
 
-/// Bytes that one step takes in.
+/// Bytes per step.
 pub(super) const PACKET_LEN: usize = 32;
-/// Packets that a line of the cache holds.
+/// Packets per cache line.
 const PACKETS_PER_LINE: usize = 2;
-/// Bytes of a state and of what has been taken in but not hashed yet.
+/// A state and the bytes that are buffered but not hashed yet.
 pub(super) type Checkpoint = [u8; 164];
 pub(super) type Packet = [u8; PACKET_LEN];
 
-/// Whether this processor can.
-pub(super) fn is_possible() -> bool {
+/// Whether this processor has AVX2.
+pub(super) fn is_supported() -> bool {
     std::arch::is_x86_feature_detected!("avx2")
 }
 
-/// Advances states by as many packets of each, and warms a byte for each hashed.
+/// Advances each state by its packets, and prefetches a byte for each byte hashed.
 ///
 /// # Panics
 ///
-/// If the processor cannot (see [`is_possible`]), or the lengths differ.
+/// If the processor lacks AVX2 (see [`is_supported`]), or the lengths differ.
 pub(super) fn advance<const LANES: usize>(
     states: [&mut Checkpoint; LANES],
     packets: [&[Packet]; LANES],
     prefetcher: &mut WritePrefetcher,
 ) {
-    assert!(is_possible(), "several hashes at once need AVX2");
-    // SAFETY: the processor has what the function needs.
+    assert!(is_supported(), "several hashes at once need AVX2");
+    // SAFETY: the processor has AVX2, as asserted.
     unsafe { advance_all(states, packets, prefetcher) }
 }
 
@@ -73,7 +73,7 @@ impl State {
     #[target_feature(enable = "avx2")]
     fn load(checkpoint: &Checkpoint) -> Self {
         let (vectors, _) = checkpoint.as_chunks::<PACKET_LEN>();
-        let [v0, v1, mul0, mul1] = [0, 1, 2, 3].map(|place| load(&vectors[place]));
+        let [v0, v1, mul0, mul1] = [0, 1, 2, 3].map(|at| load(&vectors[at]));
         Self { v0, v1, mul0, mul1 }
     }
 
@@ -81,7 +81,7 @@ impl State {
     fn store(self, checkpoint: &mut Checkpoint) {
         let (vectors, _) = checkpoint.as_chunks_mut::<PACKET_LEN>();
         for (to, vector) in vectors.iter_mut().zip([self.v0, self.v1, self.mul0, self.mul1]) {
-            // SAFETY: `to` is as long as a vector, and no alignment is asked for.
+            // SAFETY: `to` is as long as a vector, and no alignment is required.
             unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), vector) }
         }
     }
@@ -114,6 +114,6 @@ fn zipped(vector: __m256i) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn load(packet: &Packet) -> __m256i {
-    // SAFETY: a packet is as long as a vector, and no alignment is asked for.
+    // SAFETY: a packet is as long as a vector, and no alignment is required.
     unsafe { _mm256_loadu_si256(packet.as_ptr().cast()) }
 }

@@ -9,26 +9,26 @@ pub mod encode;
 pub mod hash;
 #[cfg(target_arch = "x86_64")]
 mod hash_lanes;
-pub mod inflate;
 pub mod simple;
 pub mod sink;
+pub mod stream_decoder;
 pub mod transposed;
 pub mod varint;
 
 use std::borrow::Cow;
 
-/// What is wrong with some bytes, before it is known which file and place they came from.
+/// What is wrong with some bytes; callers add the file and the offset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FormatError(Cow<'static, str>);
 
 impl FormatError {
-    /// A problem with numbers in its text.
+    /// An error with a formatted text.
     #[cold]
     pub fn new(text: String) -> Self {
         Self(Cow::Owned(text))
     }
 
-    /// A problem that is always the same.
+    /// An error with a constant text.
     pub const fn fixed(text: &'static str) -> Self {
         Self(Cow::Borrowed(text))
     }
@@ -58,7 +58,7 @@ impl<'a> ChunkRecords<'a> {
         self.ends.is_empty()
     }
 
-    /// The bytes of `record`, if there are so many.
+    /// The bytes of `record`, or `None` past the last.
     #[inline]
     pub fn get(&self, record: usize) -> Option<&'a [u8]> {
         let end = *self.ends.get(record)?;
@@ -73,13 +73,13 @@ impl ChunkRecords<'_> {
         self.values.len() + size_of_val(self.ends)
     }
 
-    /// The same records in memory of their own.
+    /// A copy that owns its memory.
     pub(crate) fn to_chunk(self) -> DecodedChunk {
         DecodedChunk { values: self.values.to_vec(), ends: self.ends.to_vec() }
     }
 }
 
-/// The decoded records of one chunk, in memory of their own.
+/// The decoded records of one chunk, owned.
 #[derive(Debug)]
 pub(crate) struct DecodedChunk {
     values: Vec<u8>,
@@ -87,7 +87,7 @@ pub(crate) struct DecodedChunk {
 }
 
 impl DecodedChunk {
-    /// Records that end in `values` where `ends` says.
+    /// Records of which each ends in `values` at its entry of `ends`.
     #[cfg(test)]
     pub(crate) fn new(values: Vec<u8>, ends: Vec<usize>) -> Self {
         Self { values, ends }
@@ -102,7 +102,7 @@ impl DecodedChunk {
     }
 }
 
-/// Decodes chunks; keeps decompressors and memory from one to the next.
+/// Decodes chunks; reuses decompressors and memory.
 #[derive(Debug, Default)]
 pub struct Decoder {
     decompressor: decompress::Decompressor,
@@ -110,11 +110,11 @@ pub struct Decoder {
     values: Vec<u8>,
 }
 
-/// Memory for decoded records above this is given back after use.
-const KEPT_LEN: usize = 8 << 20;
+/// Longer buffers of decoded records are freed after use.
+const MAX_RETAINED_LEN: usize = 8 << 20;
 
 impl Decoder {
-    /// The records of the chunk with this header and these data, whose hashes are checked.
+    /// The records of the chunk with this header and data, whose hashes have been verified.
     ///
     /// # Errors
     /// If the data are not what the format and the header demand.
@@ -143,12 +143,12 @@ impl Decoder {
         Ok(ChunkRecords { values, ends })
     }
 
-    /// Gives back memory that only an unusually large chunk needs.
+    /// Frees memory that only an unusually large chunk needs.
     pub fn trim(&mut self) {
-        if self.values.capacity() > KEPT_LEN {
+        if self.values.capacity() > MAX_RETAINED_LEN {
             self.values = Vec::new();
         }
-        if self.ends.capacity() > KEPT_LEN / size_of::<usize>() {
+        if self.ends.capacity() > MAX_RETAINED_LEN / size_of::<usize>() {
             self.ends = Vec::new();
         }
     }

@@ -1,12 +1,12 @@
-//! Chunks of simple records: their lengths, then their bytes, each one compressed block.
+//! Decodes simple chunks: the record lengths, then their bytes, each as one compressed block.
 
 use super::FormatError;
 use super::chunk::ChunkHeader;
 use super::decompress::{Decompressor, check_chunk_len, codec};
 use super::varint::{Cursor, MAX_VARINT_LEN};
 
-/// Decodes the data of a simple chunk. Puts where each record ends into `ends` and returns the
-/// records back to back, in `data` itself if they are not compressed and else in `values`.
+/// Decodes the data of a simple chunk. Writes the end of each record to `ends` and returns the
+/// records back to back, in `data` itself if they are not compressed, else in `values`.
 ///
 /// # Errors
 /// If the data are not what the format and the chunk's header demand.
@@ -24,13 +24,13 @@ pub fn decode<'a>(
     }
     let sizes_len = cursor.varint64()?;
     let sizes_block = cursor.take(sizes_len)?;
-    let most = header.num_records.saturating_mul(MAX_VARINT_LEN as u64);
-    let sizes = decompressor.decompress(codec, sizes_block, most, values)?;
-    add_up(header, sizes, ends)?;
+    let max_len = header.num_records.saturating_mul(MAX_VARINT_LEN as u64);
+    let sizes = decompressor.decompress(codec, sizes_block, max_len, values)?;
+    sum_lens(header, sizes, ends)?;
     let values = decompressor.decompress(codec, cursor.rest(), header.decoded_len, values)?;
     if values.len() as u64 != header.decoded_len {
         return Err(FormatError::new(format!(
-            "records of {} bytes where the chunk header states {}",
+            "records have {} bytes, the chunk header states {}",
             values.len(),
             header.decoded_len
         )));
@@ -38,16 +38,16 @@ pub fn decode<'a>(
     Ok(values)
 }
 
-/// Turns the lengths of records into where they end, up to the decoded length exactly.
-fn add_up(header: &ChunkHeader, sizes: &[u8], ends: &mut Vec<usize>) -> Result<(), FormatError> {
+/// Converts record lengths to ends, which must add up to the decoded length.
+fn sum_lens(header: &ChunkHeader, sizes: &[u8], ends: &mut Vec<usize>) -> Result<(), FormatError> {
     ends.clear();
-    // Each length takes a byte or more, so this reserves eight times what there is at most.
+    // Each length has at least one byte, so this reserves at most eight times their bytes.
     let num_records = usize::try_from(header.num_records)
         .ok()
         .filter(|&count| count <= sizes.len())
         .ok_or_else(|| {
             FormatError::new(format!(
-                "{} records where the lengths take {} bytes",
+                "chunk header states {} records, their lengths have only {} bytes",
                 header.num_records,
                 sizes.len()
             ))
@@ -57,17 +57,19 @@ fn add_up(header: &ChunkHeader, sizes: &[u8], ends: &mut Vec<usize>) -> Result<(
     let mut cursor = Cursor::new(sizes);
     let mut end = 0_u64;
     for _ in 0..num_records {
-        end = end
-            .checked_add(cursor.varint64()?)
-            .filter(|&end| end <= header.decoded_len)
-            .ok_or(FormatError::fixed("record lengths exceed the decoded length"))?;
-        ends.push(usize::try_from(end).map_err(|_| FormatError::fixed("records exceed memory"))?);
+        end = end.checked_add(cursor.varint64()?).filter(|&end| end <= header.decoded_len).ok_or(
+            FormatError::fixed("record lengths exceed the decoded length of the chunk header"),
+        )?;
+        ends.push(
+            usize::try_from(end)
+                .map_err(|_| FormatError::fixed("record lengths exceed the address space"))?,
+        );
     }
     if end == header.decoded_len && cursor.is_empty() {
         Ok(())
     } else {
         Err(FormatError::new(format!(
-            "record lengths add up to {end} where the chunk header states {}, {} bytes left",
+            "record lengths add up to {end}, the chunk header states {}; {} bytes left",
             header.decoded_len,
             cursor.rest().len()
         )))

@@ -1,4 +1,4 @@
-//! Chunks laid out into a file, interrupted by a header at every multiple of 64 KiB.
+//! Writes chunks to a file, interrupted by a block header at every multiple of 64 KiB.
 
 use std::io::{self, Write};
 
@@ -6,10 +6,10 @@ use super::block::{BLOCK_HEADER_LEN, BLOCK_LEN, BlockHeader, headers_between};
 use super::chunk::{CHUNK_HEADER_LEN, ChunkHeader, kind};
 use super::hash::Hasher;
 
-/// How many bytes are gathered before they are written.
+/// How many bytes are buffered before they are written.
 const BUFFER_LEN: usize = 1 << 20;
 
-/// Writes one chunk after another, from the signature on.
+/// Writes chunks in order, starting with the signature.
 #[derive(Debug)]
 pub struct ChunkSink<W> {
     out: W,
@@ -17,7 +17,7 @@ pub struct ChunkSink<W> {
     pos: u64,
 }
 
-/// The chunk being written.
+/// The extent of the chunk being written.
 #[derive(Clone, Copy)]
 struct Extent {
     begin: u64,
@@ -25,7 +25,7 @@ struct Extent {
 }
 
 impl<W: Write> ChunkSink<W> {
-    /// Begins a file in `out`, which must be empty.
+    /// Starts a file in `out`, which must be empty.
     ///
     /// # Errors
     /// If `out` fails.
@@ -44,7 +44,7 @@ impl<W: Write> ChunkSink<W> {
     /// Writes a chunk whose data are `parts` back to back; returns where it begins.
     ///
     /// # Errors
-    /// If the underlying writer fails or the file would pass 2^64 bytes.
+    /// If the underlying writer fails or the file would exceed 2^64 bytes.
     pub fn write_chunk(
         &mut self,
         kind: u8,
@@ -61,11 +61,11 @@ impl<W: Write> ChunkSink<W> {
         let header =
             ChunkHeader { data_len, data_hash: hasher.finish(), kind, num_records, decoded_len };
         let extent = self.extent(&header)?;
-        self.put(extent, &header.to_bytes())?;
+        self.append(extent, &header.to_bytes())?;
         for part in parts {
-            self.put(extent, part)?;
+            self.append(extent, part)?;
         }
-        self.put_zeros(extent)?;
+        self.append_zeros(extent)?;
         Ok(extent.begin)
     }
 
@@ -89,28 +89,28 @@ impl<W: Write> ChunkSink<W> {
         Ok(())
     }
 
-    /// Writes what is still gathered and returns the underlying writer.
+    /// Writes the buffered bytes and returns the underlying writer.
     ///
     /// # Errors
     /// If the underlying writer fails.
     pub fn finish(mut self) -> io::Result<W> {
-        self.drain()?;
+        self.flush_buffer()?;
         self.out.flush()?;
         Ok(self.out)
     }
 
     fn extent(&self, header: &ChunkHeader) -> io::Result<Extent> {
-        let end = header
-            .end(self.pos)
-            .ok_or_else(|| io::Error::new(io::ErrorKind::FileTooLarge, "file passes 2^64 bytes"))?;
+        let end = header.end(self.pos).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::FileTooLarge, "file exceeds 2^64 bytes")
+        })?;
         Ok(Extent { begin: self.pos, end })
     }
 
     /// Appends bytes of a chunk.
     #[inline]
-    fn put(&mut self, extent: Extent, mut bytes: &[u8]) -> io::Result<()> {
+    fn append(&mut self, extent: Extent, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            let (now, later) = bytes.split_at(self.room(extent, bytes.len() as u64));
+            let (now, later) = bytes.split_at(self.free_in_block(extent, bytes.len() as u64));
             self.buffer.extend_from_slice(now);
             self.advance(now.len())?;
             bytes = later;
@@ -119,20 +119,20 @@ impl<W: Write> ChunkSink<W> {
     }
 
     /// Fills the rest of a chunk with zeros.
-    fn put_zeros(&mut self, extent: Extent) -> io::Result<()> {
+    fn append_zeros(&mut self, extent: Extent) -> io::Result<()> {
         while self.pos < extent.end {
-            let room = self.room(extent, extent.end - self.pos);
-            // The header that `room` may have put there has used up some of the extent.
-            let now = room.min(usize::try_from(extent.end - self.pos).unwrap_or(room));
+            let free = self.free_in_block(extent, extent.end - self.pos);
+            // `free_in_block` may have written a block header, which uses some of the extent.
+            let now = free.min(usize::try_from(extent.end - self.pos).unwrap_or(free));
             self.buffer.resize(self.buffer.len() + now, 0);
             self.advance(now)?;
         }
         Ok(())
     }
 
-    /// How many of `len` bytes fit the block, after its header if that comes first.
+    /// How many of `len` bytes fit the current block; writes the block's header if it is missing.
     #[inline]
-    fn room(&mut self, extent: Extent, len: u64) -> usize {
+    fn free_in_block(&mut self, extent: Extent, len: u64) -> usize {
         let mut in_block = self.pos % BLOCK_LEN;
         if in_block == 0 {
             let header = BlockHeader::inside(extent.begin, extent.end, self.pos);
@@ -146,10 +146,10 @@ impl<W: Write> ChunkSink<W> {
     #[inline]
     fn advance(&mut self, len: usize) -> io::Result<()> {
         self.pos += len as u64;
-        if self.buffer.len() >= BUFFER_LEN { self.drain() } else { Ok(()) }
+        if self.buffer.len() >= BUFFER_LEN { self.flush_buffer() } else { Ok(()) }
     }
 
-    fn drain(&mut self) -> io::Result<()> {
+    fn flush_buffer(&mut self) -> io::Result<()> {
         self.out.write_all(&self.buffer)?;
         self.buffer.clear();
         Ok(())
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_begins_with_the_signature() {
+    fn a_file_starts_with_the_signature() {
         let bytes = ChunkSink::new(Vec::new()).unwrap().finish().unwrap();
         assert_eq!(bytes.len(), 64);
         assert_eq!(&bytes[..8], &[0x83, 0xaf, 0x70, 0xd1, 0x0d, 0x88, 0x4a, 0x3f]);

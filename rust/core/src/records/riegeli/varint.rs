@@ -1,8 +1,8 @@
-//! Base-128 varints as in protocol buffers, and a cursor that reads them from bytes in memory.
+//! Base-128 varints as in protocol buffers, and a cursor that reads them from memory.
 
 use super::FormatError;
 
-/// The most bytes a 64-bit varint takes.
+/// The maximum length of a 64-bit varint.
 pub const MAX_VARINT_LEN: usize = 10;
 
 /// How many bytes the shortest varint of `value` takes.
@@ -11,7 +11,7 @@ pub fn varint_len(value: u64) -> usize {
 }
 
 /// Appends the shortest varint of `value` to `out`.
-#[expect(clippy::cast_possible_truncation, reason = "the low seven bits are what is wanted")]
+#[expect(clippy::cast_possible_truncation, reason = "only the low seven bits are used")]
 pub fn push_varint(out: &mut Vec<u8>, mut value: u64) {
     while value > 0x7f {
         out.push(value as u8 | 0x80);
@@ -20,14 +20,14 @@ pub fn push_varint(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// A place in bytes that are read front to back.
+/// Reads bytes from start to end.
 #[derive(Debug, Clone, Copy)]
 pub struct Cursor<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Cursor<'a> {
-    /// Begins at the front of `bytes`.
+    /// Starts at the first of `bytes`.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }
@@ -53,9 +53,10 @@ impl<'a> Cursor<'a> {
                 self.rest = rest;
                 Ok(taken)
             }
-            None => {
-                Err(FormatError::new(format!("{len} bytes expected, {} left", self.rest.len())))
-            }
+            None => Err(FormatError::new(format!(
+                "expected {len} more bytes, {} left",
+                self.rest.len()
+            ))),
         }
     }
 
@@ -66,15 +67,15 @@ impl<'a> Cursor<'a> {
     #[inline]
     pub fn byte(&mut self) -> Result<u8, FormatError> {
         let (&byte, rest) =
-            self.rest.split_first().ok_or(FormatError::fixed("a byte expected, none left"))?;
+            self.rest.split_first().ok_or(FormatError::fixed("expected a byte, none left"))?;
         self.rest = rest;
         Ok(byte)
     }
 
-    /// The next varint, which may be longer than need be.
+    /// The next varint, which may have redundant bytes.
     ///
     /// # Errors
-    /// If it is cut short or does not fit 64 bits.
+    /// If it is truncated or does not fit 64 bits.
     #[inline]
     pub fn varint64(&mut self) -> Result<u64, FormatError> {
         match self.rest.first() {
@@ -86,10 +87,10 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// The next varint of at most 32 bits, which may be longer than need be.
+    /// The next varint of at most 32 bits, which may have redundant bytes.
     ///
     /// # Errors
-    /// If it is cut short or does not fit 32 bits.
+    /// If it is truncated or does not fit 32 bits.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "`long_varint` has checked the bits")]
     pub fn varint32(&mut self) -> Result<u32, FormatError> {
@@ -107,18 +108,18 @@ impl<'a> Cursor<'a> {
         let mut value = 0_u64;
         for (at, &byte) in self.rest.iter().enumerate().take(bits.div_ceil(7) as usize) {
             let shift = 7 * u32::try_from(at).unwrap_or(u32::MAX);
-            let part = u64::from(byte & 0x7f);
-            if shift + 7 > bits && part >> (bits - shift) != 0 {
+            let bits_read = u64::from(byte & 0x7f);
+            if shift + 7 > bits && bits_read >> (bits - shift) != 0 {
                 return Err(too_long(bits));
             }
-            value |= part << shift;
+            value |= bits_read << shift;
             if byte < 0x80 {
                 self.rest = &self.rest[at + 1..];
                 return Ok(value);
             }
         }
         if self.rest.len() < bits.div_ceil(7) as usize {
-            return Err(FormatError::fixed("varint is cut short"));
+            return Err(FormatError::fixed("varint is truncated"));
         }
         Err(too_long(bits))
     }
@@ -153,7 +154,7 @@ mod tests {
         assert_eq!(Cursor::new(&bytes).varint64().unwrap(), 1);
         bytes.insert(1, 0x80);
         assert!(Cursor::new(&bytes).varint64().is_err());
-        assert!(Cursor::new(&[0x80; 9]).varint64().is_err(), "cut short");
-        assert!(Cursor::new(&[]).varint64().is_err(), "nothing there");
+        assert!(Cursor::new(&[0x80; 9]).varint64().is_err(), "truncated");
+        assert!(Cursor::new(&[]).varint64().is_err(), "empty");
     }
 }

@@ -1,26 +1,26 @@
-//! Columns back into records, by the small state machine that each transposed chunk carries.
+//! Assembles records from columns, with the state machine that each transposed chunk contains.
 //!
-//! The machine works backwards: the last byte of the last record comes first. Output is
-//! therefore filled from its end towards its front. What a changer must not break: everything
-//! read from the header is checked to lie in range before the machine starts, cycles of states
-//! that consume nothing are refused, and the output never outgrows the stated decoded length.
+//! The machine works backwards: the last byte of the last record is first, so the output is filled
+//! from its end. What must not break: everything read from the header is checked to be in range
+//! before the machine starts, cycles of states that consume nothing are refused, and the output
+//! never exceeds the stated decoded length.
 
 use super::super::FormatError;
 use super::super::chunk::ChunkHeader;
 use super::super::decompress::{Decompressor, check_chunk_len, codec, max_chunk_len, reserve};
 use super::super::varint::{Cursor, MAX_VARINT_LEN};
 
-/// How many times its length the layout of a chunk takes in memory: one byte of it is the length
-/// of a bucket or a buffer, two are a state.
+/// The memory for a chunk's layout as a multiple of its length: one byte can be the length of a
+/// bucket or buffer, two can be a state.
 const LAYOUT_FACTOR: u64 = 32;
-/// How many moves lead from one byte of a record or its begin to the next: one, and some through
-/// states without an effect where an encoder has more states than a move can reach.
-const MOVES_PER_STEP: u64 = 16;
-/// The most bytes that the length of a record takes where that is no message.
+/// The maximum number of transitions per byte or start of a record: one, and more through no-op
+/// states where an encoder has more states than one transition can reach.
+const TRANSITIONS_PER_STEP: u64 = 16;
+/// The maximum length of the varint that holds the length of a record that is not a message.
 const MAX_LEN_LEN: u64 = 5;
 
-/// Submessages that may be open at once: many more than an encoder opens, which stops at 100.
-const DEEPEST: usize = 1 << 20;
+/// The maximum depth of nested submessages: far above the 100 of an encoder.
+const MAX_DEPTH: usize = 1 << 20;
 
 const NOOP: u32 = 0;
 const NON_PROTO: u32 = 1;
@@ -30,12 +30,12 @@ const MESSAGE_START: u32 = 3;
 const FIRST_INLINE: u8 = 10;
 const LAST_INLINE: u8 = 137;
 
-/// Decodes the data of a transposed chunk. Puts where each record ends into `ends` and the
-/// records back to back into `values`.
+/// Decodes the data of a transposed chunk. Writes the end of each record to `ends` and the records
+/// back to back to `values`.
 ///
-/// How long the parts can be follows from the chunk's header, so that none takes memory because
-/// of what it states itself: each byte in a bucket is one of a record, but for the lengths of
-/// records that are no messages.
+/// The chunk's header bounds the length of every block, so that none allocates what it states
+/// itself: each byte in a bucket is one of a record, except for the lengths of records that are
+/// not messages.
 ///
 /// # Errors
 /// If the data are not what the format and the chunk's header demand.
@@ -51,42 +51,42 @@ pub fn decode<'a>(
     let codec = cursor.byte()?;
     let layout_len = cursor.varint64()?;
     let mut layout_bytes = Vec::new();
-    let most = max_chunk_len() / LAYOUT_FACTOR;
+    let max_len = max_chunk_len() / LAYOUT_FACTOR;
     let layout =
-        decompressor.decompress(codec, cursor.take(layout_len)?, most, &mut layout_bytes)?;
+        decompressor.decompress(codec, cursor.take(layout_len)?, max_len, &mut layout_bytes)?;
     let mut layout = Cursor::new(layout);
 
     let num_buckets = layout.varint32()?;
     let num_buffers = layout.varint32()?;
     let lens_len = header.num_records.saturating_mul(MAX_LEN_LEN);
-    let most = header.decoded_len.saturating_add(lens_len);
-    let buckets = read_buckets(codec, num_buckets, most, &mut layout, &mut cursor, decompressor)?;
+    let max_len = header.decoded_len.saturating_add(lens_len);
+    let buckets =
+        read_buckets(codec, num_buckets, max_len, &mut layout, &mut cursor, decompressor)?;
     let mut buffers = read_buffers(&buckets, num_buffers, &mut layout)?;
     let machine = DecoderStateMachine::read(&mut layout, buffers.len())?;
-    let mut moves_bytes = Vec::new();
+    let mut transition_bytes = Vec::new();
     let steps = header.decoded_len.saturating_add(header.num_records);
-    let most = steps.saturating_mul(MOVES_PER_STEP);
-    let moves = decompressor.decompress(codec, cursor.rest(), most, &mut moves_bytes)?;
-    machine.run(header, &mut buffers, moves, ends, values)?;
+    let max_len = steps.saturating_mul(TRANSITIONS_PER_STEP);
+    let transitions =
+        decompressor.decompress(codec, cursor.rest(), max_len, &mut transition_bytes)?;
+    machine.run(header, &mut buffers, transitions, ends, values)?;
     Ok(values)
 }
 
 fn read_buckets(
     codec: u8,
     num_buckets: u32,
-    most: u64,
+    max_len: u64,
     layout: &mut Cursor<'_>,
     stored: &mut Cursor<'_>,
     decompressor: &mut Decompressor,
 ) -> Result<Vec<Vec<u8>>, FormatError> {
-    // Each bucket has a length of a byte or more in the layout.
+    // The length of each bucket has at least one byte in the layout.
     if num_buckets as usize > layout.rest().len() {
-        return Err(FormatError::new(format!(
-            "{num_buckets} buckets where their lengths are missing"
-        )));
+        return Err(FormatError::new(format!("lengths of {num_buckets} buckets are missing")));
     }
     let mut buckets = Vec::with_capacity(num_buckets as usize);
-    let mut left = most;
+    let mut left = max_len;
     for _ in 0..num_buckets {
         let block = stored.take(layout.varint64()?)?;
         let mut decoded = Vec::new();
@@ -101,22 +101,21 @@ fn read_buckets(
     Ok(buckets)
 }
 
-/// Buffers fill the buckets in order and never cross from one into the next.
+/// Splits the buckets into buffers, each of which is inside one bucket.
 fn read_buffers<'a>(
     buckets: &'a [Vec<u8>],
     num_buffers: u32,
     layout: &mut Cursor<'_>,
 ) -> Result<Vec<Cursor<'a>>, FormatError> {
     if num_buffers as usize > layout.rest().len() {
-        return Err(FormatError::new(format!(
-            "{num_buffers} buffers where their lengths are missing"
-        )));
+        return Err(FormatError::new(format!("lengths of {num_buffers} buffers are missing")));
     }
     let mut buffers = Vec::with_capacity(num_buffers as usize);
     let mut unused = buckets.iter().map(|bucket| Cursor::new(bucket));
     let mut bucket = unused.next();
     for _ in 0..num_buffers {
-        let current = bucket.as_mut().ok_or(FormatError::fixed("buffers without buckets"))?;
+        let current =
+            bucket.as_mut().ok_or(FormatError::fixed("more buffers than fit the buckets"))?;
         buffers.push(Cursor::new(current.take(layout.varint64()?)?));
         while bucket.is_some_and(|bucket| bucket.is_empty()) {
             match unused.next() {
@@ -128,11 +127,11 @@ fn read_buffers<'a>(
     if bucket.into_iter().chain(unused).all(|bucket| bucket.is_empty()) {
         Ok(buffers)
     } else {
-        Err(FormatError::fixed("bytes of a bucket belong to no buffer"))
+        Err(FormatError::fixed("bucket has bytes outside its buffers"))
     }
 }
 
-/// What a state does to the output.
+/// The effect of a state on the output.
 #[derive(Debug, Clone, Copy)]
 enum Action {
     Noop,
@@ -140,13 +139,13 @@ enum Action {
     SubmessageStart,
     SubmessageEnd,
     MessageStart,
-    /// The tag and the value `inline`.
+    /// The tag and this value.
     Inline(u8),
     /// The tag and a varint of this many bytes.
     Varint(u8),
     /// The tag and this many bytes.
     Fixed(u8),
-    /// The tag, a length and so many bytes.
+    /// The tag, a length and that many bytes.
     String,
     /// The tag alone.
     Group,
@@ -155,10 +154,10 @@ enum Action {
 #[derive(Debug, Clone, Copy)]
 struct State {
     action: Action,
-    /// The tag that is written, as its varint: bytes and how many of them.
+    /// The tag that is written, as a varint, and its length.
     tag: [u8; 5],
     tag_len: u8,
-    /// Whether the next state follows without a look at the moves.
+    /// Whether the next state follows without reading a transition.
     implicit: bool,
     buffer: u32,
     next: u32,
@@ -175,11 +174,9 @@ impl DecoderStateMachine {
     /// Reads the states; afterwards every number in them is in range.
     fn read(layout: &mut Cursor<'_>, num_buffers: usize) -> Result<Self, FormatError> {
         let num_states = layout.varint32()?;
-        // Each state has a tag and a successor of a byte or more.
+        // The tag and the successor of each state have at least one byte.
         if num_states as usize > layout.rest().len() / 2 {
-            return Err(FormatError::new(format!(
-                "{num_states} states where their tags are missing"
-            )));
+            return Err(FormatError::new(format!("tags of {num_states} states are missing")));
         }
         let list = |layout: &mut Cursor<'_>| {
             (0..num_states).map(|_| layout.varint32()).collect::<Result<Vec<_>, _>>()
@@ -195,10 +192,12 @@ impl DecoderStateMachine {
         }
         let first = layout.varint32()?;
         if first >= num_states {
-            return Err(FormatError::new(format!("first state {first} of {num_states}")));
+            return Err(FormatError::new(format!(
+                "first state {first} is out of range, there are {num_states} states"
+            )));
         }
         if !layout.is_empty() {
-            return Err(FormatError::fixed("bytes left in the transposed header"));
+            return Err(FormatError::fixed("data left after the transposed header"));
         }
         refuse_cycles(&states)?;
         skip_noops(&mut states);
@@ -209,16 +208,16 @@ impl DecoderStateMachine {
         &self,
         header: &ChunkHeader,
         buffers: &mut [Cursor<'_>],
-        moves: &[u8],
+        transitions: &[u8],
         ends: &mut Vec<usize>,
         values: &mut Vec<u8>,
     ) -> Result<(), FormatError> {
         // Lengths of non-proto records are in the last buffer, which a state may also name.
         if self.has_non_proto && buffers.is_empty() {
-            return Err(FormatError::fixed("no buffer of lengths"));
+            return Err(FormatError::fixed("no buffer for record lengths"));
         }
         let mut output = Output::new(header, ends, values);
-        let mut moves = moves.iter();
+        let mut transitions = transitions.iter();
         let mut state = self.first as usize;
         let mut repeat = 0;
         loop {
@@ -229,12 +228,12 @@ impl DecoderStateMachine {
             } else if repeat > 0 {
                 repeat -= 1;
                 state = current.next as usize;
-            } else if let Some(&step) = moves.next() {
+            } else if let Some(&step) = transitions.next() {
                 state = current.next as usize + usize::from(step >> 2);
                 repeat = step & 3;
                 if state >= self.states.len() {
                     return Err(FormatError::new(format!(
-                        "move to state {state} of {}",
+                        "transition to state {state} is out of range, there are {} states",
                         self.states.len()
                     )));
                 }
@@ -265,14 +264,18 @@ impl State {
         );
         let buffer = if has_buffer { layout.varint32()? } else { 0 };
         if has_buffer && buffer as usize >= num_buffers {
-            return Err(FormatError::new(format!("buffer {buffer} of {num_buffers}")));
+            return Err(FormatError::new(format!(
+                "buffer {buffer} is out of range, there are {num_buffers} buffers"
+            )));
         }
         let implicit = next >= num_states;
         let target = if implicit { next - num_states } else { next };
         if target >= num_states {
-            return Err(FormatError::new(format!("next state {next} with {num_states} states")));
+            return Err(FormatError::new(format!(
+                "next state {next} is out of range, there are {num_states} states"
+            )));
         }
-        // The end of a submessage is told apart by wire type 6 in place of 2.
+        // The end of a submessage has wire type 6 instead of 2.
         let written = if matches!(action, Action::SubmessageEnd) { tag - 4 } else { tag };
         let (bytes, tag_len) = varint_bytes(u64::from(written));
         let mut tag = [0; 5];
@@ -308,39 +311,39 @@ fn action_of(tag: u32, subtype: u8) -> Result<Action, FormatError> {
     })
 }
 
-/// Refuses states that follow each other for ever without a look at the moves.
+/// Refuses cycles of states that follow each other without reading a transition.
 fn refuse_cycles(states: &[State]) -> Result<(), FormatError> {
-    // 0: not seen; else the walk that saw it first. A walk that meets itself is a cycle.
-    let mut seen_in = vec![0_usize; states.len()];
+    // 0: not visited; else the walk that visited it first. A walk that returns to itself is a cycle.
+    let mut visited_by = vec![0_usize; states.len()];
     for begin in 0..states.len() {
         let mut at = begin;
-        while states[at].implicit && seen_in[at] == 0 {
-            seen_in[at] = begin + 1;
+        while states[at].implicit && visited_by[at] == 0 {
+            visited_by[at] = begin + 1;
             at = states[at].next as usize;
         }
-        if states[at].implicit && seen_in[at] == begin + 1 {
-            return Err(FormatError::fixed("states follow each other in an endless cycle"));
+        if states[at].implicit && visited_by[at] == begin + 1 {
+            return Err(FormatError::fixed("states form an endless cycle"));
         }
     }
     Ok(())
 }
 
-/// Lets implicit successors lead past no-ops, so that the work a chunk takes is bounded by its
-/// moves and its output. Needs states without cycles.
+/// Makes implicit successors skip no-ops, so that the work for a chunk is bounded by its
+/// transitions and its output. Requires states without cycles.
 fn skip_noops(states: &mut [State]) {
     for begin in 0..states.len() {
         if !states[begin].implicit {
             continue;
         }
-        let leads_on = |at: usize| {
+        let skipped_to = |at: usize| {
             let state = &states[at];
             (state.implicit && matches!(state.action, Action::Noop)).then_some(state.next)
         };
         let mut target = states[begin].next;
-        while let Some(next) = leads_on(target as usize) {
+        while let Some(next) = skipped_to(target as usize) {
             target = next;
         }
-        // Every state on the way leads there too; telling them keeps this linear.
+        // Update every state on the path, which keeps this linear.
         let mut at = begin;
         while states[at].implicit && states[at].next != target {
             at = std::mem::replace(&mut states[at].next, target) as usize;
@@ -348,12 +351,12 @@ fn skip_noops(states: &mut [State]) {
     }
 }
 
-/// The output, filled from its back.
+/// The output, filled from its end.
 struct Output<'a> {
-    /// Bytes in reverse; turned round at the end.
+    /// Bytes in reverse order, until `finish` reverses them.
     reversed: &'a mut Vec<u8>,
     ends: &'a mut Vec<usize>,
-    /// Open submessages: the state that ended them and the length of the output then.
+    /// Open submessages: the tag of each and the length of the output at its end.
     open: Vec<([u8; 5], u8, usize)>,
     num_records: u64,
     decoded_len: u64,
@@ -384,9 +387,9 @@ impl<'a> Output<'a> {
                 self.finish_record()
             }
             Action::SubmessageEnd => {
-                // States that lead here again and again need neither input nor output for it.
-                if self.open.len() == DEEPEST {
-                    return Err(FormatError::fixed("too many submessages within each other"));
+                // States can repeat this without input or output, so it needs a limit of its own.
+                if self.open.len() == MAX_DEPTH {
+                    return Err(FormatError::fixed("too many nested submessages"));
                 }
                 self.open.push((state.tag, state.tag_len, self.reversed.len()));
                 Ok(())
@@ -437,7 +440,7 @@ impl<'a> Output<'a> {
             ));
         }
         if self.reversed.capacity() - self.reversed.len() < bytes.len() {
-            // Doubling, but not past the end.
+            // Doubling, but not past the decoded length.
             let left = self.decoded_len - self.reversed.len() as u64;
             let double = usize::try_from(left).unwrap_or(usize::MAX).min(self.reversed.len());
             reserve(self.reversed, bytes.len().max(double))?;
@@ -448,7 +451,7 @@ impl<'a> Output<'a> {
 
     fn finish_record(&mut self) -> Result<(), FormatError> {
         if !self.open.is_empty() {
-            return Err(FormatError::fixed("submessages still open where a record begins"));
+            return Err(FormatError::fixed("submessages are open at the start of a record"));
         }
         if self.ends.len() as u64 == self.num_records {
             return Err(FormatError::fixed("more records than the chunk header states"));
@@ -461,7 +464,7 @@ impl<'a> Output<'a> {
         let len = self.reversed.len();
         if self.ends.len() as u64 != self.num_records || !self.open.is_empty() {
             return Err(FormatError::new(format!(
-                "{} records where the chunk header states {}, {} submessages open",
+                "{} records, the chunk header states {}; {} submessages are open",
                 self.ends.len(),
                 self.num_records,
                 self.open.len()
@@ -469,13 +472,13 @@ impl<'a> Output<'a> {
         }
         if len as u64 != self.decoded_len || self.ends.last().copied().unwrap_or(0) != len {
             return Err(FormatError::new(format!(
-                "records of {len} bytes where the chunk header states {}",
+                "records have {len} bytes, the chunk header states {}",
                 self.decoded_len
             )));
         }
         self.reversed.reverse();
-        // `ends` are distances from the back to where each record, last first, begins. A record
-        // ends where the next one begins.
+        // `ends` holds the distance of each record's start from the end, last record first. A record
+        // ends where the next one starts.
         self.ends.reverse();
         let num_records = self.ends.len();
         for record in 0..num_records {
@@ -488,7 +491,7 @@ impl<'a> Output<'a> {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "the low seven bits are what is wanted")]
+#[expect(clippy::cast_possible_truncation, reason = "only the low seven bits are used")]
 fn varint_bytes(mut value: u64) -> ([u8; MAX_VARINT_LEN], u8) {
     let mut bytes = [0; MAX_VARINT_LEN];
     let mut len = 0_u8;

@@ -1,6 +1,6 @@
-//! The data of a transposed chunk: a header, columns in buckets, transitions.
+//! Encodes a transposed chunk: a header, columns in buckets, transitions.
 
-use super::cut::{Column, Cut, Kind};
+use super::columns::{Column, Kind, TransposedRecords};
 use super::state_machine::{StateMachine, machine};
 use crate::records::riegeli::FormatError;
 use crate::records::riegeli::compress::{Codec, Compressor};
@@ -17,27 +17,27 @@ pub fn transposed_data(
     compressor: &mut Compressor,
     data: &mut Vec<u8>,
 ) -> Result<(), FormatError> {
-    let mut cut = cut_group(group)?;
-    let machine = machine(std::mem::take(&mut cut.trace), cut.tokens.len());
-    let buckets = Buckets::fill(&mut cut, bucket_len, compressor)?;
-    let header = header(&cut, &machine, &buckets);
+    let mut transposed = transpose_group(group)?;
+    let machine = machine(std::mem::take(&mut transposed.trace), transposed.tokens.len());
+    let buckets = Buckets::fill(&mut transposed, bucket_len, compressor)?;
+    let header = header(&transposed, &machine, &buckets);
     data.clear();
     data.push(compressor.codec().code());
     append_with_len(compressor, &header, data)?;
     data.extend_from_slice(&buckets.bytes);
-    compressor.append(&machine.moves, data)
+    compressor.append(&machine.transitions, data)
 }
 
-fn cut_group(group: &Group) -> Result<Cut, FormatError> {
+fn transpose_group(group: &Group) -> Result<TransposedRecords, FormatError> {
     let lens: Vec<usize> = group.record_lens().collect();
-    let mut cut = Cut::default();
+    let mut transposed = TransposedRecords::default();
     let mut rest = group.values();
     for len in lens.into_iter().rev() {
         let (before, record) = rest.split_at(rest.len() - len);
-        cut.push_front(record)?;
+        transposed.push_front(record)?;
         rest = before;
     }
-    Ok(cut)
+    Ok(transposed)
 }
 
 /// The columns, packed and compressed.
@@ -49,31 +49,31 @@ struct Buckets {
     stored_lens: Vec<u64>,
     /// The length of each column, in the order of the buckets.
     column_lens: Vec<u64>,
-    /// Where in this order each column has come to lie.
-    place_of: Vec<u64>,
+    /// The index of each column in this order.
+    index_of: Vec<u64>,
 }
 
 impl Buckets {
-    /// Packs columns of one kind together, short ones first, until a bucket has its length.
+    /// Packs columns of one kind into buckets, short ones first, until a bucket is full.
     fn fill(
-        cut: &mut Cut,
+        transposed: &mut TransposedRecords,
         bucket_len: u64,
         compressor: &mut Compressor,
     ) -> Result<Self, FormatError> {
         let bucket_len =
             if compressor.codec() == Codec::Uncompressed { u64::MAX } else { bucket_len };
-        let mut order: Vec<usize> = (0..cut.columns.len()).collect();
-        order.sort_by_key(|&at| (cut.columns[at].kind, cut.columns[at].bytes.len()));
-        let mut buckets = Self { place_of: vec![0; order.len()], ..Self::default() };
+        let mut order: Vec<usize> = (0..transposed.columns.len()).collect();
+        order.sort_by_key(|&at| (transposed.columns[at].kind, transposed.columns[at].bytes.len()));
+        let mut buckets = Self { index_of: vec![0; order.len()], ..Self::default() };
         let mut bucket: Vec<u8> = Vec::new();
         let mut kind = Kind::Varint;
-        for (place, at) in (0..).zip(order) {
-            let Column { kind: next, bytes } = &mut cut.columns[at];
+        for (index, at) in (0..).zip(order) {
+            let Column { kind: next, bytes } = &mut transposed.columns[at];
             if *next != kind || bucket.len() as u64 >= bucket_len {
-                buckets.seal(&mut bucket, compressor)?;
+                buckets.flush(&mut bucket, compressor)?;
             }
             kind = *next;
-            buckets.place_of[at] = place;
+            buckets.index_of[at] = index;
             buckets.column_lens.push(bytes.len() as u64);
             if bucket.is_empty() {
                 bucket = std::mem::take(bytes);
@@ -81,15 +81,15 @@ impl Buckets {
                 bucket.append(bytes);
             }
         }
-        buckets.seal(&mut bucket, compressor)?;
-        if !cut.non_proto_lens.is_empty() {
-            buckets.column_lens.push(cut.non_proto_lens.len() as u64);
-            buckets.seal(&mut cut.non_proto_lens, compressor)?;
+        buckets.flush(&mut bucket, compressor)?;
+        if !transposed.non_proto_lens.is_empty() {
+            buckets.column_lens.push(transposed.non_proto_lens.len() as u64);
+            buckets.flush(&mut transposed.non_proto_lens, compressor)?;
         }
         Ok(buckets)
     }
 
-    fn seal(
+    fn flush(
         &mut self,
         bucket: &mut Vec<u8>,
         compressor: &mut Compressor,
@@ -105,21 +105,25 @@ impl Buckets {
     }
 }
 
-fn header(cut: &Cut, machine: &StateMachine, buckets: &Buckets) -> Vec<u8> {
+fn header(transposed: &TransposedRecords, machine: &StateMachine, buckets: &Buckets) -> Vec<u8> {
     let mut out = Vec::new();
     push_varint(&mut out, buckets.stored_lens.len() as u64);
     push_varint(&mut out, buckets.column_lens.len() as u64);
     push_all(&mut out, buckets.stored_lens.iter().copied());
     push_all(&mut out, buckets.column_lens.iter().copied());
 
-    let tokens =
-        || machine.states.iter().map(|state| state.token.map(|token| cut.tokens[token as usize]));
+    let tokens = || {
+        machine
+            .states
+            .iter()
+            .map(|state| state.token.map(|token| transposed.tokens[token as usize]))
+    };
     push_varint(&mut out, machine.states.len() as u64);
     push_all(&mut out, tokens().map(|token| token.map_or(0, |token| u64::from(token.tag))));
     push_all(&mut out, machine.states.iter().map(|state| u64::from(state.next)));
     out.extend(tokens().flatten().filter_map(|token| token.subtype));
     let columns = tokens().flatten().filter_map(|token| token.column);
-    push_all(&mut out, columns.map(|column| buckets.place_of[column as usize]));
+    push_all(&mut out, columns.map(|column| buckets.index_of[column as usize]));
     push_varint(&mut out, u64::from(machine.first));
     out
 }
@@ -139,9 +143,9 @@ mod tests {
         (0..len).map(|_| usize::try_from(cursor.varint64().unwrap()).unwrap()).collect()
     }
 
-    /// Decodes an uncompressed chunk, one byte after another, as the format describes it.
-    /// Everything is kept in the reader's order, back to front.
-    fn slowly_decoded(data: &[u8]) -> Vec<Vec<u8>> {
+    /// Decodes an uncompressed chunk byte by byte, as the format describes it.
+    /// Everything is stored in the reader's order, back to front.
+    fn reference_decode(data: &[u8]) -> Vec<Vec<u8>> {
         let mut chunk = Cursor::new(data);
         assert_eq!(chunk.byte().unwrap(), 0);
         let header_len = chunk.varint64().unwrap();
@@ -170,9 +174,9 @@ mod tests {
         let mut columns: Vec<Cursor<'_>> =
             column_lens.iter().map(|&len| Cursor::new(chunk.take(len as u64).unwrap())).collect();
 
-        // Reversed bytes, so that putting in front is pushing.
+        // Bytes in reverse, so that prepending is a push.
         let mut out: Vec<u8> = Vec::new();
-        let put = |out: &mut Vec<u8>, bytes: &[u8]| out.extend(bytes.iter().rev());
+        let prepend = |out: &mut Vec<u8>, bytes: &[u8]| out.extend(bytes.iter().rev());
         let (mut records, mut open, mut repeat) = (Vec::new(), Vec::new(), 0);
         loop {
             let tag = tags[state];
@@ -182,43 +186,43 @@ mod tests {
                 (0 | 3, _) => {}
                 (1, _) => {
                     let len = columns.last_mut().unwrap().varint64().unwrap();
-                    put(&mut out, columns[column_of[state]].take(len).unwrap());
+                    prepend(&mut out, columns[column_of[state]].take(len).unwrap());
                 }
                 (2, _) => {
                     let (key, size): (Vec<u8>, usize) = open.pop().unwrap();
                     let mut len = Vec::new();
                     push_varint(&mut len, (out.len() - size) as u64);
-                    put(&mut out, &len);
-                    put(&mut out, &key);
+                    prepend(&mut out, &len);
+                    prepend(&mut out, &key);
                 }
                 (_, 0) if subtype_of[state] >= 10 => {
-                    put(&mut out, &[u8::try_from(subtype_of[state] - 10).unwrap()]);
-                    put(&mut out, &key);
+                    prepend(&mut out, &[u8::try_from(subtype_of[state] - 10).unwrap()]);
+                    prepend(&mut out, &key);
                 }
                 (_, 0) => {
                     let len = subtype_of[state] + 1;
                     let mut value = columns[column_of[state]].take(len as u64).unwrap().to_vec();
                     value[..len - 1].iter_mut().for_each(|byte| *byte |= 0x80);
-                    put(&mut out, &value);
-                    put(&mut out, &key);
+                    prepend(&mut out, &value);
+                    prepend(&mut out, &key);
                 }
                 (_, 1 | 5) => {
                     let len = if tag % 8 == 1 { 8 } else { 4 };
-                    put(&mut out, columns[column_of[state]].take(len).unwrap());
-                    put(&mut out, &key);
+                    prepend(&mut out, columns[column_of[state]].take(len).unwrap());
+                    prepend(&mut out, &key);
                 }
                 (_, 2) => {
                     let len = columns[column_of[state]].varint64().unwrap();
-                    put(&mut out, columns[column_of[state]].take(len).unwrap());
+                    prepend(&mut out, columns[column_of[state]].take(len).unwrap());
                     push_varint(&mut key, len);
-                    put(&mut out, &key);
+                    prepend(&mut out, &key);
                 }
                 (_, 6) => {
                     let mut key = Vec::new();
                     push_varint(&mut key, tag as u64 - 4);
                     open.push((key, out.len()));
                 }
-                _ => put(&mut out, &key),
+                _ => prepend(&mut out, &key),
             }
             if matches!(tag, 1 | 3) {
                 assert!(open.is_empty());
@@ -248,7 +252,7 @@ mod tests {
         let mut compressor = Compressor::new(Codec::Uncompressed).unwrap();
         let mut data = Vec::new();
         transposed_data(&group, 256, &mut compressor, &mut data).unwrap();
-        assert_eq!(slowly_decoded(&data), records);
+        assert_eq!(reference_decode(&data), records);
         data
     }
 
@@ -265,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn submessages_deeper_than_the_limit_stay_strings() {
+    fn submessages_deeper_than_the_limit_are_strings() {
         let mut record = b"\x08\x07".to_vec();
         for _ in 0..300 {
             let mut outer = vec![0x1a];
@@ -277,16 +281,16 @@ mod tests {
     }
 
     #[test]
-    fn equal_messages_cost_next_to_nothing_beyond_their_values() {
+    fn equal_messages_take_little_more_than_their_values() {
         let record = b"\x08\xac\x02\x1a\x03\x08\x85\x01\x25abcd".to_vec();
         let len = check(&vec![record; 1000]).len();
-        assert!(len < 8000 + 350, "8 bytes of values in each of 1000 records made {len}");
+        assert!(len < 8000 + 350, "1000 records with 8 bytes of values take {len}");
     }
 
-    /// Something like a message, with every wire type, sometimes broken.
-    fn wild() -> impl Strategy<Value = Vec<u8>> {
-        let leaf = prop::collection::vec(any::<u8>(), 0..12).boxed();
-        leaf.prop_recursive(4, 64, 6, |inner| {
+    /// Random fields of every wire type, sometimes invalid.
+    fn message_like() -> impl Strategy<Value = Vec<u8>> {
+        let bytes = prop::collection::vec(any::<u8>(), 0..12).boxed();
+        bytes.prop_recursive(4, 64, 6, |inner| {
             let field = (1..20_u64, 0..6_u64, any::<u64>(), 0..64_u32, inner).prop_map(
                 |(number, wire, value, shift, inner)| {
                     let mut out = Vec::new();
@@ -312,7 +316,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(300))]
         #[test]
-        fn any_records_match_slow_decoding(records in prop::collection::vec(wild(), 1..40)) {
+        fn any_records_match_reference_decoding(records in prop::collection::vec(message_like(), 1..40)) {
             check(&records);
         }
     }

@@ -1,6 +1,6 @@
-//! Chunks whose records, protocol buffer messages, are cut into columns.
+//! Chunks whose records, protocol buffer messages, are split into columns.
 
-pub mod cut;
+pub mod columns;
 pub mod decode;
 pub mod encode;
 pub mod state_machine;

@@ -1,52 +1,52 @@
 //! The state machine of a transposed chunk: which tokens follow which, in few bytes.
 //!
-//! A token with a single successor names it and costs nothing. Any other token has a list
-//! of successors, of which one byte picks one; the most frequent one comes first, since four
-//! moves to the front of a list share a byte. Successors that are rare for a token are found
-//! over a list that all tokens share. A list of more than 64 becomes a tree.
+//! A token with a single successor stores it and needs no transition. Any other token has a list
+//! of successors, of which one byte selects one; the most frequent is first, since four
+//! transitions to the front of a list share a byte. Rare successors of a token are reached
+//! through a list that all tokens share. A list of more than 64 becomes a tree.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
 /// How many states one byte can reach.
 const FAN_OUT: usize = 64;
-/// From this many moves on, a successor has a place in its token's own list.
-const OFTEN: u64 = 10;
+/// A successor with this many transitions or more is in its token's own list.
+const MIN_OWN_COUNT: u64 = 10;
 const NONE: u32 = u32::MAX;
 
 /// One state.
 #[derive(Debug, Clone, Copy)]
 pub struct State {
-    /// What it does; nothing in the inner nodes of a tree.
+    /// Its token; `None` for the inner nodes of a tree.
     pub token: Option<u32>,
-    /// As stored: a base, or the number of states plus the only successor.
+    /// As stored: the base of a list, or the number of states plus the only successor.
     pub next: u32,
 }
 
-/// A state machine and the moves that make it repeat a trace.
+/// A state machine and the transitions for which it emits a trace.
 #[derive(Debug)]
 pub struct StateMachine {
     /// The states.
     pub states: Vec<State>,
-    /// Where it begins.
+    /// The first state.
     pub first: u32,
     /// The transition bytes.
-    pub moves: Vec<u8>,
+    pub transitions: Vec<u8>,
 }
 
-/// The machine that performs the tokens of `trace`, numbers below `num_tokens`.
+/// The machine that emits the tokens of `trace`, which are below `num_tokens`.
 pub fn machine(trace: Vec<u32>, num_tokens: usize) -> StateMachine {
     let (Some(&first), Some(&last)) = (trace.first(), trace.last()) else {
         let states = vec![State { token: None, next: 0 }];
-        return StateMachine { states, first: 0, moves: Vec::new() };
+        return StateMachine { states, first: 0, transitions: Vec::new() };
     };
     let Edges { mut edges, walk } = Edges::of(trace, num_tokens);
     let mut layout = Layout::new(num_tokens);
     layout.plan(&mut edges, last);
-    layout.place_lone(&edges, first);
-    let moves = layout.moves(&edges, &walk);
-    let first = layout.row_of[first as usize];
-    StateMachine { states: layout.states(), first, moves }
+    layout.place_remaining(&edges, first);
+    let transitions = layout.transitions(&edges, &walk);
+    let first = layout.state_of[first as usize];
+    StateMachine { states: layout.states(), first, transitions }
 }
 
 /// How often one token follows another.
@@ -55,9 +55,9 @@ struct Edge {
     from: u32,
     to: u32,
     count: u64,
-    /// The offsets to choose in the token's own list.
+    /// The offsets to select in the token's own list.
     path: Vec<u8>,
-    /// Whether they lead to the shared list, where the way goes on.
+    /// Whether they lead to the shared list, where the path continues.
     shared: bool,
 }
 
@@ -91,20 +91,20 @@ impl Edges {
     }
 }
 
-/// What follows a token.
+/// The successors of a token.
 #[derive(Clone, Copy)]
 enum Next {
     /// Always this token.
     Only(u32),
-    /// What the moves pick from the list that begins at this state.
+    /// Those in the list at this state, of which a transition selects one.
     List(u32),
 }
 
 struct Layout {
-    /// The token of each state and, for inner nodes of trees, the base of the list below.
-    rows: Vec<(Option<u32>, u32)>,
-    /// A state of each token.
-    row_of: Vec<u32>,
+    /// The token of each state and, for inner nodes of trees, the base of the child list.
+    placed: Vec<(Option<u32>, u32)>,
+    /// One state of each token.
+    state_of: Vec<u32>,
     next: Vec<Next>,
     /// The offsets to each token in the shared list.
     shared_paths: Vec<Vec<u8>>,
@@ -113,8 +113,8 @@ struct Layout {
 impl Layout {
     fn new(num_tokens: usize) -> Self {
         Self {
-            rows: Vec::new(),
-            row_of: vec![NONE; num_tokens],
+            placed: Vec::new(),
+            state_of: vec![NONE; num_tokens],
             next: vec![Next::List(0); num_tokens],
             shared_paths: vec![Vec::new(); num_tokens],
         }
@@ -135,7 +135,7 @@ impl Layout {
             }
             for &at in *group {
                 let Edge { to, count, .. } = edges[at];
-                if count < OFTEN {
+                if count < MIN_OWN_COUNT {
                     edges[at].shared = true;
                     weights[to as usize] += count;
                 }
@@ -160,8 +160,8 @@ impl Layout {
             return;
         }
         let mut paths = vec![Vec::new(); leaves.len()];
-        let list: Vec<(u64, Leaf)> =
-            leaves.iter().map(|&(weight, token)| (weight, Leaf::Token(token))).collect();
+        let list: Vec<(u64, Target)> =
+            leaves.iter().map(|&(weight, token)| (weight, Target::Token(token))).collect();
         self.place(&list, &mut paths);
         for ((_, token), path) in leaves.iter().zip(paths) {
             self.shared_paths[*token as usize] = path;
@@ -174,11 +174,11 @@ impl Layout {
         if own.is_empty() {
             return 0;
         }
-        let mut list: Vec<(u64, Leaf)> =
-            own.iter().map(|&at| (edges[at].count, Leaf::Token(edges[at].to))).collect();
+        let mut list: Vec<(u64, Target)> =
+            own.iter().map(|&at| (edges[at].count, Target::Token(edges[at].to))).collect();
         let rare: Vec<usize> = group.iter().copied().filter(|&at| edges[at].shared).collect();
         if !rare.is_empty() {
-            list.push((rare.iter().map(|&at| edges[at].count).sum(), Leaf::Shared));
+            list.push((rare.iter().map(|&at| edges[at].count).sum(), Target::Shared));
         }
         let mut paths = vec![Vec::new(); list.len()];
         let base = self.place(&list, &mut paths);
@@ -194,18 +194,18 @@ impl Layout {
         base
     }
 
-    /// Gives a state to every token that no list has placed.
-    fn place_lone(&mut self, edges: &[Edge], first: u32) {
+    /// Adds a state for every token that is in no list.
+    fn place_remaining(&mut self, edges: &[Edge], first: u32) {
         for token in std::iter::once(first).chain(edges.iter().map(|edge| edge.to)) {
-            if self.row_of[token as usize] == NONE {
-                self.row_of[token as usize] = number(self.rows.len());
-                self.rows.push((Some(token), 0));
+            if self.state_of[token as usize] == NONE {
+                self.state_of[token as usize] = number(self.placed.len());
+                self.placed.push((Some(token), 0));
             }
         }
     }
 
-    /// Places a list with the given weights; returns its base and fills in the offsets.
-    fn place(&mut self, list: &[(u64, Leaf)], paths: &mut [Vec<u8>]) -> u32 {
+    /// Places a list with the given weights; returns its base and sets the paths.
+    fn place(&mut self, list: &[(u64, Target)], paths: &mut [Vec<u8>]) -> u32 {
         let root = Tree::of(list);
         self.place_tree(root, list, &mut Vec::new(), paths)
     }
@@ -213,35 +213,35 @@ impl Layout {
     fn place_tree(
         &mut self,
         children: Vec<Tree>,
-        list: &[(u64, Leaf)],
-        way: &mut Vec<u8>,
+        list: &[(u64, Target)],
+        path: &mut Vec<u8>,
         paths: &mut [Vec<u8>],
     ) -> u32 {
-        let base = self.rows.len();
-        self.rows.resize(base + children.len(), (None, 0));
+        let base = self.placed.len();
+        self.placed.resize(base + children.len(), (None, 0));
         for (offset, child) in (0..).zip(children) {
-            way.push(offset);
-            let row = base + usize::from(offset);
+            path.push(offset);
+            let state = base + usize::from(offset);
             match child {
-                Tree::Inner(below) => {
-                    let below = self.place_tree(below, list, way, paths);
-                    self.rows[row] = (None, below);
+                Tree::Inner(children) => {
+                    let child_base = self.place_tree(children, list, path, paths);
+                    self.placed[state] = (None, child_base);
                 }
                 Tree::Leaf(at) => {
-                    paths[at].clone_from(way);
-                    if let Leaf::Token(token) = list[at].1 {
-                        self.rows[row] = (Some(token), 0);
-                        self.row_of[token as usize] = number(row);
+                    paths[at].clone_from(path);
+                    if let Target::Token(token) = list[at].1 {
+                        self.placed[state] = (Some(token), 0);
+                        self.state_of[token as usize] = number(state);
                     }
                 }
             }
-            way.pop();
+            path.pop();
         }
         number(base)
     }
 
-    fn moves(&self, edges: &[Edge], walk: &[u32]) -> Vec<u8> {
-        let mut moves = Vec::new();
+    fn transitions(&self, edges: &[Edge], walk: &[u32]) -> Vec<u8> {
+        let mut transitions = Vec::new();
         for edge in walk.iter().map(|&edge| &edges[edge as usize]) {
             if matches!(self.next[edge.from as usize], Next::Only(_)) {
                 continue;
@@ -249,35 +249,35 @@ impl Layout {
             let shared: &[u8] =
                 if edge.shared { &self.shared_paths[edge.to as usize] } else { &[] };
             for &offset in edge.path.iter().chain(shared) {
-                push_move(&mut moves, offset);
+                push_transition(&mut transitions, offset);
             }
         }
-        moves
+        transitions
     }
 
     fn states(&self) -> Vec<State> {
-        let num_states = number(self.rows.len());
+        let num_states = number(self.placed.len());
         let next = |token: u32| match self.next[token as usize] {
-            Next::Only(successor) => num_states + self.row_of[successor as usize],
+            Next::Only(successor) => num_states + self.state_of[successor as usize],
             Next::List(base) => base,
         };
         let state =
-            |&(token, below): &(Option<u32>, u32)| State { token, next: token.map_or(below, next) };
-        self.rows.iter().map(state).collect()
+            |&(token, base): &(Option<u32>, u32)| State { token, next: token.map_or(base, next) };
+        self.placed.iter().map(state).collect()
     }
 }
 
-/// A byte moves up to 63 states ahead, then stands for up to three moves to the front.
-fn push_move(moves: &mut Vec<u8>, offset: u8) {
-    match moves.last_mut() {
+/// A byte encodes an offset of up to 63 states and up to three repeats with offset 0.
+fn push_transition(transitions: &mut Vec<u8>, offset: u8) {
+    match transitions.last_mut() {
         Some(byte) if offset == 0 && *byte & 3 < 3 => *byte += 1,
-        _ => moves.push(offset << 2),
+        _ => transitions.push(offset << 2),
     }
 }
 
-/// What a list leads to.
+/// An entry of a list.
 #[derive(Clone, Copy)]
-enum Leaf {
+enum Target {
     Token(u32),
     /// The shared list, whose base is 0.
     Shared,
@@ -292,8 +292,8 @@ enum Tree {
 
 impl Tree {
     /// The top level of the tree in which the leaves of `list` are reached in the fewest
-    /// moves (after Huffman), the most frequent first on every level.
-    fn of(list: &[(u64, Leaf)]) -> Vec<Self> {
+    /// transitions (after Huffman), the most frequent first on every level.
+    fn of(list: &[(u64, Target)]) -> Vec<Self> {
         let mut heap: BinaryHeap<Reverse<(u64, Reverse<usize>, Self)>> = list
             .iter()
             .enumerate()
@@ -303,20 +303,20 @@ impl Tree {
             let mut weight = 0;
             let mut children: Vec<Self> = Vec::with_capacity(len);
             while children.len() < len {
-                let Some(Reverse((one, _, tree))) = heap.pop() else { break };
-                weight += one;
+                let Some(Reverse((tree_weight, _, tree))) = heap.pop() else { break };
+                weight += tree_weight;
                 children.push(tree);
             }
             children.reverse();
             (weight, children)
         };
-        // The first inner node is filled so that all others come out full.
+        // The first inner node gets the remainder, so that all others are full.
         let mut len = 2 + list.len().saturating_sub(2) % (FAN_OUT - 1);
-        let mut age = list.len();
+        let mut order = list.len();
         while heap.len() > FAN_OUT {
             let (weight, children) = take(&mut heap, len);
-            heap.push(Reverse((weight, Reverse(age), Self::Inner(children))));
-            age += 1;
+            heap.push(Reverse((weight, Reverse(order), Self::Inner(children))));
+            order += 1;
             len = FAN_OUT;
         }
         let all = heap.len();
@@ -324,7 +324,7 @@ impl Tree {
     }
 }
 
-/// A number of states or edges: each stands for a byte or more of one chunk.
+/// A number of states or edges: each has at least one byte of a chunk.
 fn number(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(NONE)
 }
@@ -333,10 +333,11 @@ fn number(len: usize) -> u32 {
 mod tests {
     use super::*;
 
-    /// Runs a machine as the format describes it.
-    fn performed(machine: &StateMachine) -> Vec<u32> {
+    /// The tokens of a machine, run as the format describes it.
+    fn emitted(machine: &StateMachine) -> Vec<u32> {
         let num_states = number(machine.states.len());
-        let (mut state, mut repeat, mut moves) = (machine.first, 0, machine.moves.iter());
+        let (mut state, mut repeat, mut transitions) =
+            (machine.first, 0, machine.transitions.iter());
         let mut tokens = Vec::new();
         loop {
             let State { token, next } = machine.states[state as usize];
@@ -346,7 +347,7 @@ mod tests {
             } else if repeat > 0 {
                 repeat -= 1;
                 state = next;
-            } else if let Some(&byte) = moves.next() {
+            } else if let Some(&byte) = transitions.next() {
                 state = next + u32::from(byte >> 2);
                 repeat = byte & 3;
             } else {
@@ -356,26 +357,26 @@ mod tests {
     }
 
     fn check(trace: &[u32]) -> StateMachine {
-        let num_tokens = trace.iter().max().map_or(0, |&most| most as usize + 1);
+        let num_tokens = trace.iter().max().map_or(0, |&max| max as usize + 1);
         let machine = machine(trace.to_vec(), num_tokens);
-        assert_eq!(performed(&machine), trace);
+        assert_eq!(emitted(&machine), trace);
         machine
     }
 
     #[test]
-    fn a_regular_trace_costs_a_quarter_byte_a_round() {
+    fn a_periodic_trace_takes_a_quarter_byte_per_period() {
         let trace: Vec<u32> = (0..4000).map(|at| at % 10).collect();
-        assert_eq!(check(&trace).moves.len(), 100, "one of ten states has to be told to go on");
+        assert_eq!(check(&trace).transitions.len(), 100, "one of ten states needs a transition");
     }
 
     #[test]
-    fn a_machine_without_tokens_does_nothing() {
-        assert!(check(&[]).moves.is_empty());
-        assert!(check(&[0]).moves.is_empty());
+    fn a_machine_without_tokens_has_no_transitions() {
+        assert!(check(&[]).transitions.is_empty());
+        assert!(check(&[0]).transitions.is_empty());
     }
 
     #[test]
-    fn thousands_of_tokens_are_reached_over_a_tree() {
+    fn thousands_of_tokens_are_reached_through_a_tree() {
         let trace: Vec<u32> = (0..30_000_u32).map(|at| at * at % 4999 + at % 7).collect();
         check(&trace);
         let skewed: Vec<u32> = (0..60_000_u32).map(|at| at.trailing_zeros() + at % 151).collect();
@@ -384,7 +385,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_trace_is_performed(trace in proptest::collection::vec(0..90_u32, 0..1500)) {
+        fn any_trace_is_emitted(trace in proptest::collection::vec(0..90_u32, 0..1500)) {
             check(&trace);
         }
     }

@@ -1,39 +1,39 @@
-//! Records cut into tokens and columns, in the order in which a reader puts them together.
+//! Splits records into tokens and columns, in the order in which a reader assembles them.
 //!
 //! A reader works backwards, from the last byte of the last record to the first byte of the
-//! first. So records are cut last to first, and the tokens of each are taken in reverse.
-//! What must not break: a record counts as a message only if writing its fields again gives
-//! the same bytes, which is why every varint must be as short as can be.
+//! first. So records are split last to first, and the tokens of each are emitted in reverse.
+//! What must not break: a record counts as a message only if serializing its fields again gives
+//! the same bytes, so every varint must be the shortest.
 
 use std::collections::HashMap;
 
 use crate::records::riegeli::FormatError;
 use crate::records::riegeli::varint::push_varint;
 
-/// How deeply submessages and groups are opened; what lies deeper stays a string.
+/// The maximum depth of split submessages and groups; deeper ones are stored as strings.
 const MAX_DEPTH: usize = 100;
-/// With this many different fields in a chunk, further records are kept whole.
+/// With this many different fields in a chunk, further records are not split.
 const MAX_FIELDS: usize = 1 << 20;
 const NONE: u32 = u32::MAX;
 const ROOT: u32 = 0;
 
-/// The token that begins a record that is a message.
+/// The token for the start of a record that is a message.
 const MESSAGE: u32 = 0;
-/// The token that is a record of another kind.
+/// The token for a record that is not a message.
 const NON_PROTO: u32 = 1;
 
-/// What a reader does in one step.
+/// One step of a reader.
 #[derive(Debug, Clone, Copy)]
 pub struct Token {
     /// The tag of the state.
     pub tag: u32,
-    /// For varints, how long the value is or which one.
+    /// For varints, the length of the value or the value itself.
     pub subtype: Option<u8>,
     /// The column that the step reads from.
     pub column: Option<u32>,
 }
 
-/// Columns of one kind are compressed together.
+/// The kind of a column's values; columns of one kind are compressed together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// Varints.
@@ -48,7 +48,7 @@ pub enum Kind {
     NonProto,
 }
 
-/// The values of one field, first the one that a reader wants first.
+/// The values of one field, in a reader's order.
 #[derive(Debug)]
 pub struct Column {
     /// What kind of values.
@@ -57,12 +57,12 @@ pub struct Column {
     pub bytes: Vec<u8>,
 }
 
-/// The records of a chunk in pieces.
+/// The records of a chunk as tokens and columns.
 #[derive(Debug)]
-pub struct Cut {
+pub struct TransposedRecords {
     /// The different tokens.
     pub tokens: Vec<Token>,
-    /// The tokens as numbers into `tokens`, in a reader's order.
+    /// The sequence of tokens as indices into `tokens`, in a reader's order.
     pub trace: Vec<u32>,
     /// The columns, in no particular order.
     pub columns: Vec<Column>,
@@ -71,7 +71,7 @@ pub struct Cut {
     nodes: Vec<Node>,
     by_path: HashMap<(u32, u32), u32>,
     fields: Vec<Field>,
-    pieces: Vec<Piece>,
+    fragments: Vec<Fragment>,
 }
 
 /// A field by its path through the enclosing messages.
@@ -82,12 +82,12 @@ struct Node {
     column: u32,
     /// By [`slot`] number.
     tokens: [u32; 14],
-    /// The node that came last time as this one's first child, and as its next sibling.
+    /// The nodes that were last this one's first child and its next sibling.
     likely_child: u32,
     likely_sibling: u32,
 }
 
-/// Which token of a node: for varints, the subtype; else one of these.
+/// The index of a node's token: for varints, the subtype; else one of these.
 mod slot {
     pub(super) const WHOLE: usize = 0;
     pub(super) const SUBMESSAGE_END: usize = 1;
@@ -104,14 +104,14 @@ struct Field {
 
 /// A token and the bytes of the record that go into its column.
 #[derive(Debug, Clone, Copy)]
-struct Piece {
+struct Fragment {
     token: u32,
     start: usize,
     end: usize,
 }
 
-impl Default for Cut {
-    /// Nothing cut yet.
+impl Default for TransposedRecords {
+    /// Without records.
     fn default() -> Self {
         let token = |tag| Token { tag, subtype: None, column: None };
         Self {
@@ -122,13 +122,13 @@ impl Default for Cut {
             nodes: vec![Node::new(NONE, 0)],
             by_path: HashMap::new(),
             fields: Vec::new(),
-            pieces: Vec::new(),
+            fragments: Vec::new(),
         }
     }
 }
 
-impl Cut {
-    /// Cuts the record that comes before those already cut.
+impl TransposedRecords {
+    /// Cuts the record that comes before those already transposed.
     ///
     /// # Errors
     /// If the record is not a message and has 4 GiB or more.
@@ -137,13 +137,13 @@ impl Cut {
         if self.nodes.len() >= MAX_FIELDS || !parse(record, 0, record.len(), &mut self.fields) {
             return self.push_non_proto(record);
         }
-        self.cut_message(record, 0, ROOT, 0);
-        for at in (0..self.pieces.len()).rev() {
-            let piece = self.pieces[at];
-            self.trace.push(piece.token);
-            self.store(piece, record);
+        self.split_message(record, 0, ROOT, 0);
+        for at in (0..self.fragments.len()).rev() {
+            let fragment = self.fragments[at];
+            self.trace.push(fragment.token);
+            self.store(fragment, record);
         }
-        self.pieces.clear();
+        self.fragments.clear();
         self.trace.push(MESSAGE);
         Ok(())
     }
@@ -165,8 +165,8 @@ impl Cut {
         Ok(())
     }
 
-    /// Turns the fields from number `first` on, all those of one message, into pieces.
-    fn cut_message(&mut self, record: &[u8], first: usize, parent: u32, depth: usize) {
+    /// Converts the fields from number `first` on, those of one message, to fragments.
+    fn split_message(&mut self, record: &[u8], first: usize, parent: u32, depth: usize) {
         let (last, mut groups, mut before) = (self.fields.len(), 0, None);
         for at in first..last {
             let Field { tag, start, end } = self.fields[at];
@@ -175,7 +175,7 @@ impl Cut {
             let whole = match tag & 7 {
                 0 => varint_slot(&record[start..end]),
                 2 if depth + groups < MAX_DEPTH
-                    && self.cut_submessage(record, node, start, end, depth + groups + 1) =>
+                    && self.split_submessage(record, node, start, end, depth + groups + 1) =>
                 {
                     continue;
                 }
@@ -190,12 +190,12 @@ impl Cut {
                 _ => slot::WHOLE,
             };
             let token = self.token(node, whole);
-            self.pieces.push(Piece { token, start, end });
+            self.fragments.push(Fragment { token, start, end });
         }
     }
 
-    /// Cuts a length-delimited value if it is a message and not empty.
-    fn cut_submessage(
+    /// Splits a length-delimited value if it is a non-empty message; returns whether it did.
+    fn split_submessage(
         &mut self,
         record: &[u8],
         node: u32,
@@ -210,16 +210,16 @@ impl Cut {
             && parse(record, inner, end, &mut self.fields);
         if opened {
             let token = self.token(node, slot::SUBMESSAGE_START);
-            self.pieces.push(Piece { token, start: 0, end: 0 });
-            self.cut_message(record, first, node, depth);
+            self.fragments.push(Fragment { token, start: 0, end: 0 });
+            self.split_message(record, first, node, depth);
             let token = self.token(node, slot::SUBMESSAGE_END);
-            self.pieces.push(Piece { token, start: 0, end: 0 });
+            self.fragments.push(Fragment { token, start: 0, end: 0 });
         }
         self.fields.truncate(first);
         opened
     }
 
-    /// The node of a field below `parent` that comes after the field of node `before`.
+    /// The node of a field of `parent` that follows the field of node `before`.
     fn node(&mut self, parent: u32, before: Option<u32>, tag: u32) -> u32 {
         let likely = match before {
             None => self.nodes[parent as usize].likely_child,
@@ -280,10 +280,10 @@ impl Cut {
         number(self.columns.len() - 1)
     }
 
-    fn store(&mut self, piece: Piece, record: &[u8]) {
-        let Some(column) = self.tokens[piece.token as usize].column else { return };
+    fn store(&mut self, fragment: Fragment, record: &[u8]) {
+        let Some(column) = self.tokens[fragment.token as usize].column else { return };
         let Column { kind, bytes } = &mut self.columns[column as usize];
-        let value = &record[piece.start..piece.end];
+        let value = &record[fragment.start..fragment.end];
         if *kind == Kind::Varint {
             bytes.extend(value.iter().map(|byte| byte & 0x7f));
         } else {
@@ -299,7 +299,7 @@ impl Node {
     }
 }
 
-/// Small values are part of the state; others keep their length there.
+/// Values up to 3 are stored in the state; of others, the state has the length.
 fn varint_slot(value: &[u8]) -> usize {
     match value {
         &[byte @ 0..=3] => 10 + usize::from(byte),
@@ -307,7 +307,7 @@ fn varint_slot(value: &[u8]) -> usize {
     }
 }
 
-/// Appends the fields of the message in `record[pos..end]`; if it is none, tells so.
+/// Appends the fields of the message in `record[pos..end]`; returns false if it is not a message.
 fn parse(record: &[u8], mut pos: usize, end: usize, fields: &mut Vec<Field>) -> bool {
     let bytes = &record[..end];
     let mut groups = Vec::new();
@@ -323,7 +323,7 @@ fn parse(record: &[u8], mut pos: usize, end: usize, fields: &mut Vec<Field>) -> 
     groups.is_empty()
 }
 
-/// The tag of the field at `pos` and where its value starts; `pos` moves behind the value.
+/// The tag of the field at `pos` and the start of its value; moves `pos` past the value.
 fn parse_field(bytes: &[u8], pos: &mut usize) -> Option<(u32, usize)> {
     let tag = u32::try_from(canonical(bytes, pos, 32)?).ok().filter(|&tag| tag >= 8)?;
     let start = *pos;
@@ -339,7 +339,7 @@ fn parse_field(bytes: &[u8], pos: &mut usize) -> Option<(u32, usize)> {
     Some((tag, start))
 }
 
-/// A varint of at most `bits` bits that could not be shorter.
+/// A varint of at most `bits` bits, in its shortest encoding.
 #[inline]
 fn canonical(bytes: &[u8], pos: &mut usize, bits: u32) -> Option<u64> {
     let first = *bytes.get(*pos)?;
@@ -350,11 +350,11 @@ fn canonical(bytes: &[u8], pos: &mut usize, bits: u32) -> Option<u64> {
     let (mut value, mut shift) = (u64::from(first & 0x7f), 7);
     loop {
         let byte = *bytes.get(*pos + shift as usize / 7)?;
-        let part = u64::from(byte & 0x7f);
-        if shift >= bits || (shift + 7 > bits && part >> (bits - shift) != 0) {
+        let low_bits = u64::from(byte & 0x7f);
+        if shift >= bits || (shift + 7 > bits && low_bits >> (bits - shift) != 0) {
             return None;
         }
-        value |= part << shift;
+        value |= low_bits << shift;
         shift += 7;
         if byte < 0x80 {
             *pos += shift as usize / 7;
@@ -363,7 +363,7 @@ fn canonical(bytes: &[u8], pos: &mut usize, bits: u32) -> Option<u64> {
     }
 }
 
-/// A number of nodes, tokens or columns: each stands for a byte or more of one chunk.
+/// A number of nodes, tokens or columns: each has at least one byte of a chunk.
 fn number(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(NONE)
 }
@@ -373,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_can_be_written_again_alike_is_a_message() {
+    fn only_bytes_that_serialize_again_alike_are_a_message() {
         let is_message = |record: &[u8]| parse(record, 0, record.len(), &mut Vec::new());
         for message in [
             &b""[..],
@@ -408,15 +408,18 @@ mod tests {
 
     #[test]
     fn each_path_has_its_own_column() {
-        let mut cut = Cut::default();
+        let mut transposed = TransposedRecords::default();
         // Field 1 = 300, field 3 = { field 1 = 500 }, twice.
         for _ in 0..2 {
-            cut.push_front(b"\x08\xac\x02\x1a\x03\x08\xf4\x03").unwrap();
+            transposed.push_front(b"\x08\xac\x02\x1a\x03\x08\xf4\x03").unwrap();
         }
-        let columns: Vec<&[u8]> = cut.columns.iter().map(|column| &column.bytes[..]).collect();
+        let columns: Vec<&[u8]> =
+            transposed.columns.iter().map(|column| &column.bytes[..]).collect();
         assert_eq!(columns, [b"\x2c\x02\x2c\x02", b"\x74\x03\x74\x03"]);
-        let tags: Vec<u32> =
-            cut.trace[..5].iter().map(|&token| cut.tokens[token as usize].tag).collect();
+        let tags: Vec<u32> = transposed.trace[..5]
+            .iter()
+            .map(|&token| transposed.tokens[token as usize].tag)
+            .collect();
         assert_eq!(tags, [0x1e, 8, 2, 8, 3], "the end of the record comes first");
     }
 }

@@ -1,4 +1,4 @@
-//! The data of a chunk read from its file piece by piece, every checksum on the way checked.
+//! Reads the data of a chunk as a stream and verifies every checksum on the way.
 
 use std::ops::Range;
 
@@ -6,46 +6,46 @@ use super::super::riegeli::FormatError;
 use super::super::riegeli::block::{BLOCK_LEN, HEADER_BYTES};
 use super::super::riegeli::chunk::{self, ChunkHeader, Opened, check_inner_block, mismatch};
 use super::super::riegeli::hash::Hasher;
-use super::super::riegeli::inflate::{ChunkSource, StreamError};
-use super::ranges::{Ranges, room};
+use super::super::riegeli::stream_decoder::{ChunkSource, StreamError};
+use super::ranges::{RangeReader, grow_to};
 
-/// How much of the file is read at once.
+/// How many bytes of the file are read at once.
 const WINDOW_LEN: u64 = 4 * BLOCK_LEN;
 
-/// A chunk of which a part is in memory.
+/// A chunk of which only a window is in memory.
 #[derive(Debug)]
-pub(super) struct ChunkPieces<'a, R> {
-    ranges: &'a R,
+pub(super) struct ChunkStream<'a, R> {
+    source: &'a R,
     opened: Opened,
     begin: u64,
-    /// Where the data end in the file.
+    /// The offset in the file at which the data end.
     data_end: u64,
     /// The bytes of the file from `window_at` on.
     window: Vec<u8>,
     window_at: u64,
-    /// Which bytes of the window come next.
-    piece: Range<usize>,
+    /// The next bytes of the data, as a range of the window.
+    next: Range<usize>,
     hasher: Hasher,
 }
 
-impl<'a, R: Ranges> ChunkPieces<'a, R> {
-    /// Begins to read the chunk that begins and must end in `extent`.
-    pub(super) fn open(ranges: &'a R, extent: &Range<u64>) -> Result<Self, StreamError> {
+impl<'a, R: RangeReader> ChunkStream<'a, R> {
+    /// Opens the chunk that begins and must end in `extent`.
+    pub(super) fn open(source: &'a R, extent: &Range<u64>) -> Result<Self, StreamError> {
         let begin = extent.start;
         let mut window = Vec::new();
-        let bytes = room(&mut window, window_end(begin, extent.end) - begin)?;
-        ranges.read_at(bytes, begin)?;
+        let bytes = grow_to(&mut window, window_end(begin, extent.end) - begin)?;
+        source.read_at(bytes, begin)?;
         let opened = chunk::open(bytes, begin, extent.end)?;
         let data_end = begin + opened.span(begin);
         window.truncate(usize::try_from(data_end - begin).unwrap_or(usize::MAX));
         Ok(Self {
-            ranges,
+            source,
             opened,
             begin,
             data_end,
             window,
             window_at: begin,
-            piece: opened.data_at..opened.data_at,
+            next: opened.data_at..opened.data_at,
             hasher: Hasher::default(),
         })
     }
@@ -54,10 +54,10 @@ impl<'a, R: Ranges> ChunkPieces<'a, R> {
         &self.opened.header
     }
 
-    /// Checks the hash of the data, whatever of them has not been read yet.
+    /// Reads the rest of the data and verifies its hash.
     pub(super) fn finish(mut self) -> Result<(), StreamError> {
         while !self.fill()?.is_empty() {
-            self.piece.start = self.piece.end;
+            self.next.start = self.next.end;
         }
         let (stored, computed) = (self.opened.header.data_hash, self.hasher.finish());
         if stored == computed {
@@ -67,18 +67,18 @@ impl<'a, R: Ranges> ChunkPieces<'a, R> {
         }
     }
 
-    /// Goes to the next piece, up to a block header, the end of the window or that of the data.
+    /// Moves to the next bytes, up to a block header, the end of the window or the end of the data.
     fn advance(&mut self) -> Result<(), StreamError> {
-        let mut at = self.piece.end;
+        let mut at = self.next.end;
         let mut pos = self.window_at + at as u64;
         if pos >= self.data_end {
             return Ok(());
         }
         if at >= self.window.len() {
             let len = window_end(pos, self.data_end) - pos;
-            room(&mut self.window, len)?;
+            grow_to(&mut self.window, len)?;
             self.window.truncate(usize::try_from(len).unwrap_or(usize::MAX));
-            self.ranges.read_at(&mut self.window, pos)?;
+            self.source.read_at(&mut self.window, pos)?;
             (self.window_at, at) = (pos, 0);
         }
         if pos.is_multiple_of(BLOCK_LEN) {
@@ -87,30 +87,30 @@ impl<'a, R: Ranges> ChunkPieces<'a, R> {
             pos += HEADER_BYTES as u64;
         }
         let to_block = usize::try_from(BLOCK_LEN - pos % BLOCK_LEN).unwrap_or(usize::MAX);
-        self.piece = at..self.window.len().min(at + to_block);
-        let Some(piece) = self.window.get(self.piece.clone()) else {
-            return Err(FormatError::fixed("cut short").into());
+        self.next = at..self.window.len().min(at + to_block);
+        let Some(bytes) = self.window.get(self.next.clone()) else {
+            return Err(FormatError::fixed("truncated").into());
         };
-        self.hasher.update(piece);
+        self.hasher.update(bytes);
         Ok(())
     }
 }
 
-impl<R: Ranges> ChunkSource for ChunkPieces<'_, R> {
+impl<R: RangeReader> ChunkSource for ChunkStream<'_, R> {
     fn fill(&mut self) -> Result<&[u8], StreamError> {
-        if self.piece.is_empty() {
+        if self.next.is_empty() {
             self.advance()?;
         }
-        Ok(&self.window[self.piece.clone()])
+        Ok(&self.window[self.next.clone()])
     }
 
     fn consume(&mut self, len: usize) {
-        self.piece.start += len;
+        self.next.start += len;
     }
 }
 
-/// Where a window from `pos` on ends: at a block header, so that none is cut, or at `end`.
+/// The end of a window from `pos` on: `end`, or a block boundary, so that no block header is split.
 fn window_end(pos: u64, end: u64) -> u64 {
-    let far = pos + WINDOW_LEN;
-    if far < end { far - far % BLOCK_LEN } else { end }
+    let max_end = pos + WINDOW_LEN;
+    if max_end < end { max_end - max_end % BLOCK_LEN } else { end }
 }

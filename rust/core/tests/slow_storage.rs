@@ -1,5 +1,5 @@
-//! Slow storage: reads in flight, the order of results, errors and cancellation.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+//! Reads from slow storage: requests in flight, the order of records, errors and abandoned reads.
+#![expect(clippy::unwrap_used, reason = "a test that cannot continue should fail")]
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -11,20 +11,20 @@ use std::time::Duration;
 use grainmill_core::bytes::ScatterBuffers;
 use grainmill_core::pipeline::{self, ReadQueue, open};
 use grainmill_core::records::array_record::RecordWriter;
-use grainmill_core::records::storage::{FileNumber, Held, ReadAt, Storage, StoredFile};
+use grainmill_core::records::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
 use grainmill_core::records::{FileSet, Files, Records, Source};
 use grainmill_core::{Error, Result};
 
-/// Files in memory, with a configurable delay for every read.
+/// Files in memory with a configurable delay for each read.
 #[derive(Debug, Default)]
 struct SlowFiles {
     files: Mutex<HashMap<PathBuf, Arc<Vec<u8>>>>,
     delay_us: AtomicUsize,
-    num_found: AtomicUsize,
+    num_opened: AtomicUsize,
     num_reads: AtomicUsize,
     in_flight: AtomicUsize,
     max_in_flight: AtomicUsize,
-    is_failing: AtomicUsize,
+    fails: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -34,13 +34,13 @@ struct SlowFile {
     bytes: Arc<Vec<u8>>,
 }
 
-/// A `Storage` that is shared with its test.
+/// A `Storage` that shares its files with the test.
 #[derive(Debug, Clone, Default)]
 struct Shared(Arc<SlowFiles>);
 
 impl Storage for Shared {
-    fn find(&self, path: &Path) -> Result<(Box<dyn StoredFile>, Arc<dyn ReadAt>)> {
-        self.0.num_found.fetch_add(1, Ordering::Relaxed);
+    fn open(&self, path: &Path) -> Result<(Box<dyn StoredFile>, Arc<dyn ReadAt>)> {
+        self.0.num_opened.fetch_add(1, Ordering::Relaxed);
         let bytes = self.0.files.lock().unwrap().get(path).cloned();
         let bytes = bytes.ok_or_else(|| {
             Error::io(path, "open", std::io::Error::from(std::io::ErrorKind::NotFound))
@@ -67,13 +67,13 @@ impl StoredFile for SlowFile {
         7
     }
 
-    fn hold(&self, _: bool) -> Result<Held> {
+    fn reopen(&self, _: bool) -> Result<ReopenedFile> {
         let (storage, path, bytes) =
             (Arc::clone(&self.storage), self.path.clone(), Arc::clone(&self.bytes));
-        Ok(Held { bytes: Arc::new(SlowFile { storage, path, bytes }), renumbered: None })
+        Ok(ReopenedFile { bytes: Arc::new(SlowFile { storage, path, bytes }), new_id: None })
     }
 
-    fn accept(&self, _: FileNumber) {}
+    fn accept_id(&self, _: FileId) {}
 }
 
 impl ReadAt for SlowFile {
@@ -87,7 +87,7 @@ impl ReadAt for SlowFile {
             std::thread::sleep(Duration::from_micros(delay as u64));
         }
         storage.in_flight.fetch_sub(1, Ordering::Relaxed);
-        if storage.is_failing.load(Ordering::Relaxed) > 0 {
+        if storage.fails.load(Ordering::Relaxed) > 0 {
             return Err(Error::Changed { path: self.path.display().to_string() });
         }
         let at = usize::try_from(at).unwrap();
@@ -95,16 +95,16 @@ impl ReadAt for SlowFile {
         Ok(())
     }
 
-    fn read_pieces(&self, pieces: &mut ScatterBuffers<'_>, at: u64) -> Result<()> {
-        let mut bytes = vec![0; pieces.byte_len()];
+    fn read_scattered(&self, buffers: &mut ScatterBuffers<'_>, at: u64) -> Result<()> {
+        let mut bytes = vec![0; buffers.byte_len()];
         self.read_at(&mut bytes, at)?;
-        pieces.fill(&bytes);
+        buffers.fill(&bytes);
         Ok(())
     }
 }
 
 impl Shared {
-    /// Adds a file of `num_records` records of `len` bytes, which repeat the record's number.
+    /// Adds a file of `num_records` records, each of `len` bytes that repeat its number.
     fn add(&self, name: &str, num_records: u64, len: usize, options: &str) -> Source {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("written");
@@ -122,7 +122,7 @@ impl Shared {
         self.0.delay_us.store(delay, Ordering::Relaxed);
     }
 
-    /// The most reads in flight since the last call.
+    /// The maximum number of reads in flight since the last call.
     fn take_max_in_flight(&self) -> usize {
         self.0.max_in_flight.swap(0, Ordering::Relaxed)
     }
@@ -141,7 +141,7 @@ fn record(number: u64, len: usize) -> Vec<u8> {
     number.to_le_bytes().iter().copied().cycle().take(len).collect()
 }
 
-/// The positions `0..len` in a scattered order.
+/// All of `len` positions in a scattered order.
 fn scattered(len: u64) -> Vec<u64> {
     (0..len).map(|at| at * 617 % len).collect()
 }
@@ -158,12 +158,12 @@ fn assert_are(records: &Records, positions: &[u64], len: usize) {
     }
 }
 
-/// Files of slow storage that has been classified as slow.
-fn open_slow(storage: &Shared, sources: impl IntoIterator<Item = Source>) -> Arc<Files> {
+/// Files whose storage is slow and has been classified as slow.
+fn slow(storage: &Shared, sources: impl IntoIterator<Item = Source>) -> Arc<Files> {
     let files = storage.open(sources);
     storage.set_delay_us(4000);
     let queue = ReadQueue::new(64);
-    // A chunk that has been read may be cached, so read another one each time.
+    // Another chunk each time, since chunks may be cached.
     for position in (0..).step_by(17) {
         if files.is_far() {
             break;
@@ -175,16 +175,16 @@ fn open_slow(storage: &Shared, sources: impl IntoIterator<Item = Source>) -> Arc
 }
 
 #[test]
-fn reads_in_flight_reach_their_limit_and_records_stay_in_order() {
+fn reads_in_flight_reach_the_limit_and_records_stay_in_order() {
     let storage = Shared::default();
-    // Records too large to be read with their neighbours.
+    // Too long to be merged into one read.
     let source = storage.add("file", 1000, 70_000, "group_size:1,uncompressed");
-    let files = open_slow(&storage, [source]);
-    for max_reads in [1, 7, 100] {
-        let queue = ReadQueue::new(max_reads);
+    let files = slow(&storage, [source]);
+    for max_in_flight in [1, 7, 100] {
+        let queue = ReadQueue::new(max_in_flight);
         let blocks: Vec<Vec<u64>> = scattered(1000)
             .chunks(20)
-            .take(if max_reads < 100 { 3 } else { 20 })
+            .take(if max_in_flight < 100 { 3 } else { 20 })
             .map(Vec::from)
             .collect();
         storage.take_max_in_flight();
@@ -195,19 +195,19 @@ fn reads_in_flight_reach_their_limit_and_records_stay_in_order() {
                 pipeline::start(open::plan(&files, block).unwrap(), slots, &queue)
             })
             .collect();
-        // Dropping the slots drops what was read; lengths and errors are still reported.
+        // Records in slots are dropped here; lengths and errors are still returned.
         for pending in pending {
             assert_eq!(pending.finish().unwrap().len(), 20);
         }
         let found = storage.take_max_in_flight();
-        assert!(found <= max_reads && 2 * found >= max_reads, "{found} of {max_reads}");
+        assert!(found <= max_in_flight && 2 * found >= max_in_flight, "{found} of {max_in_flight}");
         let records = read(&files, &blocks[0], &queue);
         assert_are(&records, &blocks[0], 70_000);
     }
 }
 
 #[test]
-fn block_of_storage_found_to_be_slow_is_read_concurrently() {
+fn block_whose_storage_turns_out_to_be_slow_is_read_concurrently() {
     let storage = Shared::default();
     let files = storage.open([storage.add("file", 3000, 1000, "group_size:1,uncompressed")]);
     assert!(!files.is_far());
@@ -222,7 +222,7 @@ fn block_of_storage_found_to_be_slow_is_read_concurrently() {
     for _ in 0..10 {
         read(&files, &positions, &ReadQueue::default());
     }
-    assert!(!files.is_far(), "reads without delay are fast storage");
+    assert!(!files.is_far(), "the storage is fast again");
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn many_files_are_opened_concurrently_with_one_read_each() {
 }
 
 #[test]
-fn files_of_known_length_are_opened_concurrently_when_they_are_read() {
+fn files_of_known_length_are_opened_when_read_and_concurrently() {
     let storage = Shared::default();
     let sources: Vec<Source> = (0..200)
         .map(|number| Source {
@@ -252,16 +252,16 @@ fn files_of_known_length_are_opened_concurrently_when_they_are_read() {
             ..storage.add(&format!("{number}"), 10, 100, "group_size:1,uncompressed")
         })
         .collect();
-    let num_found = || storage.0.num_found.load(Ordering::Relaxed);
-    for is_prefetched in [false, true] {
-        storage.0.num_found.store(0, Ordering::Relaxed);
+    let num_opened = || storage.0.num_opened.load(Ordering::Relaxed);
+    for is_started_first in [false, true] {
+        storage.0.num_opened.store(0, Ordering::Relaxed);
         let files = storage.open(sources.clone());
-        assert_eq!((files.len(), num_found()), (2000, 0));
+        assert_eq!((files.len(), num_opened()), (2000, 0));
         storage.set_delay_us(5000);
         storage.take_max_in_flight();
         let positions: Vec<u64> = (0..60).rev().map(|file| 10 * file + file % 10).collect();
         let queue = ReadQueue::default();
-        let records = if is_prefetched {
+        let records = if is_started_first {
             let sorted = files.sort(&positions).unwrap();
             let unready = files.plan_at_hand(&sorted).unwrap().unwrap_err();
             assert_eq!(unready.len(), 60);
@@ -273,7 +273,7 @@ fn files_of_known_length_are_opened_concurrently_when_they_are_read() {
         };
         let expected: Vec<u64> = positions.iter().map(|position| position % 10).collect();
         assert_are(&records, &expected, 100);
-        assert_eq!(num_found(), 60);
+        assert_eq!(num_opened(), 60);
         assert!(storage.take_max_in_flight() >= 20);
         storage.set_delay_us(0);
     }
@@ -283,12 +283,12 @@ fn files_of_known_length_are_opened_concurrently_when_they_are_read() {
 fn joined_files_are_read_as_one_sequence_and_opened_once() {
     let storage = Shared::default();
     let lens: [u64; 4] = [5, 0, 3, 7];
-    let files: Vec<Arc<Files>> = lens
+    let datasets: Vec<Arc<Files>> = lens
         .iter()
-        .map(|&len| storage.open([storage.add(&format!("length {len}"), len, 100, "group_size:2")]))
+        .map(|&len| storage.open([storage.add(&format!("file {len}"), len, 100, "group_size:2")]))
         .collect();
-    let num_found = storage.0.num_found.load(Ordering::Relaxed);
-    let joined = Arc::new(Files::joined(files.iter().map(|files| &**files)).unwrap());
+    let num_opened = storage.0.num_opened.load(Ordering::Relaxed);
+    let joined = Arc::new(Files::joined(datasets.iter().map(|dataset| &**dataset)).unwrap());
     assert_eq!(joined.num_records().collect::<Vec<_>>(), lens);
     let expected: Vec<Vec<u8>> =
         lens.iter().flat_map(|&len| (0..len).map(|number| record(number, 100))).collect();
@@ -297,16 +297,16 @@ fn joined_files_are_read_as_one_sequence_and_opened_once() {
     for (found, &position) in records.iter().zip(&positions) {
         assert_eq!(found, expected[usize::try_from(position).unwrap()]);
     }
-    assert_eq!(storage.0.num_found.load(Ordering::Relaxed), num_found);
+    assert_eq!(storage.0.num_opened.load(Ordering::Relaxed), num_opened);
     assert!(joined.sort(&[15]).is_err());
 }
 
 #[test]
-fn missing_file_and_failing_reads_are_reported_to_the_waiting_caller() {
+fn missing_files_and_failing_reads_are_errors_of_their_pending_reads() {
     let storage = Shared::default();
     let source = storage.add("file", 500, 5000, "group_size:1,uncompressed");
     let missing = Source { take: Some(10), ..Source::from(PathBuf::from("missing")) };
-    let files = open_slow(&storage, [source, missing]);
+    let files = slow(&storage, [source, missing]);
     let queue = ReadQueue::default();
     let sorted = files.sort(&[3, 505]).unwrap();
     let unready = files.plan_at_hand(&sorted).unwrap().unwrap_err();
@@ -314,15 +314,15 @@ fn missing_file_and_failing_reads_are_reported_to_the_waiting_caller() {
     let pending = pipeline::start_unready::<Vec<MaybeUninit<u8>>>(&files, sorted, unready, &queue);
     assert!(pending.finish().unwrap_err().to_string().contains("missing"));
     let plan = files.plan(&scattered(500)[..50]).unwrap();
-    storage.0.is_failing.store(1, Ordering::Relaxed);
+    storage.0.fails.store(1, Ordering::Relaxed);
     let pending = pipeline::start::<Vec<MaybeUninit<u8>>>(plan, Vec::new(), &queue);
     assert!(pending.finish().unwrap_err().to_string().contains("file"));
 }
 
 #[test]
-fn abandoned_reads_stop_after_those_in_flight() {
+fn abandoned_reads_end_after_those_in_flight() {
     let storage = Shared::default();
-    let files = open_slow(&storage, [storage.add("file", 2000, 5000, "group_size:1,uncompressed")]);
+    let files = slow(&storage, [storage.add("file", 2000, 5000, "group_size:1,uncompressed")]);
     let queue = ReadQueue::new(4);
     storage.take_num_reads();
     let plan = open::plan(&files, &scattered(2000)).unwrap();
@@ -336,7 +336,7 @@ fn abandoned_reads_stop_after_those_in_flight() {
     assert_are(&records, &[5, 3], 5000);
 }
 
-/// The positions `0..len`, with each window of `window` in scattered order.
+/// The positions `0..len`, each window of `window` in a scattered order.
 fn window_order(len: u64, window: u64) -> Vec<u64> {
     let fits = |step: &u64| step % 2 == 1 && !window.is_multiple_of(*step);
     let step = (window / 2..=window + 2).find(fits).unwrap();
@@ -349,11 +349,8 @@ fn orders_with_locality_fetch_each_chunk_once() {
     let storage = Shared::default();
     let source = storage.add("grouped", 8192, 300, "group_size:16");
     for is_slow in [false, true] {
-        let files = if is_slow {
-            open_slow(&storage, [source.clone()])
-        } else {
-            storage.open([source.clone()])
-        };
+        let files =
+            if is_slow { slow(&storage, [source.clone()]) } else { storage.open([source.clone()]) };
         for order in [window_order(8192, 512), (0..8192).collect::<Vec<u64>>()] {
             let files = if is_slow { Arc::clone(&files) } else { storage.open([source.clone()]) };
             storage.take_num_reads();

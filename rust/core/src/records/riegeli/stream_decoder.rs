@@ -1,4 +1,4 @@
-//! A compressed block decoded piece by piece, so that only a window of it is in memory.
+//! Decodes a compressed block as a stream, with only a window of it in memory.
 
 use std::fmt;
 
@@ -11,12 +11,12 @@ use super::decompress::{codec, reserve, wrong_len};
 use super::varint::{Cursor, MAX_VARINT_LEN};
 use crate::Error;
 
-/// Why reading in pieces ended early.
+/// Why reading a stream failed.
 #[derive(Debug)]
 pub enum StreamError {
     /// The file cannot be read.
     File(Error),
-    /// What it holds is not what it should be.
+    /// Its data are damaged.
     Data(FormatError),
 }
 
@@ -32,15 +32,15 @@ impl From<FormatError> for StreamError {
     }
 }
 
-/// Bytes that come in pieces.
+/// Bytes that arrive in parts, as in `std::io::BufRead`.
 pub trait ChunkSource {
-    /// The bytes that come next, as many as are at hand; none at the end.
+    /// The next bytes that are in memory, after reading more if there are none; empty at the end.
     ///
     /// # Errors
-    /// If the next ones cannot be had.
+    /// If they cannot be read.
     fn fill(&mut self) -> Result<&[u8], StreamError>;
 
-    /// Goes past `len` bytes of those.
+    /// Skips `len` of these bytes.
     fn consume(&mut self, len: usize);
 }
 
@@ -54,7 +54,7 @@ impl ChunkSource for &[u8] {
     }
 }
 
-impl<P: ChunkSource> ChunkSource for &mut P {
+impl<S: ChunkSource> ChunkSource for &mut S {
     fn fill(&mut self) -> Result<&[u8], StreamError> {
         (**self).fill()
     }
@@ -67,12 +67,12 @@ impl<P: ChunkSource> ChunkSource for &mut P {
 /// Reads a varint.
 ///
 /// # Errors
-/// If it is cut short or does not fit 64 bits.
-pub fn varint64(pieces: &mut impl ChunkSource) -> Result<u64, StreamError> {
+/// If it is truncated or does not fit 64 bits.
+pub fn varint64(source: &mut impl ChunkSource) -> Result<u64, StreamError> {
     let mut bytes = Vec::with_capacity(MAX_VARINT_LEN);
     while bytes.len() < MAX_VARINT_LEN {
-        let Some(&byte) = pieces.fill()?.first() else { break };
-        pieces.consume(1);
+        let Some(&byte) = source.fill()?.first() else { break };
+        source.consume(1);
         bytes.push(byte);
         if byte < 0x80 {
             break;
@@ -81,41 +81,41 @@ pub fn varint64(pieces: &mut impl ChunkSource) -> Result<u64, StreamError> {
     Ok(Cursor::new(&bytes).varint64()?)
 }
 
-/// Which windows of zstd streams are taken whatever the length of the stream; and the largest.
+/// Windows of zstd streams that are allowed whatever the length of the stream; and the maximum.
 const MIN_WINDOW_LOG: u32 = 27;
 const MAX_WINDOW_LOG: u32 = 31;
 
-/// How many decoded bytes are kept at hand.
+/// The initial length of the window of decoded bytes.
 const WINDOW_LEN: usize = 64 << 10;
 
-/// A compressed block, read front to back.
+/// Decodes a block from start to end.
 #[derive(Debug)]
-pub struct Inflated<P> {
-    pieces: P,
+pub struct StreamDecoder<S> {
+    source: S,
     stream: Stream,
-    /// How long it is, as far as that is stated.
+    /// The decoded length, if stated.
     stated: Option<u64>,
     decoded_len: u64,
     window: Vec<u8>,
-    /// Which bytes of the window have been decoded and not read.
+    /// The range of the window that has been decoded but not read.
     from: usize,
     to: usize,
 }
 
-impl<P: ChunkSource> Inflated<P> {
-    /// Whether blocks that were compressed like this can be read in pieces.
-    pub fn takes(codec: u8) -> bool {
+impl<S: ChunkSource> StreamDecoder<S> {
+    /// Whether blocks of this codec can be decoded as a stream.
+    pub fn supports(codec: u8) -> bool {
         matches!(codec, codec::NONE | codec::ZSTD | codec::BROTLI)
     }
 
-    /// Begins to read the block `pieces`, which [takes](Self::takes) `codec`.
+    /// Starts to decode the block from `source`; `codec` must be [supported](Self::supports).
     ///
     /// # Errors
-    /// If it has no length before it, or memory is short.
-    pub fn new(codec: u8, mut pieces: P) -> Result<Self, StreamError> {
-        let stated = if codec == codec::NONE { None } else { Some(varint64(&mut pieces)?) };
+    /// If the stated length is missing, or there is not enough memory.
+    pub fn new(codec: u8, mut source: S) -> Result<Self, StreamError> {
+        let stated = if codec == codec::NONE { None } else { Some(varint64(&mut source)?) };
         let stream = Stream::new(codec, stated.unwrap_or(0))?;
-        Ok(Self { pieces, stream, stated, decoded_len: 0, window: Vec::new(), from: 0, to: 0 })
+        Ok(Self { source, stream, stated, decoded_len: 0, window: Vec::new(), from: 0, to: 0 })
     }
 
     /// The next `len` bytes.
@@ -125,12 +125,12 @@ impl<P: ChunkSource> Inflated<P> {
     #[inline]
     pub fn take(&mut self, len: usize) -> Result<&[u8], StreamError> {
         if self.to - self.from < len {
-            self.gather(len)?;
+            self.fill_window(len)?;
         }
         let begin = self.from;
         let end = begin + len;
         if end > self.to {
-            let text = format!("{len} bytes expected, {} left", self.to - begin);
+            let text = format!("expected {len} more bytes, {} left", self.to - begin);
             return Err(FormatError::new(text).into());
         }
         self.from = end;
@@ -154,27 +154,30 @@ impl<P: ChunkSource> Inflated<P> {
 
     #[cold]
     fn long_varint(&mut self) -> Result<u64, StreamError> {
-        self.gather(MAX_VARINT_LEN)?;
+        self.fill_window(MAX_VARINT_LEN)?;
         let mut cursor = Cursor::new(&self.window[self.from..self.to]);
         let value = cursor.varint64()?;
         self.from = self.to - cursor.rest().len();
         Ok(value)
     }
 
-    /// Checks that everything has been read and the block ends there.
+    /// Checks that the block ends here.
     ///
     /// # Errors
-    /// If something is left, or the block is damaged.
+    /// If bytes are left, or the block is damaged.
     pub fn finish(mut self) -> Result<(), StreamError> {
-        self.gather(1)?;
+        self.fill_window(1)?;
         if self.from < self.to {
-            return Err(FormatError::fixed("more bytes than records").into());
+            return Err(FormatError::fixed("data left after the last record").into());
         }
         if !self.stream.is_done {
-            return Err(FormatError::fixed("compressed stream is cut short").into());
+            return Err(FormatError::fixed("compressed stream is truncated").into());
         }
-        if !self.pieces.fill()?.is_empty() {
-            return Err(FormatError::fixed("compressed stream does not end with the block").into());
+        if !self.source.fill()?.is_empty() {
+            return Err(FormatError::fixed(
+                "compressed stream does not end at the end of the block",
+            )
+            .into());
         }
         match self.stated {
             Some(stated) if stated != self.decoded_len => {
@@ -184,22 +187,22 @@ impl<P: ChunkSource> Inflated<P> {
         }
     }
 
-    /// Decodes until `len` bytes are at hand or there are no more.
+    /// Decodes until the window has `len` unread bytes or the stream ends.
     #[cold]
-    fn gather(&mut self, len: usize) -> Result<(), StreamError> {
+    fn fill_window(&mut self, len: usize) -> Result<(), StreamError> {
         self.window.copy_within(self.from..self.to, 0);
         (self.from, self.to) = (0, self.to - self.from);
         while self.to < len {
             if self.to == self.window.len() {
-                // Doubling: memory follows what the stream has yielded, not what it claims.
+                // Doubling bounds memory by what was decoded, not by what is stated.
                 let more = self.window.len().max(WINDOW_LEN);
                 reserve(&mut self.window, more)?;
                 self.window.resize(self.window.len() + more, 0);
             }
-            let input = self.pieces.fill()?;
+            let input = self.source.fill()?;
             let is_last = input.is_empty();
             let (read, written) = self.stream.step(input, &mut self.window[self.to..])?;
-            self.pieces.consume(read);
+            self.source.consume(read);
             self.to += written;
             self.decoded_len += written as u64;
             if self.stated.is_some_and(|stated| self.decoded_len > stated) {
@@ -213,7 +216,7 @@ impl<P: ChunkSource> Inflated<P> {
     }
 }
 
-/// A decompressor in the middle of its work.
+/// A streaming decompressor.
 struct Stream {
     engine: Engine,
     is_done: bool,
@@ -232,17 +235,17 @@ impl fmt::Debug for Stream {
 }
 
 impl Stream {
-    /// Begins with a stream of `stated` decoded bytes.
+    /// Starts a stream of `stated` decoded bytes.
     fn new(codec: u8, stated: u64) -> Result<Self, FormatError> {
         let engine = match codec {
             codec::NONE => Engine::Plain,
             codec::ZSTD => {
                 let mut context = DCtx::try_create()
                     .ok_or(FormatError::fixed("no memory for a zstd decompressor"))?;
-                // The window is asked for as soon as the frame begins.
+                // Limited because zstd allocates the window as soon as the frame starts.
                 let needed = 64 - stated.saturating_sub(1).leading_zeros();
-                let most = needed.clamp(MIN_WINDOW_LOG, MAX_WINDOW_LOG);
-                context.set_parameter(DParameter::WindowLogMax(most)).map_err(damaged)?;
+                let max_log = needed.clamp(MIN_WINDOW_LOG, MAX_WINDOW_LOG);
+                context.set_parameter(DParameter::WindowLogMax(max_log)).map_err(damaged)?;
                 Engine::Zstd(context)
             }
             codec::BROTLI => Engine::Brotli(Box::new(brotli_state())),
@@ -272,12 +275,12 @@ impl Stream {
             }
             Engine::Brotli(state) => {
                 let (mut unread, mut read) = (input.len(), 0);
-                let (mut room, mut written, mut total) = (out.len(), 0, 0);
+                let (mut free, mut written, mut total) = (out.len(), 0, 0);
                 let result = BrotliDecompressStream(
                     &mut unread,
                     &mut read,
                     input,
-                    &mut room,
+                    &mut free,
                     &mut written,
                     out,
                     &mut total,
@@ -303,10 +306,10 @@ mod tests {
     use super::super::compress::{Codec, Compressor};
     use super::*;
 
-    /// Bytes handed out a few at a time.
-    struct Slowly<'a>(&'a [u8]);
+    /// A source that returns at most seven bytes at a time.
+    struct ShortReads<'a>(&'a [u8]);
 
-    impl ChunkSource for Slowly<'_> {
+    impl ChunkSource for ShortReads<'_> {
         fn fill(&mut self) -> Result<&[u8], StreamError> {
             Ok(&self.0[..self.0.len().min(7)])
         }
@@ -328,44 +331,44 @@ mod tests {
         Codec::Brotli { level: 5, window_log: None },
     ];
 
-    fn text_of(halt: Result<(), StreamError>) -> String {
-        match halt {
-            Ok(()) => "fine".to_owned(),
+    fn text_of(error: Result<(), StreamError>) -> String {
+        match error {
+            Ok(()) => "ok".to_owned(),
             Err(StreamError::Data(problem)) => problem.to_string(),
             Err(StreamError::File(error)) => error.to_string(),
         }
     }
 
     #[test]
-    fn blocks_come_in_pieces_as_they_come_whole() {
+    fn streams_decode_to_the_same_bytes_as_whole_blocks() {
         let plain: Vec<u8> = (0..100_000_u32).flat_map(|n| (n / 3).to_le_bytes()).collect();
         for codec in CODECS {
             let block = block_of(codec, &plain);
-            let mut inflated = Inflated::new(codec.code(), Slowly(&block)).unwrap();
+            let mut decoder = StreamDecoder::new(codec.code(), ShortReads(&block)).unwrap();
             let mut found = Vec::new();
             for len in [1, 0, 70_000, 3, 200_000, 129_996] {
-                found.extend_from_slice(inflated.take(len).unwrap());
+                found.extend_from_slice(decoder.take(len).unwrap());
             }
             assert!(found == plain, "{codec:?}");
-            inflated.finish().unwrap();
+            decoder.finish().unwrap();
         }
     }
 
     #[test]
-    fn blocks_that_end_elsewhere_are_refused() {
+    fn blocks_with_missing_or_extra_bytes_are_refused() {
         for codec in CODECS {
             let read_two = |block: &[u8]| {
-                let mut inflated = Inflated::new(codec.code(), Slowly(block))?;
-                inflated.take(2)?;
-                inflated.finish()
+                let mut decoder = StreamDecoder::new(codec.code(), ShortReads(block))?;
+                decoder.take(2)?;
+                decoder.finish()
             };
             let block = block_of(codec, b"ab");
-            assert_eq!(text_of(read_two(&block)), "fine", "{codec:?}");
+            assert_eq!(text_of(read_two(&block)), "ok", "{codec:?}");
             for wrong in [&block[..block.len() - 1], &[&block[..], b"x"].concat(), b"", b"\x02"] {
-                assert_ne!(text_of(read_two(wrong)), "fine", "{codec:?}: {wrong:?}");
+                assert_ne!(text_of(read_two(wrong)), "ok", "{codec:?}: {wrong:?}");
             }
             let longer = block_of(codec, b"abc");
-            assert_eq!(text_of(read_two(&longer)), "more bytes than records", "{codec:?}");
+            assert_eq!(text_of(read_two(&longer)), "data left after the last record", "{codec:?}");
         }
     }
 
@@ -374,19 +377,19 @@ mod tests {
         let mut block = block_of(CODECS[1], b"ab");
         for stated in [1, 3] {
             block[0] = stated;
-            let mut inflated = Inflated::new(b'z', &block[..]).unwrap();
-            let result = inflated.take(2).map(drop).and_then(|()| inflated.finish());
-            assert!(text_of(result).starts_with("decoded 2 bytes where"), "stated {stated}");
+            let mut decoder = StreamDecoder::new(b'z', &block[..]).unwrap();
+            let result = decoder.take(2).map(drop).and_then(|()| decoder.finish());
+            assert!(text_of(result).starts_with("block decoded to 2 bytes"), "stated {stated}");
         }
     }
 
     #[test]
-    fn varints_may_lie_across_pieces() {
+    fn varints_may_span_several_reads() {
         let block = [b"abcde".as_slice(), &[0x81, 0x82, 0x83, 0x04], b"\x07"].concat();
-        let mut inflated = Inflated::new(0, Slowly(&block)).unwrap();
-        inflated.take(5).unwrap();
-        assert_eq!(inflated.varint64().unwrap(), 1 | 2 << 7 | 3 << 14 | 4 << 21);
-        assert_eq!(inflated.varint64().unwrap(), 7);
-        assert!(inflated.varint64().is_err());
+        let mut decoder = StreamDecoder::new(0, ShortReads(&block)).unwrap();
+        decoder.take(5).unwrap();
+        assert_eq!(decoder.varint64().unwrap(), 1 | 2 << 7 | 3 << 14 | 4 << 21);
+        assert_eq!(decoder.varint64().unwrap(), 7);
+        assert!(decoder.varint64().is_err());
     }
 }
