@@ -424,7 +424,7 @@ def test_forked_child_reads_what_it_asks_for_and_what_its_parent_began():
 def test_pending_read_can_be_taken_once():
     pending = record_files(CORPUS / "count_10_default.array_record").start(np.array([3]))
     assert pending.finish() == [b"3"]
-    with pytest.raises(ValueError, match="taken already"):
+    with pytest.raises(ValueError, match="returns the records of a read once"):
         pending.finish()
 
 

@@ -308,7 +308,7 @@ def test_rows_beyond_the_end_are_not_copied(arena):
 
 @pytest.mark.parametrize("dtype", ["O", "T", [("a", "O")]])
 def test_slots_hold_no_references(arena, dtype):
-    with pytest.raises(TypeError, match="cannot live in a slot"):
+    with pytest.raises(TypeError, match="cannot be stored in a slot"):
         arena.array((3,), np.dtype(dtype))
     with pytest.raises(ValueError, match="array of plain values"):
         copy_rows(np.empty((3, 1), dtype), [np.empty(1, dtype)], 0, hot=False)

@@ -23,18 +23,11 @@ PUBLIC = {public.name: public for public in public_docs.documented(MODULES)}
 NAMES = {"grain": grain, "np": np}
 
 # What may lack one thing that the others must have, and why.
-WITHOUT_ARGS = {
-    "ArrayRecordWriter.write": "compiled; its class says what a record is",
-}
 NOT_RAISED = {
     ("MapDataset.to_iter_dataset", "ValueError"): "it makes options of defaults, which are valid",
 }
 WITHOUT_EXAMPLE = {
     "exceptions: nobody begins with one": ["GrainmillError", "WorkerError"],
-    "compiled: shown in the docs of the reader, and of shuffles": [
-        "ArrayRecordWriter",
-        "index_shuffle",
-    ],
     "given to the user, not made by them; shown where they come from": [
         "DataLoaderIterator",
         "Record",
@@ -74,8 +67,6 @@ EXCEPTED = {name for names in WITHOUT_EXAMPLE.values() for name in names}
 def lacking(public):
     """What `public_docs.missing` says, except for what is listed above."""
     lacks = public_docs.missing(public)
-    if public.name in WITHOUT_ARGS:
-        lacks = [lack for lack in lacks if "`Args:`" not in lack]
     not_raised = [f"`{error}`" for name, error in NOT_RAISED if name == public.name]
     return [lack for lack in lacks if not any(lack.endswith(error) for error in not_raised)]
 
@@ -105,14 +96,11 @@ def test_what_users_begin_with_has_an_example(name):
 
 def test_exceptions_name_what_exists():
     excepted = {
-        *WITHOUT_ARGS,
         *(name for name, _ in NOT_RAISED),
         *EXCEPTED,
     }
     missing = excepted - PUBLIC.keys()
     assert missing <= {"process_place"}  # where JAX is not installed
-    for name in WITHOUT_ARGS:
-        assert public_docs.missing(PUBLIC[name]), f"`{name}` needs no exception"
     for name, error in NOT_RAISED:
         assert error in public_docs.raised(PUBLIC[name]), f"`{name}` needs no exception"
 

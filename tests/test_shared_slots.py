@@ -93,7 +93,7 @@ def test_slot_serves_again_for_what_is_a_little_smaller():
 def test_bytes_reserved_for_an_array_that_cannot_be_made_are_given_back():
     shared_budget = board_of(64)
     arena = SharedArena(shared_budget, 1, 64 * SLOT_BYTES, lambda _: None)
-    with pytest.raises(TypeError, match="cannot live in a slot"):
+    with pytest.raises(TypeError, match="cannot be stored in a slot"):
         arena.array((SLOT_BYTES,), np.dtype(object))
     assert shared_budget.reserved == 0
 
@@ -169,7 +169,7 @@ def test_bytes_given_back_twice_are_an_error_and_change_nothing():
     shared_budget = board_of(2)
     assert shared_budget.reserve(SLOT_BYTES)
     shared_budget.release(SLOT_BYTES)
-    with pytest.raises(ValueError, match=r"`release` gives back .* got 1048576 where 0 are"):
+    with pytest.raises(ValueError, match=r"`release` must release .* got 1048576 where 0 are"):
         shared_budget.release(SLOT_BYTES)
     assert shared_budget.reserved == 0
     assert shared_budget.reserve(2 * SLOT_BYTES)
@@ -181,7 +181,7 @@ def test_slot_that_its_maker_never_reserved_cannot_be_lent():
     slot = arena.slot(SLOT_BYTES)
     remote_slots = RemoteSlots(board_of(2))
     remote_slots.add(slot.shared_id, *slot.take_file())
-    with pytest.raises(ValueError, match="`release` gives back reserved bytes once"):
+    with pytest.raises(ValueError, match="`release` must release reserved bytes once"):
         remote_slots.borrow(slot.shared_id)
 
 

@@ -240,7 +240,7 @@ class WorkerPool:
 
         With threads it may be at several tasks, up to `last_begun` if that is given.
         """
-        marked = self._group.shared_budget.marked(pending.worker)
+        marked = self._group.shared_budget.progress(pending.worker)
         about, until = pending.about, (last_begun or pending).about
         if about is not None and until is not None and marked:
             first, last = about[0], min(until[1], marked - 1)

@@ -343,7 +343,7 @@ def _serve(files: Files, set_up: SetUp) -> None:
         def mark(element: int) -> None:
             if forked.is_child:
                 forked.leave_if_child(None)  # it was to make one element, not those after it
-            shared_budget.mark(set_up.worker, element + 1)
+            shared_budget.set_progress(set_up.worker, element + 1)
 
         place = WorkerContext(
             set_up.worker, set_up.num_workers, channel.arena, mark, files.shared_index

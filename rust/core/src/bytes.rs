@@ -1,9 +1,9 @@
-//! Bytes that slices cannot describe: memory that is not initialised yet, and memory of others.
+//! Memory that slices cannot describe: uninitialised memory, and memory that others may write.
 //!
 //! A slice promises that its bytes are initialised and that nobody else writes them. The memory of
-//! a new `bytes` object is not initialised, and another thread of the user's may write an array
-//! while it is copied. So what is here is copied by address, and never seen as a slice before it
-//! has been filled.
+//! a new `bytes` object is not initialised, and another thread of the user may write an array
+//! while it is copied. So these types copy by address, and no slice is created of memory that has
+//! not been filled.
 #![expect(
     unsafe_code,
     reason = "memory without the promises of a slice is an address and a length"
@@ -14,8 +14,8 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::{ptr, slice};
 
-/// Initialised bytes that somebody else may write while they are copied, as those of arrays that a
-/// user holds: the copy then has some old bytes and some new ones.
+/// Initialised bytes that another thread may write while they are copied, such as an array that the
+/// user holds: the copy then mixes old and new bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Bytes<'a> {
     start: *const u8,
@@ -23,42 +23,45 @@ pub struct Bytes<'a> {
     memory: PhantomData<&'a [u8]>,
 }
 
-// SAFETY: whoever made it promised that the memory is there for `'a`, on whatever thread.
+// SAFETY: the caller of `new` promised that the memory is valid for `'a`, on any thread.
 unsafe impl Send for Bytes<'_> {}
-// SAFETY: it is `Copy`, so to share it is to send it.
+// SAFETY: it is `Copy`, so sharing it is sending it.
 unsafe impl Sync for Bytes<'_> {}
 
 impl Bytes<'_> {
-    /// `len` bytes from `start` on.
+    /// The `len` bytes from `start` on.
     ///
     /// # Safety
     ///
-    /// They are initialised and stay where they are for the lifetime. They may be written
-    /// meanwhile only while a user breaks the promise that is asked of them (see ARCHITECTURE.md),
-    /// for which nothing can be said but what the processor does: a copy takes each byte before or
-    /// after it is written.
+    /// They are initialised and valid for the lifetime. They are written meanwhile only if a user
+    /// breaks the rule in ARCHITECTURE.md; then the only guarantee is what the processor does: a
+    /// copy reads each byte before or after it is written.
     pub unsafe fn new(start: *const u8, len: usize) -> Self {
         Self { start, len, memory: PhantomData }
     }
 
-    /// How many there are.
+    /// The number of bytes.
     pub fn len(self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether there are no bytes.
     pub fn is_empty(self) -> bool {
         self.len == 0
     }
 
-    /// Those in `range`.
+    /// The bytes in `range`.
     ///
     /// # Panics
     ///
-    /// If there are not as many.
+    /// If `range` exceeds the length.
     #[must_use]
-    pub fn part(self, range: Range<usize>) -> Self {
-        assert!(range.start <= range.end && range.end <= self.len, "a part beyond the end");
+    pub fn slice(self, range: Range<usize>) -> Self {
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "range {range:?} exceeds {} bytes",
+            self.len
+        );
         let start = self.start.wrapping_add(range.start);
         Self { start, len: range.len(), memory: PhantomData }
     }
@@ -67,10 +70,10 @@ impl Bytes<'_> {
     ///
     /// # Panics
     ///
-    /// If `out` is not as long.
+    /// If the lengths differ.
     pub fn copy_to(self, out: &mut Destination<'_>) {
-        assert_eq!(self.len, out.len, "as many bytes as there is room for");
-        // SAFETY: both are `len` bytes long, as those promised who made them.
+        assert_eq!(self.len, out.len, "source and destination must have the same length");
+        // SAFETY: both are `len` bytes long, as promised to their `new`.
         unsafe { ptr::copy(self.start, out.start, self.len) }
     }
 }
@@ -81,7 +84,7 @@ impl<'a> From<&'a [u8]> for Bytes<'a> {
     }
 }
 
-/// Memory that bytes are copied to, initialised or not.
+/// Memory to copy bytes to, initialised or not.
 #[derive(Debug)]
 pub struct Destination<'a> {
     start: *mut u8,
@@ -89,37 +92,37 @@ pub struct Destination<'a> {
     memory: PhantomData<&'a mut [MaybeUninit<u8>]>,
 }
 
-// SAFETY: as for `Bytes`; there is one `Destination` for its memory.
+// SAFETY: as for `Bytes`; a `Destination` is the only one for its memory.
 unsafe impl Send for Destination<'_> {}
 
 impl Destination<'_> {
-    /// Room for `len` bytes from `start` on.
+    /// The `len` bytes of memory from `start` on.
     ///
     /// # Safety
     ///
-    /// The memory stays where it is for the lifetime, and no slice of it is in use meanwhile.
+    /// The memory is valid for the lifetime, and no slice of it is in use meanwhile.
     pub unsafe fn new(start: *mut u8, len: usize) -> Self {
         Self { start, len, memory: PhantomData }
     }
 
-    /// For how many bytes.
+    /// The size in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether for none.
+    /// Whether the size is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The first `len` bytes of the room, which is left without them.
+    /// Splits off the first `len` bytes.
     ///
     /// # Panics
     ///
-    /// If there are not as many.
+    /// If it is shorter.
     #[must_use]
     pub fn take_front(&mut self, len: usize) -> Self {
-        assert!(len <= self.len, "a part beyond the end");
+        assert!(len <= self.len, "{len} bytes exceed the {} that are left", self.len);
         let front = Self { start: self.start, len, memory: PhantomData };
         self.start = self.start.wrapping_add(len);
         self.len -= len;
@@ -128,37 +131,37 @@ impl Destination<'_> {
 }
 
 impl<'a> From<&'a mut [u8]> for Destination<'a> {
-    fn from(room: &'a mut [u8]) -> Self {
-        // A `Destination` is only ever filled with initialised bytes, so the slice is whole afterwards.
-        Self { start: room.as_mut_ptr(), len: room.len(), memory: PhantomData }
+    fn from(memory: &'a mut [u8]) -> Self {
+        // Only initialised bytes are copied to a `Destination`, so the slice stays initialised.
+        Self { start: memory.as_mut_ptr(), len: memory.len(), memory: PhantomData }
     }
 }
 
-/// Copies `bytes` to `room`, which is initialised then.
+/// Copies `bytes` to `memory` and returns it as initialised.
 ///
 /// # Panics
 ///
-/// If `room` is not as long.
-pub fn filled<'a>(room: &'a mut [MaybeUninit<u8>], bytes: &[u8]) -> &'a mut [u8] {
-    assert_eq!(bytes.len(), room.len(), "as many bytes as there is room for");
-    // SAFETY: both are as long, and no other reference leads into `room`.
-    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), room.as_mut_ptr().cast(), bytes.len()) };
+/// If the lengths differ.
+pub fn filled<'a>(memory: &'a mut [MaybeUninit<u8>], bytes: &[u8]) -> &'a mut [u8] {
+    assert_eq!(bytes.len(), memory.len(), "source and destination must have the same length");
+    // SAFETY: the lengths are equal, and `memory` is borrowed exclusively.
+    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), memory.as_mut_ptr().cast(), bytes.len()) };
     // SAFETY: all of it has just been written.
-    unsafe { initialised(room) }
+    unsafe { initialised(memory) }
 }
 
-/// `room` as the bytes that were written there.
+/// `memory` as initialised bytes.
 ///
 /// # Safety
 ///
 /// All of it has been written.
-pub(crate) unsafe fn initialised(room: &mut [MaybeUninit<u8>]) -> &mut [u8] {
+pub(crate) unsafe fn initialised(memory: &mut [MaybeUninit<u8>]) -> &mut [u8] {
     // SAFETY: a byte has the layout of a `MaybeUninit` of one, and is initialised, as the caller
     // promises.
-    unsafe { slice::from_raw_parts_mut(room.as_mut_ptr().cast(), room.len()) }
+    unsafe { slice::from_raw_parts_mut(memory.as_mut_ptr().cast(), memory.len()) }
 }
 
-/// A piece of memory, laid out as the systems' `iovec`.
+/// A buffer, laid out like the system's `iovec`.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct IoVec {
@@ -166,82 +169,82 @@ pub(crate) struct IoVec {
     len: usize,
 }
 
-/// Pieces of memory, initialised or not, that are filled one after another.
+/// Buffers, initialised or not, that are filled in order.
 #[derive(Debug)]
 pub struct ScatterBuffers<'a> {
-    all: Vec<IoVec>,
+    buffers: Vec<IoVec>,
     byte_len: usize,
     num_filled: usize,
     memory: PhantomData<&'a mut [MaybeUninit<u8>]>,
 }
 
 impl<'a> ScatterBuffers<'a> {
-    /// None yet; about `count` will be added.
+    /// No buffers yet; about `count` will be added.
     pub(crate) fn with_capacity(count: usize) -> Self {
-        let all = Vec::with_capacity(count);
-        Self { all, byte_len: 0, num_filled: 0, memory: PhantomData }
+        let buffers = Vec::with_capacity(count);
+        Self { buffers, byte_len: 0, num_filled: 0, memory: PhantomData }
     }
 
-    /// Adds a piece that may not be initialised.
-    pub(crate) fn push(&mut self, piece: &'a mut [MaybeUninit<u8>]) {
-        self.byte_len += piece.len();
-        self.all.push(IoVec { start: piece.as_mut_ptr(), len: piece.len() });
+    /// Adds a buffer that may be uninitialised.
+    pub(crate) fn push(&mut self, buffer: &'a mut [MaybeUninit<u8>]) {
+        self.byte_len += buffer.len();
+        self.buffers.push(IoVec { start: buffer.as_mut_ptr(), len: buffer.len() });
     }
 
-    /// Adds a piece.
-    pub(crate) fn push_initialised(&mut self, piece: &'a mut [u8]) {
-        self.byte_len += piece.len();
-        // Only initialised bytes are written there.
-        self.all.push(IoVec { start: piece.as_mut_ptr().cast(), len: piece.len() });
+    /// Adds an initialised buffer.
+    pub(crate) fn push_initialised(&mut self, buffer: &'a mut [u8]) {
+        self.byte_len += buffer.len();
+        // Only initialised bytes are written to it.
+        self.buffers.push(IoVec { start: buffer.as_mut_ptr().cast(), len: buffer.len() });
     }
 
-    /// How many bytes go into all of them.
+    /// The total size of the buffers in bytes.
     pub fn byte_len(&self) -> usize {
         self.byte_len
     }
 
-    /// Whether all of them are filled.
+    /// Whether all buffers are filled.
     pub(crate) fn are_full(&self) -> bool {
         self.num_filled == self.byte_len
     }
 
-    /// Fills the next bytes with `bytes`.
+    /// Copies `bytes` to the next bytes that are not filled.
     ///
     /// # Panics
     ///
-    /// If that is more than there is room for.
+    /// If `bytes` is longer than what is left.
     pub fn fill(&mut self, mut bytes: &[u8]) {
-        assert!(bytes.len() <= self.byte_len - self.num_filled, "more bytes than room");
+        assert!(bytes.len() <= self.byte_len - self.num_filled, "more bytes than the buffers hold");
         let mut filled = self.num_filled;
         self.num_filled += bytes.len();
-        for piece in &self.all {
-            let skipped = filled.min(piece.len);
+        for buffer in &self.buffers {
+            let skipped = filled.min(buffer.len);
             filled -= skipped;
-            let (now, later) = bytes.split_at(bytes.len().min(piece.len - skipped));
-            let start = piece.start.wrapping_add(skipped).cast();
-            // SAFETY: `now` is no longer than what is left of the piece, to which nothing else
-            // leads for `'a`, so not `now` either.
+            let (now, later) = bytes.split_at(bytes.len().min(buffer.len - skipped));
+            let start = buffer.start.wrapping_add(skipped).cast();
+            // SAFETY: `now` is no longer than what is left of the buffer, which is borrowed
+            // exclusively for `'a`, so `now` does not overlap it.
             unsafe { ptr::copy_nonoverlapping(now.as_ptr(), start, now.len()) };
             bytes = later;
         }
     }
 
-    /// The pieces, for a system that fills them from the first one on. None is filled yet.
+    /// The buffers, for a system call that fills them in order. None may be filled yet.
     #[cfg(unix)]
     pub(crate) fn unfilled(&mut self) -> &mut [IoVec] {
-        assert_eq!(self.num_filled, 0, "pieces are filled by one call");
-        &mut self.all
+        assert_eq!(self.num_filled, 0, "the buffers are filled by one call");
+        &mut self.buffers
     }
 
-    /// Notes that the next `len` bytes are filled.
+    /// Records that the next `len` bytes are filled.
     ///
     /// # Safety
     ///
-    /// They are.
+    /// They are initialised.
     #[cfg(unix)]
     pub(crate) unsafe fn note_filled(&mut self, len: usize) {
         self.num_filled += len;
-        assert!(self.num_filled <= self.byte_len, "more bytes than room");
+        assert!(self.num_filled <= self.byte_len, "more bytes than the buffers hold");
     }
 }
 
@@ -253,32 +256,32 @@ mod tests {
     fn overlapping_bytes_are_copied_as_they_were() {
         let mut memory: Vec<u8> = (0..100).collect();
         let start = memory.as_mut_ptr();
-        // SAFETY: 90 of 100 bytes, which stay until the end.
+        // SAFETY: 90 of 100 bytes, which outlive the copy.
         let bytes = unsafe { Bytes::new(start, 90) };
         // SAFETY: 90 bytes from the tenth on, and `memory` is not used meanwhile.
-        let mut room = unsafe { Destination::new(start.wrapping_add(10), 90) };
-        bytes.part(0..50).copy_to(&mut room.take_front(50));
-        assert_eq!((bytes.part(0..40).len(), room.len()), (40, 40));
+        let mut out = unsafe { Destination::new(start.wrapping_add(10), 90) };
+        bytes.slice(0..50).copy_to(&mut out.take_front(50));
+        assert_eq!((bytes.slice(0..40).len(), out.len()), (40, 40));
         assert_eq!(memory, (0..10).chain(0..50).chain(60..100).collect::<Vec<u8>>());
     }
 
     #[test]
-    fn pieces_are_filled_one_after_another_however_their_bytes_come() {
-        let mut room = [const { MaybeUninit::uninit() }; 10];
+    fn buffers_are_filled_in_order_by_bytes_of_any_lengths() {
+        let mut memory = [const { MaybeUninit::uninit() }; 10];
         let mut head = [0; 3];
-        let (first, second) = room.split_at_mut(4);
-        let mut pieces = ScatterBuffers::with_capacity(4);
-        pieces.push(first);
-        pieces.push_initialised(&mut head);
-        pieces.push(&mut []);
-        pieces.push(second);
+        let (first, second) = memory.split_at_mut(4);
+        let mut buffers = ScatterBuffers::with_capacity(4);
+        buffers.push(first);
+        buffers.push_initialised(&mut head);
+        buffers.push(&mut []);
+        buffers.push(second);
         for bytes in [&[1, 2, 3, 4, 5][..], &[], &[6], &[7, 8, 9, 10, 11, 12, 13]] {
-            assert!(!pieces.are_full());
-            pieces.fill(bytes);
+            assert!(!buffers.are_full());
+            buffers.fill(bytes);
         }
-        assert!(pieces.are_full() && pieces.byte_len() == 13);
-        // SAFETY: both pieces of `room` are filled.
-        assert_eq!(unsafe { initialised(&mut room) }, [1, 2, 3, 4, 8, 9, 10, 11, 12, 13]);
+        assert!(buffers.are_full() && buffers.byte_len() == 13);
+        // SAFETY: all of `memory` is filled.
+        assert_eq!(unsafe { initialised(&mut memory) }, [1, 2, 3, 4, 8, 9, 10, 11, 12, 13]);
         assert_eq!(head, [5, 6, 7]);
     }
 }

@@ -1,14 +1,17 @@
-//! State of which a forked child gets its own, since locks held by lost threads never open.
-#![expect(unsafe_code, reason = "a `OnceLock` is one more lock that a lost thread may hold")]
+//! State that a forked child gets afresh: a lock that a thread of the parent held is never released there.
+#![expect(
+    unsafe_code,
+    reason = "a `OnceLock` may be held by a thread that does not exist in the child"
+)]
 
 use std::fmt;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
-/// The number of this process, which a fork sets to 0 in the child.
+/// The id of this process; a fork handler resets it to 0 in the child.
 static ID: AtomicU32 = AtomicU32::new(0);
 
-/// The number of this process; the system is asked once.
+/// The id of this process, cached.
 #[inline]
 pub(crate) fn id() -> u32 {
     match ID.load(Ordering::Relaxed) {
@@ -19,11 +22,11 @@ pub(crate) fn id() -> u32 {
 
 #[cold]
 fn look_up() -> u32 {
-    // Several threads at once may arrange it, which does no harm.
-    static IS_ARRANGED: AtomicBool = AtomicBool::new(false);
+    // Registering the handler twice does no harm.
+    static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
     let id = std::process::id();
-    if IS_ARRANGED.load(Ordering::Acquire) || fork::forget_in_child() {
-        IS_ARRANGED.store(true, Ordering::Release);
+    if IS_REGISTERED.load(Ordering::Acquire) || fork::reset_in_child() {
+        IS_REGISTERED.store(true, Ordering::Release);
         ID.store(id, Ordering::Relaxed);
     }
     id
@@ -40,32 +43,31 @@ mod fork {
         fn pthread_atfork(prepare: Handler, parent: Handler, child: Handler) -> c_int;
     }
 
-    extern "C" fn forget() {
+    extern "C" fn reset() {
         super::ID.store(0, Ordering::Relaxed);
     }
 
-    /// Has each forked child look its number up; says whether that could be arranged.
-    pub(super) fn forget_in_child() -> bool {
-        // SAFETY: the handler only stores to an atomic, which is allowed after a fork, and is
-        // there as long as the program.
-        unsafe { pthread_atfork(None, None, Some(forget)) == 0 }
+    /// Makes each forked child look up its own id; returns whether the handler was registered.
+    pub(super) fn reset_in_child() -> bool {
+        // SAFETY: the handler only stores to an atomic, which is allowed after a fork, and lives as
+        // long as the program.
+        unsafe { pthread_atfork(None, None, Some(reset)) == 0 }
     }
 }
 
 #[cfg(not(unix))]
 mod fork {
     /// There is no fork.
-    pub(super) fn forget_in_child() -> bool {
+    pub(super) fn reset_in_child() -> bool {
         true
     }
 }
 
-/// One `T` for each process that this program forks into.
+/// One `T` per process that this program forks.
 ///
-/// No lock is held while one is made: a child that is forked off meanwhile would wait for it for
-/// ever.
+/// No lock is held while a value is created: a child forked meanwhile would wait for it forever.
 pub struct PerProcess<T> {
-    /// That of this process, or of the last one before it that had one.
+    /// The value of this process, or of its nearest ancestor that has one.
     newest: AtomicPtr<Generation<T>>,
     new: fn() -> T,
 }
@@ -73,46 +75,47 @@ pub struct PerProcess<T> {
 struct Generation<T> {
     owner: u32,
     value: T,
-    /// That of a process before, which lives on: its children may have been forked off in the
-    /// middle of using it.
+    /// The value of an ancestor, which is never dropped: the fork may have happened while it was in
+    /// use.
     older: *mut Self,
 }
 
 impl<T: Send + Sync> PerProcess<T> {
-    /// None made yet; `new` makes one.
+    /// No value yet; `new` creates it.
     pub const fn new(new: fn() -> T) -> Self {
         Self { newest: AtomicPtr::new(ptr::null_mut()), new }
     }
 
-    /// That of this process; made on first use. Of several threads at once each makes one, of
-    /// which one is kept.
+    /// The value of this process, created on first use. Threads that race create one each, of which
+    /// one is kept.
     pub fn get(&self) -> &T {
         let owner = id();
         let newest = self.newest.load(Ordering::Acquire);
-        // SAFETY: null or put there below, and freed by `drop` only.
+        // SAFETY: null or stored by `create`, and freed only by `drop`.
         if let Some(generation) = unsafe { newest.as_ref() }
             && generation.owner == owner
         {
             return &generation.value;
         }
-        self.made(owner, newest)
+        self.create(owner, newest)
     }
 
     #[cold]
-    fn made(&self, owner: u32, older: *mut Generation<T>) -> &T {
-        let made = Box::into_raw(Box::new(Generation { owner, value: (self.new)(), older }));
-        let put = self.newest.compare_exchange(older, made, Ordering::AcqRel, Ordering::Acquire);
-        let kept = match put {
-            Ok(_) => made,
+    fn create(&self, owner: u32, older: *mut Generation<T>) -> &T {
+        let created = Box::into_raw(Box::new(Generation { owner, value: (self.new)(), older }));
+        let stored =
+            self.newest.compare_exchange(older, created, Ordering::AcqRel, Ordering::Acquire);
+        let winner = match stored {
+            Ok(_) => created,
             Err(other) => {
-                // SAFETY: made above by `Box::into_raw`, and seen by nobody.
-                drop(unsafe { Box::from_raw(made) });
+                // SAFETY: created above by `Box::into_raw`, and not shared.
+                drop(unsafe { Box::from_raw(created) });
                 other
             }
         };
-        // SAFETY: what is put there is freed by `drop` only. If it was another thread's, that one
-        // is of this process too: threads do not follow into a forked child.
-        unsafe { &(*kept).value }
+        // SAFETY: stored values are freed only by `drop`. If another thread stored it, that thread
+        // is of this process, too: threads do not survive a fork in the child.
+        unsafe { &(*winner).value }
     }
 }
 
@@ -126,7 +129,7 @@ impl<T> Drop for PerProcess<T> {
     fn drop(&mut self) {
         let mut newest = *self.newest.get_mut();
         while !newest.is_null() {
-            // SAFETY: made by `Box::into_raw`, and nobody else is left who may use it.
+            // SAFETY: created by `Box::into_raw`, and `&mut self` excludes other users.
             newest = unsafe { Box::from_raw(newest) }.older;
         }
     }
@@ -142,23 +145,23 @@ mod tests {
 
     use super::*;
 
-    /// What `work` returns in a forked child, or `None` if the child had to be killed.
+    /// The result of `work` in a forked child, or `None` if the child had to be killed.
     fn in_child(work: impl FnOnce() -> u8) -> Option<i32> {
-        // SAFETY: the child calls `work` and ends, without what other threads may hold but the
-        // C library's heap, which a fork leaves usable.
+        // SAFETY: the child calls `work` and exits. Of the locks that other threads may hold it needs
+        // only the C library's heap, which a fork leaves usable.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let code = work();
-            // SAFETY: ends the child at once.
+            // SAFETY: exits the child.
             unsafe { libc::_exit(code.into()) };
         }
         assert!(child > 0, "no process could be forked");
-        let began = Instant::now();
+        let started = Instant::now();
         let mut status = 0;
-        // SAFETY: asks for the end of the child forked above, which has not been told yet.
+        // SAFETY: waits for the child forked above, which has not been waited for.
         while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == 0 {
-            if began.elapsed() > Duration::from_secs(20) {
-                // SAFETY: the child has not been waited for, so the number is still its own.
+            if started.elapsed() > Duration::from_secs(20) {
+                // SAFETY: the child has not been waited for, so the id is still its own.
                 unsafe { libc::kill(child, libc::SIGKILL) };
                 // SAFETY: as above.
                 unsafe { libc::waitpid(child, &raw mut status, 0) };
@@ -170,27 +173,27 @@ mod tests {
     }
 
     #[test]
-    fn child_forked_while_another_thread_makes_the_value_makes_its_own() {
-        static ARE_MADE_AT_ONCE: AtomicBool = AtomicBool::new(false);
-        static IS_BEING_MADE: AtomicBool = AtomicBool::new(false);
+    fn child_forked_while_another_thread_creates_the_value_creates_its_own() {
+        static MAY_FINISH: AtomicBool = AtomicBool::new(false);
+        static IS_BEING_CREATED: AtomicBool = AtomicBool::new(false);
         static VALUE: PerProcess<u8> = PerProcess::new(|| {
-            IS_BEING_MADE.store(true, Ordering::Release);
-            while !ARE_MADE_AT_ONCE.load(Ordering::Acquire) {
+            IS_BEING_CREATED.store(true, Ordering::Release);
+            while !MAY_FINISH.load(Ordering::Acquire) {
                 thread::yield_now();
             }
             7
         });
-        let maker = thread::spawn(|| *VALUE.get());
-        while !IS_BEING_MADE.load(Ordering::Acquire) {
+        let creator = thread::spawn(|| *VALUE.get());
+        while !IS_BEING_CREATED.load(Ordering::Acquire) {
             thread::yield_now();
         }
         let found = in_child(|| {
-            ARE_MADE_AT_ONCE.store(true, Ordering::Release);
+            MAY_FINISH.store(true, Ordering::Release);
             *VALUE.get()
         });
-        ARE_MADE_AT_ONCE.store(true, Ordering::Release);
-        assert_eq!(maker.join().unwrap(), 7);
-        assert_eq!(found, Some(7), "`None`: the child waited for a thread that it does not have");
+        MAY_FINISH.store(true, Ordering::Release);
+        assert_eq!(creator.join().unwrap(), 7);
+        assert_eq!(found, Some(7), "`None`: the child waited for a thread of its parent");
     }
 
     #[test]
@@ -209,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_dropped_with_what_holds_them() {
+    fn values_are_dropped_with_their_container() {
         let (sender, receiver) = mpsc::channel();
         let state: PerProcess<std::sync::Mutex<Option<mpsc::Sender<()>>>> =
             PerProcess::new(Default::default);

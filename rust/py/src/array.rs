@@ -1,8 +1,8 @@
-//! NumPy arrays without a copy: slots seen as arrays, arrays seen as rows of bytes.
+//! Zero-copy NumPy arrays: slots as arrays, and arrays as rows of bytes.
 //!
-//! A changer must not break this: an array made here keeps its slot alive, and bytes are only
-//! ever taken of dtypes that hold no reference to a Python object.
-#![expect(unsafe_code, reason = "NumPy's C interface is the only way to its memory without a copy")]
+//! Invariants: an array keeps its slot alive, and bytes are only taken of dtypes without references
+//! to Python objects.
+#![expect(unsafe_code, reason = "zero-copy access to NumPy's memory needs its C API")]
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::IntoRawFd;
@@ -17,8 +17,8 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::{Borrowed, ffi};
 
-/// One piece of an arena's memory, as writable bytes; it returns to the arena when the last array
-/// or buffer over it is gone.
+/// A writable buffer of an arena; it returns to the arena when the last array or buffer over it is
+/// dropped.
 #[pyclass(frozen, name = "Slot", module = "grainmill._native")]
 pub(crate) struct PySlot(pub(crate) Slot);
 
@@ -28,52 +28,54 @@ impl PySlot {
         self.0.byte_len()
     }
 
-    /// The number by which another process knows the slot; None in one that it cannot map.
+    /// The id by which another process knows the slot; None if it cannot be mapped.
     #[getter]
     fn shared_id(&self) -> Option<u64> {
         self.0.shared_id()
     }
 
-    /// A descriptor of the slot's memory, which the caller closes, and the length in bytes: what
-    /// another process needs to map it. None where it was given before.
+    /// A file descriptor of the slot's memory, which the caller closes, and the length in bytes, for
+    /// another process to map it. None after the first call.
     fn take_file(&self) -> Option<(c_int, usize)> {
         self.0.take_file().map(|(file, byte_len)| (file.into_raw_fd(), byte_len))
     }
 
-    /// Takes the slot out of its arena, which does not use its memory again.
+    /// Removes the slot from its arena: its memory is freed when dropped, not recycled.
     fn give_up(&self) {
         self.0.give_up();
     }
 
     /// # Safety
     ///
-    /// Called by the interpreter only, with a `view` to fill.
+    /// Called only by the interpreter, with a `view` to fill.
     unsafe fn __getbuffer__(
         slf: &Bound<'_, Self>,
         view: *mut ffi::Py_buffer,
         flags: c_int,
     ) -> PyResult<()> {
         // SAFETY: the interpreter passes a view to fill.
-        unsafe { Self::held(slf).fill(view, flags) }
+        unsafe { Self::buffer(slf).fill(view, flags) }
     }
 }
 
 impl PySlot {
-    fn held<'py>(slf: &Bound<'py, Self>) -> Held<'py> {
+    fn buffer<'py>(slf: &Bound<'py, Self>) -> OwnedBuffer<'py> {
         let slot = &slf.get().0;
-        Held { owner: slf.as_any().clone(), start: slot.as_ptr(), byte_len: slot.byte_len() }
+        OwnedBuffer { owner: slf.as_any().clone(), start: slot.as_ptr(), byte_len: slot.byte_len() }
     }
 }
 
-/// Whether values of `dtype` are their bytes and nothing else.
+/// Whether values of `dtype` are plain bytes.
 pub(crate) fn is_plain(dtype: &Bound<'_, PyArrayDescr>) -> bool {
     !dtype.has_object() && b"biufcmMSUV".contains(&dtype.kind())
 }
 
-/// Bytes of an array of this shape, or an error where they cannot be counted or held as bytes.
+/// The size of an array in bytes; an error if it is too large or `dtype` is not plain bytes.
 pub(crate) fn array_byte_len(shape: &[usize], dtype: &Bound<'_, PyArrayDescr>) -> PyResult<usize> {
     if !is_plain(dtype) {
-        return Err(PyTypeError::new_err(format!("dtype {dtype} cannot live in a slot")));
+        return Err(PyTypeError::new_err(format!(
+            "an array of dtype {dtype} cannot be stored in a slot"
+        )));
     }
     let limit = isize::MAX.unsigned_abs();
     let byte_len =
@@ -83,62 +85,62 @@ pub(crate) fn array_byte_len(shape: &[usize], dtype: &Bound<'_, PyArrayDescr>) -
     })
 }
 
-/// Bytes that a Python object keeps alive.
-pub(crate) struct Held<'py> {
+/// Memory that a Python object keeps alive.
+pub(crate) struct OwnedBuffer<'py> {
     pub(crate) owner: Bound<'py, PyAny>,
     pub(crate) start: *mut u8,
     pub(crate) byte_len: usize,
 }
 
-impl Held<'_> {
-    /// Shows the bytes, to be written too, in `view`.
+impl OwnedBuffer<'_> {
+    /// Exports the memory, writable, through `view`.
     ///
     /// # Safety
     ///
-    /// `view` points to a view to fill, and `start` is where the owner has `byte_len` bytes.
+    /// `view` points to a view to fill, and `start` to `byte_len` bytes of the owner.
     pub(crate) unsafe fn fill(&self, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let len = ffi::Py_ssize_t::try_from(self.byte_len)?;
         let (owner, start) = (self.owner.as_ptr(), self.start.cast::<c_void>());
-        // SAFETY: a view to fill, as the caller promises. It takes a reference to the owner, which
-        // keeps the bytes alive until the view is released.
+        // SAFETY: a view to fill, as the caller promises. It holds a reference to the owner, which
+        // keeps the memory alive until the view is released.
         let failed = unsafe { ffi::PyBuffer_FillInfo(view, owner, start, len, 0, flags) };
         if failed < 0 { Err(PyErr::fetch(self.owner.py())) } else { Ok(()) }
     }
 }
 
-/// The start of `slot` as a C-contiguous array, which keeps the slot alive.
+/// A C-contiguous array at the start of `slot`, which keeps the slot alive.
 pub(crate) fn array_in_slot<'py>(
     slot: &Bound<'py, PySlot>,
     shape: &[usize],
     dtype: Bound<'py, PyArrayDescr>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    array_in(&PySlot::held(slot), 0, shape, dtype)
+    array_in(&PySlot::buffer(slot), 0, shape, dtype)
 }
 
-/// A writable, C-contiguous array from byte `offset` of `held` on, which keeps its owner alive.
+/// A writable, C-contiguous array from byte `offset` of `buffer` on, which keeps its owner alive.
 pub(crate) fn array_in<'py>(
-    held: &Held<'py>,
+    buffer: &OwnedBuffer<'py>,
     offset: usize,
     shape: &[usize],
     dtype: Bound<'py, PyArrayDescr>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let py = held.owner.py();
+    let py = buffer.owner.py();
     let end = offset.checked_add(array_byte_len(shape, &dtype)?);
-    if end.is_none_or(|end| end > held.byte_len) {
-        let byte_len = held.byte_len;
+    if end.is_none_or(|end| end > buffer.byte_len) {
+        let byte_len = buffer.byte_len;
         return Err(PyValueError::new_err(format!(
             "an array of shape {shape:?} and dtype {dtype} at {offset} does not fit in a slot of \
              {byte_len} bytes"
         )));
     }
     let ndim = c_int::try_from(shape.len())?;
-    // Lengths were checked to be at most `isize::MAX`, so they are the same numbers when signed.
+    // Lengths were checked to be at most `isize::MAX`, so the cast keeps their values.
     let dims = shape.as_ptr().cast_mut().cast::<npy_intp>();
     // SAFETY: NumPy's own type object; the API table loads or panics on first use.
     let subtype = unsafe { npyffi::get_type_object(py, NpyTypes::PyArray_Type) };
-    // SAFETY: the slot has room for `shape` x `dtype` from `offset` on (checked above); NumPy
-    // copies the dims and steals the reference to the dtype.
-    let made = unsafe {
+    // SAFETY: `shape` x `dtype` fits from `offset` on (checked above); NumPy copies the dims and
+    // steals the reference to the dtype.
+    let created = unsafe {
         PY_ARRAY_API.PyArray_NewFromDescr(
             py,
             subtype,
@@ -146,28 +148,28 @@ pub(crate) fn array_in<'py>(
             ndim,
             dims,
             ptr::null_mut(),
-            held.start.wrapping_add(offset).cast::<c_void>(),
+            buffer.start.wrapping_add(offset).cast::<c_void>(),
             npyffi::NPY_ARRAY_WRITEABLE,
             ptr::null_mut(),
         )
     };
     // SAFETY: a new reference, or null with an exception set.
-    let array = unsafe { Bound::from_owned_ptr_or_err(py, made) }?;
-    let base = held.owner.clone().into_ptr();
-    // SAFETY: `array` is an array of ours without a base; the reference `base` is stolen.
-    let failed = unsafe { PY_ARRAY_API.PyArray_SetBaseObject(py, made.cast(), base) };
+    let array = unsafe { Bound::from_owned_ptr_or_err(py, created) }?;
+    let base = buffer.owner.clone().into_ptr();
+    // SAFETY: `array` was created above and has no base; the reference `base` is stolen.
+    let failed = unsafe { PY_ARRAY_API.PyArray_SetBaseObject(py, created.cast(), base) };
     if failed < 0 { Err(PyErr::fetch(py)) } else { Ok(array) }
 }
 
-/// Whether `object` is an array that is its bytes, one value after another.
+/// `object` as an array, if it is a C-contiguous one of plain bytes.
 pub(crate) fn as_plain_array<'a, 'py>(
     object: Borrowed<'a, 'py, PyAny>,
 ) -> Option<Borrowed<'a, 'py, PyUntypedArray>> {
-    // SAFETY: any object may be asked for its exact type.
+    // SAFETY: the check is valid for any object.
     if unsafe { npyffi::PyArray_CheckExact(object.py(), object.as_ptr()) } == 0 {
         return None;
     }
-    // SAFETY: the check above says that this is an array.
+    // SAFETY: an array, as checked above.
     let array = unsafe { object.cast_unchecked::<PyUntypedArray>() };
     (array.is_c_contiguous() && is_plain(&array.dtype())).then_some(array)
 }
@@ -177,18 +179,18 @@ pub(crate) fn start_of(array: &Bound<'_, PyUntypedArray>) -> *mut u8 {
     fields(array).data.cast::<u8>()
 }
 
-/// The object that keeps the bytes of `array` alive, where they are not its own.
+/// The object that owns the memory of `array`; None if `array` does.
 pub(crate) fn owner_of<'py>(array: &Bound<'py, PyUntypedArray>) -> Option<Bound<'py, PyAny>> {
     // SAFETY: the base of a live array is null or an object that the array keeps alive.
     unsafe { Bound::from_borrowed_ptr_or_opt(array.py(), fields(array).base) }
 }
 
-/// Whether two dtypes are one.
+/// Whether two dtypes are equivalent.
 pub(crate) fn same_dtype(a: &Bound<'_, PyArrayDescr>, b: &Bound<'_, PyArrayDescr>) -> bool {
     a.as_dtype_ptr() == b.as_dtype_ptr() || a.is_equiv_to(b)
 }
 
-/// A writable, C-contiguous array as equal rows of bytes along its first axis.
+/// A writable, C-contiguous array as rows of bytes of equal length along its first axis.
 pub(crate) struct RowBytes<'py> {
     array: Bound<'py, PyUntypedArray>,
     dtype: Bound<'py, PyArrayDescr>,
@@ -198,25 +200,25 @@ pub(crate) struct RowBytes<'py> {
     pub(crate) row_len: usize,
 }
 
-/// What one element is to a row.
-pub(crate) enum Like<'a> {
-    /// The bytes of the row.
+/// How an element can be copied into a row.
+pub(crate) enum RowMatch<'a> {
+    /// As bytes.
     Bytes(Bytes<'a>),
-    /// The values of the row in another layout, for NumPy to copy.
+    /// By NumPy, since its layout differs.
     Values,
-    /// Another type, dtype or shape.
-    No,
+    /// Not at all: its type, dtype or shape differs.
+    Mismatch,
 }
 
 impl<'py> RowBytes<'py> {
-    /// The rows of `array` from row `first` on, which nobody else may use while this lives.
+    /// The rows of `array` from row `first` on; nothing else may use them while this lives.
     pub(crate) fn of(array: Bound<'py, PyUntypedArray>, first: usize) -> PyResult<Self> {
         let dtype = array.dtype();
         let raw = fields(&array);
         let writable = raw.flags & npyffi::NPY_ARRAY_WRITEABLE != 0;
         if !writable || !array.is_c_contiguous() || array.ndim() == 0 || !is_plain(&dtype) {
             return Err(PyValueError::new_err(format!(
-                "rows go into a writable, C-contiguous array of plain values, got {}",
+                "rows are copied into a writable, C-contiguous array of plain values, got {}",
                 array.as_any().repr()?
             )));
         }
@@ -227,28 +229,28 @@ impl<'py> RowBytes<'py> {
         Ok(Self { array, dtype, start, first, num_rows, row_len })
     }
 
-    /// Compares `element` with a row of this array.
-    pub(crate) fn like<'a>(&self, element: Borrowed<'a, 'py, PyAny>) -> Like<'a> {
-        // SAFETY: any object may be asked for its exact type.
+    /// How `element` can be copied into a row of this array.
+    pub(crate) fn match_row<'a>(&self, element: Borrowed<'a, 'py, PyAny>) -> RowMatch<'a> {
+        // SAFETY: the check is valid for any object.
         if unsafe { npyffi::PyArray_CheckExact(element.py(), element.as_ptr()) } == 0 {
-            return Like::No;
+            return RowMatch::Mismatch;
         }
-        // SAFETY: the check above says that this is an array.
+        // SAFETY: an array, as checked above.
         let element = unsafe { element.cast_unchecked::<PyUntypedArray>() };
         if element.shape() != &self.array.shape()[1..] || !self.same_dtype(&element) {
-            return Like::No;
+            return RowMatch::Mismatch;
         }
         let start = fields(&element).data.cast::<u8>();
-        let apart = start.addr() + self.row_len <= self.start.addr()
+        let is_disjoint = start.addr() + self.row_len <= self.start.addr()
             || self.start.addr() + self.num_rows * self.row_len <= start.addr();
-        if !element.is_c_contiguous() || !apart {
-            return Like::Values;
+        if !element.is_c_contiguous() || !is_disjoint {
+            return RowMatch::Values;
         }
         // SAFETY: a C-contiguous array of this dtype and shape has `row_len` bytes at `start`.
-        // `element` is borrowed for as long as they are, and keeps them there: `resize` refuses an
-        // array that others hold, as `copy_list` does by its tuple. A user who writes it before
-        // the batch is there gets a row of old and new bytes (`IterDataset.batch` says so).
-        Like::Bytes(unsafe { Bytes::new(start, self.row_len) })
+        // `element` is borrowed as long as they are and keeps them valid: `resize` refuses an array
+        // that others reference, as the tuple in `copy_list` does. If the user writes it before the
+        // batch is complete, the row mixes old and new bytes (documented in `IterDataset.batch`).
+        RowMatch::Bytes(unsafe { Bytes::new(start, self.row_len) })
     }
 
     fn same_dtype(&self, element: &Bound<'py, PyUntypedArray>) -> bool {
@@ -261,16 +263,17 @@ impl<'py> RowBytes<'py> {
     }
 
     /// The memory of `num_rows` rows from `at` on.
-    pub(crate) fn room(&mut self, at: usize, num_rows: usize) -> Destination<'_> {
+    pub(crate) fn destination(&mut self, at: usize, num_rows: usize) -> Destination<'_> {
         assert!(at + num_rows <= self.num_rows, "rows beyond the end of the array");
         let start = self.start.wrapping_add(at * self.row_len);
-        // SAFETY: inside the array by the assertion above, which `self` keeps alive, and no slice
-        // of it is made anywhere: NumPy and `Bytes` know it by its address. That nobody else uses
-        // it is kept by `BatchBuilder`, whose rows nobody has seen before the batch is there.
+        // SAFETY: inside the array by the assertion above. `self` keeps the array alive, and no slice
+        // of it exists: NumPy and `Bytes` use its address. Nothing else uses the rows, since
+        // `BatchBuilder` does not share them before the batch is complete.
         unsafe { Destination::new(start, num_rows * self.row_len) }
     }
 
-    /// Has the next checksums fetch up to `num_rows` rows from `at` on, which are written soon.
+    /// Prefetches up to `num_rows` rows from `at` on, which are written soon, during the next
+    /// checksums.
     pub(crate) fn prefetch_for_write(&mut self, at: usize, num_rows: usize) {
         let num_rows = num_rows.min(self.num_rows - at);
         let start = self.start.wrapping_add(at * self.row_len);
@@ -296,6 +299,6 @@ impl<'py> RowBytes<'py> {
 }
 
 fn fields<'a>(array: &'a Bound<'_, PyUntypedArray>) -> &'a npyffi::PyArrayObject_fields {
-    // SAFETY: a live array object, whose fields NumPy keeps valid as long as it lives.
+    // SAFETY: a live array object, whose fields are valid as long as it lives.
     unsafe { &(*array.as_array_ptr()).fields }
 }

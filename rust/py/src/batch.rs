@@ -1,4 +1,4 @@
-//! The layer `batch` of the engine, for Python.
+//! Python bindings of the layer `batch`.
 
 use grainmill_core::batch::{self, Arena};
 use grainmill_core::bytes::Bytes;
@@ -6,13 +6,13 @@ use numpy::{Element, PyArray1, PyArrayDescr, PyUntypedArray};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList};
 
-use crate::array::{Like, PySlot, RowBytes, array_byte_len, array_in_slot};
+use crate::array::{PySlot, RowBytes, RowMatch, array_byte_len, array_in_slot};
 use crate::error::Raised;
 
-/// From this many bytes on, copying lets other Python threads run.
-const DETACH_BYTES: usize = 64 << 10;
+/// Copies of at least this many bytes release the GIL.
+const MIN_DETACHED_BYTES: usize = 64 << 10;
 
-/// Where the memory of batches comes from, and where it returns when they are dropped.
+/// An allocator for the memory of batches, which recycles it when they are dropped.
 #[pyclass(frozen, name = "Arena", module = "grainmill._native")]
 struct PyArena(Arena);
 
@@ -29,12 +29,12 @@ impl PyArena {
         })
     }
 
-    /// A slot of `byte_len` bytes, with whatever its last owner left in them.
+    /// Allocates a slot of `byte_len` bytes, whose contents are unspecified.
     fn slot(&self, byte_len: usize) -> Result<PySlot, Raised> {
         Ok(PySlot(self.0.slot(byte_len)?))
     }
 
-    /// An array in a slot of its own, with whatever bytes the slot held.
+    /// Allocates an array in a slot of its own; its contents are unspecified.
     fn array<'py>(
         &self,
         py: Python<'py>,
@@ -45,35 +45,35 @@ impl PyArena {
         array_in_slot(&Bound::new(py, slot)?, &shape, dtype)
     }
 
-    /// Bytes of the slots that wait to be used again.
+    /// Bytes of the free slots.
     #[getter]
     fn free_bytes(&self) -> usize {
         self.0.free_bytes()
     }
 
-    /// Bytes of all slots, those in use and those that wait.
+    /// Bytes of all slots, in use and free.
     #[getter]
     fn total_bytes(&self) -> usize {
         self.0.total_bytes()
     }
 
-    /// Bytes of memory that a slot of `byte_len` bytes would add to those the arena has.
+    /// Bytes of memory that the arena would have to allocate for a slot of `byte_len` bytes.
     fn growth(&self, byte_len: usize) -> usize {
         self.0.growth(byte_len)
     }
 
-    /// Gives waiting slots back to the system until at most `max_free_bytes` wait; returns the
-    /// numbers by which other processes know them.
+    /// Returns free slots to the system until at most `max_free_bytes` are free; returns the ids by
+    /// which other processes know them.
     fn trim(&self, max_free_bytes: usize) -> Vec<u64> {
         self.0.trim(max_free_bytes)
     }
 }
 
-/// Copies `elements` into the rows of `array` from row `at` on, up to the first element that is no
-/// array of the same dtype and shape as a row; returns how many were copied.
+/// Copies `elements` into the rows of `array` from row `at` on, up to the first element that is not
+/// an array of the dtype and shape of a row; returns the number of rows copied.
 ///
-/// Nobody else may read or write these rows meanwhile. `hot` says that they were made on this
-/// thread a moment ago.
+/// Nothing else may read or write these rows meanwhile. `hot` states that the elements were just
+/// computed on this thread.
 #[pyfunction]
 #[pyo3(signature = (array, elements, at, *, hot))]
 fn copy_rows<'py>(
@@ -95,64 +95,64 @@ pub(crate) fn copy_list<'py>(
     hot: bool,
 ) -> PyResult<usize> {
     let mut rows = RowBytes::of(array, at)?;
-    // The list may change while the copy runs without the interpreter lock: own its elements.
+    // The list may change while the copy runs without the GIL: own its elements.
     let elements = elements.to_tuple();
-    let mut alike = Vec::with_capacity(elements.len());
+    let mut pending = Vec::with_capacity(elements.len());
     let mut num_copied = 0;
     for element in elements.iter_borrowed().take(rows.num_rows) {
-        match rows.like(element) {
-            Like::Bytes(bytes) => alike.push(bytes),
-            Like::Values => {
-                num_copied += copy_bytes(py, &mut rows, num_copied, &mut alike);
+        match rows.match_row(element) {
+            RowMatch::Bytes(bytes) => pending.push(bytes),
+            RowMatch::Values => {
+                num_copied += copy_bytes(py, &mut rows, num_copied, &mut pending);
                 rows.copy_values(&element, num_copied)?;
                 num_copied += 1;
             }
-            Like::No => break,
+            RowMatch::Mismatch => break,
         }
     }
-    num_copied += copy_bytes(py, &mut rows, num_copied, &mut alike);
+    num_copied += copy_bytes(py, &mut rows, num_copied, &mut pending);
     if hot {
-        // As many rows are likely to follow, once their records are read.
+        // As many rows are likely to follow once their records are read.
         rows.prefetch_for_write(num_copied, num_copied);
     }
     Ok(num_copied)
 }
 
-/// Copies `alike` into consecutive rows from `at` on and empties it; returns how many there were.
+/// Moves `pending` into consecutive rows from `at` on; returns how many there were.
 fn copy_bytes(
     py: Python<'_>,
     rows: &mut RowBytes<'_>,
     at: usize,
-    alike: &mut Vec<Bytes<'_>>,
+    pending: &mut Vec<Bytes<'_>>,
 ) -> usize {
-    let (num_rows, row_len) = (alike.len(), rows.row_len);
-    let out = rows.room(at, num_rows);
-    if out.len() < DETACH_BYTES {
-        batch::copy_rows(alike, row_len, out);
+    let (num_rows, row_len) = (pending.len(), rows.row_len);
+    let out = rows.destination(at, num_rows);
+    if out.len() < MIN_DETACHED_BYTES {
+        batch::copy_rows(pending, row_len, out);
     } else {
-        py.detach(|| batch::copy_rows(alike, row_len, out));
+        py.detach(|| batch::copy_rows(pending, row_len, out));
     }
-    alike.clear();
+    pending.clear();
     num_rows
 }
 
-/// Python numbers of one exact type, as NumPy would stack them: `int` becomes int64, `float`
-/// float64 and `bool` bool. None for any other list, and for integers beyond 64 bits.
+/// An array of Python numbers of one exact type, as NumPy would stack them: `int` becomes int64,
+/// `float` float64 and `bool` bool. None for any other list, and for integers beyond 64 bits.
 #[pyfunction]
 fn scalars_to_rows<'py>(elements: &Bound<'py, PyList>) -> Option<Bound<'py, PyAny>> {
     let first = elements.get_item(0).ok()?;
     if first.is_exact_instance_of::<PyInt>() {
-        collected::<i64, PyInt>(elements)
+        stacked::<i64, PyInt>(elements)
     } else if first.is_exact_instance_of::<PyFloat>() {
-        collected::<f64, PyFloat>(elements)
+        stacked::<f64, PyFloat>(elements)
     } else if first.is_exact_instance_of::<PyBool>() {
-        collected::<bool, PyBool>(elements)
+        stacked::<bool, PyBool>(elements)
     } else {
         None
     }
 }
 
-fn collected<'py, T, P>(elements: &Bound<'py, PyList>) -> Option<Bound<'py, PyAny>>
+fn stacked<'py, T, P>(elements: &Bound<'py, PyList>) -> Option<Bound<'py, PyAny>>
 where
     T: Element + for<'a> FromPyObject<'a, 'py>,
     P: pyo3::PyTypeInfo,

@@ -1,5 +1,5 @@
-//! Calls of Python code that may be under way when the interpreter goes down.
-#![expect(unsafe_code, reason = "PyO3 takes no notice of what may unwind through a call")]
+//! Calls of Python code that may be in progress during interpreter shutdown.
+#![expect(unsafe_code, reason = "PyO3 declares no C functions that may unwind")]
 
 use std::{mem, thread};
 
@@ -12,29 +12,29 @@ unsafe extern "C-unwind" {
     fn call_object(callable: *mut ffi::PyObject, args: *mut ffi::PyObject) -> *mut ffi::PyObject;
 }
 
-/// `callable(*args)`; does not return on a thread that is left when the interpreter goes down.
+/// Calls `callable(*args)`; never returns on a thread that remains at interpreter shutdown.
 pub(crate) fn call<'py>(
     callable: &Bound<'py, PyAny>,
     args: impl IntoPyObject<'py, Target = PyTuple, Output = Bound<'py, PyTuple>, Error: Into<PyErr>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = callable.py();
     let args = args.into_pyobject(py).map_err(Into::into)?;
-    let stay = Stay;
-    // SAFETY: a callable and its arguments, both alive, and the interpreter is held.
+    let guard = ParkOnUnwind;
+    // SAFETY: a callable and its arguments, both alive, and this thread holds the GIL.
     let outcome = unsafe { call_object(callable.as_ptr(), args.as_ptr()) };
-    mem::forget(stay);
+    mem::forget(guard);
     // SAFETY: a new reference, or null with an exception set.
     unsafe { Bound::from_owned_ptr_or_err(py, outcome) }
 }
 
-/// Keeps a thread where it is instead of being unwound.
+/// Parks a thread forever instead of unwinding it.
 ///
-/// `CPython` before 3.14 ends a thread that asks for the interpreter lock too late by
-/// `pthread_exit`, and to unwind frames of Rust aborts the process. `PyO3` does the same as this
-/// where it asks for the lock itself.
-struct Stay;
+/// `CPython` before 3.14 calls `pthread_exit` on a thread that requests the GIL after shutdown, and
+/// unwinding Rust frames that way aborts the process. `PyO3` parks the thread, too, where it acquires
+/// the GIL itself.
+struct ParkOnUnwind;
 
-impl Drop for Stay {
+impl Drop for ParkOnUnwind {
     fn drop(&mut self) {
         loop {
             thread::park();

@@ -1,4 +1,4 @@
-//! Which Python exception each failure of the engine becomes; the only such table.
+//! The only table that maps errors of the engine to Python exceptions.
 
 use grainmill_core::Error;
 use pyo3::PyErr;
@@ -12,7 +12,7 @@ pyo3::create_exception!(
     "A failure that no built-in exception describes, such as a damaged file."
 );
 
-/// A failure of the engine on its way into Python.
+/// An error of the engine, to be raised in Python.
 pub(crate) struct Raised(pub(crate) Error);
 
 impl From<Error> for Raised {
@@ -29,7 +29,7 @@ impl From<Raised> for PyErr {
             Error::OutOfRange(_) => PyIndexError::new_err(message),
             Error::OutOfMemory(_) => PyMemoryError::new_err(message),
             Error::Io { source, path, .. } => match source.raw_os_error() {
-                // With an errno and a path, Python picks `FileNotFoundError` and its like.
+                // With an errno and a path, Python selects `FileNotFoundError` and similar subclasses.
                 Some(errno) => PyOSError::new_err((errno, message, path)),
                 None => PyOSError::new_err(message),
             },

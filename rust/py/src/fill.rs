@@ -1,6 +1,6 @@
-//! Records that become a batch, a few at a time, so that each is in cache when copied.
+//! Fills a batch from records, a few at a time, so that each element is in cache when copied.
 //!
-//! This is the loop around the layers `records` and `batch`, in which Python only makes elements.
+//! This loop joins the layers `records` and `batch`; Python only computes the elements.
 
 use numpy::{PyReadonlyArray1, PyUntypedArray};
 use pyo3::prelude::*;
@@ -11,21 +11,21 @@ use crate::batch::copy_list;
 use crate::call::call;
 use crate::records::{PyRecordFiles, positions};
 
-/// Reads the records at `indices`, `part_len` at once, has `make` turn each list of them into one
-/// of elements, and puts these into `columns` from row `at` on.
+/// Reads the records at `indices`, `part_len` at a time, calls `make` to turn each list of records
+/// into a list of elements, and copies these into `columns` from row `at` on.
 ///
-/// `make` returns `(elements, failure)`. `container` is the type of the elements, dict, tuple or
-/// list, and `columns` has a pair for each of its keys: the key, and the array whose rows its
-/// values are copied to, or the list they are added to. If elements are arrays, `container` and the
+/// `make` returns `(elements, failure)`. `container` is the type of the elements: dict, tuple or
+/// list. `columns` has a pair for each of its keys: the key, and the array to whose rows its values
+/// are copied, or the list to which they are appended. If elements are arrays, `container` and the
 /// key of the only column are None.
 ///
-/// Returns how many elements were put there, and what `make` gave for the records after them where
-/// these are unlike that or fewer, as they are where a record could not be read: then the failure
-/// is that of reading it. None where all is done, or where records are better read many at a time,
-/// since storage is far.
-/// Nobody else may read or write the columns meanwhile.
+/// Returns the number of elements copied, and the result of `make` for the records after them if
+/// its elements have another structure or are fewer than the records. If a record could not be read,
+/// the failure is that of reading it. The result is None if all elements were copied, or if storage
+/// is slow, so that records are better read many at a time.
+/// Nothing else may read or write the columns meanwhile.
 #[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "Python passes what two layers need")]
+#[expect(clippy::too_many_arguments, reason = "Python passes the arguments of two layers")]
 fn fill_columns<'py>(
     py: Python<'py>,
     files: &PyRecordFiles,
@@ -44,15 +44,15 @@ fn fill_columns<'py>(
         column.target.prefetch_rows(at, part_len)?;
     }
     let mut filled = 0;
-    for part in positions(&indices)?.chunks(part_len.max(1)) {
+    for chunk in positions(&indices)?.chunks(part_len.max(1)) {
         if files.are_far() {
             return Ok((filled, None));
         }
-        let (records, unread) = read_part(py, files, part)?;
+        let (records, read_error) = read_chunk(py, files, chunk)?;
         let mut outcome = call(&make, (records,))?;
-        let (elements, failure) = parts_of(&outcome)?;
-        let complete = failure.is_none() && elements.len() == part.len();
-        if let Some(error) = unread
+        let (elements, failure) = unpacked(&outcome)?;
+        let complete = failure.is_none() && elements.len() == chunk.len();
+        if let Some(error) = read_error
             && failure.is_none()
         {
             outcome = outcome.get_type().call1((&elements, error))?;
@@ -60,13 +60,13 @@ fn fill_columns<'py>(
         if !complete || !put(&columns, container.as_ref(), &elements, at + filled)? {
             return Ok((filled, Some(outcome)));
         }
-        filled += part.len();
+        filled += chunk.len();
     }
     Ok((filled, None))
 }
 
-/// The records at `positions`, up to the first that cannot be read, and the error of that.
-fn read_part<'py>(
+/// The records at `positions`, up to the first that cannot be read, and its error.
+fn read_chunk<'py>(
     py: Python<'py>,
     files: &PyRecordFiles,
     positions: &[u64],
@@ -79,7 +79,7 @@ fn read_part<'py>(
     if positions.len() == 1 {
         return Ok((records, Some(error)));
     }
-    // Which record it is shows one by one.
+    // Reading one by one finds the record that failed.
     for &position in positions {
         match files.read_at(py, &[position]) {
             Ok(record) => records.append(record.get_item(0)?)?,
@@ -94,7 +94,7 @@ struct FilledColumn<'py> {
     target: Target<'py>,
 }
 
-/// Where the values of a column go.
+/// The destination of the values of a column.
 enum Target<'py> {
     Rows(Bound<'py, PyUntypedArray>),
     Values(Bound<'py, PyList>),
@@ -108,7 +108,7 @@ impl<'py> Target<'py> {
         }
     }
 
-    /// Has `num_rows` rows from `at` on fetched while the records for them are read.
+    /// Prefetches `num_rows` rows from `at` on while the records for them are read.
     fn prefetch_rows(&self, at: usize, num_rows: usize) -> PyResult<()> {
         if let Self::Rows(array) = self {
             RowBytes::of(array.clone(), at)?.prefetch_for_write(0, num_rows);
@@ -117,7 +117,8 @@ impl<'py> Target<'py> {
     }
 }
 
-/// Puts `elements` into `columns` from row `at` on, unless one is unlike them; says whether it did.
+/// Copies `elements` into `columns` from row `at` on, unless the structure of one differs; returns
+/// whether it did.
 fn put<'py>(
     columns: &[FilledColumn<'py>],
     container: Option<&Bound<'py, PyType>>,
@@ -153,8 +154,8 @@ fn put<'py>(
 }
 
 impl<'py> FilledColumn<'py> {
-    /// What `elements` have under the key of this column, or are if they have no keys; None if
-    /// one has not this one.
+    /// The values of `elements` for the key of this column, or `elements` if they have no keys; None
+    /// if one lacks the key.
     fn of_elements(
         &self,
         have_keys: bool,
@@ -169,7 +170,7 @@ impl<'py> FilledColumn<'py> {
     }
 }
 
-fn parts_of<'py>(outcome: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyList>, Bound<'py, PyAny>)> {
+fn unpacked<'py>(outcome: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyList>, Bound<'py, PyAny>)> {
     let outcome = outcome.cast::<PyTuple>()?;
     Ok((outcome.get_item(0)?.cast_into()?, outcome.get_item(1)?))
 }

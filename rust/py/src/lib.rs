@@ -1,5 +1,5 @@
-//! What Python gets of the engine. One file per layer; no algorithm and no policy here.
-#![expect(clippy::needless_pass_by_value, reason = "PyO3 hands arguments over by value")]
+//! The Python bindings of the engine: one file per layer, with no algorithm and no policy.
+#![expect(clippy::needless_pass_by_value, reason = "PyO3 passes arguments by value")]
 
 use pyo3::prelude::*;
 

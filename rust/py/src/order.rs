@@ -1,4 +1,4 @@
-//! The layer `order` of the engine, for Python.
+//! Python bindings of the layer `order`.
 
 use std::sync::{Mutex, PoisonError, TryLockError};
 
@@ -13,17 +13,17 @@ use pyo3::types::{PyDict, PyInt, PyString, PyTuple};
 
 use crate::error::Raised;
 
-/// Blocks of fewer positions keep the interpreter: giving it back costs more than they take.
-const DETACHED_LEN: usize = 4096;
-/// Stages above each other; what follows them calls itself for each.
-const DEEPEST: usize = 1000;
+/// Shorter blocks do not release the GIL: that would cost more than their computation.
+const MIN_DETACHED_LEN: usize = 4096;
+/// The maximum depth of a plan; the functions over it are recursive.
+const MAX_DEPTH: usize = 1000;
 
-/// `compute`, with the interpreter released where the block is long.
-fn released<T: Send>(py: Python<'_>, len: usize, compute: impl FnOnce() -> T + Send) -> T {
-    if len < DETACHED_LEN { compute() } else { py.detach(compute) }
+/// Calls `compute`, without the GIL if the block is long.
+fn detached_if_long<T: Send>(py: Python<'_>, len: usize, compute: impl FnOnce() -> T + Send) -> T {
+    if len < MIN_DETACHED_LEN { compute() } else { py.detach(compute) }
 }
 
-/// A bijection of `0..num_records`, chosen by a seed.
+/// A permutation of `0..num_records`, selected by a seed.
 #[pyclass(name = "Permutation", module = "grainmill._native", frozen)]
 struct PyPermutation(Permutation);
 
@@ -35,23 +35,23 @@ impl PyPermutation {
         Ok(Self(Permutation::new(num_records, seed, rounds)?))
     }
 
-    /// Where the records `index` go.
+    /// The permuted indices of `index`.
     fn apply<'py>(
         &self,
         py: Python<'py>,
         index: PyReadonlyArray1<'py, i64>,
     ) -> Result<Bound<'py, PyArray1<i64>>, Raised> {
-        self.moved(py, index.as_array().to_vec())
+        self.permuted(py, index.as_array().to_vec())
     }
 
-    /// Where the `count` records from `start` on go.
+    /// The permuted indices of the `count` records from `start` on.
     fn block<'py>(
         &self,
         py: Python<'py>,
         start: i64,
         count: usize,
     ) -> Result<Bound<'py, PyArray1<i64>>, Raised> {
-        self.moved(py, resolve::range(start, count)?)
+        self.permuted(py, resolve::range(start, count)?)
     }
 
     fn __len__(&self) -> usize {
@@ -60,17 +60,17 @@ impl PyPermutation {
 }
 
 impl PyPermutation {
-    fn moved<'py>(
+    fn permuted<'py>(
         &self,
         py: Python<'py>,
         mut index: Vec<i64>,
     ) -> Result<Bound<'py, PyArray1<i64>>, Raised> {
-        released(py, index.len(), || self.0.apply_block(&mut index))?;
+        detached_if_long(py, index.len(), || self.0.apply_block(&mut index))?;
         Ok(PyArray1::from_vec(py, index))
     }
 }
 
-/// The order in which the parts of a mixture take turns.
+/// The order in which the datasets of a mixture alternate.
 #[pyclass(name = "MixSchedule", module = "grainmill._native", frozen)]
 struct PyMixSchedule {
     schedule: MixSchedule,
@@ -87,7 +87,7 @@ impl PyMixSchedule {
         Ok(Self { schedule, recent: Mutex::default() })
     }
 
-    /// For `count` positions from `start` on: which dataset, and which position of it.
+    /// For `count` positions from `start` on: the dataset, and the position in it.
     fn choose<'py>(
         &self,
         py: Python<'py>,
@@ -95,42 +95,42 @@ impl PyMixSchedule {
         count: usize,
     ) -> Result<Choices<'py>, Raised> {
         let end = resolve::range_end(start, count)?;
-        let (parts, keys) = released(py, count, || {
-            let mut parts = try_with_capacity(count, || format!("{count} choices"))?;
+        let (datasets, keys) = detached_if_long(py, count, || {
+            let mut datasets = try_with_capacity(count, || format!("{count} choices"))?;
             let mut keys = try_with_capacity(count, || format!("{count} choices"))?;
-            // Nobody waits for the lock, which a thread may hold that a forked child does not have.
-            let mut kept = self.recent.try_lock();
+            // Never waits: in a forked child, a thread of the parent may hold the lock.
+            let mut cached = self.recent.try_lock();
             let mut fresh = RecentChoices::default();
-            let recent = kept.as_deref_mut().unwrap_or(&mut fresh);
-            self.schedule.choose_block(recent, start..end, |(part, key)| {
-                parts.push(part);
+            let recent = cached.as_deref_mut().unwrap_or(&mut fresh);
+            self.schedule.choose_block(recent, start..end, |(dataset, key)| {
+                datasets.push(dataset);
                 keys.push(key);
             });
-            Ok::<_, Error>((parts, keys))
+            Ok::<_, Error>((datasets, keys))
         })?;
-        Ok((PyArray1::from_vec(py, parts), PyArray1::from_vec(py, keys)))
+        Ok((PyArray1::from_vec(py, datasets), PyArray1::from_vec(py, keys)))
     }
 }
 
-/// The index stages of a plan, ready for blocks of positions.
+/// The index stages of a plan, compiled for blocks of positions.
 #[pyclass(name = "Resolver", module = "grainmill._native", frozen)]
 struct PyResolver {
     resolver: Mutex<Resolver>,
     owner: u32,
-    /// What a forked child uses instead where a thread that it does not have holds the lock.
-    untouched: Resolver,
+    /// Used by a forked child if a thread of the parent holds the lock.
+    pristine: Resolver,
 }
 
 #[pymethods]
 impl PyResolver {
     #[new]
     fn new(tree: &Bound<'_, PyTuple>) -> PyResult<Self> {
-        let untouched = Resolver::new(tree_from(tree, 0)?).map_err(Raised::from)?;
-        let resolver = Mutex::new(untouched.clone());
-        Ok(Self { resolver, owner: std::process::id(), untouched })
+        let pristine = Resolver::new(tree_from(tree, 0)?).map_err(Raised::from)?;
+        let resolver = Mutex::new(pristine.clone());
+        Ok(Self { resolver, owner: std::process::id(), pristine })
     }
 
-    /// What the positions `index` are at the leaves and taps: `{id: (rows, index, parts)}`.
+    /// Resolves the positions `index` at the leaves and taps: `{id: (rows, index, parts)}`.
     fn resolve<'py>(
         &self,
         py: Python<'py>,
@@ -144,7 +144,7 @@ impl PyResolver {
         self.columns(py, index.len(), |resolver| resolver.resolve(&index))
     }
 
-    /// What `count` positions from `start` on are at every leaf and tap.
+    /// Resolves `count` positions from `start` on at the leaves and taps.
     fn resolve_range<'py>(
         &self,
         py: Python<'py>,
@@ -162,15 +162,15 @@ impl PyResolver {
         len: usize,
         compute: impl FnOnce(&mut Resolver) -> Result<Vec<Column>> + Send,
     ) -> PyResult<Bound<'py, PyDict>> {
-        // The lock is never waited for with the interpreter held. A panic under it leaves at most
-        // a cache behind that is still right.
+        // Never waits for the lock while holding the GIL. A panic under it leaves only a cache, which
+        // is still valid.
         let columns = match self.resolver.try_lock() {
-            Ok(mut resolver) if len < DETACHED_LEN => compute(&mut resolver),
+            Ok(mut resolver) if len < MIN_DETACHED_LEN => compute(&mut resolver),
             Err(TryLockError::WouldBlock) if self.owner != std::process::id() => {
-                py.detach(|| compute(&mut self.untouched.clone()))
+                py.detach(|| compute(&mut self.pristine.clone()))
             }
-            not_now => {
-                drop(not_now);
+            other => {
+                drop(other);
                 let wait = || self.resolver.lock().unwrap_or_else(PoisonError::into_inner);
                 py.detach(|| compute(&mut wait()))
             }
@@ -185,17 +185,17 @@ impl PyResolver {
     }
 }
 
-/// The stages that nested tuples describe, each `(name, parameters..., child)`.
+/// Parses stages from nested tuples, each `(name, parameters..., child)`.
 fn tree_from(node: &Bound<'_, PyTuple>, depth: usize) -> PyResult<Tree> {
-    if depth > DEEPEST {
+    if depth > MAX_DEPTH {
         return Err(PyRecursionError::new_err(format!(
-            "a plan may arrange and number its elements {DEEPEST} times, this one does so more often"
+            "a plan may have at most {MAX_DEPTH} nested index stages, got more"
         )));
     }
     let name = node.get_item(0)?.cast_into::<PyString>()?;
     let name = name.to_cow()?;
-    let unlike =
-        || PyValueError::new_err(format!("`{name}` is no stage with {} fields", node.len()));
+    let mismatch =
+        || PyValueError::new_err(format!("there is no stage `{name}` with {} fields", node.len()));
     let child = || -> PyResult<Box<Tree>> {
         let child = node.get_item(node.len() - 1)?;
         Ok(Box::new(tree_from(child.cast::<PyTuple>()?, depth + 1)?))
@@ -204,9 +204,9 @@ fn tree_from(node: &Bound<'_, PyTuple>, depth: usize) -> PyResult<Tree> {
         let children = node.get_item(node.len() - 1)?.cast_into::<PyTuple>()?;
         children.iter().map(|child| tree_from(child.cast::<PyTuple>()?, depth + 1)).collect()
     };
-    let signed = |place: usize| -> PyResult<i64> { node.get_item(place)?.extract() };
-    let count = |place: usize| -> PyResult<u64> { node.get_item(place)?.extract() };
-    let word = |place: usize| -> PyResult<u32> { node.get_item(place)?.extract() };
+    let signed = |field: usize| -> PyResult<i64> { node.get_item(field)?.extract() };
+    let count = |field: usize| -> PyResult<u64> { node.get_item(field)?.extract() };
+    let word = |field: usize| -> PyResult<u32> { node.get_item(field)?.extract() };
     Ok(match (&*name, node.len()) {
         ("leaf", 3) => Tree::Leaf { id: word(1)?, part: word(2)? },
         ("numbers", 6) => Tree::Numbers {
@@ -244,24 +244,34 @@ fn tree_from(node: &Bound<'_, PyTuple>, depth: usize) -> PyResult<Tree> {
         ("concatenate", 3) => {
             Tree::Concatenate { lengths: node.get_item(1)?.extract()?, children: children()? }
         }
-        _ => return Err(unlike()),
+        _ => return Err(mismatch()),
     })
 }
 
-/// Where `index` goes in the permutation of 0 to `max_index` that `seed` chooses.
+/// Returns the shuffled position of `index` in a pseudo-random permutation of `[0, max_index]`.
 ///
-/// A Feistel network with the round function of the cipher Simon (Beaulieu et al., "The SIMON and
-/// SPECK families of lightweight block ciphers", 2013), walked until it is within range.
+/// It computes one position at a time and needs no memory for the permutation: a Feistel network
+/// with the round function of the block cipher Simon (Beaulieu et al., "The SIMON and SPECK families
+/// of lightweight block ciphers", 2013) and cycle walking.
 ///
 /// Args:
-///     index: From 0 to `max_index`.
-///     `max_index`: The largest index.
-///     seed: From 0 to 2**32 - 1.
-///     rounds: Even, 4 to 1024; shuffles use 4.
+///     index: The index to shuffle, from 0 to `max_index`.
+///     max_index: The largest index, which is the number of indices minus 1.
+///     seed: Selects the permutation, from 0 to 2**32 - 1.
+///     rounds: The number of rounds of the cipher, an even number from 4 to 1024; `shuffle` uses 4.
+///
+/// Returns:
+///     The shuffled position, from 0 to `max_index`. Different indices have different positions.
 ///
 /// Raises:
-///     `ValueError`: `index` or `rounds` is out of range.
-///     `TypeError`: `seed` is out of range.
+///     ValueError: `index` or `rounds` is out of range.
+///     TypeError: `seed` is out of range.
+///
+/// Example:
+///     >>> from grainmill.experimental import index_shuffle
+///     >>> [index_shuffle(index, max_index=9, seed=42, rounds=4) for index in range(10)]
+///     [8, 6, 7, 9, 0, 5, 1, 2, 4, 3]
+#[expect(clippy::doc_markdown, reason = "it becomes a Python docstring")]
 #[pyfunction]
 fn index_shuffle(
     index: &Bound<'_, PyAny>,
@@ -277,16 +287,16 @@ fn index_shuffle(
             "rounds must be an even integer between 4 and 1024, but got rounds = {rounds}"
         ))
     })?;
-    let (Ok(place), Ok(max_index)) = (index.extract::<u64>(), u64::try_from(max_index)) else {
+    let (Ok(position), Ok(max_index)) = (index.extract::<u64>(), u64::try_from(max_index)) else {
         return Err(PyValueError::new_err(format!(
             "index must be in [0, max_index], but got index = {index} and max_index = {max_index}"
         )));
     };
     let permutation = Permutation::new(max_index + 1, seed, rounds).map_err(Raised::from)?;
-    Ok(permutation.apply(place).map_err(Raised::from)?)
+    Ok(permutation.apply(position).map_err(Raised::from)?)
 }
 
-/// The order in which the sequential window shuffle emits a window of `window_len` elements.
+/// The order in which the sequential window shuffle returns a window of `window_len` elements.
 #[pyfunction]
 fn window_order(
     py: Python<'_>,
@@ -294,18 +304,18 @@ fn window_order(
     seed: u32,
 ) -> Result<Bound<'_, PyArray1<i64>>, Raised> {
     let len = usize::try_from(window_len).unwrap_or(usize::MAX);
-    let order = released(py, len, || window::window_order(window_len, seed))?;
+    let order = detached_if_long(py, len, || window::window_order(window_len, seed))?;
     Ok(PyArray1::from_vec(py, order))
 }
 
-/// The key of the Philox generator of a random stage with `seed`.
+/// The key of the Philox generator for a random stage with `seed`.
 #[pyfunction]
 fn philox_key(seed: &Bound<'_, PyInt>) -> PyResult<(u64, u64)> {
     let [low, high] = seed::philox_key(&words(seed)?);
     Ok((low, high))
 }
 
-/// The seed of a random stage without its own, from `(seed, depth)` of each seed upstream.
+/// The seed of a random stage without an explicit one, from `(seed, depth)` of each upstream seed.
 #[pyfunction]
 fn derived_seed(seeds: Vec<(Bound<'_, PyInt>, u32)>) -> PyResult<u32> {
     let seeds = seeds.iter().map(|(seed, depth)| Ok((words(seed)?, *depth)));

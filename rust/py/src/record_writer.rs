@@ -1,4 +1,4 @@
-//! The writer of `ArrayRecord` files, for Python.
+//! Python bindings of the writer of `ArrayRecord` files.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -11,23 +11,36 @@ use pyo3::types::{PyBytes, PyDict, PyType};
 
 use crate::error::{GrainmillError, Raised};
 
-/// Records up to this length are gathered without letting go of the interpreter.
-const SHORT: usize = 64 << 10;
+/// Records up to this length are buffered without releasing the GIL.
+const MAX_SHORT_LEN: usize = 64 << 10;
 
-/// Writes records into an `ArrayRecord` file; a `with` block closes it.
+/// Writes an ArrayRecord file.
 ///
-/// A path that cannot be opened shows in `ok()` and in the first `write` or `close`, as it
-/// does with `array_record`; options that make no sense raise `ValueError` here.
+/// Use it in a `with` block, which closes the file, or call `close`: a file that is not closed cannot
+/// be read. If the block raises an exception, the file stays incomplete. As in the `array_record`
+/// package, a file that cannot be opened does not raise here: `ok()` is False, and `write` and `close`
+/// raise the error. Several threads may use one writer.
 ///
 /// Args:
-///     path: The file, which is written anew.
-///     options: Items separated by commas, as `group_size:1` (records in a chunk that is read as a
-///         whole), `uncompressed`, `brotli:N`, `zstd:N` or `snappy`, `window_log:N`,
-///         `transpose:true`; where nothing is said, chunks are compressed by zstd, level 3.
+///     path: The file to write; an existing file is replaced.
+///     options: `key:value` items separated by commas: `group_size:N` (records per chunk, by default
+///         1; a chunk is read and decompressed as a whole), one of `zstd:LEVEL` (the default, level
+///         3), `brotli:LEVEL`, `snappy` and `uncompressed`, `window_log:N` (the logarithm to base 2 of
+///         the compressor's window in bytes) and `transpose:true` (stores the fields of protocol
+///         buffers by column).
 ///
 /// Raises:
-///     `ValueError`: `options` make no sense.
-///     `GrainmillError`: From `write` and `close`: the file could not be opened, written or synced.
+///     ValueError: An option is unknown, given twice, has an invalid value or conflicts with another.
+///
+/// Example:
+///     >>> from grainmill.array_record import ArrayRecordReader, ArrayRecordWriter
+///     >>> with ArrayRecordWriter("words.array_record", "group_size:2,zstd:5") as writer:
+///     ...     for word in (b"one", b"two", b"three"):
+///     ...         writer.write(word)
+///     >>> with ArrayRecordReader("words.array_record") as reader:
+///     ...     reader.read_all()
+///     [b'one', b'two', b'three']
+#[expect(clippy::doc_markdown, reason = "it becomes a Python docstring")]
 #[pyclass(frozen, module = "grainmill._native", name = "ArrayRecordWriter")]
 pub(crate) struct PyArrayRecordWriter {
     path: PathBuf,
@@ -36,10 +49,10 @@ pub(crate) struct PyArrayRecordWriter {
 
 enum State {
     Open(Box<RecordWriter>),
-    /// The file could not be opened; what the system said.
+    /// The file could not be opened, with this error.
     Refused(String),
     Closed,
-    /// The file was closed, or was to be, after this had gone wrong.
+    /// The file was closed after this error, or closing it failed.
     Failed(String),
 }
 
@@ -62,12 +75,28 @@ impl PyArrayRecordWriter {
     }
 
     /// Appends a record.
+    ///
+    /// Records are collected into chunks of `group_size`, so an error of the file system may be raised
+    /// by a later `write` or by `close`.
+    ///
+    /// Args:
+    ///     record: The bytes of the record, possibly none.
+    ///
+    /// Raises:
+    ///     GrainmillError: The file could not be opened or written, or it is closed. It is a
+    ///         RuntimeError.
+    ///
+    /// Example:
+    ///     >>> from grainmill.array_record import ArrayRecordWriter
+    ///     >>> with ArrayRecordWriter("numbers.array_record") as writer:
+    ///     ...     writer.write(b"1")
+    #[expect(clippy::doc_markdown, reason = "it becomes a Python docstring")]
     #[pyo3(signature = (record, /))]
     fn write(&self, py: Python<'_>, record: &Bound<'_, PyBytes>) -> PyResult<()> {
         let record = record.as_bytes();
         if let Some(mut state) = self.try_lock()
             && let State::Open(writer) = &mut *state
-            && record.len() <= SHORT
+            && record.len() <= MAX_SHORT_LEN
             && !writer.next_completes_chunk()
         {
             return writer.write(record).map_err(|error| raised(&error));
@@ -80,15 +109,28 @@ impl PyArrayRecordWriter {
         .map_err(GrainmillError::new_err)
     }
 
-    /// Writes what is left and the index, without which the file cannot be read, and syncs it.
+    /// Writes the last chunk and the index, syncs the file to storage and closes it.
     ///
-    /// What a file system reports only then, as that the disk was full, is raised here; pipes and
-    /// devices that cannot be synced are closed without. The file is closed also where this
-    /// fails. Closing twice is fine; where the first time failed, its error is raised again.
+    /// The file cannot be read without its index. Errors that the file system reports late, such as a
+    /// full disk, are raised here. Pipes and devices that do not support syncing are not synced. The
+    /// file is closed even if this fails. Calling `close` again does nothing, except that it raises
+    /// the error of a first call that failed.
+    ///
+    /// Raises:
+    ///     GrainmillError: The file could not be opened, written or synced. It is a RuntimeError.
+    ///
+    /// Example:
+    ///     >>> from grainmill.array_record import ArrayRecordWriter
+    ///     >>> writer = ArrayRecordWriter("numbers.array_record")
+    ///     >>> writer.write(b"1")
+    ///     >>> writer.close()
+    ///     >>> writer.is_open()
+    ///     False
+    #[expect(clippy::doc_markdown, reason = "it becomes a Python docstring")]
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| {
             let mut state = self.lock();
-            let (next, done) = match std::mem::replace(&mut *state, State::Closed) {
+            let (next, result) = match std::mem::replace(&mut *state, State::Closed) {
                 State::Open(writer) => match writer.close() {
                     Ok(()) => (State::Closed, Ok(())),
                     Err(error) => failed(error.to_string()),
@@ -97,17 +139,39 @@ impl PyArrayRecordWriter {
                 State::Closed => (State::Closed, Ok(())),
             };
             *state = next;
-            done
+            result
         })
         .map_err(GrainmillError::new_err)
     }
 
-    /// Whether the writer is open and nothing has failed.
+    /// Whether the file is open and no operation on it has failed.
+    ///
+    /// Returns:
+    ///     False if the file could not be opened, a `write` failed, or `close` was called.
+    ///
+    /// Example:
+    ///     >>> from grainmill.array_record import ArrayRecordWriter
+    ///     >>> with ArrayRecordWriter("numbers.array_record") as writer:
+    ///     ...     writer.ok()
+    ///     True
+    #[expect(clippy::doc_markdown, reason = "it becomes a Python docstring")]
     fn ok(&self, py: Python<'_>) -> bool {
         py.detach(|| matches!(&*self.lock(), State::Open(writer) if writer.is_ok()))
     }
 
     /// Whether `close` has not been called yet.
+    ///
+    /// Returns:
+    ///     True until `close` is called or the `with` block ends, even if the file could not be opened.
+    ///
+    /// Example:
+    ///     >>> from grainmill.array_record import ArrayRecordWriter
+    ///     >>> with ArrayRecordWriter("numbers.array_record") as writer:
+    ///     ...     writer.is_open()
+    ///     True
+    ///     >>> writer.is_open()
+    ///     False
+    #[expect(clippy::doc_markdown, reason = "it becomes a Python docstring")]
     fn is_open(&self, py: Python<'_>) -> bool {
         py.detach(|| matches!(&*self.lock(), State::Open(_) | State::Refused(_)))
     }
@@ -116,7 +180,7 @@ impl PyArrayRecordWriter {
         slf
     }
 
-    /// Closes the file, unless an exception is on its way: then the file must not look whole.
+    /// Closes the file; after an exception, without an index, so that it does not look complete.
     #[pyo3(signature = (exc_type, exc_value, traceback))]
     fn __exit__(
         &self,
@@ -142,7 +206,7 @@ impl PyArrayRecordWriter {
 }
 
 impl PyArrayRecordWriter {
-    /// The state; a thread that panicked while it held it left it whole.
+    /// The state, which stays consistent even if a thread panicked while it held the lock.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! The layer `records` of the engine, for Python.
+//! Python bindings of the layer `records`.
 
 use std::any::Any;
 use std::ffi::c_int;
@@ -22,24 +22,24 @@ use pyo3::types::{PyBytes, PyList};
 use crate::bytes_slot::{BytesSlot, keep_large_blocks, new_slot};
 use crate::error::Raised;
 
-/// Longer records are read before their `bytes` is made, since an index may claim anything.
+/// Longer records are read before their `bytes` is allocated: a damaged index may claim any length.
 const MAX_SLOT_LEN: usize = 64 << 20;
 
-/// The `bytes` that are made ahead for records whose length is known, in the order asked for.
-type Made = Vec<Option<Py<PyBytes>>>;
+/// `bytes` allocated before reading, for records whose length is known, in the order requested.
+type Preallocated = Vec<Option<Py<PyBytes>>>;
 
-/// How many records a file holds, how many bytes, and when it was written.
-type NotedTuple = (u64, u64, i64);
+/// The number of records of a file, its size in bytes, and its modification time in nanoseconds.
+type FileInfo = (u64, u64, i64);
 
-/// Reads of which threads of the engine may still write into `bytes`, though nobody waits.
+/// Abandoned reads, whose threads may still write into `bytes`.
 static ABANDONED: PerProcess<Mutex<Vec<InFlight>>> = PerProcess::new(Mutex::default);
 
 struct InFlight {
     pending: Pending<BytesSlot>,
-    made: Made,
+    preallocated: Preallocated,
 }
 
-/// How many reads are in flight at a time, for all those who share it.
+/// A limit on the reads in flight, common to all that share the queue.
 #[pyclass(frozen, name = "ReadQueue", module = "grainmill._native")]
 pub(crate) struct PyReadQueue(ReadQueue);
 
@@ -60,7 +60,7 @@ impl PyReadQueue {
     }
 }
 
-/// Many `ArrayRecord` files, or parts of them, as one sequence of records.
+/// Many `ArrayRecord` files, or ranges of them, as one sequence of records.
 #[pyclass(frozen, name = "RecordFiles", module = "grainmill._native")]
 pub(crate) struct PyRecordFiles(Arc<Files>);
 
@@ -68,16 +68,16 @@ pub(crate) struct PyRecordFiles(Arc<Files>);
 impl PyRecordFiles {
     /// Opens `(path, skip, take)` files: `take` records (all, if None) after `skip` records.
     ///
-    /// With `lazy`, those whose number of records is given are opened when they are first read.
-    /// `noted` says of each file how many records and bytes it has and when it was written, which
-    /// is checked when it is opened.
+    /// With `lazy`, files whose number of records is given are opened when they are first read.
+    /// `noted` has the number of records, the size and the modification time of each file, which are
+    /// checked when it is opened.
     #[new]
     #[pyo3(signature = (paths, *, lazy = false, noted = None))]
     fn new(
         py: Python<'_>,
         paths: Vec<(PathBuf, u64, Option<u64>)>,
         lazy: bool,
-        noted: Option<Vec<NotedTuple>>,
+        noted: Option<Vec<FileInfo>>,
     ) -> Result<Self, Raised> {
         let mut noted = noted.into_iter().flatten().map(|(num_records, byte_len, modified_ns)| {
             Noted { byte_len, modified_ns, num_records }
@@ -93,7 +93,7 @@ impl PyRecordFiles {
         opened.map(|files| Self(Arc::new(files))).map_err(Raised::from)
     }
 
-    /// The records of all `parts`, one part after the other; files that are open are shared.
+    /// The records of all `parts` in order; open files are shared.
     #[staticmethod]
     fn joined(parts: Vec<PyRef<'_, Self>>) -> Result<Self, Raised> {
         let files = Files::joined(parts.iter().map(|part| &*part.0))?;
@@ -104,45 +104,45 @@ impl PyRecordFiles {
         Ok(usize::try_from(self.0.len())?)
     }
 
-    /// How many records of each file there are.
+    /// The number of records of each file.
     #[getter]
     fn num_records(&self) -> Vec<u64> {
         self.0.num_records().collect()
     }
 
-    /// The files.
+    /// The paths of the files.
     #[getter]
     fn paths(&self) -> Vec<String> {
         self.0.paths().map(|path| path.display().to_string()).collect()
     }
 
-    /// The options of each file's writer, as it noted them; opens all files.
+    /// The options that each file was written with, if it has them; opens all files.
     #[getter]
     fn writer_options(&self) -> Result<Vec<Option<String>>, Raised> {
-        self.of_each(|file| file.writer_options().map(str::to_owned))
+        self.for_each_file(|file| file.writer_options().map(str::to_owned))
     }
 
-    /// How many records the chunks of each file hold; opens all files.
+    /// The number of records per chunk of each file; opens all files.
     #[getter]
     fn group_sizes(&self) -> Result<Vec<u64>, Raised> {
-        self.of_each(ArrayRecordFile::group_size)
+        self.for_each_file(ArrayRecordFile::group_size)
     }
 
-    /// About how many bytes a record takes where it is stored.
+    /// The approximate stored size of a record in bytes.
     #[getter]
     fn mean_byte_len(&self, py: Python<'_>) -> f64 {
         py.detach(|| self.0.mean_byte_len())
     }
 
-    /// Whether what was read lately had to be waited for.
+    /// Whether recent reads had to wait for storage.
     #[getter]
     fn is_far(&self) -> bool {
         self.0.is_far()
     }
 
-    /// How many records each file holds, how many bytes, and when it was written; opens files of
-    /// which that is not known.
-    fn noted(&self, py: Python<'_>) -> Result<Vec<NotedTuple>, Raised> {
+    /// The number of records, the size and the modification time of each file; opens files where these
+    /// are not known.
+    fn noted(&self, py: Python<'_>) -> Result<Vec<FileInfo>, Raised> {
         let noted = py.detach(|| self.0.noted()).map_err(Raised::from)?;
         let tuple = |noted: Noted| (noted.num_records, noted.byte_len, noted.modified_ns);
         Ok(noted.into_iter().map(tuple).collect())
@@ -159,12 +159,12 @@ impl PyRecordFiles {
 
     /// Reads the record at `index`.
     fn read_one<'py>(&self, py: Python<'py>, index: i64) -> PyResult<Bound<'py, PyBytes>> {
-        let (records, mut made) = self.read_made(py, &[position(index)?])?;
-        object(py, records.iter_unslotted().next().flatten(), made.pop().flatten())
+        let (records, mut preallocated) = self.read_preallocated(py, &[position(index)?])?;
+        object(py, records.iter_unslotted().next().flatten(), preallocated.pop().flatten())
     }
 
-    /// Begins to read the records at `indices` on threads of the engine. All reads that are given
-    /// the same `queue` share its bound; those that are given none share one of the program.
+    /// Starts reading the records at `indices` on threads of the engine. All reads with the same
+    /// `queue` share its limit; those without one share the default queue of the program.
     #[pyo3(signature = (indices, queue = None))]
     fn start<'py>(
         &self,
@@ -175,30 +175,31 @@ impl PyRecordFiles {
         reap();
         let queue = queue.map_or(ReadQueue::of_program(), |queue| &queue.0);
         let positions = positions(&indices)?;
-        let (files, begun) = (&self.0, || {
+        let (files, plan) = (&self.0, || {
             let sorted = self.0.sort(&positions)?;
             Ok(match self.0.plan_at_hand(&sorted)? {
-                Ok(plan) => Begun::Planned(with_lens(plan)),
-                Err(unready) => Begun::Unready(sorted, unready),
+                Ok(plan) => Prepared::Planned(with_lens(plan)),
+                Err(unready) => Prepared::Unready(sorted, unready),
             })
         });
-        let in_flight = match py.detach(begun).map_err(|error: Error| Raised::from(error))? {
-            Begun::Planned((plan, lens)) => {
-                let (made, slots) = slots(py, lens)?;
-                InFlight { pending: py.detach(|| pipeline::start(plan, slots, queue)), made }
+        let in_flight = match py.detach(plan).map_err(|error: Error| Raised::from(error))? {
+            Prepared::Planned((plan, lens)) => {
+                let (preallocated, slots) = slots(py, lens)?;
+                let pending = py.detach(|| pipeline::start(plan, slots, queue));
+                InFlight { pending, preallocated }
             }
-            Begun::Unready(sorted, unready) => {
-                let made = std::iter::repeat_with(|| None).take(positions.len()).collect();
+            Prepared::Unready(sorted, unready) => {
+                let preallocated = std::iter::repeat_with(|| None).take(positions.len()).collect();
                 let start = || pipeline::start_unready(files, sorted, unready, queue);
-                InFlight { pending: py.detach(start), made }
+                InFlight { pending: py.detach(start), preallocated }
             }
         };
         Ok(PyPendingRead(Mutex::new(Some(in_flight))))
     }
 }
 
-/// What a read begins with.
-enum Begun {
+/// What is known before a read starts: its plan, or the files that are not prepared yet.
+enum Prepared {
     Planned((Plan, Vec<Option<usize>>)),
     Unready(grainmill_core::records::Sorted, Vec<usize>),
 }
@@ -210,32 +211,37 @@ impl PyRecordFiles {
         py: Python<'py>,
         positions: &[u64],
     ) -> PyResult<Bound<'py, PyList>> {
-        let (records, made) = self.read_made(py, positions)?;
-        list(py, &records, made)
+        let (records, preallocated) = self.read_preallocated(py, positions)?;
+        list(py, &records, preallocated)
     }
 
-    /// Whether what was read lately had to be waited for.
+    /// Whether recent reads had to wait for storage.
     pub(crate) fn are_far(&self) -> bool {
         self.0.is_far()
     }
 
-    /// The records at `positions`, in `bytes` made ahead for those whose length is known.
-    fn read_made(&self, py: Python<'_>, positions: &[u64]) -> PyResult<(Records, Made)> {
+    /// Reads the records at `positions`, into preallocated `bytes` where their length is known.
+    fn read_preallocated(
+        &self,
+        py: Python<'_>,
+        positions: &[u64],
+    ) -> PyResult<(Records, Preallocated)> {
         let planned = py.detach(|| open::plan(&self.0, positions).map(with_lens));
         let (plan, lens) = planned.map_err(Raised::from)?;
-        let (made, slots) = slots(py, lens)?;
+        let (preallocated, slots) = slots(py, lens)?;
         let records = py.detach(|| pipeline::read(plan, slots, ReadQueue::of_program()));
-        Ok((records.map_err(Raised::from)?, made))
+        Ok((records.map_err(Raised::from)?, preallocated))
     }
 
-    fn of_each<T>(&self, what: impl Fn(&ArrayRecordFile) -> T) -> Result<Vec<T>, Raised> {
+    fn for_each_file<T>(&self, value_of: impl Fn(&ArrayRecordFile) -> T) -> Result<Vec<T>, Raised> {
         let set = self.0.set();
-        let of_one = |at| {
+        let of_file = |at| {
             let file: &dyn Any = &**set.open(at, false)?;
             let file = file.downcast_ref::<ArrayRecordFile>();
-            file.map(&what).ok_or_else(|| Error::Panicked("a file of another format".to_owned()))
+            file.map(&value_of)
+                .ok_or_else(|| Error::Panicked("a file of another format".to_owned()))
         };
-        (0..set.len()).map(of_one).collect::<Result<_>>().map_err(Raised::from)
+        (0..set.len()).map(of_file).collect::<Result<_>>().map_err(Raised::from)
     }
 }
 
@@ -244,95 +250,101 @@ fn with_lens(plan: Plan) -> (Plan, Vec<Option<usize>>) {
     (plan, lens)
 }
 
-/// `bytes` for those records whose length is known.
-fn slots(py: Python<'_>, lens: Vec<Option<usize>>) -> PyResult<(Made, Vec<Option<BytesSlot>>)> {
-    let (mut made, mut slots) = (Vec::with_capacity(lens.len()), Vec::with_capacity(lens.len()));
+/// Allocates `bytes` for the records whose length is known.
+fn slots(
+    py: Python<'_>,
+    lens: Vec<Option<usize>>,
+) -> PyResult<(Preallocated, Vec<Option<BytesSlot>>)> {
+    let mut preallocated = Vec::with_capacity(lens.len());
+    let mut slots = Vec::with_capacity(lens.len());
     for len in lens {
         if let Some(len @ 1..=MAX_SLOT_LEN) = len {
             let (object, slot) = new_slot(py, len)?;
-            made.push(Some(object.unbind()));
+            preallocated.push(Some(object.unbind()));
             slots.push(Some(slot));
         } else {
-            made.push(None);
+            preallocated.push(None);
             slots.push(None);
         }
     }
-    Ok((made, slots))
+    Ok((preallocated, slots))
 }
 
-/// How many seconds the calling thread has waited for storage since it began.
+/// The number of seconds that the calling thread has waited for storage since it started.
 #[pyfunction]
 fn waited_s() -> f64 {
     storage_latency::waited().as_secs_f64()
 }
 
-/// Has this process keep no more than `byte_len` bytes of the indices of files.
+/// Limits the file indices that this process caches to `byte_len` bytes.
 #[pyfunction]
 fn set_index_budget(byte_len: usize) {
     index_cache::set_budget(byte_len);
 }
 
-/// How many bytes of the indices of files this process may keep.
+/// The limit on the file indices that this process caches, in bytes.
 #[pyfunction]
 fn index_budget() -> usize {
     index_cache::budget()
 }
 
-/// How many bytes of the indices of files this process keeps.
+/// The number of bytes of file indices that this process caches.
 #[pyfunction]
 fn index_bytes() -> usize {
     index_cache::kept_bytes()
 }
 
-/// Has this process keep no more than `byte_len` bytes of decoded chunks, or one chunk.
+/// Limits the decoded chunks that this process caches to `byte_len` bytes, or one chunk.
 #[pyfunction]
 fn set_chunk_budget(byte_len: usize) {
     chunk_cache::set_budget(byte_len);
 }
 
-/// How many bytes of decoded chunks this process keeps.
+/// The number of bytes of decoded chunks that this process caches.
 #[pyfunction]
 fn chunk_bytes() -> usize {
     chunk_cache::kept_bytes()
 }
 
-/// A descriptor, which the caller closes, of memory in which processes share the indices of files.
+/// Creates memory in which processes share file indices; returns a file descriptor, which the caller
+/// closes.
 #[pyfunction]
 fn create_shared_index(byte_len: usize) -> Result<c_int, Raised> {
     Ok(shared_index::create(byte_len)?.into_raw_fd())
 }
 
-/// Has this process share the indices of files with all that are given the same memory. The
-/// descriptor is closed.
+/// Makes this process share file indices with all processes that map the same memory. Closes the
+/// descriptor.
 #[pyfunction]
-#[expect(unsafe_code, reason = "descriptors come from Python as bare numbers")]
+#[expect(unsafe_code, reason = "Python passes file descriptors as integers")]
 fn share_index(file: c_int, byte_len: usize) -> Result<(), Raised> {
-    // SAFETY: the caller received the descriptor from its maker and hands it over.
+    // SAFETY: the caller received the descriptor from another process and transfers its ownership.
     let file = unsafe { OwnedFd::from_raw_fd(file) };
     Ok(shared_index::share(file.as_fd(), byte_len)?)
 }
 
-/// How many bytes of indices the processes share that this one shares them with.
+/// The number of bytes of indices in the memory that this process shares with others.
 #[pyfunction]
 fn shared_index_bytes() -> u64 {
     shared_index::shared_bytes()
 }
 
-/// Records that are being read while Python does something else.
+/// Records that are being read in the background.
 #[pyclass(frozen, name = "PendingRead", module = "grainmill._native")]
 pub(crate) struct PyPendingRead(Mutex<Option<InFlight>>);
 
 #[pymethods]
 impl PyPendingRead {
-    /// Waits for the records and returns them in the order asked for; can be called once.
+    /// Waits for the records and returns them in the order requested; can be called once.
     fn finish<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let taken = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(InFlight { pending, made }) = taken else {
-            let message = "the records of this read have been taken already".to_owned();
+        let Some(InFlight { pending, preallocated }) = taken else {
+            let message =
+                "`finish` returns the records of a read once, but was called again".to_owned();
             return Err(Raised::from(Error::InvalidArgument(message)).into());
         };
         let records = py.detach(|| pending.finish()).map_err(Raised::from)?;
-        list(py, &records, made)
+        list(py, &records, preallocated)
     }
 }
 
@@ -348,7 +360,7 @@ impl Drop for PyPendingRead {
     }
 }
 
-/// Lets go of abandoned reads that no thread is at any more.
+/// Drops abandoned reads whose threads have finished.
 fn reap() {
     let mut abandoned = ABANDONED.get().lock().unwrap_or_else(PoisonError::into_inner);
     let done: Vec<_> =
@@ -363,37 +375,41 @@ pub(crate) fn positions(indices: &PyReadonlyArray1<'_, i64>) -> PyResult<Vec<u64
 
 fn position(index: i64) -> PyResult<u64> {
     u64::try_from(index).map_err(|_| {
-        let message = format!("record {index} was asked for; indices begin at 0");
+        let message = format!("record {index} was requested, but indices start at 0");
         Raised::from(Error::OutOfRange(message)).into()
     })
 }
 
-fn list<'py>(py: Python<'py>, records: &Records, made: Made) -> PyResult<Bound<'py, PyList>> {
+fn list<'py>(
+    py: Python<'py>,
+    records: &Records,
+    preallocated: Preallocated,
+) -> PyResult<Bound<'py, PyList>> {
     let objects = records
         .iter_unslotted()
-        .zip(made)
-        .map(|(record, made)| object(py, record, made))
+        .zip(preallocated)
+        .map(|(record, preallocated)| object(py, record, preallocated))
         .collect::<PyResult<Vec<_>>>()?;
     PyList::new(py, objects)
 }
 
-/// The `bytes` of a record: the one made ahead if the record is in it, else a new one.
+/// The `bytes` of a record: the preallocated one if the record is in it, else a new one.
 fn object<'py>(
     py: Python<'py>,
     record: Option<&[u8]>,
-    made: Option<Py<PyBytes>>,
+    preallocated: Option<Py<PyBytes>>,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    match (record, made) {
+    match (record, preallocated) {
         (Some(record), _) => Ok(PyBytes::new(py, record)),
-        (None, Some(made)) => Ok(made.into_bound(py)),
+        (None, Some(preallocated)) => Ok(preallocated.into_bound(py)),
         (None, None) => {
-            let message = "a record is neither in its slot nor elsewhere".to_owned();
+            let message = "a record was read neither into its slot nor elsewhere".to_owned();
             Err(Raised::from(Error::Panicked(message)).into())
         }
     }
 }
 
-/// The environment variable with the most bytes that a chunk may decode to.
+/// The environment variable for the maximum size of a decoded chunk in bytes.
 const MAX_CHUNK_BYTES: &str = "GRAINMILL_MAX_CHUNK_BYTES";
 
 fn read_max_chunk_len() -> PyResult<()> {
@@ -407,7 +423,7 @@ fn read_max_chunk_len() -> PyResult<()> {
 }
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    // Here, since this thread holds the interpreter lock: no other changes the environment.
+    // Read here, since this thread holds the GIL: no other thread changes the environment.
     read_max_chunk_len()?;
     module.add_class::<PyRecordFiles>()?;
     module.add_class::<PyPendingRead>()?;

@@ -1,4 +1,4 @@
-//! Arrays that go from one process to another in shared slots, for Python.
+//! Python bindings for arrays sent between processes in shared slots.
 
 use std::ffi::c_int;
 use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd};
@@ -17,23 +17,23 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::array::{
-    Held, PySlot, array_byte_len, array_in, as_plain_array, owner_of, same_dtype, start_of,
+    OwnedBuffer, PySlot, array_byte_len, array_in, as_plain_array, owner_of, same_dtype, start_of,
 };
 use crate::array_bytes::bytes_of;
 use crate::error::Raised;
 
-/// The slots of one other process, as far as this one has mapped them.
+/// The slots of one other process that this one has mapped.
 ///
-/// With a `shared_budget`, the bytes of a slot count there until it is lent, and again once it is told as
-/// returned: what the user holds is not the pool's.
+/// The bytes of a slot are reserved in `shared_budget`, if given, except while it is borrowed: memory
+/// that the user holds does not count.
 #[pyclass(frozen, name = "RemoteSlots", module = "grainmill._native")]
 struct PyRemoteSlots {
     remote_slots: RemoteSlots,
     shared_budget: Option<Py<PySharedBudget>>,
 }
 
-/// One slot of another process, as writable bytes; it is given back when the last array or
-/// buffer over it is gone.
+/// A slot of another process, as writable bytes; it is returned when the last array or buffer over it
+/// is dropped.
 #[pyclass(frozen, name = "BorrowedSlot", module = "grainmill._native")]
 struct PyBorrowedSlot(BorrowedSlot);
 
@@ -48,24 +48,24 @@ impl PyRemoteSlots {
         }
     }
 
-    /// Maps slot number `slot`. The descriptor is closed.
-    #[expect(unsafe_code, reason = "descriptors come from Python as bare numbers")]
+    /// Maps slot `slot`. Closes the descriptor.
+    #[expect(unsafe_code, reason = "Python passes file descriptors as integers")]
     fn add(&self, slot: u64, file: c_int, byte_len: usize) -> Result<(), Raised> {
-        // SAFETY: the caller received the descriptor from the slot's maker and hands it over.
+        // SAFETY: the caller received the descriptor from the slot's owner and transfers its ownership.
         let file = unsafe { OwnedFd::from_raw_fd(file) };
         Ok(self.remote_slots.add(slot, file.as_fd(), byte_len)?)
     }
 
-    /// Slot number `slot`, which its maker has just sent.
+    /// Borrows slot `slot`, which its owner has just sent.
     fn borrow(&self, slot: u64) -> Result<PyBorrowedSlot, Raised> {
-        let lent = self.remote_slots.borrow(slot)?;
+        let borrowed = self.remote_slots.borrow(slot)?;
         if let Some(shared_budget) = &self.shared_budget {
-            shared_budget.get().0.release(lent.byte_len() as u64)?;
+            shared_budget.get().0.release(borrowed.byte_len() as u64)?;
         }
-        Ok(PyBorrowedSlot(lent))
+        Ok(PyBorrowedSlot(borrowed))
     }
 
-    /// The slots given back since this was last asked, to be told to their maker.
+    /// The slots returned since the last call, to be reported to their owner.
     fn take_returned(&self) -> Vec<u64> {
         let (slots, byte_len) = self.remote_slots.take_returned();
         if let Some(shared_budget) = &self.shared_budget {
@@ -74,13 +74,13 @@ impl PyRemoteSlots {
         slots
     }
 
-    /// The slots given up since this was last asked, since a forked child may see them, to be told
-    /// to their maker.
+    /// The slots retired since the last call, because a forked child may see them, to be reported to
+    /// their owner.
     fn take_retired_by_fork(&self) -> Vec<u64> {
         self.remote_slots.take_retired_by_fork()
     }
 
-    /// Forgets slot number `slot`; its memory goes with its last user.
+    /// Forgets slot `slot`; its memory is unmapped with its last user.
     fn forget(&self, slot: u64) {
         self.remote_slots.forget(slot);
     }
@@ -99,18 +99,17 @@ impl PyBorrowedSlot {
         shape: Vec<usize>,
         dtype: Bound<'py, PyArrayDescr>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        array_in(&Self::held(slf), offset, &shape, dtype)
+        array_in(&Self::buffer(slf), offset, &shape, dtype)
     }
 
-    /// Arrays one after another from `offset` on, as `write_arrays` leaves them; `shapes` has a
-    /// row for each.
+    /// Arrays in order from `offset` on, as `write_arrays` writes them; `shapes` has a row for each.
     fn arrays<'py>(
         slf: &Bound<'py, Self>,
         offset: usize,
         shapes: PyReadonlyArray2<'py, i64>,
         dtype: Bound<'py, PyArrayDescr>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let held = Self::held(slf);
+        let buffer = Self::buffer(slf);
         let list = PyList::empty(slf.py());
         let mut at = offset;
         let mut shape = Vec::new();
@@ -119,7 +118,7 @@ impl PyBorrowedSlot {
             for &len in row {
                 shape.push(usize::try_from(len)?);
             }
-            list.append(array_in(&held, at, &shape, dtype.clone())?)?;
+            list.append(array_in(&buffer, at, &shape, dtype.clone())?)?;
             at += padded(array_byte_len(&shape, &dtype)?);
         }
         Ok(list)
@@ -127,7 +126,7 @@ impl PyBorrowedSlot {
 
     /// # Safety
     ///
-    /// Called by the interpreter only, with a `view` to fill.
+    /// Called only by the interpreter, with a `view` to fill.
     #[expect(unsafe_code, reason = "the buffer protocol is a C interface")]
     unsafe fn __getbuffer__(
         slf: &Bound<'_, Self>,
@@ -135,27 +134,27 @@ impl PyBorrowedSlot {
         flags: c_int,
     ) -> PyResult<()> {
         // SAFETY: the interpreter passes a view to fill.
-        unsafe { Self::held(slf).fill(view, flags) }
+        unsafe { Self::buffer(slf).fill(view, flags) }
     }
 }
 
 impl PyBorrowedSlot {
-    fn held<'py>(slf: &Bound<'py, Self>) -> Held<'py> {
-        let lent = &slf.get().0;
-        Held { owner: slf.as_any().clone(), start: lent.as_ptr(), byte_len: lent.byte_len() }
+    fn buffer<'py>(slf: &Bound<'py, Self>) -> OwnedBuffer<'py> {
+        let slot = &slf.get().0;
+        OwnedBuffer { owner: slf.as_any().clone(), start: slot.as_ptr(), byte_len: slot.byte_len() }
     }
 }
 
-/// Bytes that an array of `byte_len` bytes takes where arrays follow each other, aligned.
+/// The size of an array of `byte_len` bytes in a slot, including padding for alignment.
 fn padded(byte_len: usize) -> usize {
     byte_len.next_multiple_of(ALIGNMENT)
 }
 
-/// A dtype, a row with the shape of each array, and the bytes that `write_arrays` needs for them.
+/// The dtype, the shapes, one per row, and the number of bytes that `write_arrays` needs.
 type PackedArrays<'py> = (Bound<'py, PyArrayDescr>, Bound<'py, PyArray2<i64>>, usize);
 
-/// What `elements` are in common, if they are plain C-contiguous arrays of one dtype and number
-/// of dimensions.
+/// The common layout of `elements`, if they are plain C-contiguous arrays of one dtype and number of
+/// dimensions.
 #[pyfunction]
 fn common_layout<'py>(elements: &Bound<'py, PyList>) -> PyResult<Option<PackedArrays<'py>>> {
     let py = elements.py();
@@ -179,8 +178,8 @@ fn common_layout<'py>(elements: &Bound<'py, PyList>) -> PyResult<Option<PackedAr
     Ok(Some((dtype, shapes, byte_len)))
 }
 
-/// Copies arrays, as `common_layout` finds them alike, one after another into `slot` from byte
-/// `offset` on, each aligned to 64 bytes. Nobody else may use these bytes meanwhile.
+/// Copies arrays with a `common_layout` in order into `slot` from byte `offset` on, each aligned to
+/// 64 bytes. Nothing else may use these bytes meanwhile.
 #[pyfunction]
 fn write_arrays(
     slot: &Bound<'_, PySlot>,
@@ -190,8 +189,9 @@ fn write_arrays(
     let slot = &slot.get().0;
     let mut at = offset;
     for element in elements.to_tuple().iter_borrowed() {
-        let array = as_plain_array(element)
-            .ok_or_else(|| PyValueError::new_err("only plain arrays are written"))?;
+        let array = as_plain_array(element).ok_or_else(|| {
+            PyValueError::new_err("elements must be C-contiguous arrays of plain values")
+        })?;
         let byte_len = array.len() * array.dtype().itemsize();
         if at.checked_add(byte_len).is_none_or(|end| end > slot.byte_len()) {
             return Err(PyValueError::new_err("the arrays do not fit in the slot"));
@@ -204,19 +204,19 @@ fn write_arrays(
             ));
         }
         let bytes = bytes_of(&array);
-        #[expect(unsafe_code, reason = "a slot in Python's hands gives out a bare pointer only")]
-        // SAFETY: inside the slot, as checked above, which `slot` keeps alive. No slice of a slot
-        // in Python's hands is made anywhere. That nobody else uses these bytes is kept by
-        // `SharedArena`, whose new slot nobody has seen before the message is sent.
-        let room = unsafe { Destination::new(slot.as_ptr().wrapping_add(at), byte_len) };
-        batch::copy_rows(&[bytes], byte_len, room);
+        #[expect(unsafe_code, reason = "a slot that Python holds returns only a raw pointer")]
+        // SAFETY: inside the slot, as checked above, and `slot` keeps it alive. No slice of a slot that
+        // Python holds exists. Nothing else uses these bytes, since `SharedArena` does not share a
+        // new slot before its message is sent.
+        let destination = unsafe { Destination::new(slot.as_ptr().wrapping_add(at), byte_len) };
+        batch::copy_rows(&[bytes], byte_len, destination);
         at += padded(byte_len);
     }
     Ok(())
 }
 
-/// Dicts with the keys `names`, one for each place of `columns`, which hold the values of a name
-/// each and are of one length. Python takes several times as long to make many.
+/// Dicts with the keys `names`, one per row of `columns`, of which each has the values of a name; all
+/// are of equal length. Several times as fast as Python for many dicts.
 #[pyfunction]
 fn dicts_of<'py>(
     names: &Bound<'py, PyList>,
@@ -226,21 +226,23 @@ fn dicts_of<'py>(
     let columns: Vec<_> = columns.iter().map(PyListMethods::to_tuple).collect();
     let count = columns.first().map_or(0, PyTupleMethods::len);
     if columns.len() != names.len() || columns.iter().any(|column| column.len() != count) {
-        return Err(PyValueError::new_err("a column for each name, all of one length"));
+        return Err(PyValueError::new_err(
+            "`columns` must have one list per name, all of equal length",
+        ));
     }
     let dicts = PyList::empty(py);
-    for place in 0..count {
+    for row in 0..count {
         let dict = PyDict::new(py);
         for (name, column) in names.iter_borrowed().zip(&columns) {
-            dict.set_item(name, column.get_borrowed_item(place)?)?;
+            dict.set_item(name, column.get_borrowed_item(row)?)?;
         }
         dicts.append(dict)?;
     }
     Ok(dicts)
 }
 
-/// The shared slot that holds the bytes of `array`, and where in it they begin; None where they
-/// do not lie one after another in such a slot.
+/// The shared slot that holds the bytes of `array`, and their offset in it; None if `array` is not a
+/// C-contiguous array in a shared slot.
 #[pyfunction]
 fn slot_of<'py>(array: &Bound<'py, PyAny>) -> Option<(Bound<'py, PySlot>, usize)> {
     let array = as_plain_array(array.as_borrowed())?;
@@ -254,82 +256,81 @@ fn slot_of<'py>(array: &Bound<'py, PyAny>) -> Option<(Bound<'py, PySlot>, usize)
     Some((slot, offset))
 }
 
-/// To be called before this process forks: what is lent now is seen by the child too.
+/// Must be called before this process forks: the child sees the slots that are borrowed now.
 #[pyfunction]
 fn note_fork() {
     batch::note_fork();
 }
 
-/// To be called in parent and child after a fork that was told by `note_fork`.
+/// Must be called in parent and child after a fork that was announced by `note_fork`.
 #[pyfunction]
 fn note_forked() {
     batch::note_forked();
 }
 
-/// Bytes that the engine copied in this process since it began.
+/// The number of bytes that the engine has copied in this process.
 #[pyfunction]
 fn copied_bytes() -> u64 {
     batch::copied_bytes()
 }
 
-/// A page that the processes of a pool share: the memory they have in common, and where each
-/// stands.
+/// A page shared by a pool of processes: their common memory budget, and the progress of each.
 #[pyclass(frozen, name = "SharedBudget", module = "grainmill._native")]
 struct PySharedBudget(SharedBudget);
 
 #[pymethods]
 impl PySharedBudget {
-    /// A page for `num_processes` and a descriptor of it, which the caller closes.
+    /// Creates a page for `num_processes`; returns it with its file descriptor, which the caller closes.
     #[staticmethod]
     fn create(num_processes: usize, budget_bytes: u64) -> Result<(Self, c_int), Raised> {
         let (shared_budget, file) = SharedBudget::create(num_processes, budget_bytes)?;
         Ok((Self(shared_budget), file.into_raw_fd()))
     }
 
-    /// The page behind a descriptor, in another process. The descriptor is closed.
+    /// Maps the page of a file descriptor in another process. Closes the descriptor.
     #[staticmethod]
-    #[expect(unsafe_code, reason = "descriptors come from Python as bare numbers")]
+    #[expect(unsafe_code, reason = "Python passes file descriptors as integers")]
     fn open(file: c_int, num_processes: usize, budget_bytes: u64) -> Result<Self, Raised> {
-        // SAFETY: the caller received the descriptor from the page's maker and hands it over.
+        // SAFETY: the caller received the descriptor from the page's owner and transfers its ownership.
         let file = unsafe { OwnedFd::from_raw_fd(file) };
         Ok(Self(SharedBudget::open(file.as_fd(), num_processes, budget_bytes)?))
     }
 
-    /// Reserves `byte_len` bytes if `spare_bytes` more would fit beside them; says whether.
+    /// Reserves `byte_len` bytes if `spare_bytes` more would fit, too; returns whether it did.
     #[pyo3(signature = (byte_len, spare_bytes = 0))]
     fn reserve(&self, byte_len: u64, spare_bytes: u64) -> bool {
         self.0.reserve(byte_len, spare_bytes)
     }
 
-    /// Reserves `byte_len` bytes in any case; says whether the budget is kept all the same.
+    /// Reserves `byte_len` bytes even beyond the budget; returns whether they are within it.
     fn reserve_anyway(&self, byte_len: u64) -> bool {
         self.0.reserve_anyway(byte_len)
     }
 
-    /// Gives reserved bytes back; an error where fewer are reserved.
+    /// Releases reserved bytes; an error if fewer are reserved.
     fn release(&self, byte_len: u64) -> Result<(), Raised> {
         Ok(self.0.release(byte_len)?)
     }
 
-    /// Bytes reserved at the moment.
+    /// The number of bytes reserved.
     #[getter]
     fn reserved(&self) -> u64 {
         self.0.reserved()
     }
 
-    /// Writes down where process `number` stands.
-    fn mark(&self, number: usize, place: u64) -> Result<(), Raised> {
-        Ok(self.0.mark(number, place)?)
+    /// Sets the progress of process `number`.
+    fn set_progress(&self, number: usize, progress: u64) -> Result<(), Raised> {
+        Ok(self.0.set_progress(number, progress)?)
     }
 
-    /// What process `number` last wrote down, 0 at first.
-    fn marked(&self, number: usize) -> Result<u64, Raised> {
-        Ok(self.0.marked(number)?)
+    /// The progress of process `number`, 0 at first.
+    fn progress(&self, number: usize) -> Result<u64, Raised> {
+        Ok(self.0.progress(number)?)
     }
 }
 
-/// Has the system kill this process as soon as its parent's thread that made it ends; false where
-/// `parent` is not, or no longer, its parent.
+/// Makes the system kill this process when the thread of its parent that created it exits; returns
+/// false if `parent` is not, or no longer, its parent.
 #[pyfunction]
 fn die_with_parent(parent: u32) -> PyResult<bool> {
     Ok(platform::die_with_parent(parent)?)

@@ -1,34 +1,34 @@
-//! The arena: slots of aligned memory that are used again once their owner is gone.
+//! The arena: slots of aligned memory that are recycled once their owner has dropped them.
 //!
 //! Writing into memory that was touched before is many times cheaper than into fresh pages, so
-//! a slot that comes back is kept for the next batch of its size. A changer must not break this:
-//! a slot returns only by being dropped, so memory that anyone can still see is never handed out.
+//! a returned slot is retained for the next batch of its size. Invariant: a slot returns only by
+//! being dropped, so memory that is still in use is never allocated again.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::memory::Memory;
-use super::{MAX_FREE_PER_SIZE, MOST_TIMES_SHARED, POISON};
+use super::{MAX_FREE_PER_SIZE, MAX_SIZE_RATIO_SHARED, POISON};
 use crate::Result;
 use crate::platform::OwnedFile;
 
-/// Where the memory of batches comes from and returns to; clones share their free slots.
+/// An allocator for the memory of batches; clones share their free slots.
 #[derive(Clone, Debug)]
 pub struct Arena {
     shelf: Arc<Shelf>,
 }
 
-/// One piece of an arena's memory, owned by whoever holds it and returned when dropped.
+/// A buffer of an arena, returned to it when dropped.
 ///
-/// Share it behind an `Arc`: the last owner's drop returns it.
+/// Share it behind an `Arc`: dropping the last reference returns it.
 #[derive(Debug)]
 pub struct Slot {
-    /// Taken out only by `drop`.
+    /// Taken only by `drop`.
     memory: Option<Memory>,
     byte_len: usize,
     shelf: Arc<Shelf>,
-    given_up: AtomicBool,
+    is_retired: AtomicBool,
 }
 
 impl Arena {
@@ -46,88 +46,90 @@ impl Arena {
         Self { shelf: Arc::new(shelf) }
     }
 
-    /// An arena whose slots another process can map. It keeps all that come back until it is
-    /// trimmed, so that its owner knows which are gone; and since what is sent at once has a
-    /// different size each time, one of up to twice the size serves.
+    /// An arena whose slots another process can map. It retains all returned slots until it is
+    /// trimmed, so that its owner knows which are freed. Since messages differ in size, a request
+    /// may be served by a slot of up to twice its size.
     pub fn shared(poison: bool) -> Self {
-        let times = MOST_TIMES_SHARED;
-        Self { shelf: Arc::new(Shelf::new(Memory::shared, times, usize::MAX, usize::MAX, poison)) }
+        let max_ratio = MAX_SIZE_RATIO_SHARED;
+        Self {
+            shelf: Arc::new(Shelf::new(Memory::shared, max_ratio, usize::MAX, usize::MAX, poison)),
+        }
     }
 
-    /// A slot of `byte_len` bytes, with whatever its last owner left in them.
+    /// Allocates a slot of `byte_len` bytes, whose contents are unspecified.
     ///
     /// # Errors
     ///
-    /// If the system has no memory left for it.
+    /// If the system is out of memory.
     pub fn slot(&self, byte_len: usize) -> Result<Slot> {
         let size = size_class(byte_len);
-        let recycled = self.shelf.lock().take(size, self.shelf.most_times);
+        let recycled = self.shelf.lock().take(size, self.shelf.max_ratio);
         let memory = match recycled.filter(Memory::is_ours) {
             Some(memory) => memory,
-            None => self.shelf.made(size)?,
+            None => self.shelf.allocate(size)?,
         };
         Ok(Slot {
             memory: Some(memory),
             byte_len,
             shelf: Arc::clone(&self.shelf),
-            given_up: AtomicBool::new(false),
+            is_retired: AtomicBool::new(false),
         })
     }
 
-    /// Bytes of the slots that wait to be used again.
+    /// Bytes of the free slots.
     pub fn free_bytes(&self) -> usize {
         self.shelf.lock().byte_len
     }
 
-    /// Bytes of all slots, those in use and those that wait.
+    /// Bytes of all slots, in use and free.
     pub fn total_bytes(&self) -> usize {
         self.shelf.total_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of memory that a slot of `byte_len` bytes would add to those the arena has.
+    /// Bytes of memory that the arena would have to allocate for a slot of `byte_len` bytes.
     pub fn growth(&self, byte_len: usize) -> usize {
         let size = size_class(byte_len);
-        let waits = self.shelf.lock().serving(size, self.shelf.most_times);
-        if waits.is_some() { 0 } else { size }
+        let free = self.shelf.lock().fitting_size(size, self.shelf.max_ratio);
+        if free.is_some() { 0 } else { size }
     }
 
-    /// Gives waiting slots back to the system, those that waited longest first, until at most
-    /// `max_free_bytes` wait; returns the numbers by which other processes know them.
+    /// Returns free slots to the system, those free for longest first, until at most
+    /// `max_free_bytes` are free; returns the ids by which other processes know them.
     pub fn trim(&self, max_free_bytes: usize) -> Vec<u64> {
         let mut released = self.shelf.lock().release(max_free_bytes);
         released.iter_mut().filter(|memory| memory.is_ours()).for_each(Memory::empty);
         let ids = released.iter().filter_map(|memory| Some(memory.identity()?.id)).collect();
-        self.shelf.let_go(released);
+        self.shelf.free_memory(released);
         ids
     }
 }
 
 impl Slot {
-    /// Bytes of the slot that were asked for.
+    /// The requested size of the slot in bytes.
     pub fn byte_len(&self) -> usize {
         self.byte_len
     }
 
-    /// Where the slot begins: a multiple of [`ALIGNMENT`](super::ALIGNMENT).
+    /// The start of the slot: a multiple of [`ALIGNMENT`](super::ALIGNMENT).
     pub fn as_ptr(&self) -> *mut u8 {
         self.memory.as_ref().map_or(std::ptr::null_mut(), Memory::as_ptr)
     }
 
-    /// The number by which another process knows the slot's memory; None in one that it cannot map.
+    /// The id by which another process knows the slot's memory; None if it cannot be mapped.
     pub fn shared_id(&self) -> Option<u64> {
         Some(self.memory.as_ref()?.identity()?.id)
     }
 
-    /// The file behind the slot's memory and its length in bytes, for the process that maps it.
-    /// It is given once in the life of that memory.
+    /// The file of the slot's memory and its length in bytes, for the process that maps it.
+    /// It is returned once in the lifetime of that memory.
     pub fn take_file(&self) -> Option<(OwnedFile, usize)> {
         let memory = self.memory.as_ref()?;
         Some((memory.identity()?.take_file()?, memory.byte_len()))
     }
 
-    /// Takes the slot out of its arena: its memory is not used again once its owner is gone.
+    /// Removes the slot from its arena: its memory is freed when dropped, not recycled.
     pub fn give_up(&self) {
-        if !self.given_up.swap(true, Ordering::Relaxed) {
+        if !self.is_retired.swap(true, Ordering::Relaxed) {
             let byte_len = self.memory.as_ref().map_or(0, Memory::byte_len);
             self.shelf.total_bytes.fetch_sub(byte_len, Ordering::Relaxed);
         }
@@ -138,7 +140,7 @@ impl Slot {
         self.memory.as_ref().map_or(&[], |memory| &memory.bytes()[..self.byte_len])
     }
 
-    /// The bytes of the slot, to be written.
+    /// The bytes of the slot, writable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.memory.as_mut().map_or(&mut [], |memory| &mut memory.bytes_mut()[..self.byte_len])
     }
@@ -147,24 +149,24 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take()
-            && !*self.given_up.get_mut()
+            && !*self.is_retired.get_mut()
         {
             self.shelf.put(memory);
         }
     }
 }
 
-/// Whether recycled slots are poisoned where nobody said.
+/// Whether recycled slots are poisoned by default.
 pub fn poison_by_default() -> bool {
     cfg!(debug_assertions) || std::env::var_os("GRAINMILL_POISON").is_some()
 }
 
-/// The free slots of an arena, and the rules for keeping them.
+/// The free slots of an arena, and the limits on retaining them.
 #[derive(Debug)]
 struct Shelf {
-    make: fn(usize) -> Result<Memory>,
-    /// How many times the size that is wanted a recycled slot may have.
-    most_times: usize,
+    allocate_fn: fn(usize) -> Result<Memory>,
+    /// How many times the requested size a recycled slot may have.
+    max_ratio: usize,
     max_free_per_size: usize,
     max_free_bytes: usize,
     poison: bool,
@@ -174,24 +176,32 @@ struct Shelf {
 
 impl Shelf {
     fn new(
-        make: fn(usize) -> Result<Memory>,
-        most_times: usize,
+        allocate_fn: fn(usize) -> Result<Memory>,
+        max_ratio: usize,
         max_free_per_size: usize,
         max_free_bytes: usize,
         poison: bool,
     ) -> Self {
         let (total_bytes, free) = (AtomicUsize::new(0), Mutex::default());
-        Self { make, most_times, max_free_per_size, max_free_bytes, poison, total_bytes, free }
+        Self {
+            allocate_fn,
+            max_ratio,
+            max_free_per_size,
+            max_free_bytes,
+            poison,
+            total_bytes,
+            free,
+        }
     }
 
-    fn made(&self, size: usize) -> Result<Memory> {
-        let memory = (self.make)(size)?;
+    fn allocate(&self, size: usize) -> Result<Memory> {
+        let memory = (self.allocate_fn)(size)?;
         self.total_bytes.fetch_add(size, Ordering::Relaxed);
         Ok(memory)
     }
 
-    /// Nothing done under this lock calls out, so no panic leaves it half done, and a thread
-    /// that holds Python's lock may wait for it.
+    /// Code under this lock calls no callback, so a panic cannot leave its state inconsistent, and
+    /// a thread that holds the GIL may wait for it.
     fn lock(&self) -> MutexGuard<'_, Free> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -204,11 +214,11 @@ impl Shelf {
             memory.bytes_mut().fill(POISON);
         }
         let released = self.lock().put(memory, self.max_free_per_size, self.max_free_bytes);
-        self.let_go(released);
+        self.free_memory(released);
     }
 
-    /// Gives memory back to the system, which is slow: not under the lock.
-    fn let_go(&self, released: Vec<Memory>) {
+    /// Returns memory to the system, which is slow: not to be called under the lock.
+    fn free_memory(&self, released: Vec<Memory>) {
         let byte_len = released.iter().map(Memory::byte_len).sum();
         self.total_bytes.fetch_sub(byte_len, Ordering::Relaxed);
         drop(released);
@@ -217,40 +227,40 @@ impl Shelf {
 
 #[derive(Debug, Default)]
 struct Free {
-    by_size: BTreeMap<usize, Vec<Returned>>,
+    by_size: BTreeMap<usize, Vec<FreeSlot>>,
     byte_len: usize,
-    /// Slots returned so far: the clock that says which free slot waited longest.
+    /// Slots returned so far: a logical clock that tells which slot has been free for longest.
     num_returned: u64,
 }
 
 #[derive(Debug)]
-struct Returned {
-    at: u64,
+struct FreeSlot {
+    returned_at: u64,
     memory: Memory,
 }
 
 impl Free {
-    /// The size of waiting memory that serves `size` bytes best, at most `most_times` as large.
-    fn serving(&self, size: usize, most_times: usize) -> Option<usize> {
-        let mut sizes = self.by_size.range(size..=size.saturating_mul(most_times));
-        sizes.find(|(_, kept)| !kept.is_empty()).map(|(&size, _)| size)
+    /// The smallest size of free memory that fits `size` bytes, at most `max_ratio` times as large.
+    fn fitting_size(&self, size: usize, max_ratio: usize) -> Option<usize> {
+        let mut sizes = self.by_size.range(size..=size.saturating_mul(max_ratio));
+        sizes.find(|(_, free)| !free.is_empty()).map(|(&size, _)| size)
     }
 
-    /// The most recently returned memory that serves: the likeliest to be in a cache still.
-    fn take(&mut self, size: usize, most_times: usize) -> Option<Memory> {
-        let size = self.serving(size, most_times)?;
+    /// Takes the most recently returned memory that fits: the likeliest to be in cache.
+    fn take(&mut self, size: usize, max_ratio: usize) -> Option<Memory> {
+        let size = self.fitting_size(size, max_ratio)?;
         let memory = self.by_size.get_mut(&size)?.pop()?.memory;
         self.byte_len -= size;
         Some(memory)
     }
 
-    /// Keeps `memory`, and hands back what is too much now.
+    /// Adds `memory`, and removes and returns what exceeds the limits.
     fn put(&mut self, memory: Memory, max_per_size: usize, max_byte_len: usize) -> Vec<Memory> {
         let size = memory.byte_len();
         self.byte_len += size;
         self.num_returned += 1;
         let same_size = self.by_size.entry(size).or_default();
-        same_size.push(Returned { at: self.num_returned, memory });
+        same_size.push(FreeSlot { returned_at: self.num_returned, memory });
         let mut released = Vec::new();
         if same_size.len() > max_per_size {
             released.extend(self.take_oldest(size));
@@ -259,7 +269,7 @@ impl Free {
         released
     }
 
-    /// Takes out what waited longest until at most `max_byte_len` bytes wait.
+    /// Removes the memory that has been free for longest until at most `max_byte_len` bytes are free.
     fn release(&mut self, max_byte_len: usize) -> Vec<Memory> {
         let mut released = Vec::new();
         while self.byte_len > max_byte_len {
@@ -269,18 +279,19 @@ impl Free {
     }
 
     fn size_of_oldest(&self) -> Option<usize> {
-        let oldest = self.by_size.iter().filter_map(|(size, kept)| Some((kept.first()?.at, *size)));
+        let oldest = self.by_size.iter();
+        let oldest = oldest.filter_map(|(size, free)| Some((free.first()?.returned_at, *size)));
         oldest.min().map(|(_, size)| size)
     }
 
     fn take_oldest(&mut self, size: usize) -> Option<Memory> {
-        let same_size = self.by_size.get_mut(&size).filter(|kept| !kept.is_empty())?;
+        let same_size = self.by_size.get_mut(&size).filter(|free| !free.is_empty())?;
         self.byte_len -= size;
         Some(same_size.remove(0).memory)
     }
 }
 
-/// The size of memory that serves `byte_len` bytes: at most an eighth more, so that batches of
+/// The size of memory allocated for `byte_len` bytes: at most an eighth more, so that batches of
 /// slightly different lengths share their slots.
 fn size_class(byte_len: usize) -> usize {
     const SMALLEST: usize = 512;
@@ -293,11 +304,11 @@ fn size_class(byte_len: usize) -> usize {
 mod tests {
     use super::*;
 
-    const KEEP_ALL: usize = 1 << 40;
+    const RETAIN_ALL: usize = 1 << 40;
 
     #[test]
-    fn dropped_slot_is_used_again() {
-        let arena = Arena::new(KEEP_ALL);
+    fn dropped_slot_is_recycled() {
+        let arena = Arena::new(RETAIN_ALL);
         let slot = arena.slot(100_000).unwrap();
         let address = slot.as_ptr();
         drop(slot);
@@ -305,8 +316,8 @@ mod tests {
     }
 
     #[test]
-    fn slot_in_use_is_never_handed_out() {
-        let arena = Arena::new(KEEP_ALL);
+    fn slot_in_use_is_never_allocated_again() {
+        let arena = Arena::new(RETAIN_ALL);
         let slots: Vec<Slot> = (0..20).map(|_| arena.slot(5000).unwrap()).collect();
         let mut addresses: Vec<usize> = slots.iter().map(|slot| slot.as_ptr().addr()).collect();
         addresses.sort_unstable();
@@ -314,15 +325,15 @@ mod tests {
     }
 
     #[test]
-    fn few_slots_of_one_size_are_kept() {
-        let arena = Arena::new(KEEP_ALL);
+    fn few_slots_of_one_size_are_retained() {
+        let arena = Arena::new(RETAIN_ALL);
         let slots: Vec<Slot> = (0..20).map(|_| arena.slot(1 << 20).unwrap()).collect();
         drop(slots);
         assert_eq!(arena.free_bytes(), MAX_FREE_PER_SIZE << 20);
     }
 
     #[test]
-    fn free_bytes_stay_within_their_bound() {
+    fn free_bytes_stay_within_their_limit() {
         let arena = Arena::new(100_000);
         for byte_len in (1000..60_000).step_by(777) {
             drop(arena.slot(byte_len).unwrap());
@@ -335,7 +346,7 @@ mod tests {
 
     #[test]
     fn recycled_slot_is_poisoned() {
-        let arena = Arena::with_poison(KEEP_ALL, true);
+        let arena = Arena::with_poison(RETAIN_ALL, true);
         let mut slot = arena.slot(1000).unwrap();
         slot.bytes_mut().fill(7);
         drop(slot);
@@ -344,7 +355,7 @@ mod tests {
 
     #[test]
     fn recycled_slot_keeps_its_bytes_without_poison() {
-        let arena = Arena::with_poison(KEEP_ALL, false);
+        let arena = Arena::with_poison(RETAIN_ALL, false);
         let mut slot = arena.slot(1000).unwrap();
         slot.bytes_mut().fill(7);
         drop(slot);
@@ -352,23 +363,23 @@ mod tests {
     }
 
     #[test]
-    fn shared_arena_keeps_its_slots_until_it_is_trimmed() {
+    fn shared_arena_retains_its_slots_until_it_is_trimmed() {
         let arena = Arena::shared(false);
         let slots: Vec<Slot> = (0..20).map(|_| arena.slot(5000).unwrap()).collect();
         let ids: Vec<u64> = slots.iter().filter_map(Slot::shared_id).collect();
-        let held = arena.total_bytes();
+        let total = arena.total_bytes();
         drop(slots);
-        assert_eq!((arena.total_bytes(), arena.free_bytes()), (held, held));
+        assert_eq!((arena.total_bytes(), arena.free_bytes()), (total, total));
         assert_eq!(arena.growth(5000), 0);
-        assert_eq!(arena.trim(held / 2).len(), 10);
-        let mut dropped = arena.trim(0);
-        dropped.sort_unstable();
-        assert_eq!(dropped, ids[10..]);
+        assert_eq!(arena.trim(total / 2).len(), 10);
+        let mut freed = arena.trim(0);
+        freed.sort_unstable();
+        assert_eq!(freed, ids[10..]);
         assert_eq!((arena.total_bytes(), arena.growth(5000)), (0, 5120));
     }
 
     #[test]
-    fn shared_slot_serves_down_to_half_its_size() {
+    fn shared_slot_is_recycled_for_requests_down_to_half_its_size() {
         let arena = Arena::shared(false);
         let sizes = [40_960, 12_288, 16_384];
         let slots = sizes.map(|byte_len| arena.slot(byte_len).unwrap());
@@ -383,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn slot_given_up_is_not_used_again() {
+    fn retired_slot_is_not_recycled() {
         let arena = Arena::shared(true);
         let slot = arena.slot(5000).unwrap();
         slot.give_up();
@@ -394,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn file_of_a_slot_is_given_once() {
+    fn file_of_a_slot_is_returned_once() {
         let slot = Arena::shared(false).slot(5000).unwrap();
         assert_eq!(slot.take_file().map(|(_, byte_len)| byte_len), Some(5120));
         assert!(slot.take_file().is_none());
@@ -403,7 +414,7 @@ mod tests {
 
     #[test]
     fn slot_outlives_its_arena() {
-        let mut slot = Arena::new(KEEP_ALL).slot(100).unwrap();
+        let mut slot = Arena::new(RETAIN_ALL).slot(100).unwrap();
         slot.bytes_mut().fill(1);
         assert_eq!(slot.bytes(), [1; 100]);
     }

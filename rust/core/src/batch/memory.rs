@@ -1,4 +1,4 @@
-//! One zeroed, 64-byte-aligned run of bytes: what a slot is made of.
+//! A zeroed, 64-byte-aligned allocation: the memory of a slot.
 #![expect(unsafe_code, reason = "aligned memory whose pages are only touched when written")]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -11,59 +11,59 @@ use crate::platform::{self, OwnedFile};
 use crate::shared_memory::Mapping;
 use crate::{Error, Result};
 
-/// Runs from this length on have pages of their own. In the C heap, amid the elements that are
-/// copied into them, batches of 800 KB cost a seventh more.
-const PAGES_FROM: usize = 256 << 10;
+/// Allocations from this size on have pages of their own: in the C heap, next to the elements that
+/// are copied into them, batches of 800 KB cost a seventh more.
+const MIN_PAGES_LEN: usize = 256 << 10;
 
-/// Memory that belongs to one owner, zeroed by the system when it was made.
+/// Memory with one owner, zeroed by the system when it was allocated.
 #[derive(Debug)]
 pub(super) struct Memory {
     start: NonNull<u8>,
     byte_len: usize,
-    home: Home,
+    backing: Backing,
 }
 
-/// Where the bytes come from, and how they go back.
+/// How the memory was allocated, and so how it is freed.
 #[derive(Debug)]
-enum Home {
+enum Backing {
     Heap { base: NonNull<u8>, layout: Layout },
     Pages,
     Shared { mapping: Mapping, identity: Identity },
 }
 
-/// What another process needs to find a run of bytes.
+/// What another process needs to map the memory.
 #[derive(Debug)]
 pub(super) struct Identity {
-    /// Of all the memory of this process, only this has the number.
+    /// Unique in this process.
     pub(super) id: u64,
     file: Mutex<Option<OwnedFile>>,
-    /// The process that made it; a child forked off that sees the same bytes.
-    maker: u32,
+    /// The process that allocated it; a forked child sees the same bytes.
+    creator: u32,
 }
 
 impl Identity {
-    /// The file behind the bytes; one is enough for each other process.
+    /// The file of the memory, returned once.
     pub(super) fn take_file(&self) -> Option<OwnedFile> {
         self.file.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-// SAFETY: the pointers are to memory that only this value owns and frees; nothing is tied to a thread.
+// SAFETY: only this value owns and frees the memory; nothing is tied to a thread.
 unsafe impl Send for Memory {}
-// SAFETY: a shared reference gives out pointers and `&[u8]`, and writing through either needs
+// SAFETY: a shared reference returns pointers and `&[u8]`, and writing through either needs
 // `&mut Memory` or the caller's own `unsafe` promise.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// `byte_len` zero bytes, or an error where the system has no room for them.
+    /// Allocates `byte_len` zero bytes.
     ///
-    /// The alignment is cut out of a larger run: the allocator hands out untouched pages for
-    /// plain alignment, and would write every byte for a stricter one.
+    /// The aligned range is cut out of a larger allocation: the allocator returns untouched pages
+    /// for its own alignment, and would write every byte for a stricter one.
     pub(super) fn zeroed(byte_len: usize) -> Result<Self> {
-        if byte_len >= PAGES_FROM {
-            // A process may have only so many mappings: then the heap will do.
+        if byte_len >= MIN_PAGES_LEN {
+            // At the limit on mappings of a process, fall back to the heap.
             if let Ok(start) = platform::anonymous(byte_len) {
-                return Ok(Self { start, byte_len, home: Home::Pages });
+                return Ok(Self { start, byte_len, backing: Backing::Pages });
             }
         }
         let refused = || Error::OutOfMemory(format!("no memory for a slot of {byte_len} bytes"));
@@ -74,38 +74,38 @@ impl Memory {
         let skipped = base.align_offset(ALIGNMENT).min(ALIGNMENT);
         // SAFETY: `skipped` is at most `ALIGNMENT`, by which `layout` exceeds `byte_len`.
         let start = unsafe { base.add(skipped) };
-        Ok(Self { start, byte_len, home: Home::Heap { base, layout } })
+        Ok(Self { start, byte_len, backing: Backing::Heap { base, layout } })
     }
 
-    /// The same, in memory that another process can map.
+    /// As [`zeroed`](Self::zeroed), in memory that another process can map.
     pub(super) fn shared(byte_len: usize) -> Result<Self> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let (mapping, file) = Mapping::create(byte_len)?;
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let identity = Identity { id, file: Mutex::new(Some(file)), maker: std::process::id() };
+        let identity = Identity { id, file: Mutex::new(Some(file)), creator: std::process::id() };
         let start = NonNull::new(mapping.as_ptr())
             .ok_or_else(|| Error::InvalidArgument("shared memory at address 0".into()))?;
-        Ok(Self { start, byte_len, home: Home::Shared { mapping, identity } })
+        Ok(Self { start, byte_len, backing: Backing::Shared { mapping, identity } })
     }
 
-    /// How another process finds the bytes, where it can.
+    /// How another process can map the memory, if it can.
     pub(super) fn identity(&self) -> Option<&Identity> {
-        match &self.home {
-            Home::Heap { .. } | Home::Pages => None,
-            Home::Shared { identity, .. } => Some(identity),
+        match &self.backing {
+            Backing::Heap { .. } | Backing::Pages => None,
+            Backing::Shared { identity, .. } => Some(identity),
         }
     }
 
-    /// Whether the bytes are this process's to write. Those of the heap become a forked child's
-    /// own; those that are shared stay its parent's.
+    /// Whether this process may write the bytes. A forked child gets a copy of the heap; shared
+    /// memory still belongs to its parent.
     pub(super) fn is_ours(&self) -> bool {
-        self.identity().is_none_or(|identity| identity.maker == std::process::id())
+        self.identity().is_none_or(|identity| identity.creator == std::process::id())
     }
 
-    /// Gives the pages of shared memory back at once, where other processes may still map it:
-    /// giving back is slow, and is not to fall to the one that unmaps it last.
+    /// Frees the pages of shared memory now, though other processes may still map it: that is slow,
+    /// and the process that unmaps it last should not pay for it.
     pub(super) fn empty(&mut self) {
-        if let Home::Shared { mapping, .. } = &mut self.home {
+        if let Backing::Shared { mapping, .. } = &mut self.backing {
             mapping.empty();
         }
     }
@@ -119,25 +119,25 @@ impl Memory {
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
-        // SAFETY: `zeroed` or `shared` made `byte_len` initialised bytes at `start`, which go only
-        // in `drop`. Another process that maps them reads only while this one does not write.
+        // SAFETY: `zeroed` or `shared` allocated `byte_len` initialised bytes at `start`, which only
+        // `drop` frees. Another process that maps them reads only while this one does not write.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.byte_len) }
     }
 
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`, and `&mut self` keeps every other reference away.
+        // SAFETY: as in `bytes`, and `&mut self` excludes every other reference.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.byte_len) }
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        match self.home {
-            // SAFETY: `base` came from `alloc_zeroed` with this same `layout`, in `zeroed`.
-            Home::Heap { base, layout } => unsafe { dealloc(base.as_ptr(), layout) },
-            // SAFETY: `start` came from `anonymous` with this length, and nobody uses it any more.
-            Home::Pages => drop(unsafe { platform::unmapped(self.start, self.byte_len) }),
-            Home::Shared { .. } => {}
+        match self.backing {
+            // SAFETY: `base` came from `alloc_zeroed` with the same `layout`, in `zeroed`.
+            Backing::Heap { base, layout } => unsafe { dealloc(base.as_ptr(), layout) },
+            // SAFETY: `start` came from `anonymous` with this length, and is no longer in use.
+            Backing::Pages => drop(unsafe { platform::unmapped(self.start, self.byte_len) }),
+            Backing::Shared { .. } => {}
         }
     }
 }
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn memory_is_zeroed_and_aligned() {
-        for byte_len in [0, 1, 63, 64, 65, 4095, PAGES_FROM - 1, PAGES_FROM, 1 << 20] {
+        for byte_len in [0, 1, 63, 64, 65, 4095, MIN_PAGES_LEN - 1, MIN_PAGES_LEN, 1 << 20] {
             let memory = Memory::zeroed(byte_len).unwrap();
             assert_eq!(memory.as_ptr().addr() % ALIGNMENT, 0);
             assert_eq!(memory.bytes().len(), byte_len);
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn more_memory_than_there_is_is_an_error() {
+    fn more_memory_than_the_system_has_is_an_error() {
         for byte_len in [usize::MAX, usize::MAX - 64, usize::MAX / 2 - 80] {
             let message = Memory::zeroed(byte_len).unwrap_err().to_string();
             assert_eq!(message, format!("no memory for a slot of {byte_len} bytes"));

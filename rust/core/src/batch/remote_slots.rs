@@ -1,8 +1,8 @@
-//! Slots of another process, lent to this one until their last user is gone.
+//! Slots of another process, borrowed by this one until their last user drops them.
 //!
-//! The process that made a slot writes it and sends it; this one reads it, hands it to the user
-//! and says so when it is free again. A changer must not break this: a slot is told as returned
-//! only by dropping what was lent, so its maker never writes what anyone can still see.
+//! The process that owns a slot writes it and sends it; this one reads it, passes it to the user
+//! and reports when it is free again. Invariant: a slot is reported as returned only when the
+//! borrowed slot was dropped, so its owner never writes memory that is still in use.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -19,41 +19,41 @@ use crate::{Error, Result};
 static NUM_BORROWED: AtomicUsize = AtomicUsize::new(0);
 static FORKS: Forks = Forks::new();
 
-/// To be called whenever this process is about to fork, and [`note_forked`] when it has: the child
-/// sees what is lent now, so none of that is written again. Other threads may go on meanwhile: what
-/// is lent to them counts as seen by the child.
+/// Must be called before this process forks, and [`note_forked`] afterwards: the child sees the slots
+/// that are borrowed now, so these are never written again. Other threads may continue meanwhile:
+/// slots that they borrow count as seen by the child.
 pub fn note_fork() {
-    FORKS.begun.fetch_add(1, Ordering::SeqCst);
+    FORKS.started.fetch_add(1, Ordering::SeqCst);
 }
 
-/// To be called in parent and child after a fork that was noted by [`note_fork`].
+/// Must be called in parent and child after a fork that was announced by [`note_fork`].
 pub fn note_forked() {
-    FORKS.over.fetch_add(1, Ordering::SeqCst);
+    FORKS.ended.fetch_add(1, Ordering::SeqCst);
 }
 
-/// How many forks of this process have begun, and how many of them are over.
+/// How many forks of this process have started, and how many of them have ended.
 #[derive(Debug)]
 struct Forks {
-    begun: AtomicU64,
-    over: AtomicU64,
+    started: AtomicU64,
+    ended: AtomicU64,
 }
 
 impl Forks {
     const fn new() -> Self {
-        Self { begun: AtomicU64::new(0), over: AtomicU64::new(0) }
+        Self { started: AtomicU64::new(0), ended: AtomicU64::new(0) }
     }
 
-    /// Now, as [`any_since`](Self::any_since) takes it: `None` while a fork is going on.
+    /// A timestamp for [`any_since`](Self::any_since); `None` while a fork is in progress.
     fn now(&self) -> Option<u64> {
-        // In this order: no more are over than have begun, so if as many are, none was going on
-        // when the first of the two was read.
-        let over = self.over.load(Ordering::SeqCst);
-        (self.begun.load(Ordering::SeqCst) == over).then_some(over)
+        // In this order: no more forks have ended than started, so if the counts are equal, none was
+        // in progress when `ended` was read.
+        let ended = self.ended.load(Ordering::SeqCst);
+        (self.started.load(Ordering::SeqCst) == ended).then_some(ended)
     }
 
     /// Whether a child may have been forked off since `then`.
     fn any_since(&self, then: Option<u64>) -> bool {
-        then != Some(self.begun.load(Ordering::SeqCst))
+        then != Some(self.started.load(Ordering::SeqCst))
     }
 }
 
@@ -64,9 +64,9 @@ pub struct RemoteSlots {
     poison: bool,
 }
 
-/// One slot of another process, this one's until it is dropped.
+/// A slot of another process, borrowed by this one until it is dropped.
 ///
-/// Share it behind an `Arc`: the last owner's drop returns it.
+/// Share it behind an `Arc`: dropping the last reference returns it.
 #[derive(Debug)]
 pub struct BorrowedSlot(Bytes);
 
@@ -82,23 +82,23 @@ struct Shared {
     mapping: Arc<Mapping>,
     ledger: Arc<Mutex<Ledger>>,
     poison: bool,
-    /// The process it was lent to. A child forked off that sees the same bytes, and must neither
-    /// write them nor wait for a lock that a thread it does not have may hold.
-    user: u32,
-    /// Which of that process's forks are of no concern.
+    /// The process that borrowed it. Its forked child sees the same bytes, and must neither write
+    /// them nor wait for a lock that a thread of the parent may hold.
+    borrower: u32,
+    /// Forks before this did not see the slot.
     since: Option<u64>,
 }
 
 #[derive(Debug, Default)]
 struct Ledger {
-    slots: HashMap<u64, Known>,
+    slots: HashMap<u64, MappedSlot>,
     returned: Vec<u64>,
     returned_byte_len: usize,
-    left_to_children: Vec<u64>,
+    retired_by_fork: Vec<u64>,
 }
 
 #[derive(Debug)]
-struct Known {
+struct MappedSlot {
     mapping: Arc<Mapping>,
     holder: Holder,
 }
@@ -106,114 +106,114 @@ struct Known {
 /// Who may write a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Holder {
-    Maker,
-    User,
+    Owner,
+    Borrower,
 }
 
 impl RemoteSlots {
-    /// No slots yet. With `poison`, slots are filled with a byte of no meaning when they are
-    /// given back.
+    /// No slots yet. With `poison`, slots are filled with a poison byte when they are returned.
     pub fn new(poison: bool) -> Self {
         Self { ledger: Arc::default(), poison }
     }
 
-    /// Makes the slot `id` known, whose bytes are those of `file`; its maker holds it.
+    /// Maps the slot `id`, whose memory is `file`; its owner holds it.
     ///
     /// # Errors
     ///
-    /// If the slot is known already or cannot be mapped.
+    /// If the slot is mapped already or cannot be mapped.
     pub fn add(&self, id: u64, file: BorrowedFile<'_>, byte_len: usize) -> Result<()> {
         let mapping = Arc::new(Mapping::open(file, byte_len)?);
         match lock(&self.ledger).slots.entry(id) {
             Entry::Occupied(_) => Err(Error::InvalidArgument(format!("slot {id} came twice"))),
-            Entry::Vacant(place) => {
-                place.insert(Known { mapping, holder: Holder::Maker });
+            Entry::Vacant(entry) => {
+                entry.insert(MappedSlot { mapping, holder: Holder::Owner });
                 Ok(())
             }
         }
     }
 
-    /// The slot `id`, which its maker has just sent.
+    /// Borrows the slot `id`, which its owner has just sent.
     ///
     /// # Errors
     ///
-    /// If the slot is not known, or its maker was not told that it is free again.
+    /// If the slot is not mapped, or its owner was not told that it is free again.
     pub fn borrow(&self, id: u64) -> Result<BorrowedSlot> {
         let mut ledger = lock(&self.ledger);
-        let Some(known) = ledger.slots.get_mut(&id) else {
+        let Some(slot) = ledger.slots.get_mut(&id) else {
             return Err(Error::InvalidArgument(format!("slot {id} is not known")));
         };
-        if known.holder == Holder::User {
+        if slot.holder == Holder::Borrower {
             return Err(Error::InvalidArgument(format!("slot {id} was sent while in use")));
         }
-        known.holder = Holder::User;
-        let mapping = Arc::clone(&known.mapping);
+        slot.holder = Holder::Borrower;
+        let mapping = Arc::clone(&slot.mapping);
         drop(ledger);
         let (ledger, poison) = (Arc::clone(&self.ledger), self.poison);
         let since = FORKS.now();
-        let lent = Shared { id, mapping, ledger, poison, user: std::process::id(), since };
+        let borrower = std::process::id();
+        let slot = Shared { id, mapping, ledger, poison, borrower, since };
         if NUM_BORROWED.fetch_add(1, Ordering::Relaxed) >= MAX_BORROWED
-            && let Ok(copy) = lent.copied()
+            && let Ok(copy) = slot.copied()
         {
             return Ok(BorrowedSlot(Bytes::Copied(copy)));
         }
-        Ok(BorrowedSlot(Bytes::Shared(lent)))
+        Ok(BorrowedSlot(Bytes::Shared(slot)))
     }
 
-    /// The slots given back since this was last asked, to be told to their maker, who holds them
-    /// from now on, and their bytes together.
+    /// The slots returned since the last call, to be reported to their owner, who holds them from
+    /// now on, and their total size in bytes.
     pub fn take_returned(&self) -> (Vec<u64>, usize) {
         let mut ledger = lock(&self.ledger);
         let returned = std::mem::take(&mut ledger.returned);
         let byte_len = std::mem::take(&mut ledger.returned_byte_len);
         for id in &returned {
-            if let Some(known) = ledger.slots.get_mut(id) {
-                known.holder = Holder::Maker;
+            if let Some(slot) = ledger.slots.get_mut(id) {
+                slot.holder = Holder::Owner;
             }
         }
         (returned, byte_len)
     }
 
-    /// The slots given up since this was last asked, to be told to their maker, who must not write
-    /// them again: a child that this process has forked off may see them.
+    /// The slots retired since the last call, to be reported to their owner, who must not write them
+    /// again: a forked child of this process may see them.
     pub fn take_retired_by_fork(&self) -> Vec<u64> {
-        std::mem::take(&mut lock(&self.ledger).left_to_children)
+        std::mem::take(&mut lock(&self.ledger).retired_by_fork)
     }
 
-    /// Forgets the slot `id`; its memory goes with its last user.
+    /// Forgets the slot `id`; its memory is unmapped with its last user.
     pub fn forget(&self, id: u64) {
         let forgotten = lock(&self.ledger).slots.remove(&id);
-        // Giving pages back to the system is slow: not under the lock.
+        // Returning pages to the system is slow: not under the lock.
         drop(forgotten);
     }
 }
 
 impl BorrowedSlot {
-    /// How many bytes there are.
+    /// The size of the slot in bytes.
     pub fn byte_len(&self) -> usize {
         match &self.0 {
-            Bytes::Shared(lent) => lent.mapping.byte_len(),
+            Bytes::Shared(borrowed) => borrowed.mapping.byte_len(),
             Bytes::Copied(memory) => memory.byte_len(),
         }
     }
 
-    /// Where they begin.
+    /// The start of the slot.
     pub fn as_ptr(&self) -> *mut u8 {
         match &self.0 {
-            Bytes::Shared(lent) => lent.mapping.as_ptr(),
+            Bytes::Shared(borrowed) => borrowed.mapping.as_ptr(),
             Bytes::Copied(memory) => memory.as_ptr(),
         }
     }
 }
 
 impl Shared {
-    #[expect(unsafe_code, reason = "a mapping gives out a bare pointer only")]
+    #[expect(unsafe_code, reason = "a mapping returns only a raw pointer")]
     fn copied(&self) -> Result<Memory> {
         let byte_len = self.mapping.byte_len();
         let mut memory = Memory::zeroed(byte_len)?;
-        // SAFETY: so many bytes are mapped as long as `self` lives. Their maker, another process,
-        // does not write them before `RemoteSlots::take_returned` has told it of the slot, which `drop`
-        // below puts there.
+        // SAFETY: the mapping is `byte_len` bytes long and lives as long as `self`. Its owner,
+        // another process, does not write to it before `RemoteSlots::take_returned` reports the slot,
+        // which happens after `drop`.
         let bytes = unsafe { Mapped::new(self.mapping.as_ptr(), byte_len) };
         bytes.copy_to(&mut memory.bytes_mut().into());
         Ok(memory)
@@ -221,23 +221,23 @@ impl Shared {
 }
 
 impl Drop for Shared {
-    #[expect(unsafe_code, reason = "a mapping gives out a bare pointer only")]
+    #[expect(unsafe_code, reason = "a mapping returns only a raw pointer")]
     fn drop(&mut self) {
         NUM_BORROWED.fetch_sub(1, Ordering::Relaxed);
-        if self.user != std::process::id() {
+        if self.borrower != std::process::id() {
             return;
         }
         let byte_len = self.mapping.byte_len();
         if FORKS.any_since(self.since) {
             let mut ledger = lock(&self.ledger);
-            // Its memory is still held by `self`: nothing is given back under the lock.
+            // `self` still holds the mapping: nothing is unmapped under the lock.
             if ledger.slots.remove(&self.id).is_some() {
-                ledger.left_to_children.push(self.id);
+                ledger.retired_by_fork.push(self.id);
             }
             return;
         }
         if self.poison {
-            // SAFETY: the slot is this value's alone until its maker is told, after this.
+            // SAFETY: the slot belongs to this value until it is reported to its owner, after this.
             unsafe { self.mapping.as_ptr().write_bytes(POISON, byte_len) };
         }
         let mut ledger = lock(&self.ledger);
@@ -248,8 +248,8 @@ impl Drop for Shared {
     }
 }
 
-/// Nothing done under this lock calls out, so no panic leaves it half done, and a thread that
-/// holds Python's lock may wait for it.
+/// Code under this lock calls no callback, so a panic cannot leave its state inconsistent, and a
+/// thread that holds the GIL may wait for it.
 fn lock(ledger: &Mutex<Ledger>) -> MutexGuard<'_, Ledger> {
     ledger.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -260,7 +260,7 @@ mod tests {
 
     use super::*;
 
-    fn lender_with_slot(poison: bool) -> (RemoteSlots, Mapping) {
+    fn mapped_slot(poison: bool) -> (RemoteSlots, Mapping) {
         let (mapping, file) = Mapping::create(4096).unwrap();
         let remote_slots = RemoteSlots::new(poison);
         remote_slots.add(1, file.as_fd(), 4096).unwrap();
@@ -268,11 +268,11 @@ mod tests {
     }
 
     #[test]
-    fn slot_is_returned_when_the_last_owner_is_gone() {
-        let (remote_slots, _maker) = lender_with_slot(false);
-        let lent = Arc::new(remote_slots.borrow(1).unwrap());
-        let other = Arc::clone(&lent);
-        drop(lent);
+    fn slot_is_returned_with_its_last_reference() {
+        let (remote_slots, _owner) = mapped_slot(false);
+        let borrowed = Arc::new(remote_slots.borrow(1).unwrap());
+        let other = Arc::clone(&borrowed);
+        drop(borrowed);
         assert_eq!(remote_slots.take_returned(), (vec![], 0));
         drop(other);
         assert_eq!(remote_slots.take_returned(), (vec![1], 4096));
@@ -280,46 +280,46 @@ mod tests {
     }
 
     #[test]
-    fn slot_in_use_is_not_lent_again() {
-        let (remote_slots, _maker) = lender_with_slot(false);
-        let lent = remote_slots.borrow(1).unwrap();
+    fn slot_in_use_cannot_be_borrowed_again() {
+        let (remote_slots, _owner) = mapped_slot(false);
+        let borrowed = remote_slots.borrow(1).unwrap();
         assert!(remote_slots.borrow(1).is_err());
-        drop(lent);
-        assert!(remote_slots.borrow(1).is_err(), "its maker does not know yet that it is free");
+        drop(borrowed);
+        assert!(remote_slots.borrow(1).is_err(), "its owner does not know yet that it is free");
         remote_slots.take_returned();
         assert!(remote_slots.borrow(1).is_ok());
     }
 
     #[test]
     fn forgotten_slot_stays_readable_and_is_not_returned() {
-        let (remote_slots, _maker) = lender_with_slot(false);
-        let lent = remote_slots.borrow(1).unwrap();
+        let (remote_slots, _owner) = mapped_slot(false);
+        let borrowed = remote_slots.borrow(1).unwrap();
         remote_slots.forget(1);
         drop(remote_slots.borrow(1).unwrap_err());
-        assert_eq!(lent.byte_len(), 4096);
-        drop(lent);
+        assert_eq!(borrowed.byte_len(), 4096);
+        drop(borrowed);
         assert_eq!(remote_slots.take_returned(), (vec![], 0));
     }
 
     #[test]
-    fn a_fork_counts_from_its_beginning_and_for_what_begins_before_its_end() {
+    fn a_fork_counts_for_slots_borrowed_before_its_end() {
         let forks = Forks::new();
         let before = forks.now();
         assert!(!forks.any_since(before));
-        forks.begun.fetch_add(1, Ordering::SeqCst);
-        let meanwhile = forks.now();
-        assert!(forks.any_since(before) && forks.any_since(meanwhile));
-        forks.over.fetch_add(1, Ordering::SeqCst);
-        assert!(forks.any_since(before) && forks.any_since(meanwhile));
+        forks.started.fetch_add(1, Ordering::SeqCst);
+        let during = forks.now();
+        assert!(forks.any_since(before) && forks.any_since(during));
+        forks.ended.fetch_add(1, Ordering::SeqCst);
+        assert!(forks.any_since(before) && forks.any_since(during));
         assert!(!forks.any_since(forks.now()));
     }
 
     #[test]
-    #[expect(unsafe_code, reason = "a mapping gives out a bare pointer only")]
+    #[expect(unsafe_code, reason = "a mapping returns only a raw pointer")]
     fn returned_slot_is_poisoned() {
-        let (remote_slots, maker) = lender_with_slot(true);
+        let (remote_slots, owner) = mapped_slot(true);
         drop(remote_slots.borrow(1).unwrap());
-        // SAFETY: the mapping is 4096 bytes long, and its maker holds it again.
-        assert_eq!(unsafe { maker.as_ptr().wrapping_add(4095).read() }, POISON);
+        // SAFETY: the mapping is 4096 bytes long, and its owner holds it again.
+        assert_eq!(unsafe { owner.as_ptr().wrapping_add(4095).read() }, POISON);
     }
 }

@@ -1,4 +1,4 @@
-//! Stacking: equal-length rows of bytes copied side by side.
+//! Stacking: equal-length rows of bytes copied into consecutive memory.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,7 +6,7 @@ use crate::bytes::{Bytes, Destination};
 
 static COPIED: AtomicU64 = AtomicU64::new(0);
 
-/// Bytes that [`copy_rows`] copied in this process so far.
+/// Bytes that [`copy_rows`] has copied in this process.
 pub fn copied_bytes() -> u64 {
     COPIED.load(Ordering::Relaxed)
 }
@@ -15,7 +15,7 @@ pub fn copied_bytes() -> u64 {
 ///
 /// # Panics
 ///
-/// If a row is not `row_len` bytes long or `out` not as long as all of them.
+/// If a row is not `row_len` bytes long, or `out` is not as long as all rows together.
 pub fn copy_rows<'a>(rows: &[Bytes<'_>], row_len: usize, out: impl Into<Destination<'a>>) {
     let mut out = out.into();
     assert!(rows.iter().all(|row| row.len() == row_len), "a row differs in length");

@@ -1,4 +1,4 @@
-//! Threads and the order of what they deliver, and what a pool of processes has in common.
+//! Threads that read records, in order, and the memory budget that a pool of processes shares.
 //!
 //! No other layer starts threads.
 

@@ -1,5 +1,4 @@
-//! Many files opened at the same time: it takes next to no work, and where storage is far, all the
-//! more waiting.
+//! Opening many files in parallel: it takes little CPU, but much waiting where storage is slow.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,32 +9,31 @@ use super::pool;
 use crate::records::{FileSet, Files, Plan};
 use crate::{Error, Result};
 
-/// How many things are done at a time, where each takes long and where it does not.
-const MOST_FAR: usize = 128;
-const MOST_NEAR: usize = 16;
-/// From here on something takes long.
-const LONG: Duration = Duration::from_millis(1);
-/// How many things there are for each thread, at least, where they do not take long.
-const ITEMS_PER_THREAD: usize = 4;
+/// The maximum number of threads where an item takes long and where it does not.
+const MAX_THREADS_SLOW: usize = 128;
+const MAX_THREADS_FAST: usize = 16;
+/// An item that takes at least this takes long.
+const SLOW: Duration = Duration::from_millis(1);
+/// The minimum number of items per thread where they do not take long.
+const MIN_ITEMS_PER_THREAD: usize = 4;
 
-/// Opens those files of `set` of which the number of records is not known otherwise.
+/// Opens those files of `set` whose number of records is not known.
 ///
 /// # Errors
-/// If one cannot be opened, or has fewer records than are meant.
+/// If a file cannot be opened, or has fewer records than its range needs.
 pub fn open(set: FileSet) -> Result<Files> {
     let set = Arc::new(set);
     let uncounted = set.uncounted();
     let opening = Arc::clone(&set);
-    side_by_side(uncounted, move |at| opening.open(at, false).map(drop))?;
+    for_each_parallel(uncounted, move |at| opening.open(at, false).map(drop))?;
     Files::of(set)
 }
 
-/// Decides how the records at `positions` of `files` are read, after reading what is needed for
-/// that.
+/// Plans how to read the records at `positions` of `files`, after reading the indices that this
+/// needs.
 ///
 /// # Errors
-/// If a position is out of range, or a file cannot be opened or does not tell where its chunks
-/// begin.
+/// If a position is out of range, or a file or its index cannot be read.
 pub fn plan(files: &Arc<Files>, positions: &[u64]) -> Result<Plan> {
     let sorted = files.sort(positions)?;
     match files.plan_at_hand(&sorted)? {
@@ -47,70 +45,72 @@ pub fn plan(files: &Arc<Files>, positions: &[u64]) -> Result<Plan> {
     }
 }
 
-/// Opens `unready` files and reads where their chunks begin.
+/// Opens the `unready` files and reads their indices.
 fn prepare(files: &Arc<Files>, unready: Vec<usize>) -> Result<()> {
     let files = Arc::clone(files);
-    side_by_side(unready, move |at| files.prepare(at))
+    for_each_parallel(unready, move |at| files.prepare(at))
 }
 
-/// Opens all files of `set`, whether that is needed or not.
+/// Opens all files of `set`.
 ///
 /// # Errors
-/// If one cannot be opened, or has fewer records than are meant.
+/// If a file cannot be opened, or has fewer records than its range needs.
 pub fn open_all(set: FileSet) -> Result<Files> {
     let set = Arc::new(set);
     let opening = Arc::clone(&set);
-    side_by_side((0..set.len()).collect(), move |at| opening.open(at, false).map(drop))?;
+    for_each_parallel((0..set.len()).collect(), move |at| opening.open(at, false).map(drop))?;
     Files::of(set)
 }
 
-struct Round<W> {
+struct ParallelLoop<W> {
     items: Vec<usize>,
     work: W,
     next: AtomicUsize,
-    /// Threads that have not come to an end, and the error of the first item that has one.
-    left: Mutex<(usize, Option<(usize, Error)>)>,
-    ended: Condvar,
+    /// The number of running threads, and the error of the first item that failed.
+    state: Mutex<(usize, Option<(usize, Error)>)>,
+    finished: Condvar,
 }
 
-/// Does `work` on each item; the error of the first item that has one.
+/// Calls `work` for each item; returns the error of the first item that failed.
 ///
-/// The first is done alone, to see how long one takes.
-fn side_by_side<W>(items: Vec<usize>, work: W) -> Result<()>
+/// The first item is processed alone, to measure how long one takes.
+fn for_each_parallel<W>(items: Vec<usize>, work: W) -> Result<()>
 where
     W: Fn(usize) -> Result<()> + Send + Sync + 'static,
 {
     let Some(&first) = items.first() else { return Ok(()) };
-    let began = Instant::now();
+    let started = Instant::now();
     work(first)?;
-    let num_threads = if began.elapsed() >= LONG {
-        MOST_FAR.min(items.len() - 1)
+    let num_threads = if started.elapsed() >= SLOW {
+        MAX_THREADS_SLOW.min(items.len() - 1)
     } else {
-        MOST_NEAR.min(items.len() / ITEMS_PER_THREAD)
+        MAX_THREADS_FAST.min(items.len() / MIN_ITEMS_PER_THREAD)
     };
     if num_threads <= 1 {
         return items[1..].iter().try_for_each(|&item| work(item));
     }
-    let round = Arc::new(Round {
+    let shared = Arc::new(ParallelLoop {
         items,
         work,
         next: AtomicUsize::new(1),
-        left: Mutex::new((num_threads, None)),
-        ended: Condvar::new(),
+        state: Mutex::new((num_threads, None)),
+        finished: Condvar::new(),
     });
     pool::submit(num_threads - 1, || {
-        let round = Arc::clone(&round);
-        Box::new(move || round.take_turns())
+        let shared = Arc::clone(&shared);
+        Box::new(move || shared.run())
     });
-    round.take_turns();
-    let left = round.left.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut left =
-        round.ended.wait_while(left, |left| left.0 > 0).unwrap_or_else(PoisonError::into_inner);
-    left.1.take().map_or(Ok(()), |(_, error)| Err(error))
+    shared.run();
+    let state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut state = shared
+        .finished
+        .wait_while(state, |state| state.0 > 0)
+        .unwrap_or_else(PoisonError::into_inner);
+    state.1.take().map_or(Ok(()), |(_, error)| Err(error))
 }
 
-impl<W: Fn(usize) -> Result<()>> Round<W> {
-    fn take_turns(&self) {
+impl<W: Fn(usize) -> Result<()>> ParallelLoop<W> {
+    fn run(&self) {
         let mut failed = None;
         while let at = self.next.fetch_add(1, Ordering::Relaxed)
             && let Some(&item) = self.items.get(at)
@@ -120,22 +120,22 @@ impl<W: Fn(usize) -> Result<()>> Round<W> {
                 Err(Error::Panicked("a thread that opens files panicked".to_owned()))
             });
             if let Err(error) = result {
-                // Items are begun in order, so nothing before this one is left out.
+                // Items are started in order, so none before this one is skipped.
                 self.next.store(self.items.len(), Ordering::Relaxed);
                 failed = Some((at, error));
             }
         }
-        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
-        left.0 -= 1;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.0 -= 1;
         if let Some((at, error)) = failed
-            && left.1.as_ref().is_none_or(|&(earlier, _)| at < earlier)
+            && state.1.as_ref().is_none_or(|&(earlier, _)| at < earlier)
         {
-            left.1 = Some((at, error));
+            state.1 = Some((at, error));
         }
-        let is_done = left.0 == 0;
-        drop(left);
+        let is_done = state.0 == 0;
+        drop(state);
         if is_done {
-            self.ended.notify_all();
+            self.finished.notify_all();
         }
     }
 }
@@ -145,10 +145,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_items_that_take_long_are_worked_on_at_the_same_time() {
-        let at_work = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
-        let counts = Arc::clone(&at_work);
-        side_by_side((0..1000).collect(), move |_| {
+    fn many_items_that_take_long_are_processed_in_parallel() {
+        let active = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
+        let counts = Arc::clone(&active);
+        for_each_parallel((0..1000).collect(), move |_| {
             let now = counts.0.fetch_add(1, Ordering::Relaxed) + 1;
             counts.1.fetch_max(now, Ordering::Relaxed);
             std::thread::sleep(Duration::from_millis(5));
@@ -156,16 +156,16 @@ mod tests {
             Ok(())
         })
         .unwrap();
-        assert!(at_work.1.load(Ordering::Relaxed) >= 64);
+        assert!(active.1.load(Ordering::Relaxed) >= 64);
     }
 
     #[test]
-    fn every_item_is_worked_on_once() {
+    fn every_item_is_processed_once() {
         for count in [0, 1, 2, 5, 8, 100, 1000] {
             let sum = Arc::new(AtomicUsize::new(0));
             let adding = Arc::clone(&sum);
             let items = (1..=count).collect();
-            side_by_side(items, move |item| {
+            for_each_parallel(items, move |item| {
                 adding.fetch_add(item, Ordering::Relaxed);
                 Ok(())
             })
@@ -175,12 +175,12 @@ mod tests {
     }
 
     #[test]
-    fn first_error_in_order_is_the_one_told() {
+    fn first_error_in_order_is_reported() {
         for _ in 0..50 {
-            let made = side_by_side((0..1000).collect(), |item| {
+            let result = for_each_parallel((0..1000).collect(), |item| {
                 if item >= 40 { Err(Error::OutOfRange(format!("item {item}"))) } else { Ok(()) }
             });
-            assert!(made.unwrap_err().to_string().contains("item 40"));
+            assert!(result.unwrap_err().to_string().contains("item 40"));
         }
     }
 }

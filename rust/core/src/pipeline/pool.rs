@@ -1,4 +1,4 @@
-//! The engine's own threads. They read, check and decompress, and never call Python.
+//! The engine's thread pool. Its threads read, verify and decompress, and never call Python.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,20 +6,20 @@ use std::sync::{Condvar, Mutex, PoisonError};
 
 use crate::process::PerProcess;
 
-/// The most threads there are. Most of them wait for storage; how many do at a time is for those
-/// who give them work.
+/// The maximum number of threads. Most of them wait for storage; callers limit how many do at a
+/// time.
 const MAX_THREADS: usize = 256;
-/// The most that work on what is in memory; more gain nothing.
+/// The maximum number of threads that work on data in memory; more gain nothing.
 const MAX_BUSY: usize = 16;
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// Threads that take work from one queue. A forked child gets its own.
+/// Threads that take work from one queue. A forked child gets a pool of its own.
 struct Pool {
     queue: Mutex<Queue>,
-    awaited: Condvar,
+    work_added: Condvar,
     num_cores: usize,
-    /// Whether work waits though there are as many threads as may be.
+    /// Whether work is queued that no idle thread will take.
     is_crowded: AtomicBool,
 }
 
@@ -27,41 +27,42 @@ struct Pool {
 struct Queue {
     work: VecDeque<Work>,
     num_threads: usize,
-    /// Threads that wait for work, or have been started and not come to it yet.
-    num_free: usize,
+    /// Threads that wait for work, or have been started and not taken any yet.
+    num_idle: usize,
 }
 
 static POOL: PerProcess<Pool> = PerProcess::new(|| Pool {
     queue: Mutex::default(),
-    awaited: Condvar::new(),
+    work_added: Condvar::new(),
     num_cores: std::thread::available_parallelism().map_or(1, usize::from),
     is_crowded: AtomicBool::new(false),
 });
 
-/// How many threads are worth having for what is in memory.
+/// The number of threads worth using for data in memory.
 pub fn max_busy() -> usize {
     POOL.get().num_cores.min(MAX_BUSY)
 }
 
-/// Whether others wait for a thread, so that who has one for long should let go of it.
+/// Whether work waits for a thread, so that a long-running job should yield its thread.
 pub(super) fn is_crowded() -> bool {
     POOL.get().is_crowded.load(Ordering::Relaxed)
 }
 
-/// Has `work` done `count` times on threads of the engine; if none can be started, on this one.
+/// Runs `count` jobs, each from a call of `work`, on threads of the engine; if none can be started,
+/// on this one.
 pub fn submit(count: usize, work: impl Fn() -> Box<dyn FnOnce() + Send>) {
     let pool = POOL.get();
     let mut queue = pool.queue.lock().unwrap_or_else(PoisonError::into_inner);
     queue.work.extend((0..count).map(|_| work()));
-    let num_idle = queue.num_free;
-    while queue.num_free < queue.work.len() && queue.num_threads < MAX_THREADS {
+    let num_idle = queue.num_idle;
+    while queue.num_idle < queue.work.len() && queue.num_threads < MAX_THREADS {
         if !start_thread(queue.num_threads) {
             break;
         }
         queue.num_threads += 1;
-        queue.num_free += 1;
+        queue.num_idle += 1;
     }
-    pool.note_crowd(&queue);
+    pool.update_crowded(&queue);
     if queue.num_threads == 0 {
         let left: Vec<Work> = queue.work.drain(..).collect();
         drop(queue);
@@ -72,10 +73,10 @@ pub fn submit(count: usize, work: impl Fn() -> Box<dyn FnOnce() + Send>) {
     }
     drop(queue);
     if count >= num_idle {
-        pool.awaited.notify_all();
+        pool.work_added.notify_all();
     } else {
         for _ in 0..count {
-            pool.awaited.notify_one();
+            pool.work_added.notify_one();
         }
     }
 }
@@ -88,8 +89,8 @@ fn start_thread(number: usize) -> bool {
 }
 
 impl Pool {
-    fn note_crowd(&self, queue: &Queue) {
-        let is_crowded = queue.work.len() > queue.num_free;
+    fn update_crowded(&self, queue: &Queue) {
+        let is_crowded = queue.work.len() > queue.num_idle;
         self.is_crowded.store(is_crowded, Ordering::Relaxed);
     }
 
@@ -97,15 +98,15 @@ impl Pool {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if let Some(work) = queue.work.pop_front() {
-                queue.num_free -= 1;
-                self.note_crowd(&queue);
+                queue.num_idle -= 1;
+                self.update_crowded(&queue);
                 drop(queue);
-                // Work catches its own panics to report them; one more must not end the thread.
+                // Jobs catch their own panics to report them; any other must not end the thread.
                 let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
                 queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-                queue.num_free += 1;
+                queue.num_idle += 1;
             } else {
-                queue = self.awaited.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                queue = self.work_added.wait(queue).unwrap_or_else(PoisonError::into_inner);
             }
         }
     }
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn as_much_work_as_is_given_goes_on_at_once_whatever_the_number_of_cores() {
+    fn all_submitted_work_runs_concurrently_whatever_the_number_of_cores() {
         let all = Arc::new(Barrier::new(101));
         for _ in 0..2 {
             submit(100, || {

@@ -1,4 +1,4 @@
-//! Records read by the engine's threads, at once or while the caller does something else.
+//! Reading records on the engine's threads, synchronously or in the background.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use super::pool;
-use super::read_queue::{Parts, ReadQueue};
+use super::read_queue::{Job, ReadQueue};
 use crate::records::storage_latency;
 use crate::records::{Files, Outcome, Plan, Records, Scratch, Sorted, Unit, UnitRecords};
 use crate::{Error, Result, process};
@@ -19,11 +19,11 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Reads the records of `plan`, in the order asked for, into `slots` where those fit: in the
-/// caller as long as that is little and storage near. `slots` is empty or has one for each record.
+/// Reads the records of `plan`, in the order requested, into `slots` where they fit: on the calling
+/// thread if the plan is small and storage is fast. `slots` is empty or has one entry per record.
 ///
 /// # Errors
-/// If a file cannot be read or is damaged; of several errors, the one of the first file and chunk.
+/// If a file cannot be read or is damaged; of several errors, that of the first file and chunk.
 pub fn read<S>(plan: Plan, slots: Vec<Option<S>>, queue: &ReadQueue) -> Result<Records>
 where
     S: AsMut<[MaybeUninit<u8>]> + Send + 'static,
@@ -34,21 +34,21 @@ where
     let Outcome { records, rest } = read_unit(&plan, plan.whole(slots), true)?;
     match rest {
         None => Ok(plan.gather(vec![records])),
-        Some(rest) => Pending::begin(plan, rest, vec![records], queue).finish(),
+        Some(rest) => Pending::start(plan, rest, vec![records], queue).finish(),
     }
 }
 
-/// Begins to read the records of `plan` on the engine's threads.
+/// Starts reading the records of `plan` on the engine's threads.
 pub fn start<S>(plan: Plan, slots: Vec<Option<S>>, queue: &ReadQueue) -> Pending<S>
 where
     S: AsMut<[MaybeUninit<u8>]> + Send + 'static,
 {
     let whole = plan.whole(slots);
-    Pending::begin(plan, whole, Vec::new(), queue)
+    Pending::start(plan, whole, Vec::new(), queue)
 }
 
-/// Begins to read `sorted`, for which `unready` files have to be made ready before it can be
-/// planned: that is done at the same time, too.
+/// Starts reading `sorted`, which cannot be planned before `unready` files are prepared: that runs in
+/// parallel, too.
 pub fn start_unready<S>(
     files: &Arc<Files>,
     sorted: Sorted,
@@ -60,7 +60,7 @@ where
 {
     let num_unready = unready.len();
     let unplanned = Unplanned { files: Arc::clone(files), sorted, num_left: num_unready.into() };
-    let job = Job::new(Some(unplanned), Vec::new(), queue);
+    let job = ReadJob::new(Some(unplanned), Vec::new(), queue);
     job.add(unready.into_iter().map(ReadTask::Prepare));
     Pending { job, owner: process::id() }
 }
@@ -73,17 +73,17 @@ fn read_unit<S: AsMut<[MaybeUninit<u8>]>>(
     SCRATCH.with_borrow_mut(|scratch| plan.read(unit, scratch, may_stop))
 }
 
-/// Records that are being read. Dropping it abandons what has not been read yet.
+/// Records that are being read. Dropping it abandons the tasks that have not started.
 #[derive(Debug)]
 pub struct Pending<S> {
-    job: Arc<Job<S>>,
-    /// The process that began it; threads do not follow into a forked child.
+    job: Arc<ReadJob<S>>,
+    /// The process that started it; threads do not survive a fork in the child.
     owner: u32,
 }
 
 #[derive(Debug)]
-struct Job<S> {
-    /// What the plan is made of, where there was none in the beginning.
+struct ReadJob<S> {
+    /// The inputs of the plan, if there was none at the start.
     unplanned: Option<Unplanned>,
     plan: OnceLock<Plan>,
     todo: Mutex<Todo<S>>,
@@ -97,40 +97,40 @@ struct Job<S> {
 struct Unplanned {
     files: Arc<Files>,
     sorted: Sorted,
-    /// How many files are not ready yet.
+    /// The number of files that are not prepared yet.
     num_left: AtomicUsize,
 }
 
 #[derive(Debug)]
 struct Todo<S> {
     tasks: VecDeque<ReadTask<S>>,
-    /// How many turns in the queue this has been given and not had yet.
-    num_turns: usize,
+    /// Calls of `run_next` that are queued and have not happened yet.
+    num_queued: usize,
 }
 
 #[derive(Debug)]
 enum ReadTask<S> {
-    /// Make a file ready.
+    /// Prepare a file.
     Prepare(usize),
-    /// Read some of the plan.
+    /// Read a part of the plan.
     Read(Unit<S>),
 }
 
 #[derive(Debug)]
 struct Progress {
     units: Vec<UnitRecords>,
-    /// Tasks that have not been finished.
+    /// Tasks that have not finished.
     num_left: usize,
-    /// The error of the lowest file and chunk, so that the number of threads does not show.
+    /// The error of the lowest file and chunk, so that it does not depend on the number of threads.
     first_error: Option<(usize, Error)>,
 }
 
-impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Job<S> {
+impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
     fn new(unplanned: Option<Unplanned>, units: Vec<UnitRecords>, queue: &ReadQueue) -> Arc<Self> {
         Arc::new(Self {
             unplanned,
             plan: OnceLock::new(),
-            todo: Mutex::new(Todo { tasks: VecDeque::new(), num_turns: 0 }),
+            todo: Mutex::new(Todo { tasks: VecDeque::new(), num_queued: 0 }),
             queue: queue.clone(),
             abandoned: AtomicBool::new(false),
             progress: Mutex::new(Progress { units, num_left: 0, first_error: None }),
@@ -138,64 +138,64 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Job<S> {
         })
     }
 
-    /// Has `tasks` done.
+    /// Adds `tasks` and submits them.
     fn add(self: &Arc<Self>, tasks: impl ExactSizeIterator<Item = ReadTask<S>>) {
         lock(&self.progress).num_left += tasks.len();
         lock(&self.todo).tasks.extend(tasks);
-        self.queue_up();
+        self.submit();
     }
 
-    /// Has a unit read.
+    /// Adds the tasks that read a unit.
     fn add_unit(self: &Arc<Self>, plan: &Plan, unit: Unit<S>) {
         self.add(plan.units(unit).into_iter().map(ReadTask::Read));
     }
 
-    /// Sees to it that there are as many turns in the queue as threads are worth having: one for
-    /// each task where those wait, as they do if storage is far or files are not ready yet.
-    fn queue_up(self: &Arc<Self>) {
-        let most = if self.waits() { usize::MAX } else { pool::max_busy() };
+    /// Queues as many calls of `run_next` as threads are worth using: one per task where tasks mostly
+    /// wait, since storage is slow or files are not prepared yet.
+    fn submit(self: &Arc<Self>) {
+        let max_threads = if self.is_io_bound() { usize::MAX } else { pool::max_busy() };
         let mut todo = lock(&self.todo);
-        let more = todo.tasks.len().min(most).saturating_sub(todo.num_turns);
-        todo.num_turns += more;
+        let more = todo.tasks.len().min(max_threads).saturating_sub(todo.num_queued);
+        todo.num_queued += more;
         drop(todo);
-        self.queue.submit(Arc::clone(self) as Arc<dyn Parts>, more);
+        self.queue.submit(Arc::clone(self) as Arc<dyn Job>, more);
     }
 
-    fn waits(&self) -> bool {
+    fn is_io_bound(&self) -> bool {
         self.plan.get().is_none_or(Plan::is_far)
     }
 }
 
 impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Pending<S> {
-    fn begin(plan: Plan, unit: Unit<S>, units: Vec<UnitRecords>, queue: &ReadQueue) -> Self {
-        let job = Job::new(None, units, queue);
+    fn start(plan: Plan, unit: Unit<S>, units: Vec<UnitRecords>, queue: &ReadQueue) -> Self {
+        let job = ReadJob::new(None, units, queue);
         job.add_unit(job.plan.get_or_init(|| plan), unit);
         Self { job, owner: process::id() }
     }
 }
 
-impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Parts for Job<S> {
-    fn do_next(self: Arc<Self>) {
-        lock(&self.todo).num_turns -= 1;
-        // Where storage is near there are fewer turns than units; where it is far, each has its own,
-        // and those that were near in the beginning are given theirs.
-        while self.do_one() {
-            if self.waits() {
-                self.queue_up();
+impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Job for ReadJob<S> {
+    fn run_next(self: Arc<Self>) {
+        lock(&self.todo).num_queued -= 1;
+        // On fast storage one call runs many tasks; on slow storage it runs one, and where storage
+        // turns out to be slow, calls are queued for the remaining tasks.
+        while self.run_task() {
+            if self.is_io_bound() {
+                self.submit();
                 return;
             }
         }
     }
 }
 
-impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Job<S> {
-    /// Does a task that nobody has begun; says whether there was one.
-    fn do_one(self: &Arc<Self>) -> bool {
+impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
+    /// Runs a task that has not started; returns whether there was one.
+    fn run_task(self: &Arc<Self>) -> bool {
         let Some(task) = lock(&self.todo).tasks.pop_front() else { return false };
         if self.abandoned.load(Ordering::Relaxed) {
             let left = std::mem::take(&mut lock(&self.todo).tasks);
             let error = Error::Panicked("reading was abandoned".to_owned());
-            self.note(1 + left.len(), Err((0, error)));
+            self.record(1 + left.len(), Err((0, error)));
             return true;
         }
         let first = match (&task, self.plan.get()) {
@@ -205,7 +205,7 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Job<S> {
         };
         let result = catch_unwind(AssertUnwindSafe(|| self.result_of(task)))
             .unwrap_or_else(|payload| Err(Error::Panicked(text_of(payload.as_ref()))));
-        self.note(1, result.map_err(|error| (first, error)));
+        self.record(1, result.map_err(|error| (first, error)));
         true
     }
 
@@ -229,12 +229,12 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Job<S> {
                 }
                 Ok(None)
             }
-            _ => unreachable!("a unit has a plan, and a file to be made ready is of none yet"),
+            _ => unreachable!("a unit has a plan, and a file is only prepared before there is one"),
         }
     }
 
-    /// Takes note of what came of `count` tasks.
-    fn note(&self, count: usize, result: Result<Option<UnitRecords>, (usize, Error)>) {
+    /// Records the result of `count` tasks.
+    fn record(&self, count: usize, result: Result<Option<UnitRecords>, (usize, Error)>) {
         let mut progress = lock(&self.progress);
         progress.num_left -= count;
         match result {
@@ -261,47 +261,47 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Job<S> {
 }
 
 impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Pending<S> {
-    /// Waits for the records; this thread helps to read what nobody has begun.
+    /// Waits for the records; this thread runs tasks that have not started.
     ///
-    /// After a fork, in the child, everything is read anew and into no slot.
+    /// In a forked child, everything is read again, and not into slots.
     ///
     /// # Errors
     /// If a file cannot be read or is damaged.
     ///
     /// # Panics
-    /// If what was read has not been planned, which is a defect.
+    /// If all tasks have finished without a plan, which is a defect.
     pub fn finish(&self) -> Result<Records> {
         let job = &self.job;
         if self.owner != process::id() {
-            return self.read_anew();
+            return self.read_again();
         }
         if job.queue.enter() {
-            while job.do_one() {
-                if job.waits() {
-                    job.queue_up();
+            while job.run_task() {
+                if job.is_io_bound() {
+                    job.submit();
                 }
             }
             job.queue.leave();
         }
-        let began = Instant::now();
+        let started = Instant::now();
         let mut progress = job.wait();
         if let Some((_, error)) = progress.first_error.take() {
             return Err(error);
         }
         let units = std::mem::take(&mut progress.units);
         drop(progress);
-        let plan = job.plan.get().expect("what was read has been planned");
+        let plan = job.plan.get().expect("the tasks that have finished have a plan");
         if plan.is_far() {
-            storage_latency::add_waited(began.elapsed());
+            storage_latency::add_waited(started.elapsed());
         }
         Ok(plan.gather(units))
     }
 
-    fn read_anew(&self) -> Result<Records> {
+    fn read_again(&self) -> Result<Records> {
         let plan = match (self.job.plan.get(), &self.job.unplanned) {
             (Some(plan), _) => plan.anew(),
             (None, Some(unplanned)) => unplanned.files.plan_sorted(&unplanned.sorted)?,
-            (None, None) => unreachable!("either a plan or what it is made of is there"),
+            (None, None) => unreachable!("there is a plan or the inputs of one"),
         };
         read::<S>(plan, Vec::new(), &self.job.queue)
     }
@@ -311,7 +311,7 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Pending<S> {
         self.owner == process::id() && lock(&self.job.progress).num_left > 0
     }
 
-    /// Leaves out whatever has not been begun.
+    /// Skips the tasks that have not started.
     pub fn abandon(&self) {
         self.job.abandoned.store(true, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! How many reads are in flight at a time: a bound that all those who share a queue keep together.
+//! A limit on the reads in flight, common to all users of a queue.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,30 +6,30 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::pool;
 use crate::process::PerProcess;
 
-/// How many reads are in flight at most unless something else is asked for. At 20 ms a read that
-/// is 6,400 reads in a second; more gain little and what serves them may mind.
+/// The default maximum of reads in flight. At 20 ms a read these are 6,400 reads per second; more
+/// gain little and may overload the storage service.
 pub const DEFAULT_IN_FLIGHT: usize = 128;
 
-/// Something of which parts can be done by any thread.
-pub(super) trait Parts: Send + Sync {
-    /// Does the next part, unless all have been begun.
-    fn do_next(self: Arc<Self>);
+/// A job whose tasks any thread can run.
+pub(super) trait Job: Send + Sync {
+    /// Runs the next task, unless all have started.
+    fn run_next(self: Arc<Self>);
 }
 
-/// Reads that wait for their turn, first come, first served.
+/// A FIFO queue of reads.
 #[derive(Debug, Clone)]
 pub struct ReadQueue(Arc<Shared>);
 
 struct Shared {
     max_in_flight: usize,
-    /// A forked child begins with nothing in flight.
+    /// A forked child starts with nothing in flight.
     state: PerProcess<Mutex<State>>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Who has parts to be done, and how many.
-    waiting: VecDeque<(Arc<dyn Parts>, usize)>,
+    /// Jobs with the number of `run_next` calls that are queued for each.
+    waiting: VecDeque<(Arc<dyn Job>, usize)>,
     in_flight: usize,
 }
 
@@ -48,46 +48,46 @@ impl Default for ReadQueue {
 }
 
 impl ReadQueue {
-    /// A queue of which `max_in_flight` reads, at least one, are done at a time.
+    /// A queue that runs at most `max_in_flight` reads, at least one, at a time.
     pub fn new(max_in_flight: usize) -> Self {
         let state = PerProcess::new(Default::default);
         Self(Arc::new(Shared { max_in_flight: max_in_flight.max(1), state }))
     }
 
-    /// The queue of all those in the program that were given none.
+    /// The default queue of the program.
     pub fn of_program() -> &'static Self {
         static QUEUE: PerProcess<ReadQueue> = PerProcess::new(ReadQueue::default);
         QUEUE.get()
     }
 
-    /// How many reads are in flight at most.
+    /// The maximum number of reads in flight.
     pub fn max_in_flight(&self) -> usize {
         self.0.max_in_flight
     }
 
-    /// Has the next `count` parts of `parts` done by threads of the engine.
-    pub(super) fn submit(&self, parts: Arc<dyn Parts>, count: usize) {
+    /// Queues `count` calls of `job.run_next()` for threads of the engine.
+    pub(super) fn submit(&self, job: Arc<dyn Job>, count: usize) {
         if count == 0 {
             return;
         }
         let mut state = self.state();
-        state.waiting.push_back((parts, count));
+        state.waiting.push_back((job, count));
         let more = count.min(self.0.max_in_flight - state.in_flight);
         state.in_flight += more;
         drop(state);
         self.add_threads(more);
     }
 
-    /// Lets this thread be one of those that read, if there is room for one; it must
-    /// [`leave`](Self::leave) in the end.
+    /// Counts this thread as one that reads, if the limit permits; it must then call
+    /// [`leave`](Self::leave).
     pub(super) fn enter(&self) -> bool {
         let mut state = self.state();
-        let has_room = state.in_flight < self.0.max_in_flight;
-        state.in_flight += usize::from(has_room);
-        has_room
+        let may_enter = state.in_flight < self.0.max_in_flight;
+        state.in_flight += usize::from(may_enter);
+        may_enter
     }
 
-    /// Gives the place of this thread to another if something waits.
+    /// Ends what `enter` started; another thread takes over if jobs are waiting.
     pub(super) fn leave(&self) {
         let mut state = self.state();
         if state.waiting.is_empty() {
@@ -107,23 +107,23 @@ impl ReadQueue {
         }
     }
 
-    /// Does what waits until nothing is left.
+    /// Runs waiting jobs until none is left.
     fn work(&self) {
         loop {
             let mut state = self.state();
-            let Some((parts, count)) = state.waiting.front_mut() else {
+            let Some((job, count)) = state.waiting.front_mut() else {
                 state.in_flight -= 1;
                 return;
             };
             *count -= 1;
-            let parts = if *count == 0 {
-                state.waiting.pop_front().map(|(parts, _)| parts)
+            let job = if *count == 0 {
+                state.waiting.pop_front().map(|(job, _)| job)
             } else {
-                Some(Arc::clone(parts))
+                Some(Arc::clone(job))
             };
             drop(state);
-            if let Some(parts) = parts {
-                parts.do_next();
+            if let Some(job) = job {
+                job.run_next();
             }
             if pool::is_crowded() {
                 self.leave();

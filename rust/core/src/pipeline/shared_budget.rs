@@ -1,7 +1,7 @@
-//! A page that a pool of processes shares: the memory they have in common, and where each stands.
+//! A page shared by a pool of processes: their common memory budget, and the progress of each.
 //!
-//! The bytes reserved are a single number that all of them add to and take from; a reservation
-//! that does not fit leaves it as it was. So the bound holds whoever asks and whenever.
+//! The reserved bytes are one counter that all processes update; a reservation that does not fit
+//! leaves it unchanged. So the limit holds for all of them at any time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,12 +9,12 @@ use crate::platform::{BorrowedFile, OwnedFile};
 use crate::shared_memory::Words;
 use crate::{Error, Result};
 
-/// Words between those of one process and the next: a cache line.
+/// The distance in words between those of two processes: a cache line.
 const STRIDE: usize = 8;
-/// Where the words of process 0 begin; the first line is everybody's.
+/// The index of the first word of process 0; the first cache line belongs to all.
 const FIRST: usize = STRIDE;
 
-/// The shared page, in any of the processes.
+/// The shared page, as mapped by one of the processes.
 #[derive(Debug)]
 pub struct SharedBudget {
     words: Words,
@@ -22,27 +22,27 @@ pub struct SharedBudget {
 }
 
 impl SharedBudget {
-    /// A page for `num_processes`, which may reserve `budget_bytes` together, and its file.
+    /// Creates a page for `num_processes`, which may reserve `budget_bytes` in total, and its file.
     ///
     /// # Errors
     ///
-    /// If the system has no memory or no descriptor left for it.
+    /// If the system has no memory or no file descriptor left.
     pub fn create(num_processes: usize, budget_bytes: u64) -> Result<(Self, OwnedFile)> {
         let (words, file) = Words::create(FIRST + num_processes * STRIDE)?;
         Ok((Self { words, budget_bytes }, file))
     }
 
-    /// The page behind `file`, made by [`SharedBudget::create`] with the same numbers.
+    /// Maps the page of `file`, created by [`SharedBudget::create`] with the same arguments.
     ///
     /// # Errors
     ///
-    /// If the numbers are others, or the page cannot be mapped.
+    /// If the page has another size or cannot be mapped.
     pub fn open(file: BorrowedFile<'_>, num_processes: usize, budget_bytes: u64) -> Result<Self> {
         let words = Words::open(file, FIRST + num_processes * STRIDE)?;
         Ok(Self { words, budget_bytes })
     }
 
-    /// Reserves `byte_len` bytes if `spare_bytes` more would fit beside them; says whether it did.
+    /// Reserves `byte_len` bytes if `spare_bytes` more would fit, too; returns whether it did.
     pub fn reserve(&self, byte_len: u64, spare_bytes: u64) -> bool {
         let fits = |reserved: u64| {
             let all = reserved.checked_add(byte_len)?;
@@ -51,53 +51,53 @@ impl SharedBudget {
         self.words[0].fetch_update(Ordering::AcqRel, Ordering::Acquire, fits).is_ok()
     }
 
-    /// Reserves `byte_len` bytes, budget or not; says whether it is kept all the same.
+    /// Reserves `byte_len` bytes even beyond the budget; returns whether they are within it.
     pub fn reserve_anyway(&self, byte_len: u64) -> bool {
         let before = self.words[0].fetch_add(byte_len, Ordering::AcqRel);
         before.saturating_add(byte_len) <= self.budget_bytes
     }
 
-    /// Gives `byte_len` reserved bytes back.
+    /// Releases `byte_len` reserved bytes.
     ///
     /// # Errors
     ///
-    /// If fewer are reserved, which is a defect of the one who counts; they stay reserved then.
+    /// If fewer are reserved, which is a defect of the caller; these stay reserved.
     pub fn release(&self, byte_len: u64) -> Result<()> {
         let left = |reserved: u64| reserved.checked_sub(byte_len);
         match self.words[0].fetch_update(Ordering::AcqRel, Ordering::Acquire, left) {
             Ok(_) => Ok(()),
             Err(reserved) => Err(Error::InvalidArgument(format!(
-                "`release` gives back reserved bytes once, got {byte_len} where {reserved} are \
+                "`release` must release reserved bytes once, got {byte_len} where {reserved} are \
                  reserved"
             ))),
         }
     }
 
-    /// Bytes reserved at the moment.
+    /// The number of bytes reserved.
     pub fn reserved(&self) -> u64 {
         self.words[0].load(Ordering::Acquire)
     }
 
-    /// Writes down where process `number` stands.
+    /// Sets the progress of process `number`.
     ///
     /// # Errors
     ///
     /// If there is no such process.
-    pub fn mark(&self, number: usize, place: u64) -> Result<()> {
-        self.place(number)?.store(place, Ordering::Relaxed);
+    pub fn set_progress(&self, number: usize, progress: u64) -> Result<()> {
+        self.word(number)?.store(progress, Ordering::Relaxed);
         Ok(())
     }
 
-    /// What process `number` last wrote down, 0 at first.
+    /// The progress of process `number`, 0 at first.
     ///
     /// # Errors
     ///
     /// If there is no such process.
-    pub fn marked(&self, number: usize) -> Result<u64> {
-        Ok(self.place(number)?.load(Ordering::Relaxed))
+    pub fn progress(&self, number: usize) -> Result<u64> {
+        Ok(self.word(number)?.load(Ordering::Relaxed))
     }
 
-    fn place(&self, number: usize) -> Result<&AtomicU64> {
+    fn word(&self, number: usize) -> Result<&AtomicU64> {
         let index = number.checked_mul(STRIDE).and_then(|words| words.checked_add(FIRST));
         index
             .and_then(|index| self.words.get(index))
@@ -112,14 +112,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processes_see_each_others_numbers() {
+    fn processes_see_each_others_reservations_and_progress() {
         let (ours, file) = SharedBudget::create(3, 100).unwrap();
         let theirs = SharedBudget::open(file.as_fd(), 3, 100).unwrap();
         assert!(ours.reserve(60, 0));
         assert_eq!(theirs.reserved(), 60);
-        theirs.mark(2, 17).unwrap();
-        assert_eq!((ours.marked(1).unwrap(), ours.marked(2).unwrap()), (0, 17));
-        assert!(ours.mark(3, 0).is_err());
+        theirs.set_progress(2, 17).unwrap();
+        assert_eq!((ours.progress(1).unwrap(), ours.progress(2).unwrap()), (0, 17));
+        assert!(ours.set_progress(3, 0).is_err());
         assert!(SharedBudget::open(file.as_fd(), 4, 100).is_err());
     }
 
@@ -137,24 +137,24 @@ mod tests {
     }
 
     #[test]
-    fn bytes_given_back_twice_are_an_error_and_change_nothing() {
+    fn bytes_released_twice_are_an_error_and_change_nothing() {
         let (shared_budget, _file) = SharedBudget::create(1, 100).unwrap();
         assert!(shared_budget.reserve(60, 0) && shared_budget.reserve(30, 0));
         shared_budget.release(60).unwrap();
         let message = shared_budget.release(60).unwrap_err().to_string();
         assert_eq!(
             message,
-            "`release` gives back reserved bytes once, got 60 where 30 are reserved"
+            "`release` must release reserved bytes once, got 60 where 30 are reserved"
         );
         assert_eq!(shared_budget.reserved(), 30);
         assert!(
             shared_budget.reserve(70, 0) && !shared_budget.reserve(1, 0),
-            "the budget is what it was"
+            "the budget is unchanged"
         );
     }
 
     #[test]
-    fn bound_holds_among_threads() {
+    fn limit_holds_across_threads() {
         let (shared_budget, _file) = SharedBudget::create(1, 1000).unwrap();
         std::thread::scope(|scope| {
             for step in 1..5 {

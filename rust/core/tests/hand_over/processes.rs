@@ -35,7 +35,7 @@ pub(crate) fn reserve_repeatedly(shared_budget: &SharedBudget, number: usize) {
             assert!(shared_budget.reserved() <= 1_000);
             shared_budget.release(byte_len).unwrap();
         }
-        shared_budget.mark(number, round).unwrap();
+        shared_budget.set_progress(number, round).unwrap();
     }
 }
 
@@ -62,7 +62,7 @@ fn reservations_of_two_processes_share_one_limit() {
     });
     assert!(other.wait().unwrap().success());
     assert_eq!(shared_budget.reserved(), 0);
-    assert!((0..4).all(|number| shared_budget.marked(number).unwrap() == 2_000));
+    assert!((0..4).all(|number| shared_budget.progress(number).unwrap() == 2_000));
 }
 
 const NUM_SLOTS: usize = 1_000;

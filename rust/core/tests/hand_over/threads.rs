@@ -129,7 +129,7 @@ fn reservations_through_several_mappings_share_one_limit() {
         }
     });
     assert_eq!(shared_budget.reserved(), 0);
-    assert!((0..4).all(|number| shared_budget.marked(number).unwrap() == 2_000));
+    assert!((0..4).all(|number| shared_budget.progress(number).unwrap() == 2_000));
 }
 
 #[test]

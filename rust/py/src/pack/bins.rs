@@ -1,4 +1,4 @@
-//! Batches of bins, for Python.
+//! Python bindings for packing into batches of bins.
 
 use std::sync::Mutex;
 
@@ -10,22 +10,22 @@ use crate::error::Raised;
 use crate::pack::locked;
 use crate::pack::rows::{Array, Features, Rows};
 
-/// By row, the values of its sequences.
-type Kept = Vec<Vec<Py<PyAny>>>;
+/// By row, the unpacked values of its sequences.
+type ObjectRows = Vec<Vec<Py<PyAny>>>;
 
 struct Batch {
     bins: Bins,
     rows: Vec<Rows>,
-    /// By kept feature.
-    kept: Vec<Kept>,
-    full: bool,
+    /// By feature that is not packed.
+    kept: Vec<ObjectRows>,
+    is_full: bool,
 }
 
 /// Packs the features of elements into a batch of bins.
 #[pyclass(module = "grainmill._native", frozen)]
 pub(crate) struct BinPacker {
     features: Features,
-    /// Keys of features whose values are kept as they are.
+    /// Keys of features that are not packed.
     kept: Vec<Py<PyAny>>,
     best_fit: bool,
     batch: Mutex<Batch>,
@@ -51,35 +51,39 @@ impl BinPacker {
     ) -> Result<Self, Raised> {
         let layout = BinShape { capacities, alignments, num_bins, max_sequences };
         let bins = Bins::new(layout, if best_fit { Fit::Best } else { Fit::First })?;
-        let batch = Batch { bins, rows: Vec::new(), kept: Vec::new(), full: false };
+        let batch = Batch { bins, rows: Vec::new(), kept: Vec::new(), is_full: false };
         let features = Features { paths, names, marked, exact: false, cells };
         Ok(Self { features, kept, best_fit, batch: Mutex::new(batch) })
     }
 
-    /// Puts elements of `elements` from `start` on into bins, until one fits nowhere.
+    /// Packs `elements` from `start` on into bins, until one fits into none.
     ///
-    /// Returns how many were put, and whether the next one fits nowhere. An element that can
-    /// not be packed raises when it is the first, so those before it are never lost.
+    /// Returns the number packed, and whether the next one fits into no bin. An invalid element raises
+    /// only if it is the first, so that those before it are not lost.
     fn push(&self, elements: &Bound<'_, PyList>, start: usize) -> PyResult<(usize, bool)> {
         let mut batch = locked(&self.batch)?;
         let (mut arrays, mut lengths) = (Vec::new(), Vec::new());
-        let mut taken = 0;
+        let mut num_packed = 0;
         for index in start..elements.len() {
             let element = elements.get_item(index)?;
             match self.add(&mut batch, &element, &mut arrays, &mut lengths) {
-                Ok(true) => taken += 1,
+                Ok(true) => num_packed += 1,
                 Ok(false) => break,
-                Err(failure) if taken == 0 => return Err(failure),
-                Err(_) => return Ok((taken, false)),
+                Err(failure) if num_packed == 0 => return Err(failure),
+                Err(_) => return Ok((num_packed, false)),
             }
         }
-        Ok((taken, batch.full))
+        Ok((num_packed, batch.is_full))
     }
 
-    /// Gives the rows filled so far and starts a new batch.
+    /// Returns the rows filled so far and starts a new batch.
     ///
-    /// Returns the number of rows, the features' arrays and, by kept feature, lists by row.
-    fn take<'py>(&self, py: Python<'py>) -> PyResult<(usize, Vec<Bound<'py, PyTuple>>, Vec<Kept>)> {
+    /// Returns the number of rows, the arrays of the packed features, and, by feature that is not
+    /// packed, lists by row.
+    fn take<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<(usize, Vec<Bound<'py, PyTuple>>, Vec<ObjectRows>)> {
         let mut batch = locked(&self.batch)?;
         let num_rows = batch.bins.num_opened();
         let mut kept = std::mem::take(&mut batch.kept);
@@ -88,14 +92,14 @@ impl BinPacker {
         }
         let rows = std::mem::take(&mut batch.rows);
         batch.bins.clear();
-        batch.full = false;
+        batch.is_full = false;
         let columns = rows.into_iter().map(|rows| rows.into_python(py)).collect::<PyResult<_>>()?;
         Ok((num_rows, columns, kept))
     }
 }
 
 impl BinPacker {
-    /// Puts one element into a bin; `false` if none has room.
+    /// Packs one element into a bin; returns `false` if it fits into none.
     fn add<'py>(
         &self,
         batch: &mut Batch,
@@ -107,11 +111,11 @@ impl BinPacker {
         batch.bins.check_lengths(lengths, &self.features.names, self.subject()).map_err(Raised)?;
         let kept = self.kept_values(element)?;
         let Some(bin) = batch.bins.choose(lengths) else {
-            batch.full = true;
+            batch.is_full = true;
             return Ok(false);
         };
         if batch.rows.is_empty() {
-            self.begin(batch, arrays)?;
+            self.allocate_rows(batch, arrays)?;
         }
         let segment = i32::try_from(batch.bins.num_sequences(bin) + 1)?;
         for (feature, (array, rows)) in arrays.iter().zip(&mut batch.rows).enumerate() {
@@ -134,8 +138,8 @@ impl BinPacker {
         self.kept.iter().map(|key| element.get_item(key).map(Bound::unbind)).collect()
     }
 
-    /// Makes rows for a batch whose first element has these arrays.
-    fn begin(&self, batch: &mut Batch, arrays: &[Array<'_>]) -> PyResult<()> {
+    /// Allocates rows for a batch whose first element has these arrays.
+    fn allocate_rows(&self, batch: &mut Batch, arrays: &[Array<'_>]) -> PyResult<()> {
         let layout = batch.bins.layout();
         let rows = arrays.iter().enumerate().map(|(feature, array)| {
             let size = (layout.num_bins, layout.capacities[feature]);

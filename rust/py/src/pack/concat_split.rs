@@ -1,4 +1,4 @@
-//! Rows of sequences laid end to end, for Python.
+//! Python bindings for concatenating sequences and splitting them into rows.
 
 use std::sync::Mutex;
 
@@ -10,24 +10,24 @@ use crate::error::Raised;
 use crate::pack::locked;
 use crate::pack::rows::{Array, Features, Rows};
 
-/// The uncut feature that ended a row early: its name, its length and the room it had.
+/// The whole feature that ended a row early: its name, its length and the capacity left for it.
 type Limited = Option<(String, usize, usize)>;
 
-/// By feature, the cells that are left of a cut sequence.
+/// By feature, the range of values left of a split sequence.
 type Remainder = Option<Vec<(usize, usize)>>;
 
 struct State {
     fill: RowFill,
     rows: Vec<Rows>,
-    /// Rows of sequences that stand alone.
+    /// Rows with a single sequence.
     alone: Vec<Vec<Rows>>,
 }
 
-/// Lays the features of elements end to end and cuts them into rows.
+/// Concatenates the features of elements and splits them into rows.
 #[pyclass(module = "grainmill._native", frozen)]
 pub(crate) struct RowPacker {
     features: Features,
-    /// By feature, the token that begins its segments.
+    /// By feature, the token that starts its segments.
     begin_tokens: Vec<Option<Py<PyAny>>>,
     state: Mutex<State>,
 }
@@ -55,34 +55,34 @@ impl RowPacker {
         Ok(Self { features, begin_tokens, state })
     }
 
-    /// Puts elements of `elements` from `start` on into the row, until it is at its end.
+    /// Packs `elements` from `start` on into the row, until it is complete.
     ///
-    /// Returns how many went in to their last cell, whether the row is at its end, and which
-    /// uncut feature ended it if one did. The next element of all belongs to the next row, with
-    /// what is left of it. An element that cannot be packed raises when it is the first.
+    /// Returns the number of elements packed entirely, whether the row is complete, and the whole
+    /// feature that ended it, if any. The rest of the next element belongs to the next row. An
+    /// invalid element raises only if it is the first.
     fn push(&self, elements: &Bound<'_, PyList>, start: usize) -> PyResult<(usize, bool, Limited)> {
         let mut state = locked(&self.state)?;
         let (mut arrays, mut lengths) = (Vec::new(), Vec::new());
-        let mut taken = 0;
+        let mut num_packed = 0;
         for index in start..elements.len() {
             let element = elements.get_item(index)?;
             match self.add(&mut state, &element, &mut arrays, &mut lengths) {
-                Ok(Taken::All | Taken::Alone) => taken += 1,
-                Ok(Taken::Part) => return Ok((taken, true, None)),
+                Ok(Taken::All | Taken::Alone) => num_packed += 1,
+                Ok(Taken::Part) => return Ok((num_packed, true, None)),
                 Ok(Taken::Nothing { limited_by }) => {
-                    let limited = limited_by.map(|(feature, room)| {
-                        (self.features.names[feature].clone(), lengths[feature], room)
+                    let limited = limited_by.map(|(feature, capacity)| {
+                        (self.features.names[feature].clone(), lengths[feature], capacity)
                     });
-                    return Ok((taken, true, limited));
+                    return Ok((num_packed, true, limited));
                 }
-                Err(failure) if taken == 0 => return Err(failure),
-                Err(_) => return Ok((taken, false, None)),
+                Err(failure) if num_packed == 0 => return Err(failure),
+                Err(_) => return Ok((num_packed, false, None)),
             }
         }
-        Ok((taken, false, None))
+        Ok((num_packed, false, None))
     }
 
-    /// Gives the row, if it has a sequence, and the rows that stand alone; starts the next row.
+    /// Returns the row, if it has a sequence, and the rows of single sequences; starts the next row.
     fn take<'py>(&self, py: Python<'py>) -> PyResult<Vec<Vec<Bound<'py, PyTuple>>>> {
         let mut state = locked(&self.state)?;
         state.fill.next_row();
@@ -96,7 +96,7 @@ impl RowPacker {
             .collect()
     }
 
-    /// What is left of the next element, `None` if all of it.
+    /// What is left of the next element; `None` if all of it.
     #[getter]
     fn remainder(&self) -> PyResult<Remainder> {
         Ok(locked(&self.state)?.fill.remainder().map(<[_]>::to_vec))
@@ -125,26 +125,26 @@ impl RowPacker {
         match taken {
             Taken::Nothing { .. } => {}
             Taken::Alone => {
-                // On its own it keeps its own dtypes.
+                // In a row of its own it keeps its own dtypes.
                 self.features.gather(element, &[], arrays, lengths)?;
-                let mut rows = self.begin(state, arrays)?;
+                let mut rows = self.new_rows(state, arrays)?;
                 let whole = lengths.iter().map(|&len| FeatureSlice { from: 0, start: 0, len });
                 self.write(&mut rows, arrays, whole, 1)?;
                 state.alone.push(rows);
             }
             Taken::All | Taken::Part => {
                 if state.rows.is_empty() {
-                    state.rows = self.begin(state, arrays)?;
+                    state.rows = self.new_rows(state, arrays)?;
                 }
                 let segment = i32::try_from(state.fill.num_sequences())?;
-                let pieces = state.fill.pieces().iter().copied();
-                self.write(&mut state.rows, arrays, pieces, segment)?;
+                let slices = state.fill.pieces().iter().copied();
+                self.write(&mut state.rows, arrays, slices, segment)?;
             }
         }
         Ok(taken)
     }
 
-    fn begin(&self, state: &State, arrays: &[Array<'_>]) -> PyResult<Vec<Rows>> {
+    fn new_rows(&self, state: &State, arrays: &[Array<'_>]) -> PyResult<Vec<Rows>> {
         let capacities = &state.fill.limits().capacities;
         let rows = arrays.iter().zip(capacities).enumerate().map(|(feature, (array, &cells))| {
             Rows::like(array, &self.features, feature, (1, cells))
@@ -156,14 +156,14 @@ impl RowPacker {
         &self,
         rows: &mut [Rows],
         arrays: &[Array<'_>],
-        pieces: impl Iterator<Item = FeatureSlice>,
+        slices: impl Iterator<Item = FeatureSlice>,
         segment: i32,
     ) -> PyResult<()> {
-        for (feature, (array, piece)) in arrays.iter().zip(pieces).enumerate() {
-            let to = Placement { row: 0, start: piece.start, len: piece.len, segment };
-            rows[feature].write(array, piece.from, to)?;
+        for (feature, (array, slice)) in arrays.iter().zip(slices).enumerate() {
+            let to = Placement { row: 0, start: slice.start, len: slice.len, segment };
+            rows[feature].write(array, slice.from, to)?;
             if let Some(token) = &self.begin_tokens[feature] {
-                rows[feature].begin_with(&self.features, token.bind(array.py()), to)?;
+                rows[feature].write_begin_token(&self.features, token.bind(array.py()), to)?;
             }
         }
         Ok(())

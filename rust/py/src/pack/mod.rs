@@ -1,4 +1,4 @@
-//! The layer `pack` of the engine, for Python: elements in, rows of arrays out.
+//! Python bindings of the layer `pack`: elements in, rows of arrays out.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
@@ -9,14 +9,14 @@ mod bins;
 mod concat_split;
 mod rows;
 
-/// What a packer holds, for one thread at a time.
+/// Locks the state of a packer, which one thread may use at a time.
 fn locked<T>(state: &Mutex<T>) -> PyResult<MutexGuard<'_, T>> {
     state.try_lock().map_err(|refused| {
         PyRuntimeError::new_err(match refused {
             TryLockError::WouldBlock => "a packing iterator was advanced by two threads at once",
             TryLockError::Poisoned(_) => {
-                "a packing iterator cannot go on after a panic of the engine, which was raised as \
-                 `PanicException`; make a new iterator"
+                "a packing iterator cannot continue after a panic of the engine, which was raised as \
+                 `PanicException`; create a new iterator"
             }
         })
     })

@@ -1,4 +1,4 @@
-//! Features of elements as arrays, and rows of cells that become arrays.
+//! Features of elements as arrays, and rows of values that become arrays.
 
 use grainmill_core::pack::{FeatureRows, Placement};
 use numpy::{PyArray1, PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
@@ -12,20 +12,20 @@ use crate::error::Raised;
 
 pub(crate) type Array<'py> = Bound<'py, PyUntypedArray>;
 
-/// Which parts of an element are laid out in cells, and who makes odd values plain.
+/// The features of an element to pack, and how values that are not plain arrays are converted.
 pub(crate) struct Features {
     /// Keys from the element down to each feature.
     pub(crate) paths: Vec<Vec<Py<PyAny>>>,
     pub(crate) names: Vec<String>,
     pub(crate) marked: Vec<bool>,
-    /// Whether elements have these features and no others.
+    /// Whether elements must have these features and no others.
     pub(crate) exact: bool,
-    /// Python's `Cells`, asked about values that are not plain arrays.
+    /// Python's `Cells`, which converts values that are not plain arrays.
     pub(crate) cells: Py<PyAny>,
 }
 
 impl Features {
-    /// Collects the arrays of `element`; those of a batch under way have its dtypes.
+    /// Collects the arrays of `element`, converted to the dtypes of `rows`, if any.
     pub(crate) fn gather<'py>(
         &self,
         element: &Bound<'py, PyAny>,
@@ -97,8 +97,8 @@ impl Features {
         rows: Option<&Rows>,
     ) -> PyResult<Array<'py>> {
         let py = value.py();
-        let wanted = rows.map(|rows| (rows.dtype.clone_ref(py), rows.trailing.clone()));
-        let (dtype, trailing) = wanted.unzip();
+        let expected = rows.map(|rows| (rows.dtype.clone_ref(py), rows.trailing.clone()));
+        let (dtype, trailing) = expected.unzip();
         let trailing = trailing.map(|sizes| PyTuple::new(py, sizes)).transpose()?;
         let arguments = (feature, value, dtype, trailing);
         Ok(self.ask(py, "coerce", arguments)?.cast_into::<PyUntypedArray>()?)
@@ -115,7 +115,7 @@ impl Features {
     }
 }
 
-/// Whether the bytes of `array` can be copied as they are.
+/// Whether the bytes of `array` can be copied unchanged.
 fn is_plain(array: &Array<'_>, rows: Option<&Rows>) -> bool {
     if array.ndim() == 0 || !array.is_c_contiguous() {
         return false;
@@ -123,31 +123,32 @@ fn is_plain(array: &Array<'_>, rows: Option<&Rows>) -> bool {
     let dtype = array.dtype();
     match rows {
         Some(rows) => {
-            let wanted = rows.dtype.bind(array.py());
-            (dtype.is(wanted) || dtype.is_equiv_to(wanted)) && array.shape()[1..] == rows.trailing
+            let expected = rows.dtype.bind(array.py());
+            (dtype.is(expected) || dtype.is_equiv_to(expected))
+                && array.shape()[1..] == rows.trailing
         }
         None => true,
     }
 }
 
-/// One feature of the batch under way.
+/// One feature of the current batch.
 pub(crate) struct Rows {
     dtype: Py<PyArrayDescr>,
     /// Sizes of the axes after the first.
     trailing: Vec<usize>,
-    cell_bytes: usize,
+    value_bytes: usize,
     column: FeatureRows,
-    /// The rows themselves, where cells are Python objects.
+    /// The rows, if values are Python objects.
     objects: Option<Py<PyAny>>,
 }
 
 impl Rows {
-    /// Empty rows for values like `array`.
+    /// Empty rows for values of the dtype and trailing shape of `array`.
     pub(crate) fn like(
         array: &Array<'_>,
         features: &Features,
         feature: usize,
-        (num_rows, row_cells): (usize, usize),
+        (num_rows, row_len): (usize, usize),
     ) -> PyResult<Self> {
         let py = array.py();
         let dtype = array.dtype();
@@ -155,38 +156,38 @@ impl Rows {
         let sizes = PyTuple::new(py, &trailing)?;
         let marked = features.marked[feature];
         if dtype.has_object() {
-            let arguments = (feature, &dtype, num_rows, row_cells, sizes);
+            let arguments = (feature, &dtype, num_rows, row_len, sizes);
             let objects = features.ask(py, "object_rows", arguments)?.unbind();
-            let column = FeatureRows::new(num_rows, row_cells, 0, None, marked).map_err(Raised)?;
+            let column = FeatureRows::new(num_rows, row_len, 0, None, marked).map_err(Raised)?;
             let dtype = dtype.unbind();
-            return Ok(Self { dtype, trailing, cell_bytes: 0, column, objects: Some(objects) });
+            return Ok(Self { dtype, trailing, value_bytes: 0, column, objects: Some(objects) });
         }
         let padding = features.ask(py, "padding", (feature, &dtype, sizes))?;
         let padding = padding.extract::<Option<Bound<'_, PyBytes>>>()?;
-        let cell_bytes = dtype.itemsize() * trailing.iter().product::<usize>();
+        let value_bytes = dtype.itemsize() * trailing.iter().product::<usize>();
         let padding = padding.as_ref().map(PyBytesMethods::as_bytes);
         let column =
-            FeatureRows::new(num_rows, row_cells, cell_bytes, padding, marked).map_err(Raised)?;
-        Ok(Self { dtype: dtype.unbind(), trailing, cell_bytes, column, objects: None })
+            FeatureRows::new(num_rows, row_len, value_bytes, padding, marked).map_err(Raised)?;
+        Ok(Self { dtype: dtype.unbind(), trailing, value_bytes, column, objects: None })
     }
 
-    /// Copies the cells of `array` from `from` on to their place.
+    /// Copies the values of `array` from `from` on to `to`.
     pub(crate) fn write(&mut self, array: &Array<'_>, from: usize, to: Placement) -> PyResult<()> {
         if let Some(objects) = &self.objects {
             let py = array.py();
-            let cells = array.as_any().get_item(slice(py, from, to.len)?)?;
-            objects.bind(py).set_item((to.row, slice(py, to.start, to.len)?), cells)?;
+            let values = array.as_any().get_item(slice(py, from, to.len)?)?;
+            objects.bind(py).set_item((to.row, slice(py, to.start, to.len)?), values)?;
             self.column.mark(to);
         } else {
-            let cell_bytes = self.cell_bytes;
-            let cells = from * cell_bytes..(from + to.len) * cell_bytes;
-            self.column.write(to, bytes_of(array).part(cells));
+            let value_bytes = self.value_bytes;
+            let range = from * value_bytes..(from + to.len) * value_bytes;
+            self.column.write(to, bytes_of(array).slice(range));
         }
         Ok(())
     }
 
-    /// Puts the token `token` at the beginning of what was written to `to`.
-    pub(crate) fn begin_with(
+    /// Overwrites the first value of `to` with `token`.
+    pub(crate) fn write_begin_token(
         &mut self,
         features: &Features,
         token: &Bound<'_, PyAny>,
@@ -214,7 +215,7 @@ impl Rows {
         };
         let marks = self.column.take_marks();
         let (segment_ids, positions) = marks.unzip();
-        let vector = |cells: Option<Vec<i32>>| cells.map(|cells| PyArray1::from_vec(py, cells));
+        let vector = |values: Option<Vec<i32>>| values.map(|values| PyArray1::from_vec(py, values));
         let trailing = PyTuple::new(py, &self.trailing)?;
         (values, offset, self.dtype, trailing, vector(segment_ids), vector(positions))
             .into_pyobject(py)
