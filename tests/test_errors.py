@@ -54,19 +54,19 @@ MESSAGES = [
         "batch_after_filter",
         lambda: ints().filter(is_even).batch(2),
         ValueError,
-        "`MapDataset.batch` cannot follow `MapDataset.filter` because",
+        "`MapDataset.batch` can not follow `MapDataset.filter` because",
     ),
     (
         "batch_after_filter_and_map",
         lambda: ints().filter(is_even).map(add_one).shuffle(1).batch(2),
         ValueError,
-        "`MapDataset.batch` cannot follow `MapDataset.filter` because",
+        "`MapDataset.batch` can not follow `MapDataset.filter` because",
     ),
     (
         "batch_after_flat_map",
         lambda: experimental.FlatMapMapDataset(ints(), _FanThree()).batch(2),
         ValueError,
-        "cannot follow `FlatMapMapDataset` because",
+        "can not follow `FlatMapMapDataset` because",
     ),
     (
         "batch_unlike_shapes",

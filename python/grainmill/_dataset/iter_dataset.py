@@ -505,7 +505,7 @@ class PlannedIterDataset(IterDataset[T_co]):
     def __init__(self, node: Node, parents: Sequence[Any] = ()) -> None:
         super().__init__(tuple(parents))
         if node.added_at is None:
-            node.note_added(line_of_user())
+            node.set_added_at(line_of_user())
         self._node = node
 
     def _plan_node(self) -> Node:

@@ -693,7 +693,7 @@ class PlannedMapDataset(MapDataset[T_co]):
         super().__init__(parents)
         self._node = random_access(node)
         if node.added_at is None:
-            node.note_added(line_of_user())
+            node.set_added_at(line_of_user())
         self._program: Program | None = None
 
     def _over(self, node: Any) -> MapDataset[T_co]:
