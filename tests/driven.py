@@ -1,4 +1,4 @@
-"""Stages as their consumers see them: elements finished, with a state after each."""
+"""Stages as their consumers see them: finished elements, with a state after each."""
 
 from grainmill._iterators.cursor import END, Cursor
 from grainmill._iterators.stage import Block
@@ -15,23 +15,23 @@ class Driven:
         return getattr(self.stage, name)
 
     def pull(self, limit):
-        """The next element, or with a limit above 1 several, as a block of finished ones."""
+        """A block of finished elements: the next one, or several if `limit` is above 1."""
         cursor = self.cursor
-        places = [cursor.place()]
+        points = [cursor.place()]
         elements = []
         if limit == 1:
             elements = [element for element in [cursor.next()] if element is not END]
-            places += [cursor.place()]
+            points += [cursor.place()]
         else:
             for element in cursor.peek(limit)[:limit]:
                 cursor.advance(1)
                 elements.append(element)
-                places.append(cursor.place())
+                points.append(cursor.place())
         if not elements:
-            places = [cursor.place()]
+            points = [cursor.place()]
 
         def state_after(count):
-            after, position = places[count]
+            after, position = points[count]
             return after(position)
 
         return Block(elements, state_after)
