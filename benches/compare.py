@@ -1,14 +1,14 @@
-"""Compares grainmill with Grain, other libraries and bare Python on the same work, in one run.
+"""Compares grainmill with Grain, other libraries and plain Python on the same work, in one run.
 
 The work, the data sets and the adapters of the libraries are those of a separate benchmark
-suite; this program says which of its cases stand for which target, runs them in rounds, and
-leaves a dated table in `benches/record`. What is compared is CPU time (user and system, all
-threads) per unit, a median over rounds: on a shared machine it moves less than wall time.
+suite; this program maps its cases to targets, runs them in rounds, and writes a dated table to
+`benches/record`. It compares CPU time (user and system, all threads) per unit, as the median of
+rounds: on a shared machine it varies less than wall time.
 
     python benches/compare.py --suite ../shared/bench --runs 3
-    python benches/compare.py --quick       # small data, one round: shows that it works
-    python benches/compare.py --report      # the table of the last record again
-    python benches/compare.py --before PY   # beside an earlier version, by turns; PY runs that
+    python benches/compare.py --quick       # small data, one round: checks that it runs
+    python benches/compare.py --report      # prints the table of the last record
+    python benches/compare.py --before PY   # alternates with an earlier version, in interpreter PY
 """
 
 import argparse
@@ -35,24 +35,24 @@ SUITE_FILES = ("bench.py", "cases.py", "peers/__init__.py")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of the table: a case of the suite, and what has to be reached."""
+    """One line of the table: a case of the suite, and its targets."""
 
     name: str
     case: str
     must: float
     aim: float
     grain_best: float
-    """What Grain's best variant took on the quiet machine that the targets were set on."""
+    """The cost of Grain's best variant on the idle machine used to set the targets."""
     default: str
-    """The variant with default options, of Grain's interface."""
+    """The variant with default options, for Grain and grainmill."""
     others: tuple[str, ...] = ()
-    """More variants of Grain's interface; the best of all is shown beside the default."""
+    """More variants for Grain and grainmill; the best of all is shown beside the default."""
     peers: tuple[str, ...] = ()
-    """Variants of other libraries, as `peer/variant`, where they are installed."""
+    """Variants of other libraries, as `peer/variant`, used if installed."""
     net_of: str | None = None
-    """A variant whose cost is taken off, such as that of the input alone."""
+    """A variant whose cost is subtracted, such as that of the input alone."""
     bare: float | None = None
-    """What a bare Python loop took on that machine."""
+    """The cost of a plain Python loop on that machine."""
 
 
 READ = ("dataset_t0", "dataset_t2", "dataset_t0_batch256")
@@ -117,13 +117,13 @@ BARE = {
 
 
 def suite_folder(given: str | None) -> Path:
-    """The benchmark suite: from the option, the environment, or beside the repository."""
+    """The benchmark suite's folder: the option, the environment, or next to the repository."""
     folder = Path(given or os.environ.get("GRAINMILL_BENCH_SUITE") or ROOT.parent / "shared/bench")
     missing = [name for name in SUITE_FILES if not (folder / name).is_file()]
     if missing:
         sys.exit(
-            f"{folder}: no benchmark suite here ({missing[0]} is missing); name its folder with "
-            "--suite or GRAINMILL_BENCH_SUITE. The benches of the engine need none: cargo bench"
+            f"{folder}: not a benchmark suite ({missing[0]} is missing); pass its folder with "
+            "--suite or GRAINMILL_BENCH_SUITE. The engine's benches need none: cargo bench"
         )
     return folder.resolve()
 
@@ -145,7 +145,7 @@ def run_suite(suite: Path, options: argparse.Namespace, python: str = sys.execut
 
 
 def beside_before(suite: Path, options: argparse.Namespace) -> str:
-    """A table of what each variant took with an earlier version and takes now, by turns."""
+    """A table of the cost of each variant in an earlier version and now, run alternately."""
     options.peers, rounds, options.runs = "grainmill", options.runs, 1
     costs: dict[str, dict[tuple[str, str], list[float]]] = {"before": {}, "now": {}}
     for _ in range(rounds):
@@ -154,11 +154,11 @@ def beside_before(suite: Path, options: argparse.Namespace) -> str:
                 for who, found in by_variant.items():
                     costs[version].setdefault((case, who), []).append(found["med"])
     lines = [
-        f"CPU microseconds per unit of grainmill, {rounds} rounds by turns, scale "
-        f"{options.scale:g}, {os.cpu_count()} CPUs, commit {commit()}; before: that of the "
+        f"CPU microseconds per unit of grainmill, {rounds} alternating rounds, scale "
+        f"{options.scale:g}, {os.cpu_count()} CPUs, commit {commit()}; before: the version of the "
         "interpreter given by --before.",
         "",
-        "| case | variant | before, median | now, median | now to before | the least of each |",
+        "| case | variant | before, median | now, median | now / before | minima, now / before |",
         "| --- " * 6 + "|",
     ]
     for row in ROWS:
@@ -166,16 +166,17 @@ def beside_before(suite: Path, options: argparse.Namespace) -> str:
             key = (row.case, f"grainmill/{variant}")
             before, now = (costs[version].get(key) for version in ("before", "now"))
             if before and now:
-                middle, past = statistics.median(now), statistics.median(before)
+                median, earlier = statistics.median(now), statistics.median(before)
                 lines.append(
-                    f"| {row.name} | {variant} | {past:.3g} | {middle:.3g} | {middle / past:.2f} "
+                    f"| {row.name} | {variant} | {earlier:.3g} | {median:.3g} "
+                    f"| {median / earlier:.2f} "
                     f"| {min(now) / min(before):.2f} |"
                 )
     return "\n".join(lines) + "\n"
 
 
 def permuted_index_us(num_runs: int) -> dict[str, float]:
-    """CPU microseconds per index of an epoch of 10^7 records, made in blocks as pipelines do."""
+    """CPU microseconds per index of an epoch of 10^7 records, computed in blocks."""
     num_records, block_len = 10_000_000, 1024
     check = Permutation(1000, 42)
     blocks = [check.block(start, 100) for start in range(0, 1000, 100)]
@@ -196,7 +197,7 @@ def cpu_s() -> float:
 
 
 def costs_of(results: dict) -> dict[str, dict[str, dict[str, float]]]:
-    """Case -> `peer/variant` -> CPU microseconds per unit (median, least, most)."""
+    """Case -> `peer/variant` -> CPU microseconds per unit (median, minimum, maximum)."""
     return {
         case: {
             who: {"runs": found["runs"], **found["cpu_s_per_m"]}
@@ -223,16 +224,16 @@ def cost(costs: dict, case: str, who: str, net_of: str | None = None) -> float |
     by_variant = costs.get(case, {})
     if who not in by_variant:
         return None
-    taken_off = by_variant.get(f"{who.split('/', maxsplit=1)[0]}/{net_of}", {}).get("med", 0.0)
-    return by_variant[who]["med"] - (taken_off if net_of else 0.0)
+    subtracted = by_variant.get(f"{who.split('/', maxsplit=1)[0]}/{net_of}", {}).get("med", 0.0)
+    return by_variant[who]["med"] - (subtracted if net_of else 0.0)
 
 
-def least(values: list[float | None]) -> float | None:
+def minimum(values: list[float | None]) -> float | None:
     return min((value for value in values if value is not None), default=None)
 
 
 def others_of(row: Row, costs: dict) -> dict[str, float]:
-    """What other libraries took at best, cheapest first."""
+    """The cost of each other library's best variant, cheapest first."""
     best: dict[str, float] = {}
     for who, found in costs.get(row.case, {}).items():
         peer = who.split("/")[0]
@@ -241,8 +242,8 @@ def others_of(row: Row, costs: dict) -> dict[str, float]:
     return dict(sorted(best.items(), key=lambda item: item[1]))
 
 
-def cells_of(row: Row, costs: dict) -> list[float | None]:
-    """Ours by default and best, Grain's, the best other library's, and bare Python's."""
+def figures_of(row: Row, costs: dict) -> list[float | None]:
+    """Costs of grainmill (default, best), Grain (same), the best other library, plain Python."""
 
     def of(who: str, net_of: str | None = row.net_of) -> float | None:
         return cost(costs, row.case, who, net_of)
@@ -250,7 +251,7 @@ def cells_of(row: Row, costs: dict) -> list[float | None]:
     pairs = [
         (
             of(f"{peer}/{row.default}"),
-            least([of(f"{peer}/{v}") for v in (row.default, *row.others)]),
+            minimum([of(f"{peer}/{v}") for v in (row.default, *row.others)]),
         )
         for peer in ("grainmill", "grain")
     ]
@@ -258,14 +259,14 @@ def cells_of(row: Row, costs: dict) -> list[float | None]:
     if kind == "index_shuffle":
         blocks = of("grainmill/blocks")
         pairs[0] = (blocks, blocks)
-    elsewhere = list(others_of(row, costs).values())
+    others = list(others_of(row, costs).values())
     bare = of(f"plain/{BARE[kind]}", None) if kind in BARE else None
-    return [*pairs[0], *pairs[1], least(elsewhere), bare]
+    return [*pairs[0], *pairs[1], minimum(others), bare]
 
 
 def slowdown(costs: dict) -> float:
-    """How much more than on the quiet machine Grain's best variants took in this run."""
-    found = [(cells_of(row, costs)[3], row.grain_best) for row in ROWS if row.case in costs]
+    """The cost of Grain's best variants in this run relative to the idle machine."""
+    found = [(figures_of(row, costs)[3], row.grain_best) for row in ROWS if row.case in costs]
     return statistics.median([cost / usual for cost, usual in found if cost is not None] or [1.0])
 
 
@@ -279,31 +280,31 @@ def table(record: dict) -> str:
         f"`{record['command']}`, commit {record['commit']}; "
         + ", ".join(f"{name} {version}" for name, version in sorted(record["versions"].items())),
         "",
-        f"Grain's best took {slower:.2f} times what it took on the quiet machine that the targets "
-        "were set on (median of the cases). The last column says how much of what must be reached "
-        "grainmill's default takes: as it stands / if the target is scaled by Grain's best in this "
-        "run / if it is scaled by the bare Python loop in this run. Up to 1 is reached.",
+        f"Grain's best variants cost {slower:.2f} times as much as on the idle machine used to set "
+        "the targets (median of the cases). The last column is the cost of grainmill's default "
+        "relative to the required cost: unscaled / scaled by Grain's best in this run / scaled by "
+        "the plain Python loop in this run. Values up to 1 meet the requirement.",
         "",
         "| case | grainmill, default | grainmill, best | Grain, default | Grain, best "
-        "| best other library | bare Python | must reach | aim | of what must be reached |",
+        "| best other library | plain Python | required | aim | relative to required |",
         "| --- " * 10 + "|",
     ]
     for row in ROWS:
         if row.case not in record["costs"]:
             continue
-        cells = cells_of(row, record["costs"])
-        shown = ["" if value is None else f"{value:.3g}" for value in cells]
-        here_and_there = [(1.0, 1.0), (cells[3], row.grain_best), (cells[5], row.bare)]
-        verdict = " / ".join(
-            "-" if None in {cells[0], here, there} else f"{cells[0] / row.must * there / here:.2f}"
-            for here, there in here_and_there
+        figures = figures_of(row, record["costs"])
+        shown = ["" if value is None else f"{value:.3g}" for value in figures]
+        scales = [(1.0, 1.0), (figures[3], row.grain_best), (figures[5], row.bare)]
+        relative = " / ".join(
+            "-" if None in {figures[0], now, then} else f"{figures[0] / row.must * then / now:.2f}"
+            for now, then in scales
         )
         lines.append(
-            "| " + " | ".join([row.name, *shown, f"{row.must:g}", f"{row.aim:g}", verdict]) + " |"
+            "| " + " | ".join([row.name, *shown, f"{row.must:g}", f"{row.aim:g}", relative]) + " |"
         )
     others = {row.name: others_of(row, record["costs"]) for row in ROWS}
     if any(others.values()):
-        lines += ["", "Other libraries, each by its best variant without worker processes:", ""]
+        lines += ["", "Other libraries, the best variant of each without worker processes:", ""]
         lines += [
             f"- {name}: " + ", ".join(f"{peer} {value:.3g}" for peer, value in found.items())
             for name, found in others.items()
@@ -345,18 +346,18 @@ def last_record() -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--suite", help="folder of the benchmark suite")
-    parser.add_argument(
-        "--peers", default="all", help="libraries; those not installed are left out"
-    )
-    parser.add_argument("--cases", default="", help="only cases whose name starts so")
+    parser.add_argument("--peers", default="all", help="libraries; those not installed are skipped")
+    parser.add_argument("--cases", default="", help="only cases whose name starts with this")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=0, help="per variant; 0: as the case says")
+    parser.add_argument(
+        "--seconds", type=float, default=0, help="per variant; 0: default of the case"
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="size of the data sets")
     parser.add_argument("--cache", default=str(Path(tempfile.gettempdir()) / "loader-bench"))
     parser.add_argument("--record", type=Path, default=RECORD, help="folder of the results")
     parser.add_argument("--quick", action="store_true", help="small data, one short round")
-    parser.add_argument("--report", action="store_true", help="show the last record and stop")
-    parser.add_argument("--before", help="an interpreter that has an earlier grainmill")
+    parser.add_argument("--report", action="store_true", help="print the last record and exit")
+    parser.add_argument("--before", help="an interpreter with an earlier grainmill")
     options = parser.parse_args()
     if options.report:
         print(table(json.loads(last_record().read_text("utf-8"))))

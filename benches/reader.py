@@ -1,11 +1,11 @@
-"""Random reads of ArrayRecord files by their number of records, beside array_record's reader.
+"""Random reads of ArrayRecord files by number of records, compared with array_record's reader.
 
-Every file has one record for each chunk, the most an index can be asked for. Answers are checked
-before anything is timed; each figure is that of a process of its own. Without array_record only
+Every file has one record per chunk, so that its index is as large as possible. Results are checked
+before anything is timed; each figure is measured in a new process. Without array_record only
 grainmill's are shown.
 
     python benches/reader.py            # 1,000 to 10,000,000 records: a minute, 1 GB of disk
-    python benches/reader.py --quick    # small: shows that it works
+    python benches/reader.py --quick    # small: checks that it runs
 """
 
 import argparse
@@ -35,7 +35,7 @@ COUNTS = (1_000, 100_000, 1_000_000, 10_000_000)
 
 
 def record(index):
-    """What the file holds at `index`: eight bytes, then some that tell records apart."""
+    """The record at `index`: the index in eight bytes, then some constant ones."""
     return index.to_bytes(8, "little") + b"grainmill"
 
 
@@ -55,24 +55,24 @@ def reader_of(library, path):
 
 
 def measure(library, path, count, reads):
-    """Seconds to open, microseconds of CPU for a read at a random place, bytes the index takes."""
-    reader_of(library, path).close()  # imported, and the file's end in the page cache
+    """CPU microseconds to open, for the first and for a random read, and bytes of the index."""
+    reader_of(library, path).close()  # imports it, and loads the file's end into the page cache
     before, began = memory(), time.process_time()
     reader = reader_of(library, path)
     assert reader.num_records() == count
     opened_s = time.process_time() - began
-    places = np.random.default_rng(1).integers(0, count, reads).tolist()
+    indices = np.random.default_rng(1).integers(0, count, reads).tolist()
     began = time.process_time()
-    assert reader.read([places[0]]) == [record(places[0])]  # loads what is loaded when first needed
+    assert reader.read([indices[0]]) == [record(indices[0])]  # loads what is loaded lazily
     first_s = time.process_time() - began
     index_bytes = memory() - before
     costs = []
     for _ in range(5):
-        for place in places:  # from the page cache, every time
-            assert reader.read([place]) == [record(place)]
+        for index in indices:  # so the timed reads hit the page cache
+            assert reader.read([index]) == [record(index)]
         began = time.process_time()
-        for place in places:
-            reader.read([place])
+        for index in indices:
+            reader.read([index])
         costs.append((time.process_time() - began) / reads * 1e6)
     return {
         "open_us": opened_s * 1e6,
@@ -99,7 +99,7 @@ def table(counts):
             print(f"{count:,} records", file=sys.stderr, flush=True)
             write(path, count)
             for library in installed:
-                # array_record's cost grows with the file; 20 reads are a second there.
+                # array_record's cost grows with the file; 20 reads take a second.
                 reads = 2000 if library == "grainmill" or count <= 1000 else 20
                 costs = in_a_process(library, path, count, reads).values()
                 figures = " | ".join(f"{cost:,.3g}" for cost in costs)
@@ -125,7 +125,7 @@ def main():
     text = (
         f"# Random reads by the number of records, {now:%Y-%m-%d %H:%M} UTC\n\n"
         f"`python benches/reader.py`; {platform.machine()}, {os.cpu_count()} CPUs, Python "
-        f"{platform.python_version()}; one record a chunk, 17 bytes each, CPU time.\n\n{lines}\n"
+        f"{platform.python_version()}; one record per chunk, 17 bytes each, CPU time.\n\n{lines}\n"
     )
     (RECORD / f"{now:%Y-%m-%d-%H%M}-reader.md").write_text(text, "utf-8")
 

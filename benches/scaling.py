@@ -1,13 +1,13 @@
-"""What an element costs as a plan grows: in parts, stages, files and features.
+"""Cost of an element by the size of a plan: in datasets, stages, files and features.
 
-CPU time per element against the size, each over three decades and more, beside that of building the
-dataset and that until its first element. Stages and features are an element's own; besides these
-nothing should grow faster than a logarithm. Figures are the least of several rounds.
+CPU time per element by size, over three decades and more, and the time to build the dataset and
+until its first element. An element has to pay for its own stages and features; apart from these,
+no cost should grow faster than a logarithm. Figures are the minimum of several rounds.
 
     python benches/scaling.py                          # all cases, a table, no record
-    python benches/scaling.py --record                 # the table into benches/record/ as well
+    python benches/scaling.py --record                 # also writes the table to benches/record/
     python benches/scaling.py --cases "mix of ranges" --most 1000
-    python benches/scaling.py --quick                  # small and once: shows that it works
+    python benches/scaling.py --quick                  # small, one round: checks that it runs
 """
 
 import argparse
@@ -83,7 +83,7 @@ class Cases:
         return [1 + (7 * n % 10) / 10 for n in range(count)]
 
     def all(self):
-        """For each case: the sizes, what makes it, and elements that one of its units has."""
+        """For each case: its name, unit and sizes, and a function from a size to a dataset."""
         joins = {"mix": MapDataset.mix, "concatenate": MapDataset.concatenate}
         kinds = {
             "ranges": self.ranges,
@@ -104,7 +104,7 @@ class Cases:
             PARTS,
             lambda n: MapDataset.concatenate(self.ranges(n)).shuffle(seed=1),
         )
-        # More than 10,000 files are more than many machines let a process open.
+        # Many machines limit the open files of a process to about 10,000.
         for join, joined in joins.items():
             yield f"{join} of files", "parts", FILES, lambda n, j=joined: j(self.files(n))
         yield (
@@ -143,7 +143,7 @@ def shuffled_epochs(count):
     return MapDataset.range(count).shuffle(seed=1)
 
 
-# --- the clock ----------------------------------------------------------------------------------
+# --- measuring ----------------------------------------------------------------------------------
 
 
 def measured(make, *, seconds, rounds):
@@ -178,7 +178,7 @@ def three_digits(value):
 
 def table(rows):
     lines = [
-        "| case | size | build, ms | first element, ms | an element, us | against the smallest |",
+        "| case | size | build, ms | first element, ms | element, us | relative to the smallest |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     smallest = {}
@@ -197,7 +197,7 @@ def commit():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--cases", help="only those whose name has this text")
+    parser.add_argument("--cases", help="only cases whose name contains this text")
     parser.add_argument("--most", type=int, default=100_000, help="the largest size")
     parser.add_argument("--seconds", type=float, default=0.5, help="per round")
     parser.add_argument("--rounds", type=int, default=3)
@@ -224,7 +224,7 @@ def main():
         now = datetime.datetime.now(datetime.UTC)
         head = (
             f"CPU microseconds per element, {now:%Y-%m-%d %H:%M}, {platform.machine()}, "
-            f"{os.cpu_count()} CPUs, the least of {options.rounds} rounds, commit {commit()}.\n\n"
+            f"{os.cpu_count()} CPUs, minimum of {options.rounds} rounds, commit {commit()}.\n\n"
             "`python benches/scaling.py --record`\n\n"
         )
         RECORD.mkdir(exist_ok=True)

@@ -1,11 +1,11 @@
-"""CPU time of an element taken alone from sequential stages, beside Grain's.
+"""CPU time per element of sequential stages, compared with Grain.
 
-Elements are taken with `next`, one by one, at the default options. Each figure is the median of
+Elements are requested with `next`, one by one, with default options. Each figure is the median of
 several rounds of a fifth of a second, all in one process for each library and case; process CPU
-time counts every thread.
+time includes all threads.
 
     python benches/stages.py                                # grainmill alone
-    python benches/stages.py --libraries grainmill,grain    # beside Grain, if it is installed
+    python benches/stages.py --libraries grainmill,grain    # compared with Grain, if installed
 """
 
 import argparse
@@ -29,7 +29,7 @@ ROUND_S = 0.2
 
 
 def load(library):
-    """The module `library`, and what it calls experimental."""
+    """The module of `library`, and its module `experimental`."""
     name = "grainmill" if library == "grainmill" else "grain.python"
     return importlib.import_module(name), importlib.import_module(f"{name}.experimental")
 
@@ -131,7 +131,7 @@ CASES = {
 
 
 def measure(library, case):
-    """Microseconds of CPU for an element in each round; one that ends is opened again within it."""
+    """CPU microseconds per element in each round; an iterator that ends is reopened."""
     ds = CASES[case](*load(library))
     iterator = iter(ds)
     costs = []
@@ -143,7 +143,7 @@ def measure(library, case):
             if count < 1000:
                 iterator = iter(ds)
         costs.append((time.process_time() - began) / taken * 1e6)
-    return costs[1:]  # the first one warms up
+    return costs[1:]  # the first round warms up
 
 
 def in_a_process(python, library, case):
@@ -168,9 +168,9 @@ def table(pythons):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--libraries", default="grainmill", help="of grainmill and grain")
-    parser.add_argument("--before", help="an interpreter that has an earlier grainmill")
-    parser.add_argument("--record", action="store_true", help="keep the table in benches/record")
+    parser.add_argument("--libraries", default="grainmill", help="grainmill, grain, or both")
+    parser.add_argument("--before", help="an interpreter with an earlier grainmill")
+    parser.add_argument("--record", action="store_true", help="write the table to benches/record")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:

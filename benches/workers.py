@@ -1,11 +1,11 @@
-"""Worker processes beside those of Grain and torch: how soon, at what cost, in how much memory.
+"""Startup time, CPU cost and memory of worker processes, compared with Grain and torch.
 
-Every figure comes from a fresh process, so that nothing is warm that a user would find cold. CPU
-time is that of the process and all its workers. A library that is not installed is left out.
+Every figure is measured in a new process, with cold caches as for a user. CPU time is that of the
+process and all its workers. Libraries that are not installed are skipped.
 
     python benches/workers.py                    # all cases, three rounds, a record
     python benches/workers.py --cases startup --peers grainmill,grain --rounds 1
-    python benches/workers.py --quick            # small and once: shows that it works
+    python benches/workers.py --quick            # small, one round: checks that it runs
 """
 
 import argparse
@@ -53,13 +53,13 @@ class Make:
 
 
 def tokenize(index):
-    """Some 50 us of pure Python: pieces of made-up words, as 64 numbers."""
+    """About 50 us of pure Python: 64 hashes of prefixes of words."""
     text = f"the {index} quick brown foxes of no {index * 7919 % 1009} " * 6
     return np.array([hash(w[:k]) & 0xFFFF for w in text.split() for k in (1, 2, 3)][:64], np.int32)
 
 
 class Files:
-    """Records of ArrayRecord files for torch, by the engine that suits it best."""
+    """Records of ArrayRecord files for torch, read by the `array_record` package."""
 
     def __init__(self, paths, transform):
         self.paths, self.transform, self.source = paths, transform, None
@@ -92,7 +92,7 @@ class Indices:
 
 
 def pipeline(peer, workers, transform, paths=None, batch=BATCH):
-    """An iterator over batches, made as the library's documentation says."""
+    """An iterator over batches, built as the library's documentation recommends."""
     if peer == "torch":
         data = importlib.import_module("torch.utils.data")
         source = Files(paths, transform) if paths else Indices(10**7, transform)
@@ -102,7 +102,7 @@ def pipeline(peer, workers, transform, paths=None, batch=BATCH):
         )  # fmt: skip
         return itertools.chain.from_iterable(itertools.repeat(loader))
     grain = importlib.import_module(peer)
-    if peer == "grain":  # its worker processes read flags, which only `absl.app` parses
+    if peer == "grain":  # its worker processes read flags, which only `absl.app` would parse
         importlib.import_module("absl.flags").FLAGS.mark_as_parsed()
     if paths:
         source = grain.sources.ArrayRecordDataSource(paths)
@@ -112,7 +112,7 @@ def pipeline(peer, workers, transform, paths=None, batch=BATCH):
     ds = ds.map(transform)
     if peer == "grainmill":
         return iter(ds.to_iter_dataset(grain.ReadOptions(num_workers=workers)).batch(batch))
-    # Threads do not help these functions, in Grain least of all.
+    # Threads do not speed up these functions, least of all in Grain.
     ds = ds.to_iter_dataset(grain.ReadOptions(num_threads=0)).batch(batch)
     if workers:
         options = grain.multiprocessing.MultiprocessingOptions(num_workers=workers)
@@ -124,7 +124,7 @@ def pipeline(peer, workers, transform, paths=None, batch=BATCH):
 
 
 def cpu_s():
-    """CPU time of this process, and of all that live below it."""
+    """CPU time of this process and its running descendants."""
     me = psutil.Process()
     total = sum(me.cpu_times()[:2])
     for child in me.children(recursive=True):
@@ -190,13 +190,13 @@ def text(peer, workers, seconds, **_):
 
 def memory(peer, workers, paths, num_batches, **_):
     iterator = pipeline(peer, workers, decode, paths)
-    most = 0.0
+    max_mb = 0.0
     for number in range(num_batches):
         next(iterator)
         if number % 10 == 9:
-            most = max(most, pss_mb())
+            max_mb = max(max_mb, pss_mb())
     finish(iterator)
-    return {"pss_mb": most}
+    return {"pss_mb": max_mb}
 
 
 def overlap(peer, workers, paths, num_steps, **_):
@@ -225,8 +225,8 @@ CASES = {
     "memory": (memory, (0, 4), {}),
     "overlap": (overlap, (0, 1, 2), {}),
 }
-# Where Grain and torch take long enough with fewer.
-MOST_WORKERS = {"grain": 4, "torch": 4}
+# With more workers, Grain and torch would take too long.
+MAX_WORKERS = {"grain": 4, "torch": 4}
 
 
 def measured(case, peer, workers, settings):
@@ -270,7 +270,7 @@ def main():
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--peers", default="grainmill,grain,torch")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="small and once, without a record")
+    parser.add_argument("--quick", action="store_true", help="small, one round, no record")
     options = parser.parse_args()
     if options.one:
         one(json.loads(options.one))
@@ -287,7 +287,7 @@ def main():
             for case in options.cases.split(","):
                 for workers in CASES[case][1]:
                     for peer in peers:
-                        if workers > MOST_WORKERS.get(peer, workers):
+                        if workers > MAX_WORKERS.get(peer, workers):
                             continue
                         figures = measured(case, peer, workers, settings)
                         if figures is not None:

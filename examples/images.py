@@ -1,9 +1,9 @@
-"""Trains a small convolutional network on handwritten digits that are turned and shifted.
+"""Trains a small convolutional network on handwritten digits with random augmentation.
 
-The images are the 1,797 digits that come with scikit-learn, written compressed to ArrayRecord
-files. Every time an image is read it is changed by a random generator that the pipeline hands
-over: it depends only on the seed and on the place in the run, so a run can be repeated, and
-resumed in the middle, with the same changes.
+The images are the 1,797 digits of scikit-learn, written compressed to ArrayRecord files. Every
+time an image is read it is rotated and shifted with a random generator that the pipeline
+provides. The generator depends only on the seed and on the position in the run, so a run can be
+repeated, and resumed in the middle, with the same augmentation.
 
     python examples/images.py --epochs 12 --dir .cache/images
 """
@@ -36,7 +36,7 @@ Image = dict[str, np.ndarray]
 
 
 def encode(pixels: np.ndarray, label: int) -> bytes:
-    """One record: a byte that says which digit it is, then the compressed pixels."""
+    """One record: the label in one byte, then the compressed pixels."""
     return bytes([label]) + zlib.compress(pixels.astype(np.uint8).tobytes())
 
 
@@ -47,15 +47,15 @@ def decode(record: bytes) -> Image:
 
 
 def write_records(directory: Path) -> tuple[str, str]:
-    """Writes the images to train on and those to test on; returns both paths."""
+    """Writes the training and test images; returns both paths."""
     directory.mkdir(parents=True, exist_ok=True)
     digits = load_digits()
     records = [encode(*pair) for pair in zip(digits.images, digits.target, strict=True)]
-    parts = {"train": records[NUM_TEST:], "test": records[:NUM_TEST]}
-    paths = {name: str(directory / f"digits-{name}.array_record") for name in parts}
-    for name, part in parts.items():
+    splits = {"train": records[NUM_TEST:], "test": records[:NUM_TEST]}
+    paths = {name: str(directory / f"digits-{name}.array_record") for name in splits}
+    for name, split in splits.items():
         writer = ArrayRecordWriter(paths[name], "group_size:1,zstd")
-        for record in part:
+        for record in split:
             writer.write(record)
         writer.close()
     return paths["train"], paths["test"]
@@ -64,24 +64,24 @@ def write_records(directory: Path) -> tuple[str, str]:
 # --- Data: from ArrayRecord to batches on the device -----------------------------------------
 
 
-def turned_and_shifted(element: Image, rng: np.random.Generator) -> Image:
-    """The same digit, turned by up to 15 degrees and shifted by up to one pixel."""
+def augment(element: Image, rng: np.random.Generator) -> Image:
+    """The same digit, rotated by up to 15 degrees and shifted by up to one pixel."""
     angle = math.radians(rng.uniform(-15, 15))
-    turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    rotation = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
     center = np.full(2, (SIDE - 1) / 2)
-    offset = center - turn @ center + rng.uniform(-1, 1, size=2)
-    image = ndimage.affine_transform(element["image"], turn, offset, order=1)
+    offset = center - rotation @ center + rng.uniform(-1, 1, size=2)
+    image = ndimage.affine_transform(element["image"], rotation, offset, order=1)
     return {**element, "image": image}
 
 
 def training_batches(path: str, batch_size: int, num_epochs: int) -> grain.IterDataset:
-    """Batches of `num_epochs` epochs, each in its own order and with its own changes."""
+    """Batches of `num_epochs` epochs, each shuffled and augmented differently."""
     batches = (
         grain.MapDataset.source(grain.sources.ArrayRecordDataSource(path))
         .map(decode)
         .shuffle(seed=42)
         .repeat(num_epochs)
-        .random_map(turned_and_shifted, seed=7)
+        .random_map(augment, seed=7)
         .batch(batch_size, drop_remainder=True)
         .to_iter_dataset()
     )
@@ -89,7 +89,7 @@ def training_batches(path: str, batch_size: int, num_epochs: int) -> grain.IterD
 
 
 def test_batch(path: str) -> Image:
-    """All images to test on, as they are."""
+    """All test images, without augmentation."""
     source = grain.sources.ArrayRecordDataSource(path)
     return grain.MapDataset.source(source).map(decode).batch(len(source))[0]
 
@@ -98,27 +98,27 @@ def test_batch(path: str) -> Image:
 
 
 class Network(nnx.Module):
-    """Two convolutions and a linear layer: scores of the ten digits."""
+    """Two convolutions and a linear layer: logits of the ten digits."""
 
     def __init__(self, *, rngs: nnx.Rngs) -> None:
         self.first = nnx.Conv(1, 16, (3, 3), rngs=rngs)
         self.second = nnx.Conv(16, 32, (3, 3), strides=2, rngs=rngs)
-        self.scores = nnx.Linear(32 * (SIDE // 2) ** 2, 10, rngs=rngs)
+        self.logits = nnx.Linear(32 * (SIDE // 2) ** 2, 10, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
         x = nnx.relu(self.first(images[..., None]))
         x = nnx.relu(self.second(x))
-        return self.scores(x.reshape(len(x), -1))
+        return self.logits(x.reshape(len(x), -1))
 
 
 def loss_of(network: Network, batch: dict[str, jax.Array]) -> jax.Array:
-    scores = network(batch["image"])
-    return optax.softmax_cross_entropy_with_integer_labels(scores, batch["label"]).mean()
+    logits = network(batch["image"])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
 
 
 @nnx.jit
 def train_step(network: Network, optimizer: nnx.Optimizer, batch: dict[str, jax.Array]):
-    """Updates the network on one batch and returns the loss before that."""
+    """Updates the network with one batch and returns the loss before the update."""
     loss, gradients = nnx.value_and_grad(loss_of)(network, batch)
     optimizer.update(network, gradients)
     return loss
@@ -169,7 +169,7 @@ def main() -> None:
     num_steps = num_train * num_epochs // options.batch_size
     network = Network(rngs=nnx.Rngs(0))
     test = test_batch(test_path)
-    print(f"{num_train} images to train on, {len(test['label'])} to test on")
+    print(f"{num_train} training images, {len(test['label'])} test images")
     print(f"accuracy before training: {float(accuracy(network, test)):.1%}")
 
     dataset = training_batches(train_path, options.batch_size, num_epochs)
@@ -185,7 +185,7 @@ def main() -> None:
     expected, found = next(again), next(resumed)
     if any(not np.array_equal(expected[name], found[name]) for name in expected):
         raise SystemExit("the batch after resuming differs")
-    print(f"resumed at step {num_steps // 2}: the next batch is equal to the last bit")
+    print(f"resumed at step {num_steps // 2}: the next batch is bit-identical")
     again.close()
     resumed.close()
 

@@ -1,10 +1,10 @@
-"""Trains a small language model on real text, stops halfway and goes on in a fresh process.
+"""Trains a small language model, saves a checkpoint halfway, and resumes it in a new process.
 
-The text is what every machine has: the docstrings, comments and functions of the Python
-standard library. It is written as JSON records to ArrayRecord files, cut into word pieces,
-shuffled, packed into rows of 128 tokens and fed to a transformer. In mid-run the model and
-the place in the data are saved; at the end a second process loads them and shows that it
-gets the same batches, bit for bit, and the same losses.
+The text is available on every machine: the docstrings, comments and functions of the Python
+standard library. It is written as JSON records to ArrayRecord files, tokenized, shuffled,
+packed into rows of 128 tokens and fed to a transformer. Halfway, the model and the position
+in the data are saved; at the end a second process restores them and verifies that it gets the
+same batches, bit for bit, and the same losses.
 
     python examples/text_pipeline.py --steps 200 --dir .cache/text_pipeline
 
@@ -49,15 +49,15 @@ RESUMED_STEPS = 20
 def standard_library(max_files: int | None = None) -> Iterator[dict[str, str]]:
     """The texts of the installed standard library, each with a title."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3"}
-    files = [p for p in sorted(root.rglob("*.py")) if not left_out & set(p.parts)]
+    excluded = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3"}
+    files = [p for p in sorted(root.rglob("*.py")) if not excluded & set(p.parts)]
     for path in files[:max_files]:
         try:
             source = path.read_text("utf-8")
             with warnings.catch_warnings(action="ignore"):
                 tree = ast.parse(source)
         except (SyntaxError, UnicodeDecodeError):
-            continue  # Templates and files that are broken on purpose.
+            continue  # Templates, and files with intentional errors.
         module = ".".join(path.relative_to(root).with_suffix("").parts)
         yield from texts_of_module(module, tree, source.splitlines())
 
@@ -82,7 +82,7 @@ def texts_of_module(module: str, tree: ast.Module, lines: list[str]) -> Iterator
 
 
 def write_records(texts: list[dict[str, str]], directory: Path) -> list[str]:
-    """Writes the texts as JSON to several ArrayRecord files, which are returned."""
+    """Writes the texts as JSON to several ArrayRecord files; returns their paths."""
     names = [f"text-{i:05}-of-{NUM_SHARD_FILES:05}.array_record" for i in range(NUM_SHARD_FILES)]
     paths = [str(directory / name) for name in names]
     for i, path in enumerate(paths):
@@ -94,7 +94,7 @@ def write_records(texts: list[dict[str, str]], directory: Path) -> list[str]:
 
 
 def trained_tokenizer(texts: list[dict[str, str]], vocab_size: int) -> Tokenizer:
-    """A WordPiece tokenizer whose vocabulary is learned from every fourth text."""
+    """A WordPiece tokenizer trained on every fourth text."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -110,7 +110,7 @@ def trained_tokenizer(texts: list[dict[str, str]], vocab_size: int) -> Tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class Tokenize:
-    """Turns a text into token ids, after the token that opens every text."""
+    """Converts a text to token ids, starting with a beginning-of-sequence token."""
 
     tokenizer: Tokenizer
 
@@ -120,7 +120,7 @@ class Tokenize:
 
 
 def trim(element: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Leaves of each text what fits into one row."""
+    """Truncates a text to the length of one row."""
     return {"text": element["text"][:SEQUENCE_LEN]}
 
 
@@ -128,9 +128,9 @@ def pipeline(paths: list[str], tokenizer: Tokenizer, batch_size: int) -> grain.I
     """Endless batches for this process: {"text", "text_segment_ids", "text_positions"}."""
     source = grain.sources.ArrayRecordDataSource(paths)
     texts = grain.MapDataset.source(source).map(json.loads).map(Tokenize(tokenizer))
-    mine = texts.shuffle(seed=42).repeat()[jax.process_index() :: jax.process_count()]
+    shard = texts.shuffle(seed=42).repeat()[jax.process_index() :: jax.process_count()]
     rows = grain.experimental.FirstFitPackIterDataset(
-        mine.map(trim).to_iter_dataset(),
+        shard.map(trim).to_iter_dataset(),
         length_struct={"text": SEQUENCE_LEN},
         num_packing_bins=30,
     )
@@ -139,7 +139,7 @@ def pipeline(paths: list[str], tokenizer: Tokenizer, batch_size: int) -> grain.I
 
 
 def digest(batch: dict[str, jax.Array]) -> str:
-    """A hash of every bit of a batch."""
+    """A hash of the arrays of a batch."""
     sha256 = hashlib.sha256()
     for name in sorted(batch):
         sha256.update(name.encode() + np.asarray(batch[name]).tobytes())
@@ -150,7 +150,7 @@ def digest(batch: dict[str, jax.Array]) -> str:
 
 
 class Block(nnx.Module):
-    """Attention, then a layer of its own for each token, both around a residual."""
+    """Attention and a feed-forward layer, each with a residual connection."""
 
     def __init__(self, width: int, num_heads: int, *, rngs: nnx.Rngs) -> None:
         self.norm = nnx.LayerNorm(width, rngs=rngs)
@@ -165,7 +165,7 @@ class Block(nnx.Module):
 
 
 class LanguageModel(nnx.Module):
-    """Scores of the next token, from the tokens before it in the same segment."""
+    """Logits of the next token, from the previous tokens of the same segment."""
 
     def __init__(self, vocab_size: int, *, rngs: nnx.Rngs) -> None:
         width, num_heads, num_blocks = 128, 4, 2
@@ -192,31 +192,31 @@ def new_model(vocab_size: int) -> tuple[LanguageModel, nnx.Optimizer]:
 
 
 def loss_of(model: LanguageModel, batch: dict[str, jax.Array]) -> jax.Array:
-    """The mean cross-entropy of the tokens that have a token before them in their segment."""
+    """The mean cross-entropy of all tokens except the first of each segment."""
     segment_ids = batch["text_segment_ids"]
-    counts = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] != 0)
+    mask = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] != 0)
     losses = optax.softmax_cross_entropy_with_integer_labels(
         model(batch)[:, :-1], batch["text"][:, 1:]
     )
-    return jnp.sum(losses * counts) / jnp.sum(counts)
+    return jnp.sum(losses * mask) / jnp.sum(mask)
 
 
 @nnx.jit
 def train_step(
     model: LanguageModel, optimizer: nnx.Optimizer, batch: dict[str, jax.Array]
 ) -> jax.Array:
-    """Updates the model on one batch and returns the loss before that."""
+    """Updates the model with one batch and returns the loss before the update."""
     loss, gradients = nnx.value_and_grad(loss_of)(model, batch)
     optimizer.update(model, gradients)
     return loss
 
 
-# --- Training: steps, figures, saving and resuming -------------------------------------------
+# --- Training: steps, statistics, saving and resuming ----------------------------------------
 
 
 @dataclasses.dataclass
 class Training:
-    """A model, its optimizer and its place in the data: what a checkpoint holds."""
+    """The contents of a checkpoint: a model, its optimizer and its position in the data."""
 
     model: LanguageModel
     optimizer: nnx.Optimizer
@@ -235,7 +235,7 @@ class Training:
         return nnx.state((self.model, self.optimizer))
 
     def place(self, leaves: list[np.ndarray | jax.Array]) -> None:
-        """Takes over these arrays; where they lie is part of what a step is compiled for."""
+        """Sets the arrays, placed on the device, as a compiled step depends on placement."""
         leaves = jax.device_put(leaves, jax.local_devices()[0])
         state = jax.tree.unflatten(jax.tree.structure(self.state()), leaves)
         nnx.update((self.model, self.optimizer), state)
@@ -252,18 +252,18 @@ class Training:
 
 @dataclasses.dataclass
 class Figures:
-    """What the loop measures, from its second step on: the first one compiles."""
+    """Measurements of the loop; timings exclude the first step, which compiles."""
 
     steps: list[dict[str, str | float]] = dataclasses.field(default_factory=list)
     waiting_s: float = 0.0
     total_s: float = 0.0
     num_examples: int = 0
     num_tokens: int = 0
-    num_cells: int = 0
+    num_slots: int = 0
 
     def add(self, batch: dict[str, jax.Array], loss: float, waiting_s: float, total_s: float):
         segment_ids = np.asarray(batch["text_segment_ids"])
-        self.num_cells += segment_ids.size
+        self.num_slots += segment_ids.size
         self.num_tokens += np.count_nonzero(segment_ids)
         if self.steps:
             self.waiting_s += waiting_s
@@ -277,12 +277,12 @@ class Figures:
         return (
             f"loss {self.steps[-1]['loss']:.3f}, {self.num_examples / self.total_s:,.0f} "
             f"examples/s, waiting {self.waiting_s / self.total_s:.1%}, "
-            f"padding {1 - self.num_tokens / self.num_cells:.1%}"
+            f"padding {1 - self.num_tokens / self.num_slots:.1%}"
         )
 
 
 def run(training: Training, num_steps: int, figures: Figures, label: str) -> None:
-    """Trains for `num_steps` steps and shows how it goes."""
+    """Trains for `num_steps` steps and shows progress."""
     figures_column = TextColumn("{task.fields[figures]}", table_column=Column(no_wrap=True))
     columns = (TextColumn("{task.description}"), BarColumn(10), figures_column)
     with Progress(*columns) as progress:
@@ -297,7 +297,7 @@ def run(training: Training, num_steps: int, figures: Figures, label: str) -> Non
 
 
 def train(directory: Path, num_steps: int, batch_size: int, max_files: int | None) -> Figures:
-    """Makes the data, trains, and leaves a checkpoint of the middle of the run."""
+    """Writes the data, trains, and saves a checkpoint halfway."""
     directory.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     texts = list(standard_library(max_files))
@@ -316,14 +316,14 @@ def train(directory: Path, num_steps: int, batch_size: int, max_files: int | Non
     middle = num_steps // 2
     run(training, middle, figures, "first half ")
     training.save(directory)
-    run(training, num_steps - middle, figures, "then       ")
+    run(training, num_steps - middle, figures, "second half")
     training.batches.close()
     print(f"after {num_steps} steps: {figures} (loss was {figures.steps[0]['loss']:.3f})")
     return figures
 
 
 def resume(directory: Path, num_steps: int, batch_size: int) -> Figures:
-    """Continues from the checkpoint; what it saw is left in `resumed.json`."""
+    """Continues from the checkpoint; writes hashes of batches and losses to `resumed.json`."""
     paths = sorted(str(path) for path in directory.glob("*.array_record"))
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     training = Training.start(paths, tokenizer, batch_size)
@@ -348,9 +348,9 @@ def compare_with_fresh_process(directory: Path, figures: Figures, batch_size: in
             if a[name] != b[name]:
                 sys.exit(f"step {step}: {name} is {b[name]} after resuming, was {a[name]}")
     print(
-        f"a fresh process resumed at step {middle}: its {len(found)} batches are equal to the "
-        f"last bit (first {found[0]['batch'][:12]}, last {found[-1]['batch'][:12]}), its losses "
-        f"too (last {found[-1]['loss']:.6f})"
+        f"a new process resumed at step {middle}: its {len(found)} batches are bit-identical "
+        f"(first {found[0]['batch'][:12]}, last {found[-1]['batch'][:12]}), and so are its losses "
+        f"(last {found[-1]['loss']:.6f})"
     )
 
 
@@ -364,9 +364,9 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, default=Path(".cache/text_pipeline"))
     parser.add_argument("--batch-size", type=int, default=8, help="packed rows per batch")
     parser.add_argument("--quick", action="store_true", help="40 files, 12 steps: for tests")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --dir")
+    parser.add_argument("--resume", action="store_true", help="resume from the checkpoint in --dir")
     options = parser.parse_args()
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # Keeps its forks quiet.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # Avoids its warnings after a fork.
     if options.resume:
         resume(options.dir, options.steps, options.batch_size)
         return

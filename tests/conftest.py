@@ -1,4 +1,4 @@
-"""Settings shared by all tests: what is marked, and noise of the real Grain that is let by."""
+"""Settings shared by all tests: a marker, and warnings of the real Grain that are ignored."""
 
 import contextlib
 
@@ -10,15 +10,15 @@ def pytest_configure(config):
     with contextlib.suppress(ImportError):  # another system
         import resource  # noqa: PLC0415
 
-        # As many files are held open as this allows, which tests have to exceed.
+        # grainmill keeps as many files open as this allows, and tests have to exceed it.
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 4096), hard))
     config.addinivalue_line(
         "markers",
-        "better_than_grain(reason): what Grain 0.2.18 gets wrong; expected to fail there only",
+        "better_than_grain(reason): a defect of Grain 0.2.18; expected to fail only with Grain",
     )
     if IS_GRAIN:
-        # Grain's iterators raise from `__del__` when the interpreter or a test tears them down.
+        # Grain's iterators raise in `__del__` at the end of a test or of the interpreter.
         config.addinivalue_line(
             "filterwarnings", "default::pytest.PytestUnraisableExceptionWarning"
         )

@@ -1,4 +1,4 @@
-"""Stages as their consumers see them: elements finished, with a state after each."""
+"""Stages as their consumers see them: finished elements, with a state after each."""
 
 from grainmill._iterators.cursor import END, Cursor
 from grainmill._iterators.stage import Block
@@ -15,7 +15,7 @@ class Driven:
         return getattr(self.stage, name)
 
     def pull(self, limit):
-        """The next element, or with a limit above 1 several, as a block of finished ones."""
+        """A block of finished elements: the next one, or several if `limit` is above 1."""
         cursor = self.cursor
         points = [cursor.resume_point()]
         elements = []

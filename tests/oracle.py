@@ -1,7 +1,7 @@
-"""The short, slow, obviously right version of every fast path: orders, seeds, mixtures and packing.
+"""Slow reference implementations of the engine's fast paths: orders, seeds, mixtures, packing.
 
-Nothing here is shared with the engine. Each follows the specification one index, one round or one
-token at a time.
+They share no code with the engine, and follow the specification one index, one round or one token
+at a time.
 """
 
 import functools
@@ -16,7 +16,7 @@ WORD = 2**32
 
 
 def seed_words(seed, count):
-    """`count` words from C++'s `std::seed_seq{seed}`, as the standard's `generate` describes it."""
+    """`count` words from C++'s `std::seed_seq{seed}`, as the standard defines `generate`."""
     words = [0x8B8B8B8B] * count
     if count >= 623:
         shift = 11
@@ -60,7 +60,7 @@ def seed_words(seed, count):
 
 
 def encrypted(value, half, keys):
-    """One pass of the rounds over a block of `2 * half` bits; an int or an array of them."""
+    """All rounds of the cipher on a block of `2 * half` bits; an int or an array of them."""
     low = 2**half - 1
 
     def rotated(x, by):
@@ -78,14 +78,14 @@ def encrypted(value, half, keys):
 
 @functools.cache
 def smallest_block(seed, rounds):
-    """The whole permutation of 16-bit blocks: small sizes walk thousands of steps in it."""
+    """The whole permutation of 16-bit blocks, cached as small sizes cycle-walk for many steps."""
     return encrypted(np.arange(2**16), 8, seed_words(seed, rounds)).tolist()
 
 
 def index_shuffle(index, max_index, seed, rounds=4):
     """Where `index` goes in the permutation of `0..=max_index` that `seed` chooses.
 
-    Blocks have room for `max_index`, so at sizes 4^k + 1 this is a permutation, unlike Grain's.
+    Blocks are large enough for `max_index`, so sizes 4^k + 1 give a permutation, unlike in Grain.
     """
     if max_index == 0:
         return 0
@@ -101,19 +101,19 @@ def index_shuffle(index, max_index, seed, rounds=4):
 
 
 def shuffled(index, length, seed):
-    """The position of the parent that a shuffled dataset shows at `index`."""
+    """The position of the parent that a shuffled dataset has at `index`."""
     epoch, position = divmod(index, length)
     return epoch * length + index_shuffle(position, length - 1, (seed + epoch) % WORD)
 
 
 def derived_seed(*seeds_and_depths):
-    """The seed of a node without one, from `(seed, nodes between)` of those upstream."""
+    """The derived seed of a node, from `(seed, distance)` of the seeds upstream."""
     flat = [number for pair in seeds_and_depths for number in pair]
     return int(np.random.SeedSequence(flat).generate_state(1, np.uint32)[0])
 
 
 def generator(seed, index):
-    """What `random_map` hands to the user's function for element `index`."""
+    """The generator that `random_map` passes to the user's function for element `index`."""
     key = np.random.SeedSequence(seed).generate_state(2, np.uint64)
     return np.random.Generator(np.random.Philox(counter=[0, 0, 0, index], key=key))
 
@@ -122,12 +122,12 @@ def generator(seed, index):
 
 
 def window_shuffled(elements, window_size, seed):
-    """The elements of an `IterDataset`, each window permuted and emitted from its end."""
+    """The elements of an `IterDataset`, each window shuffled and delivered in reverse."""
     out = []
     for window, start in enumerate(range(0, len(elements), window_size)):
         held = elements[start : start + window_size]
-        places = [index_shuffle(k, len(held) - 1, seed + window) for k in range(len(held))]
-        out += [held[place] for place in reversed(places)]
+        indices = [index_shuffle(k, len(held) - 1, seed + window) for k in range(len(held))]
+        out += [held[index] for index in reversed(indices)]
     return out
 
 
@@ -142,27 +142,27 @@ def window_shuffled_index(index, length, window_size, seed):
 
 
 def proportions(weights):
-    """Weights as the integers that mixing counts with."""
+    """Weights as the integers that mixing uses."""
     return [int(weight * (100 / min(weights))) for weight in weights]
 
 
 def mixed(num_elements, weights):
-    """`(part, position in the part)` of the first elements of an endless mixture."""
+    """`(dataset number, position in it)` of the first elements of an endless mixture."""
     counts = proportions(weights)
 
-    def given_to_rest(position, rest, weight):
+    def left_to_rest(position, rest, weight):
         return position * (rest - weight) // rest
 
     out = []
     for k in range(num_elements):
         rest, low, high = sum(counts), k, k + 1
-        for part, weight in enumerate(counts):
+        for number, weight in enumerate(counts):
             next_low, next_high = (
-                given_to_rest(low, rest, weight),
-                given_to_rest(high, rest, weight),
+                left_to_rest(low, rest, weight),
+                left_to_rest(high, rest, weight),
             )
             if high - next_high > low - next_low:
-                out.append((part, high - next_high - 1))
+                out.append((number, high - next_high - 1))
                 break
             rest -= weight
             low, high = next_low, next_high
@@ -175,13 +175,13 @@ def mixed_length(lengths, weights):
     return int(min(n / (w / sum(counts)) for n, w in zip(lengths, counts, strict=True)))
 
 
-def iter_mixed(parts, weights):
-    """The elements of a mixture of `IterDataset`s, up to the first turn of an ended part."""
+def iter_mixed(datasets, weights):
+    """The elements of a mixture of `IterDataset`s, up to the first turn of an exhausted one."""
     out = []
-    for part, position in mixed(sum(map(len, parts)) + 1, weights):
-        if position >= len(parts[part]):
+    for number, position in mixed(sum(map(len, datasets)) + 1, weights):
+        if position >= len(datasets[number]):
             break
-        out.append(parts[part][position])
+        out.append(datasets[number][position])
     return out
 
 
@@ -189,12 +189,12 @@ def iter_mixed(parts, weights):
 
 
 def every_nth(elements, num_workers):
-    """What each worker reads of `elements`."""
+    """The elements that each worker reads."""
     return [list(elements)[worker::num_workers] for worker in range(num_workers)]
 
 
 def pieces(elements, num_workers):
-    """Runs of consecutive elements, one for each worker, the longer ones first."""
+    """Ranges of consecutive elements, one for each worker, the longer ones first."""
     rest, out = list(elements), []
     for left in range(num_workers, 0, -1):
         size = math.ceil(len(rest) / left)
@@ -203,11 +203,11 @@ def pieces(elements, num_workers):
     return out
 
 
-def in_turn(parts):
-    """One element of each part in turn; ended parts are passed over."""
-    parts, out = [list(part) for part in parts], []
-    while any(parts):
-        out += [part.pop(0) for part in parts if part]
+def in_turn(shares):
+    """One element of each share in turn; exhausted shares are skipped."""
+    shares, out = [list(share) for share in shares], []
+    while any(shares):
+        out += [share.pop(0) for share in shares if share]
     return out
 
 
@@ -215,7 +215,7 @@ def in_turn(parts):
 
 
 def fitted(sequences, capacity, num_bins, *, best, max_sequences=None, alignment=1):
-    """Rows of `[(start, sequence)]`: whole sequences one after the other, in order of bins."""
+    """Rows of `[(start, sequence)]`: whole sequences in order, rows in order of bins."""
     rows, bins = [], [[] for _ in range(num_bins)]
 
     def used(content):
@@ -238,21 +238,21 @@ def fitted(sequences, capacity, num_bins, *, best, max_sequences=None, alignment
             rows += [content for content in bins if content]
             bins = [[] for _ in range(num_bins)]
             fitting = candidates(sequence)
-        # `max` gives the first of the fullest.
+        # `max` returns the first of the fullest.
         chosen = max(fitting, key=used) if best else fitting[0]
         chosen.append((used(chosen), sequence))
     return rows + [content for content in bins if content]
 
 
 def concatenated(sequences, capacity):
-    """Rows of `[(start, piece)]`: all tokens in a row, cut wherever a row is full."""
+    """Rows of `[(start, segment)]`: the concatenated tokens, split wherever a row is full."""
     rows, row, filled = [], [], 0
     for sequence in sequences:
         rest = list(sequence)
         while rest:
-            piece, rest = rest[: capacity - filled], rest[capacity - filled :]
-            row.append((filled, piece))
-            filled += len(piece)
+            segment, rest = rest[: capacity - filled], rest[capacity - filled :]
+            row.append((filled, segment))
+            filled += len(segment)
             if filled == capacity:
                 rows.append(row)
                 row, filled = [], 0
@@ -269,5 +269,5 @@ def packed_row(content, capacity, *, padding=0):
 
 
 def bin_order(num_rows, seed, rows_before):
-    """The order in which the rows of one packed batch come out when bins are shuffled."""
+    """The order in which the rows of one packed batch are delivered if bins are shuffled."""
     return [int(k) for k in np.random.default_rng(seed + rows_before).permuted(range(num_rows))]

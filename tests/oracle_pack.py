@@ -1,4 +1,4 @@
-"""Packing done slowly: every bin is looked at for every sequence."""
+"""A slow reference implementation of packing: every sequence checks every bin."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def _fitting(bins, element, capacities, max_sequences):
     return [
         number
         for number, (used, row) in enumerate(bins)
-        if all(used[name] + len(element[name]) <= cells for name, cells in capacities.items())
+        if all(used[name] + len(element[name]) <= length for name, length in capacities.items())
         and (max_sequences is None or len(row) < max_sequences)
     ]
 
 
 def row_arrays(row, capacities, padding=None):
-    """What a row of `fit` looks like as an element."""
+    """A row of `fit` as an element."""
     arrays = {}
-    for name, cells in capacities.items():
-        values = [(padding or {}).get(name, 0)] * cells
-        segment_ids, positions = [0] * cells, [0] * cells
+    for name, length in capacities.items():
+        values = [(padding or {}).get(name, 0)] * length
+        segment_ids, positions = [0] * length, [0] * length
         for segment, (starts, element) in enumerate(row, start=1):
             for position, value in enumerate(element[name]):
-                cell = starts[name] + position
-                values[cell], segment_ids[cell], positions[cell] = value, segment, position
+                at = starts[name] + position
+                values[at], segment_ids[at], positions[at] = value, segment, position
         arrays[name] = np.array(values)
         arrays[f"{name}_segment_ids"] = np.array(segment_ids)
         arrays[f"{name}_positions"] = np.array(positions)

@@ -1,18 +1,18 @@
-"""The short, slow, obviously right version of stacking: `numpy.stack`, leaf by leaf."""
+"""A slow reference implementation of stacking: `numpy.stack`, leaf by leaf."""
 
 import jax
 import numpy as np
 
 
 def stacked(elements):
-    """A batch of `elements`, as Grain's default batch function makes it."""
+    """A batch of `elements`, as Grain's default batch function returns it."""
     if len(elements) == 1:
         return jax.tree_util.tree_map(lambda leaf: np.expand_dims(leaf, 0), elements[0])
     return jax.tree_util.tree_map(lambda *leaves: np.stack(leaves), *elements)
 
 
 def padded(elements, batch_size, pad_value):
-    """A batch of `elements` and as many rows of `pad_value` as are missing."""
+    """A batch of `elements`, filled up with rows of `pad_value`."""
     missing = batch_size - len(elements)
 
     def with_padding(leaf):
@@ -23,7 +23,7 @@ def padded(elements, batch_size, pad_value):
 
 
 def assert_same(found, expected):
-    """Equal in structure, dtype, shape and every byte of every value (padding may differ)."""
+    """Asserts equal structures, dtypes, shapes and bytes of values (padding bytes may differ)."""
     assert jax.tree_util.tree_structure(found) == jax.tree_util.tree_structure(expected)
     pairs = zip(jax.tree_util.tree_leaves(found), jax.tree_util.tree_leaves(expected), strict=True)
     for ours, theirs in pairs:

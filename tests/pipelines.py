@@ -1,7 +1,7 @@
-"""A small language for pipelines: operations as JSON, built with any module like Grain.
+"""A small language for pipelines: operations as JSON, built with any module that has Grain's API.
 
-`../shared/data/grain_vectors` is written in it, and so are the resume and the parity tests, so that
-one pipeline can be built in this process, in a fresh one, by grainmill and by Grain.
+`../shared/data/grain_vectors` uses it, and so do the resume and parity tests, so that the same
+pipeline can be built in this process or in a new one, with grainmill or with Grain.
 """
 
 import functools
@@ -10,7 +10,7 @@ import itertools
 
 import numpy as np
 
-# --- functions a pipeline may name ---------------------------------------------------------------
+# --- functions a pipeline may refer to by name ---------------------------------------------------
 
 
 def add_one(x):
@@ -140,7 +140,7 @@ FUNCTIONS = {
 
 @functools.cache
 def functions(g):
-    """The named functions; those that make datasets make them with module `g`."""
+    """The named functions; those that return datasets use module `g`."""
 
     def range_iter(x):
         return g.MapDataset.range(10 * x, 10 * x + x).to_iter_dataset()
@@ -150,7 +150,7 @@ def functions(g):
 
 @functools.cache
 def transforms(g):
-    """Transform classes of module `g` that a pipeline may name."""
+    """Transform classes of module `g` that a pipeline may refer to by name."""
 
     class FanOut(g.experimental.FlatMapTransform):
         max_fan_out = 4
@@ -194,7 +194,7 @@ def transforms(g):
 
 @functools.cache
 def user_datasets(g):
-    """Subclasses as programs write them: by index, and by an iterator with a state of its own."""
+    """User-defined subclasses: with random access, and with an iterator that has its own state."""
 
     class ShiftMap(g.MapDataset):
         """Element `i` is the parent's plus 1000."""
@@ -209,7 +209,7 @@ def user_datasets(g):
             return None if element is None else element + 1000
 
     class TwiceIterator(g.DatasetIterator):
-        """Each element of the parent twice; remembers which of the two is next."""
+        """Each element of the parent twice; keeps track of which of the two is next."""
 
         def __init__(self, parent):
             super().__init__(parent)
@@ -237,7 +237,7 @@ def user_datasets(g):
                 next(self)
 
     class Twice(g.IterDataset):
-        """An `IterDataset` that makes its iterator from the parent's."""
+        """An `IterDataset` whose iterator wraps the parent's."""
 
         def __iter__(self):
             return TwiceIterator(self._parent.__iter__())
@@ -279,7 +279,7 @@ def user_datasets(g):
 
 
 def build(g, ops):
-    """The dataset that `ops` describe, made with module `g`."""
+    """The dataset that `ops` describe, built with module `g`."""
     dataset = None
     for name, *args in ops:
         options = args.pop() if args and isinstance(args[-1], dict) else {}
@@ -292,7 +292,7 @@ def _parts(g, parts):
 
 
 class _Ops:
-    """One function for each operation: `(module, dataset so far, arguments)` to a dataset."""
+    """One function per operation, from `(module, dataset so far, arguments)` to a dataset."""
 
     # sources and joins
     range = staticmethod(lambda g, _, *args: g.MapDataset.range(*args))
@@ -410,11 +410,11 @@ class _Ops:
 OPERATIONS = {name for name, _ in inspect.getmembers(_Ops) if not name.startswith("_")}
 
 
-# --- looking at what comes out -------------------------------------------------------------------
+# --- comparing elements --------------------------------------------------------------------------
 
 
 def encode(x):  # noqa: PLR0911
-    """`x` as JSON that keeps types: equal encodings mean equal values, dtypes, containers."""
+    """`x` as JSON with its types: equal encodings mean equal values, dtypes and containers."""
     match x:
         case np.ndarray() if x.dtype == object:
             return {"nd": ["object", list(x.shape), [encode(v) for v in x.ravel()]]}
@@ -436,11 +436,11 @@ def encode(x):  # noqa: PLR0911
 
 
 def take(iterator, n):
-    """Up to `n` further elements, encoded at once: later ones must not change earlier ones."""
+    """Up to `n` more elements, encoded immediately, so that later ones cannot change them."""
     return [encode(x) for x in itertools.islice(iterator, n)]
 
 
 def close(iterator):
-    """Closes what can be closed; states and elements are compared, not closing."""
+    """Closes `iterator` if it can be closed."""
     if hasattr(iterator, "close"):
         iterator.close()

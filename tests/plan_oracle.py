@@ -1,4 +1,4 @@
-"""Random-access plans followed one position at a time: the slow twin of `Program`."""
+"""A slow reference implementation of `Program`: random-access plans, one position at a time."""
 
 import numpy as np
 
@@ -7,53 +7,53 @@ from grainmill._plan import random_access as plan
 
 
 def choose(proportions, position):
-    """The part of a mixture at `position`, and the position in it."""
+    """The number of the mixture's dataset at `position`, and the position in it."""
     rest, a, b = sum(proportions), position, position + 1
-    for part, proportion in enumerate(proportions):
+    for number, proportion in enumerate(proportions):
         step = rest - proportion
         next_a, next_b = a * step // rest, b * step // rest
         if a - next_a != b - next_b:
-            return part, b - next_b - 1
+            return number, b - next_b - 1
         rest, a, b = step, next_a, next_b
-    raise AssertionError("no part was chosen")
+    raise AssertionError("no dataset was chosen")
 
 
-def _moved(node, position):
-    """Where the position of a stage that only rearranges is in its parent."""
+def _parent_position(node, position):
+    """The position in the parent of a stage that only reorders."""
     if isinstance(node, plan.Seed):
         return position
     if isinstance(node, plan.Repeat):
         return position if node.reseed_each_epoch else position % node.parent.length
-    epoch, place = divmod(position, node.length)
+    epoch, index = divmod(position, node.length)
     if isinstance(node, plan.Shuffle):
         seed = (node.seed + epoch) % 2**32
-        return epoch * node.length + index_shuffle(place, node.length - 1, seed, 4)
+        return epoch * node.length + index_shuffle(index, node.length - 1, seed, 4)
     if isinstance(node, plan.WindowShuffle):
         size = node.window_size
         if node.length % size == 0:
-            epoch, place = 0, position
-        window, within = divmod(place, size)
+            epoch, index = 0, position
+        window, within = divmod(index, size)
         number = epoch * -(-node.length // size) + window
         if node.length % size:
             size = min(size, node.length - window * size)
         return position - within + index_shuffle(within, size - 1, (node.seed + number) % 2**32, 4)
-    record = node.start + place * node.step if isinstance(node, plan.Slice) else None
+    record = node.start + index * node.step if isinstance(node, plan.Slice) else None
     if isinstance(node, plan.Take):
-        record = int(node.indices[place])
+        record = int(node.indices[index])
     return record + epoch * node.parent.length
 
 
 def _chosen(node, position):
-    """The parent of a mixture or concatenation that `position` belongs to, and where in it."""
+    """The parent of a mixture or concatenation at `position`, and the position in it."""
     if isinstance(node, plan.Mix):
-        part, key = choose(node.proportions, position)
-        return node.parents[part], key
+        number, key = choose(node.proportions, position)
+        return node.parents[number], key
     epoch, record = divmod(position, sum(parent.length for parent in node.parents))
     for parent in node.parents:
         if record < parent.length:
             return parent, record + epoch * parent.length
         record -= parent.length
-    raise AssertionError("no part was chosen")
+    raise AssertionError("no parent was chosen")
 
 
 def element(node, position):  # noqa: PLR0911
@@ -85,12 +85,12 @@ def element(node, position):  # noqa: PLR0911
         offset = epoch * node.parent.length
         return np.stack([element(node.parent, offset + i) for i in range(first, stop)])
     if isinstance(node, plan.FlatMap):
-        whole, piece = divmod(position, node.transform.max_fan_out)
-        pieces = node.transform.flat_map(element(node.parent, whole))
-        return pieces[piece] if piece < len(pieces) else None
+        parent_position, number = divmod(position, node.transform.max_fan_out)
+        elements = node.transform.flat_map(element(node.parent, parent_position))
+        return elements[number] if number < len(elements) else None
     if isinstance(node, plan.Zip):
         return tuple(element(parent, position) for parent in node.parents)
-    return element(node.parent, _moved(node, position))
+    return element(node.parent, _parent_position(node, position))
 
 
 def origin(node, position):
@@ -106,4 +106,4 @@ def origin(node, position):
     if not node.parents or isinstance(node, plan.Batch | plan.Zip | plan.Select):
         epoch, record = divmod(position, node.length)
         return node, record, epoch
-    return origin(node.parent, _moved(node, position))
+    return origin(node.parent, _parent_position(node, position))

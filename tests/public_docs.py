@@ -1,4 +1,4 @@
-"""What the documentation of a public name lacks, told from its signature, its code and its text."""
+"""Checks the documentation of public names against their signatures and code."""
 
 import abc
 import ast
@@ -17,20 +17,20 @@ import typing
 
 import grainmill
 
-# Guards against an argument of a type that the signature excludes; saying so would be padding.
+# Checks for types that the signature already excludes; `Raises:` need not repeat these.
 GUARDS = {"node_of", "random_access"}
 _HAS_JAX = importlib.util.find_spec("jax") is not None
 _OF_JAX = {"device_put"}
 _SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Example|Note):$")
 _ENTRY = re.compile(r" {4}`?(\*{0,2}[\w.]+)`?:(?: (.*))?$")
-_RESULT_TOLD_BY_TYPE = re.compile(
+_RESULT_CLEAR_FROM_TYPE = re.compile(
     r"(grainmill\.[\w.]*)?(None|Self|NoReturn|((Planned)?(Map|Iter)Dataset|Elements)\b.*|DataLoader\b.*)$"
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Public:
-    """A public class, function, property or value, and the name a user reaches it by."""
+    """A public class, function, property or value, and the name by which users refer to it."""
 
     name: str
     value: typing.Any
@@ -38,7 +38,7 @@ class Public:
 
     @property
     def function(self):
-        """The function behind a method or property; other values as they are."""
+        """The function of a method or property; other values unchanged."""
         raw = self.value
         if isinstance(raw, property):
             raw = raw.fget
@@ -68,7 +68,7 @@ class Public:
 
 
 def modules(package=grainmill):
-    """The public modules; `grainmill.jax` only where JAX is installed."""
+    """The public modules; `grainmill.jax` only if JAX is installed."""
     found = [package]
     for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         parts = info.name.split(".")
@@ -81,7 +81,7 @@ def modules(package=grainmill):
 
 
 def names_of(module):
-    """Public names: those of `__all__`, and what else is defined in the module."""
+    """Public names: those in `__all__`, and others defined in the module."""
     own = {
         name
         for name, value in vars(module).items()
@@ -93,7 +93,7 @@ def names_of(module):
 
 
 def documented(module_list):
-    """Everything with a docstring of its own, each once: names, and members of classes."""
+    """All names and members of classes with their own docstring, each once."""
     seen = {}
     for module in module_list:
         for name in names_of(module):
@@ -111,7 +111,7 @@ def documented(module_list):
 
 
 def values_without_doc(module):
-    """Constants and type aliases: their module's `Attributes:` describes them."""
+    """Constants and type aliases, which the module's `Attributes:` describes."""
     return [
         name
         for name in names_of(module)
@@ -146,7 +146,7 @@ def _members(public, classes):
 
 
 def _is_contract(kind, name, value):
-    """Whether a dunder method is one that users write for a class of their own."""
+    """Whether users define this dunder method in their own classes."""
     if getattr(value, "__isabstractmethod__", False):
         return True
     protocol = getattr(kind, "_is_protocol", False)
@@ -169,7 +169,7 @@ def sections(doc):
 
 
 def entries(lines):
-    """The names that a section describes, with what it says of each."""
+    """The names that a section describes, each with its description."""
     found, name = {}, None
     for line in lines:
         if match := _ENTRY.match(line):
@@ -181,7 +181,7 @@ def entries(lines):
 
 
 def missing(public):
-    """What the docs of `public` lack, as sentences; nothing if they are complete."""
+    """What the docs of `public` lack, as sentences; empty if they are complete."""
     doc = public.doc
     if not doc.strip():
         return ["it has no docstring"]
@@ -189,11 +189,11 @@ def missing(public):
     first = doc.partition("\n\n")[0]
     lacks = []
     if not re.match(r"[A-Z`\"]", first) or not first.rstrip().endswith((".", "?")):
-        lacks.append(f"its first line is no sentence: {first!r}")
+        lacks.append(f"its first line is not a sentence: {first!r}")
     lacks += _missing_arguments(public, parts)
     lacks += _missing_result(public, parts, first)
-    said = set(entries(parts.get("Raises", [])))
-    lacks += [f"`Raises:` does not name `{error}`" for error in sorted(raised(public) - said)]
+    described = set(entries(parts.get("Raises", [])))
+    lacks += [f"`Raises:` does not name `{error}`" for error in sorted(raised(public) - described)]
     for title in ("Args", "Attributes", "Raises", "Returns", "Yields"):
         if title in parts and not "".join(parts[title]).strip():
             lacks.append(f"`{title}:` is empty")
@@ -201,9 +201,9 @@ def missing(public):
 
 
 def _missing_arguments(public, parts):
-    said = entries(parts.get("Args", [])) | entries(parts.get("Attributes", []))
+    texts = entries(parts.get("Args", [])) | entries(parts.get("Attributes", []))
     parameters = _parameters(public)
-    lacks = [f"`Args:` does not describe `{name}`" for name in parameters if not said.get(name, "")]
+    lacks = [f"`Args:` does not describe `{name}`" for name in parameters if not texts.get(name)]
     lacks += [
         f"`{name}` has no type"
         for name, parameter in parameters.items()
@@ -211,14 +211,14 @@ def _missing_arguments(public, parts):
         and not isinstance(public.function, types.BuiltinFunctionType | types.MethodDescriptorType)
         and getattr(public.value, "__module__", None) != "grainmill._native"
     ]
-    lacks += [f"`Attributes:` does not describe `{name}`" for name in _fields(public) - set(said)]
+    lacks += [f"`Attributes:` does not describe `{name}`" for name in _fields(public) - set(texts)]
     surplus = set(entries(parts.get("Args", []))) - set(parameters)
-    lacks += [f"`Args:` describes `{name}`, which is no parameter" for name in sorted(surplus)]
+    lacks += [f"`Args:` describes `{name}`, which is not a parameter" for name in sorted(surplus)]
     return lacks
 
 
 def _parameters(public):
-    """The parameters a caller gives, by name as in `Args:` (`*args`, `**kwargs`)."""
+    """The parameters that a caller passes, by name as in `Args:` (`*args`, `**kwargs`)."""
     if public.is_property or (not callable(public.value) and public.owner is None):
         return {}
     called = _constructor(public.value) if public.is_class else public.function
@@ -238,7 +238,7 @@ def _parameters(public):
 
 
 def _constructor(kind):
-    """What takes the arguments of `kind(...)`; `None` where there are none of its own."""
+    """The callable with the parameters of `kind(...)`; `None` if `kind` defines none."""
     if issubclass(kind, enum.Enum | BaseException) or getattr(kind, "_is_protocol", False):
         return None
     for base in kind.__mro__:
@@ -253,7 +253,7 @@ def _constructor(kind):
 
 
 def _fields(public):
-    """Public attributes a class declares: annotations, and members of an enumeration."""
+    """Public attributes that a class declares: annotations, and members of an enumeration."""
     if not public.is_class:
         return set()
     if issubclass(public.value, enum.Enum):
@@ -279,13 +279,13 @@ def _missing_result(public, parts, first):
     if annotation is inspect.Signature.empty:
         return []  # compiled; the stub has the type
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    if annotation is None or _RESULT_TOLD_BY_TYPE.match(text):
+    if annotation is None or _RESULT_CLEAR_FROM_TYPE.match(text):
         return []
-    return [f"it returns `{text}`, and neither a `Returns:` nor its first line says what that is"]
+    return [f"it returns `{text}`, and neither `Returns:` nor its first line describes it"]
 
 
 def raised(public):
-    """Names of the exceptions that are raised for arguments, by it and the plan node it builds."""
+    """Names of the exceptions raised for arguments, by `public` and the plan node it builds."""
     if public.is_class:
         kind = public.value
         making = ("__init__", "__new__", "__post_init__")

@@ -267,8 +267,8 @@ INCOMPLETE = {
     },
     public_docs.Public("Halved.half", Halved.half, Halved): {
         "`Args:` does not describe `times`",
-        "`Args:` describes `time`, which is no parameter",
-        "it returns `float`, and neither a `Returns:` nor its first line says what that is",
+        "`Args:` describes `time`, which is not a parameter",
+        "it returns `float`, and neither `Returns:` nor its first line describes it",
         "`Raises:` does not name `ValueError`",
     },
     public_docs.Public("Halved.checked", Halved.checked, Halved): {
@@ -276,7 +276,7 @@ INCOMPLETE = {
         "`Raises:` does not name `ValueError`",
     },
     public_docs.Public("Halved.number", Halved.number, Halved): {
-        "its first line is no sentence: 'the number'"
+        "its first line is not a sentence: 'the number'"
     },
     public_docs.Public("Halved.of", vars(Halved)["of"], Halved): {
         "`number` has no type",

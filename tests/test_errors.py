@@ -1164,7 +1164,7 @@ def test_empty_dataset_says_that_it_is_empty(name):
     assert list(dataset) == []
     assert list(dataset.to_iter_dataset().batch(2)) == []
     for index in (0, 3, -1):
-        with pytest.raises(IndexError, match=f"has no elements, so there is none at index {index}"):
+        with pytest.raises(IndexError, match=f"has no elements, so index {index} is out of range"):
             dataset[index]
     with pytest.raises(IndexError, match="has no elements"):
         dataset.__getitems__([0, 1])

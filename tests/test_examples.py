@@ -33,7 +33,7 @@ def test_readme_pipeline_makes_packed_batches(tmp_path):
 
 def test_text_example_resumes_with_equal_batches(tmp_path):
     found = run(str(readme.ROOT / "examples/text_pipeline.py"), "--quick", cwd=tmp_path)
-    assert "its 6 batches are equal to the last bit" in found
+    assert "its 6 batches are bit-identical" in found
     assert (tmp_path / ".cache/text_pipeline/resumed.json").exists()
 
 
@@ -41,4 +41,4 @@ def test_image_example_learns(tmp_path):
     found = run(str(readme.ROOT / "examples/images.py"), "--quick", cwd=tmp_path)
     before, after = (float(x) for x in re.findall(r"accuracy .*: ([\d.]+)%", found))
     assert after > max(before, 40)
-    assert "the next batch is equal to the last bit" in found
+    assert "the next batch is bit-identical" in found

@@ -608,7 +608,7 @@ def test_zip_of_nothing_and_states_of_other_zips_are_refused():
 def test_iterators_are_not_copied():
     iterator = iter(MapDataset.range(3).to_iter_dataset())
     for copying in (pickle.dumps, cloudpickle.dumps, copy.copy, copy.deepcopy):
-        with pytest.raises(TypeError, match="take its dataset, and `get_state"):
+        with pytest.raises(TypeError, match="use its dataset and `get_state"):
             copying(iterator)
 
 
@@ -619,7 +619,7 @@ def test_function_in_a_pipe_may_have_a_keyword_func():
 
 @pytest.mark.better_than_grain("the error is one of a missing attribute")
 def test_options_of_reading_are_none_of_workers():
-    with pytest.raises(TypeError, match="must be MultiprocessingOptions, got ReadOptions"):
+    with pytest.raises(TypeError, match="must be a `MultiprocessingOptions`, got ReadOptions"):
         MapDataset.range(3).to_iter_dataset().mp_prefetch(grain.ReadOptions())
 
 

@@ -1,7 +1,7 @@
-"""The module every test exercises: grainmill, or the one named by GRAINMILL_TEST_MODULE.
+"""The module under test: grainmill, or the one named by GRAINMILL_TEST_MODULE.
 
-`GRAINMILL_TEST_MODULE=grain pytest tests` runs the same harness against the real Grain, which
-checks the harness itself. What Grain is known to get wrong is marked `better_than_grain`.
+`GRAINMILL_TEST_MODULE=grain pytest tests` runs the same tests with the real Grain, which checks
+the tests themselves. Known defects of Grain are marked `better_than_grain`.
 """
 
 import importlib

@@ -1,13 +1,13 @@
-"""Files of records in, batches for training out: deterministic, resumable, fast.
+"""A deterministic, resumable data loader: reads files of records, returns batches for training.
 
 The names are those of Grain, so that `import grainmill as grain` runs a Grain program. A pipeline
-begins with `MapDataset.source` or `DataLoader`. Examples in docstrings run after
+starts with `MapDataset.source` or `DataLoader`. Examples in docstrings run after
 `import grainmill as grain` and `import numpy as np`.
 
 Attributes:
     __version__: The version of the package, as text.
-    __version_info__: Its parts, as integers.
-    config: Settings of the process; see `help(grainmill.config)`.
+    __version_info__: The numbers of the version, as integers.
+    config: Process-wide settings; see `help(grainmill.config)`.
 
 Example:
     >>> ds = grain.MapDataset.source(["one", "two", "three"]).map(len).shuffle(seed=0)

@@ -1,4 +1,4 @@
-"""A small file that says how many records other files hold, so that these need not be opened."""
+"""A small file with the number of records of other files, so that these need not be opened."""
 
 import errno
 import hashlib
@@ -12,76 +12,80 @@ from typing import Any, TypeAlias
 
 from grainmill import _native
 
-# How many records a file holds, its bytes, and when it was written, in nanoseconds since 1970.
-Noted: TypeAlias = tuple[int, int, int]
+# A file's number of records, length in bytes, and modification time in nanoseconds since 1970.
+FileEntry: TypeAlias = tuple[int, int, int]
 
 _FORMAT = "grainmill index of record files"
 _VERSION = 1
 _COLUMNS = ("paths", "num_records", "byte_len", "modified_ns")
 
 
-def noted(index: str, paths: Sequence[str]) -> list[Noted]:
-    """What the index file at `index` says of `paths`.
+def read_entries(index: str, paths: Sequence[str]) -> list[FileEntry]:
+    """The entries of `paths` in the index file at `index`.
 
-    Those that it lacks are opened, and it is written anew with them, as a whole or not at all.
+    Files without an entry are opened, and the index file is atomically replaced by one with them.
 
     Raises:
-        ValueError: The index file is damaged, or is none.
+        ValueError: The index file is damaged or is not an index file.
     """
-    known = _read(index)
-    missing = [path for path in dict.fromkeys(paths) if path not in known]
+    entries = _read(index)
+    missing = [path for path in dict.fromkeys(paths) if path not in entries]
     if missing:
         files = _native.RecordFiles([(path, 0, None) for path in missing])
-        known.update(zip(missing, files.noted(), strict=True))
-        _write(index, known)
-    return [known[path] for path in paths]
+        entries.update(zip(missing, files.noted(), strict=True))
+        _write(index, entries)
+    return [entries[path] for path in paths]
 
 
-def _read(index: str) -> dict[str, Noted]:
+def _read(index: str) -> dict[str, FileEntry]:
     try:
         header_line, _, body = Path(index).read_bytes().partition(b"\n")
     except FileNotFoundError:
         return {}
     try:
         header = json.loads(header_line)
-        is_one = header["format"] == _FORMAT
+        is_index = header["format"] == _FORMAT
     except (ValueError, TypeError, KeyError):
-        is_one = False
-    if not is_one:
-        raise ValueError(f"{index}: not an index of record files; delete it or name another")
+        is_index = False
+    if not is_index:
+        raise ValueError(
+            f"{index}: not an index of record files; pass another path as `index`, or delete it"
+        )
     if header.get("version") != _VERSION:
-        found = header.get("version")
-        raise ValueError(f"{index}: version {found!r} of an index, expected {_VERSION}; delete it")
-    if header.get("sha256") != _sum(body):
-        raise ValueError(f"{index}: the index is damaged (its checksum differs); delete it")
+        raise ValueError(
+            f"{index}: expected an index of version {_VERSION}, got version "
+            f"{header.get('version')!r}; delete it"
+        )
+    if header.get("sha256") != _checksum(body):
+        raise ValueError(f"{index}: checksum mismatch, the index is damaged; delete it")
     columns: dict[str, list[Any]] = json.loads(body)
     entries = zip(*(columns[name] for name in _COLUMNS[1:]), strict=True)
     return dict(zip(columns["paths"], entries, strict=True))
 
 
-def _write(index: str, known: dict[str, Noted]) -> None:
-    values = list(itertools.chain([tuple(known)], zip(*known.values(), strict=True)))
+def _write(index: str, entries: dict[str, FileEntry]) -> None:
+    values = list(itertools.chain([tuple(entries)], zip(*entries.values(), strict=True)))
     body = json.dumps(dict(zip(_COLUMNS, values, strict=True))).encode()
-    header = {"format": _FORMAT, "version": _VERSION, "sha256": _sum(body)}
-    part = Path(f"{index}.{os.getpid()}.{threading.get_ident()}.part")
+    header = {"format": _FORMAT, "version": _VERSION, "sha256": _checksum(body)}
+    temporary = Path(f"{index}.{os.getpid()}.{threading.get_ident()}.part")
     try:
-        with part.open("wb") as file:
+        with temporary.open("wb") as file:
             file.write(json.dumps(header).encode() + b"\n" + body)
             file.flush()
-            _sync(file.fileno(), str(part))
-        part.replace(index)
+            _sync(file.fileno(), str(temporary))
+        temporary.replace(index)
     finally:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def _sync(file: int, path: str) -> None:
-    """Has the system write the file, which may be when it finds that there is no room for it."""
+    """Writes the file to disk; a lack of disk space may be reported only here."""
     try:
         os.fsync(file)
     except OSError as failure:
-        if failure.errno not in (errno.EINVAL, errno.ENOTSUP):  # there it cannot be asked to
+        if failure.errno not in (errno.EINVAL, errno.ENOTSUP):  # unsupported by the file system
             raise OSError(failure.errno, failure.strerror, path) from None
 
 
-def _sum(body: bytes) -> str:
+def _checksum(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()

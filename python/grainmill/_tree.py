@@ -1,8 +1,8 @@
-"""Pytrees: the nested containers of an element, as JAX defines them where it is installed.
+"""Pytrees: the nested containers of an element, with JAX's rules if it is installed.
 
-With JAX installed, keys of dicts come sorted and `None` is a subtree without leaves; without it
-dicts keep their order and `None` is a leaf. JAX itself is never imported from here: types that
-a program registered with it are known only once the program has imported it.
+With JAX installed, dict keys are sorted and `None` is a subtree without leaves; without it, dicts
+keep their order and `None` is a leaf. This module never imports JAX: types that a program
+registered with it are known only if the program has imported it.
 """
 
 import functools
@@ -20,13 +20,13 @@ _LEAVES: Final = frozenset({np.ndarray, int, float, bool, complex, str, bytes})
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One container, taken apart.
+    """One container, flattened by one level.
 
     Attributes:
-        kind: What two containers must share to have the same structure.
-        entries: How each child is reached from the container, as text.
-        children: The values inside, in order.
-        rebuild: Makes a container of this kind of other children.
+        kind: Equal for containers with the same structure.
+        entries: The text that indexes each child, such as `['a']`.
+        children: The values in the container, in order.
+        rebuild: Makes a container of this kind from other children.
     """
 
     kind: Hashable
@@ -36,7 +36,7 @@ class Branch:
 
 
 def branch(tree: Any) -> Branch | None:
-    """Takes the outermost container of `tree` apart; None where `tree` is a leaf."""
+    """Flattens the outermost container of `tree`; returns `None` for a leaf."""
     kind = type(tree)
     if kind in _LEAVES:
         return None
@@ -57,7 +57,7 @@ def jax_installed() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """The shape of a pytree without its leaves; equal for trees that can be stacked."""
+    """The structure of a pytree without its leaves; equal for trees that can be stacked."""
 
     kind: Hashable
     children: tuple["Structure", ...] = ()
@@ -65,7 +65,7 @@ class Structure:
 
     def unflatten(self, leaves: Iterable[Any]) -> Any:
         """The tree of this structure with these leaves, in the order of `flatten`."""
-        return _taken(self, iter(leaves))
+        return _unflatten(self, iter(leaves))
 
 
 LEAF: Final = Structure("leaf")
@@ -78,7 +78,7 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
 
 
 def flatten_with_path(tree: Any, path: str = "") -> list[tuple[str, Any]]:
-    """The leaves of `tree` in order, each with the text that leads to it, such as `['a'][0]`."""
+    """The leaves of `tree` in order, each with its path as text, such as `['a'][0]`."""
     parts = branch(tree)
     if parts is None:
         return [(path, tree)]
@@ -87,25 +87,25 @@ def flatten_with_path(tree: Any, path: str = "") -> list[tuple[str, Any]]:
 
 
 def map_structure(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    """Calls `function` on the leaves of trees of one structure; a tree of the results.
+    """A tree of the results of `function` on the leaves of trees of equal structure.
 
     Raises:
-        ValueError: If the structures differ.
+        ValueError: The structures differ.
     """
     leaves, structure = flatten(tree)
     columns = [leaves]
     for other in rest:
         more, found = flatten(other)
         if found != structure:
-            raise ValueError(f"trees must have one structure, got {tree!r} and {other!r}")
+            raise ValueError(f"trees must have the same structure, got {tree!r} and {other!r}")
         columns.append(more)
     return structure.unflatten(map(function, *columns))
 
 
-def _taken(structure: Structure, leaves: Iterator[Any]) -> Any:
+def _unflatten(structure: Structure, leaves: Iterator[Any]) -> Any:
     if structure.rebuild is None:
         return next(leaves)
-    return structure.rebuild([_taken(child, leaves) for child in structure.children])
+    return structure.rebuild([_unflatten(child, leaves) for child in structure.children])
 
 
 def _flatten_into(tree: Any, leaves: list[Any]) -> Structure:
@@ -119,7 +119,7 @@ def _flatten_into(tree: Any, leaves: list[Any]) -> Structure:
 
 def _dict_branch(tree: dict[Any, Any]) -> Branch:
     names = _ordered(tree)
-    # Where order means nothing, two orders of the same keys are one structure.
+    # Without JAX, dicts keep their order, but structures are equal whatever the order of keys.
     kind = (dict, names) if jax_installed() else (dict, frozenset(names))
     return Branch(kind, _key_entries(names), [tree[name] for name in names], _zipped(dict, names))
 
@@ -163,7 +163,7 @@ def _ordered(names: Iterable[Any]) -> tuple[Any, ...]:
         return names
     try:
         return tuple(sorted(names))
-    except TypeError:  # Keys of types that do not compare keep the order they came in.
+    except TypeError:  # keys that cannot be compared keep the order of the dict
         return names
 
 
@@ -176,7 +176,7 @@ def _zipped(make: Callable[..., Any], names: tuple[Any, ...]) -> Callable[[Itera
 
 
 def _registered_branch(tree: Any) -> Branch | None:
-    """A container of a type that the program registered with the JAX it has imported."""
+    """A container of a type registered with JAX, if the program has imported JAX."""
     tree_util = getattr(sys.modules.get("jax"), "tree_util", None)
     if tree_util is None or tree_util.all_leaves([tree]):
         return None

@@ -30,7 +30,7 @@ _INTEGER = re.compile(r"\s*([+-]?\d+)\s*", re.ASCII)
 
 
 class _Options(NamedTuple):
-    """What the options string of a reader says."""
+    """The parsed options of a reader."""
 
     readahead_buffer_size: int = 0
     max_parallelism: int | None = None
@@ -64,7 +64,7 @@ def _invalid(key: str, text: str, valid: str) -> ValueError:
 
 
 def _parse_options(options: str) -> _Options:
-    """Reads `key:value` items separated by commas; empty items are skipped."""
+    """Parses `key:value` items separated by commas; empty items are skipped."""
     given: dict[str, str] = {}
     for item in filter(None, options.split(",")):
         key, _, text = item.partition(":")
@@ -98,10 +98,10 @@ def check_reader_options(options: Mapping[str, object]) -> None:
     """Checks options of a reader that are given as a dict.
 
     Args:
-        options: What `ArrayRecordReader` takes as `key:value`.
+        options: The `key:value` options of `ArrayRecordReader`.
 
     Raises:
-        ValueError: The ValueError that a reader raises for these options.
+        ValueError: An option is unknown or has an invalid value.
     """
     _parse_options(",".join(f"{key}:{value}" for key, value in options.items()))
 
@@ -109,18 +109,19 @@ def check_reader_options(options: Mapping[str, object]) -> None:
 class ArrayRecordReader:
     """Reads one ArrayRecord file.
 
-    Records are `bytes`, by index, slice, `read` or iteration; `with` closes the reader. As in the
-    `array_record` package, a file that cannot be opened does not raise here: `ok()` is False and
-    every reading method raises a RuntimeError that says why. Checksums are verified; a damaged
-    record raises a RuntimeError where it is read and leaves the rest of the file readable.
-    `reader[index]` raises an IndexError where there is no such record.
+    Records are `bytes`, read by index, slice, `read` or iteration; a `with` block closes the
+    reader. As in the `array_record` package, a file that cannot be opened raises no error here:
+    `ok()` is `False`, and every method that reads raises a `RuntimeError` with the reason.
+    Checksums are verified; reading a damaged record raises a `RuntimeError`, and other records stay
+    readable. `reader[index]` raises an `IndexError` if there is no such record.
 
     Args:
         path: The file.
         options: `key:value` items separated by commas: `readahead_buffer_size` (bytes that `read()`
-            reads at a time; at least 1 MiB are), `max_parallelism` (0: nothing is read ahead),
+            reads at a time, at least 1 MiB), `max_parallelism` (0 disables read-ahead),
             `index_storage_option` and `footer_prefetch_bytes` (accepted, without effect).
-        **kwargs: Accepted and ignored, as `file_reader_buffer_size` in the `array_record` package.
+        **kwargs: Accepted and ignored, like `file_reader_buffer_size` in the `array_record`
+            package.
 
     Raises:
         ValueError: An option is unknown, given twice, or has an invalid value.
@@ -145,7 +146,7 @@ class ArrayRecordReader:
         self._failure: Exception | None = None
         self._is_open = True
         self._next_index = 0
-        self._ahead: Iterator[bytes] = iter(())
+        self._prefetched: Iterator[bytes] = iter(())
         self._pending: tuple[range, _native.PendingRead] | None = None
         self._writer_options: str | None = None
         try:
@@ -155,7 +156,7 @@ class ArrayRecordReader:
             self._failure = error
 
     def ok(self) -> bool:
-        """Returns whether the file is open and sound as far as it has been opened."""
+        """Returns whether the file is open and no damage was found when opening it."""
         return self._files is not None
 
     def is_open(self) -> bool:
@@ -163,15 +164,15 @@ class ArrayRecordReader:
         return self._is_open
 
     def num_records(self) -> int:
-        """Returns how many records there are; 0 if the reader is closed or has no file."""
+        """Returns the number of records; 0 if the reader is closed or could not open the file."""
         return len(self._files) if self._files is not None else 0
 
     def record_index(self) -> int:
-        """Returns which record `read()` returns next."""
+        """Returns the index of the record that `read()` returns next."""
         return self._next_index
 
     def writer_options_string(self) -> str | None:
-        """Returns the options of the file's writer, as it noted them; `None` if it noted none."""
+        """Returns the writer's options as stored in the file; `None` if there are none."""
         return self._writer_options
 
     @overload
@@ -184,11 +185,11 @@ class ArrayRecordReader:
         """Reads the next record, those at a sequence of indices, or those of a range.
 
         Args:
-            *args: Nothing; a sequence of non-negative integers; or two integers, of which negative
-                ones count from the end.
+            *args: Nothing; a sequence of non-negative integers; or a start and an end, where
+                negative integers count from the end.
 
         Returns:
-            One record, or a list of records in the order asked for.
+            One record, or a list of records in the requested order.
 
         Raises:
             IndexError: There is no next record, or the range is empty or out of range.
@@ -203,7 +204,10 @@ class ArrayRecordReader:
             case (start, stop):
                 return self._read_range(_index(start), _index(stop))
             case _:
-                raise TypeError(f"read() takes nothing, indices, or a range; got {args!r}")
+                raise TypeError(
+                    "`read` must be called without arguments, with a sequence of indices, or with "
+                    f"a start and an end, got {args!r}"
+                )
 
     def read_all(self) -> list[bytes]:
         """Returns every record, in order.
@@ -218,7 +222,7 @@ class ArrayRecordReader:
         """Makes `read()` continue at `index`, or at the end if there is no such record.
 
         Args:
-            index: A record, from 0.
+            index: The index of a record, from 0.
 
         Raises:
             RuntimeError: The file could not be opened, or the reader is closed.
@@ -252,7 +256,7 @@ class ArrayRecordReader:
             return files.read(np.arange(*index.indices(len(files)), dtype=np.int64))
         at = operator.index(index)
         if not -len(files) <= at < len(files):
-            raise IndexError(f"{self._path}: no record {at}; there are {len(files)}")
+            raise IndexError(f"{self._path}: index {at} is out of range for {len(files)} records")
         return files.read_one(at % len(files))
 
     def __iter__(self) -> Iterator[bytes]:
@@ -281,7 +285,7 @@ class ArrayRecordReader:
         return self._files
 
     def _reason(self) -> RuntimeError:
-        """Why nothing can be read."""
+        """The reason why nothing can be read."""
         if self._failure is None:
             return RuntimeError("Object closed")
         if isinstance(self._failure, OSError) and self._failure.errno is not None:
@@ -294,17 +298,17 @@ class ArrayRecordReader:
 
     def _read_next(self) -> bytes:
         files = self._opened()
-        record = next(self._ahead, None)
+        record = next(self._prefetched, None)
         if record is None:
             if self._next_index >= len(files):
                 raise IndexError(f"Out of range of num_records: {len(files)}")
-            self._ahead = iter(self._next_block(files))
-            record = next(self._ahead)
+            self._prefetched = iter(self._next_block(files))
+            record = next(self._prefetched)
         self._next_index += 1
         return record
 
     def _next_block(self, files: _native.RecordFiles) -> list[bytes]:
-        """The records from the next one on, so many as are read at a time."""
+        """The records to read at a time, starting at the next one."""
         pending, self._pending = self._pending, None
         blocks = self._blocks(self._next_index)
         block = next(blocks)
@@ -314,7 +318,7 @@ class ArrayRecordReader:
             else:
                 records = files.read(np.arange(block.start, block.stop, dtype=np.int64))
         except RuntimeError:
-            # One of them is damaged; those before it can still be had.
+            # One of them is damaged; those before it are still readable.
             return [files.read_one(self._next_index)]
         following = next(blocks, None)
         if following is not None and self._options.max_parallelism != 0:
@@ -323,7 +327,7 @@ class ArrayRecordReader:
         return records
 
     def _blocks(self, start: int) -> Iterator[range]:
-        """Ranges of records that are read at a time, ending where chunks end."""
+        """Ranges of records to read at a time, which end at chunk boundaries."""
         files = self._opened()
         group_size = max(files.group_sizes[0], 1)
         byte_len = max(self._options.readahead_buffer_size, _READ_LEN)
@@ -336,14 +340,14 @@ class ArrayRecordReader:
 
     def _go_to(self, index: int) -> None:
         self._next_index = index
-        self._ahead, self._pending = iter(()), None
+        self._prefetched, self._pending = iter(()), None
 
     def _read_indices(self, given: Iterable[object]) -> list[bytes]:
         indices = [_index(index) for index in given]
         files = self._opened()
         for index in indices:
             if index < 0:
-                raise TypeError(f"indices must not be negative, got {index}")
+                raise TypeError(f"`indices` must not be negative, got {index}")
             if index >= len(files):
                 raise RuntimeError(f"index {index} out of bound {len(files)}")
         return files.read(np.array(indices, dtype=np.int64))
@@ -359,5 +363,5 @@ class ArrayRecordReader:
 
 
 def _index(value: object) -> int:
-    """`value` as an integer; a TypeError if it is none."""
+    """`value` as an integer; raises a `TypeError` if it is not one."""
     return operator.index(value)  # type: ignore[arg-type]

@@ -1,10 +1,10 @@
-"""Names of the features that describe a record rather than hold its data.
+"""Names of the features that describe a record rather than contain its data.
 
 Attributes:
-    INDEX: Place in the order.
-    RECORD_KEY: Place in the data source.
-    DATASET_INDEX: Which of several datasets.
-    EPOCH: Which epoch, from 0.
+    INDEX: The position in the order.
+    RECORD_KEY: The index in the data source.
+    DATASET_INDEX: The number of the dataset.
+    EPOCH: The epoch, from 0.
     SEED: The seed of the record's random numbers.
     RECORD: The record itself.
     META_FEATURES: All of them.

@@ -1,4 +1,4 @@
-"""Packing, prefetching, windows and what else is newer than the core of the interface."""
+"""Packing, prefetching, window shuffles and other newer parts of the interface."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from grainmill._dataset.iterator import (
 )
 from grainmill._dataset.rng_pool import RngPool
 from grainmill._dataset.spec import ShapeDtypeStructProtocol, get_element_spec
-from grainmill._dataset.stages import *  # noqa: F403 - each stage is named once, where it is
+from grainmill._dataset.stages import *  # noqa: F403 - `stages.__all__` lists them
 from grainmill._evaluate.stack import batch_and_pad
 from grainmill._loader.operations import PackAndBatchOperation
 from grainmill._native import index_shuffle

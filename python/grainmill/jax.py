@@ -1,4 +1,4 @@
-"""Batches onto JAX devices ahead of use."""
+"""Transfers batches to JAX devices in advance."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ __all__ = ["device_put", "process_place"]
 
 
 class Device(Protocol):
-    """What a `jax.Device` has; pyright does not know that class."""
+    """The attributes of a `jax.Device`, a class unknown to pyright."""
 
     @property
     def platform(self) -> str:
-        """What kind of device it is."""
+        """The kind of device, such as `gpu`."""
 
     @property
     def process_index(self) -> int:
-        """The process whose device it is."""
+        """The process that the device belongs to."""
 
 
 def process_place() -> tuple[int, int]:
-    """Returns which of the processes that JAX runs on this is, from 0, and how many there are."""
+    """Returns the index of this JAX process, from 0, and the number of processes."""
     return jax.process_index(), jax.process_count()
 
 
@@ -41,23 +41,24 @@ def device_put(
     cpu_buffer_size: int = 4,
     device_buffer_size: int = 2,
 ) -> IterDataset[Any]:
-    """Puts the arrays of each element on a device, or on those of a sharding, ahead of use.
+    """Prefetches elements and transfers their arrays to a device, or the devices of a sharding.
 
     Leaves become `jax.Array`s of the same shape; dtypes are those that `jax.device_put` chooses
     (int64 becomes int32 unless 64-bit types are enabled). One thread computes elements, a second
-    one starts their transfers; what they hold is bounded by the two sizes, and both end when the
-    iterator is closed. A state is that of `ds` after the element delivered last, so transfers under
-    way are not part of it.
+    one starts their transfers; the two sizes limit the numbers of elements they hold, and both end
+    when the iterator is closed. A state is that of `ds` after the element delivered last; transfers
+    in flight are not part of it.
 
-    Where a sharding spans several processes, the arrays of `ds` are this process's part of global
+    If a sharding spans several processes, the arrays of `ds` are this process's shards of global
     arrays (`jax.make_array_from_process_local_data`). On CPU, JAX may use the memory of a batch
-    instead of copying it; that memory is not used again while JAX holds it.
+    instead of copying it; that memory is not reused while JAX refers to it.
 
     Args:
-        ds: Elements whose leaves are arrays or numbers; anything else JAX refuses.
+        ds: A dataset whose elements have arrays or numbers as leaves; JAX rejects others.
         device: A device, or a sharding that fits every leaf.
-        cpu_buffer_size: The most elements ready in host memory; 0 computes them without a thread.
-        device_buffer_size: The most elements whose transfer has begun; 0 transfers when asked.
+        cpu_buffer_size: Maximum number of prefetched elements in host memory; 0 uses no thread.
+        device_buffer_size: Maximum number of elements whose transfer has started; 0 transfers each
+            when it is requested.
 
     Raises:
         ValueError: A size is negative.
@@ -70,16 +71,16 @@ def device_put(
         >>> [batch.tolist() for batch in ds]
         [[0, 1], [2, 3]]
     """
-    # Three nodes, since seeds that are derived from a dataset's depth count them.
-    ready = ThreadPrefetchIterDataset(ds, prefetch_buffer_size=cpu_buffer_size)
+    # These three nodes must stay: derived seeds depend on the number of nodes.
+    on_host = ThreadPrefetchIterDataset(ds, prefetch_buffer_size=cpu_buffer_size)
     return ThreadPrefetchIterDataset(
-        ready.map(DevicePut(device)), prefetch_buffer_size=device_buffer_size
+        on_host.map(DevicePut(device)), prefetch_buffer_size=device_buffer_size
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class DevicePut(transforms.Map):
-    """Starts the transfer of one element to a device, without waiting for its end.
+    """Starts the transfer of one element to a device, without waiting for it.
 
     Attributes:
         device: A device, or a sharding that fits every leaf.
@@ -88,10 +89,10 @@ class DevicePut(transforms.Map):
     device: Device | jax.sharding.Sharding
 
     def map(self, element: Any) -> Any:
-        """Returns the element with JAX arrays for leaves.
+        """Returns the element with JAX arrays as leaves.
 
         Args:
-            element: Its leaves are arrays or numbers.
+            element: An element whose leaves are arrays or numbers.
         """
         if isinstance(self.device, jax.sharding.Sharding) and not self.device.is_fully_addressable:
             as_global = functools.partial(jax.make_array_from_process_local_data, self.device)

@@ -1,4 +1,4 @@
-"""Worker processes: how many, how far ahead they work, and arrays in memory they share."""
+"""Options of worker processes, and arrays in memory that processes share."""
 
 from grainmill._plan.multiprocessing_options import MultiprocessingOptions
 from grainmill.shared_memory_array import SharedMemoryArray, SharedMemoryArrayMetadata

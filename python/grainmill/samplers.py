@@ -1,4 +1,4 @@
-"""Samplers for `DataLoader`: which record comes at which place of the order."""
+"""Samplers for `DataLoader`: the order of records."""
 
 from grainmill._loader.samplers import IndexSampler, Sampler, SequentialSampler
 

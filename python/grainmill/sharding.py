@@ -1,4 +1,4 @@
-"""Which part of the records this process reads, when several read different ones."""
+"""Which shard of the records this process reads, where several processes read different ones."""
 
 from grainmill._plan.sharding import NoSharding, ShardOptions, even_split
 
@@ -6,17 +6,17 @@ __all__ = ["NoSharding", "ShardByJaxProcess", "ShardOptions", "even_split"]
 
 
 class ShardByJaxProcess(ShardOptions):
-    """One part for each JAX process; all records in one part where JAX is not installed.
+    """One shard for each JAX process; all records in one shard if JAX is not installed.
 
-    The part is that of `jax.process_index()` among `jax.process_count()`. Asking JAX starts its
+    The shard is `jax.process_index()` of `jax.process_count()`. These calls initialize JAX's
     devices, so call `jax.distributed.initialize` before.
 
     Args:
-        drop_remainder: Whether records that would make some parts longer than others are left out.
+        drop_remainder: Whether to drop the records that would make some shards longer than others.
 
     Raises:
-        ImportError: JAX is installed but cannot be imported. What it raised is passed on: every
-            process would read all records otherwise.
+        ImportError: JAX is installed but cannot be imported. The error is raised unchanged, as
+            every process would read all records otherwise.
 
     Example:
         >>> shard = grain.sharding.ShardByJaxProcess(drop_remainder=True)
@@ -28,7 +28,7 @@ class ShardByJaxProcess(ShardOptions):
         try:
             from grainmill.jax import process_place  # noqa: PLC0415
         except ModuleNotFoundError as missing:
-            if missing.name != "jax":  # a part of JAX, or what JAX needs
+            if missing.name != "jax":  # a module of JAX, or one that JAX depends on
                 raise
             index, count = 0, 1
         else:

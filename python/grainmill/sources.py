@@ -1,4 +1,4 @@
-"""Where records come from: anything with `len` and indexing, and the sources that Grain has."""
+"""Data sources: the interface of any source, and the ones that Grain has."""
 
 import hashlib
 import operator
@@ -23,7 +23,7 @@ import numpy as np
 
 from grainmill import _native
 from grainmill._dataset.element_types import Element
-from grainmill._index_file import Noted, noted
+from grainmill._index_file import FileEntry, read_entries
 from grainmill.array_record import check_reader_options
 
 __all__ = [
@@ -40,11 +40,11 @@ _RANGE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
 
 @runtime_checkable
 class RandomAccessDataSource(Protocol[T_co]):
-    """Anything with `len` and indexing by position can be a source.
+    """Any object with `len` and indexing by position, which can be a source.
 
-    `isinstance` tells whether an object has both methods. One that also has `__getitems__(keys)`,
-    which returns a list, is asked for many records at once. Sources are read from several threads
-    at a time, and pickled where worker processes read them.
+    `isinstance` checks for both methods. If an object also has `__getitems__(keys)`, which returns
+    a list, pipelines call it for many records at once. Several threads may read a source at the
+    same time, and it is pickled for worker processes.
 
     Example:
         >>> class Words:
@@ -63,7 +63,7 @@ class RandomAccessDataSource(Protocol[T_co]):
     """
 
     def __len__(self) -> int:
-        """Returns how many records there are."""
+        """Returns the number of records."""
 
     def __getitem__(self, index: SupportsIndex, /) -> T_co:
         """Returns the record at a position.
@@ -75,13 +75,13 @@ class RandomAccessDataSource(Protocol[T_co]):
 
 @runtime_checkable
 class FileInstruction(Protocol):
-    """A file and which of its records are meant; any object with these attributes is one.
+    """A file and a range of its records; any object with these attributes.
 
     Attributes:
         filename: The path of the file.
-        skip: How many records at its start are left out.
-        take: How many records follow.
-        examples_in_shard: How many records the file has; not looked at.
+        skip: Number of records to skip at its start.
+        take: Number of records to read after that.
+        examples_in_shard: Number of records in the file; not used.
     """
 
     filename: str
@@ -96,23 +96,23 @@ PathLike = str | PurePath | FileInstruction
 class ArrayRecordDataSource:
     """The records of ArrayRecord files, as one sequence of `bytes`.
 
-    It can be indexed from 0 to `len(source) - 1`; other positions raise a ValueError. Pipelines
-    read it by blocks, in the engine. Pickling passes on paths and counts. Checksums are verified
-    when a record is read; damage raises a `GrainmillError` that names the file.
+    It can be indexed from 0 to `len(source) - 1`; other positions raise a `ValueError`. Pipelines
+    read it in blocks, in the engine. Its pickle contains paths and numbers of records. Checksums
+    are verified when a record is read; damage raises a `GrainmillError` that names the file.
 
     Args:
         paths: A path, a `FileInstruction`, or a sequence of them. A string of the form `path[a:b]`
-            means records `a` to `b - 1` of that file. Files of which a part is meant are opened
-            when they are first read, all others at once.
-        reader_options: Options as an `ArrayRecordReader` takes them, as a dict. They are checked;
-            this source reads by blocks whatever they say.
-        index: Where to keep how many records each file holds, so that no file has to be opened
-            before it is read. Written if it is not there or lacks some of the files, which are
-            opened for that. A file whose length or time of writing differs from the index raises
-            when it is first read; delete the index then.
+            selects records `a` to `b - 1` of that file. Files with such a range are opened when
+            they are first read, all others immediately.
+        reader_options: Options of an `ArrayRecordReader`, as a dict. They are checked, but have no
+            effect.
+        index: Path of an index file with the number of records of each file, so that no file has
+            to be opened before it is read. It is written if it does not exist or does not contain
+            all files; those it lacks are opened for that. If the length or modification time of a
+            file differs from the index, its first read raises an error; delete the index then.
 
     Raises:
-        ValueError: A path is of another type, there is none, a range is reversed, an option is
+        ValueError: A path has an unsupported type, there is none, a range is reversed, an option is
             invalid, or the index is damaged.
         FileNotFoundError: There is no such file.
 
@@ -137,20 +137,20 @@ class ArrayRecordDataSource:
     ) -> None:
         sources = [_source(path) for path in _listed(paths)]
         self._paths = [path for path, _, _ in sources]
-        # Found again from wherever the source is opened, be it by a worker.
-        self._sources = [(_from_here(path), skip, take) for path, skip, take in sources]
+        # Absolute, as a worker may open them from another directory.
+        self._sources = [(_absolute(path), skip, take) for path, skip, take in sources]
         self._reader_options = dict(reader_options or {})
         if "readahead_buffer_size" in self._reader_options:
             raise ValueError("Option readahead_buffer_size is present more than once")
         check_reader_options(self._reader_options)
         self._opened: _native.RecordFiles | None = None
-        self._noted: list[Noted] | None = None
+        self._entries: list[FileEntry] | None = None
         if index is not None:
-            self._noted = noted(os.fspath(index), [path for path, _, _ in self._sources])
-            # The engine checks it against the files when it opens them.
+            self._entries = read_entries(os.fspath(index), [path for path, _, _ in self._sources])
+            # The engine compares them with the files when it opens these.
             counts = [
                 count if take is None else take
-                for (count, _, _), (_, _, take) in zip(self._noted, self._sources, strict=True)
+                for (count, _, _), (_, _, take) in zip(self._entries, self._sources, strict=True)
             ]
             self._len = sum(counts)
             return
@@ -159,9 +159,9 @@ class ArrayRecordDataSource:
 
     @property
     def _files(self) -> _native.RecordFiles:
-        """The files, opened when first asked for; the engine reads them by blocks."""
+        """The files, opened at first use; the engine reads them in blocks."""
         if self._opened is None:
-            self._opened = _native.RecordFiles(self._sources, lazy=True, noted=self._noted)
+            self._opened = _native.RecordFiles(self._sources, lazy=True, noted=self._entries)
         return self._opened
 
     @property
@@ -175,7 +175,7 @@ class ArrayRecordDataSource:
     def __getitem__(self, record_key: SupportsIndex) -> bytes:
         return self._files.read_one(self._checked(record_key))
 
-    # Where a class still has this `__getitem__`, pipelines read `_files` by blocks instead.
+    # Unless a subclass overrides `__getitem__`, pipelines read `_files` in blocks instead.
     _getitem_of_files = __getitem__
 
     def __getitems__(self, record_keys: Sequence[SupportsIndex]) -> list[bytes]:
@@ -208,7 +208,7 @@ class ArrayRecordDataSource:
     def __getstate__(self) -> dict[str, object]:
         sources = self._sources
         if self._opened is not None:
-            # So that another process opens those files only that it reads.
+            # So that another process opens only the files that it reads.
             counts = self._opened.num_records
             sources = [
                 (path, skip, count) for (path, skip, _), count in zip(sources, counts, strict=True)
@@ -216,19 +216,19 @@ class ArrayRecordDataSource:
         return {**self.__dict__, "_opened": None, "_sources": sources}
 
     def __repr__(self) -> str:
-        # Saved states hold this text, so it is that of the `array_record` package.
+        # Saved states contain this text, so it is the same as in the `array_record` package.
         digest = hashlib.sha1("".join(self.paths).encode(), usedforsecurity=False)
         return f"ArrayRecordDataSource(hash_of_paths={digest.hexdigest()})"
 
     def _place_of(self, index: int) -> tuple[str, int]:
-        """The file that record `index` is in, and its index there, for messages."""
+        """The file of record `index`, and the record's index in it, for messages."""
         takes = [take for _, _, take in self._sources if take is not None]
         counts = takes if len(takes) == len(self._sources) else self._files.num_records
         for (path, skip, _), count in zip(self._sources, counts, strict=True):
             if index < count:
                 return path, skip + index
             index -= count
-        raise IndexError(f"there is no record {index} after the last")
+        raise IndexError("record index is out of range")
 
     def _checked(self, record_key: SupportsIndex) -> int:
         key = record_key.__index__()
@@ -239,17 +239,17 @@ class ArrayRecordDataSource:
         return key
 
 
-def _from_here(path: str) -> str:
-    if os.path.isabs(path):  # noqa: PTH117 - a `Path` takes longer than all else for many files
+def _absolute(path: str) -> str:
+    if os.path.isabs(path):  # noqa: PTH117 - for many files, a `Path` dominates the cost
         return path
-    return os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - a `Path` would tidy it up
+    return os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - a `Path` would normalize it
 
 
 def _listed(paths: object) -> Sequence[object]:
     if isinstance(paths, PathLike):
         return [paths]
     if not isinstance(paths, Sequence):
-        # The text is that of the `array_record` package, except that it says what it got.
+        # The message of the `array_record` package, with the type that was passed.
         raise ValueError(
             "Unsupported path format was used. Path format must be a Sequence, String, "
             f"pathlib.Path or FileInstruction, got {type(paths).__name__}"
@@ -260,7 +260,7 @@ def _listed(paths: object) -> Sequence[object]:
 
 
 def _source(path: object) -> tuple[str, int, int | None]:
-    """The path, how many records to skip, and how many follow (all: None)."""
+    """The path, the number of records to skip, and the number to read (`None`: all)."""
     if isinstance(path, str):
         if match := _RANGE.fullmatch(path):
             return match[1], int(match[2]), _take(path, int(match[3]) - int(match[2]))
@@ -277,19 +277,19 @@ def _source(path: object) -> tuple[str, int, int | None]:
 
 def _take(path: object, count: int) -> int:
     if count < 0:
-        raise ValueError(f"the range of records must not be reversed, got {path!r}")
+        raise ValueError(f"a range of records must not end before it starts, got {path!r}")
     return count
 
 
 class RangeDataSource:
     """The integers of `range(start, stop, step)`, as a source for tests and examples.
 
-    Indices outside `0 <= index < len(source)` raise an IndexError.
+    Indices outside `0 <= index < len(source)` raise an `IndexError`.
 
     Args:
         start: The first integer.
-        stop: The end, which is left out.
-        step: From one integer to the next, not 0.
+        stop: The end (exclusive).
+        step: The difference between consecutive integers, not 0.
 
     Raises:
         ValueError: `step` is 0.
@@ -314,26 +314,26 @@ class RangeDataSource:
         return self._range[index]
 
     def __repr__(self) -> str:
-        """Text that saved states hold, so it must not change."""
+        """Saved states contain this text, so it must not change."""
         numbers = self._range
         return f"RangeDataSource(start={numbers.start}, stop={numbers.stop}, step={numbers.step})"
 
 
 class SharedMemoryDataSource(shared_memory.ShareableList[Any], Generic[Element]):
-    """Numbers, booleans, strings, `bytes` and None in shared memory, for several processes.
+    """Numbers, booleans, strings, `bytes` and `None` in shared memory, for several processes.
 
-    Pickling it passes on the name of the memory. Call `close` in every process and `unlink` in one
-    of them when it is no longer needed.
+    Its pickle contains only the name of the memory. Call `close` in every process and `unlink` in
+    one of them when it is no longer needed.
 
     Args:
         elements: The elements, which are copied into a new block of shared memory. Integers have 64
             bits.
-        name: The name of the new block, chosen by the system if `None`; without elements, that of
-            an existing one.
+        name: The name of the new block, chosen by the system if `None`; without `elements`, that of
+            an existing block.
 
     Raises:
         ValueError: There are neither elements nor a name, or a string or `bytes` ends in a zero
-            byte, which such memory cannot keep.
+            byte, which cannot be stored.
 
     Example:
         >>> source = grain.sources.SharedMemoryDataSource(["one", "two"])
@@ -359,10 +359,11 @@ class SharedMemoryDataSource(shared_memory.ShareableList[Any], Generic[Element])
             return
         listed = list(elements)
         for index, element in enumerate(listed):
-            # Such a list pads with zeros and cannot tell them from those of an element.
+            # `ShareableList` pads with zero bytes, and removes all trailing ones when it reads.
             if isinstance(element, str | bytes) and element[-1:] in {"\0", b"\0"}:
                 raise ValueError(
-                    f"element {index} ends in a zero byte, which shared memory cannot keep"
+                    f"elements must not end in a zero byte, which shared memory cannot store, got "
+                    f"{element!r} as element {index}"
                 )
         super().__init__(listed, name=name)
 
@@ -377,6 +378,6 @@ class SharedMemoryDataSource(shared_memory.ShareableList[Any], Generic[Element])
         """Removes the shared memory once all processes have released it.
 
         Raises:
-            FileNotFoundError: It was removed before.
+            FileNotFoundError: It has been removed already.
         """
         self.shm.unlink()

@@ -1,7 +1,7 @@
-"""Transforms as classes, for pipelines written with `apply` and for functions with a type.
+"""Base classes of transforms, for `apply`, `DataLoader` and the methods of datasets.
 
 Attributes:
-    Transformation: An object that `apply` and `DataLoader` take: of one of these classes.
+    Transformation: An instance of one of these classes, as `apply` and `DataLoader` accept.
     Transformations: A sequence of them.
 """
 

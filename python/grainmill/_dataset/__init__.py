@@ -1,1 +1,1 @@
-"""The face of a plan: datasets hold a node and append one, iterators run it."""
+"""Datasets, which hold a plan and append nodes to it, and iterators, which run it."""

@@ -1,4 +1,4 @@
-"""Transforms given as objects, turned into the methods that append them."""
+"""Applies transform objects by calling the dataset method for each."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _apply(dataset: Any, transform: Any) -> Any:
         case transforms.MapWithIndex():
             return dataset.map_with_index(transform)
         case transforms.FlatMap():
-            return dataset._flat_map(transform)  # noqa: SLF001 - a method of datasets alone
+            return dataset._flat_map(transform)  # noqa: SLF001 - private to datasets
         case transforms.Filter():
             return dataset.filter(transform)
         case _:

@@ -1,4 +1,4 @@
-"""A check for pipelines with stages of a user's own: do they resume exactly?"""
+"""A check that pipelines with user-defined stages resume exactly."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from grainmill import _tree as tree
 def assert_equal_output_after_checkpoint(ds: Any) -> None:
     """Saves and restores an iterator of `ds` before every element and compares what follows.
 
-    Meant for tests of stages of one's own: time and memory grow with the square of the number of
+    Meant for tests of your own stages: time and memory grow with the square of the number of
     elements.
 
     Args:
-        ds: A dataset, of few elements, that can be iterated over again and again.
+        ds: A dataset with few elements that can be iterated over repeatedly.
 
     Raises:
         AssertionError: An element or a state differs after restoring, the structure of states
-            changes, or there is no element at all.
+            changes, or the dataset is empty.
 
     Example:
         >>> ds = grain.MapDataset.range(6).shuffle(seed=0).to_iter_dataset().batch(4)
@@ -40,22 +40,24 @@ def assert_equal_output_after_checkpoint(ds: Any) -> None:
         _assert_equal(restored.get_state(), state, f"state after {done} elements")
         rest = list(restored)
         assert len(rest) == len(elements) - done, (
-            f"{len(rest)} elements followed the state after {done}, not {len(elements) - done}"
+            f"expected {len(elements) - done} elements after restoring the state after {done}, got "
+            f"{len(rest)}"
         )
         for number, element in enumerate(rest, start=done):
             _assert_equal(element, elements[number], f"element {number} restored after {done}")
 
 
 def _assert_equal(actual: Any, expected: Any, what: str) -> None:
-    found, found_tree = tree.flatten(actual)
-    wanted, wanted_tree = tree.flatten(expected)
-    assert found_tree == wanted_tree, f"{what}: {found_tree} is not {wanted_tree}"
-    for got, want in zip(found, wanted, strict=True):
-        np.testing.assert_array_equal(got, want, err_msg=what, strict=isinstance(want, np.ndarray))
+    actual_leaves, actual_tree = tree.flatten(actual)
+    leaves, expected_tree = tree.flatten(expected)
+    assert actual_tree == expected_tree, f"{what}: expected {expected_tree}, got {actual_tree}"
+    for found, leaf in zip(actual_leaves, leaves, strict=True):
+        strict = isinstance(leaf, np.ndarray)
+        np.testing.assert_array_equal(found, leaf, err_msg=what, strict=strict)
 
 
 def _assert_same_spec(first: Any, state: Any) -> None:
     kinds = [
         [(type(leaf), np.shape(leaf)) for leaf in tree.flatten(one)[0]] for one in (first, state)
     ]
-    assert kinds[0] == kinds[1], f"the make-up of the state changed: {first} to {state}"
+    assert kinds[0] == kinds[1], f"the structure of the state changed from {first} to {state}"

@@ -1,4 +1,4 @@
-"""Types of elements that the signatures of datasets and stages are written with."""
+"""Type variables and protocols for elements in the signatures of datasets and stages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ K = TypeVar("K")
 T_co = TypeVar("T_co", covariant=True)
 P = ParamSpec("P")
 
-# Of classes that strict programs may name without `[...]`. Python has defaults from 3.13 on.
+# For classes that can be used without `[...]` in strict mode. At run time, type variables have
+# defaults only from Python 3.13 on.
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
@@ -30,8 +31,8 @@ else:
     Out = TypeVar("Out")
     Loaded_co = TypeVar("Loaded_co", covariant=True)
 
-# What stacking makes arrays of. The aliases are of use to type checkers only, which take `Any`
-# within an element for `Never` as well: overloads that say so catch elements of unknown make-up.
+# Leaves that stacking turns into arrays. Type checkers match `Any` within an element with `Never`,
+# so overloads for `Never` match elements whose structure is unknown.
 Leaf: TypeAlias = complex | str | bytes | np.generic | NDArray[Any]
 D = TypeVar("D", bound=np.generic)
 D2 = TypeVar("D2", bound=np.generic)
@@ -48,4 +49,4 @@ class SourceLike(Indexed[T_co], Protocol[T_co]):
     """Anything with `len` and indexing by position."""
 
     def __len__(self) -> int:
-        """How many elements there are."""
+        """The number of elements."""

@@ -1,4 +1,4 @@
-"""Datasets whose elements come one after another."""
+"""Datasets whose elements are read in sequence."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 
 
 class IterDatasetFactories(abc.ABCMeta):
-    """What `IterDataset` itself offers, and datasets made from it do not."""
+    """The factories of `IterDataset`: methods of the class, not of datasets."""
 
     def mix(
         cls,
         datasets: Sequence[IterDataset[T]] | Mapping[str, IterDataset[T]],
         weights: Sequence[float] | Mapping[str, float] | None = None,
     ) -> IterDataset[T]:
-        """Interleaves several datasets in fixed proportions, until the one whose turn it is ends.
+        """Interleaves several datasets in fixed proportions, until the next one in turn ends.
 
-        The order of turns is that of `MapDataset.mix`. A saved state has the states of all
-        datasets. An exception that a dataset raises gets a note that names the dataset.
+        The order of turns is that of `MapDataset.mix`. A saved state contains the states of all
+        datasets. Exceptions raised in a dataset get a note with the dataset's name or number.
 
         Args:
-            datasets: At least one. With names, parts are taken in the order of their names, and a
-                saved state finds its parts again by name: parts it does not know begin at their
-                start.
-            weights: A positive share for each, by name where `datasets` have names; equal shares if
-                `None`.
+            datasets: At least one. If it is a mapping, datasets are ordered by name and a saved
+                state refers to them by name; on restore, datasets that the state does not contain
+                start at their first element.
+            weights: A positive weight for each dataset, by name if `datasets` is a mapping; equal
+                weights if `None`.
 
         Raises:
             ValueError: There is no dataset, a weight is missing, or a weight is not positive.
@@ -66,18 +66,18 @@ class IterDatasetFactories(abc.ABCMeta):
 
 
 class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories):
-    """A sequence of elements that is run through from its start, or from a saved place.
+    """A sequence of elements that is iterated over from its start, or from a saved position.
 
-    A dataset is never changed: each method returns a new one. Iterating over it begins at its first
-    element each time; the iterator (`DatasetIterator`) saves its place with `get_state` and
-    continues from one with `set_state`. `MapDataset.to_iter_dataset` makes one of a dataset with
-    random access, `IterDataset.mix` one of several.
+    A dataset is immutable: each method returns a new one. Each iteration starts at the first
+    element; the iterator (`DatasetIterator`) saves its position with `get_state` and continues from
+    a saved one with `set_state`. `MapDataset.to_iter_dataset` converts a dataset with random
+    access, and `IterDataset.mix` mixes several.
 
     Derive from it to write a stage of your own: call `super().__init__(parent)` and define
     `__iter__`, which returns a `DatasetIterator` over `self._parent.__iter__()`.
 
     Args:
-        parents: The dataset, or datasets, that elements are taken from.
+        parents: The dataset, or datasets, that it reads elements from.
 
     Example:
         >>> ds = grain.MapDataset.range(6).to_iter_dataset().filter(lambda x: x % 3).batch(2)
@@ -98,7 +98,7 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
 
     @property
     def parents(self) -> tuple[Any, ...]:
-        """The datasets that elements are taken from; empty for a source."""
+        """The datasets that it reads elements from; empty for a source."""
         return tuple(self.__dict__.get("_parents", ()))
 
     @property
@@ -108,9 +108,9 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
 
     @abc.abstractmethod
     def __iter__(self) -> DatasetIterator[T_co]:
-        """Returns a new iterator that begins at the first element."""
+        """Returns a new iterator that starts at the first element."""
 
-    # An `Any` within the elements goes with `Never`, so those come first.
+    # `Any` within the elements matches `Never`, so these overloads come first.
     @overload
     def batch(
         self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[list[T_co]], S]
@@ -217,17 +217,16 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
         """Stacks `batch_size` consecutive elements along a new leading axis.
 
         Elements are stacked as in `MapDataset.batch`: arrays of shape `(...)` become one of shape
-        `(batch_size, ...)` and the same dtype. A saved state is that after the last element of the
-        batch.
+        `(batch_size, ...)` and the same dtype. A saved state refers to the end of a batch.
 
-        Do not write to an element's arrays on another thread before the batch is there: its row may
-        hold some old and some new values.
+        Do not write to an element's arrays on another thread before its batch is returned: the
+        batch may contain a mixture of old and new values.
 
         Args:
             batch_size: Elements per batch, at least 1.
-            drop_remainder: Whether a last, shorter batch is left out. Set it under `jax.jit`: a
-                second shape compiles a second time.
-            batch_fn: Makes a batch from a list of elements, in place of stacking.
+            drop_remainder: Whether to drop a last, shorter batch. Set it under `jax.jit`, which
+                compiles again for each new shape.
+            batch_fn: Function that makes a batch from a list of elements, in place of stacking.
 
         Raises:
             ValueError: `batch_size` is not positive. When read: elements differ in structure or
@@ -248,19 +247,19 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
     def filter(
         self, transform: transforms.FilterLike[T_co] | Callable[[T_co], bool | np.bool_]
     ) -> IterDataset[T_co]:
-        """Leaves out the elements for which `transform` is false.
+        """Drops the elements for which `transform` is false.
 
-        Where 90 % of 1000 elements in a row are left out, a warning is logged; see
+        A warning is logged if 90 % of 1000 consecutive elements are dropped; see
         `experimental.DatasetOptions`.
 
         Args:
-            transform: A function of an element that says whether it stays, or a
-                `transforms.Filter`. It is asked about elements that are `None`, too.
+            transform: A function of an element that returns whether to keep it, or a
+                `transforms.Filter`. It is also called for elements that are `None`.
 
         Raises:
             TypeError: `transform` is neither.
-            ValueError: When read, where `DatasetOptions.filter_raise_threshold_ratio` is set: too
-                many elements were left out.
+            ValueError: When read, if `DatasetOptions.filter_raise_threshold_ratio` is set: too
+                many elements were dropped.
 
         Example:
             >>> list(grain.MapDataset.range(6).to_iter_dataset().filter(lambda x: x % 2))
@@ -271,9 +270,9 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
     def map(self, transform: transforms.MapLike[T_co, S] | Callable[[T_co], S]) -> IterDataset[S]:
         """Replaces every element by `transform(element)`.
 
-        `transform` is called when its element is asked for, in the order of the elements. Elements
-        that are `None` stay so, without a call; a `None` that `transform` returns is an element
-        like others.
+        `transform` is called when its element is requested, in the order of the elements. It is not
+        called for elements that are `None`, which stay `None`; if it returns `None`, that is an
+        element like any other.
 
         Args:
             transform: A function of an element, or a `transforms.Map`.
@@ -293,12 +292,12 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
     ) -> IterDataset[S]:
         """Replaces every element by `transform(number, element)`.
 
-        Elements that are `None` stay so, without a call, but count.
+        `transform` is not called for elements that are `None`; they stay `None`, and are counted.
 
         Args:
             transform: A function of a number and an element, or a `transforms.MapWithIndex`.
                 Numbers count the elements of an iterator from 0, and are part of a saved state;
-                each worker of `mp_prefetch` counts its own.
+                each worker of `mp_prefetch` counts its own elements.
 
         Raises:
             TypeError: `transform` is neither.
@@ -318,10 +317,10 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
     ) -> IterDataset[S]:
         """Replaces every element by `transform(element, rng)`.
 
-        Random numbers depend on the seed and on the element's number, counted from 0 in an
-        iterator, alone. In workers of `mp_prefetch` they are those without workers, unless a stage
-        upstream drops or joins elements. Elements that are `None` stay so, without a call, but
-        count.
+        Random numbers depend only on the seed and on the element's number, counted from 0 in an
+        iterator. Workers of `mp_prefetch` draw the same numbers as without workers, unless a stage
+        upstream drops or joins elements. `transform` is not called for elements that are `None`;
+        they stay `None`, and are counted.
 
         Args:
             transform: A function of an element and a `numpy.random.Generator` (Philox, keyed by the
@@ -330,8 +329,8 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
 
         Raises:
             TypeError: `transform` is neither.
-            ValueError: There is no seed, or it is negative. Seeds upstream of `mp_prefetch`,
-                `multithread_prefetch` or `InterleaveIterDataset` are not seen.
+            ValueError: There is no seed, or it is negative. Seeds set upstream of `mp_prefetch`,
+                `multithread_prefetch` or `InterleaveIterDataset` are not used.
 
         Example:
             >>> ds = grain.MapDataset.range(3).to_iter_dataset()
@@ -341,10 +340,10 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
         return after(self, plan.RandomMap.of, transform, seed)
 
     def seed(self, seed: int) -> IterDataset[T_co]:
-        """Sets a seed that random stages downstream derive their own from, where they have none.
+        """Sets a seed from which random stages downstream derive theirs, if they are given none.
 
-        What a stage derives depends on how many stages lie between: a stage put in between changes
-        the random numbers of those downstream of it.
+        A derived seed depends on the number of stages between: inserting a stage changes the random
+        numbers of the stages downstream of it.
 
         Args:
             seed: Any non-negative integer.
@@ -376,7 +375,7 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
     @overload
     def apply(self, transformations: transforms.FlatMapLike[T_co, S]) -> IterDataset[S]: ...
     def apply(self, transformations: Any) -> IterDataset[Any]:
-        """Appends transforms that are given as objects.
+        """Appends transform objects.
 
         Args:
             transformations: One object of a class in `grainmill.transforms`, or several, which are
@@ -384,7 +383,7 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
 
         Raises:
             NotImplementedError: An object is not of a known transform class.
-            ValueError: As the method for an object raises it, such as `random_map` without a seed.
+            ValueError: As raised by the method for an object, such as `random_map` without a seed.
 
         Example:
             >>> ds = grain.MapDataset.range(4).to_iter_dataset()
@@ -402,34 +401,34 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
         worker_init_fn: Callable[[int, int], None] | None = None,
         sequential_slice: bool = False,  # noqa: FBT001, FBT002 - as programs call it
     ) -> IterDataset[T_co]:
-        """Computes elements ahead of use in worker processes.
+        """Prefetches elements in worker processes.
 
-        Every worker runs all stages upstream on a share of the elements: of each dataset with
-        random access, every `num_workers`-th element, cut after its last stage. So stages of an
-        `IterDataset` (batches, filters, packing, limits) count per worker, and both the elements
-        and a saved state depend on the number of workers. One element of each worker is taken in
-        turn; where stages neither drop nor join elements, the order is that without workers.
-        `ReadOptions.num_workers` runs the functions of a `MapDataset` in processes without either
-        effect.
+        Every worker runs all stages upstream on a share of the elements: where a `MapDataset` is
+        converted by `to_iter_dataset`, it reads every `num_workers`-th element. So stages of an
+        `IterDataset` (batches, filters, packing, limits) apply to each worker's share, and both the
+        elements and a saved state depend on the number of workers. Elements are taken from the
+        workers in turn; if stages neither drop nor join elements, the order is the same as without
+        workers. `ReadOptions.num_workers` runs the functions of a `MapDataset` in processes, and
+        changes neither elements nor states.
 
-        Workers start at the first element or at `start_prefetch`. Functions and sources are sent to
-        them by cloudpickle, and need no `if __name__ == "__main__"`.
+        Workers start when the first element is requested, or at `start_prefetch`. Functions and
+        sources are sent to them by cloudpickle; no `if __name__ == "__main__"` is needed.
 
         Args:
-            options: How many workers, and how far ahead; 10 workers if `None`. With 0 workers
-                nothing is added.
+            options: Number of workers and buffer sizes; 10 workers if `None`. With 0 workers, this
+                dataset is returned.
             worker_init_fn: Called in each worker with its number and the number of workers, before
-                it computes anything. Where Python has no interpreter lock, workers are threads,
-                each of which calls it.
-            sequential_slice: Whether a worker gets a run of consecutive elements of each source
-                instead, before they are shuffled.
+                it computes anything. On free-threaded Python, workers are threads, each of which
+                calls it.
+            sequential_slice: Whether a worker reads a range of consecutive elements of each source
+                instead, split upstream of any shuffle.
 
         Raises:
-            TypeError: `options` are others, as `ReadOptions`.
-            ValueError: An option is out of range, a source cannot be shared between workers, or
+            TypeError: `options` is not a `MultiprocessingOptions`.
+            ValueError: An option is out of range, a source cannot be split among workers, or
                 there is an `mp_prefetch` upstream already.
-            WorkerError: When read: a worker ended by itself, or raised what cannot be pickled.
-                Other exceptions come out as themselves, after the elements before them.
+            WorkerError: When read: a worker died, or raised an exception that cannot be pickled.
+                Other exceptions are raised unchanged, after the elements before them.
 
         Example:
             >>> ds = grain.MapDataset.range(7).to_iter_dataset().batch(2)
@@ -439,7 +438,7 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
         """
         options = MultiprocessingOptions(num_workers=10) if options is None else options
         if not isinstance(options, MultiprocessingOptions):
-            raise TypeError(f"`options` must be MultiprocessingOptions, got {options!r}")
+            raise TypeError(f"`options` must be a `MultiprocessingOptions`, got {options!r}")
         if not checked_integer(options.num_workers, "num_workers"):
             return self
         node = after(
@@ -453,7 +452,7 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
         return node
 
     def prefetch(self, multiprocessing_options: MultiprocessingOptions) -> IterDataset[T_co]:
-        """Computes elements ahead in worker processes; an older name of `mp_prefetch`.
+        """Prefetches elements in worker processes; the deprecated name of `mp_prefetch`.
 
         Args:
             multiprocessing_options: See `mp_prefetch`.
@@ -476,8 +475,8 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
 
         Args:
             func: A function whose first argument is a dataset.
-            *args: Its further arguments.
-            **kwargs: Its arguments by name.
+            *args: Its other positional arguments.
+            **kwargs: Its keyword arguments.
 
         Example:
             >>> ds = grain.MapDataset.range(4).to_iter_dataset()
@@ -487,7 +486,7 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
         return func(self, *args, **kwargs)
 
     def _over(self, node: Any) -> IterDataset[T_co]:
-        """This dataset where its node is replaced by `node`, the same on other parents."""
+        """A copy of this dataset with `node`, which is its node on other parents."""
         copied: IterDataset[T_co] = node.dataset
         return copied
 
@@ -500,12 +499,12 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
 
 
 class PlannedIterDataset(IterDataset[T_co]):
-    """A dataset that is a plan."""
+    """A dataset defined by a plan."""
 
     def __init__(self, node: Node, parents: Sequence[Any] = ()) -> None:
         super().__init__(tuple(parents))
         if node.added_at is None:
-            node.note_added(line_of_user())
+            node.set_added_at(line_of_user())
         self._node = node
 
     def _plan_node(self) -> Node:
@@ -523,38 +522,38 @@ class PlannedIterDataset(IterDataset[T_co]):
 
 
 def node_of(dataset: Any) -> Node:
-    """The plan of `dataset`; a user's own class becomes one opaque node of it."""
+    """The plan of `dataset`; a user's own dataset class is one opaque node."""
     make_node = getattr(dataset, "_plan_node", None)
     if make_node is None:
         raise TypeError(
             f"expected a dataset, got {dataset!r} of type {type(dataset).__name__}; "
-            "`MapDataset.source(...)` makes one of a sequence"
+            "`MapDataset.source(...)` converts a sequence to one"
         )
     return make_node()  # type: ignore[no-any-return]
 
 
 def with_parents(dataset: Any, parents: Sequence[Node]) -> Any:
-    """A copy of a user's own dataset that takes its elements from the plans `parents`."""
+    """A copy of a user's own dataset that reads elements from the plans `parents`."""
     changed = copy.copy(dataset)
     replaced = {
-        id(old): old._over(node)  # noqa: SLF001 - datasets share plans
+        id(old): old._over(node)  # noqa: SLF001 - private to datasets
         for old, node in zip(dataset.parents, parents, strict=True)
     }
     attributes = vars(changed)
     attributes["_parents"] = tuple(replaced[id(old)] for old in dataset.parents)
-    # A class may keep its parent under a name of its own too.
+    # A class may also keep its parent in another attribute.
     for name, value in attributes.items():
         attributes[name] = replaced.get(id(value), value)
     return changed
 
 
 def with_node(dataset: Any, node: Node) -> Any:
-    """A copy of a dataset that is a plan, with `node` as its plan."""
+    """A copy of a dataset with `node` as its plan."""
     copied = copy.copy(dataset)
     changed: dict[str, Any] = {"_node": node}
     if len(node.parents) == len(dataset.parents):
-        above = zip(dataset.parents, node.parents, strict=True)
-        changed["_parents"] = tuple(parent._over(its) for parent, its in above)  # noqa: SLF001
+        pairs = zip(dataset.parents, node.parents, strict=True)
+        changed["_parents"] = tuple(parent._over(its) for parent, its in pairs)  # noqa: SLF001
     vars(copied).update(changed)
     return copied
 
@@ -562,5 +561,5 @@ def with_node(dataset: Any, node: Node) -> Any:
 def after(
     dataset: IterDataset[Any], make: Callable[..., Node], *args: Any, **kw: Any
 ) -> PlannedIterDataset[Any]:
-    """`dataset` with the node that `make` appends to it."""
+    """`dataset` with the node that `make` appends."""
     return PlannedIterDataset(make(node_of(dataset), *args, **kw), (dataset,))

@@ -1,4 +1,4 @@
-"""Iterators over datasets: the class users derive from, and the one that runs plans."""
+"""Iterators over datasets: the base class for users, and the one that runs plans."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class _NoStats:
-    """Where derived iterators may report their timing; nothing is recorded."""
+    """The interface through which derived iterators report timings; nothing is recorded."""
 
     def record_self_time(self, *_: Any, **__: Any) -> contextlib.nullcontext[None]:
-        """A context whose time would be this iterator's own."""
+        """A context whose duration would count as this iterator's."""
         return contextlib.nullcontext()
 
     def record_output_spec(self, element: T) -> T:
@@ -49,7 +49,7 @@ class _NoStats:
 
 
 class Closeable(abc.ABC):
-    """What is closed at the end of its `with` block."""
+    """A context manager that is closed at the end of its `with` block."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -68,17 +68,17 @@ class Closeable(abc.ABC):
 
 
 class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
-    """An iterator over a dataset whose place can be saved and restored.
+    """An iterator over a dataset whose position can be saved and restored.
 
-    One comes from `iter(dataset)`. Threads may share it: each element goes to one of them. It
-    cannot be copied or pickled; keep its dataset and its state. `close`, or the end of its `with`
-    block, releases what it holds, and so does dropping it.
+    `iter(dataset)` returns one. Threads may share it: each element goes to one of them. It cannot
+    be copied or pickled; keep its dataset and its state instead. `close`, the end of its `with`
+    block, or dropping it releases its threads, worker processes and memory.
 
-    Derive from it to write a stage of your own: call `super().__init__(parent_iterator)`, take
+    Derive from it to write a stage of your own: call `super().__init__(parent_iterator)`, read
     elements with `next(self._parent)`, and define `__next__`, `get_state` and `set_state`.
 
     Args:
-        parents: The iterator, or iterators, that elements are taken from.
+        parents: The iterator, or iterators, that it reads elements from.
 
     Example:
         >>> with iter(grain.MapDataset.range(4).to_iter_dataset()) as iterator:
@@ -136,15 +136,15 @@ class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
         """Returns the next element.
 
         Raises:
-            StopIteration: There is none; a call after that raises it again.
+            StopIteration: There are no more elements; later calls raise it again.
             ValueError: The iterator is closed.
         """
 
     @abc.abstractmethod
     def get_state(self) -> dict[str, Any]:
-        """Returns what `set_state` needs to continue after the element last returned.
+        """Returns the state after the element last returned, as a dict that JSON can represent.
 
-        It is a dict of what JSON can hold.
+        `set_state` continues from it.
         """
 
     @abc.abstractmethod
@@ -157,17 +157,17 @@ class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
         """
 
     def start_prefetch(self) -> None:
-        """Starts to compute elements before the first is asked for, where the pipeline does so."""
+        """Starts prefetching before the first element is requested, if the pipeline prefetches."""
         for parent in self.__dict__.get("_parents", ()):
             parent.start_prefetch()
 
     def _cancel_waiting(self) -> None:
-        """Has who waits for an element of a parent get an error; see `Stage.cancel`."""
+        """Makes threads that wait for an element of a parent raise an error; see `Stage.cancel`."""
         for parent in self.__dict__.get("_parents", ()):
             cancel = getattr(parent, "_cancel_waiting", None)
             if cancel is not None:
                 cancel()
-        if type(self).close is not DatasetIterator.close:  # which may end what it waits for
+        if type(self).close is not DatasetIterator.close:  # it may end the wait
             with contextlib.suppress(Exception), not_waiting():
                 self.close()
 
@@ -185,14 +185,14 @@ class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
 class PlannedIterator(DatasetIterator[T_co]):
     """Runs a plan, element by element; threads may share one, each element goes to one of them.
 
-    Stages are moved and closed by the thread that has the lock. Who closes the iterator while
-    another thread has it, which may be for ever, says so in `_closed`, cancels what that thread
-    waits for, and leaves: whoever gives the lock back looks at `_closed` then, and closes the
-    stages.
+    Only the thread that holds the lock advances or closes the stages. Another thread that closes
+    the iterator does not wait for the lock, which may be held forever: it sets `_closed`, cancels
+    what the holder waits for, and returns. A thread that releases the lock checks `_closed`, and
+    closes the stages if it is set.
 
-    An interrupt may come anywhere: what is ready to be delivered takes its place together with
-    the state before it in one assignment, and stages that were left while they moved are restored
-    before they are used again.
+    An interrupt (`KeyboardInterrupt`) may arrive at any line: ready elements and the resume point
+    before are replaced in one assignment, and stages interrupted while they change position
+    are restored before they are used again.
     """
 
     def __init__(self, node: Node | None, stage: Stage, name: str | None = None) -> None:
@@ -200,16 +200,16 @@ class PlannedIterator(DatasetIterator[T_co]):
         self._node = node
         self._stage = stage
         self._name = name
-        self._fresh = node is not None  # whether opening the plan again gives the same place
-        # Elements that are ready, the next one last, and the place after them; the place before
-        # them where they are one that was finished alone.
+        self._from_start = node is not None  # whether reopening the plan gives the initial position
+        # Elements waiting for delivery, the next one last, and the resume point after them; also
+        # the one before if it is a single element.
         self._waiting: list[T_co] = []
-        self._place: ResumePoint | None = None  # `None` where the stages stand, or at the start
+        self._after: ResumePoint | None = None  # `None`: the stages' position, or the start
         self._before: ResumePoint | None = None
-        self._alone = False
-        self._block = Block([], _no_state)  # whose elements are finished one by one
-        self._at = 0
-        self._moving = False  # whether the stages are being moved, or were left so
+        self._single = False
+        self._block = Block([], _no_state)  # lazy: its elements are finished one at a time
+        self._offset = 0
+        self._changing = False  # the stages are changing position, or were interrupted in that
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._stages_closed = False
@@ -225,7 +225,7 @@ class PlannedIterator(DatasetIterator[T_co]):
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         raise TypeError(
-            "an iterator cannot be copied or pickled; take its dataset, and `get_state()`"
+            "an iterator cannot be copied or pickled; use its dataset and `get_state()` instead"
         )
 
     def __str__(self) -> str:
@@ -240,53 +240,58 @@ class PlannedIterator(DatasetIterator[T_co]):
                 try:
                     return waiting.pop()
                 except IndexError:
-                    pass  # another thread was faster
+                    pass  # another thread took it
             lock = self._lock
             if not lock.acquire(blocking=False):
-                lock = self._locked()
+                lock = self._acquired()
             try:
                 if not self._waiting:
                     self._advance()
             finally:
                 lock.release()
                 if self._closed:
-                    with not_waiting():  # there is an error to raise
+                    with not_waiting():  # the error must not be delayed
                         self._close_stages()
 
     def _advance(self) -> None:
-        """Has an element wait to be delivered, or several that are made already."""
-        if self._moving:  # an interrupt came
-            self._settle()
+        """Makes the next element ready, or several that are computed already."""
+        if self._changing:  # it was interrupted
+            self._restore_stages()
         try:
             while True:
-                block, at = self._block, self._at
+                block, at = self._block, self._offset
                 if at >= len(block.elements):
-                    self._leave()
+                    self._record_position()
                     if self._pull():
                         return
                     continue
-                self._moving = True
+                self._changing = True
                 finish = block.finish
                 element = block.elements[at] if finish is None else finish(block.elements[at], at)
                 at += 1
                 if element is not SKIPPED:
-                    self._before, self._alone, place = self._place, True, (block.state_after, at)
-                    self._at, self._waiting, self._place, self._moving = at, [element], place, False
+                    self._before, self._single, new = self._after, True, (block.state_after, at)
+                    self._offset, self._waiting, self._after, self._changing = (
+                        at,
+                        [element],
+                        new,
+                        False,
+                    )
                     return
-                self._at = at
+                self._offset = at
         except Exception as failure:
-            self._moving = False
-            if self._closed:  # whatever came of that
+            self._changing = False
+            if self._closed:  # cancelling may raise any error
                 raise closed_error(self._closed_message()) from None
-            if self._at < len(self._block.elements):
-                self._block.note(failure, self._at)
+            if self._offset < len(self._block.elements):
+                self._block.note(failure, self._offset)
             drop_inner_frames(failure)
             raise
 
     @contextlib.contextmanager
-    def _holding(self) -> Iterator[None]:
-        """Has the lock in the `with` block."""
-        lock = self._locked()
+    def _exclusive(self) -> Iterator[None]:
+        """Holds the lock in the `with` block."""
+        lock = self._acquired()
         try:
             yield
         except Exception:
@@ -299,66 +304,66 @@ class PlannedIterator(DatasetIterator[T_co]):
                 with not_waiting():
                     self._close_stages()
 
-    def _locked(self) -> threading.RLock:
-        """Waits for other threads that move this iterator; returns what is to be released.
+    def _acquired(self) -> threading.RLock:
+        """Waits for the lock, and returns it.
 
         Raises:
-            ValueError: The iterator was closed while another thread has the lock.
+            ValueError: The iterator was closed while another thread holds the lock.
         """
-        while (lock := self._free_lock()) is None:
-            if self._closed:  # the thread that has it may be left in a user's function
+        while (lock := self._try_acquire()) is None:
+            if self._closed:  # the holder may be in a user's function that never returns
                 raise closed_error(self._closed_message())
             lock = self._lock
             if lock.acquire(timeout=tuning.LOOK_S):
                 break
         return lock
 
-    def _free_lock(self) -> threading.RLock | None:
-        """What is to be released, or `None` if another thread moves this iterator."""
+    def _try_acquire(self) -> threading.RLock | None:
+        """Returns the lock once acquired, or `None` if another thread holds it."""
         lock = self._lock
         if lock.acquire(blocking=False):
             return lock
         if self._pid == os.getpid():
             return None
-        self._pid = os.getpid()  # the thread that holds it was left behind by a fork
+        self._pid = os.getpid()  # after a fork: the thread that holds it exists in the parent only
         lock = self._lock = threading.RLock()
         lock.acquire()
         return lock
 
     def _pull(self) -> bool:
-        """Goes on to the next block; whether its elements wait to be delivered now."""
+        """Pulls the next block; returns whether its elements are ready now."""
         if self._closed:
             raise closed_error(self._closed_message())
-        self._moving = True
+        self._changing = True
         block = self._stage.pull(self._stage.pull_size)
         elements = block.elements
         if elements and block.finish is not None:
             if block.columns is None:
-                self._block, self._at, self._moving = block, 0, False
+                self._block, self._offset, self._changing = block, 0, False
                 return False
-            elements = block.finished(0, len(elements)).elements  # rows: no user's function
-        place, waiting = (block.state_after, len(elements)), elements[::-1]
-        self._waiting, self._place, self._alone, self._moving = waiting, place, False, False
+            elements = block.finished(0, len(elements)).elements  # rows: no user function is called
+        point, waiting = (block.state_after, len(elements)), elements[::-1]
+        self._waiting, self._after, self._single, self._changing = waiting, point, False, False
         if not elements:
             raise StopIteration
         return True
 
-    def _leave(self) -> None:
-        """Takes note of where the stages stand before they move, if that is not known."""
-        if self._place is None and not self._fresh:
+    def _record_position(self) -> None:
+        """Records the position of the stages before it changes, unless it is known."""
+        if self._after is None and not self._from_start:
             with contextlib.suppress(Exception):  # a user's iterator may have no state
-                self._place = (fixed(self._stage.state()), 0)
+                self._after = (fixed(self._stage.state()), 0)
 
-    def _reached(self) -> State | None:
-        """The state after the element delivered last; `None` where the stages stand, or stood."""
-        place = self._place_reached()
-        return None if place is None else place[0](place[1])
+    def _delivered_state(self) -> State | None:
+        """The state after the element delivered last; `None` if not recorded."""
+        point = self._delivered_point()
+        return None if point is None else point[0](point[1])
 
-    def _place_reached(self) -> ResumePoint | None:
-        place, num_waiting = self._place, len(self._waiting)
-        if num_waiting and self._alone:
-            place, num_waiting = self._before, 0
-        return None if place is None else (place[0], place[1] - num_waiting)
+    def _delivered_point(self) -> ResumePoint | None:
+        point, num_waiting = self._after, len(self._waiting)
+        if num_waiting and self._single:
+            point, num_waiting = self._before, 0
+        return None if point is None else (point[0], point[1] - num_waiting)
 
     def _closed_message(self) -> str:
         if type(self._stage) is ThreadPrefetchStage:
@@ -366,37 +371,37 @@ class PlannedIterator(DatasetIterator[T_co]):
         return f"Trying to advance a closed iterator: '{self}'."
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the state after the element last returned, as a JSON-able dict of its own.
+        """Returns the state after the element last returned, as a new dict that JSON can represent.
 
-        Elements computed ahead of it are not part of the state. Neither threads nor workers start.
+        Prefetched elements are not part of it. This starts neither threads nor workers.
         """
-        with self._holding():
+        with self._exclusive():
             return self._current()
 
     def _current(self) -> State:
-        state = self._reached()
+        state = self._delivered_state()
         if state is not None:
             return state
-        if self._is_ahead() and (self._fresh or self._moving):
-            self._settle()
+        if self._has_undelivered() and (self._from_start or self._changing):
+            self._restore_stages()
         return self._stage.state()
 
-    def _is_ahead(self) -> bool:
-        """Whether the stages stand elsewhere than after the element delivered last."""
-        return self._moving or bool(self._waiting) or self._at < len(self._block.elements)
+    def _has_undelivered(self) -> bool:
+        """Whether the stages are not positioned just after the element delivered last."""
+        return self._changing or bool(self._waiting) or self._offset < len(self._block.elements)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues after the element that was returned last when `state` was taken.
+        """Continues after the element that had been returned last when `state` was saved.
 
-        It may be called at any time, also at the end. Where it raises, the iterator stays where it
-        was.
+        It may be called at any time, also after the last element. If it raises an error, the
+        iterator keeps its position.
 
         Args:
             state: From `get_state` of an iterator over the same pipeline, in any process; it is not
                 changed.
 
         Raises:
-            ValueError: `state` was taken from a pipeline with other stages.
+            ValueError: `state` was saved from a pipeline with other stages.
             IndexError: `state` lies outside the data.
         """
         try:
@@ -407,58 +412,58 @@ class PlannedIterator(DatasetIterator[T_co]):
             ) from mismatch
 
     def _move(self, move: Callable[[], None]) -> None:
-        """Changes the place of the stages; where that is refused, they stay where they were."""
-        with self._holding():
-            if self._place is None and self._is_ahead():
-                self._settle()
-            self._leave()
-            self._moving = True
+        """Changes the position of the stages; restores it if that fails."""
+        with self._exclusive():
+            if self._after is None and self._has_undelivered():
+                self._restore_stages()
+            self._record_position()
+            self._changing = True
             try:
                 move()
             except Exception:
                 with contextlib.suppress(Exception):
-                    self._settle()
+                    self._restore_stages()
                 raise
-            self._fresh = False
-            self._forget()
+            self._from_start = False
+            self._reset()
 
-    def _forget(self) -> None:
-        nothing: list[T_co] = []
-        none = Block([], _no_state)
-        self._waiting, self._place, self._before = nothing, None, None
-        self._block, self._at, self._moving = none, 0, False
+    def _reset(self) -> None:
+        waiting: list[T_co] = []
+        empty = Block([], _no_state)
+        self._waiting, self._after, self._before = waiting, None, None
+        self._block, self._offset, self._changing = empty, 0, False
 
-    def _settle(self) -> None:
-        """Takes the stages to the element that comes next."""
-        self._moving = True
-        state = self._reached()
+    def _restore_stages(self) -> None:
+        """Restores the stages to just after the element delivered last."""
+        self._changing = True
+        state = self._delivered_state()
         if state is not None:
             self._stage.restore(state)
-            self._fresh = False
-        elif self._fresh and self._node is not None:
+            self._from_start = False
+        elif self._from_start and self._node is not None:
             with contextlib.suppress(Exception):
                 self._stage.close()
             self._stage = open_stage(self._node)
-            if self._closed:  # by who knew only the stages before
+            if self._closed:  # meanwhile, by a thread that cancelled only the previous stages
                 raise closed_error(self._closed_message())
-        self._forget()
+        self._reset()
 
     def _get_next_index(self) -> int:
-        with self._holding():
-            if self._is_ahead():
-                self._settle()
+        with self._exclusive():
+            if self._has_undelivered():
+                self._restore_stages()
             return self._stage.next_index()
 
     def _set_next_index(self, index: int) -> None:
         self._move(lambda: self._stage.seek(index))
 
     def start_prefetch(self) -> None:
-        """Starts to compute elements before the first is asked for, where the pipeline does so.
+        """Starts prefetching before the first element is requested, if the pipeline prefetches.
 
         Raises:
             ValueError: The iterator is closed.
         """
-        with self._holding():
+        with self._exclusive():
             if self._closed:
                 raise closed_error(self._closed_message())
             self._stage.start_prefetch()
@@ -471,27 +476,27 @@ class PlannedIterator(DatasetIterator[T_co]):
     def close(self) -> None:
         """Releases threads, worker processes and memory; safe to call again.
 
-        A thread that waits for an element meanwhile, or for its turn, gets a `ValueError`; one that
-        runs a user's function itself does so when that returns. This waits for neither.
+        Threads that wait for an element get a `ValueError`; a thread that runs a user function gets
+        it when that function returns. This call does not wait for them.
         """
         if self.__dict__.get("_stages_closed", True):
             return
         self._closed = True
         if not self._close_stages():
             self._stage.cancel()
-            self._close_stages()  # the lock may be free by now
+            self._close_stages()  # the other thread may have released the lock since
 
     def _close_stages(self) -> bool:
-        """Closes the stages unless another thread moves them, which does so then."""
-        lock = self._free_lock()
+        """Closes the stages; if another thread holds the lock, that thread does so on release."""
+        lock = self._try_acquire()
         if lock is None:
             return False
         try:
             if not self._stages_closed:
                 self._stages_closed = True
-                place = self._place_reached()
-                self._forget()
-                self._place = place  # the state is that of the element delivered last, as before
+                point = self._delivered_point()
+                self._reset()
+                self._after = point  # `get_state` still returns the state after the last delivery
                 self._stage.close()
         finally:
             lock.release()
@@ -499,12 +504,13 @@ class PlannedIterator(DatasetIterator[T_co]):
 
 
 class ThreadPrefetchDatasetIterator(PlannedIterator[T_co]):
-    """Computes the elements of any iterator ahead of use, on one thread.
+    """Prefetches the elements of any iterator on one thread.
 
     Args:
-        parent: Any object with `__next__`; with `get_state` and `set_state` it can be saved.
-        prefetch_buffer_size: The most elements computed ahead; 0 computes each when it is asked
-            for.
+        parent: Any object with `__next__`; if it has `get_state` and `set_state`, this iterator can
+            be saved and restored, too.
+        prefetch_buffer_size: Maximum number of prefetched elements; 0 computes each when it is
+            requested.
 
     Raises:
         ValueError: `prefetch_buffer_size` is negative.
@@ -523,15 +529,15 @@ class ThreadPrefetchDatasetIterator(PlannedIterator[T_co]):
 
 
 def _no_state(_: int) -> State:
-    raise AssertionError("no element was pulled")
+    raise AssertionError("an empty block has no state")
 
 
 def get_next_index(ds_iter: DatasetIterator[Any]) -> int:
     """Returns the index of the element that `next(ds_iter)` will return.
 
     Args:
-        ds_iter: An iterator whose elements have an index: over reads of a `MapDataset`, maps,
-            batches, limits, prefetching, or workers of which there is one.
+        ds_iter: An iterator whose elements have an index: its pipeline reads a `MapDataset` and has
+            only maps, batches, limits, prefetching, or a single worker.
 
     Raises:
         NotImplementedError: Elements of this pipeline have no index, as after a filter.
@@ -550,7 +556,7 @@ def set_next_index(ds_iter: DatasetIterator[Any], index: int) -> None:
 
     Args:
         ds_iter: An iterator whose elements have an index; see `get_next_index`.
-        index: From 0 to the number of elements, which is the end.
+        index: From 0 to the number of elements; the latter is the end.
 
     Raises:
         NotImplementedError: Elements of this pipeline have no index, as after a filter.

@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 
 
 class EmptyDatasetError(IndexError, ZeroDivisionError):
-    """An element of an empty dataset was asked for; Grain has it as the second of these."""
+    """An element of an empty dataset was requested; Grain raises a `ZeroDivisionError`."""
 
 
 class MapDatasetFactories(abc.ABCMeta):
-    """What `MapDataset` itself offers, and datasets made from it do not."""
+    """The factories of `MapDataset`: methods of the class, not of datasets."""
 
     def source(cls, source: SourceLike[T | None]) -> MapDataset[T]:
         """Makes a dataset of any object with `__len__` and `__getitem__`.
 
-        Positions beyond the object's length start over, so that epochs follow each other; records
-        that are `None` count as dropped. An object whose `len` raises a `TypeError` is read at the
-        positions asked for, and its dataset counts as infinite.
+        Positions are taken modulo the object's length, so epochs follow each other; records that
+        are `None` count as dropped. An object whose `len` raises a `TypeError` is read at the
+        requested positions, and its dataset is infinite.
 
         Args:
-            source: Read by index; one that also has `__getitems__` is asked for many at once. It is
-                read from several threads at a time, and pickled where worker processes read it.
+            source: Object to read by index, or several at once if it also has `__getitems__`.
+                Several threads may read it at the same time; it is pickled for worker processes.
 
         Raises:
             TypeError: `source` has no `__len__` or no `__getitem__`.
@@ -64,9 +64,9 @@ class MapDatasetFactories(abc.ABCMeta):
         """Makes a dataset of the integers of `range(start, stop, step)`, as Python's `int`.
 
         Args:
-            start: The first integer; where `stop` is `None`, the end, and the first is 0.
-            stop: The end, which is left out.
-            step: From one integer to the next, not 0.
+            start: The first integer; if `stop` is `None`, the end instead, and the first is 0.
+            stop: The end (exclusive).
+            step: The difference between consecutive integers, not 0.
 
         Raises:
             ValueError: `step` is 0.
@@ -89,23 +89,24 @@ class MapDatasetFactories(abc.ABCMeta):
     ) -> MapDataset[T]:
         """Interleaves several datasets in fixed proportions.
 
-        An epoch ends when the first of `datasets` would be used up; later positions go on with the
-        mixture, each dataset in its next epochs. The order within each dataset stays, and its
-        elements are spread evenly over the mixture. Weights are first scaled so that the smallest
-        is 100 and cut to integers: 0.3 and 0.7 become 100 and 233.
+        An epoch ends before the first of `datasets` would be exhausted; later positions continue
+        the mixture, with each dataset in its next epochs. The order within each dataset is
+        preserved, and its elements are spread evenly over the mixture. Weights are first scaled so
+        that the smallest is 100, and truncated to integers: 0.3 and 0.7 become 100 and 233.
 
-        There may be thousands of datasets: the start takes some microseconds for each, an element
-        as much as with few where they are alike. The order is kept for up to a million positions,
-        in 12 MB. Where weights make an order that repeats only after more, a shuffle downstream
-        takes time in proportion to the number of datasets; shuffle each of them instead.
+        There may be thousands of datasets: starting takes some microseconds for each, and if they
+        have the same kinds of stages, the cost per element does not depend on their number. An
+        order that repeats within a million positions is cached, in up to 12 MB. For weights whose
+        order has a longer period, a shuffle downstream takes time proportional to the number of
+        datasets; shuffle each dataset instead.
 
         Args:
             datasets: At least one, none of them empty.
-            weights: A positive share for each, which need not sum to 1; equal shares if `None`.
+            weights: A positive weight for each dataset, in any scale; equal weights if `None`.
 
         Raises:
-            ValueError: There is no dataset, one is empty, weights are not as many as datasets, or a
-                weight is not positive.
+            ValueError: There is no dataset, one is empty, the numbers of datasets and weights
+                differ, or a weight is not positive.
             TypeError: A weight is not a number.
 
         Example:
@@ -120,14 +121,14 @@ class MapDatasetFactories(abc.ABCMeta):
     def select_from_datasets(
         cls, datasets: Sequence[MapDataset[T]], selection_map: transforms.DatasetSelectionMap
     ) -> MapDataset[T]:
-        """Makes a dataset of the elements that `selection_map` picks from several datasets.
+        """Makes a dataset of the elements that `selection_map` selects from several datasets.
 
-        Its length is that of `selection_map`. Positions beyond it, or negative ones, are handed to
-        `selection_map` as they are.
+        Its length is that of `selection_map`. Positions beyond it, or negative ones, are passed to
+        `selection_map` unchanged.
 
         Args:
-            datasets: The datasets, known to `selection_map` by their places in this sequence.
-            selection_map: Called with an index; gives the number of a dataset and an index in it.
+            datasets: The datasets; `selection_map` refers to them by their index in this sequence.
+            selection_map: Returns, for an index, the number of a dataset and an index in it.
 
         Example:
             >>> class Alternate(grain.transforms.DatasetSelectionMap):
@@ -143,10 +144,10 @@ class MapDatasetFactories(abc.ABCMeta):
         return PlannedMapDataset(plan.Select.of([node_of(ds) for ds in datasets], selection_map))
 
     def concatenate(cls, datasets: Sequence[MapDataset[T]]) -> MapDataset[T]:
-        """Joins several datasets end to end; epoch `n` consists of the `n`-th epoch of each.
+        """Concatenates several datasets; epoch `n` consists of the `n`-th epoch of each.
 
-        There may be thousands of datasets: the start takes some microseconds for each, an element
-        as much as with few where they are alike.
+        There may be thousands of datasets: starting takes some microseconds for each, and if they
+        have the same kinds of stages, the cost per element does not depend on their number.
 
         Args:
             datasets: At least one, none of them infinite.
@@ -163,24 +164,25 @@ class MapDatasetFactories(abc.ABCMeta):
 
 
 class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
-    """A sequence of elements computed by position; nothing is read until one is asked for.
+    """A sequence of elements computed by position; nothing is read before it is requested.
 
-    A dataset is never changed: each method returns a new one. `ds[i]` is an element, `None` where a
-    filter or a map dropped it; `ds[a:b:c]` is a dataset. `len(ds)` is the number of elements of one
-    epoch, dropped ones included, and `sys.maxsize` where there is no end. Positions beyond it go on
-    with the next epochs, in which shuffles and random maps draw anew; negative positions are those
-    of the epochs before the first. An iteration reads one epoch, as `to_iter_dataset()` does, and
-    leaves out what was dropped.
+    A dataset is immutable: each method returns a new one. `ds[i]` is an element, `None` if a filter
+    or a map dropped it; `ds[a:b:c]` is a dataset. `len(ds)` is the number of elements of one epoch,
+    dropped ones included, and `sys.maxsize` for an infinite dataset. Larger positions belong to the
+    next epochs, in which shuffles and random maps differ; negative positions belong to epochs
+    before the first. Iterating reads one epoch, as `to_iter_dataset()` does, and skips dropped
+    elements.
 
-    `MapDataset.source` and `MapDataset.range` make one of records or integers; `MapDataset.mix`,
-    `MapDataset.concatenate` and `MapDataset.select_from_datasets` one of several.
+    `MapDataset.source` and `MapDataset.range` make datasets of records or integers;
+    `MapDataset.mix`, `MapDataset.concatenate` and `MapDataset.select_from_datasets` combine
+    several.
 
     Derive from it to write a stage of your own: call `super().__init__(parent)` and define
     `__len__` and `__getitem__`, which reads `self._parent`. Threads may call `__getitem__` at the
     same time.
 
     Args:
-        parents: The dataset, or datasets, that elements are taken from.
+        parents: The dataset, or datasets, that it reads elements from.
 
     Example:
         >>> ds = grain.MapDataset.range(10).shuffle(seed=42).map(lambda x: x * 2).batch(4)
@@ -189,7 +191,7 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
         >>> len(ds), ds[0].tolist(), ds[3].tolist()  # position 3 is the first of the second epoch
         (3, [16, 12, 14, 18], [4, 0, 18, 2])
 
-        A stage of one's own:
+        A stage of your own:
 
         >>> class Pairs(grain.MapDataset):
         ...     def __len__(self):
@@ -210,7 +212,7 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
 
     @property
     def parents(self) -> tuple[MapDataset[Any], ...]:
-        """The datasets that elements are taken from; empty for a source."""
+        """The datasets that it reads elements from; empty for a source."""
         return tuple(self.__dict__.get("_parents", ()))
 
     @property
@@ -220,7 +222,7 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """Returns how many elements an epoch has, dropped ones included."""
+        """Returns the number of elements in an epoch, dropped ones included."""
 
     @overload
     def __getitem__(self, index: slice) -> MapDataset[T_co]: ...
@@ -228,16 +230,16 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
     def __getitem__(self, index: int) -> T_co | None: ...
     @abc.abstractmethod
     def __getitem__(self, index: slice | int) -> MapDataset[T_co] | T_co | None:
-        """Returns the element at `index`, `None` where it was dropped; of a slice, a dataset.
+        """Returns the element at `index`, `None` if it was dropped; for a slice, a dataset.
 
         Args:
-            index: A position, counted on over epochs, or a slice of each epoch (see `slice`).
+            index: A position, which grows over epochs, or a slice of each epoch (see `slice`).
         """
 
     def __iter__(self) -> DatasetIterator[T_co]:
         return self.to_iter_dataset().__iter__()
 
-    # An `Any` within the elements goes with `Never`, so those come first.
+    # `Any` within the elements matches `Never`, so these overloads come first.
     @overload
     def batch(
         self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[list[T_co]], S]
@@ -343,29 +345,29 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
     ) -> MapDataset[Any]:
         """Stacks `batch_size` consecutive elements along a new leading axis.
 
-        Elements are pytrees (dicts, tuples, lists and what was registered with JAX) of one
-        structure; the leaves are stacked as `numpy.stack` does. Arrays of shape `(...)` become one
-        of shape `(batch_size, ...)` and the same dtype; Python's numbers become an int64, float64
-        or bool array of shape `(batch_size,)`, text one of `<U`, bytes one of `S`. Where JAX is
-        installed, dicts come with sorted keys. The arrays of a batch are new: no later batch is
-        written into them.
+        Elements are pytrees (dicts, tuples, lists and types registered with JAX) of the same
+        structure; the leaves are stacked as by `numpy.stack`. Arrays of shape `(...)` become one
+        of shape `(batch_size, ...)` and the same dtype; Python numbers become an int64, float64
+        or bool array of shape `(batch_size,)`, `str` one of dtype `<U`, and `bytes` one of `S`. If
+        JAX is installed, dicts get sorted keys. The arrays of a batch are new: later batches do not
+        overwrite them.
 
-        Do not write to an element's arrays on another thread before the batch is there: its row may
-        hold some old and some new values.
+        Do not write to an element's arrays on another thread before its batch is returned: the
+        batch may contain a mixture of old and new values.
 
-        Batches never mix epochs: an epoch's last batch has what is left. Use `repeat` first to fill
+        Batches never mix epochs: an epoch's last batch may be shorter. Call `repeat` first to fill
         it from the next epoch.
 
         Args:
             batch_size: Elements per batch, at least 1.
-            drop_remainder: Whether an epoch's last, shorter batch is left out. Set it under
-                `jax.jit`: a second shape compiles a second time.
-            batch_fn: Makes a batch from a list of elements, in place of stacking.
+            drop_remainder: Whether to drop an epoch's last, shorter batch. Set it under `jax.jit`,
+                which compiles again for each new shape.
+            batch_fn: Function that makes a batch from a list of elements, in place of stacking.
 
         Raises:
-            ValueError: `batch_size` is not positive, or a stage upstream may drop elements: batches
-                would differ in length. Batch after `to_iter_dataset` instead. When read: elements
-                differ in structure or shape.
+            ValueError: `batch_size` is not positive, or a stage upstream may drop elements, so that
+                batches would differ in length. Batch after `to_iter_dataset` instead. When read:
+                elements differ in structure or shape.
             TypeError: `batch_size` is not an integer, or `batch_fn` is not callable.
 
         Example:
@@ -384,16 +386,16 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
     ) -> MapDataset[T_co]:
         """Drops the elements for which `transform` is false: they become `None`.
 
-        Positions and `len` stay as they are; iterating skips what was dropped. Elements that are
-        `None` already are not given to `transform`.
+        Positions and `len` do not change; iterating skips dropped elements. `transform` is not
+        called for elements that are `None` already.
 
         Args:
-            transform: A function of an element that says whether it stays, or a
+            transform: A function of an element that returns whether to keep it, or a
                 `transforms.Filter`.
 
         Raises:
             TypeError: `transform` is neither.
-            ValueError: When read, where `DatasetOptions.filter_raise_threshold_ratio` is set: too
+            ValueError: When read, if `DatasetOptions.filter_raise_threshold_ratio` is set: too
                 many elements were dropped.
 
         Example:
@@ -404,7 +406,7 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
         return _after(self, plan.Filter.of, transform)
 
     def shuffle(self, seed: int | None = None) -> MapDataset[T_co]:
-        """Visits the elements of each epoch in that epoch's own order.
+        """Shuffles each epoch, in a different order.
 
         The order is computed from the position and needs no memory: a keyed bijection of the
         positions (a Feistel network with the round function of the cipher Simon, and cycle walking;
@@ -426,14 +428,14 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
         return _after(self, plan.Shuffle.of, seed)
 
     def slice(self, sl: slice | Sequence[int]) -> MapDataset[T_co]:
-        """Takes a slice, or listed indices, of every epoch; `ds[a:b:c]` is the same as a slice.
+        """Selects a slice, or listed indices, of every epoch; `ds[a:b:c]` does the same.
 
-        Downstream of a shuffle each epoch has other elements, since the slice is one of the
-        shuffled order. `ds[index::count]` is the part of process `index` of `count`.
+        Downstream of a shuffle, epochs have different elements, since the slice is taken from the
+        shuffled order. `ds[index::count]` is the shard of process `index` of `count`.
 
         Args:
-            sl: A slice, with the meaning it has for a list; or a sequence of indices, where a
-                negative one means the epoch before and not a place counted from the end.
+            sl: A slice, as for a list; or a sequence of indices, of which a negative one refers to
+                the previous epoch and is not counted from the end.
 
         Raises:
             TypeError: An index is not an integer.
@@ -450,11 +452,11 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
     def repeat(
         self, num_epochs: int | None = None, *, reseed_each_epoch: bool = True
     ) -> MapDataset[T_co]:
-        """Makes one epoch of several.
+        """Repeats the dataset: several epochs become one.
 
         Args:
-            num_epochs: How many; without end if `None`.
-            reseed_each_epoch: Whether shuffles and random maps upstream draw anew in each of them.
+            num_epochs: Number of epochs; infinite if `None`.
+            reseed_each_epoch: Whether shuffles and random maps upstream differ in each of them.
 
         Raises:
             ValueError: `num_epochs` is not positive, or the dataset is infinite already.
@@ -472,10 +474,10 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
     ) -> MapDataset[S]:
         """Replaces every element by `transform(element)`.
 
-        Elements that are `None` stay so, without a call; where `transform` returns `None`, the
-        element is dropped. Threads may call `transform` at the same time.
+        `transform` is not called for elements that are `None`; if it returns `None`, the element is
+        dropped. Several threads may call it at the same time.
 
-        An exception of `transform` reaches the consumer as it is, with notes on the element:
+        An exception of `transform` reaches the consumer unchanged, with notes on the element:
 
             ValueError: no tokens
             while computing element 5060 of `MapMapDataset(transform=decode @ a.py:3)` at a.py:12
@@ -485,8 +487,8 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
             transform: A function of an element, or a `transforms.Map`.
 
         Raises:
-            TypeError: `transform` is neither. What `transform` raises comes out where the element
-                is asked for.
+            TypeError: `transform` is neither. Exceptions of `transform` are raised when the element
+                is requested.
 
         Example:
             >>> list(grain.MapDataset.range(3).map(lambda x: x * x))
@@ -500,13 +502,13 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
     ) -> MapDataset[S]:
         """Replaces every element by `transform(index, element)`.
 
-        Elements that are `None` stay so, without a call; where `transform` returns `None`, the
-        element is dropped.
+        `transform` is not called for elements that are `None`; if it returns `None`, the element is
+        dropped.
 
         Args:
             transform: A function of a position and an element, or a `transforms.MapWithIndex`. The
-                position is the one that was asked of this stage: in the second epoch it runs on
-                from `len(ds)`.
+                position is that requested from this stage: in the second epoch it continues from
+                `len(ds)`.
 
         Raises:
             TypeError: `transform` is neither.
@@ -527,10 +529,10 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
     ) -> MapDataset[S]:
         """Replaces every element by `transform(element, rng)`.
 
-        Random numbers depend on the seed and on the position asked of this stage alone, not on the
-        order in which elements are computed. So epochs draw anew; upstream of a shuffle a record
-        keeps its numbers within an epoch, downstream of it a place in the order does. Elements that
-        are `None` stay so, without a call.
+        Random numbers depend only on the seed and on the position requested from this stage, not on
+        the order in which elements are computed. So they differ between epochs; upstream of a
+        shuffle they belong to a record, downstream of it to a position in the shuffled order.
+        `transform` is not called for elements that are `None`.
 
         Args:
             transform: A function of an element and a `numpy.random.Generator` (Philox, keyed by the
@@ -550,10 +552,10 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
         return _after(self, plan.RandomMap.of, transform, seed)
 
     def seed(self, seed: int) -> MapDataset[T_co]:
-        """Sets a seed that random stages downstream derive their own from, where they have none.
+        """Sets a seed from which random stages downstream derive theirs, if they are given none.
 
-        What a stage derives depends on how many stages lie between: two shuffles have different
-        orders, and a stage put in between changes those downstream of it.
+        A derived seed depends on the number of stages between: two shuffles have different orders,
+        and inserting a stage changes the orders of those downstream of it.
 
         Args:
             seed: Any non-negative integer.
@@ -587,7 +589,7 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
     @overload
     def apply(self, transformations: transforms.RandomMapLike[T_co, S | None]) -> MapDataset[S]: ...
     def apply(self, transformations: Any) -> MapDataset[Any]:
-        """Appends transforms that are given as objects.
+        """Appends transform objects.
 
         Args:
             transformations: One object of a class in `grainmill.transforms`, or several, which are
@@ -595,7 +597,7 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
 
         Raises:
             NotImplementedError: An object is not of a known transform class.
-            ValueError: As the method for an object raises it, such as `random_map` without a seed.
+            ValueError: As raised by the method for an object, such as `random_map` without a seed.
 
         Example:
             >>> class Double(grain.transforms.Map):
@@ -617,8 +619,8 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
 
         Args:
             func: A function whose first argument is a dataset.
-            *args: Its further arguments.
-            **kwargs: Its arguments by name.
+            *args: Its other positional arguments.
+            **kwargs: Its keyword arguments.
 
         Example:
             >>> def first_half(ds):
@@ -639,20 +641,19 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
     def to_iter_dataset(
         self, read_options: ReadOptions | None = None, *, allow_nones: bool = False
     ) -> IterDataset[Any]:
-        """Reads one epoch in order, ahead of use.
+        """Reads one epoch in order, and prefetches.
 
-        Elements come in the order of their positions, whatever the options. An exception raised by
-        user code comes out at the place of its element. A saved state is
+        Elements are delivered in the order of their positions, whatever the options. An exception
+        in user code is raised when its element is requested. A saved state is
         `{"next_index": position}`.
 
         Args:
-            read_options: How far ahead, on how many threads or in how many worker processes;
-                `ReadOptions()` if `None`, except that nothing is computed ahead for a plain
-                `range`.
-            allow_nones: Whether dropped elements come out as `None` instead of not at all.
+            read_options: Size of the prefetch buffer, and numbers of threads or worker processes;
+                `ReadOptions()` if `None`, except that nothing is prefetched for a plain `range`.
+            allow_nones: Whether to deliver dropped elements as `None` instead of skipping them.
 
         Raises:
-            TypeError: `read_options` are others than `ReadOptions`.
+            TypeError: `read_options` is not a `ReadOptions`.
 
         Example:
             >>> ds = grain.MapDataset.range(4).filter(lambda x: x != 1)
@@ -664,15 +665,15 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
         """
         node = node_of(self)
         if read_options is None:
-            # Numbers cost nothing to make, so nothing is gained by making them ahead.
-            numbers = isinstance(node, plan.Range)
-            read_options = ReadOptions(prefetch_buffer_size=0) if numbers else ReadOptions()
+            # Integers are too cheap for prefetching to pay off.
+            is_range = isinstance(node, plan.Range)
+            read_options = ReadOptions(prefetch_buffer_size=0) if is_range else ReadOptions()
         return PlannedIterDataset(
             sequential.read(node, read_options, allow_nones=allow_nones), (self,)
         )
 
     def _over(self, node: Any) -> MapDataset[T_co]:
-        """This dataset where its node is replaced by `node`: on other parents, or a slice of it."""
+        """A dataset with `node`, which is this one's node on other parents, or a slice of it."""
         if isinstance(node, plan.UserDefined):
             copied: MapDataset[T_co] = node.dataset
             return copied
@@ -687,13 +688,13 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
 
 
 class PlannedMapDataset(MapDataset[T_co]):
-    """A dataset that is a plan."""
+    """A dataset defined by a plan."""
 
     def __init__(self, node: Node, parents: Sequence[MapDataset[Any]] = ()) -> None:
         super().__init__(parents)
         self._node = random_access(node)
         if node.added_at is None:
-            node.note_added(line_of_user())
+            node.set_added_at(line_of_user())
         self._program: Program | None = None
 
     def _over(self, node: Any) -> MapDataset[T_co]:
@@ -722,33 +723,33 @@ class PlannedMapDataset(MapDataset[T_co]):
         index = checked_integer(index, "index")
         if self._node.length == 0:
             raise self._no_element(index)
-        made = self._ready().run(index, 1)
-        if made.failure is not None:
-            raise made.failure
-        return cast("T_co | None", made.elements[0])
+        block = self._compiled().run(index, 1)
+        if block.failure is not None:
+            raise block.failure
+        return cast("T_co | None", block.elements[0])
 
     def _no_element(self, index: int) -> EmptyDatasetError:
         return EmptyDatasetError(
-            f"{self} has no elements, so there is none at index {index}; check its source, and "
-            "what slices and batches leave over"
+            f"{self} has no elements, so index {index} is out of range; check the length of its "
+            "source, and that slices and batches leave elements"
         )
 
-    def _ready(self) -> Program:
+    def _compiled(self) -> Program:
         if self._program is None:
             self._program = Program(self._node)
         return self._program
 
     def __getitems__(self, indices: Sequence[int]) -> list[T_co | None]:
-        """Returns the elements at `indices`, made as one block."""
+        """Returns the elements at `indices`, computed as one block."""
         chosen = np.asarray(indices)
         if chosen.size and chosen.dtype.kind not in "iu":
             raise TypeError(f"`indices` must be integers, got {indices!r}")
         if chosen.size and self._node.length == 0:
             raise self._no_element(int(chosen[0]))
-        made = self._ready().run_at(chosen.astype(np.int64))
-        if made.failure is not None:
-            raise made.failure
-        return made.elements
+        block = self._compiled().run_at(chosen.astype(np.int64))
+        if block.failure is not None:
+            raise block.failure
+        return block.elements
 
     def __repr__(self) -> str:
         if isinstance(self._node, plan.Mix):

@@ -1,4 +1,4 @@
-"""Random generators by index, as random maps use them, for stages of a user's own."""
+"""The random generators of random maps, for user-defined stages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class RngPool:
-    """Random generators by index, for stages of one's own: those that `random_map` uses.
+    """The random generator for each index that `random_map` uses, for your own stages.
 
     They are Philox generators keyed by the seed, with the op seed and the index in their counter
-    (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), so those of different
-    indices do not overlap.
+    (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), so generators of
+    different indices do not overlap.
 
     Args:
         seed: Any non-negative integer.
@@ -31,11 +31,11 @@ class RngPool:
         self._generators = functools.cache(lambda op_seed: IndexedGenerators(seed, op_seed))
 
     def acquire_rng(self, index: int, *, op_seed: int = 0) -> np.random.Generator:
-        """Returns the generator of `index`, at its beginning.
+        """Returns the generator of `index`, in its initial state.
 
         Args:
             index: Any non-negative integer below 2**64.
-            op_seed: Tells stages apart that use the same seed; 0 in `random_map`.
+            op_seed: Distinguishes stages that use the same seed; 0 in `random_map`.
 
         Raises:
             ValueError: The seed of the pool is negative.

@@ -1,4 +1,4 @@
-"""Shapes and dtypes of a dataset's elements, told from its plan alone."""
+"""Shapes and dtypes of a dataset's elements, inferred from its plan."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class ShapeDtypeStructProtocol(Protocol):
 
 
 def get_element_spec(ds: Any) -> Any:
-    """Infers the shapes and dtypes of elements from the plan alone; no element is computed.
+    """Infers the shapes and dtypes of elements from the plan, without computing an element.
 
-    A batch adds `batch_size` as first axis, or `None` where its last one may be shorter. A map
-    needs a transform with a method `output_spec(input_spec)`, a `batch_fn` an attribute
-    `output_spec(input_spec, batch_size, drop_remainder)`. Mixtures and interleaved datasets are
-    described by their first dataset.
+    A batch adds `batch_size` as first axis, or `None` if the last batch may be shorter. The
+    transform of a map must have a method `output_spec(input_spec)`, and a `batch_fn` must have an
+    attribute `output_spec(input_spec, batch_size, drop_remainder)`. The spec of mixtures and
+    interleaved datasets is that of their first dataset.
 
     Args:
         ds: A `MapDataset` or an `IterDataset`.
@@ -36,9 +36,9 @@ def get_element_spec(ds: Any) -> Any:
         The structure of an element, with a `ShapeDtypeStruct` for each leaf.
 
     Raises:
-        ValueError: A transform upstream does not say what it returns.
-        NotImplementedError: The elements of a stage are not known beforehand: sources, packing,
-            flat maps and stages of one's own.
+        ValueError: A transform or `batch_fn` upstream has no `output_spec`.
+        NotImplementedError: The spec cannot be inferred: of sources, packing, flat maps and
+            user-defined stages.
 
     Example:
         >>> spec = grain.experimental.get_element_spec(grain.MapDataset.range(9).batch(4))

@@ -1,4 +1,4 @@
-"""Stages that are written as classes around a dataset rather than as methods of it."""
+"""Stages that are classes around a dataset rather than methods of it."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class FlatMapMapDataset(PlannedMapDataset[T_co]):
     """Replaces each element by up to `transform.max_fan_out` elements.
 
     Element `i` is element `i % max_fan_out` of what `flat_map` returns for the parent's element
-    `i // max_fan_out`, and `None` where there are fewer. The length is `max_fan_out` times the
+    `i // max_fan_out`, or `None` if there are fewer. The length is `max_fan_out` times the
     parent's. `flat_map` is called again for each element of its result.
 
     Args:
-        parent: Where elements come from.
+        parent: The dataset to read from.
         transform: Its `flat_map` returns a sequence, or another iterable, of at most `max_fan_out`
             elements.
 
@@ -78,12 +78,12 @@ class FlatMapMapDataset(PlannedMapDataset[T_co]):
 
 
 class ZipMapDataset(PlannedMapDataset[T_co]):
-    """Pairs up what several datasets have at the same position.
+    """Zips several datasets: element `i` is the tuple of their elements `i`.
 
-    Elements are tuples; where a dataset dropped its element, its place holds `None`.
+    An element that a dataset dropped is `None` in the tuple.
 
     Args:
-        parents: Datasets of one length, at least one.
+        parents: Datasets of equal length, at least one.
 
     Raises:
         ValueError: There is no dataset, or lengths differ.
@@ -112,14 +112,14 @@ class ZipMapDataset(PlannedMapDataset[T_co]):
 
 
 class WindowShuffleMapDataset(PlannedMapDataset[T_co]):
-    """Moves elements inside windows of `window_size` consecutive ones.
+    """Shuffles elements within windows of `window_size` consecutive ones.
 
-    So records that lie close together in a file are still read close together. Every window of
-    every epoch has its own order, by the algorithm of `MapDataset.shuffle`. Every epoch is a
-    permutation: where the window does not divide its length, its last window is shorter.
+    So records that are adjacent in a file are still read close together. Every window of every
+    epoch has a different order, by the algorithm of `MapDataset.shuffle`. Every epoch is a
+    permutation: if the window size does not divide its length, its last window is shorter.
 
     Args:
-        parent: Where elements come from.
+        parent: The dataset to read from.
         window_size: Elements in a window, at least 1.
         seed: From 0 to 2**32 - 1.
 
@@ -142,7 +142,7 @@ class FlatMapIterDataset(PlannedIterDataset[T_co]):
     """Replaces each element by the elements of a sequence, which may be empty.
 
     Args:
-        parent: Where elements come from.
+        parent: The dataset to read from.
         transform: Its `flat_map` returns a sequence (not a generator); `max_fan_out` does not limit
             it.
 
@@ -163,11 +163,11 @@ class FlatMapIterDataset(PlannedIterDataset[T_co]):
 
 
 class ZipIterDataset(PlannedIterDataset[T_co]):
-    """Pairs up the elements of several datasets, first with first.
+    """Zips several datasets: tuples of their first elements, their second elements, and so on.
 
     Args:
         parents: The datasets, at least one.
-        strict: Whether datasets of unequal length are an error; if not, the shortest ends it.
+        strict: Whether unequal lengths are an error; if not, it ends with the shortest dataset.
 
     Raises:
         ValueError: There are no datasets. When read, if `strict`: one ends before another.
@@ -208,13 +208,14 @@ class ZipIterDataset(PlannedIterDataset[T_co]):
 
 
 class WindowShuffleIterDataset(PlannedIterDataset[T_co]):
-    """Permutes each run of `window_size` consecutive elements.
+    """Shuffles each window of `window_size` consecutive elements.
 
-    A window is held in memory. Each has its own order, by the algorithm of `MapDataset.shuffle`. A
-    saved state is that before the window, so restoring computes its elements again.
+    A window is held in memory. Each has a different order, by the algorithm of
+    `MapDataset.shuffle`. A saved state refers to the start of the window, so restoring computes its
+    elements again.
 
     Args:
-        parent: Where elements come from.
+        parent: The dataset to read from.
         window_size: Elements in a window, at least 1; the last one may be shorter.
         seed: From 0 to 2**32 - 1.
 
@@ -234,14 +235,14 @@ class WindowShuffleIterDataset(PlannedIterDataset[T_co]):
 
 
 class RepeatIterDataset(PlannedIterDataset[T_co]):
-    """Repeats the same epoch; each time begins at the parent's first state.
+    """Repeats the same epoch; each one starts from the parent's initial state.
 
-    So all epochs have the same order and random numbers, unlike those of `MapDataset.repeat`. Where
-    an epoch has no element, the repetition ends.
+    So all epochs have the same order and random numbers, unlike those of `MapDataset.repeat`. If an
+    epoch is empty, the repetition ends.
 
     Args:
-        parent: Where elements come from.
-        num_epochs: How many times; without end if `None`.
+        parent: The dataset to read from.
+        num_epochs: Number of epochs; infinite if `None`.
 
     Raises:
         ValueError: `num_epochs` is not positive.
@@ -258,13 +259,13 @@ class RepeatIterDataset(PlannedIterDataset[T_co]):
 
 
 class CacheIterDataset(PlannedIterDataset[T_co]):
-    """Remembers the elements of the first epoch; useful upstream of `RepeatIterDataset`.
+    """Caches the elements of the first epoch; useful upstream of `RepeatIterDataset`.
 
-    All elements are kept in memory, and later epochs deliver the same objects. A state that is
-    restored elsewhere reads the parent again, up to its place.
+    All elements are kept in memory, and later epochs deliver the same objects. Restoring a state in
+    another iterator reads the parent again, up to the saved position.
 
     Args:
-        parent: Where elements come from.
+        parent: The dataset to read from.
 
     Example:
         >>> calls = []
@@ -282,8 +283,8 @@ class LimitIterDataset(PlannedIterDataset[T_co]):
     """Takes the first `count` elements.
 
     Args:
-        parent: Where elements come from.
-        count: The most elements, at least 1.
+        parent: The dataset to read from.
+        count: Maximum number of elements, at least 1.
 
     Raises:
         ValueError: `count` is not positive.
@@ -300,12 +301,12 @@ class LimitIterDataset(PlannedIterDataset[T_co]):
 
 
 class TakeWhileIterDataset(PlannedIterDataset[T_co]):
-    """Takes the elements up to the first for which `predicate` is false, which is left out too.
+    """Takes the elements before the first for which `predicate` is false.
 
     Args:
-        parent: Where elements come from.
+        parent: The dataset to read from.
         predicate: A function of an element, or a `transforms.Filter`. It is called once for each
-            element, when that is asked for.
+            element, when the element is requested.
 
     Raises:
         TypeError: `predicate` is neither.
@@ -325,16 +326,16 @@ class TakeWhileIterDataset(PlannedIterDataset[T_co]):
 
 
 class RebatchIterDataset(PlannedIterDataset[T_co]):
-    """Cuts and joins batches into batches of `batch_size` rows.
+    """Splits and joins batches into batches of `batch_size` rows.
 
     Arrays of shape `(n, ...)` become ones of shape `(batch_size, ...)` and the same dtype. A batch
     that lies within one batch of the parent is a view of it; others are copies.
 
     Args:
-        parent: Where batches come from, of any sizes; all arrays of one have the same number of
+        parent: A dataset of batches of any sizes; all arrays of a batch have the same number of
             rows.
-        batch_size: Rows of the new batches, at least 1.
-        drop_remainder: Whether a last, shorter batch is left out.
+        batch_size: Rows per new batch, at least 1.
+        drop_remainder: Whether to drop a last, shorter batch.
 
     Raises:
         ValueError: `batch_size` is not positive. When read: the arrays of a batch differ in their
@@ -358,15 +359,14 @@ class RebatchIterDataset(PlannedIterDataset[T_co]):
 
 
 class ThreadPrefetchIterDataset(PlannedIterDataset[T_co]):
-    """Computes elements ahead of use on one thread.
+    """Prefetches elements on one thread.
 
-    A saved state is that after the element delivered last; elements computed ahead are not part of
-    it.
+    A saved state refers to the element delivered last; prefetched elements are not part of it.
 
     Args:
-        parent: Where elements come from.
-        prefetch_buffer_size: The most elements computed ahead; 0 computes each when it is asked
-            for.
+        parent: The dataset to read from.
+        prefetch_buffer_size: Maximum number of prefetched elements; 0 computes each when it is
+            requested.
 
     Raises:
         ValueError: `prefetch_buffer_size` is negative.
@@ -390,22 +390,22 @@ def multithread_prefetch(
     buffer_size: int,
     sequential_slice: bool = False,  # noqa: FBT001, FBT002 - as programs call it
 ) -> IterDataset[T]:
-    """Computes elements ahead of use on threads, which share them as workers of `mp_prefetch` do.
+    """Prefetches elements on threads, which split them as workers of `mp_prefetch` do.
 
     Each thread runs all stages upstream on its share of the elements, so stages of an `IterDataset`
-    (batches, filters, packing, limits) count per thread, and both the elements and a saved state
-    depend on the number of threads.
+    (batches, filters, packing, limits) apply to each thread's share, and both the elements and a
+    saved state depend on the number of threads.
 
     Args:
         ds: The dataset.
-        num_threads: How many threads; with 0, `ds` is returned as it is.
-        buffer_size: The most elements each thread holds ready; 0 computes each when it is asked
-            for.
-        sequential_slice: Whether a thread gets a run of consecutive elements of each source instead
-            of every `num_threads`-th of them.
+        num_threads: Number of threads; with 0, `ds` is returned unchanged.
+        buffer_size: Maximum number of elements that each thread prefetches; 0 computes each when it
+            is requested.
+        sequential_slice: Whether a thread reads a range of consecutive elements of each source
+            instead of every `num_threads`-th element.
 
     Raises:
-        ValueError: A number is negative, or a source cannot be shared.
+        ValueError: A number is negative, or a source cannot be split among threads.
         TypeError: A number is not an integer.
 
     Example:
@@ -424,19 +424,21 @@ def multithread_prefetch(
 
 
 class InterleaveIterDataset(PlannedIterDataset[T_co]):
-    """Takes one element of each of up to `cycle_length` datasets in turn, until all have ended.
+    """Takes one element from each of up to `cycle_length` datasets in turn, until all have ended.
 
-    A dataset that has ended makes room for the next one. Seeds upstream of `datasets` are not seen
-    by stages downstream.
+    A dataset that has ended is replaced by the next one. Stages downstream cannot use seeds set
+    upstream of `datasets`.
 
     Args:
-        datasets: Datasets by index; a `MapDataset` of datasets opens each when its turn comes.
-        cycle_length: How many are open at a time, at least 1.
-        num_make_iter_threads: Threads that open the next ones; 0 opens each when its turn comes.
-        make_iter_buffer_size: How many are opened ahead of their turn.
-        iter_buffer_size: How many elements of each are computed ahead, on a thread for each; with 1
-            an element is computed when its turn comes. A `MapDataset` reads ahead as it always
-            does.
+        datasets: Datasets by index; of a `MapDataset` of datasets, each is computed when its turn
+            comes.
+        cycle_length: Number of datasets open at a time, at least 1.
+        num_make_iter_threads: Number of threads that open the next datasets; 0 opens each when its
+            turn comes.
+        make_iter_buffer_size: Number of datasets opened in advance.
+        iter_buffer_size: Number of prefetched elements of each dataset, on a thread for each; with
+            1, an element is computed when its turn comes. A `MapDataset` prefetches by its own
+            options.
 
     Raises:
         ValueError: A number is out of range.
@@ -473,10 +475,10 @@ class InterleaveIterDataset(PlannedIterDataset[T_co]):
 class WithOptionsIterDataset(PlannedIterDataset[T_co]):
     """Sets options of the whole pipeline, upstream and downstream.
 
-    Where several set the same option, the one that is furthest downstream wins.
+    If several set the same option, the one furthest downstream wins.
 
     Args:
-        parent: Where elements come from, unchanged.
+        parent: The dataset; its elements are not changed.
         options: The options.
 
     Example:
@@ -493,7 +495,7 @@ class WithOptionsIterDataset(PlannedIterDataset[T_co]):
 
 
 class _FitPackIterDataset(PlannedIterDataset[dict[str, NDArray[Any]]]):
-    """What `FirstFitPackIterDataset` and `BestFitPackIterDataset` have in common."""
+    """The base class of `FirstFitPackIterDataset` and `BestFitPackIterDataset`."""
 
     _best_fit: bool
 
@@ -528,46 +530,46 @@ class _FitPackIterDataset(PlannedIterDataset[dict[str, NDArray[Any]]]):
 
 
 class FirstFitPackIterDataset(_FitPackIterDataset):
-    """Packs sequences into rows of fixed length, each into the first row that has room for it.
+    """Packs sequences into rows of fixed length, each into the first row where it fits.
 
     An element is a flat dict of arrays of shape `(n, ...)`, of which the first axis is packed; a
-    number counts as one of length 1. A row is a dict with sorted keys. It has each feature `f` of
-    `length_struct` with shape `(length_struct[f], ...)` and the dtype it has in the elements, and
+    number counts as an array of length 1. A row is a dict with sorted keys. It has each feature `f`
+    of `length_struct` with shape `(length_struct[f], ...)` and the dtype of the elements, and
     with it `f_segment_ids` (int32, from 1 in the order of the sequences; 0 is padding) and
     `f_positions` (int32, from 0 in each sequence), both of shape `(length_struct[f],)`. Other
     features are dropped.
 
-    A sequence goes, whole, into the first of `num_packing_bins` rows in which all its features have
-    room. If no row has room, the rows so far come out, and the sequence begins new ones. (Online
-    bin packing: D. S. Johnson, "Fast algorithms for bin packing", J. Comput. Syst. Sci. 8, 1974.) A
-    saved state is that before the rows that come out together, and how many of them were taken;
-    restoring packs them again.
+    A sequence is placed, whole, into the first of `num_packing_bins` rows where all its features
+    fit. If it fits into none, all rows are delivered, and the sequence starts the next ones.
+    (Online bin packing: D. S. Johnson, "Fast algorithms for bin packing", J. Comput. Syst. Sci. 8,
+    1974.) A saved state refers to the start of the rows that are delivered together, and to how
+    many of them were delivered; restoring packs them again.
 
     Args:
-        parent: What to pack. No sequence may be longer than its row.
+        parent: The dataset of sequences. No sequence may be longer than its row.
         length_struct: The length of a row for each feature, in elements of the first axis.
-        num_packing_bins: Rows that are filled at the same time, at least 1. With more, less is
-            padding, and more sequences are held in memory. Beyond some ten thousand, where features
-            differ in length, the time per sequence grows with it.
-        seed: For the order in which the rows come out.
+        num_packing_bins: Number of rows that are filled at the same time, at least 1. More rows
+            mean less padding, and more sequences held in memory. Beyond ten thousand or so, if
+            features differ in length, the time per sequence grows with it.
+        seed: The seed for the order in which rows are delivered.
         shuffle_bins: Whether that order is random.
-        shuffle_bins_group_by_feature: A feature by the mean of whose distinct values the rows are
-            sorted; equal ones stay in random order.
-        meta_features: Features that describe sequences; they get no ids or positions. One that
-            `length_struct` names is packed like others, any other comes out as a list of its values
-            in the row's sequences.
-        pack_alignment_struct: For each feature, what the start of a sequence is a multiple of, with
-            the structure of `length_struct`; 1 if `None`.
-        padding_struct: For each feature, the value where there is no sequence, with the structure
-            of `length_struct`; 0 if `None`.
-        max_sequences_per_bin: The most sequences in a row; as many as have room if `None`.
+        shuffle_bins_group_by_feature: A feature; rows are sorted by the mean of its distinct
+            values, and equal ones stay in random order.
+        meta_features: Features that describe sequences; they get no ids or positions. Those in
+            `length_struct` are packed like others; of the others, a row has a list with the value
+            of each sequence.
+        pack_alignment_struct: For each feature, the number that the start of a sequence is a
+            multiple of, with the structure of `length_struct`; 1 if `None`.
+        padding_struct: For each feature, the padding value, with the structure of `length_struct`;
+            0 if `None`.
+        max_sequences_per_bin: Maximum number of sequences in a row; no limit if `None`.
 
     Raises:
-        ValueError: A number is out of range, `length_struct` names no feature, a nested feature is
-            not among `meta_features`, or a struct is unlike `length_struct`. When read: a sequence
-            is longer than its row.
+        ValueError: A number is out of range, a struct is not a dict of numbers, `length_struct` is
+            empty, a nested feature is not among `meta_features`, or the structure of another struct
+            differs from that of `length_struct`. When read: a sequence is longer than its row.
         KeyError: When read: an element lacks a feature.
-        TypeError: A number is not an integer, or a length struct is not a dict.
+        TypeError: `num_packing_bins`, `seed` or `max_sequences_per_bin` is not an integer.
 
     Example:
         >>> sequences = [[1, 1], [2, 2, 2, 2], [3], [4]]
@@ -585,47 +587,47 @@ class FirstFitPackIterDataset(_FitPackIterDataset):
 
 
 class BestFitPackIterDataset(_FitPackIterDataset):
-    """Packs sequences into rows of fixed length, each into the fullest row that has room for it.
+    """Packs sequences into rows of fixed length, each into the fullest row where it fits.
 
     An element is a flat dict of arrays of shape `(n, ...)`, of which the first axis is packed; a
-    number counts as one of length 1. A row is a dict with sorted keys. It has each feature `f` of
-    `length_struct` with shape `(length_struct[f], ...)` and the dtype it has in the elements, and
+    number counts as an array of length 1. A row is a dict with sorted keys. It has each feature `f`
+    of `length_struct` with shape `(length_struct[f], ...)` and the dtype of the elements, and
     with it `f_segment_ids` (int32, from 1 in the order of the sequences; 0 is padding) and
     `f_positions` (int32, from 0 in each sequence), both of shape `(length_struct[f],)`. Other
     features are dropped.
 
-    A sequence goes, whole, into the fullest of `num_packing_bins` rows in which all its features
-    have room: the one that uses most, summed over features, and the first of equals. If no row has
-    room, the rows so far come out, and the sequence begins new ones. (Online bin packing: D. S.
-    Johnson, "Fast algorithms for bin packing", J. Comput. Syst. Sci. 8, 1974.) A saved state is
-    that before the rows that come out together, and how many of them were taken; restoring packs
-    them again.
+    A sequence is placed, whole, into the fullest of `num_packing_bins` rows where all its features
+    fit: the one with the most used space, summed over features, and the first among equals. If it
+    fits into none, all rows are delivered, and the sequence starts the next ones. (Online bin
+    packing: D. S. Johnson, "Fast algorithms for bin packing", J. Comput. Syst. Sci. 8, 1974.) A
+    saved state refers to the start of the rows that are delivered together, and to how many of them
+    were delivered; restoring packs them again.
 
     Args:
-        parent: What to pack. No sequence may be longer than its row.
+        parent: The dataset of sequences. No sequence may be longer than its row.
         length_struct: The length of a row for each feature, in elements of the first axis.
-        num_packing_bins: Rows that are filled at the same time, at least 1. With more, less is
-            padding, and more sequences are held in memory. Beyond some ten thousand, where features
-            differ in length, the time per sequence grows with it.
-        seed: For the order in which the rows come out.
+        num_packing_bins: Number of rows that are filled at the same time, at least 1. More rows
+            mean less padding, and more sequences held in memory. Beyond ten thousand or so, if
+            features differ in length, the time per sequence grows with it.
+        seed: The seed for the order in which rows are delivered.
         shuffle_bins: Whether that order is random.
-        shuffle_bins_group_by_feature: A feature by the mean of whose distinct values the rows are
-            sorted; equal ones stay in random order.
-        meta_features: Features that describe sequences; they get no ids or positions. One that
-            `length_struct` names is packed like others, any other comes out as a list of its values
-            in the row's sequences.
-        pack_alignment_struct: For each feature, what the start of a sequence is a multiple of, with
-            the structure of `length_struct`; 1 if `None`.
-        padding_struct: For each feature, the value where there is no sequence, with the structure
-            of `length_struct`; 0 if `None`.
-        max_sequences_per_bin: The most sequences in a row; as many as have room if `None`.
+        shuffle_bins_group_by_feature: A feature; rows are sorted by the mean of its distinct
+            values, and equal ones stay in random order.
+        meta_features: Features that describe sequences; they get no ids or positions. Those in
+            `length_struct` are packed like others; of the others, a row has a list with the value
+            of each sequence.
+        pack_alignment_struct: For each feature, the number that the start of a sequence is a
+            multiple of, with the structure of `length_struct`; 1 if `None`.
+        padding_struct: For each feature, the padding value, with the structure of `length_struct`;
+            0 if `None`.
+        max_sequences_per_bin: Maximum number of sequences in a row; no limit if `None`.
 
     Raises:
-        ValueError: A number is out of range, `length_struct` names no feature, a nested feature is
-            not among `meta_features`, or a struct is unlike `length_struct`. When read: a sequence
-            is longer than its row.
+        ValueError: A number is out of range, a struct is not a dict of numbers, `length_struct` is
+            empty, a nested feature is not among `meta_features`, or the structure of another struct
+            differs from that of `length_struct`. When read: a sequence is longer than its row.
         KeyError: When read: an element lacks a feature.
-        TypeError: A number is not an integer, or a length struct is not a dict.
+        TypeError: `num_packing_bins`, `seed` or `max_sequences_per_bin` is not an integer.
 
     Example:
         >>> sequences = [[1, 1], [2, 2, 2, 2], [3], [4]]
@@ -643,38 +645,38 @@ class BestFitPackIterDataset(_FitPackIterDataset):
 
 
 class ConcatThenSplitIterDataset(PlannedIterDataset[dict[str, NDArray[Any]]]):
-    """Lays sequences end to end and cuts them into full rows.
+    """Concatenates sequences and splits them into full rows.
 
     An element is a flat dict with exactly the keys of `length_struct`, of arrays of shape
-    `(n, ...)`. A row has each feature `f` with shape `(length_struct[f], ...)` and the dtype it has
-    in the elements, and, if it is no meta feature, `f_segment_ids` (int32, from 1 in the order of
-    the row; 0 is padding) and `f_positions` (int32), both of shape `(length_struct[f],)`. What is
-    left of a sequence that was cut begins the next row, as a segment of its own whose positions
-    begin at 0 again.
+    `(n, ...)`. A row has each feature `f` with shape `(length_struct[f], ...)` and the dtype of the
+    elements, and, unless it is a meta feature, `f_segment_ids` (int32, from 1 in the order of the
+    row; 0 is padding) and `f_positions` (int32), both of shape `(length_struct[f],)`. The remainder
+    of a sequence that was split starts the next row, as a new segment whose positions start at 0.
 
-    Where one feature is full first, the others are padded with zeros, and so is the last row. A
-    saved state tells which part of a cut sequence is left; restoring reads that sequence again.
+    If one feature is full first, the others are padded with zeros, and so is the last row. A saved
+    state contains which slice of a split sequence remains; restoring reads that sequence again.
 
     Args:
-        parent: What to pack.
+        parent: The dataset of sequences.
         length_struct: The length of a row for each feature, meta features included, in elements of
             the first axis, at least 1.
-        meta_features: Features that describe sequences. They are never cut: where they have no room
-            left, the row ends, and this is logged. They come again with each part of a sequence
-            that was cut, and get no ids or positions.
-        split_full_length_features: Whether a sequence that fills a row by itself is cut too, where
-            it does not begin one; if not, it is a row of its own, which comes after the row that is
-            being filled.
-        bos_handling: What happens to the first token of each segment, the rest of a cut sequence
-            included.
-        bos_features: The features it happens to; none if empty.
-        bos_token_id: The token that marks a beginning.
+        meta_features: Features that describe sequences. They are never split: if one does not fit
+            into the rest of a row, the row ends, and this is logged. They are repeated with each
+            segment of a split sequence, and get no ids or positions.
+        split_full_length_features: Whether a sequence with the length of a full row is also split
+            if it does not start one; if not, it becomes a row of its own, which follows the row
+            that is being filled.
+        bos_handling: How the first token of each segment is handled, also where the segment is the
+            remainder of a split sequence.
+        bos_features: The features for which it is handled; none if empty.
+        bos_token_id: The beginning-of-sequence token.
 
     Raises:
-        ValueError: A length is not positive; `bos_features` or `bos_token_id` are given where
-            `bos_handling` does nothing, or no `bos_token_id` where it does something; or a feature
-            is among both `bos_features` and `meta_features`. When read: an element has other keys.
-        TypeError: A length struct is not a dict, or a length not an integer.
+        ValueError: A length is not positive or not an integer; `bos_features` or `bos_token_id` are
+            given but `bos_handling` does nothing, or `bos_token_id` is missing although it does
+            something; or a feature is among both `bos_features` and `meta_features`. When read: an
+            element has other keys.
+        TypeError: `length_struct` is not a dict, or `bos_token_id` is not an integer.
 
     Example:
         >>> sequences = [[1, 1, 1], [2, 2], [3, 3], [4]]

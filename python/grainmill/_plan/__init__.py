@@ -1,1 +1,1 @@
-"""What a pipeline is: frozen nodes that check and describe themselves and do no work."""
+"""Plans: frozen nodes that check and print their parameters and do no work."""

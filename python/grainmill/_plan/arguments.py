@@ -1,4 +1,4 @@
-"""Arguments of public calls, checked when a plan is built."""
+"""Checks of the arguments of public calls, made when a plan is built."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def checked_integer(value: Any, name: str, *, least: int | None = None) -> int:
-    """`value` as an `int`; integers of NumPy are taken, truth values are not.
+def checked_integer(value: Any, name: str, *, minimum: int | None = None) -> int:
+    """`value` as an `int`; NumPy integers are accepted, booleans are not.
 
     Args:
-        value: What the user gave.
-        name: What messages call it.
-        least: The smallest that is allowed.
+        value: The user's argument.
+        name: Its name in messages.
+        minimum: The smallest allowed value.
 
     Raises:
-        TypeError: It is no integer.
-        ValueError: It is below `least`.
+        TypeError: `value` is not an integer.
+        ValueError: `value` is below `minimum`.
     """
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = None
     if number is None:
-        limit = "" if least is None else f" of at least {least}"
+        limit = "" if minimum is None else f" of at least {minimum}"
         raise TypeError(
             f"`{name}` must be an integer{limit}, got {value!r} of type {type(value).__name__}"
         )
-    if least is not None and number < least:
-        raise ValueError(f"`{name}` must be at least {least}, got {number}")
+    if minimum is not None and number < minimum:
+        raise ValueError(f"`{name}` must be at least {minimum}, got {number}")
     return number
 
 
 def checked_number(value: Any, name: str) -> float:
-    """`value`, a finite number.
+    """`value`, checked to be a finite number.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is infinite, or not a number.
+        TypeError: `value` is not a real number.
+        ValueError: `value` is infinite or NaN.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"`{name}` must be a number, got {value!r} of type {type(value).__name__}")
@@ -50,7 +50,7 @@ def checked_number(value: Any, name: str) -> float:
 
 
 def checked_callable(value: Any, name: str, expected: str) -> None:
-    """Raises `TypeError` unless `value` is `None` or can be called."""
+    """Raises `TypeError` unless `value` is callable or `None`."""
     if value is not None and not callable(value):
         raise TypeError(
             f"`{name}` must be {expected} or None, got {value!r} of type {type(value).__name__}"
@@ -58,10 +58,10 @@ def checked_callable(value: Any, name: str, expected: str) -> None:
 
 
 def checked_names(value: Any, name: str) -> tuple[Any, ...]:
-    """`value`, a collection of names, as a tuple; a single string is none.
+    """`value`, a collection of names, as a tuple; a single string is not accepted.
 
     Raises:
-        TypeError: It is no collection.
+        TypeError: `value` is not a collection.
     """
     if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
         raise TypeError(

@@ -1,8 +1,8 @@
-"""What is said of an iterator that was closed."""
+"""The error of a closed iterator."""
 
 from __future__ import annotations
 
 
 def closed_error(message: str = "Attempting to use a closed iterator.") -> ValueError:
-    """What whoever uses a closed iterator meets, or waits for an element while it is closed."""
+    """The error for callers of a closed iterator, and for threads waiting in it when it closes."""
     return ValueError(message)

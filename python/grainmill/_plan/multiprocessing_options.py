@@ -9,24 +9,24 @@ from grainmill._plan.options import check_worker_limits, shown
 
 @dataclasses.dataclass(slots=True, repr=False)
 class MultiprocessingOptions:
-    """How worker processes of `mp_prefetch` compute elements ahead.
+    """How worker processes of `mp_prefetch` prefetch elements.
 
     Attributes:
-        num_workers: Worker processes; 0 does all the work in this one.
-        per_worker_buffer_size: The most elements each worker holds ready, at least 1; checked where
-            the options are used.
+        num_workers: Number of worker processes; with 0, all work is done in this process.
+        per_worker_buffer_size: Maximum number of elements that each worker prefetches, at least 1;
+            checked where the options are used.
         enable_profiling: Accepted for programs that set it; nothing is recorded.
-        stall_warning_s: Seconds without an element, 15 by default, after which a logged warning
-            names the worker that is waited for; `None` never warns.
+        stall_warning_s: Seconds without an element, 15 by default, after which a warning is logged
+            that names the worker it waits for; `None` never warns.
         timeout_s: Seconds without an element after which a `WorkerError` is raised; `None` waits
             without limit.
-        ram_budget_bytes: The most memory that elements of all workers take together before they are
-            delivered, in bytes; `None` for a quarter of what this process may use: the machine's,
-            or its control group's limit.
+        ram_budget_bytes: Maximum memory for undelivered elements of all workers together, in bytes;
+            `None` for a quarter of the memory that this process may use: the machine's, or the
+            limit of its control group.
 
     Raises:
         ValueError: A time or the budget is not positive.
-        TypeError: A number is not an integer, or a time not a number.
+        TypeError: A time or the budget is not a number.
 
     Example:
         >>> options = grain.MultiprocessingOptions(num_workers=2, per_worker_buffer_size=4)
@@ -46,5 +46,5 @@ class MultiprocessingOptions:
         check_worker_limits(self)
 
     def __repr__(self) -> str:
-        """The options that Grain has, and of the others those that differ from the default."""
+        """Shows Grain's options always, the others where they differ from the default."""
         return shown(self, always=3)

@@ -1,4 +1,4 @@
-"""What every node of a plan has in common."""
+"""The base classes of plan nodes."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
 
 
 class Share(Protocol):
-    """Which of several workers a plan is cut down for, and how the rest of it is."""
+    """Restricts a plan to the share of one worker out of `count`."""
 
     worker: int
     count: int
 
     def of(self, node: Node) -> Node:
-        """The worker's part of a sequential plan."""
+        """The worker's share of a sequential plan."""
 
     def of_random_access(self, node: Node) -> MapNode:
-        """The worker's part of a plan with random access that is read in order."""
+        """The worker's share of a random-access plan that is read in order."""
 
     def of_datasets(self, datasets: Any) -> Any:
-        """The worker's part of a sequence of datasets."""
+        """The worker's share of a sequence of datasets."""
 
-    def run_of(self, node: MapNode) -> MapNode:
-        """A run of consecutive elements of each epoch of `node`."""
+    def range_of(self, node: MapNode) -> MapNode:
+        """The worker's range of consecutive elements of each epoch of `node`."""
 
     def consecutive(self, node: MapNode) -> MapNode:
-        """The plan over a run of consecutive elements of each of its sources."""
+        """The plan over the worker's range of consecutive elements of each source."""
 
     def bounds(self, length: int) -> tuple[int, int]:
-        """Where the worker's run of so many elements begins and ends."""
+        """Start and end (exclusive) of the worker's range of `length` elements."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -43,13 +43,14 @@ class Node:
     """One step of a plan.
 
     Attributes:
-        parents: The steps it takes elements from.
-        dataset_name: What it is called in texts.
-        passes_seeds: Whether random steps downstream of it may draw from seeds upstream.
-        keeps_spec: Whether its elements look like those of its first parent.
-        drops_elements: Whether some elements of its parent may have none here.
-        added_at: The file and line of the user's code that added it, for messages alone; empty
-            where the package did so by itself, `None` where that is not known.
+        parents: The steps whose elements it consumes.
+        dataset_name: Its name in messages.
+        passes_seeds: Whether random steps downstream of it may derive seeds from those upstream.
+        keeps_spec: Whether its elements have the structure, shapes and dtypes of its first
+            parent's.
+        drops_elements: Whether it may drop elements.
+        added_at: The file and line of the user's code that added it, for messages only; empty
+            if the package added it, `None` if unknown.
     """
 
     parents: tuple[Node, ...]
@@ -66,14 +67,14 @@ class Node:
     def _arguments(self) -> str:
         return ""
 
-    def note_added(self, at: str | None) -> None:
-        """Has `added_at` be `at`, if it is not known yet."""
+    def set_added_at(self, at: str | None) -> None:
+        """Sets `added_at` unless it is known already."""
         if self.added_at is None:
             object.__setattr__(self, "added_at", at)
 
     @property
     def own_seed(self) -> int | None:
-        """The seed it gives to random stages below it, if any."""
+        """The seed it sets for random stages downstream, if any."""
         return None
 
     @property
@@ -86,48 +87,48 @@ class Node:
         """The shapes and dtypes of its elements.
 
         Args:
-            spec_of: Those of a parent.
+            spec_of: Returns those of a parent.
 
         Raises:
-            NotImplementedError: They cannot be told beforehand.
+            NotImplementedError: They cannot be inferred from the plan.
         """
         if self.keeps_spec:
             return spec_of(self.parents[0])
-        raise NotImplementedError(f"the element spec of {self} cannot be told beforehand")
+        raise NotImplementedError(f"the element spec of {self} cannot be inferred from the plan")
 
     def share(self, share: Share) -> Node:
-        """What one of several workers runs of a sequential stage.
+        """The node that one of several workers runs in place of this sequential one.
 
         Raises:
-            ValueError: It cannot be shared.
+            ValueError: It cannot be split among workers.
         """
         if not self.parents:
             raise ValueError(f"Cannot slice `IterDataset` source. {self._source_type()}")
         return dataclasses.replace(self, parents=tuple(map(share.of, self.parents)))
 
     def _source_type(self) -> type:
-        """What a node without parents is called where it cannot be shared."""
+        """The type named in the message that this source cannot be split among workers."""
         return type(self)
 
     def walk_up(self) -> Iterator[Node]:
-        """Yields all nodes above this one and then itself, each after its parents."""
+        """Yields all upstream nodes and then this one, each after its parents."""
         for parent in self.parents:
             yield from parent.walk_up()
         yield self
 
     def walk(self, until: type[Node] | None = None) -> Iterator[Node]:
-        """Yields this node and all above it, each once; none that only `until` nodes lead to."""
+        """Yields this node and all upstream of it, each once, not going beyond `until` nodes."""
         seen = {id(self)}
-        waiting: list[Node] = [self]
-        while waiting:
-            node = waiting.pop()
+        pending: list[Node] = [self]
+        while pending:
+            node = pending.pop()
             yield node
             if until is not None and isinstance(node, until):
                 continue
             for parent in node.parents:
                 if id(parent) not in seen:
                     seen.add(id(parent))
-                    waiting.append(parent)
+                    pending.append(parent)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -141,50 +142,53 @@ class MapNode(Node):
     length: int
 
     def over(self, parents: tuple[MapNode, ...]) -> Self:
-        """The same stage on other parents, its length that of theirs."""
+        """The same stage on other parents, with their length."""
         return dataclasses.replace(self, parents=parents, length=parents[0].length)
 
     def consecutive(self, share: Share) -> MapNode:
-        """What one of several workers reads where each source is cut into consecutive runs.
+        """What one of several workers reads if each source is split into consecutive ranges.
 
         Raises:
-            ValueError: It cannot be cut.
+            ValueError: A source cannot be sliced.
         """
-        if self.is_cut_whole:
-            return share.run_of(self)
+        if self.slices_own_epoch:
+            return share.range_of(self)
         if not self.parents:
             raise ValueError(f"Cannot slice `MapDataset` source. {self._source_type()}")
-        part = self.over(tuple(share.consecutive(random_access(p)) for p in self.parents))
-        part.note_added(self.added_at)
-        return part
+        node = self.over(tuple(share.consecutive(random_access(p)) for p in self.parents))
+        node.set_added_at(self.added_at)
+        return node
 
     @property
-    def is_cut_whole(self) -> bool:
-        """Whether an epoch of it is to be cut, rather than what it picks its elements from.
+    def slices_own_epoch(self) -> bool:
+        """Whether workers split this node's epoch rather than its parents'.
 
-        Indices of the whole mean nothing in a piece.
+        So where its indices refer to whole parents, and would be wrong in a slice of them.
         """
         return False
 
 
 def random_access(node: Node) -> MapNode:
-    """Returns `node` if its elements can be asked for by index, else raises `TypeError`."""
+    """Returns `node` if it has random access, else raises `TypeError`."""
     if not isinstance(node, MapNode):
-        raise TypeError(f"{node} has no random access; a `MapDataset` is needed here")
+        raise TypeError(f"expected a `MapDataset`, got {node}, which has no random access")
     return node
 
 
 def function_of(transform: Any, kind: type, method: str) -> Callable[..., Any]:
-    """The callable behind `transform`: a method of a transform class, or itself."""
+    """`transform` as a callable: its method if it is a transform object, else itself."""
     if isinstance(transform, kind):
         return getattr(transform, method)  # type: ignore[no-any-return]
     if not callable(transform):
-        raise TypeError(f"expected a callable or a {kind.__name__}, got {transform!r}")
+        raise TypeError(
+            f"`transform` must be callable or a `transforms.{kind.__name__}`, got {transform!r} "
+            f"of type {type(transform).__name__}"
+        )
     return transform  # type: ignore[no-any-return]
 
 
 def transform_name(transform: Any) -> str:
-    """How a transform is called in messages: its name and the place it is written at."""
+    """The name of a transform in messages, with the file and line where it is defined."""
     if isinstance(transform, _TRANSFORM_CLASSES):
         return type(transform).__name__
     function = inspect.unwrap(transform)

@@ -1,4 +1,4 @@
-"""Notes on exceptions: which element of which stage it was, and what that is made of."""
+"""Notes on exceptions, which name the element, its stage and its record."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _NUMBER: Final = re.compile(r"element \d+|dataset \d+")
 
 
 def add_note(failure: BaseException, lines: Sequence[str]) -> None:
-    """Adds one note of several lines to `failure`; where that is impossible, it stays as it is.
+    """Adds a note of several lines to `failure`, unless its class makes that impossible.
 
-    It replaces one on another element of the same stage: the same object may be raised again.
+    It replaces a note on another element of the same stage, as the same exception object may be
+    raised again.
     """
     with contextlib.suppress(Exception):
         first = _without_number(lines[0])
@@ -27,13 +28,13 @@ def add_note(failure: BaseException, lines: Sequence[str]) -> None:
 
 
 def notes_of(failure: BaseException) -> list[Any]:
-    """The notes that `failure` has."""
+    """The notes of `failure`."""
     notes = getattr(failure, "__notes__", None)
     return list(notes) if isinstance(notes, list | tuple) else []
 
 
 def set_notes(failure: BaseException, notes: list[Any]) -> None:
-    """Has `failure` have `notes`, even where its class lets nothing be assigned."""
+    """Replaces the notes of `failure`, even if its class forbids assignment."""
     BaseException.__setattr__(failure, "__notes__", notes)
 
 
@@ -44,13 +45,13 @@ def _without_number(note: Any) -> Any:
 
 
 def located(node: Node) -> str:
-    """What `node` is called in notes: its text, and the line of the user's code that added it."""
+    """How notes refer to `node`: its text, and the line of the user's code that added it."""
     at = node.added_at or _defined_at(node)
     return f"`{node}` at {at}" if at else f"`{node}`"
 
 
 def _defined_at(node: Node) -> str | None:
-    """Where a user's own dataset class says what its elements are."""
+    """Where a user's own dataset class defines how its elements are computed."""
     dataset = getattr(node, "dataset", None)
     for name in ("__getitem__", "__iter__"):
         code = getattr(getattr(type(dataset), name, None), "__code__", None)

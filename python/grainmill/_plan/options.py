@@ -14,44 +14,44 @@ if TYPE_CHECKING:
 
 
 WORKER_INIT = "a function of a worker's number and the number of workers"
-"""What `worker_init_fn` is to be, in messages."""
+"""The expected type of `worker_init_fn`, in messages."""
 
 MAX_READS_IN_FLIGHT = 128
-"""Enough for 640 records a second where each takes 100 ms, and for twice as many."""
+"""Enough for 1,280 records a second at 100 ms per read."""
 
 
 @dataclasses.dataclass(slots=True, repr=False)
 class ReadOptions:
-    """How `to_iter_dataset` reads ahead.
+    """How `to_iter_dataset` reads and prefetches.
 
-    Elements, their order and saved states are the same whatever is chosen here. A warning is logged
-    where `prefetch_buffer_size` is positive and smaller than `num_threads`.
+    These options change neither elements nor their order nor saved states. A warning is logged if
+    `prefetch_buffer_size` is positive and smaller than `num_threads`.
 
     Attributes:
-        num_threads: The most threads that run user functions; 0 runs them in the caller. One thread
-            is used while more would not help.
-        prefetch_buffer_size: The most elements that are computed ahead, those in progress included;
-            0 computes each element when it is asked for.
-        num_workers: Processes that run user functions, in place of threads; 0 for none. Functions
-            that hold the interpreter lock run side by side only so.
+        num_threads: Maximum number of threads that run user functions; 0 runs them in the calling
+            thread. Only one thread is used while more would not help.
+        prefetch_buffer_size: Maximum number of prefetched elements, those in progress included;
+            0 computes each element when it is requested.
+        num_workers: Number of processes that run user functions, in place of threads; 0 for none.
+            Functions that hold the interpreter lock (GIL) run in parallel only in processes.
         worker_init_fn: Called in each worker with its number and `num_workers`, before anything
-            else; what it raises is raised where the first element is asked for. Where Python has
-            no interpreter lock, workers are threads, each of which calls it.
+            else; its exceptions are raised when the first element is requested. On free-threaded
+            Python, workers are threads, each of which calls it.
         stall_warning_s: Seconds without a result from the workers, 15 by default, after which a
-            logged warning names the worker and the element; `None` for no warning.
+            warning is logged that names the worker and the element; `None` never warns.
         timeout_s: Seconds without a result from the workers after which a `WorkerError` is raised;
-            `None` for no limit.
-        ram_budget_bytes: The most memory that elements of all workers take together before they are
-            delivered, in bytes; `None` for a quarter of the memory that this process may use, which
-            is the machine's or its control group's limit.
-        max_reads_in_flight: The most reads under way at once where records have to be waited for,
-            as on a bucket or a network disk, whatever the number of threads and cores; `None` for
-            128. Reads that the page cache answers are done one after another.
+            `None` waits without limit.
+        ram_budget_bytes: Maximum memory for undelivered elements of all workers together, in bytes;
+            `None` for a quarter of the memory that this process may use: the machine's, or the
+            limit of its control group.
+        max_reads_in_flight: Maximum number of concurrent reads from slow storage, such as a bucket
+            or a network disk, whatever the number of threads and cores; `None` for 128. Reads that
+            the page cache answers are done sequentially.
 
     Raises:
         ValueError: A number is negative, or `max_reads_in_flight`, a time or the budget is not
             positive.
-        TypeError: A number is not an integer, or a time not a number.
+        TypeError: A number is not an integer, or a time is not a number.
 
     Example:
         >>> ds = grain.MapDataset.range(8).map(lambda x: x * x).batch(4)
@@ -100,12 +100,12 @@ class ReadOptions:
             )
 
     def __repr__(self) -> str:
-        """What Grain has is always shown, the rest where it was chosen: messages hold this."""
+        """Shows Grain's options always, as messages contain this, the others where they are set."""
         return shown(self, always=2)
 
 
 def check_worker_limits(options: Any) -> None:
-    """Raises an error where a time or the budget of worker processes is no positive number."""
+    """Raises an error unless times and the budget of worker processes are positive or `None`."""
     for name in ("stall_warning_s", "timeout_s", "ram_budget_bytes"):
         value = getattr(options, name)
         if value is not None and not checked_number(value, name) > 0:
@@ -113,11 +113,11 @@ def check_worker_limits(options: Any) -> None:
 
 
 def shown(options: Any, *, always: int) -> str:
-    """Options as text: the first `always` of them, of the others those that are not the default."""
+    """Options as text: the first `always` fields, and others that differ from the default."""
     fields = [
         f"{field.name}={getattr(options, field.name)!r}"
-        for place, field in enumerate(dataclasses.fields(options))
-        if place < always or getattr(options, field.name) != field.default
+        for number, field in enumerate(dataclasses.fields(options))
+        if number < always or getattr(options, field.name) != field.default
     ]
     return f"{type(options).__name__}({', '.join(fields)})"
 
@@ -135,7 +135,7 @@ class ExecutionTrackingMode(enum.Flag):
 
 
 class _Default:
-    """Marks an option that the user left alone."""
+    """Marks an option that the user did not set."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -150,16 +150,16 @@ def _default(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DatasetOptions:
-    """Options that hold for a whole pipeline, wherever in it they are given.
+    """Options that apply to a whole pipeline, wherever in it they are set.
 
-    `experimental.WithOptionsIterDataset` sets them. Two are equal if the same fields were given the
-    same values: a default that was written out differs from one that was not.
+    `experimental.WithOptionsIterDataset` sets them. Two are equal if the same fields were set to
+    the same values; a field explicitly set to its default differs from one that was not set.
 
     Attributes:
-        filter_warn_threshold_ratio: From 0 to 1: the share of dropped elements, out of each 1000 in
-            a row, from which a filter logs a warning, at most once a minute; `None` or 0 never
+        filter_warn_threshold_ratio: Fraction of dropped elements among 1000 consecutive ones, from
+            0 to 1, from which a filter logs a warning, at most once a minute; `None` or 0 never
             warns.
-        filter_raise_threshold_ratio: The share from which it raises a `ValueError` instead; `None`
+        filter_raise_threshold_ratio: Fraction from which it raises a `ValueError` instead; `None`
             or 0 never raises.
         execution_tracking_mode: Accepted; nothing is recorded yet.
         min_shm_size: Accepted, without effect.
@@ -178,24 +178,23 @@ class DatasetOptions:
     _set: frozenset[str] = dataclasses.field(init=False, repr=False, default=frozenset())
 
     def __post_init__(self) -> None:
-        given = set()
+        set_by_user = set()
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, _Default):
                 object.__setattr__(self, field.name, value.value)
             elif field.name != "_set":
-                given.add(field.name)
-        object.__setattr__(self, "_set", frozenset(given))
+                set_by_user.add(field.name)
+        object.__setattr__(self, "_set", frozenset(set_by_user))
 
     def merge(self, other: DatasetOptions | None) -> DatasetOptions:
         """Returns these options, completed by those that only `other` sets.
 
         Args:
-            other: Options whose fields count where they were given and these were not; `None` for
-                none.
+            other: Options used for fields that are not set here; `None` for none.
         """
         if other is None:
             return self
-        chosen = {name: getattr(other, name) for name in other._set}  # noqa: SLF001 - of its own class
+        chosen = {name: getattr(other, name) for name in other._set}  # noqa: SLF001 - the same class
         chosen |= {name: getattr(self, name) for name in self._set}
         return DatasetOptions(**chosen)

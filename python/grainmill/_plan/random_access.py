@@ -31,7 +31,7 @@ ENDLESS = sys.maxsize
 class Source(MapNode):
     """Elements of a user's object with `__len__` and `__getitem__`.
 
-    `length` is that of the object; `wraps` says that positions beyond it start over.
+    If `wraps`, positions are taken modulo `length`, the object's length.
     """
 
     source: Any
@@ -40,15 +40,15 @@ class Source(MapNode):
 
     @classmethod
     def of(cls, source: Any) -> Self:
-        """A source node; an object whose length is unknown is read at raw positions.
+        """A source node; an object of unknown length is read at the requested positions.
 
         Raises:
             TypeError: The object cannot be indexed.
         """
         if not hasattr(source, "__getitem__"):
             raise TypeError(
-                "`source` must have `__getitem__` and `__len__`, as a list or an "
-                f"`ArrayRecordDataSource` has, got {source!r} of type {type(source).__name__}"
+                "`source` must have `__getitem__` and `__len__`, such as a list or an "
+                f"`ArrayRecordDataSource`, got {source!r} of type {type(source).__name__}"
             )
         try:
             return cls((), len(source), source, wraps=True)
@@ -56,8 +56,8 @@ class Source(MapNode):
             return cls((), ENDLESS, source, wraps=False)
 
     @property
-    def is_cut_whole(self) -> bool:
-        """See `MapNode.is_cut_whole`."""
+    def slices_own_epoch(self) -> bool:
+        """See `MapNode.slices_own_epoch`."""
         return self.wraps
 
     def _arguments(self) -> str:
@@ -78,7 +78,7 @@ class Range(MapNode):
     def consecutive(self, share: Share) -> MapNode:
         """See `MapNode.consecutive`."""
         numbers = self.numbers[slice(*share.bounds(self.length))]
-        # No line of the user's has these numbers.
+        # Messages must not attribute these numbers to a line of the user's code.
         return dataclasses.replace(self, length=len(numbers), numbers=numbers, added_at="")
 
     def _arguments(self) -> str:
@@ -88,9 +88,9 @@ class Range(MapNode):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class UserDefined(MapNode):
-    """A user's own `MapDataset` subclass, in the middle of a plan or at its start.
+    """A user's own `MapDataset` subclass, with or without parents.
 
-    `with_parents` makes a copy of it that takes its elements from other plans.
+    `with_parents` returns a copy of it over other plans.
     """
 
     dataset: Any
@@ -103,7 +103,7 @@ class UserDefined(MapNode):
         parents: Sequence[Any],
         with_parents: Callable[[Any, Sequence[Node]], Any],
     ) -> Self:
-        """The node of `dataset`, whose length is asked for when it is needed."""
+        """The node of `dataset`, whose length is determined only when needed."""
         return cls(tuple(parents), -1, dataset, with_parents)
 
     def over(self, parents: tuple[MapNode, ...]) -> Self:
@@ -124,7 +124,7 @@ class UserDefined(MapNode):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Map(MapNode):
-    """A function of every element that is there; `None` passes by."""
+    """A function of each element that is not `None`."""
 
     transform: Any
     function: Callable[[Any], Any]
@@ -146,7 +146,7 @@ class Map(MapNode):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class MapWithIndex(Map):
-    """A function of the index asked for, unreduced, and the element."""
+    """A function of the requested position, not reduced to one epoch, and the element."""
 
     dataset_name: ClassVar[str] = "MapWithIndexMapDataset"
 
@@ -159,7 +159,7 @@ class MapWithIndex(Map):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Filter(Map):
-    """Makes `None` of the elements a predicate turns down."""
+    """Replaces elements for which a predicate is false by `None`."""
 
     dataset_name: ClassVar[str] = "FilterMapDataset"
     drops_elements: ClassVar[bool] = True
@@ -170,7 +170,7 @@ class Filter(Map):
 
     @classmethod
     def of(cls, parent: Node, transform: Any) -> Self:
-        """A node that keeps the elements of `parent` that pass."""
+        """A node that keeps the elements of `parent` for which `transform` is true."""
         function = function_of(transform, transforms.Filter, "filter")
         return cls((parent,), random_access(parent).length, transform, function)
 
@@ -191,7 +191,7 @@ class RandomMap(Map):
 
 
 def random_map_seed(node: Node, seed: int | None) -> int:
-    """The seed of a random map: the one given, else one drawn from `ds.seed(...)` above."""
+    """The seed of a random map: `seed`, or one derived from `ds.seed(...)` upstream."""
     if seed is None:
         seed = derived_seed(node)
     if seed is None:
@@ -205,7 +205,7 @@ def random_map_seed(node: Node, seed: int | None) -> int:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Shuffle(MapNode):
-    """Every epoch in an order of its own."""
+    """A permutation of each epoch, different in every one."""
 
     seed: int
     dataset_name: ClassVar[str] = "ShuffleMapDataset"
@@ -227,7 +227,7 @@ class Shuffle(MapNode):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class WindowShuffle(MapNode):
-    """Moves elements inside windows of `window_size` consecutive ones."""
+    """Shuffles elements within windows of `window_size` consecutive ones."""
 
     window_size: int
     seed: int
@@ -237,7 +237,7 @@ class WindowShuffle(MapNode):
     @classmethod
     def of(cls, parent: Node, window_size: int, seed: int) -> Self:
         """A node that permutes each window of `parent`."""
-        window_size = checked_integer(window_size, "window_size", least=1)
+        window_size = checked_integer(window_size, "window_size", minimum=1)
         return cls((parent,), random_access(parent).length, window_size, checked_shuffle_seed(seed))
 
 
@@ -262,8 +262,8 @@ class Slice(MapNode):
         return self.of(parents[0], slice(self.start, None, self.step))
 
     @property
-    def is_cut_whole(self) -> bool:
-        """See `MapNode.is_cut_whole`; a slice of an endless plan has no pieces."""
+    def slices_own_epoch(self) -> bool:
+        """See `MapNode.slices_own_epoch`; an endless slice cannot be split."""
         return self.stop < ENDLESS
 
     def _arguments(self) -> str:
@@ -274,7 +274,7 @@ class Slice(MapNode):
 class Take(MapNode):
     """Elements of every epoch of the parent at listed indices.
 
-    A negative index means the epoch before, not a place counted from the end.
+    A negative index refers to the previous epoch; it is not counted from the end.
     """
 
     indices: Any
@@ -289,14 +289,14 @@ class Take(MapNode):
             hasattr(indices, "__len__") and hasattr(indices, "__getitem__")
         ):
             raise TypeError(
-                "what is sliced with must be a slice or a sequence of integers, got "
-                f"{indices!r} of type {type(indices).__name__}"
+                f"`sl` must be a slice or a sequence of integers, got {indices!r} of type "
+                f"{type(indices).__name__}"
             )
         return cls((parent,), len(indices), indices)
 
     @property
-    def is_cut_whole(self) -> bool:
-        """See `MapNode.is_cut_whole`."""
+    def slices_own_epoch(self) -> bool:
+        """See `MapNode.slices_own_epoch`."""
         return True
 
     def _arguments(self) -> str:
@@ -317,7 +317,7 @@ def _ends(length: int) -> Sequence[int]:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Repeat(MapNode):
-    """Several epochs seen as one; random stages above draw anew in each unless told not to."""
+    """Several epochs as one; if `reseed_each_epoch`, random stages upstream differ in each."""
 
     num_epochs: int | None
     reseed_each_epoch: bool
@@ -326,7 +326,7 @@ class Repeat(MapNode):
 
     @classmethod
     def of(cls, parent: Node, num_epochs: int | None, *, reseed_each_epoch: bool) -> Self:
-        """A node that runs over `num_epochs` epochs of `parent`, without end if `None`."""
+        """A node that reads `num_epochs` epochs of `parent`, endlessly if `None`."""
         length = random_access(parent).length
         num_epochs = checked_epochs(num_epochs)
         if length >= ENDLESS:
@@ -367,9 +367,9 @@ class Batch(MapNode):
         length = random_access(parent).length
         batch_size = checked_batch_size(batch_size)
         checked_callable(batch_fn, "batch_fn", "a function of a list of elements")
-        for above in parent.walk():
-            if above.drops_elements:
-                stage = "`MapDataset.filter`" if isinstance(above, Filter) else above.dataset_name
+        for node in parent.walk():
+            if node.drops_elements:
+                stage = "`MapDataset.filter`" if isinstance(node, Filter) else node.dataset_name
                 stage = stage if stage.startswith("`") else f"`{stage}`"
                 raise ValueError(
                     f"`MapDataset.batch` can not follow {stage} because it may drop elements and "
@@ -399,8 +399,8 @@ def checked_batch_size(batch_size: int) -> int:
     """Returns `batch_size` as an `int`.
 
     Raises:
-        TypeError: It is no integer.
-        ValueError: It is not positive.
+        TypeError: The argument is not an integer.
+        ValueError: The argument is not positive.
     """
     batch_size = checked_integer(batch_size, "batch_size")
     if batch_size <= 0:
@@ -412,8 +412,8 @@ def checked_epochs(num_epochs: int | None) -> int | None:
     """Returns `num_epochs` as an `int` or `None`.
 
     Raises:
-        TypeError: It is neither.
-        ValueError: It is not positive.
+        TypeError: The argument is neither an integer nor `None`.
+        ValueError: The argument is not positive.
     """
     if num_epochs is None:
         return None
@@ -427,14 +427,14 @@ def check_flat_map(transform: Any) -> None:
     """Raises `TypeError` unless `transform` has a method `flat_map`."""
     if not callable(getattr(transform, "flat_map", None)):
         raise TypeError(
-            "`transform` must be a `FlatMapTransform`, with a method `flat_map`, got "
+            "`transform` must be a `FlatMapTransform` or have a method `flat_map`, got "
             f"{transform!r} of type {type(transform).__name__}"
         )
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class FlatMap(MapNode):
-    """Each element becomes up to `max_fan_out` elements; missing ones are `None`."""
+    """Up to `max_fan_out` elements for each element, filled up with `None`."""
 
     transform: transforms.FlatMapLike[Any, Any]
     dataset_name: ClassVar[str] = "FlatMapMapDataset"
@@ -442,10 +442,12 @@ class FlatMap(MapNode):
 
     @classmethod
     def of(cls, parent: Node, transform: transforms.FlatMapLike[Any, Any]) -> Self:
-        """A node that splits the elements of `parent`."""
+        """A node that replaces each element of `parent` by several."""
         check_flat_map(transform)
         fan_out = getattr(transform, "max_fan_out", None)
-        fan_out = checked_integer(fan_out, f"max_fan_out` of `{type(transform).__name__}", least=1)
+        fan_out = checked_integer(
+            fan_out, f"max_fan_out` of `{type(transform).__name__}", minimum=1
+        )
         length = min(ENDLESS, fan_out * random_access(parent).length)
         return cls((parent,), length, transform)
 
@@ -459,13 +461,13 @@ class FlatMap(MapNode):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Zip(MapNode):
-    """Tuples of the elements that stand at one index of several datasets."""
+    """Tuples of the elements of several datasets at the same index."""
 
     dataset_name: ClassVar[str] = "ZipMapDataset"
 
     @classmethod
     def of(cls, parents: Sequence[Node]) -> Self:
-        """A node that pairs up `parents`, all of one length."""
+        """A node that zips `parents`, which have equal lengths."""
         if not parents:
             raise ValueError("Must provide at least one dataset to zip.")
         lengths = [random_access(parent).length for parent in parents]
@@ -508,7 +510,7 @@ class Mix(MapNode):
 
     @staticmethod
     def length_of(parents: Sequence[Node], proportions: Sequence[int]) -> int:
-        """Elements until the first of `parents`, none of them empty, would be used up."""
+        """Number of elements before the first of `parents` is exhausted; none may be empty."""
         lengths = [random_access(parent).length for parent in parents]
         empty = [f"index {k} ({parents[k]})" for k, length in enumerate(lengths) if not length]
         if empty:
@@ -517,9 +519,9 @@ class Mix(MapNode):
                 f"{', '.join(empty)} have length 0."
             )
         total = sum(proportions)
-        # In floating point, as the nominal length has always been counted.
+        # Rounded in floating point: the length of existing mixtures must not change.
         length = min(
-            length / (part / total) for length, part in zip(lengths, proportions, strict=True)
+            length / (share / total) for length, share in zip(lengths, proportions, strict=True)
         )
         return min(ENDLESS, int(length))
 
@@ -540,7 +542,8 @@ def check_weights(parents: Sequence[Node], weights: Sequence[float]) -> None:
         raise ValueError("Must specify at least one dataset to mix.")
     if len(parents) != len(weights):
         raise ValueError(
-            f"`weights` must name every dataset: {len(parents)} datasets, {len(weights)} weights."
+            f"`weights` must have one weight for each of the {len(parents)} datasets, got "
+            f"{len(weights)}"
         )
     for number, weight in enumerate(weights):
         checked_number(weight, f"weights[{number}]")
@@ -549,14 +552,14 @@ def check_weights(parents: Sequence[Node], weights: Sequence[float]) -> None:
 
 
 def integer_proportions(weights: Sequence[float]) -> tuple[int, ...]:
-    """Weights as integers whose smallest is 100, cut off, as saved orders demand."""
+    """Weights scaled to a minimum of 100 and truncated; orders depend on the rounding."""
     factor = 100 / min(weights)
     return tuple(int(weight * factor) for weight in weights)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Select(MapNode):
-    """Elements a user's map picks: (number of the dataset, index in it) for each index."""
+    """Elements selected by a user's map from an index to (dataset number, index in it)."""
 
     selection: transforms.DatasetSelectionMap
     dataset_name: ClassVar[str] = "MixedMapDataset"
@@ -564,14 +567,14 @@ class Select(MapNode):
 
     @classmethod
     def of(cls, parents: Sequence[Node], selection: transforms.DatasetSelectionMap) -> Self:
-        """A node that reads `parents` where `selection` says."""
+        """A node that reads the elements of `parents` that `selection` selects."""
         for parent in parents:
             random_access(parent)
         return cls(tuple(parents), len(selection), selection)
 
     @property
-    def is_cut_whole(self) -> bool:
-        """See `MapNode.is_cut_whole`."""
+    def slices_own_epoch(self) -> bool:
+        """See `MapNode.slices_own_epoch`."""
         return True
 
     def _arguments(self) -> str:
@@ -580,14 +583,14 @@ class Select(MapNode):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Concatenate(MapNode):
-    """Epoch `e` of one dataset after epoch `e` of another."""
+    """Several datasets in sequence: epoch `e` consists of epoch `e` of each."""
 
     dataset_name: ClassVar[str] = "MixedMapDataset"
     keeps_spec: ClassVar[bool] = True
 
     @classmethod
     def of(cls, parents: Sequence[Node]) -> Self:
-        """A node that joins `parents` end to end."""
+        """A node that concatenates `parents`."""
         if not parents:
             raise ValueError("Must specify at least one dataset to concatenate.")
         lengths = [random_access(parent).length for parent in parents]
@@ -606,7 +609,7 @@ class Concatenate(MapNode):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Seed(MapNode):
-    """Gives random stages below it that have no seed of their own something to draw from."""
+    """Sets the seed that random stages downstream derive theirs from."""
 
     own_seed: int | None = dataclasses.field(default=None, kw_only=True)
     dataset_name: ClassVar[str] = "WithOptionsMapDataset"
@@ -614,7 +617,7 @@ class Seed(MapNode):
 
     @classmethod
     def of(cls, parent: Node, seed: int) -> Self:
-        """A node that carries `seed`, any non-negative integer."""
+        """A node that sets `seed`, any non-negative integer."""
         return cls((parent,), random_access(parent).length, own_seed=checked_seed(seed))
 
 
@@ -622,7 +625,7 @@ def checked_seed(seed: int) -> int:
     """Returns `seed` as an `int`.
 
     Raises:
-        TypeError: It is no integer.
-        ValueError: It is negative.
+        TypeError: `seed` is not an integer.
+        ValueError: `seed` is negative.
     """
-    return checked_integer(seed, "seed", least=0)
+    return checked_integer(seed, "seed", minimum=0)

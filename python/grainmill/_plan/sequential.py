@@ -1,4 +1,4 @@
-"""Nodes whose elements come one after another: what a `MapDataset` becomes, and all after it."""
+"""Nodes of sequential stages: reading a `MapDataset` in order, and all stages downstream of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Read(Node):
-    """Elements of a random-access plan from the first to the last."""
+    """The elements of a random-access plan in order."""
 
     options: ReadOptions
     allow_nones: bool
@@ -47,9 +47,9 @@ class Read(Node):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class UserDefined(Node):
-    """A user's own `IterDataset` subclass, in the middle of a plan or at its start.
+    """A user's own `IterDataset` subclass, with or without parents.
 
-    `with_parents` makes a copy of it that takes its elements from other plans.
+    `with_parents` returns a copy of it over other plans.
     """
 
     dataset: Any
@@ -70,7 +70,7 @@ class UserDefined(Node):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Map(Node):
-    """A function of every element; `None` passes by and stays."""
+    """A function of every element except `None`, which stays."""
 
     transform: Any
     function: Callable[..., Any]
@@ -104,7 +104,7 @@ class MapWithIndex(Map):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Filter(Map):
-    """Leaves out the elements a predicate turns down."""
+    """Drops the elements for which a predicate is false."""
 
     dataset_name: ClassVar[str] = "FilterIterDataset"
     drops_elements: ClassVar[bool] = True
@@ -115,7 +115,7 @@ class Filter(Map):
 
     @classmethod
     def of(cls, parent: Node, transform: Any) -> Self:
-        """A node that keeps the elements of `parent` that pass."""
+        """A node that keeps the elements of `parent` for which `transform` is true."""
         return cls((parent,), transform, function_of(transform, transforms.Filter, "filter"))
 
 
@@ -123,8 +123,8 @@ class Filter(Map):
 class RandomMap(Map):
     """A function of the element and a generator keyed by (`seed`, number of the element).
 
-    Elements have the numbers `first_number`, `first_number + number_step`, ...: where several
-    workers share the elements, each counts as one iterator over all of them would.
+    Elements have the numbers `first_number`, `first_number + number_step`, ...: several workers
+    that share the elements use the numbers that a single iterator would use.
     """
 
     seed: int
@@ -182,7 +182,7 @@ class Batch(Node):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Rebatch(Node):
-    """Batches of one size cut and joined into batches of another."""
+    """Batches split and joined into batches of another size."""
 
     batch_size: int
     drop_remainder: bool
@@ -203,9 +203,9 @@ class Rebatch(Node):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Mix(Node):
-    """Elements of several iterators in fixed proportions, until one is at its end.
+    """Elements of several iterators in fixed proportions, until one is exhausted.
 
-    `names` are those of the parents where they were given as a mapping, else `None`.
+    `names` are the keys if the parents were given as a mapping, else `None`.
     """
 
     proportions: tuple[int, ...]
@@ -219,7 +219,7 @@ class Mix(Node):
         parents: Sequence[Node] | Mapping[str, Node],
         weights: Sequence[float] | Mapping[str, float] | None,
     ) -> Self:
-        """A node that mixes `parents` by `weights`; named parts are taken in order of name."""
+        """A node that mixes `parents` by `weights`; named datasets are ordered by name."""
         names = None
         if isinstance(parents, Mapping):
             names = tuple(sorted(parents))
@@ -232,7 +232,10 @@ class Mix(Node):
                 weights = [weights[name] for name in names]
             parents = [parents[name] for name in names]
         elif isinstance(weights, Mapping):
-            raise ValueError("`weights` must be a sequence where the datasets are a sequence.")
+            raise ValueError(
+                "`weights` must be a sequence, as the datasets are a sequence, got a mapping with "
+                f"keys {list(weights)}"
+            )
         chosen = tuple(weights) if weights is not None else (1.0,) * len(parents)
         check_weights(parents, chosen)
         return cls(tuple(parents), integer_proportions(chosen), names)
@@ -243,7 +246,7 @@ class Mix(Node):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Zip(Node):
-    """Tuples of one element of each of several iterators."""
+    """Tuples with one element from each of several iterators."""
 
     strict: bool
     dataset_name: ClassVar[str] = "ZipIterDataset"
@@ -258,9 +261,9 @@ class Zip(Node):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Interleave(Node):
-    """One element of each of several open iterators in turn.
+    """One element from each of several open iterators in turn.
 
-    `datasets` yields datasets by index; it is no parent, so seeds do not pass through.
+    `datasets` is indexed to get datasets; it is not a parent, so seeds do not pass through.
     """
 
     datasets: Any
@@ -279,7 +282,7 @@ class Interleave(Node):
         make_iter_buffer_size: int,
         iter_buffer_size: int,
     ) -> Self:
-        """A node that has up to `cycle_length` of `datasets` open."""
+        """A node that keeps up to `cycle_length` of `datasets` open."""
         if not (hasattr(datasets, "__len__") and hasattr(datasets, "__getitem__")):
             raise TypeError(
                 "`datasets` must be a sequence of datasets or a `MapDataset` of datasets, got "
@@ -288,14 +291,14 @@ class Interleave(Node):
         return cls(
             (),
             datasets,
-            checked_integer(cycle_length, "cycle_length", least=1),
-            checked_integer(num_make_iter_threads, "num_make_iter_threads", least=0),
-            checked_integer(make_iter_buffer_size, "make_iter_buffer_size", least=0),
-            checked_integer(iter_buffer_size, "iter_buffer_size", least=0),
+            checked_integer(cycle_length, "cycle_length", minimum=1),
+            checked_integer(num_make_iter_threads, "num_make_iter_threads", minimum=0),
+            checked_integer(make_iter_buffer_size, "make_iter_buffer_size", minimum=0),
+            checked_integer(iter_buffer_size, "iter_buffer_size", minimum=0),
         )
 
     def spec(self, spec_of: Callable[[Any], Any]) -> Any:
-        """See `Node.spec`; that of its first dataset."""
+        """See `Node.spec`; the spec of its first dataset."""
         return spec_of(self.datasets[0])
 
     def share(self, share: Share) -> Node:
@@ -305,7 +308,7 @@ class Interleave(Node):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Repeat(Node):
-    """The same epoch again and again."""
+    """The same epoch several times."""
 
     num_epochs: int | None
     dataset_name: ClassVar[str] = "RepeatIterDataset"
@@ -313,7 +316,7 @@ class Repeat(Node):
 
     @classmethod
     def of(cls, parent: Node, num_epochs: int | None) -> Self:
-        """A node that runs over `parent` `num_epochs` times, without end if `None`."""
+        """A node that reads `parent` `num_epochs` times, endlessly if `None`."""
         return cls((parent,), checked_epochs(num_epochs))
 
     def _arguments(self) -> str:
@@ -322,7 +325,7 @@ class Repeat(Node):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Cache(Node):
-    """Remembers the elements of the first epoch."""
+    """Caches the elements of the first epoch."""
 
     dataset_name: ClassVar[str] = "CacheIterDataset"
     keeps_spec: ClassVar[bool] = True
@@ -353,13 +356,13 @@ class Limit(Node):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class TakeWhile(Map):
-    """The elements up to the first that a predicate turns down."""
+    """The elements before the first for which a predicate is false."""
 
     dataset_name: ClassVar[str] = "TakeWhileIterDataset"
 
     @classmethod
     def of(cls, parent: Node, transform: Any) -> Self:
-        """A node that ends where `transform` is false."""
+        """A node that ends at the first element for which `transform` is false."""
         return cls((parent,), transform, function_of(transform, transforms.Filter, "filter"))
 
     def spec(self, spec_of: Callable[[Node], Any]) -> Any:
@@ -369,14 +372,14 @@ class TakeWhile(Map):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class FlatMap(Node):
-    """Each element becomes a sequence of elements."""
+    """The elements of a sequence for each element."""
 
     transform: transforms.FlatMapLike[Any, Any]
     dataset_name: ClassVar[str] = "FlatMapIterDataset"
 
     @classmethod
     def of(cls, parent: Node, transform: transforms.FlatMapLike[Any, Any]) -> Self:
-        """A node that splits the elements of `parent`."""
+        """A node that replaces each element of `parent` by several."""
         check_flat_map(transform)
         return cls((parent,), transform)
 
@@ -386,7 +389,7 @@ class FlatMap(Node):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class WindowShuffle(Node):
-    """Permutes each run of `window_size` consecutive elements."""
+    """Shuffles each window of `window_size` consecutive elements."""
 
     window_size: int
     seed: int
@@ -396,13 +399,13 @@ class WindowShuffle(Node):
     @classmethod
     def of(cls, parent: Node, window_size: int, seed: int) -> Self:
         """A node that permutes each window of `parent`."""
-        window_size = checked_integer(window_size, "window_size", least=1)
+        window_size = checked_integer(window_size, "window_size", minimum=1)
         return cls((parent,), window_size, checked_shuffle_seed(seed))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ThreadPrefetch(Node):
-    """Elements made ahead by a thread."""
+    """Elements prefetched by a thread."""
 
     prefetch_buffer_size: int
     dataset_name: ClassVar[str] = "ThreadPrefetchIterDataset"
@@ -410,7 +413,7 @@ class ThreadPrefetch(Node):
 
     @classmethod
     def of(cls, parent: Node, prefetch_buffer_size: int) -> Self:
-        """A node that keeps up to `prefetch_buffer_size` elements of `parent` ready."""
+        """A node that keeps up to `prefetch_buffer_size` elements of `parent` prefetched."""
         return cls((parent,), checked_prefetch_buffer_size(prefetch_buffer_size))
 
     def _arguments(self) -> str:
@@ -421,8 +424,8 @@ def checked_prefetch_buffer_size(size: int) -> int:
     """Returns `size` as an `int`.
 
     Raises:
-        TypeError: It is no integer.
-        ValueError: It is negative.
+        TypeError: `size` is not an integer.
+        ValueError: `size` is negative.
     """
     size = checked_integer(size, "prefetch_buffer_size")
     if size < 0:
@@ -432,7 +435,7 @@ def checked_prefetch_buffer_size(size: int) -> int:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class MultiprocessPrefetch(Node):
-    """Elements made ahead by worker processes, each of which runs a slice of the plan above."""
+    """Elements prefetched by worker processes, each with its share of the plan upstream."""
 
     options: MultiprocessingOptions
     worker_init_fn: Callable[[int, int], None] | None
@@ -451,7 +454,7 @@ class MultiprocessPrefetch(Node):
         sequential_slice: bool,
     ) -> Self:
         """A node that runs `parent` in `options.num_workers` worker processes, at least 1."""
-        num_workers = checked_integer(options.num_workers, "num_workers", least=1)
+        num_workers = checked_integer(options.num_workers, "num_workers", minimum=1)
         buffer_size = checked_integer(options.per_worker_buffer_size, "per_worker_buffer_size")
         if buffer_size < 1:
             raise ValueError(f"`buffer_size` must be greater than 0, got {buffer_size}.")
@@ -459,22 +462,22 @@ class MultiprocessPrefetch(Node):
         options = dataclasses.replace(
             options, num_workers=num_workers, per_worker_buffer_size=buffer_size
         )
-        for above in parent.walk():
-            if isinstance(above, cls):
+        for node in parent.walk():
+            if isinstance(node, cls):
                 raise ValueError(
-                    "`mp_prefetch` cannot follow `mp_prefetch`: worker processes have no workers "
-                    "of their own. Call it once, at the end."
+                    "`mp_prefetch` cannot follow `mp_prefetch`: worker processes cannot start "
+                    "workers. Call it once, at the end."
                 )
         return cls((parent,), options, worker_init_fn, sequential_slice)
 
     @property
     def num_workers(self) -> int:
-        """How many workers share the elements."""
+        """Number of workers that share the elements."""
         return self.options.num_workers
 
     @property
     def buffer_size(self) -> int:
-        """The most elements each worker holds ready."""
+        """Maximum number of elements that each worker prefetches."""
         return self.options.per_worker_buffer_size
 
     def _arguments(self) -> str:
@@ -483,7 +486,7 @@ class MultiprocessPrefetch(Node):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class MultithreadPrefetch(Node):
-    """Elements made ahead by threads, each of which runs a slice of the plan above."""
+    """Elements prefetched by threads, each with its share of the plan upstream."""
 
     num_threads: int
     buffer_size: int
@@ -497,13 +500,13 @@ class MultithreadPrefetch(Node):
         cls, parent: Node, num_threads: int, buffer_size: int, *, sequential_slice: bool
     ) -> Self:
         """A node that runs `parent` on `num_threads` threads, at least 1."""
-        num_threads = checked_integer(num_threads, "num_threads", least=1)
-        buffer_size = checked_integer(buffer_size, "buffer_size", least=0)
+        num_threads = checked_integer(num_threads, "num_threads", minimum=1)
+        buffer_size = checked_integer(buffer_size, "buffer_size", minimum=0)
         return cls((parent,), num_threads, buffer_size, sequential_slice)
 
     @property
     def num_workers(self) -> int:
-        """How many workers share the elements."""
+        """Number of workers that share the elements."""
         return self.num_threads
 
     def _arguments(self) -> str:
@@ -514,8 +517,8 @@ class BOSHandling(enum.Enum):
     """What concat-then-split packing does with the first token of each segment.
 
     Attributes:
-        DO_NOTHING: It stays.
-        REPLACE_FIRST_TOKEN_WITH_BOS: It becomes `bos_token_id`, in the features of `bos_features`.
+        DO_NOTHING: Keeps it.
+        REPLACE_FIRST_TOKEN_WITH_BOS: Replaces it by `bos_token_id`, in the features `bos_features`.
     """
 
     DO_NOTHING = 1
@@ -524,7 +527,7 @@ class BOSHandling(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class FitPack(Node):
-    """Sequences put into the first, or the fullest, bin that has room for them."""
+    """Sequences packed into the first, or the fullest, bin with enough free space."""
 
     best_fit: bool
     length_struct: Mapping[str, Any]
@@ -561,8 +564,8 @@ class FitPack(Node):
                     "If specified, `max_sequences_per_bin` must be a positive integer, but got "
                     f"{max_sequences_per_bin}."
                 )
-        num_packing_bins = checked_integer(num_packing_bins, "num_packing_bins", least=1)
-        seed = checked_integer(seed, "seed", least=0)
+        num_packing_bins = checked_integer(num_packing_bins, "num_packing_bins", minimum=1)
+        seed = checked_integer(seed, "seed", minimum=0)
         meta_features = checked_names(meta_features, "meta_features")
         lengths = dict(leaves(length_struct, "length_struct"))
         if not lengths:
@@ -584,8 +587,10 @@ class FitPack(Node):
                     f"`{name}` must have the structure of `length_struct` {dict(length_struct)}, "
                     f"got {dict(struct)}"
                 )
-        for path, cells in leaves(pack_alignment_struct or {}, "pack_alignment_struct"):
-            _check_at_least(cells, 1, f"`pack_alignment_struct` of `{'/'.join(map(str, path))}`")
+        for path, alignment in leaves(pack_alignment_struct or {}, "pack_alignment_struct"):
+            _check_at_least(
+                alignment, 1, f"`pack_alignment_struct` of `{'/'.join(map(str, path))}`"
+            )
         if shuffle_bins_group_by_feature not in {None, *length_struct, *meta_features}:
             raise ValueError(
                 "`shuffle_bins_group_by_feature` must be a feature of `length_struct` or of "
@@ -612,7 +617,7 @@ class FitPack(Node):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ConcatThenSplit(Node):
-    """Sequences laid end to end and cut into full rows."""
+    """Sequences concatenated and split into full rows."""
 
     length_struct: Mapping[str, int]
     meta_features: tuple[str, ...]
@@ -634,10 +639,11 @@ class ConcatThenSplit(Node):
         bos_features: Collection[str] = (),
         bos_token_id: int | None = None,
     ) -> Self:
-        """A node that lays the sequences of `parent` end to end."""
+        """A node that concatenates the sequences of `parent` and splits them into rows."""
         if not isinstance(length_struct, Mapping):
             raise TypeError(
-                f"`length_struct` must be a mapping from features to lengths, got {length_struct!r}"
+                "`length_struct` must be a mapping from feature names to lengths, got "
+                f"{length_struct!r}"
             )
         if not length_struct:
             raise ValueError("`length_struct` must name at least one feature, got {}")
@@ -646,8 +652,8 @@ class ConcatThenSplit(Node):
         for name, features in (("meta_features", meta_features), ("bos_features", bos_features)):
             if unknown := [feature for feature in features if feature not in length_struct]:
                 raise ValueError(
-                    f"`{name}` must be among the features of `length_struct` "
-                    f"{list(length_struct)}, got {unknown} too"
+                    f"`{name}` must be features of `length_struct` {list(length_struct)}, but "
+                    f"{unknown} are not"
                 )
         for name, length in length_struct.items():
             _check_at_least(length, 1, f"`length_struct` of `{name}`")
@@ -680,9 +686,9 @@ class ConcatThenSplit(Node):
 
 
 def leaves(struct: Any, name: str) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yields (keys from the top, value) of each leaf of nested mappings, in order."""
+    """Yields (keys from the outermost, value) of each leaf of nested mappings, in order."""
     if not isinstance(struct, Mapping):
-        raise ValueError(f"`{name}` must be a mapping from features, got {struct!r}")
+        raise ValueError(f"`{name}` must be a mapping from feature names to values, got {struct!r}")
     for key, value in struct.items():
         if isinstance(value, Mapping):
             for path, leaf in leaves(value, name):
@@ -691,18 +697,18 @@ def leaves(struct: Any, name: str) -> Iterator[tuple[tuple[Any, ...], Any]]:
             yield (key,), value
 
 
-def _check_at_least(value: Any, least: int, name: str) -> None:
+def _check_at_least(value: Any, minimum: int, name: str) -> None:
     try:
         number = checked_integer(value, name)
-    except TypeError:  # a `ValueError` here, as for other faults of a struct
+    except TypeError:  # a `ValueError`, as for other errors in a struct
         raise ValueError(f"{name} must be an integer, got {value!r}") from None
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
+    if number < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {value}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Seed(Node):
-    """Gives random stages below it that have no seed of their own something to draw from."""
+    """Sets the seed that random stages downstream derive theirs from."""
 
     own_seed: int | None = None
     dataset_name: ClassVar[str] = "WithOptionsIterDataset"
@@ -710,7 +716,7 @@ class Seed(Node):
 
     @classmethod
     def of(cls, parent: Node, seed: int) -> Self:
-        """A node that carries `seed`, any non-negative integer."""
+        """A node that sets `seed`, any non-negative integer."""
         return cls((parent,), checked_seed(seed))
 
 

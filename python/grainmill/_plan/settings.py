@@ -1,4 +1,4 @@
-"""Settings of the process, backed by absl flags named `grain_<setting>` where absl is there."""
+"""Process-wide settings, also absl flags named `grain_<setting>` if absl is installed."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _TRACEBACK_FILTERING = ["auto", "off", "tracebackhide", "quiet_remove_frames", "
 
 
 class Config:
-    """Settings of the process, read as attributes and changed with `update`.
+    """Process-wide settings, read as attributes and changed with `update`.
 
-    Where absl is installed, each is also a flag of the command line, `--grain_<name>`, which counts
-    once flags are parsed. Reading an unknown attribute raises a ValueError, and so does assigning
-    to any.
+    If absl is installed, each is also a command-line flag, `--grain_<name>`, which takes effect
+    once flags are parsed. Reading an unknown attribute raises a `ValueError`, and so does assigning
+    to any attribute.
 
     Attributes:
         py_traceback_filtering: "off" keeps all frames in tracebacks; "auto", the default, and the
             other values leave out those of this package.
-        py_debug_mode: Accepted, without effect, as are all that follow.
+        py_debug_mode: Accepted without effect, like all that follow.
         py_dataset_visualization_output_dir: Without effect.
         py_relay_sigterm_to_main: Without effect.
         tf_interleaved_shuffle: Without effect.
@@ -85,11 +85,11 @@ class Config:
         raise ValueError("Please use update().")
 
     def define_flags(self) -> None:
-        """Defines the settings as flags of absl where it is installed; importing does so."""
+        """Defines the settings as absl flags if absl is installed; importing grainmill does so."""
         self.__dict__["_flags"] = _define_flags()
 
     def update(self, name: str, value: Any) -> None:
-        """Sets a setting, and its flag where absl is installed.
+        """Sets a setting, and its flag if absl is installed.
 
         Args:
             name: The setting.
@@ -109,19 +109,19 @@ def _define_flags() -> Any:
     if importlib.util.find_spec("absl") is None:
         return None
     absl_flags: Any = importlib.import_module("absl.flags")
-    later = {"allow_override": True}  # Grain, imported later, may define them again
+    redefinable = {"allow_override": True}  # Grain, if imported later, defines the same flags
     for name, default in _DEFAULTS.items():
-        flag, about = f"grain_{name}", f"Setting `{name}` of grainmill."
+        flag, help_text = f"grain_{name}", f"Setting `{name}` of grainmill."
         if flag in absl_flags.FLAGS:
             continue
         if name == "py_traceback_filtering":
-            absl_flags.DEFINE_enum(flag, default, _TRACEBACK_FILTERING, about, **later)
+            absl_flags.DEFINE_enum(flag, default, _TRACEBACK_FILTERING, help_text, **redefinable)
         elif isinstance(default, bool):
-            absl_flags.DEFINE_bool(flag, default, about, **later)
+            absl_flags.DEFINE_bool(flag, default, help_text, **redefinable)
         elif isinstance(default, int):
-            absl_flags.DEFINE_integer(flag, default, about, **later)
+            absl_flags.DEFINE_integer(flag, default, help_text, **redefinable)
         else:
-            absl_flags.DEFINE_string(flag, default, about, **later)
+            absl_flags.DEFINE_string(flag, default, help_text, **redefinable)
     return absl_flags.FLAGS
 
 

@@ -1,4 +1,4 @@
-"""Which part of the records one process reads."""
+"""Which shard of the records one process reads."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from grainmill._plan.arguments import checked_integer
 
 @dataclasses.dataclass(frozen=True)
 class ShardOptions:
-    """One of several parts of the records, for processes that read different ones.
+    """The shard of the records that one of several processes reads.
 
     Attributes:
-        shard_index: Which part, from 0.
-        shard_count: How many parts there are, at least 1.
-        drop_remainder: Whether records that would make some parts longer than others are left out.
+        shard_index: The shard, from 0.
+        shard_count: Number of shards, at least 1.
+        drop_remainder: Whether to drop the records that would make some shards longer than others.
 
     Raises:
-        TypeError: A number is no integer.
-        ValueError: There is no such part.
+        TypeError: A number is not an integer.
+        ValueError: `shard_count` is not positive, or there is no shard `shard_index`.
 
     Example:
         >>> shard = grain.sharding.ShardOptions(shard_index=1, shard_count=3)
@@ -32,7 +32,7 @@ class ShardOptions:
     drop_remainder: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("shard_index", "shard_count"):  # plain ones: saved states hold the `repr`
+        for name in ("shard_index", "shard_count"):  # as `int`: saved states contain the `repr`
             object.__setattr__(self, name, checked_integer(getattr(self, name), name))
         if self.shard_count <= 0:
             raise ValueError(
@@ -46,7 +46,7 @@ class ShardOptions:
 
 
 class NoSharding(ShardOptions):
-    """All records in one part.
+    """All records in one shard.
 
     Example:
         >>> grain.sharding.NoSharding()
@@ -58,16 +58,16 @@ class NoSharding(ShardOptions):
 
 
 def even_split(num_examples: int, options: ShardOptions) -> tuple[int, int]:
-    """Splits `num_examples` records into consecutive runs of almost the same length.
+    """Splits `num_examples` records into consecutive ranges whose lengths differ by at most one.
 
-    Without `drop_remainder` the first `num_examples % shard_count` parts are longer by one.
+    Without `drop_remainder` the first `num_examples % shard_count` shards have one record more.
 
     Args:
-        num_examples: How many records there are.
-        options: Which of how many parts.
+        num_examples: Number of records.
+        options: The shard.
 
     Returns:
-        Where the part begins, and where it ends (exclusive).
+        Start and end (exclusive) of the shard.
 
     Example:
         >>> [grain.sharding.even_split(10, grain.sharding.ShardOptions(i, 3)) for i in range(3)]

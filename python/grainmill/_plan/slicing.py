@@ -1,4 +1,4 @@
-"""The plan that one of several workers runs, so that together they give every element once."""
+"""The plan that one of several workers runs, such that every element is computed by one of them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ AnyNode = TypeVar("AnyNode", bound=Node)
 
 
 def sliced(node: Node, worker: int, count: int, *, sequential: bool = False) -> Node:
-    """The plan that ends in `node`, cut down to what worker `worker` of `count` makes.
+    """The plan that ends in `node`, restricted to the share of worker `worker` of `count`.
 
-    Where a plan with random access is read in order, the worker reads every `count`-th element;
-    all stages after that see these alone. Of an interleave it opens every `count`-th dataset.
-    What several stages share stays shared; `node` itself, and users' own datasets in it, are
-    left as they are.
+    Where a random-access plan is read in order, the worker reads every `count`-th element, and all
+    stages downstream see only these. Of an interleave it opens every `count`-th dataset. Nodes
+    shared by several stages stay shared; `node` and users' own datasets in it are not changed.
 
     Args:
         node: A sequential plan.
         worker: Below `count`.
-        count: With 1, the plan is returned as it is.
-        sequential: Whether the worker gets a run of consecutive elements of each source instead,
-            before anything is shuffled.
+        count: Number of workers; with 1, the plan is returned unchanged.
+        sequential: Whether the worker reads a range of consecutive elements of each source instead,
+            split upstream of any shuffle.
 
     Raises:
         ValueError: A source cannot be sliced.
@@ -39,34 +38,34 @@ def sliced(node: Node, worker: int, count: int, *, sequential: bool = False) -> 
 
 def check_sliceable(node: Node, count: int, *, sequential: bool = False) -> None:
     """Raises `ValueError` unless `count` workers can share the plan that ends in `node`."""
-    # The last worker's pieces are the smallest: if they are large enough, so are the others.
+    # The last worker's share is the smallest: if it is not empty, none is.
     sliced(node, count - 1, count, sequential=sequential)
 
 
 class _Slicing:
-    """One worker's share of a plan; each node is cut once, however many stages it feeds."""
+    """One worker's share of a plan; each node is replaced once, however many stages use it."""
 
     def __init__(self, worker: int, count: int, *, sequential: bool) -> None:
         self.worker = worker
         self.count = count
         self._sequential = sequential
-        self._done: dict[int, Node] = {}
+        self._replaced: dict[int, Node] = {}
 
     def of(self, node: Node) -> Node:
         """See `Share.of`."""
-        part: Node = self._once(node, lambda node: node.share(self))
-        return part
+        shared: Node = self._once(node, lambda node: node.share(self))
+        return shared
 
-    def _once(self, node: AnyNode, cut: Callable[[AnyNode], Node]) -> Any:
-        if id(node) not in self._done:
-            self._done[id(node)] = cut(node)
-        return self._done[id(node)]
+    def _once(self, node: AnyNode, replace: Callable[[AnyNode], Node]) -> Any:
+        if id(node) not in self._replaced:
+            self._replaced[id(node)] = replace(node)
+        return self._replaced[id(node)]
 
     def of_random_access(self, node: Node) -> MapNode:
         """See `Share.of_random_access`."""
         if self._sequential:
             return self.consecutive(random_access(node))
-        return _by_itself(Slice.of(node, slice(self.worker, None, self.count)))
+        return _added_by_package(Slice.of(node, slice(self.worker, None, self.count)))
 
     def of_datasets(self, datasets: Any) -> Any:
         """See `Share.of_datasets`."""
@@ -76,26 +75,26 @@ class _Slicing:
 
     def consecutive(self, node: MapNode) -> MapNode:
         """See `Share.consecutive`."""
-        part: MapNode = self._once(node, lambda node: node.consecutive(self))
-        return part
+        shared: MapNode = self._once(node, lambda node: node.consecutive(self))
+        return shared
 
-    def run_of(self, node: MapNode) -> MapNode:
-        """See `Share.run_of`."""
-        return _by_itself(Slice.of(node, slice(*self.bounds(node.length))))
+    def range_of(self, node: MapNode) -> MapNode:
+        """See `Share.range_of`."""
+        return _added_by_package(Slice.of(node, slice(*self.bounds(node.length))))
 
     def bounds(self, length: int) -> tuple[int, int]:
         """See `Share.bounds`."""
         return even_split(length, ShardOptions(self.worker, self.count))
 
 
-def _by_itself(part: Slice) -> Slice:
-    """`part`, which no line of the user's added."""
-    part.note_added("")
-    return part
+def _added_by_package(node: Slice) -> Slice:
+    """Returns `node`, which messages must not attribute to a line of the user's code."""
+    node.set_added_at("")
+    return node
 
 
 class _EveryNth:
-    """Every n-th of a sequence of datasets, which are opened when they are asked for."""
+    """Every n-th of a sequence of datasets, each opened when it is accessed."""
 
     def __init__(self, datasets: Any, indices: range) -> None:
         self._datasets = datasets

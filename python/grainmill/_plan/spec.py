@@ -1,4 +1,4 @@
-"""Shapes and dtypes of elements, as plans tell them."""
+"""Shapes and dtypes of elements, inferred from plans."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ShapeDtypeStruct:
-    """The shape and dtype of an array; `get_element_spec` has them as leaves.
+    """The shape and dtype of an array, a leaf of what `get_element_spec` returns.
 
     Attributes:
         shape: Lengths of the axes, `None` for one that varies.
@@ -26,10 +26,10 @@ class ShapeDtypeStruct:
 
 
 def map_spec(transform: Any, parent_spec: Callable[[], Any]) -> Any:
-    """What `transform` says that it makes of elements like those of its parent.
+    """The spec of the elements that `transform` returns.
 
     Raises:
-        ValueError: It does not say.
+        ValueError: `transform` has no `output_spec`.
     """
     output_spec = getattr(transform, "output_spec", None)
     if output_spec is None:
@@ -41,10 +41,10 @@ def map_spec(transform: Any, parent_spec: Callable[[], Any]) -> Any:
 
 
 def batch_spec(node: Any, spec: Any) -> Any:
-    """What the batches of `node` look like, whose elements look like `spec`.
+    """The spec of the batches that `node` makes of elements with `spec`.
 
     Raises:
-        ValueError: A function makes them and does not say.
+        ValueError: `batch_fn` has no `output_spec`.
     """
     if node.batch_fn is not None:
         output_spec = getattr(node.batch_fn, "output_spec", None)
@@ -58,7 +58,7 @@ def batch_spec(node: Any, spec: Any) -> Any:
 
 
 def in_rows(node: Any, spec: Any, num_axes: int) -> Any:
-    """`spec` with the rows of the batches of `node` instead of its first `num_axes` axes."""
+    """`spec` with its first `num_axes` axes replaced by the batch axis of `node`."""
     rows = node.batch_size if node.drop_remainder else None
     return _tree.map_structure(
         lambda leaf: ShapeDtypeStruct((rows, *leaf.shape[num_axes:]), leaf.dtype), spec

@@ -1,4 +1,4 @@
-"""Tracebacks that show the user's code, not the layers between."""
+"""Tracebacks that show the user's code, without the frames of this package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FUSED: Final = "<grainmill"
 
 
 def line_of_user() -> str | None:
-    """The file and line that called this package, if any did: `train.py:12`."""
+    """The file and line that called this package, such as `train.py:12`, if any did."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - a whole stack would cost 20 times more
     while frame is not None:
         code = frame.f_code
@@ -26,10 +26,9 @@ def line_of_user() -> str | None:
 
 
 def drop_inner_frames(failure: BaseException) -> None:
-    """Takes the frames of this package out of the traceback of `failure`, but for the first.
+    """Removes the frames of this package from the traceback of `failure`.
 
-    What raised it inside this package stays in sight where no frame of the user's follows. The
-    setting `py_traceback_filtering="off"` keeps everything.
+    If there are no others, the innermost stays. With `py_traceback_filtering="off"` all stay.
     """
     if config.py_traceback_filtering == "off":
         return
@@ -42,13 +41,13 @@ def drop_inner_frames(failure: BaseException) -> None:
     chain: TracebackType | None = None
     for frame in reversed(shown):
         chain = TracebackType(chain, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    BaseException.with_traceback(failure, chain)  # also where a class lets nothing be assigned
+    BaseException.with_traceback(failure, chain)  # works even if its class forbids assignment
     for frame in frames:
-        _forget_variables(frame.tb_frame)
+        _clear_frames(frame.tb_frame)
 
 
 def first_users_code(failure: BaseException) -> CodeType | None:
-    """The code of the user's outermost function that `failure` has left, if one was in Python."""
+    """The code of the user's outermost function in the traceback of `failure`, if there is one."""
     traceback = failure.__traceback__
     while traceback is not None:
         if not _is_inner(traceback.tb_frame):
@@ -57,17 +56,17 @@ def first_users_code(failure: BaseException) -> CodeType | None:
     return None
 
 
-def _forget_variables(frame: FrameType | None) -> None:
-    """Empties the frames of this package that have ended, from `frame` outwards.
+def _clear_frames(frame: FrameType | None) -> None:
+    """Clears the finished frames of this package, from `frame` outwards.
 
-    A frame is kept by those it called. One that held the failure, as every layer does on its way,
-    would be held by it in turn, and the whole pipeline with it until the collector comes by.
+    The frames in a traceback refer to their callers. A caller with the exception in a variable
+    would form a reference cycle that keeps the pipeline alive until garbage collection.
     """
     while frame is not None:
         if _is_inner(frame):
             try:
                 frame.clear()
-            except RuntimeError:  # it is running, so what called it is as well
+            except RuntimeError:  # it is still running, and so are its callers
                 return
         frame = frame.f_back
 

@@ -1,4 +1,4 @@
-"""The classes a user derives from to give a function of elements a type."""
+"""The base classes of users' transforms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Out_co = TypeVar("Out_co", covariant=True)
 class Map(abc.ABC):
     """Maps one element to one element.
 
-    Derive from it and define `map`; `ds.map`, `ds.apply` and `DataLoader` take such objects.
+    Derive from it and define `map`; `ds.map`, `ds.apply` and `DataLoader` accept such objects.
 
     Example:
         >>> class Scale(grain.transforms.Map):
@@ -36,14 +36,14 @@ class Map(abc.ABC):
 
         Args:
             element: An element; `None` only in a `DataLoader`. Change it in place only if nothing
-                else holds it.
+                else refers to it.
         """
 
 
 class RandomMap(abc.ABC):
     """Maps one element to one element, with random numbers of its own.
 
-    Derive from it and define `random_map`; `ds.random_map`, `ds.apply` and `DataLoader` take such
+    Derive from it and define `random_map`; `ds.random_map`, `ds.apply` and `DataLoader` accept such
     objects.
 
     Example:
@@ -61,15 +61,15 @@ class RandomMap(abc.ABC):
 
         Args:
             element: An element; `None` only in a `DataLoader`.
-            rng: A generator of this call alone; in a `DataLoader` whose sampler has no seed,
-                `None`.
+            rng: The random generator of this element; `None` in a `DataLoader` whose sampler has no
+                seed.
         """
 
 
 class MapWithIndex(abc.ABC):
     """Maps one element and its index to one element.
 
-    Derive from it and define `map_with_index`; `ds.map_with_index` and `ds.apply` take such
+    Derive from it and define `map_with_index`; `ds.map_with_index` and `ds.apply` accept such
     objects.
 
     Example:
@@ -85,14 +85,14 @@ class MapWithIndex(abc.ABC):
         """Returns the element that replaces `element`.
 
         Args:
-            index: Of a `MapDataset`, the position, counted on over epochs; of an `IterDataset`, how
-                many elements came before.
+            index: In a `MapDataset`, the position, which continues to grow in later epochs; in an
+                `IterDataset`, the number of elements before this one.
             element: An element, never `None`.
         """
 
 
 class TfRandomMap(abc.ABC):
-    """A random map for `DataLoader` alone, under an older name of its method; see `RandomMap`."""
+    """A random map for `DataLoader` only, with an older name of its method; see `RandomMap`."""
 
     @abc.abstractmethod
     def np_random_map(self, element: Any, rng: np.random.Generator) -> Any:
@@ -100,14 +100,15 @@ class TfRandomMap(abc.ABC):
 
         Args:
             element: An element.
-            rng: The record's own generator; `None` if the sampler has no seed.
+            rng: The random generator of this record; `None` if the sampler has no seed.
         """
 
 
 class Filter(abc.ABC):
-    """Says of each element whether it stays.
+    """Decides for each element whether to keep it.
 
-    Derive from it and define `filter`; `ds.filter`, `ds.apply` and `DataLoader` take such objects.
+    Derive from it and define `filter`; `ds.filter`, `ds.apply` and `DataLoader` accept such
+    objects.
 
     Example:
         >>> class Even(grain.transforms.Filter):
@@ -119,7 +120,7 @@ class Filter(abc.ABC):
 
     @abc.abstractmethod
     def filter(self, element: Any) -> bool | np.bool_:
-        """Returns whether `element` stays.
+        """Returns whether to keep `element`.
 
         Args:
             element: An element; in a `MapDataset` never `None`.
@@ -130,11 +131,11 @@ class FlatMap(abc.ABC):
     """Maps one element to several, or none.
 
     Derive from it and define `flat_map`; `ds.apply`, `DataLoader` and the stages
-    `experimental.FlatMapMapDataset` and `experimental.FlatMapIterDataset` take such objects.
+    `experimental.FlatMapMapDataset` and `experimental.FlatMapIterDataset` accept such objects.
 
     Attributes:
-        max_fan_out: The most elements that one element may become. It sets the length of a
-            `MapDataset`, which allows no more; elsewhere it is no limit.
+        max_fan_out: Maximum number of elements that replace one element. It determines the length
+            of a `MapDataset`, which raises an error if there are more; elsewhere it is not a limit.
 
     Example:
         >>> class Words(grain.experimental.FlatMapTransform):
@@ -150,7 +151,7 @@ class FlatMap(abc.ABC):
 
     @abc.abstractmethod
     def flat_map(self, element: Any) -> Sequence[Any]:
-        """Returns the elements that `element` becomes.
+        """Returns the elements that replace `element`.
 
         Args:
             element: An element.
@@ -163,8 +164,8 @@ class Batch:
 
     Attributes:
         batch_size: Elements per batch, at least 1; checked where it is applied.
-        drop_remainder: Whether a last, shorter batch is left out.
-        batch_fn: Makes a batch from a list of elements, in place of stacking.
+        drop_remainder: Whether to drop a last, shorter batch.
+        batch_fn: Function that makes a batch from a list of elements, in place of stacking.
 
     Example:
         >>> ds = grain.MapDataset.range(5).apply(grain.transforms.Batch(2, drop_remainder=True))
@@ -177,7 +178,7 @@ class Batch:
     batch_fn: Callable[[list[Any]], Any] | None = None
 
 
-# What type checkers see of a transform: the element types of the method that it defines.
+# Protocols for type checkers: a transform's element types are those of its method.
 
 
 class MapLike(Protocol[In_contra, Out_co]):
@@ -224,9 +225,9 @@ Transformations: TypeAlias = Sequence[Transformation]
 
 
 class DatasetSelectionMap(abc.ABC):
-    """Says, for each index of a selection, which dataset to read and where.
+    """Maps each index of a selection to a dataset and an index in it.
 
-    Derive from it and define `__len__` and `__getitem__`; `MapDataset.select_from_datasets` takes
+    Derive from it and define `__len__` and `__getitem__`; `MapDataset.select_from_datasets` accepts
     such objects.
 
     Example:
@@ -243,12 +244,12 @@ class DatasetSelectionMap(abc.ABC):
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """Returns how many elements an epoch of the selection has."""
+        """Returns the number of elements in an epoch of the selection."""
 
     @abc.abstractmethod
     def __getitem__(self, index: int) -> tuple[int, int]:
-        """Returns (number of the dataset, index in that dataset).
+        """Returns (dataset number, index in that dataset).
 
         Args:
-            index: A position; beyond the length in later epochs.
+            index: A position; at least the length in later epochs.
         """

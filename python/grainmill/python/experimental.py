@@ -1,11 +1,11 @@
-"""`grainmill.experimental` under its older place."""
+"""`grainmill.experimental` under its older name."""
 
 from typing import TYPE_CHECKING
 
 from grainmill import experimental as _experimental
 
-if TYPE_CHECKING:  # at run time a star would import JAX
-    from grainmill._dataset.stages import *  # noqa: F403 - mypy looks through one star, not two
+if TYPE_CHECKING:  # at run time a star import would import JAX
+    from grainmill._dataset.stages import *  # noqa: F403 - mypy does not follow two star imports in a row
     from grainmill.experimental import *  # noqa: F403
 else:
     __all__ = _experimental.__all__
