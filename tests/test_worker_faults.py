@@ -304,9 +304,11 @@ def test_stall_is_warned_of_and_timeout_raises(entrance, caplog):
         timeout_s=4.0,
     )
     assert all_of(iterator, 4) == [0, 1, 2, 3]
-    with pytest.raises(grain_worker_error(), match=r"worker 0 gave nothing for .* element \d"):
+    message = r"worker 0 returned no result for .* element \d"
+    with pytest.raises(grain_worker_error(), match=message):
         next(iterator)
-    assert [r for r in caplog.records if "worker 0 has given nothing for 0.2 s" in r.getMessage()]
+    warning = "worker 0 has returned no result for 0.2 s"
+    assert [r for r in caplog.records if warning in r.getMessage()]
     assert "element" in caplog.text
     with pytest.raises(grain_worker_error(), match="timeout_s"):
         next(iterator)

@@ -15,16 +15,16 @@ NUM_WORKERS = 16
 
 @pytest.fixture
 def tasks(monkeypatch):
-    """What workers were given: positions and counts."""
-    given = []
-    give = WorkerPool.submit
+    """The tasks that were submitted: worker, position, count and batch size of each."""
+    submitted = []
+    submit = WorkerPool.submit
 
-    def noted(self, worker, task, about=None):
-        given.append((worker, *task))
-        return give(self, worker, task, about)
+    def recording_submit(self, worker, task, element_range=None):
+        submitted.append((worker, *task))
+        return submit(self, worker, task, element_range)
 
-    monkeypatch.setattr(WorkerPool, "submit", noted)
-    return given
+    monkeypatch.setattr(WorkerPool, "submit", recording_submit)
+    return submitted
 
 
 def reader(function, **options):
