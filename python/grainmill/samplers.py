@@ -1,4 +1,4 @@
-"""Samplers for `DataLoader`: which record comes at which place of the order."""
+"""Samplers for `DataLoader`: which record is at which position of the order."""
 
 from grainmill._loader.samplers import IndexSampler, Sampler, SequentialSampler
 
