@@ -1,4 +1,4 @@
-"""`DataLoader`, its states and its operations; samplers against the slow version."""
+"""`DataLoader`, its states and its operations; samplers compared with the oracle."""
 
 import copy
 import importlib
@@ -23,7 +23,7 @@ SEVEN = {"num_records": 7, "num_epochs": 2, "shuffle": True, "seed": 42}
 
 
 def loader(operations=(), *, source=None, sampler=None, n=7, **options):
-    """A loader over `n` records, each once and in order unless told otherwise."""
+    """A loader over `n` records, by default each once and in order."""
     return grain.DataLoader(
         data_source=grain.sources.RangeDataSource(0, n, 1) if source is None else source,
         sampler=IndexSampler(num_records=n, num_epochs=1) if sampler is None else sampler,
@@ -248,7 +248,7 @@ def test_batch_has_the_generator_of_its_last_record():
 
 
 class DrawTwice(grain.transforms.RandomMap):
-    """Two numbers; fails where it is told to, with the first one drawn."""
+    """Draws two numbers; for elements in `failing` it fails once, after the first."""
 
     def __init__(self, failing=()):
         self.failing = set(failing)
@@ -325,7 +325,7 @@ def test_shard_options_of_the_loader_go_before_those_of_the_sampler():
 
 
 class Backwards:
-    """A sampler as programs write them: without a length, generators or options."""
+    """A minimal user-defined sampler: without a length, generators or options."""
 
     def __init__(self, n):
         self.n = n
@@ -437,7 +437,7 @@ def test_load_shuffles_transforms_and_batches():
 
 
 def check_resumes(make):
-    """Every place of a loader can be saved, and restored wherever and however often."""
+    """Every position can be saved, and restored in a new or used iterator, any number of times."""
     iterator = iter(make())
     whole, states = [], [iterator.get_state()]
     while found := take(iterator, 1):
@@ -713,8 +713,8 @@ def records(*data):
     return iter([Record(RecordMetadata(k, 10 + k), x) for k, x in enumerate(data)])
 
 
-def made(operation, *data):
-    """(index, record key, element) of what an operation makes of records."""
+def run(operation, *data):
+    """(index, record key, element) of the records that an operation returns."""
     return [
         (record.metadata.index, record.metadata.record_key, encode(record.data))
         for record in operation(records(*data))
@@ -722,17 +722,17 @@ def made(operation, *data):
 
 
 def test_older_operations_drop_the_record_key():
-    assert made(legacy.MapOperation(map_function=add_one), 1, 2) == [(0, None, 2), (1, None, 3)]
-    assert made(legacy.FilterOperation(condition_function=lambda x: x > 1), 1, 2) == [(1, None, 2)]
+    assert run(legacy.MapOperation(map_function=add_one), 1, 2) == [(0, None, 2), (1, None, 3)]
+    assert run(legacy.FilterOperation(condition_function=lambda x: x > 1), 1, 2) == [(1, None, 2)]
     keep = legacy.RandomMapOperation(random_map_function=lambda x, rng: (x, rng))
-    assert made(keep, 4) == [(0, None, encode((4, None)))]
+    assert run(keep, 4) == [(0, None, encode((4, None)))]
 
 
 def test_older_batches_keep_what_is_known_of_the_last():
     expected = [(1, None, encode(np.array([1, 2]))), (2, None, encode(np.array([3])))]
-    assert made(legacy.BatchOperation(batch_size=2), 1, 2, 3) == expected
-    assert made(legacy.BatchOperation(2, drop_remainder=True), 1, 2, 3) == expected[:1]
-    assert made(legacy.BatchOperation(2, batch_fn=sum), 1, 2, 3) == [(1, None, 3), (2, None, 3)]
+    assert run(legacy.BatchOperation(batch_size=2), 1, 2, 3) == expected
+    assert run(legacy.BatchOperation(2, drop_remainder=True), 1, 2, 3) == expected[:1]
+    assert run(legacy.BatchOperation(2, batch_fn=sum), 1, 2, 3) == [(1, None, 3), (2, None, 3)]
 
 
 def _fail(*_):
@@ -751,7 +751,7 @@ def test_older_operations_say_which_function_failed(operation, what):
     with pytest.raises(
         ValueError, match=f"PyGrain encountered an error when calling {what}."
     ) as caught:
-        made(operation, 1)
+        run(operation, 1)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
@@ -761,7 +761,7 @@ def test_older_batches_refuse_what_can_not_be_stacked():
     with pytest.raises(
         TypeError, match=r"Record structures do not match. Record at position 0 has structure {'a'"
     ):
-        made(legacy.BatchOperation(2), {"a": 1}, {"b": 1})
+        run(legacy.BatchOperation(2), {"a": 1}, {"b": 1})
 
 
 @pytest.mark.better_than_grain("a used iterator is not restored")

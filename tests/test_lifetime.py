@@ -1,4 +1,4 @@
-"""What is opened is closed: threads, files, memory, cycles, forks and the interpreter's end."""
+"""Iterators release threads, files and memory; reference cycles, forks, interpreter shutdown."""
 
 import gc
 import json
@@ -26,7 +26,7 @@ def _shuffled(function):
 
 
 def _pipelines(function):
-    """Datasets whose elements go through `function`; of several parts, only those of the first."""
+    """Datasets that apply `function`; those with several parents, to the first parent only."""
     return {
         "read_inline": lambda: MapDataset.range(10_000).map(function).to_iter_dataset(INLINE),
         "read_default": lambda: _shuffled(function),
@@ -60,7 +60,7 @@ PIPELINES = _pipelines(add_one)
 
 
 def _settled(measure, limit, timeout_s=10.0):
-    """`measure()` once it is at most `limit`, or what it is when time is up."""
+    """Waits until `measure()` is at most `limit`, or for `timeout_s`; returns its last value."""
     until = time.monotonic() + timeout_s
     while (found := measure()) > limit and time.monotonic() < until:
         gc.collect()
@@ -83,7 +83,7 @@ def _abandon(make, times, *, steps=3):
 @pytest.mark.parametrize("name", PIPELINES)
 def test_abandoned_iterators_leave_no_threads_and_files(name):
     make = PIPELINES[name]
-    # A pool that is made once for the process may stay.
+    # Threads that are started once per process may stay.
     _abandon(make, 3)
     gc.collect()
     time.sleep(0.1)
@@ -107,7 +107,7 @@ def test_abandoned_iterators_leave_no_memory(name):
 
 
 def test_big_buffers_of_abandoned_iterators_are_freed():
-    """Each holds tens of MB ahead; a hundred of them would not fit beside each other."""
+    """Each prefetches tens of MB, so a hundred of them would not fit into memory together."""
 
     def make():
         big = MapDataset.range(100).map(lambda x: np.full(1 << 20, x, dtype=np.uint8))
@@ -337,7 +337,7 @@ def test_elements_handed_out_are_not_kept():
     iterator.close()
 
 
-# --- in processes of their own -------------------------------------------------------------------
+# --- in child processes --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["read_default", "thread_prefetch", "interleave", "packed"])
@@ -401,7 +401,7 @@ def test_interpreter_ends_quietly_with_a_live_iterator(name):
     ended = time.monotonic()
     assert process.returncode == 0, process.stderr
     assert process.stderr == ""
-    # From the last statement to the end of the process.
+    # The time from the last statement to the end of the process.
     assert ended - float(process.stdout) < 5
 
 
@@ -463,7 +463,7 @@ time.sleep(0.1)
 
 @pytest.mark.parametrize("name", ["packed", "filled"])
 def test_interpreter_ends_while_a_thread_of_the_user_makes_batches(name, tmp_path):
-    # Below its functions are frames of the engine, and before CPython 3.14 it is unwound.
+    # The thread's stack has frames of the engine, which CPython before 3.14 would unwind.
     path = str(tmp_path / "some.array_record")
     with grain.array_record.ArrayRecordWriter(path, "group_size:1") as writer:
         for number in range(500):
@@ -488,7 +488,7 @@ first = [next(iterator) for _ in range(3)]
 expected = list(MapDataset.range(1000).shuffle(1).map(lambda x: x + 1))
 pid = os.fork()
 if pid == 0:
-    # A new iterator works in the child, whatever the parent's threads did at the time.
+    # A new iterator works in the child, whatever the parent's threads did during the fork.
     found = list(MapDataset.range(1000).shuffle(1).map(lambda x: x + 1).to_iter_dataset())
     batches = list(MapDataset.range(64).map(lambda x: x + 1).batch(8))
     os._exit(0 if found == expected and len(batches) == 8 else 3)
@@ -551,7 +551,7 @@ def test_importing_starts_no_thread_and_imports_no_jax():
 
 
 def test_take_helper_leaves_the_rest():
-    """`take` reads no further than asked; the tests above count on it."""
+    """`take` reads no further than requested; the tests above rely on it."""
     iterator = iter(MapDataset.range(5).to_iter_dataset())
     assert take(iterator, 2) == [0, 1]
     assert take(iterator, None) == [2, 3, 4]

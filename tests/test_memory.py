@@ -1,4 +1,4 @@
-"""What a running pipeline keeps in memory, beside the process itself."""
+"""How much memory a running pipeline adds to the process."""
 
 import json
 import os
@@ -99,7 +99,7 @@ print(json.dumps(raised))
 
 
 def test_amounts_beyond_memory_are_errors():
-    # Threads of what failed may still be ending: they are not to have 64 MB of addresses each.
+    # Threads of failed pipelines may still run; each malloc arena would reserve 64 MB of addresses.
     env = {**os.environ, "MALLOC_ARENA_MAX": "1"}
     raised = json.loads(subprocess.check_output([sys.executable, "-c", BEYOND_MEMORY], env=env))
     assert len(raised) == 11

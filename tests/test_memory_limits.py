@@ -1,4 +1,4 @@
-"""The memory that a process may use: the machine's, or what its control groups leave of it."""
+"""The memory that a process may use: the machine's, or the limit of its control groups."""
 
 import os
 import pickle
@@ -105,7 +105,7 @@ def test_budget_is_a_quarter_of_the_usable_memory_unless_given():
 
 @pytest.mark.parametrize("entrance", ENTRANCES)
 def test_indices_of_files_take_below_a_gigabyte_on_a_host_however_many_workers(entrance):
-    """4 bytes a chunk: of 10^9 records with one in each chunk, those of the files read lately."""
+    """4 bytes a chunk: with 10^9 records, one in each chunk, only recently read files fit."""
     ds = MapDataset.range(64).map(lambda _: (os.getpid(), _native.index_budget()))
     budgets = dict(opened(ds, entrance, 4))
     assert len(budgets) > 1
@@ -115,7 +115,7 @@ def test_indices_of_files_take_below_a_gigabyte_on_a_host_however_many_workers(e
 
 
 def test_workers_share_what_elements_ahead_may_take():
-    """16 workers that may each use a quarter of the memory would take four times what there is."""
+    """16 workers that each used a quarter of the memory would need four times the memory."""
     node = MapDataset.range(100).map(str).to_iter_dataset()._plan_node()
     totals = []
     for num_workers in (0, 1, 16):

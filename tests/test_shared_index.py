@@ -1,4 +1,4 @@
-"""The workers of a pool read the index of a file once for all of them."""
+"""The workers of a pool read the index of a file once and share it."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,9 @@ from grainmill.sources import ArrayRecordDataSource
 NUM_RECORDS = 800_000
 IO = Path("/proc/self/io")
 
-pytestmark = pytest.mark.skipif(not IO.exists(), reason="how much a process read is not to be had")
+pytestmark = pytest.mark.skipif(
+    not IO.exists(), reason="the bytes that a process has read are unknown"
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,17 +35,17 @@ def bytes_read():
     return int(IO.read_text().split("rchar:")[1].split()[0])
 
 
-AT_FIRST = [0]
+BYTES_AT_INIT = [0]
 
 
-def note_bytes_read(*_):
-    AT_FIRST.append(bytes_read())
+def record_bytes(*_):
+    BYTES_AT_INIT.append(bytes_read())
 
 
-def seen(record):
+def number_and_usage(record):
     number = int.from_bytes(record[:4], "little")
     assert record == number.to_bytes(4, "little") * (1 + number % 7)
-    usage = bytes_read() - AT_FIRST[-1], _native.index_bytes(), _native.shared_index_bytes()
+    usage = bytes_read() - BYTES_AT_INIT[-1], _native.index_bytes(), _native.shared_index_bytes()
     return number, os.getpid(), usage
 
 
@@ -56,15 +58,15 @@ def test_the_index_is_read_by_one_worker_and_seen_by_all(path, entrance, num_wor
     assert footer_len > NUM_RECORDS
     ds = MapDataset.source(ArrayRecordDataSource([path])).shuffle(seed=1)[:1500]
     numbers, usages = [], {}
-    ds = ds.map(seen)
-    for number, worker, usage in opened(ds, entrance, num_workers, worker_init_fn=note_bytes_read):
+    ds = ds.map(number_and_usage)
+    for number, worker, usage in opened(ds, entrance, num_workers, worker_init_fn=record_bytes):
         numbers.append(number)
         usages[worker] = usage
     assert numbers == [number for number, _, _ in ds]
     assert len(usages) == 1 if num_workers == 1 else len(usages) > 1
     most_read, *others = sorted((read for read, _, _ in usages.values()), reverse=True)
     assert most_read > footer_len
-    # The last two blocks of the file, in any case, and some records.
+    # Every worker reads the last two blocks of the file and some records.
     assert all(read < footer_len / 2 for read in others)
     for _, own, shared in usages.values():
         assert own < 1000

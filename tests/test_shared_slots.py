@@ -1,4 +1,4 @@
-"""Slots that two processes see: whose they are, and what they count for."""
+"""Slots shared by two processes: who owns them, and how they count against the budget."""
 
 import os
 
@@ -20,7 +20,7 @@ SLOT_BYTES = 1 << 20
 BYTE = np.dtype(np.uint8)
 
 
-def board_of(num_slots):
+def budget_of(num_slots):
     shared_budget, file = SharedBudget.create(1, num_slots * SLOT_BYTES)
     os.close(file)
     return shared_budget
@@ -32,54 +32,54 @@ def board_of(num_slots):
     ids=["slot", "array"],
 )
 def test_slot_that_returns_while_its_like_is_reserved_counts_once(make):
-    """Another thread may drop an array at any time, such as while a worker waits for room."""
-    shared_budget = board_of(1)
+    """Another thread may drop an array at any time, even while a worker waits for memory."""
+    shared_budget = budget_of(1)
     held = []
 
-    def ask(byte_len):
+    def request_memory(byte_len):
         shared_budget.reserve_anyway(byte_len)
         held.clear()
 
-    arena = SharedArena(shared_budget, 1, SLOT_BYTES, ask)
+    arena = SharedArena(shared_budget, 1, SLOT_BYTES, request_memory)
     for _ in range(3):
-        made = make(arena)
-        held.append(made)
-        del made
+        slot_or_array = make(arena)
+        held.append(slot_or_array)
+        del slot_or_array
         assert shared_budget.reserved == SLOT_BYTES
 
 
 def test_array_that_a_finalizer_asks_for_meanwhile_lies_elsewhere():
-    """The collector may run one in the middle of anything."""
-    shared_budget = board_of(1)
-    made = []
+    """The garbage collector may run a finalizer at any point."""
+    shared_budget = budget_of(1)
+    arrays = []
 
-    def ask(byte_len):
-        made.append(arena.array((SLOT_BYTES,), BYTE))
+    def request_memory(byte_len):
+        arrays.append(arena.array((SLOT_BYTES,), BYTE))
         shared_budget.reserve_anyway(byte_len)
 
-    arena = SharedArena(shared_budget, 1, SLOT_BYTES, ask)
+    arena = SharedArena(shared_budget, 1, SLOT_BYTES, request_memory)
     slots = [arena.slot(SLOT_BYTES) for _ in range(2)]
-    assert len(made) == 2
+    assert len(arrays) == 2
     assert shared_budget.reserved == len(slots) * SLOT_BYTES
-    assert slot_of(made[0]) is None
+    assert slot_of(arrays[0]) is None
 
 
 def test_slots_of_sizes_that_no_longer_come_do_not_pile_up():
-    """What is sent at once has another size each time, as its pace follows the machine's."""
-    shared_budget = board_of(10_000)
+    """Messages differ in size, as the number of elements in a task follows their cost."""
+    shared_budget = budget_of(10_000)
     arena = SharedArena(shared_budget, 1, 10_000 * SLOT_BYTES, lambda _: None)
-    in_use, most = [], 0
+    in_use, max_reserved = [], 0
     for turn in range(300):
         in_use = [*in_use[-2:], arena.slot(SLOT_BYTES * (1 + turn * 7 % 40))]
-        most = max(most, shared_budget.reserved)
+        max_reserved = max(max_reserved, shared_budget.reserved)
     largest = 40 * SLOT_BYTES * 9 // 8
-    # Three in use, of up to twice the size that was asked for, and as much again that waits.
-    assert most <= 2 * 3 * largest
+    # Three slots in use, and free slots of the same total size.
+    assert max_reserved <= 2 * 3 * largest
     assert shared_budget.reserved < 300 * SLOT_BYTES
 
 
 def test_slot_serves_again_for_what_is_a_little_smaller():
-    shared_budget = board_of(100)
+    shared_budget = budget_of(100)
     arena = SharedArena(shared_budget, 1, 100 * SLOT_BYTES, lambda _: None)
     first = arena.slot(10 * SLOT_BYTES)
     number, reserved = first.shared_id, shared_budget.reserved
@@ -91,7 +91,7 @@ def test_slot_serves_again_for_what_is_a_little_smaller():
 
 
 def test_bytes_reserved_for_an_array_that_cannot_be_made_are_given_back():
-    shared_budget = board_of(64)
+    shared_budget = budget_of(64)
     arena = SharedArena(shared_budget, 1, 64 * SLOT_BYTES, lambda _: None)
     with pytest.raises(TypeError, match="cannot be stored in a slot"):
         arena.array((SLOT_BYTES,), np.dtype(object))
@@ -107,19 +107,19 @@ def test_forked_child_writes_no_slot_of_its_parent():
     for slot in slots:
         memoryview(slot)[:] = bytes([7]) * SLOT_BYTES
     remote_slots.add(slots[0].shared_id, *slots[0].take_file())
-    lent = remote_slots.borrow(slots[0].shared_id)
+    borrowed = remote_slots.borrow(slots[0].shared_id)
     slots.pop()
-    del slot  # that one waits to be used again, in the child too
+    del slot  # it is free to be reused, in the child too
     child = os.fork()
     if child == 0:
-        del lent
+        del borrowed
         slots.clear()
         for _ in range(3):
             slot = arena.slot(SLOT_BYTES)
             memoryview(slot)[:] = bytes([8]) * SLOT_BYTES
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert {*bytes(slots[0]), *bytes(slots[1]), *bytes(lent)} == {7}
+    assert {*bytes(slots[0]), *bytes(slots[1]), *bytes(borrowed)} == {7}
     assert 8 not in bytes(arena.slot(SLOT_BYTES))
     assert remote_slots.take_returned() == []
 
@@ -131,10 +131,10 @@ def test_slot_that_a_child_may_see_is_given_up():
     number = slot.shared_id
     memoryview(slot)[:] = bytes([7]) * SLOT_BYTES
     remote_slots.add(number, *slot.take_file())
-    lent = remote_slots.borrow(number)
+    borrowed = remote_slots.borrow(number)
     note_fork()
     note_forked()
-    del lent
+    del borrowed
     assert {*bytes(slot)} == {7}
     assert remote_slots.take_returned() == []
     assert remote_slots.take_retired_by_fork() == [number]
@@ -146,7 +146,7 @@ def test_slot_that_a_child_may_see_is_given_up():
 
 
 def test_slot_lent_or_given_back_while_the_process_forks_is_given_up():
-    """Other threads may go on between the hooks that tell of a fork."""
+    """Other threads may run between the hooks before and after a fork."""
     arena = Arena(shared=True)
     remote_slots = RemoteSlots()
     slots = [arena.slot(SLOT_BYTES) for _ in range(3)]
@@ -156,17 +156,17 @@ def test_slot_lent_or_given_back_while_the_process_forks_is_given_up():
     before = remote_slots.borrow(numbers[0])
     note_fork()
     del before
-    meanwhile = remote_slots.borrow(numbers[1])
+    during = remote_slots.borrow(numbers[1])
     note_forked()
-    del meanwhile
+    del during
     assert remote_slots.take_retired_by_fork() == numbers[:2]
-    lent = remote_slots.borrow(numbers[2])
-    del lent
+    borrowed = remote_slots.borrow(numbers[2])
+    del borrowed
     assert remote_slots.take_returned() == numbers[2:]
 
 
 def test_bytes_given_back_twice_are_an_error_and_change_nothing():
-    shared_budget = board_of(2)
+    shared_budget = budget_of(2)
     assert shared_budget.reserve(SLOT_BYTES)
     shared_budget.release(SLOT_BYTES)
     with pytest.raises(ValueError, match=r"`release` must release .* got 1048576 where 0 are"):
@@ -179,7 +179,7 @@ def test_bytes_given_back_twice_are_an_error_and_change_nothing():
 def test_slot_that_its_maker_never_reserved_cannot_be_lent():
     arena = Arena(shared=True)
     slot = arena.slot(SLOT_BYTES)
-    remote_slots = RemoteSlots(board_of(2))
+    remote_slots = RemoteSlots(budget_of(2))
     remote_slots.add(slot.shared_id, *slot.take_file())
     with pytest.raises(ValueError, match="`release` must release reserved bytes once"):
         remote_slots.borrow(slot.shared_id)

@@ -1,4 +1,4 @@
-"""Workers that die, hang or are left alone: an error or recovery, soon, and nothing lost."""
+"""Workers that die, hang or lose their parent: a quick error or recovery, and no element lost."""
 
 import contextlib
 import os
@@ -30,21 +30,21 @@ from worker_harness import (
 
 pytestmark = pytest.mark.skipif(IS_GRAIN, reason="about the pool of workers")
 both = pytest.mark.parametrize("entrance", ENTRANCES)
-# With GRAINMILL_MANY_KILLS=1 a thousand, which takes minutes.
+# GRAINMILL_MANY_KILLS=1 kills a thousand workers, which takes minutes.
 RANDOM_POOLS, RANDOM_ROUNDS = 10, 50 if os.environ.get("GRAINMILL_MANY_KILLS") else 6
 
 
 def _raised(iterator, limit=1000):
-    """The elements up to the first error, the error, and how long it took to come."""
-    made = []
+    """The elements before the first error, the error, and the seconds that its `next` took."""
+    found = []
     began = time.monotonic()
     try:
         for _ in range(limit):
             began = time.monotonic()
-            made.append(next(iterator))
+            found.append(next(iterator))
     except Exception as failure:
-        return made, failure, time.monotonic() - began
-    return made, None, 0.0
+        return found, failure, time.monotonic() - began
+    return found, None, 0.0
 
 
 # --- death ---------------------------------------------------------------------------------------
@@ -74,17 +74,17 @@ def test_death_in_user_code_names_worker_cause_and_element(entrance, death, tmp_
 
     with_none = [x * 10 for x in range(12)]
     iterator = opened(grain.MapDataset.range(12).map(dies_once), entrance)
-    made, failure, took_s = _raised(iterator)
-    assert made == with_none[: len(made)]
+    found, failure, took_s = _raised(iterator)
+    assert found == with_none[: len(found)]
     assert took_s < SOON_S
     message = str(failure)
     assert isinstance(failure, grain_worker_error()), message
     assert "Worker process was terminated unexpectedly" in message
     assert f"exit code {code}" in message
     assert cause in message
-    # Element 7 is the fourth one of worker 1, where each worker has a pipeline of its own.
+    # If each worker has a pipeline of its own, element 7 is the fourth one of worker 1.
     assert "element 7" in message if entrance == "read" else "worker 1" in message, message
-    assert [*made, *all_of(iterator)] == with_none
+    assert [*found, *all_of(iterator)] == with_none
     began = time.monotonic()
     iterator.close()
     assert time.monotonic() - began < SOON_S
@@ -104,13 +104,13 @@ def test_the_error_comes_again_where_a_worker_dies_again(entrance):
         return x
 
     iterator = opened(grain.MapDataset.range(6).map(dies), entrance, 1)
-    made = []
+    found = []
     for _ in range(5):
         more, failure, _ = _raised(iterator)
-        made += more
+        found += more
         assert "exit code 5" in str(failure)
-    # Threads of a worker that has a pipeline of its own may run ahead into death.
-    assert made == [0, 1, 2] if entrance == "read" else made == [0, 1, 2][: len(made)]
+    # Threads of a worker with a pipeline of its own may prefetch the element that kills it.
+    assert found == [0, 1, 2] if entrance == "read" else found == [0, 1, 2][: len(found)]
     iterator.close()
 
 
@@ -118,23 +118,23 @@ def test_the_error_comes_again_where_a_worker_dies_again(entrance):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
 def test_death_at_rest_is_met_and_gone_on_from(entrance, number):
     iterator = opened(grain.MapDataset.range(3000).map(lambda x: x + 1), entrance)
-    made = all_of(iterator, 5)
+    found = all_of(iterator, 5)
     time.sleep(0.2)
     for worker in workers():
         worker.send_signal(number)
-    while len(made) < 3000:
-        more, failure, took_s = _raised(iterator, 3000 - len(made))
-        made += more
+    while len(found) < 3000:
+        more, failure, took_s = _raised(iterator, 3000 - len(found))
+        found += more
         if failure is not None:
             assert took_s < SOON_S
             assert signal.Signals(number).name in str(failure)
-    assert made == list(range(1, 3001))
+    assert found == list(range(1, 3001))
     iterator.close()
 
 
 @both
 def test_death_in_the_middle_of_a_large_batch(entrance):
-    """The write of 64 MB takes long enough to be hit."""
+    """Writing 64 MB takes long enough for a kill to interrupt it."""
     ds = grain.MapDataset.range(64).map(lambda x: np.full(1 << 20, x))
     iterator = opened(ds, entrance, 2, batch_size=8)
     rng = random.Random(4)
@@ -217,16 +217,16 @@ def _checked_next(iterator, expected):
 @both
 def test_death_of_the_zygote_is_met_and_gone_on_from(entrance):
     iterator = opened(grain.MapDataset.range(1000).map(lambda x: x), entrance)
-    made = all_of(iterator, 3)
+    found = all_of(iterator, 3)
     before = workers()
     for zygote in zygotes():
         zygote.kill()
-    while len(made) < 1000:
-        more, failure, took_s = _raised(iterator, 1000 - len(made))
-        made += more
+    while len(found) < 1000:
+        more, failure, took_s = _raised(iterator, 1000 - len(found))
+        found += more
         assert took_s < SOON_S
         assert failure is None or isinstance(failure, grain_worker_error())
-    assert made == list(range(1000))
+    assert found == list(range(1000))
     assert gone(before)
     iterator.close()
 
@@ -241,8 +241,8 @@ def test_worker_whose_child_holds_its_socket_dies_noticed():
         return x
 
     iterator = opened(grain.MapDataset.range(5).map(forks_and_dies), "read", 1)
-    made, failure, took_s = _raised(iterator)
-    assert made == [0, 1]
+    found, failure, took_s = _raised(iterator)
+    assert found == [0, 1]
     assert "exit code 9" in str(failure)
     assert took_s < SOON_S
     iterator.close()
@@ -257,7 +257,7 @@ def _hangs(how):
     def hangs(x):
         if x >= 4:
             exec(HANGS[how])
-        time.sleep(0.02)  # such elements travel one by one
+        time.sleep(0.02)  # elements this slow are sent one by one
         return x
 
     return hangs
@@ -304,9 +304,11 @@ def test_stall_is_warned_of_and_timeout_raises(entrance, caplog):
         timeout_s=4.0,
     )
     assert all_of(iterator, 4) == [0, 1, 2, 3]
-    with pytest.raises(grain_worker_error(), match=r"worker 0 gave nothing for .* element \d"):
+    message = r"worker 0 returned no result for .* element \d"
+    with pytest.raises(grain_worker_error(), match=message):
         next(iterator)
-    assert [r for r in caplog.records if "worker 0 has given nothing for 0.2 s" in r.getMessage()]
+    warning = "worker 0 has returned no result for 0.2 s"
+    assert [r for r in caplog.records if warning in r.getMessage()]
     assert "element" in caplog.text
     with pytest.raises(grain_worker_error(), match="timeout_s"):
         next(iterator)
@@ -319,7 +321,7 @@ HANGING_SCRIPT = """
 import signal, sys, time, threading
 import grainmill as grain
 from worker_harness import opened, workers, zygotes
-signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs behind others ignores it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes ignore SIGINT
 
 def hangs(x):
     if x >= 4:
@@ -342,7 +344,7 @@ _started = []
 
 @pytest.fixture(autouse=True)
 def _end_programs():
-    """A program that a failed test leaves behind would take the machine from all that follow."""
+    """Kills programs that a failed test left running, which would slow down later tests."""
     yield
     while _started:
         with _started.pop() as process:
@@ -365,7 +367,7 @@ def _hanging(entrance, how, then):
     pids = [int(pid) for pid in process.stdout.readline().split()[1:]]
     assert len(pids) == 3, process.communicate()
     processes = [psutil.Process(pid) for pid in pids]
-    process.stdin.write("\n")  # they stand until here
+    process.stdin.write("\n")  # the program waits until here
     process.stdin.flush()
     return process, processes
 
@@ -405,7 +407,7 @@ def test_after_ctrl_c_the_iterator_goes_on(tmp_path):
     iterator = opened(
         grain.MapDataset.range(300).map(lambda x: time.sleep(0.002) or x), "read", 2
     )
-    made, stops = [], 0
+    found, stops = [], 0
     while True:
         timer = None
         if stops < 5:
@@ -413,16 +415,16 @@ def test_after_ctrl_c_the_iterator_goes_on(tmp_path):
             timer.start()
         try:
             if timer is None:
-                made += list(iterator)
+                found += list(iterator)
                 break
             while True:
-                made.append(next(iterator))
+                found.append(next(iterator))
         except KeyboardInterrupt:
             stops += 1
         except StopIteration:
             break
-    assert set(made) <= set(range(300)) and made == sorted(made)
-    assert stops and len(made) >= 300 - stops, len(made)  # one may be lost on its way to the list
+    assert set(found) <= set(range(300)) and found == sorted(found)
+    assert stops and len(found) >= 300 - stops, len(found)  # one may be lost on its way to the list
     print("stops", stops)
     """
     done = run_script(textwrap.dedent(text), tmp_path)
@@ -476,11 +478,11 @@ def test_nothing_is_left_in_files_and_dev_shm_is_not_used(tmp_path):
 
 
 def test_batches_of_100_mb_fit_beside_a_dev_shm_of_64_mb(tmp_path):
-    """In a name space of mounts of its own, where the system lets a user have one."""
+    """In a mount namespace of its own, if the system allows that."""
     alone = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
     small = "mount -t tmpfs -o size=64m tmpfs /dev/shm"
     if subprocess.run([*alone, small], capture_output=True, check=False).returncode:
-        pytest.skip("this system lets nobody mount a /dev/shm of another size")
+        pytest.skip("mounting a /dev/shm of another size is not permitted")
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent("""
@@ -513,19 +515,19 @@ def test_batches_of_100_mb_fit_beside_a_dev_shm_of_64_mb(tmp_path):
 
 
 def _slot_bytes():
-    """Bytes of slots that processes of the pool have, each slot once."""
-    found = {}
+    """Bytes of the slots that processes of the pool have mapped, each slot counted once."""
+    byte_lens = {}
     for process in [psutil.Process(), *workers()]:
         try:
             lines = Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8").splitlines()
         except OSError:
             continue
         for line in lines:
-            place, *_, inode, path = line.split(maxsplit=5)
+            addresses, *_, inode, path = line.split(maxsplit=5)
             if "memfd:grainmill-slot" in path:
-                start, stop = (int(part, 16) for part in place.split("-"))
-                found[inode] = stop - start
-    return sum(found.values())
+                start, stop = (int(address, 16) for address in addresses.split("-"))
+                byte_lens[inode] = stop - start
+    return sum(byte_lens.values())
 
 
 @both
@@ -534,14 +536,14 @@ def test_budget_bounds_what_is_held_ready(entrance):
     ds = grain.MapDataset.range(60).map(lambda x: np.full(size // 8, x))
     kwargs = {"prefetch_buffer_size": 500} if entrance == "read" else {}
     iterator = opened(ds, entrance, 3, batch_size=1, ram_budget_bytes=budget, **kwargs)
-    held, most = [], 0
+    held, max_bytes = [], 0
     for x in range(60):
         held.append(next(iterator))
         assert held[-1][0, -1] == x
         time.sleep(0.01)
-        # Slots are up to an eighth larger than what lies in them.
-        most = max(most, _slot_bytes() - len(held) * size * 9 // 8)
-    assert most <= budget * 1.1
+        # Slots are up to an eighth larger than their contents.
+        max_bytes = max(max_bytes, _slot_bytes() - len(held) * size * 9 // 8)
+    assert max_bytes <= budget * 1.1
     assert len({batch.ctypes.data for batch in held}) == 60
     assert [int(batch[0, 0]) for batch in held] == list(range(60))
     iterator.close()
@@ -554,17 +556,17 @@ def test_endless_buffer_of_large_elements_fills_within_the_budget(entrance, paus
     ds = grain.MapDataset.range(10**6).map(lambda _: np.zeros(size, np.uint8))
     ahead = "prefetch_buffer_size" if entrance == "read" else "per_worker_buffer_size"
     iterator = opened(ds, entrance, ram_budget_bytes=budget, **{ahead: 10**9})
-    most = 0
+    max_bytes = 0
     for turn in range(400 if not pause_s else 100):
         assert next(iterator).nbytes == size
         time.sleep(pause_s)
         if turn % 20 == 19:
-            most = max(most, _slot_bytes())
+            max_bytes = max(max_bytes, _slot_bytes())
     held = sum(process.memory_full_info().pss for process in workers())
-    iterator.close()  # first of all: other tests count slots too
-    # What is in use keeps to the budget, and as much again may wait to be used.
-    assert most <= 2 * budget
-    if entrance == "read":  # beside the slots a worker holds one block, and what Python takes
+    iterator.close()  # before the assertions: other tests count slots too
+    # Slots in use stay within the budget, and free slots may take as much again.
+    assert max_bytes <= 2 * budget
+    if entrance == "read":  # a worker also holds one block, and the interpreter's memory
         assert held <= 2 * budget + 2 * (60 << 20)
 
 

@@ -81,7 +81,7 @@ def _pack(rng):
 
 
 def _pipeline(seed):
-    """A pipeline as a function of the number of workers, with the mark of where they go."""
+    """A random pipeline; `_with_workers` sets the number of workers of its reads."""
     rng = random.Random(seed)
     ops = [*_source(rng), *_by_index(rng)]
     shape = rng.choice(["numbers", "numbers", "map_batch", "pack", "iter_mix", "iter_zip"])
@@ -114,11 +114,11 @@ def _with_workers(ops, num_workers):
     return changed(ops)
 
 
-def _pass(iterator, most=LONGEST):
+def _pass(iterator, max_elements=LONGEST):
     """Elements, and the states before, between and after them."""
     states = [iterator.get_state()]
     elements = []
-    for element in itertools.islice(iterator, most):
+    for element in itertools.islice(iterator, max_elements):
         elements.append(encode(element))
         states.append(iterator.get_state())
     return elements, states
@@ -151,9 +151,9 @@ def test_workers_change_nothing(seed):
 
 
 def _at_work(state):
-    """`state` but for parts at their end, which stand after their last element or at the end."""
-    parts = zip(state["iterators_in_use_states"], state["exhausted"], strict=True)
-    return {**state, "iterators_in_use_states": [None if end else part for part, end in parts]}
+    """`state` without those of exhausted shards, which may differ by whether the end was seen."""
+    shards = zip(state["iterators_in_use_states"], state["exhausted"], strict=True)
+    return {**state, "iterators_in_use_states": [None if end else shard for shard, end in shards]}
 
 
 @pytest.mark.parametrize("seed", range(1000, 1000 + NUM_PARTS_PIPELINES))
@@ -180,7 +180,7 @@ def test_parts_in_processes_are_those_on_threads(seed):
 
 
 def test_restoring_again_and_again_never_ends_early():
-    """What was handed out and is given up still keeps the workers busy."""
+    """Tasks that were dispatched and then dropped still keep the workers busy."""
 
     def slow(x):
         rows = np.full(20_000, x)

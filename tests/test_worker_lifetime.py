@@ -1,4 +1,4 @@
-"""Pools that open and close leave nothing; forks of worker and parent, JAX, kept memory."""
+"""Pools leave nothing behind; forks of workers and of the parent; JAX; retained batches."""
 
 import os
 import subprocess
@@ -35,10 +35,10 @@ from worker_harness import ENTRANCES, all_of, opened, zygotes
 def cycle(number):
     ds = grain.MapDataset.range(64).map(lambda x: np.full(20_000, x))
     with_workers = number % 4 == 0
-    made = opened(ds, ENTRANCES[number % 8 == 4], 2 if with_workers else 0, batch_size=4)
-    all_of(made, 3)
+    iterator = opened(ds, ENTRANCES[number % 8 == 4], 2 if with_workers else 0, batch_size=4)
+    all_of(iterator, 3)
     if number % 3:
-        made.close()
+        iterator.close()
 
 def footprint():
     gc.collect()
@@ -47,7 +47,7 @@ def footprint():
     return num_files, len(children), threading.active_count()
 
 def settled():
-    # Threads and workers that were told to end may take a moment.
+    # Threads and workers may take some time to end.
     until = time.monotonic() + 60
     while footprint()[1:] != (0, 1) and time.monotonic() < until:
         time.sleep(0.01)
@@ -63,7 +63,7 @@ for number in range(100):
         gc.collect()
         memory.append(psutil.Process().memory_info().rss)
 assert settled() == before and before[1:] == (0, 1), before
-# A batch that stays takes 0.6 MB; what the allocator keeps goes up and down.
+# A leaked batch takes 0.6 MB; the allocator's own memory fluctuates.
 assert min(memory[-4:]) - max(memory[:4]) < 4 << 20, memory
 assert not zygotes()
 print("fine")
@@ -71,7 +71,7 @@ print("fine")
 
 
 def test_a_hundred_cycles_leave_nothing():
-    """25 of them with workers; memory may settle for the first few."""
+    """25 of them with workers; memory may grow in the first few."""
     done = run_script(CYCLES)
     assert done.stdout == "fine\n", done.stderr
 
@@ -84,13 +84,13 @@ def test_two_thousand_batches_are_kept_with_few_descriptors():
     import grainmill as grain
     from worker_harness import opened
     ds = grain.MapDataset.range(8000).map(lambda x: np.full(5000, x))
-    made = opened(ds, "read", 2, batch_size=4)
-    held = list(made)
+    iterator = opened(ds, "read", 2, batch_size=4)
+    held = list(iterator)
     assert [int(batch[i, -1]) for batch in held for i in range(4)] == list(range(8000))
     many = {f"k{i}": 0 for i in range(1500)}
     leaves = grain.MapDataset.range(8).map(lambda x: {k: np.full(5000, x) for k in many})
-    made = opened(leaves, "read", 1, batch_size=4)
-    for start, batch in zip((0, 4), made):
+    iterator = opened(leaves, "read", 1, batch_size=4)
+    for start, batch in zip((0, 4), iterator):
         assert len(batch) == 1500
         assert all(rows[:, 0].tolist() == [start + i for i in range(4)] for rows in batch.values())
     print("fine")
@@ -123,15 +123,15 @@ def test_children_that_user_code_forks_do_no_harm(entrance, child, tmp_path):
         scope = {"os": os, "sys": sys, "subprocess": subprocess, "multiprocessing": multiprocessing}
         if x % 5 == 2:
             exec(code, scope)
-        with (tmp_path / "made").open("a") as file:
+        with (tmp_path / "computed").open("a") as file:
             file.write(f"{x}\n")
         return x
 
-    made = opened(grain.MapDataset.range(30).map(forks), entrance, 2)
-    assert list(made) == list(range(30))
-    made.close()
+    iterator = opened(grain.MapDataset.range(30).map(forks), entrance, 2)
+    assert list(iterator) == list(range(30))
+    iterator.close()
     # A child that returns finishes its element, not the others of its parent's block.
-    found = (tmp_path / "made").read_text().split()
+    found = (tmp_path / "computed").read_text().split()
     if child == "returns" and entrance == "read":
         assert len(found) <= 30 + 6
     assert set(map(int, found)) == set(range(30))
@@ -144,8 +144,8 @@ def test_child_of_the_parent_leaves_its_pools_alone(tmp_path):
     import grainmill as grain
     from worker_harness import opened
     ds = grain.MapDataset.range(500).map(lambda x: x + 1)
-    made = [opened(ds, entrance) for entrance in ("read", "parts")]
-    head = [[next(it) for _ in range(5)] for it in made]
+    iterators = [opened(ds, entrance) for entrance in ("read", "parts")]
+    head = [[next(it) for _ in range(5)] for it in iterators]
     for how in ("exit", "own", "go_on", "close"):
         pid = os.fork()
         if pid == 0:
@@ -154,12 +154,12 @@ def test_child_of_the_parent_leaves_its_pools_alone(tmp_path):
                 assert list(own) == list(range(1, 501))
                 own.close()
             if how == "go_on":
-                assert [next(it) for it in made] == [6, 6]
+                assert [next(it) for it in iterators] == [6, 6]
             if how == "close":
-                [it.close() for it in made]
+                [it.close() for it in iterators]
             sys.exit(0)
         assert os.waitpid(pid, 0)[1] == 0, how
-    for start, it in zip(head, made):
+    for start, it in zip(head, iterators):
         assert start + list(it) == list(range(1, 501))
         it.close()
     print("fine")
@@ -183,9 +183,9 @@ def test_libraries_with_threads_in_the_parent_do_no_harm(library, tmp_path):
     import grainmill as grain
     from worker_harness import opened
     for entrance in ("read", "parts"):
-        made = opened(grain.MapDataset.range(40).map(lambda x: x * 2), entrance)
-        assert list(made) == list(range(0, 80, 2))
-        made.close()
+        iterator = opened(grain.MapDataset.range(40).map(lambda x: x * 2), entrance)
+        assert list(iterator) == list(range(0, 80, 2))
+        iterator.close()
     print("fine")
     """
     done = run_script(textwrap.dedent(text), tmp_path, python=python, timeout_s=240)
@@ -203,8 +203,8 @@ from worker_harness import opened
 size = 50_000
 ds = grain.MapDataset.range(10**6).map(lambda x: np.full(size, x, np.float32))
 for entrance in ("read", "parts"):
-    made = opened(ds, entrance, 2, batch_size=4)
-    first = next(made)
+    iterator = opened(ds, entrance, 2, batch_size=4)
+    first = next(iterator)
     expected = first.copy()
     kept = {
         "asarray": jnp.asarray(first),
@@ -217,7 +217,7 @@ for entrance in ("read", "parts"):
     del first
     addresses = set()
     for _ in range(300):
-        batch = next(made)
+        batch = next(iterator)
         addresses.add(batch.ctypes.data)
         assert (batch[:, 0] == batch[:, -1]).all()
         jax.device_put(batch).sum().block_until_ready()
@@ -225,16 +225,16 @@ for entrance in ("read", "parts"):
     assert start not in addresses
     for name, value in kept.items():
         assert (np.asarray(value) == wanted[name]).all(), name
-    # Slots are used again: about as many as batches of the 500 elements that may be ahead.
+    # Slots are reused: there are about as many as batches of the 500 prefetched elements.
     assert len(addresses) < 200
-    # So that this can fail: memory that nothing keeps is poisoned. Several batches may share a
-    # slot, and workers learn with the next task which they may write again.
+    # Shows that this test can fail: memory without owner is poisoned. Several batches may share a
+    # slot, and slots are returned to workers with the next task.
     import ctypes
-    batches = [next(made) for _ in range(40)]
+    batches = [next(iterator) for _ in range(40)]
     addresses = [batch.ctypes.data for batch in batches]
     del batches
     assert any(ctypes.string_at(address, 8) == b"\\xa5" * 8 for address in addresses)
-    made.close()
+    iterator.close()
 print("fine")
 """
 
@@ -264,9 +264,9 @@ def num_slots(pid="self"):
 
 for entrance in ("read", "parts"):
     ds = grain.MapDataset.range(10**6).map(lambda x: np.full(50_000, x, np.float32))
-    made = opened(ds, entrance, 2, batch_size=4)
+    iterator = opened(ds, entrance, 2, batch_size=4)
     for _ in range(100):
-        first = next(made)
+        first = next(iterator)
         expected = first.copy()
         awaited, wake = os.pipe()
         pid = os.fork()
@@ -275,14 +275,14 @@ for entrance in ("read", "parts"):
             os._exit(0 if (first == expected).all() else 3)
         del first
         for _ in range(10):
-            assert (next(made)[:, 0] % 1 == 0).all()
+            assert (next(iterator)[:, 0] % 1 == 0).all()
         os.write(wake, b"x")
         os.close(awaited), os.close(wake)
         assert os.waitpid(pid, 0)[1] == 0, entrance
-    # What was given up is gone on both sides.
+    # Retired slots are unmapped in both processes.
     held = [num_slots(), *(num_slots(worker.pid) for worker in workers())]
     assert max(held) < 300, held
-    made.close()
+    iterator.close()
 print("fine")
 """
 
@@ -293,7 +293,7 @@ def test_forked_child_keeps_the_batches_it_has():
 
 
 def test_any_number_of_elements_is_kept():
-    """The system allows 65,530 mappings, and a message takes one."""
+    """Linux allows a process 65,530 mappings, and each message takes one."""
     text = """
     import numpy as np
     import grainmill as grain
@@ -315,11 +315,11 @@ def test_any_number_of_elements_is_kept():
 @both
 def test_batches_outlive_their_pool(entrance):
     ds = grain.MapDataset.range(40).map(lambda x: np.full(20_000, x))
-    made = opened(ds, entrance, 2, batch_size=2)
-    batches = all_of(made)
+    iterator = opened(ds, entrance, 2, batch_size=2)
+    batches = all_of(iterator)
     processes = [*workers(), *zygotes()]
-    made.close()
-    del made
+    iterator.close()
+    del iterator
     assert gone(processes)
     values = sorted(int(row[-1]) for batch in batches for row in batch)
     assert values == list(range(40))

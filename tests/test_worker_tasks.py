@@ -1,4 +1,4 @@
-"""How elements that come one by one are cut into tasks for workers."""
+"""How single elements are grouped into tasks for workers."""
 
 import os
 import time
@@ -15,16 +15,16 @@ NUM_WORKERS = 16
 
 @pytest.fixture
 def tasks(monkeypatch):
-    """What workers were given: positions and counts."""
-    given = []
-    give = WorkerPool.submit
+    """The tasks that were submitted: worker, position, count and batch size of each."""
+    submitted = []
+    submit = WorkerPool.submit
 
-    def noted(self, worker, task, about=None):
-        given.append((worker, *task))
-        return give(self, worker, task, about)
+    def recording_submit(self, worker, task, element_range=None):
+        submitted.append((worker, *task))
+        return submit(self, worker, task, element_range)
 
-    monkeypatch.setattr(WorkerPool, "submit", noted)
-    return given
+    monkeypatch.setattr(WorkerPool, "submit", recording_submit)
+    return submitted
 
 
 def reader(function, **options):
@@ -35,7 +35,7 @@ def reader(function, **options):
 def test_many_workers_get_few_long_tasks_where_elements_cost_nothing(tasks):
     with reader(lambda x: x + 1, prefetch_buffer_size=64) as iterator:
         assert [next(iterator) for _ in range(20_000)] == list(range(1, 20_001))
-    # Cut evenly, the buffer would have two elements for each task of 16 workers.
+    # Divided evenly, the buffer would give each task of 16 workers two elements.
     assert len(tasks) < 20_000 / 4
 
 
@@ -44,7 +44,7 @@ def test_no_more_is_under_way_than_may_be_ahead(tasks):
         for taken in range(1, 3_000):
             next(iterator)
             _, start, count, _ = tasks[-1]
-            # What came together with the element is taken, and the buffer counts from there.
+            # The elements delivered with this one are taken, and the buffer counts from there.
             assert start + count <= taken + 2 * 64
 
 
@@ -54,9 +54,9 @@ def test_slow_elements_go_to_all_workers_in_order():
         return x, os.getpid()
 
     with reader(slow) as iterator:
-        made = [next(iterator) for _ in range(8 * NUM_WORKERS)]
-    assert [x for x, _ in made] == list(range(8 * NUM_WORKERS))
-    assert len({pid for _, pid in made}) == NUM_WORKERS
+        elements = [next(iterator) for _ in range(8 * NUM_WORKERS)]
+    assert [x for x, _ in elements] == list(range(8 * NUM_WORKERS))
+    assert len({pid for _, pid in elements}) == NUM_WORKERS
 
 
 def test_elements_of_which_some_are_slow_go_to_all_workers(tasks):
@@ -81,6 +81,6 @@ def test_workers_that_had_nothing_to_do_are_used_once_elements_get_slow():
         return x, os.getpid()
 
     with reader(later_slow, num_threads=1) as iterator:
-        made = [next(iterator) for _ in range(5000 + 8 * NUM_WORKERS + 500)]
-    assert [x for x, _ in made] == list(range(len(made)))
-    assert len({pid for _, pid in made[5000:]}) == NUM_WORKERS
+        elements = [next(iterator) for _ in range(5000 + 8 * NUM_WORKERS + 500)]
+    assert [x for x, _ in elements] == list(range(len(elements)))
+    assert len({pid for _, pid in elements[5000:]}) == NUM_WORKERS

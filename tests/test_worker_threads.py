@@ -1,4 +1,4 @@
-"""Threads in place of worker processes, where threads run Python code side by side."""
+"""Threads in place of worker processes, where threads run Python code in parallel."""
 
 import sys
 import threading
@@ -39,8 +39,8 @@ def test_shared_pipelines_are_threads_without_the_lock():
     assert elements(ds.mp_prefetch(options)) == list(range(20))
 
 
-def noting_init(called):
-    """An init function that notes what it was given and in which thread, and thread-local data."""
+def recording_init(called):
+    """An init function that records its arguments and thread, and the thread-local data it sets."""
     local = threading.local()
 
     def init(worker, num_workers):
@@ -75,7 +75,7 @@ ENTRANCES = ["read", "nothing ahead", "packed", "parts"]
 @pytest.mark.parametrize("entrance", ENTRANCES)
 def test_each_thread_in_place_of_a_worker_calls_the_init_function_once(entrance, prefetched):
     called = []
-    init, local = noting_init(called)
+    init, local = recording_init(called)
 
     def sees_init(x):
         assert local.is_set, "a thread that was not initialised"

@@ -1,4 +1,4 @@
-"""What workers make arrives as it was made: values, types and order, and exceptions as well."""
+"""Workers' elements arrive unchanged (values, types, order), and so do their exceptions."""
 
 import collections
 import contextlib
@@ -34,7 +34,7 @@ class Record:
 
 
 class Strange(dict):
-    """A dict, but not only."""
+    """A subclass of `dict`."""
 
 
 def _nested(depth):
@@ -145,28 +145,28 @@ def same(left, right):  # noqa: PLR0911
 @both
 @pytest.mark.parametrize("names", [list(VALUES)[i::4] for i in range(4)], ids=range(4))
 def test_elements_arrive_as_they_were_made(entrance, names):
-    """One pool makes all kinds, several elements of each so that they travel together."""
+    """One pool computes all kinds, several elements of each so that a message has several."""
     count = 9
 
     def make(i):
         return {"value": VALUES[names[i // count]](i % count + 1)}
 
-    made = opened(grain.MapDataset.range(count * len(names)).map(make), entrance, 2)
+    iterator = opened(grain.MapDataset.range(count * len(names)).map(make), entrance, 2)
     try:
         for i in range(count * len(names)):
-            found, expected = next(made), make(i)
+            found, expected = next(iterator), make(i)
             assert same(found, expected), (names[i // count], found, expected)
     finally:
-        made.close()
+        iterator.close()
 
 
 @both
 def test_cyclic_elements_stay_cyclic(entrance):
-    made = opened(grain.MapDataset.range(6).map(_cyclic), entrance, 2)
-    for x, element in enumerate(made):
+    iterator = opened(grain.MapDataset.range(6).map(_cyclic), entrance, 2)
+    for x, element in enumerate(iterator):
         assert element[0] == x
         assert element[1]["self"] is element
-    made.close()
+    iterator.close()
 
 
 BATCHED = [
@@ -197,20 +197,20 @@ def test_batches_are_those_of_no_workers(entrance, names):
     for name in names:
         ds = grain.MapDataset.range(6).map(lambda x, make=VALUES[name]: {"v": make(x + 1)})
         plain = iter(ds.to_iter_dataset().batch(3))
-        made = opened(ds, entrance, 1, batch_size=3)
+        iterator = opened(ds, entrance, 1, batch_size=3)
         try:
             while True:
                 try:
                     expected = next(plain, None)
                 except Exception as failure:
                     with pytest.raises(type(failure)):
-                        next(made)
+                        next(iterator)
                     break
-                assert same(next(made, None), expected), name
+                assert same(next(iterator, None), expected), name
                 if expected is None:
                     break
         finally:
-            made.close()
+            iterator.close()
             plain.close()
 
 
@@ -225,15 +225,15 @@ def test_arrays_that_the_worker_keeps_are_its_own(entrance):
         return {"first": kept[0]["x"], "now": batch["x"]}
 
     ds = grain.MapDataset.range(160).map(lambda x: {"x": np.full(9000, x)})
-    made = opened(ds.batch(4).map(first_again), entrance, 1)
+    iterator = opened(ds.batch(4).map(first_again), entrance, 1)
     held = []
-    for i, element in enumerate(made):
+    for i, element in enumerate(iterator):
         assert element["now"][:, 0].tolist() == [4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3]
         element["now"][:] = -1
         held.append(element["first"])
     assert len(held) == 40
     assert all(first[:, -1].tolist() == [0, 1, 2, 3] for first in held)
-    made.close()
+    iterator.close()
 
 
 def test_batches_stay_in_their_slot_on_the_way():
@@ -247,13 +247,13 @@ def test_batches_stay_in_their_slot_on_the_way():
     ds = grain.MapDataset.range(120).map(lambda x: {"x": np.full(100_000, x)}).batch(4)
     for num_workers, in_parent in ((1, 0), (0, 30)):
         before = native.copied_bytes()
-        # With one thread each batch is made, and counted, after the one before.
+        # With one thread, batches are computed and counted in order.
         options = {"prefetch_buffer_size": 4, "num_threads": 1}
-        made = all_of(opened(ds.map(copied), "read", num_workers, **options))
+        batches = all_of(opened(ds.map(copied), "read", num_workers, **options))
         grown = native.copied_bytes() - before
         assert in_parent * size <= grown <= (in_parent + 0.1) * size + size
         if num_workers:
-            in_worker = int(made[-1]["copied"]) - int(made[0]["copied"])
+            in_worker = int(batches[-1]["copied"]) - int(batches[0]["copied"])
             assert 29 * size <= in_worker <= 29.5 * size
 
 
@@ -263,8 +263,8 @@ def test_batches_of_a_whole_pipeline_stay_in_their_slot_too():
     ds = grain.MapDataset.range(64 * 60).map(lambda x: np.full(3125, x))
     ds = ds.to_iter_dataset(grain.ReadOptions(num_threads=0)).batch(64)
     ds = ds.map(lambda batch: {"x": batch, "copied": native.copied_bytes()})
-    made = list(ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=1)))
-    in_worker = int(made[-1]["copied"]) - int(made[0]["copied"])
+    batches = list(ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=1)))
+    in_worker = int(batches[-1]["copied"]) - int(batches[0]["copied"])
     assert 59 * size <= in_worker <= 60 * size
 
 
@@ -285,14 +285,14 @@ UNSENDABLE = {
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_what_can_not_be_sent_is_named(entrance, name):
     make, kind, place = UNSENDABLE[name]
-    made = opened(grain.MapDataset.range(9).map(lambda x: make() if x == 6 else x), entrance, 1)
-    assert all_of(made, 6) == [0, 1, 2, 3, 4, 5]
+    iterator = opened(grain.MapDataset.range(9).map(lambda x: make() if x == 6 else x), entrance, 1)
+    assert all_of(iterator, 6) == [0, 1, 2, 3, 4, 5]
     for _ in range(2):
         with pytest.raises(TypeError, match=r"element 6 cannot be sent by worker 0") as caught:
-            next(made)
+            next(iterator)
         assert f"a value of type {kind}" in str(caught.value)
         assert place in str(caught.value)
-    made.close()
+    iterator.close()
 
 
 def test_batch_that_can_not_be_sent_is_named():
@@ -300,12 +300,12 @@ def test_batch_that_can_not_be_sent_is_named():
         return {"x": x, "o": threading.Lock() if x == 13 else object}
 
     ds = grain.MapDataset.range(40).map(make)
-    made = opened(ds, "read", 1, batch_size=4)
-    assert [next(made)["x"].tolist()[0] for _ in range(3)] == [0, 4, 8]
+    iterator = opened(ds, "read", 1, batch_size=4)
+    assert [next(iterator)["x"].tolist()[0] for _ in range(3)] == [0, 4, 8]
     for _ in range(2):
         with pytest.raises(TypeError, match=r"batch of elements 12 to 15 .*\['o'\]\[1\].* lock"):
-            next(made)
-    made.close()
+            next(iterator)
+    iterator.close()
 
 
 # --- exceptions ----------------------------------------------------------------------------------
@@ -386,11 +386,13 @@ RAISED = {
 @pytest.mark.parametrize("name", RAISED)
 def test_exceptions_reach_the_consumer_in_their_place(entrance, name):
     action, kind, text = RAISED[name]
-    made = opened(grain.MapDataset.range(9).map(lambda x: action() if x == 5 else x), entrance, 1)
-    assert all_of(made, 5) == [0, 1, 2, 3, 4]
+    iterator = opened(
+        grain.MapDataset.range(9).map(lambda x: action() if x == 5 else x), entrance, 1
+    )
+    assert all_of(iterator, 5) == [0, 1, 2, 3, 4]
     for _ in range(2):
         try:
-            next(made)
+            next(iterator)
         except BaseException as failure:
             caught = failure
         else:
@@ -412,7 +414,7 @@ def test_exceptions_reach_the_consumer_in_their_place(entrance, name):
     if name == "two_arguments":
         assert caught.code == 3
     del caught
-    made.close()
+    iterator.close()
 
 
 @both
@@ -424,12 +426,12 @@ def test_exception_of_one_worker_waits_for_its_turn(entrance):
             raise KeyboardInterrupt(x)
         return x
 
-    made = opened(grain.MapDataset.range(20).map(slow_or_bad), entrance, 2)
-    assert all_of(made, 7) == list(range(7))
+    iterator = opened(grain.MapDataset.range(20).map(slow_or_bad), entrance, 2)
+    assert all_of(iterator, 7) == list(range(7))
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            next(made)
-    made.close()
+            next(iterator)
+    iterator.close()
 
 
 @both
@@ -437,13 +439,13 @@ def test_message_of_100_mb_arrives(entrance):
     def shouts(_):
         raise ValueError("x" * (100 << 20))
 
-    made = opened(grain.MapDataset.range(2).map(shouts), entrance, 1)
+    iterator = opened(grain.MapDataset.range(2).map(shouts), entrance, 1)
     with pytest.raises(ValueError, match=r"^x") as caught:
-        next(made)
+        next(iterator)
     assert len(str(caught.value)) == 100 << 20
     del caught
     gc.collect()
-    made.close()
+    iterator.close()
 
 
 def test_large_states_tasks_and_set_ups_cross():
@@ -453,15 +455,15 @@ def test_large_states_tasks_and_set_ups_cross():
     ds = grain.experimental.InterleaveIterDataset(parts, cycle_length=700)
     options = grain.MultiprocessingOptions(num_workers=1, per_worker_buffer_size=4)
     ds = ds.mp_prefetch(options)
-    made = iter(ds)
-    first = all_of(made, 5)
-    state = made.get_state()
+    iterator = iter(ds)
+    first = all_of(iterator, 5)
+    state = iterator.get_state()
     assert len(json.dumps(state)) > 1 << 14
-    second = all_of(made, 5)
-    made.set_state(state)
-    assert all_of(made, 5) == second
+    second = all_of(iterator, 5)
+    iterator.set_state(state)
+    assert all_of(iterator, 5) == second
     assert first == [0] * 5
-    made.close()
+    iterator.close()
 
 
 def test_large_sources_and_environments_cross(monkeypatch):
@@ -469,12 +471,12 @@ def test_large_sources_and_environments_cross(monkeypatch):
         monkeypatch.setenv(f"GRAINMILL_TEST_{i}", "x" * 1000)
     source = [np.full(3, i) for i in range(20_000)]
     ds = grain.MapDataset.source(source).map(lambda x: (x, os.environ["GRAINMILL_TEST_399"]))
-    made = opened(ds, "read", 1)
-    for i, (x, text) in enumerate(made):
+    iterator = opened(ds, "read", 1)
+    for i, (x, text) in enumerate(iterator):
         assert x[0] == i
         assert len(text) == 1000
     assert i == 19_999
-    made.close()
+    iterator.close()
 
 
 # --- the main script -----------------------------------------------------------------------------
@@ -521,9 +523,9 @@ def made_here(x):
 offset = 7
 for entrance in ("read", "parts"):
     def check(function, expected, n=5):
-        made = opened(grain.MapDataset.range(n).map(function), entrance, 2)
-        found = list(made)
-        made.close()
+        iterator = opened(grain.MapDataset.range(n).map(function), entrance, 2)
+        found = list(iterator)
+        iterator.close()
         assert found == expected, (entrance, found)
         return found
     check(lambda x: x + offset, [7, 8, 9, 10, 11])
@@ -539,15 +541,15 @@ for entrance in ("read", "parts"):
     ds = grain.MapDataset.range(3).map(lambda x: MainRecord(x, np.arange(x)))
     records = list(opened(ds, entrance))
     assert all(type(r) is MainRecord and len(r.array) == r.x for r in records)
-    made = opened(grain.MapDataset.range(5).map(fails), entrance, 1)
-    assert [next(made) for _ in range(3)] == [0, 1, 2]
+    iterator = opened(grain.MapDataset.range(5).map(fails), entrance, 1)
+    assert [next(iterator) for _ in range(3)] == [0, 1, 2]
     try:
-        next(made)
+        next(iterator)
     except MainError as failure:
         assert failure.b == 3 and "element 3" in failure.__notes__[0]
     else:
         raise SystemExit("not raised")
-    made.close()
+    iterator.close()
 print("fine")
 """
 
@@ -621,7 +623,7 @@ for one, other in zip(found, expected):
     assert type(one["pair"]) is Pair
     for part, wanted in zip(one["pair"].parts, other["pair"].parts):
         np.testing.assert_array_equal(part, wanted)
-# Where the whole pipeline is a worker's, nobody can stack them.
+# If the worker runs the whole pipeline, batching is impossible: it cannot know the container.
 for iterator in (opened(ds.batch(8), "read"), opened(ds, "parts", batch_size=8)):
     try:
         next(iterator)
@@ -723,9 +725,9 @@ def test_what_workers_print_and_log_arrives(tmp_path):
     os.environ["LATE"] = "1"
     sys.path.insert(0, "/late")
     for entrance in ("read", "parts"):
-        made = opened(grain.MapDataset.range(3).map(speaks), entrance, worker_init_fn=init)
-        assert list(made) == [0, 1, 2]
-        made.close()
+        iterator = opened(grain.MapDataset.range(3).map(speaks), entrance, worker_init_fn=init)
+        assert list(iterator) == [0, 1, 2]
+        iterator.close()
     """
     done = run_script(textwrap.dedent(text), tmp_path)
     assert done.returncode == 0, done.stderr
@@ -757,12 +759,12 @@ def test_worker_init_fn_that_raises_is_told(entrance):
     def init(_, count):
         raise LookupError(f"init {count}")
 
-    made = opened(grain.MapDataset.range(3).map(lambda x: x), entrance, worker_init_fn=init)
+    iterator = opened(grain.MapDataset.range(3).map(lambda x: x), entrance, worker_init_fn=init)
     for _ in range(2):
         with pytest.raises(LookupError, match="init 2") as caught:
-            next(made)
+            next(iterator)
         assert "in worker" in caught.value.__notes__[0]
-    made.close()
+    iterator.close()
 
 
 class ReopenedFile:
@@ -793,9 +795,9 @@ def test_sources_with_open_files_are_opened_again(entrance, tmp_path):
     path = tmp_path / "letters"
     path.write_bytes(bytes(range(97, 123)))
     source = ReopenedFile(path)
-    made = opened(grain.MapDataset.source(source).map(lambda x: x.decode()), entrance)
-    assert "".join(made) == "abcdefghijklmnopqrstuvwxyz"
-    made.close()
+    iterator = opened(grain.MapDataset.source(source).map(lambda x: x.decode()), entrance)
+    assert "".join(iterator) == "abcdefghijklmnopqrstuvwxyz"
+    iterator.close()
     source.close()
 
 
@@ -809,9 +811,9 @@ def test_array_records_are_read_in_workers(tmp_path):
     source = grain.sources.ArrayRecordDataSource(path)
     assert source[3] == b"3"  # it is open when it is pickled
     for entrance in ENTRANCES:
-        made = opened(grain.MapDataset.source(source).map(int), entrance)
-        assert list(made) == list(range(50))
-        made.close()
+        iterator = opened(grain.MapDataset.source(source).map(int), entrance)
+        assert list(iterator) == list(range(50))
+        iterator.close()
 
 
 def _exits_at_2():
@@ -823,19 +825,19 @@ def test_parent_that_ignores_or_blocks_signals_has_its_workers_all_the_same(entr
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:
-        made = opened(_exits_at_2(), entrance, 1)
-        # A worker that runs ahead into its death may do so before it has sent what it made; the
-        # one after it does not.
+        iterator = opened(_exits_at_2(), entrance, 1)
+        # A worker that prefetches the element that kills it may die before it has sent earlier
+        # ones; the worker after it does not prefetch.
         elements = []
         for _ in range(3):
             with contextlib.suppress(grain.WorkerError):
-                elements += all_of(made, 1)
+                elements += all_of(iterator, 1)
             if len(elements) == 2:
                 break
         assert elements == [0, 1]
         with pytest.raises(grain.WorkerError, match="exit code 3"):
-            next(made)
-        made.close()
+            next(iterator)
+        iterator.close()
     finally:
         signal.signal(signal.SIGCHLD, before)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
@@ -849,6 +851,6 @@ def test_pool_inside_a_worker():
         finally:
             inner.close()
 
-    made = opened(grain.MapDataset.range(3).map(sums), "read", 1)
-    assert list(made) == [0, 1, 3]
-    made.close()
+    iterator = opened(grain.MapDataset.range(3).map(sums), "read", 1)
+    assert list(iterator) == [0, 1, 3]
+    iterator.close()

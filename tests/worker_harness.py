@@ -1,4 +1,4 @@
-"""Pools of workers for tests: the two ways in, their processes, and programs run beside."""
+"""Worker pools for tests: iterators that use them, their processes, and child programs."""
 
 import contextlib
 import itertools
@@ -12,14 +12,14 @@ import psutil
 from under_test import grain
 
 HERE = Path(__file__).parent
-# What is promised is 2 s; a busy machine may need more.
+# The limit is 2 s; a busy machine may need more.
 SOON_S = 5.0
 
 ENTRANCES = ["read", "parts"]
 
 
 def opened(ds, entrance, num_workers=2, *, batch_size=0, worker_init_fn=None, **options):
-    """An iterator over `ds`, made by workers through one of the two ways in."""
+    """An iterator over `ds` with workers: by `ReadOptions` ("read") or `mp_prefetch` ("parts")."""
     if entrance == "read":
         read = grain.ReadOptions(num_workers=num_workers, worker_init_fn=worker_init_fn, **options)
         ds = ds.to_iter_dataset(read)
@@ -50,7 +50,7 @@ def workers(parent=None):
 
 
 def gone(processes, timeout_s=SOON_S):
-    """Whether all of `processes` end within the time; a zombie has not been waited for."""
+    """Whether all of `processes` exit and are reaped within the time."""
     until = time.monotonic() + timeout_s
     while any(process.is_running() for process in processes):
         if time.monotonic() > until:
@@ -59,9 +59,9 @@ def gone(processes, timeout_s=SOON_S):
     return True
 
 
-def all_of(iterator, most=None):
-    """What is left of `iterator`, up to `most` elements."""
-    return list(itertools.islice(iterator, most))
+def all_of(iterator, max_elements=None):
+    """The remaining elements of `iterator`, up to `max_elements`."""
+    return list(itertools.islice(iterator, max_elements))
 
 
 def run_script(text, tmp_path=None, *, python=sys.executable, args=(), timeout_s=240, **options):
@@ -83,6 +83,6 @@ def run_script(text, tmp_path=None, *, python=sys.executable, args=(), timeout_s
 
 
 def environment(**more):
-    """The environment in which programs find what is tested, and this folder."""
+    """The environment in which programs can import the tested package and this folder."""
     path = os.pathsep.join([str(Path(grain.__file__).parents[1]), str(HERE)])
     return {**os.environ, "PYTHONPATH": path, **more}

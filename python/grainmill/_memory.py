@@ -1,4 +1,4 @@
-"""How much memory this process may use: the machine's, or less where a control group limits it."""
+"""How much memory this process may use: the machine's, or less if a control group limits it."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# A quarter leaves room for the model, the page cache and another pipeline beside this one.
+# A quarter leaves memory for the model, the page cache and another pipeline.
 _BUDGET_SHARE = 4
 _LIMIT_FILES = {"cgroup2": "memory.max", "cgroup": "memory.limit_in_bytes"}
 
 
-@functools.cache  # it takes half a millisecond, and a pipeline may have a thousand parts
+@functools.cache  # it takes half a millisecond, and a pipeline may read a thousand datasets
 def default_budget_bytes() -> int:
-    """What work ahead may hold where the user says nothing."""
+    """The default limit on the memory of prefetched elements."""
     return usable_bytes() // _BUDGET_SHARE
 
 
 def usable_bytes(root: Path = Path("/")) -> int:
-    """The machine's memory, or the least limit of this process's control group and those above it.
+    """The machine's memory, or the lowest limit of this process's control group and its ancestors.
 
     Args:
-        root: Where `proc` and the hierarchies of control groups are found.
+        root: The directory with `proc` and the mounted control group hierarchies.
     """
     machine: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *_limits(root)])
 
 
 def _limits(root: Path) -> Iterator[int]:
-    """The limits that hold for this process; none where there are no control groups."""
+    """The memory limits of all control groups of this process; none without control groups."""
     paths: dict[str, str] = {}
     path: str | None
     for line in _lines(root / "proc/self/cgroup"):
@@ -42,7 +42,7 @@ def _limits(root: Path) -> Iterator[int]:
     for line in _lines(root / "proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
-        mounted, mount_point = before.split(" ")[3:5]
+        mount_root, mount_point = before.split(" ")[3:5]
         if kind == "cgroup2":
             path = paths.get("")
         elif kind == "cgroup" and "memory" in options.split(","):
@@ -51,15 +51,16 @@ def _limits(root: Path) -> Iterator[int]:
         else:
             continue
         if path is not None:
-            yield from _limits_above(root / mount_point[1:], mounted, path, _LIMIT_FILES[kind])
+            name = _LIMIT_FILES[kind]
+            yield from _ancestor_limits(root / mount_point[1:], mount_root, path, name)
 
 
-def _limits_above(mount: Path, mounted: str, path: str, name: str) -> Iterator[int]:
-    """The limits of the group `path` and those above it, as far as they can be seen."""
+def _ancestor_limits(mount: Path, mount_root: str, path: str, name: str) -> Iterator[int]:
+    """The limits of the group `path` and of its ancestors that are mounted."""
     group = PurePosixPath(path)
-    # In a container only a part of the hierarchy is mounted, or the path is that of the host.
-    if group.is_relative_to(mounted):
-        group = group.relative_to(mounted)
+    # In a container only a subtree may be mounted, or `path` may be a path of the host.
+    if group.is_relative_to(mount_root):
+        group = group.relative_to(mount_root)
     inside = [part for part in group.parts if part not in {"/", ".."}]
     for depth in range(len(inside), -1, -1):
         for text in _lines(mount.joinpath(*inside[:depth], name)):

@@ -1,8 +1,8 @@
-"""Threads of Python, and how they end before the interpreter does.
+"""Python threads that are stopped and joined before interpreter shutdown.
 
-While the interpreter goes down, a thread that asks for its lock is ended wherever it is, and amid
-compiled code that aborts the process: in JAX, in a tokenizer. So every thread is asked to end at
-exit, and waited for, for a while.
+During shutdown, a thread that acquires the interpreter lock (GIL) is ended on the spot, which
+aborts the process if frames of compiled code (JAX, a tokenizer) are on its stack. So at exit every
+thread is asked to return, and joined with a timeout.
 """
 
 from __future__ import annotations
@@ -23,48 +23,49 @@ _EXIT_WAIT_S = 1.0
 _running: dict[threading.Thread, Callable[[], object]] = {}
 
 
-class _OfThread(threading.local):
+class _ThreadLocal(threading.local):
     may_wait = True
 
 
-_of_thread = _OfThread()
+_thread_local = _ThreadLocal()
 
 
 @contextlib.contextmanager
 def not_waiting() -> Iterator[None]:
-    """Has what the calling thread closes in the `with` block wait for no thread and no process.
+    """Makes `close` calls of this thread in the `with` block not wait for threads or processes.
 
-    For garbage collections, which come anywhere, and for a thread that has an error to raise.
+    For finalizers, which the garbage collector runs anywhere, and for a thread that is about to
+    raise an error.
     """
-    before, _of_thread.may_wait = _of_thread.may_wait, False
+    before, _thread_local.may_wait = _thread_local.may_wait, False
     try:
         yield
     finally:
-        _of_thread.may_wait = before
+        _thread_local.may_wait = before
 
 
 def may_wait() -> bool:
     """Whether the calling thread may wait for others; see `not_waiting`."""
-    return _of_thread.may_wait
+    return _thread_local.may_wait
 
 
-def call_elsewhere(call: Callable[[], object]) -> None:
-    """Calls `call`, which waits for something, on a thread of its own.
+def call_on_new_thread(call: Callable[[], object]) -> None:
+    """Calls `call`, which may block, on a new thread.
 
-    A garbage collection may do so anywhere: unlike `Thread.start`, this takes no lock of
-    `threading`, which the thread that is collecting may hold, and does not wait for the thread.
-    Whatever must be over at exit is to see to that itself.
+    Safe in a finalizer: unlike `Thread.start`, this acquires no lock of `threading`, which the
+    collecting thread may hold, and does not wait for the new thread to start. Nothing joins the
+    thread at exit.
     """
     try:
         _thread.start_new_thread(call, ())
-    except RuntimeError:  # there are too many threads, or the interpreter goes down
+    except RuntimeError:  # too many threads, or interpreter shutdown
         call()
 
 
 def start_thread(
     run: Callable[[], object], *, name: str, stop: Callable[[], object]
 ) -> threading.Thread:
-    """Starts a thread that calls `run`; at exit `stop` is to make it return soon.
+    """Starts a thread that calls `run`; at exit, `stop` is called to make `run` return.
 
     Raises:
         RuntimeError: No more threads can be started.
@@ -81,7 +82,7 @@ def start_thread(
     try:
         thread.start()
     except BaseException:
-        stop()  # it may have begun, if this is an interrupt
+        stop()  # if this is an interrupt, the thread may have started
         _running.pop(thread, None)
         raise
     return thread
@@ -98,5 +99,5 @@ def _stop_all() -> None:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-# A fork leaves the threads behind, and locks that `stop` would wait for.
+# A forked child has none of these threads, and `stop` might wait for a lock that one of them held.
 os.register_at_fork(after_in_child=_running.clear)

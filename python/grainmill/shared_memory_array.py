@@ -1,4 +1,4 @@
-"""Arrays in named shared memory, which processes pass on by name."""
+"""Arrays in named shared memory, which are sent to other processes by name."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ __all__ = ["SharedMemoryArray", "SharedMemoryArrayMetadata"]
 
 @dataclasses.dataclass(slots=True, frozen=True)
 class SharedMemoryArrayMetadata:
-    """All that another process needs to reach a `SharedMemoryArray`.
+    """What another process needs to open a `SharedMemoryArray`.
 
     Attributes:
         name: The name of the shared memory.
@@ -28,7 +28,7 @@ class SharedMemoryArrayMetadata:
     dtype: npt.DTypeLike
 
     def close_and_unlink_shm(self) -> None:
-        """Removes the memory from the system; arrays that look into it stay valid.
+        """Removes the memory from the system; existing arrays over it stay valid.
 
         Raises:
             FileNotFoundError: It was removed before.
@@ -38,11 +38,11 @@ class SharedMemoryArrayMetadata:
 
 
 class _Memory(shared_memory.SharedMemory):
-    """Shared memory that goes with the last array that looks into it.
+    """Shared memory that is released with the last array over it.
 
     Attributes:
-        unlinks: Whether it is removed from the system then.
-        address: Where it begins in this process.
+        unlinks: Whether it is also removed from the system then.
+        address: Its address in this process.
     """
 
     unlinks = False
@@ -58,7 +58,7 @@ class _Memory(shared_memory.SharedMemory):
         try:
             self.close()
         except BufferError:
-            # The last array is on its way out and takes the mapping with it; the file goes now.
+            # The array that is being freed still holds the mapping and will release it.
             os.close(self._fd)
             self._fd = -1
 
@@ -66,9 +66,9 @@ class _Memory(shared_memory.SharedMemory):
 class SharedMemoryArray(np.ndarray[Any, Any]):
     """An array in shared memory; pickling it passes on a name in place of values.
 
-    Arrays computed from it are of the usual kind. A process releases the memory with the last array
-    that looks into it. One process, and only one, should call `unlink_on_del`, so that the memory
-    is removed from the system as well.
+    Arrays computed from it are ordinary NumPy arrays. A process releases the memory with its last
+    array over it. Exactly one process should call `unlink_on_del`, so that the memory is removed
+    from the system as well.
 
     Args:
         shape: Lengths of the axes.
@@ -89,7 +89,7 @@ class SharedMemoryArray(np.ndarray[Any, Any]):
     _memory: _Memory | None = None
 
     def __new__(cls, shape: Iterable[int], dtype: npt.DTypeLike = float) -> Self:
-        """Makes an array of zeros in new shared memory."""
+        """Creates an array of zeros in new shared memory."""
         shape = tuple(shape)
         byte_len = math.prod(shape) * np.dtype(dtype).itemsize
         return cls._over(_Memory(byte_len=max(1, byte_len)), shape, dtype)
@@ -136,7 +136,7 @@ class SharedMemoryArray(np.ndarray[Any, Any]):
 
     @property
     def metadata(self) -> SharedMemoryArrayMetadata:
-        """What another process needs to reach this array.
+        """What another process needs to open this array.
 
         Raises:
             ValueError: It is a copy, or a view that does not start where the memory does or has
@@ -162,7 +162,7 @@ class SharedMemoryArray(np.ndarray[Any, Any]):
         return self._memory
 
     def unlink_on_del(self) -> None:
-        """Removes the memory from the system with the last array that looks into it here.
+        """Removes the memory from the system with the last array over it in this process.
 
         Raises:
             ValueError: The array is not in shared memory.
@@ -178,7 +178,7 @@ class SharedMemoryArray(np.ndarray[Any, Any]):
         context: Any = None,
         return_scalar: bool = False,  # noqa: FBT001, FBT002 - NumPy's signature
     ) -> Any:
-        """Makes what is computed from it an array of the usual kind."""
+        """Returns results of computations as ordinary NumPy arrays."""
         if array is self:
             return array
         return array[()] if return_scalar else np.asarray(array)

@@ -37,7 +37,7 @@ class DataLoader(Generic[Loaded_co]):
     Args:
         data_source: Anything with indexing. Saved states hold its `repr` (of a list, tuple or array
             only the type), and are refused where it differs.
-        sampler: Says which record comes at which place.
+        sampler: Maps each position of the order to a record.
         operations: Transforms of the classes in `grainmill.transforms` except `MapWithIndex`, or
             callables from an iterator of `Record`s to another.
         worker_count: Worker processes; 0 does all the work in this one, `None` starts as many as
@@ -136,7 +136,7 @@ class DataLoader(Generic[Loaded_co]):
                 "the DataLoader. Previously sharding was handled by the Sampler but going forward "
                 "sharding will be handled by the DataLoader for greater flexibility."
             )
-        # Keras makes a loader of the same parts from these.
+        # Keras reads these attributes to build an equal loader.
         self._data_source = data_source
         self._sampler = sampler
         self._operations = tuple(operations)
@@ -148,19 +148,19 @@ class DataLoader(Generic[Loaded_co]):
         self._dataset = self._pipeline()
 
     def _pipeline(self) -> IterDataset[Any]:
-        ours = records.SampledRecords(
+        sampled = records.SampledRecords(
             self._sampler,
             self._data_source,
             with_rng=_need_rng(self._operations),
         )
         shard = self._shard_options
-        of_all = MapDataset.source(ours)
-        num_rounds, rest = divmod(len(of_all), shard.shard_count)
+        all_shards = MapDataset.source(sampled)
+        num_rounds, rest = divmod(len(all_shards), shard.shard_count)
         if not shard.drop_remainder:
             num_rounds += shard.shard_index < rest
         end = shard.shard_index + num_rounds * shard.shard_count
-        mine = of_all[shard.shard_index : end : shard.shard_count]
-        dataset = mine.to_iter_dataset(self._read_options)
+        own_shard = all_shards[shard.shard_index : end : shard.shard_count]
+        dataset = own_shard.to_iter_dataset(self._read_options)
         if not hasattr(self._sampler, "__len__"):
             dataset = records.UntilEnd(dataset)
         for number, operation in enumerate(self._operations):
@@ -180,7 +180,7 @@ class DataLoader(Generic[Loaded_co]):
         return DataLoaderIterator(self)
 
     def _numbering(self) -> Numbering | None:
-        """How places are counted in states; `None` where these are the pipeline's own."""
+        """How states count positions; `None` if a state is that of the pipeline, unchanged."""
         if any(isinstance(operation, transforms.FlatMap) for operation in self._operations):
             return None
         return Numbering(
@@ -196,7 +196,7 @@ _WITHOUT_RNG = (transforms.Map, transforms.Filter, transforms.Batch, transforms.
 
 
 def _need_rng(operations: Sequence[Any]) -> bool:
-    """Whether one of `operations` may look at the generators of its records."""
+    """Whether one of `operations` may use the generators of its records."""
     return not all(isinstance(operation, _WITHOUT_RNG) for operation in operations)
 
 
@@ -231,13 +231,13 @@ def _applied(dataset: IterDataset[Any], operation: Any, number: int) -> IterData
 
 
 def _description(data_source: Any) -> str:
-    """The text by which a state knows the source again; values of large ones would not fit."""
+    """The text that identifies the source in a state; only the type where `repr` lists values."""
     by_type = type(data_source).__name__ == "ndarray" or isinstance(data_source, list | tuple)
     return str(type(data_source)) if by_type else repr(data_source)
 
 
 class DataLoaderIterator(Closeable, Iterator[Loaded_co], Generic[Loaded_co]):
-    """Iterates over the elements of a `DataLoader`; its place can be saved and restored.
+    """Iterates over the elements of a `DataLoader`; its position can be saved and restored.
 
     One comes from `iter(loader)`. `close`, or the end of its `with` block, releases threads, worker
     processes and memory.
@@ -248,7 +248,7 @@ class DataLoaderIterator(Closeable, Iterator[Loaded_co], Generic[Loaded_co]):
 
     def __init__(self, data_loader: DataLoader[Loaded_co]) -> None:
         self._data_loader = data_loader
-        self._numbering = data_loader._numbering()  # noqa: SLF001 - the two are one
+        self._numbering = data_loader._numbering()  # noqa: SLF001 - the loader's own iterator
         self._iterator = data_loader._dataset.__iter__()  # noqa: SLF001
 
     def __next__(self) -> Loaded_co:

@@ -40,7 +40,7 @@ OperationLike: TypeAlias = Operation | Callable[[Records], Records]
 
 
 class Operated(IterDataset[Any]):
-    """The records that an operation makes of those of `parent`."""
+    """The records that an operation returns for those of `parent`."""
 
     def __init__(self, parent: IterDataset[Any], operation: OperationLike) -> None:
         super().__init__(parent)
@@ -51,62 +51,62 @@ class Operated(IterDataset[Any]):
 
 
 class _OperatedIterator(DatasetIterator[Any]):
-    """Runs an operation; its state says which records the operation has taken.
+    """Runs an operation; its state is the position in the records that the operation reads.
 
-    What an operation keeps for later is not part of it, unless it says so: one with
-    `holds_last` true has not used the record it took last when it gives one back.
+    What an operation buffers is not part of the state, with one exception: while its `holds_last`
+    is true, the record that it read last is not in the output yet, and will be read again.
     """
 
     def __init__(self, parent: DatasetIterator[Any], operation: OperationLike) -> None:
         super().__init__(parent)
         self._operation = operation
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
-        self._made: Iterator[Any] | None = None
-        self._before_last: dict[str, Any] | None = None
+    def _reset(self) -> None:
+        self._output: Iterator[Any] | None = None
+        self._state_before_last: dict[str, Any] | None = None
         self._running: Any = None
 
     def __next__(self) -> Any:
-        if self._made is None:
-            # An operation may keep things in itself; two iterators must not share them.
+        if self._output is None:
+            # An operation may have state of its own, which two iterators must not share.
             self._running = copy.copy(self._operation)
-            self._made = iter(self._running(self._taken()))
+            self._output = iter(self._running(self._input()))
         state = self.get_state()
         try:
-            return next(self._made)
+            return next(self._output)
         except StopIteration:
             raise
         except Exception as failure:
             parent: Any = self._parent
             what = f"`{transform_name(self._operation)}` in a `DataLoader`"
-            with contextlib.suppress(Exception):  # what fails upstream is not taken
-                if parent.get_state() != state:
+            with contextlib.suppress(Exception):
+                if parent.get_state() != state:  # otherwise upstream has failed
                     note(failure, what, lambda: state, parent.get_state, parent._node)  # noqa: SLF001
-            # A generator is over once it has raised; a new one goes on where this one was.
+            # A generator that has raised is exhausted; a new one continues at its position.
             self.set_state(state)
             raise
 
-    def _taken(self) -> Iterator[Any]:
+    def _input(self) -> Iterator[Any]:
         while True:
             before = self._parent.get_state()
             try:
                 record = next(self._parent)
             except StopIteration:
                 return
-            self._before_last = before
+            self._state_before_last = before
             yield record
 
     def get_state(self) -> dict[str, Any]:
         """See `DatasetIterator.get_state`."""
-        if self._before_last is not None and getattr(self._running, "holds_last", False):
-            return self._before_last
+        if self._state_before_last is not None and getattr(self._running, "holds_last", False):
+            return self._state_before_last
         return self._parent.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
         """See `DatasetIterator.set_state`."""
         self._parent.set_state(state)
-        self._begin()
+        self._reset()
 
 
 def _warn_deprecated(operation: Any, instead: str) -> None:
@@ -182,12 +182,12 @@ class FilterOperation(Generic[In]):
         _warn_deprecated(self, "`grainmill.transforms.Filter`")
         for record in input_iterator:
             try:
-                stays = self.condition_function(record.data)
+                passes = self.condition_function(record.data)
             except Exception as error:
                 raise ValueError(
                     "PyGrain encountered an error when calling condition function."
                 ) from error
-            if stays:
+            if passes:
                 yield _without_key(record, record.data)
 
 
@@ -217,14 +217,14 @@ class BatchOperation(Generic[In, Out]):
 
     def __call__(self, input_iterator: Iterator[Record[In]]) -> Iterator[Record[Out]]:
         _warn_deprecated(self, "`grainmill.transforms.Batch`")
-        gathered: list[Record[In]] = []
+        pending: list[Record[In]] = []
         for record in input_iterator:
-            gathered.append(record)
-            if len(gathered) == self.batch_size:
-                yield self._batch(gathered)
-                gathered = []
-        if gathered and not self.drop_remainder:
-            yield self._batch(gathered)
+            pending.append(record)
+            if len(pending) == self.batch_size:
+                yield self._batch(pending)
+                pending = []
+        if pending and not self.drop_remainder:
+            yield self._batch(pending)
 
     def _batch(self, records: list[Record[In]]) -> Record[Any]:
         data = [record.data for record in records]
@@ -236,11 +236,11 @@ class BatchOperation(Generic[In, Out]):
 
 def _check_structures(data: list[Any]) -> None:
     expected = tree.flatten(data[0])[1]
-    unlike = [at for at, element in enumerate(data) if tree.flatten(element)[1] != expected]
-    if unlike:
+    differing = [i for i, element in enumerate(data) if tree.flatten(element)[1] != expected]
+    if differing:
         raise TypeError(
             f"Record structures do not match. Record at position 0 has structure {data[0]}, while "
-            f"records at positions {unlike} have structures {[data[at] for at in unlike]}."
+            f"records at positions {differing} have structures {[data[i] for i in differing]}."
         )
 
 
@@ -297,7 +297,7 @@ class PackAndBatchOperation(Generic[In]):
         names = [path or "the element" for path, _ in tree.flatten_with_path(self.length_struct)]
         count = len(lengths)
         return _native.BinPacker(
-            paths=[(at,) for at in range(count)],
+            paths=[(index,) for index in range(count)],
             names=names,
             capacities=lengths,
             alignments=[1] * count,
@@ -332,12 +332,12 @@ class PackAndBatchOperation(Generic[In]):
         structure: tree.Structure,
         lengths: list[Any],
     ) -> Record[Any]:
-        assert last is not None  # a row is never too short for the first sequence
+        assert last is not None  # an empty row has space for any sequence
         _, columns, _ = packer.take()
         size = self.batch_size
-        parts = [
+        per_leaf = [
             rows_of(column, size, size, length)
             for column, length in zip(columns, lengths, strict=True)
         ]
-        trees = (structure.unflatten(iter(leaves)) for leaves in zip(*parts, strict=True))
+        trees = (structure.unflatten(iter(leaves)) for leaves in zip(*per_leaf, strict=True))
         return Record(last.remove_record_key(), tuple(trees))

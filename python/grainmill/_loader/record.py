@@ -1,4 +1,4 @@
-"""Records with what is known about them, as samplers and operations pass them on."""
+"""Records and their metadata, as samplers and operations pass them on."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(slots=True)
 class RecordMetadata:
-    """Which record it is, and its place in the order.
+    """Which record it is, and its position in the order.
 
     Attributes:
-        index: Place in the order of all shards together, counted on over epochs.
-        record_key: Place in the data source, as a sampler gives it; `None` in the records that
+        index: Position in the order of all shards together, counted on over epochs.
+        record_key: Index in the data source, as the sampler returns it; `None` in the records that
             operations get.
         rng: The record's own generator; `None` if the sampler has no seed.
     """
@@ -33,7 +33,7 @@ class RecordMetadata:
 
 @dataclasses.dataclass(slots=True)
 class Record(Generic[T]):
-    """An element and what is known about it.
+    """An element and its metadata.
 
     Attributes:
         metadata: Where the element comes from.

@@ -1,4 +1,4 @@
-"""The records a sampler chooses, as a source, and functions of elements as functions of records."""
+"""The records that a sampler selects, as a source; functions of elements, applied to records."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class SampledRecords:
-    """By place in the order of all shards: the record there, with what its sampler says of it.
+    """The records of all shards, by position in the order, with the sampler's metadata.
 
-    Where the sampler does not know its length and raises `IndexError`, there is an end marker.
+    Where a sampler without a length raises `IndexError`, the record is an end marker.
 
     Args:
-        sampler: Says by place which record of `data_source` it is.
+        sampler: Maps positions to records of `data_source`.
         data_source: Anything with indexing.
-        with_rng: Whether the sampler's generators are needed; they take time to make.
+        with_rng: Whether the sampler's generators are needed; creating them takes time.
     """
 
     def __init__(self, sampler: Any, data_source: Any, *, with_rng: bool) -> None:
@@ -44,11 +44,11 @@ class SampledRecords:
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The records at `indices`, read as one block."""
-        chosen = self._chosen(indices)
-        data = self._read([metadata.record_key for metadata in chosen])
+        found = self._metadata(indices)
+        data = self._read([metadata.record_key for metadata in found])
         records: list[Any] = [
             Record(metadata.remove_record_key(), element)
-            for metadata, element in zip(chosen, data, strict=True)
+            for metadata, element in zip(found, data, strict=True)
         ]
         return records + [END] * (len(indices) - len(records))
 
@@ -61,7 +61,7 @@ class SampledRecords:
             return place
         return f"`{type(self._source).__name__}`", key
 
-    def _chosen(self, indices: Sequence[int]) -> list[RecordMetadata]:
+    def _metadata(self, indices: Sequence[int]) -> list[RecordMetadata]:
         block = getattr(self._sampler, "block", None)
         if block is not None:
             found: list[RecordMetadata] = block(indices, with_rng=self._with_rng)
@@ -80,22 +80,22 @@ class SampledRecords:
         source = self._source
         if not _can_be_read_by_blocks(source) or not _all_inside(keys, len(source)):
             return [source[key] for key in keys]
-        made = self._ready().run_at(np.array(keys, np.int64))
-        if made.failure is not None:
-            raise made.failure
-        return made.elements
+        evaluated = self._opened().run_at(np.array(keys, np.int64))
+        if evaluated.failure is not None:
+            raise evaluated.failure
+        return evaluated.elements
 
-    def _ready(self) -> Program:
+    def _opened(self) -> Program:
         if self._program is None:
             source = self._source
-            planned = source if isinstance(source, MapDataset) else MapDataset.source(source)
-            self._program = Program(node_of(planned))
+            dataset = source if isinstance(source, MapDataset) else MapDataset.source(source)
+            self._program = Program(node_of(dataset))
         return self._program
 
     @property
     def _reads_lists(self) -> bool:
-        """See `Leaf.reads_lists`; this has `__getitems__` whatever it reads."""
-        return _can_be_read_by_blocks(self._source) and self._ready().reads_lists
+        """Whether the source reads lists; having `__getitems__` here does not show that."""
+        return _can_be_read_by_blocks(self._source) and self._opened().reads_lists
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_program": None}
@@ -106,12 +106,12 @@ def _can_be_read_by_blocks(source: Any) -> bool:
 
 
 def _all_inside(keys: Sequence[Any], length: int) -> bool:
-    """Whether `keys` are places in the source; others are the source's own to judge."""
+    """Whether all `keys` are valid indices; the source itself must accept or refuse others."""
     return all(isinstance(key, int | np.integer) and 0 <= key < length for key in keys)
 
 
 class _End:
-    """Stands where a record would if the order had not ended."""
+    """The marker in place of the records behind the end of the order."""
 
     def __reduce__(self) -> str:
         return "END"
@@ -150,7 +150,7 @@ class _OfData:
     """A function of an element, called on the element of a record.
 
     Attributes:
-        __wrapped__: What the user gave, after which messages name this.
+        __wrapped__: The user's transform, which messages name instead of this object.
     """
 
     def __init__(self, function: Callable[..., Any], transform: Any) -> None:
@@ -159,16 +159,16 @@ class _OfData:
 
 
 class MapData(_OfData):
-    """The record with another element in it."""
+    """The record with its element replaced by the function's result."""
 
     def __call__(self, record: Record[Any]) -> Record[Any]:
         return Record(record.metadata, self._function(record.data))
 
 
 class RandomMapData(_OfData):
-    """The record with another element in it, made with the record's generator.
+    """The record with another element in it, computed with the record's generator.
 
-    A record that comes again, as after a failure further on, meets its generator as it was.
+    If the same record is passed again, because of a failure downstream, its generator is reset.
     """
 
     def __init__(self, function: Callable[..., Any], transform: Any) -> None:
@@ -190,14 +190,14 @@ class RandomMapData(_OfData):
 
 
 class FilterData(_OfData):
-    """Whether the record's element stays."""
+    """Whether the record's element passes the filter."""
 
     def __call__(self, record: Record[Any]) -> bool:
         return bool(self._function(record.data))
 
 
 class BatchData:
-    """One record of several, with what is known of the last."""
+    """One record for a batch of records, with the metadata of the last."""
 
     def __init__(self, batch_fn: Callable[[list[Any]], Any] | None) -> None:
         self._batch_fn = batch_fn
@@ -210,9 +210,9 @@ class BatchData:
 
 
 class SplitData(transforms.FlatMap):
-    """A record for each piece of a record's element.
+    """A record for each element that a `FlatMap` returns for a record's element.
 
-    Where generators are needed later, each piece has its own, which follows from the record's.
+    If generators are needed downstream, each gets its own, derived from the record's.
     """
 
     def __init__(self, transform: transforms.FlatMap, *, with_rng: bool) -> None:
@@ -221,17 +221,17 @@ class SplitData(transforms.FlatMap):
         self._with_rng = with_rng
 
     def flat_map(self, element: Record[Any]) -> list[Record[Any]]:
-        """Returns the pieces."""
-        of_all = element.metadata
-        pieces = self._transform.flat_map(element.data)
-        if not self._with_rng or of_all.rng is None:
-            return [Record(of_all, piece) for piece in pieces]
-        bits: Any = of_all.rng.bit_generator
+        """Returns the records."""
+        metadata = element.metadata
+        elements = self._transform.flat_map(element.data)
+        if not self._with_rng or metadata.rng is None:
+            return [Record(metadata, data) for data in elements]
+        bits: Any = metadata.rng.bit_generator
         return [
             Record(
-                RecordMetadata(of_all.index, None, np.random.Generator(bits.jumped(number))), piece
+                RecordMetadata(metadata.index, None, np.random.Generator(bits.jumped(number))), data
             )
-            for number, piece in enumerate(pieces, start=1)
+            for number, data in enumerate(elements, start=1)
         ]
 
 

@@ -1,4 +1,4 @@
-"""Samplers: which record comes at which place of the order."""
+"""Samplers: which record is at which position of the order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_SEED_BITS = 32
 
 
 class Sampler(Protocol):
-    """Anything that says by index which record comes.
+    """Anything that maps positions of the order to records.
 
     One that has no `__len__` ends where it raises `IndexError`. Saved states of a loader hold its
     `repr`, and are refused where it differs.
@@ -45,10 +45,10 @@ class Sampler(Protocol):
     """
 
     def __getitem__(self, index: int) -> RecordMetadata:
-        """Returns what is known of the record at a place.
+        """Returns the metadata of the record at a position.
 
         Args:
-            index: The place in the order of all shards together, from 0.
+            index: The position in the order of all shards together, from 0.
 
         Raises:
             IndexError: The order has ended.
@@ -56,7 +56,7 @@ class Sampler(Protocol):
 
 
 class _BlockSampler(abc.ABC):
-    """A sampler that knows its length and gives many records at once."""
+    """A sampler that has a length and returns the metadata of many records at once."""
 
     _len: int
 
@@ -64,7 +64,7 @@ class _BlockSampler(abc.ABC):
         return self._len
 
     def __getitem__(self, index: int) -> RecordMetadata:
-        """Returns the record at place `index`."""
+        """Returns the metadata of the record at position `index`."""
         (metadata,) = self.block([index], with_rng=True)
         return metadata
 
@@ -73,11 +73,11 @@ class _BlockSampler(abc.ABC):
         """Returns what is known of several records; `DataLoader` asks for many at once.
 
         Args:
-            indices: Places in the order of all shards together.
-            with_rng: Whether the generators are needed, which take time to make.
+            indices: Positions in the order of all shards together.
+            with_rng: Whether the generators are needed, which take time to create.
 
         Raises:
-            IndexError: A place is negative or beyond the end.
+            IndexError: A position is negative or beyond the end.
         """
 
 
@@ -118,11 +118,11 @@ class SequentialSampler(_BlockSampler):
         """Returns what is known of several records; `DataLoader` asks for many at once.
 
         Args:
-            indices: Places in the order of all shards together.
-            with_rng: Whether the generators are needed, which take time to make.
+            indices: Positions in the order of all shards together.
+            with_rng: Whether the generators are needed, which take time to create.
 
         Raises:
-            IndexError: A place is negative or beyond the end.
+            IndexError: A position is negative or beyond the end.
         """
         seed = self._seed if with_rng else None
         return [
@@ -131,7 +131,7 @@ class SequentialSampler(_BlockSampler):
         ]
 
     def __repr__(self) -> str:
-        """Text that saved states hold, so it must not change."""
+        """The text in saved states, so it must not change."""
         return (
             f"SequentialSampler(num_records={self._num_records}, "
             f"shard_options={self._shard_options!r})"
@@ -141,9 +141,9 @@ class SequentialSampler(_BlockSampler):
 class IndexSampler(_BlockSampler):
     """Every record once an epoch, each shard from a consecutive part of the data source.
 
-    Place `g` of the order belongs to shard `g % shard_count`; the order of a shard is that of its
-    part, or a permutation of it that each epoch draws anew, by the algorithm of
-    `MapDataset.shuffle`. Where parts differ in length by one record, their epochs do, too.
+    Position `g` of the order belongs to shard `g % shard_count`; the order of a shard is that of
+    its part, or a permutation of it that differs in each epoch, by the algorithm of
+    `MapDataset.shuffle`. If parts differ in length by one record, so do their epochs.
 
     Args:
         num_records: Records in the data source, at least 1.
@@ -159,7 +159,7 @@ class IndexSampler(_BlockSampler):
 
     Example:
         >>> sampler = grain.samplers.IndexSampler(5, shuffle=True, num_epochs=2, seed=0)
-        >>> [sampler[place].record_key for place in range(len(sampler))]
+        >>> [sampler[index].record_key for index in range(len(sampler))]
         [0, 4, 1, 2, 3, 1, 2, 3, 0, 4]
     """
 
@@ -190,12 +190,12 @@ class IndexSampler(_BlockSampler):
         start, end = even_split(self._num_records, shard_options)
         keys: Any = MapDataset.range(start, end)
         self._keys = keys.shuffle(seed) if shuffle else keys
-        self._len = self._num_places(len(keys))
+        self._len = self._num_positions(len(keys))
 
-    def _num_places(self, part_len: int) -> int:
+    def _num_positions(self, shard_len: int) -> int:
         count = self._num_records
         if self._shard_options.drop_remainder:
-            count = part_len * self._shard_options.shard_count
+            count = shard_len * self._shard_options.shard_count
         epochs = sys.maxsize if self._num_epochs is None else self._num_epochs
         return min(sys.maxsize, epochs * count)
 
@@ -203,11 +203,11 @@ class IndexSampler(_BlockSampler):
         """Returns what is known of several records; `DataLoader` asks for many at once.
 
         Args:
-            indices: Places in the order of all shards together.
-            with_rng: Whether the generators are needed, which take time to make.
+            indices: Positions in the order of all shards together.
+            with_rng: Whether the generators are needed, which take time to create.
 
         Raises:
-            IndexError: A place is negative or beyond the end.
+            IndexError: A position is negative or beyond the end.
             ValueError: This shard has no record.
         """
         end = None if self._num_epochs is None and self._len else self._len
@@ -226,7 +226,7 @@ class IndexSampler(_BlockSampler):
         ]
 
     def __repr__(self) -> str:
-        """Text that saved states hold, so it must not change."""
+        """The text in saved states, so it must not change."""
         return (
             f"IndexSampler(num_records={self._num_records}, shard_options={self._shard_options!r}, "
             f"shuffle={self._shuffle}, num_epochs={self._num_epochs}, seed={self._seed})"

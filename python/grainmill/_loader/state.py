@@ -1,4 +1,4 @@
-"""Saved states of a loader: places in the order of all shards, one for each worker."""
+"""Saved states of a loader: positions in the order of all shards, one for each worker."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ _STAGE = "state of a `DataLoader`"
 
 
 def to_bytes(state: dict[str, Any]) -> bytes:
-    """A state as it is saved."""
+    """Returns `state` as JSON."""
     return json.dumps(state, indent=4).encode()
 
 
 def from_bytes(state: bytes) -> dict[str, Any]:
-    """A saved state, read.
+    """Parses a saved state.
 
     Raises:
-        ValueError: It is no JSON object.
+        ValueError: `state` is not a JSON object.
     """
     try:
-        read = json.loads(state)
+        parsed = json.loads(state)
     except (TypeError, ValueError) as failure:
         raise ValueError(
             f"{_STAGE} must be the bytes that `get_state` returned, got {str(state)[:100]!r} of "
             f"type {type(state).__name__}"
         ) from failure
-    if not isinstance(read, dict):
-        raise ValueError(f"{_STAGE} must be a JSON object, got {read!r}")
-    return read
+    if not isinstance(parsed, dict):
+        raise ValueError(f"{_STAGE} must be a JSON object, got {parsed!r}")
+    return parsed
 
 
 @dataclasses.dataclass(frozen=True)
 class Numbering:
-    """How a loader's state follows from that of its pipeline, and back.
+    """Converts the state of a loader's pipeline to that of the loader, and back.
 
-    Worker `i` of this shard has the places `shard_index + (i + k * workers) * shard_count` of the
-    order; the pipeline counts `k`, a saved state has the place of the record read last.
+    Worker `i` of this shard reads the positions `shard_index + (i + k * workers) * shard_count` of
+    the order; the pipeline counts `k`, a saved state has the position of the last record read.
     """
 
     shard_index: int
@@ -51,7 +51,7 @@ class Numbering:
 
     @property
     def _stride(self) -> int:
-        """From one place of a worker to its next."""
+        """The distance between two consecutive positions of a worker."""
         return max(self.worker_count, 1) * self.shard_count
 
     def _last_seen(self, worker: int, num_read: int) -> int:
@@ -63,21 +63,21 @@ class Numbering:
         passed, off = divmod(last_seen - first, self._stride)
         if off or passed < -1:
             raise ValueError(
-                f"state has worker {worker} of {self.worker_count} at place {last_seen}, which is "
+                f"state has worker {worker} of {self.worker_count} at index {last_seen}, which is "
                 f"not one of shard {self.shard_index} of {self.shard_count}; restore needs the "
                 "same sharding"
             )
         return passed + 1
 
     def saved(self, state: dict[str, Any]) -> dict[str, Any]:
-        """What is saved of `state`, a state of the pipeline."""
-        parts = state["iterators_in_use_states"] if self.worker_count else [state]
+        """The loader's state for `state` of the pipeline."""
+        worker_states = state["iterators_in_use_states"] if self.worker_count else [state]
         last_worker = state["next_index_in_cycle"] - 1 if self.worker_count else -1
         return {
             "version": _VERSION,
-            _PLACES: {
-                str(worker): self._last_seen(worker, part["next_index"])
-                for worker, part in enumerate(parts)
+            _LAST_SEEN: {
+                str(worker): self._last_seen(worker, worker_state["next_index"])
+                for worker, worker_state in enumerate(worker_states)
             },
             "last_worker_index": last_worker,
             "worker_count": self.worker_count,
@@ -86,37 +86,37 @@ class Numbering:
         }
 
     def own(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """The state of the pipeline that `saved` says.
+        """The pipeline's state for `saved` of the loader.
 
         Raises:
-            ValueError: It was saved with other workers, another sampler or source.
+            ValueError: It was saved with another number of workers, another sampler or source.
         """
         checked = Saved("a `DataLoader`", saved, _NAMES)
         if saved["version"] != _VERSION:
             raise checked.refusal("`version`", f"must be {_VERSION}", saved["version"])
         self._check(saved)
-        checked.index("worker_count")  # where `True` is as good as 1 to compare
+        checked.index("worker_count")  # `_check` accepts `True` for 1
         workers = range(max(self.worker_count, 1))
-        last_seen = saved[_PLACES]
-        places: list[int | None] = []
+        last_seen = saved[_LAST_SEEN]
+        positions: list[int | None] = []
         if isinstance(last_seen, dict) and set(last_seen) == set(map(str, workers)):
-            places = [integer(last_seen[str(worker)]) for worker in workers]
-        if not places or None in places:
+            positions = [integer(last_seen[str(worker)]) for worker in workers]
+        if not positions or None in positions:
             expected = f"must have an integer for each of the workers {list(map(str, workers))}"
-            raise checked.refusal(f"`{_PLACES}`", expected, last_seen)
-        turn = checked.index("last_worker_index", self.worker_count - 1, least=-1) + 1
-        parts = [
-            {"next_index": self._num_read(worker, at)}
-            for worker, at in enumerate(places)
-            if at is not None
+            raise checked.refusal(f"`{_LAST_SEEN}`", expected, last_seen)
+        next_worker = checked.index("last_worker_index", self.worker_count - 1, least=-1) + 1
+        worker_states = [
+            {"next_index": self._num_read(worker, position)}
+            for worker, position in enumerate(positions)
+            if position is not None
         ]
         if not self.worker_count:
-            return parts[0]
+            return worker_states[0]
         return {
-            "next_index_in_cycle": turn % self.worker_count,
+            "next_index_in_cycle": next_worker % self.worker_count,
             "next_index_in_datasets": self.worker_count,
             "iterators_in_use_indices": list(workers),
-            "iterators_in_use_states": parts,
+            "iterators_in_use_states": worker_states,
             "exhausted": [0] * self.worker_count,
             "future_states": {},
         }
@@ -146,5 +146,5 @@ class Numbering:
             )
 
 
-_PLACES = "last_seen_indices"
-_NAMES = ("version", _PLACES, "last_worker_index", "worker_count", "sampler", "data_source")
+_LAST_SEEN = "last_seen_indices"
+_NAMES = ("version", _LAST_SEEN, "last_worker_index", "worker_count", "sampler", "data_source")

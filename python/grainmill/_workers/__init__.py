@@ -1,1 +1,1 @@
-"""A pool of processes that run user functions: started at once, watched, and gone when told."""
+"""A pool of worker processes that run user functions."""

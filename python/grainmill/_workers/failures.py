@@ -1,4 +1,4 @@
-"""Exceptions on their way from a worker: rebuilt as they were, or told by a `WorkerError`."""
+"""Exceptions sent from a worker: rebuilt with their type, or reported by a `WorkerError`."""
 
 from __future__ import annotations
 
@@ -17,56 +17,56 @@ if TYPE_CHECKING:
 
 SerializedException: TypeAlias = "dict[str, Any]"
 
-_LONGEST_CHAIN = 16
+_MAX_CHAIN_LEN = 16
 
 
 class WorkerError(GrainmillError):
-    """A failure in a worker process that cannot be reported by an exception of its own.
+    """A failure in a worker process that cannot be reported by the exception raised there.
 
-    It is raised where a worker ends by itself, takes longer than `timeout_s`, or raises an
-    exception that cannot be pickled. Other exceptions come out as themselves.
+    It is raised if a worker exits by itself, takes longer than `timeout_s`, or raises an exception
+    that cannot be pickled. Other exceptions are raised as they are.
     """
 
 
-def serialized(failure: BaseException, links: int = _LONGEST_CHAIN) -> SerializedException:
-    """All about `failure` that can cross to another process, its chain included."""
+def serialized(failure: BaseException, max_links: int = _MAX_CHAIN_LEN) -> SerializedException:
+    """What can be sent of `failure` to another process: text, notes, causes, and its pickle."""
     drop_inner_frames(failure)
-    # One that was never raised itself has its place in its cause.
+    # An exception that was never raised has no traceback of its own, but its cause may have one.
     chain = failure.__traceback__ is None
     text = traceback.TracebackException.from_exception(failure)
-    text.__notes__ = None  # they cross as they are
-    told: SerializedException = {
+    text.__notes__ = None  # they are sent separately
+    data: SerializedException = {
         "text": "".join(text.format(chain=chain)),
         "summary": "".join(text.format_exception_only()).strip(),
         "notes": [note for note in notes_of(failure) if isinstance(note, str)],
-        "way": _way(failure),
+        "pickled": _pickled(failure),
         "suppress": failure.__suppress_context__,
     }
     for name in ("__cause__", "__context__"):
         link = getattr(failure, name)
-        told[name] = serialized(link, links - 1) if link is not None and links else None
-    return told
+        data[name] = serialized(link, max_links - 1) if link is not None and max_links else None
+    return data
 
 
-def _way(failure: BaseException) -> tuple[str, bytes] | None:
-    """How to make `failure` again with the same type and text, if there is a way."""
-    for name, state in (("pickle", lambda: failure), ("parts", lambda: _parts(failure))):
+def _pickled(failure: BaseException) -> tuple[str, bytes] | None:
+    """The method and the bytes that rebuild `failure` with the same type and text, if any do."""
+    for method, state in (("pickle", lambda: failure), ("parts", lambda: _parts(failure))):
         with contextlib.suppress(BaseException):
-            data = dumps(state())
-            again = _REBUILD[name](data)
-            if type(again) is type(failure) and str(again) == str(failure):
-                return name, data
+            pickled = dumps(state())
+            rebuilt = _REBUILD[method](pickled)
+            if type(rebuilt) is type(failure) and str(rebuilt) == str(failure):
+                return method, pickled
     return None
 
 
 def _parts(failure: BaseException) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
-    """The class, the arguments and what else can be pickled of the attributes."""
-    kept = {}
+    """The class, the arguments, and the attributes that can be pickled."""
+    attributes = {}
     for name, value in vars(failure).items():
         with contextlib.suppress(Exception):
             dumps(value)
-            kept[name] = value
-    return type(failure), tuple(_sendable(argument) for argument in failure.args), kept
+            attributes[name] = value
+    return type(failure), tuple(_sendable(argument) for argument in failure.args), attributes
 
 
 def _sendable(argument: Any) -> Any:
@@ -79,53 +79,52 @@ def _sendable(argument: Any) -> Any:
 
 def _from_parts(data: bytes) -> BaseException:
     kind, arguments, attributes = loads(data)
-    made: BaseException = kind.__new__(kind, *arguments)
-    BaseException.__setattr__(made, "args", arguments)
-    vars(made).update(attributes)
-    return made
+    failure: BaseException = kind.__new__(kind, *arguments)
+    BaseException.__setattr__(failure, "args", arguments)
+    vars(failure).update(attributes)
+    return failure
 
 
 _REBUILD: dict[str, Callable[[bytes], BaseException]] = {"pickle": loads, "parts": _from_parts}
 
 
-def deserialized(told: SerializedException, where: str) -> BaseException:
-    """The exception that `serialized` was given, with a note on where it was raised."""
-    failure = _chained(told, where)
-    set_notes(failure, [*notes_of(failure), f"{where}:\n{told['text'].rstrip()}"])
+def deserialized(data: SerializedException, where: str) -> BaseException:
+    """The exception that `serialized` took, with a note on where it was raised."""
+    failure = _rebuilt_chain(data, where)
+    set_notes(failure, [*notes_of(failure), f"{where}:\n{data['text'].rstrip()}"])
     return failure
 
 
-def _chained(told: SerializedException, where: str) -> BaseException:
-    failure = _alone(told, where)
-    # Past what its class says of assignments, which may be that there are none.
-    assign = BaseException.__setattr__
+def _rebuilt_chain(data: SerializedException, where: str) -> BaseException:
+    failure = _rebuilt(data, where)
+    assign = BaseException.__setattr__  # the class may forbid assignments
     for name in ("__cause__", "__context__"):
-        if told[name] is not None:
-            assign(failure, name, _chained(told[name], "in a worker"))
-    assign(failure, "__suppress_context__", told["suppress"])
-    if told["notes"]:
-        set_notes(failure, told["notes"])
+        if data[name] is not None:
+            assign(failure, name, _rebuilt_chain(data[name], "in a worker"))
+    assign(failure, "__suppress_context__", data["suppress"])
+    if data["notes"]:
+        set_notes(failure, data["notes"])
     return failure
 
 
-def _alone(told: SerializedException, where: str) -> BaseException:
-    if told["way"] is not None:
-        name, data = told["way"]
+def _rebuilt(data: SerializedException, where: str) -> BaseException:
+    if data["pickled"] is not None:
+        method, pickled = data["pickled"]
         with contextlib.suppress(Exception):
-            return _REBUILD[name](data)
-    return WorkerError(f"{where}: {told['summary']}")
+            return _REBUILD[method](pickled)
+    return WorkerError(f"{where}: {data['summary']}")
 
 
-def worker_ended(worker: int, code: int | None, doing: str) -> WorkerError:
-    """What is raised where a worker has ended by itself; negative codes are signals."""
+def worker_exited(worker: int, code: int | None, activity: str) -> WorkerError:
+    """The error for a worker that exited by itself; negative codes are signals."""
     if code is None:
-        how = "is gone with the process that started it"
+        how = "exited with the process that started it"
     elif code < 0:
         how = f"was killed by {_signal_name(-code)}"
     else:
-        how = f"left with exit code {code}"
+        how = f"exited with exit code {code}"
     return WorkerError(
-        f"worker {worker} {how} {doing}: Worker process was terminated unexpectedly with exit "
+        f"worker {worker} {how} {activity}: Worker process was terminated unexpectedly with exit "
         f"code {code}. Search the logs above for the source of the crash."
     )
 

@@ -1,6 +1,6 @@
-"""What the zygote runs first: the package without its face, which no worker needs at once.
+"""Starts the zygote, without importing the package's public modules, which workers rarely need.
 
-This file is loaded by its path, before the package, so it imports nothing of it.
+This file is loaded by its path, before the package, so it imports nothing from it.
 """
 
 import importlib
@@ -14,8 +14,8 @@ _ROOT = pathlib.Path(__file__).parent.parent
 _NAME = "grainmill"
 
 
-class _Package(ModuleType):
-    """The package, whose own names come with the first of them that is asked for."""
+class _LazyPackage(ModuleType):
+    """The package; its `__init__.py` runs when the first of its names is accessed."""
 
     def __getattr__(self, name: str) -> object:
         spec = self.__spec__
@@ -28,14 +28,14 @@ class _Package(ModuleType):
 
 
 def main(control_file: int, parent: int, modules: Sequence[str], *, fork: bool) -> None:
-    """Imports `modules` of the package, then serves the process `parent`; see `zygote.main`."""
+    """Imports `modules` of the package, then runs the zygote; see `zygote.main`."""
     init = _ROOT / "__init__.py"
     spec = importlib.util.spec_from_file_location(
         _NAME, init, submodule_search_locations=[str(_ROOT)]
     )
     if spec is None:
         raise ImportError(f"{init} cannot be loaded")
-    package = _Package(_NAME)
+    package = _LazyPackage(_NAME)
     package.__spec__ = spec
     package.__path__ = [str(_ROOT)]
     package.__file__ = str(init)

@@ -1,10 +1,10 @@
-"""Elements between two processes: arrays in shared slots, everything else pickled beside them.
+"""Serializes elements for another process: arrays in shared slots, everything else pickled.
 
-A list of elements is taken apart column by column. A column of plain arrays of one dtype is
-written into one slot, each array aligned to 64 bytes, and arrives as views of it; an array that
-lies in a shared slot already, such as a batch, is not even written, provided that nobody here
-keeps it: the slot is the receiver's from then on. Whatever is no such column is pickled, with the
-memory of its arrays in the slot too.
+A list of elements is split into columns, one per leaf. A column of plain arrays of one dtype is
+copied into one slot, each array aligned to 64 bytes, and the receiver gets views of that slot. An
+array that lies in a shared slot already, such as a batch, is not copied, provided that only the
+elements refer to it: its slot then belongs to the receiver. Every other column is pickled, with
+the memory of its arrays in the slot too.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
     from grainmill._native import Arena, BorrowedSlot, Slot
 
-# Arrays of fewer bytes are not worth a slot of their own.
+# Smaller arrays share a slot.
 OWN_SLOT_BYTES = 64 << 10
-# What a message may hold itself; beyond that its text goes into the slot too.
+# A longer header is written into the slot instead of the message.
 INLINE_BYTES = 16 << 10
 _ALIGNMENT = 64
-_SMALLEST_SLOT = 4 << 10
-_LARGE_SLOT = 256 << 10
-_DEEPEST = 16
+_MIN_SLOT_BYTES = 4 << 10
+_LARGE_SLOT_BYTES = 256 << 10
+_MAX_DEPTH = 16
 _PROTOCOL = 5
 _MAIN = "__main__"
-# What `multiprocessing` calls the main script in processes it did not fork.
+# The name of the main script's module in processes that `multiprocessing` spawns.
 MAIN_OF_CHILD = "__mp_main__"
 
 
@@ -43,8 +43,8 @@ class UnsendableError(Exception):
     """An element that cannot be pickled.
 
     Attributes:
-        position: Its place in the list.
-        problem: What it is about it.
+        position: Its index in the list.
+        problem: Which value of it cannot be pickled, and why.
     """
 
     def __init__(self, position: int, problem: str) -> None:
@@ -53,34 +53,34 @@ class UnsendableError(Exception):
         self.problem = problem
 
 
-# How to put elements together again, or where in the last of their slots that is written.
-Text = bytes | tuple[int, int]
+# The pickled description of the columns, or its offset and length in the last slot.
+Header = bytes | tuple[int, int]
 
 
 class Packed(NamedTuple):
     """Elements ready to be sent.
 
     Attributes:
-        text: How to put them together again.
-        slots: The shared slots that hold their memory, which stay untouched until returned.
+        header: How to rebuild them.
+        slots: The shared slots that hold their memory, not to be written before they are returned.
     """
 
-    text: Text
+    header: Header
     slots: list[Slot]
 
 
-class SlotMaker(Protocol):
-    """Where slots for messages come from."""
+class SlotAllocator(Protocol):
+    """Allocates slots for messages."""
 
     def slot(self, byte_len: int) -> Slot:
         """A slot of `byte_len` bytes in shared memory."""
 
 
-def pack(elements: list[Any], arena: Arena | SlotMaker) -> Packed:
-    """Writes what `elements` hold into shared memory.
+def pack(elements: list[Any], arena: Arena | SlotAllocator) -> Packed:
+    """Writes `elements` into shared memory.
 
     Raises:
-        UnsendableError: One of them cannot be pickled.
+        UnsendableError: An element cannot be pickled.
     """
     writer = _Writer()
     try:
@@ -90,68 +90,68 @@ def pack(elements: list[Any], arena: Arena | SlotMaker) -> Packed:
             writer = _Writer()
             column = writer.pickled(elements)
     except Exception as failure:
-        raise _culprit(elements, failure) from failure
+        raise _unsendable(elements, failure) from failure
     return writer.finish(column, arena)
 
 
 class Unpacker:
-    """Puts elements together again; of elements that are all alike, the texts are equal."""
+    """Rebuilds elements; unpickles equal headers, which elements of one kind have, only once."""
 
     def __init__(self) -> None:
-        self._text = b""
+        self._header = b""
         self._column: Any = None
 
-    def unpack(self, text: Text, slots: list[BorrowedSlot]) -> list[Any]:
-        """The elements that `pack` made `text` of; their arrays keep the slots they lie in."""
-        if isinstance(text, tuple):
-            offset, length = text
-            whole = memoryview(slots[-1])  # type: ignore[arg-type]
-            return _elements(pickle.loads(whole[offset : offset + length]), slots)
-        if text != self._text:
-            self._column = pickle.loads(text)
-            self._text = text
+    def unpack(self, header: Header, slots: list[BorrowedSlot]) -> list[Any]:
+        """The elements that `pack` returned `header` for; their arrays own their slots."""
+        if isinstance(header, tuple):
+            offset, length = header
+            view = memoryview(slots[-1])  # type: ignore[arg-type]
+            return _elements(pickle.loads(view[offset : offset + length]), slots)
+        if header != self._header:
+            self._column = pickle.loads(header)
+            self._header = header
         return _elements(self._column, slots)
 
 
 class _Writer:
-    """Collects what goes into the slot of one message."""
+    """Collects the contents of the slot of one message."""
 
     def __init__(self) -> None:
         self._size = 0
         self._arrays: list[tuple[int, list[Any]]] = []
-        self._in_place: dict[int, tuple[int, Slot]] = {}
+        self._sent_slots: dict[int, tuple[int, Slot]] = {}
 
     def _reserve(self, byte_len: int) -> int:
         offset = self._size
         self._size += -(-byte_len // _ALIGNMENT) * _ALIGNMENT
         return offset
 
-    def column(self, values: list[Any], above: tuple[list[Any], ...]) -> Any:
-        """What `_elements` needs to make `values` again.
+    def column(self, values: list[Any], containers: tuple[list[Any], ...]) -> Any:
+        """The description from which `_elements` rebuilds `values`.
 
         Args:
-            values: One for each element.
-            above: What they were taken from, and that from, up to the elements.
+            values: One value for each element.
+            containers: The containers of the values at each level, from the elements inwards.
         """
         kind = type(values[0]) if values else None
         if kind is np.ndarray:
-            return self._array_column(values, above)
-        if kind in {dict, list, tuple} and len(above) < _DEEPEST and values[0]:
+            return self._array_column(values, containers)
+        if kind in {dict, list, tuple} and len(containers) < _MAX_DEPTH and values[0]:
             names = _common_names(values, kind)
             if names is not None:
-                _check_acyclic(values, above)
+                _check_acyclic(values, containers)
                 children = [[value[name] for value in values] for name in names]
-                columns = [self.column(child, (*above, values)) for child in children]
+                columns = [self.column(child, (*containers, values)) for child in children]
                 return (kind, list(names) if kind is dict else None, columns)
         return self.pickled(values)
 
-    def _array_column(self, values: list[Any], above: tuple[list[Any], ...]) -> Any:
-        if values[0].nbytes >= OWN_SLOT_BYTES and _held_by_none_else(values, above):
-            found = [slot_of(value) for value in values]
-            there = [place for place in found if place is not None]
-            if len(there) == len(found):
-                places = zip(values, there, strict=True)
-                return ("there", [self._left(value, *place) for value, place in places])
+    def _array_column(self, values: list[Any], containers: tuple[list[Any], ...]) -> Any:
+        if values[0].nbytes >= OWN_SLOT_BYTES and _is_sole_owner(values, containers):
+            slots = [slot_of(value) for value in values]
+            shared = [slot_and_offset for slot_and_offset in slots if slot_and_offset is not None]
+            if len(shared) == len(slots):
+                pairs = zip(values, shared, strict=True)
+                return ("in_slots", [self._in_slot(value, *pair) for value, pair in pairs])
         layout = common_layout(values)
         if layout is None:
             return self.pickled(values)
@@ -160,40 +160,40 @@ class _Writer:
         self._arrays.append((offset, values))
         return ("arrays", offset, shapes.shape, shapes.tobytes(), dtype)
 
-    def _left(self, value: Any, slot: Slot, offset: int) -> Any:
-        place, _ = self._in_place.setdefault(number_of(slot), (len(self._in_place), slot))
-        return place, offset, value.shape, value.dtype
+    def _in_slot(self, value: Any, slot: Slot, offset: int) -> Any:
+        index, _ = self._sent_slots.setdefault(slot_number(slot), (len(self._sent_slots), slot))
+        return index, offset, value.shape, value.dtype
 
     def pickled(self, values: list[Any]) -> Any:
-        """What `_elements` needs to make `values` again, none of it taken apart."""
+        """The description of `values` as one pickle, not split into columns."""
         buffers: list[pickle.PickleBuffer] = []
-        text = _dumped(values, buffers)
-        places = [self._placed(buffer) for buffer in buffers]
-        if len(text) > INLINE_BYTES:
-            return ("pickled", self._placed(text), places)
-        return ("pickled", text, places)
+        data = _dumped(values, buffers)
+        ranges = [self._appended(buffer) for buffer in buffers]
+        if len(data) > INLINE_BYTES:
+            return ("pickled", self._appended(data), ranges)
+        return ("pickled", data, ranges)
 
-    def _placed(self, buffer: pickle.PickleBuffer | bytes) -> tuple[int, int]:
+    def _appended(self, buffer: pickle.PickleBuffer | bytes) -> tuple[int, int]:
         raw = buffer.raw() if isinstance(buffer, pickle.PickleBuffer) else buffer
         array = np.frombuffer(raw, np.uint8)
         offset = self._reserve(len(array))
         self._arrays.append((offset, [array]))
         return offset, len(array)
 
-    def finish(self, column: Any, arena: Arena | SlotMaker) -> Packed:
-        slots = [slot for _, slot in self._in_place.values()]
-        text = pickle.dumps(column, _PROTOCOL)
-        place = self._placed(text) if len(text) > INLINE_BYTES else None
+    def finish(self, column: Any, arena: Arena | SlotAllocator) -> Packed:
+        slots = [slot for _, slot in self._sent_slots.values()]
+        header = pickle.dumps(column, _PROTOCOL)
+        header_range = self._appended(header) if len(header) > INLINE_BYTES else None
         if self._arrays:
             slot = arena.slot(_slot_size(self._size))
             for offset, arrays in self._arrays:
                 write_arrays(slot, offset, arrays)
             slots.append(slot)
-        return Packed(place or text, slots)
+        return Packed(header_range or header, slots)
 
 
-def number_of(slot: Slot) -> int:
-    """The number by which the parent knows `slot`."""
+def slot_number(slot: Slot) -> int:
+    """The number that identifies `slot` in messages."""
     number = slot.shared_id
     if number is None:
         raise TypeError("only slots in shared memory can be sent")
@@ -201,14 +201,14 @@ def number_of(slot: Slot) -> int:
 
 
 def _slot_size(byte_len: int) -> int:
-    """Sizes that come again, so that messages of other lengths share their slots."""
-    if byte_len > _LARGE_SLOT:  # the arena's own sizes waste less
+    """Rounds up, so that messages of different lengths can reuse the same slots."""
+    if byte_len > _LARGE_SLOT_BYTES:  # the arena's size classes waste less
         return byte_len
-    return max(_SMALLEST_SLOT, 1 << (byte_len - 1).bit_length())
+    return max(_MIN_SLOT_BYTES, 1 << (byte_len - 1).bit_length())
 
 
 def _common_names(values: list[Any], kind: Any) -> Sequence[Any] | None:
-    """The keys, in order, or the places that all of `values` have."""
+    """The keys, in order, or the indices that all of `values` have; `None` if they differ."""
     if set(map(type, values)) != {kind}:
         return None
     if kind is dict:
@@ -223,48 +223,49 @@ def _common_names(values: list[Any], kind: Any) -> Sequence[Any] | None:
 
 
 class _CyclicError(Exception):
-    """An element contains itself, so it cannot be taken apart."""
+    """An element contains itself, so it cannot be split into columns."""
 
 
-def _check_acyclic(values: list[Any], above: tuple[list[Any], ...]) -> None:
-    """Raises where one of `values` is also among what they were taken from."""
-    if above:
+def _check_acyclic(values: list[Any], containers: tuple[list[Any], ...]) -> None:
+    """Raises if one of `values` is also one of the containers around it."""
+    if containers:
         ids = set(map(id, values))
-        if any(not ids.isdisjoint(map(id, outer)) for outer in above):
+        if any(not ids.isdisjoint(map(id, outer)) for outer in containers):
             raise _CyclicError
 
 
-def _holders(values: list[Any]) -> list[int]:
-    """Of each value, the most references there are to it or to an array that it is a view of."""
+def _max_refcounts(values: list[Any]) -> list[int]:
+    """For each value, the highest reference count of it and of the arrays that it is a view of."""
     counts = []
     for value in values:
-        most = sys.getrefcount(value)
-        below = value.base if isinstance(value, np.ndarray) else None
-        while below is not None:
-            most = max(most, sys.getrefcount(below))
-            below = getattr(below, "base", None)
-        counts.append(most)
+        count = sys.getrefcount(value)
+        base = value.base if isinstance(value, np.ndarray) else None
+        while base is not None:
+            count = max(count, sys.getrefcount(base))
+            base = getattr(base, "base", None)
+        counts.append(count)
     return counts
 
 
-# How often a view that only a list has is found to be referred to; interpreters differ.
-_BY_LIST_ALONE = max(_holders([np.empty(2)[:1]]))
+# The count for a view that only a list refers to; it depends on the interpreter.
+_LIST_REFCOUNT = max(_max_refcounts([np.empty(2)[:1]]))
 
 
-def _held_by_none_else(values: list[Any], above: tuple[list[Any], ...]) -> bool:
-    """Whether arrays, and what they lie in, are referred to by the elements sent alone."""
-    levels = (*above, values)
-    # Below the elements, there is the container beside the list.
+def _is_sole_owner(values: list[Any], containers: tuple[list[Any], ...]) -> bool:
+    """Whether only the elements refer to the arrays `values` and to the containers around them."""
+    levels = (*containers, values)
+    # Inside the elements, each value is referred to by its list here and by its container.
     return all(
-        max(_holders(level)) <= _BY_LIST_ALONE + bool(depth) for depth, level in enumerate(levels)
+        max(_max_refcounts(level)) <= _LIST_REFCOUNT + bool(depth)
+        for depth, level in enumerate(levels)
     )
 
 
 def _elements(column: Any, slots: list[BorrowedSlot]) -> list[Any]:
-    """The elements of a column; what was not in a slot before lies in the last one."""
+    """The elements of a column; whatever was copied lies in the last slot."""
     kind = column[0]
-    if kind == "there":
-        return [slots[place].array(*layout) for place, *layout in column[1]]
+    if kind == "in_slots":
+        return [slots[index].array(*layout) for index, *layout in column[1]]
     if kind == "arrays":
         _, offset, shape, shapes, dtype = column
         layout = np.frombuffer(shapes, np.int64).reshape(shape)
@@ -275,46 +276,46 @@ def _elements(column: Any, slots: list[BorrowedSlot]) -> list[Any]:
     children = [_elements(child, slots) for child in columns]
     if kind is dict:
         return dicts_of(names, children)
-    made = zip(*children, strict=True)
-    return list(made) if kind is tuple else [list(row) for row in made]
+    tuples = zip(*children, strict=True)
+    return list(tuples) if kind is tuple else [list(values) for values in tuples]
 
 
 def _unpickled(column: Any, slots: list[BorrowedSlot]) -> list[Any]:
-    _, text, places = column
+    _, data, ranges = column
 
-    def placed(offset: int, length: int) -> memoryview:
+    def view(offset: int, length: int) -> memoryview:
         return memoryview(slots[-1])[offset : offset + length]  # type: ignore[arg-type]
 
-    if isinstance(text, tuple):
-        text = placed(*text)
-    buffers = [placed(*place) for place in places]
-    return _Unpickler(io.BytesIO(text), buffers=buffers).load()  # type: ignore[no-any-return]
+    if isinstance(data, tuple):
+        data = view(*data)
+    buffers = [view(*offset_and_len) for offset_and_len in ranges]
+    return _Unpickler(io.BytesIO(data), buffers=buffers).load()  # type: ignore[no-any-return]
 
 
 def _dumped(values: Any, buffers: list[pickle.PickleBuffer]) -> bytes:
     try:
         return pickle.dumps(values, _PROTOCOL, buffer_callback=buffers.append)
     except (pickle.PicklingError, AttributeError, TypeError):
-        # Classes and functions of the main script, lambdas and the like need more than that.
+        # Classes and functions of the main script, lambdas and the like need `cloudpickle`.
         buffers.clear()
         return dumps(values, buffers.append)
 
 
 def main_classes() -> dict[str, bool]:
-    """The names of the classes that this process's main script has, those within others too.
+    """The qualified names of the classes in this process's main script, nested ones included.
 
-    Of each, whether the script has registered it with JAX, so that its objects are containers.
+    The values are true for classes that are registered with JAX as pytree nodes.
     """
     names: dict[str, bool] = {}
-    waiting = [("", vars(sys.modules[_MAIN]))]
-    while waiting:
-        prefix, scope = waiting.pop()
+    pending = [("", vars(sys.modules[_MAIN]))]
+    while pending:
+        prefix, scope = pending.pop()
         for name, value in list(scope.items()):
             if not isinstance(value, type) or not _is_of_main(value):
                 continue
             if value.__qualname__ == prefix + name and value.__qualname__ not in names:
                 names[value.__qualname__] = _is_registered(value)
-                waiting.append((f"{prefix}{name}.", dict(vars(value))))
+                pending.append((f"{prefix}{name}.", dict(vars(value))))
     return names
 
 
@@ -324,22 +325,22 @@ def _is_registered(kind: type) -> bool:
         return False
     try:
         return not tree_util.all_leaves([object.__new__(kind)])
-    except Exception:  # a class that is made in C is no container
+    except Exception:  # a class implemented in C is not registered
         return False
 
 
-_receivers_classes: dict[str, bool] = {}
+_receiver_classes: dict[str, bool] = {}
 _sent_classes: dict[str, type] = {}
 
 
-def expect_classes(names: dict[str, bool]) -> None:
-    """Has classes of the main script that the receiver has by these names sent by name."""
-    _receivers_classes.update(names)
+def set_receiver_classes(names: dict[str, bool]) -> None:
+    """Makes `dumps` send classes of the main script that have one of these names by name."""
+    _receiver_classes.update(names)
 
 
 def is_receivers_container(kind: type) -> bool:
-    """Whether objects of this class are containers to the receiver's JAX, by its main script."""
-    return _is_of_main(kind) and _receivers_classes.get(kind.__qualname__, False)
+    """Whether the receiver's main script has registered this class as a pytree node."""
+    return _is_of_main(kind) and _receiver_classes.get(kind.__qualname__, False)
 
 
 def _is_of_main(kind: type) -> bool:
@@ -347,81 +348,83 @@ def _is_of_main(kind: type) -> bool:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Names the classes that the receiver has in its main script, instead of copying them."""
+    """Sends classes that the receiver has in its main script by name, not by value."""
 
     def persistent_id(self, value: Any) -> Any:
-        if type(value) is io.TextIOWrapper:  # what `cloudpickle` makes of it is no file
+        if type(value) is io.TextIOWrapper:  # `cloudpickle` would send the text, not the file
             raise TypeError("cannot pickle 'TextIOWrapper' object")
         if isinstance(value, type) and _is_of_main(value):
             name = value.__qualname__
-            if name in _receivers_classes and _sent_classes.setdefault(name, value) is value:
+            if name in _receiver_classes and _sent_classes.setdefault(name, value) is value:
                 return name
         return None
 
 
 class _Unpickler(pickle.Unpickler):
     def persistent_load(self, name: str) -> Any:
-        if name in _sent_classes:  # this is not the receiver, it only tries
+        if name in _sent_classes:  # the sender itself checks what it can rebuild
             return _sent_classes[name]
         found: Any = sys.modules[_MAIN]
-        for part in name.split("."):
-            found = getattr(found, part)
+        for attribute in name.split("."):
+            found = getattr(found, attribute)
         return found
 
 
-def dumps(value: Any, keep: Callable[[pickle.PickleBuffer], None] | None = None) -> bytes:
-    """`value` as bytes, classes of the main script by name.
+def dumps(
+    value: Any, buffer_callback: Callable[[pickle.PickleBuffer], None] | None = None
+) -> bytes:
+    """Pickles `value`, classes of the main script by name.
 
     Args:
-        value: What to pickle.
-        keep: Takes the memory of arrays, which is then left out.
+        value: The value.
+        buffer_callback: See `pickle.Pickler`.
 
     Raises:
-        Exception: It cannot be pickled.
+        Exception: `value` cannot be pickled.
     """
     file = io.BytesIO()
-    _Pickler(file, protocol=_PROTOCOL, buffer_callback=keep).dump(value)
+    _Pickler(file, protocol=_PROTOCOL, buffer_callback=buffer_callback).dump(value)
     return file.getvalue()
 
 
 def loads(data: bytes) -> Any:
-    """What `dumps` made `data` of."""
+    """The value that `dumps` returned `data` for."""
     return _Unpickler(io.BytesIO(data)).load()
 
 
-def _culprit(elements: list[Any], failure: Exception) -> UnsendableError:
+def _unsendable(elements: list[Any], failure: Exception) -> UnsendableError:
     for position, element in enumerate(elements):
         try:
             _dumped(element, [])
         except Exception as cause:
-            path, part = _offending(element, "")
-            place = f"at `{path}` " if path else ""
+            path, value = _offending(element, "")
+            where = f"at `{path}` " if path else ""
             return UnsendableError(
-                position, f"{place}a value of type {type(part).__name__}: {_one_line(cause)}"
+                position, f"{where}a value of type {type(value).__name__}: {_summary(cause)}"
             )
-    return UnsendableError(0, _one_line(failure))
+    return UnsendableError(0, _summary(failure))
 
 
-def _offending(part: Any, path: str) -> tuple[str, Any]:
-    """The innermost part that cannot be pickled, and the way to it."""
-    if isinstance(part, dict):
-        inner = [(f"[{key!r}]", value) for key, value in part.items()]
-    elif isinstance(part, list | tuple | set | frozenset | collections.deque):
-        inner = [(f"[{i}]", value) for i, value in enumerate(part)]
-    elif isinstance(part, np.ndarray) and part.dtype.hasobject:
-        places = np.ndindex(part.shape)
-        inner = [(f"[{', '.join(map(str, place))}]", part[place]) for place in places]
+def _offending(value: Any, path: str) -> tuple[str, Any]:
+    """The path to the innermost value that cannot be pickled, and that value."""
+    if isinstance(value, dict):
+        children = [(f"[{key!r}]", child) for key, child in value.items()]
+    elif isinstance(value, list | tuple | set | frozenset | collections.deque):
+        children = [(f"[{i}]", child) for i, child in enumerate(value)]
+    elif isinstance(value, np.ndarray) and value.dtype.hasobject:
+        indices = np.ndindex(value.shape)
+        children = [(f"[{', '.join(map(str, index))}]", value[index]) for index in indices]
     else:
-        inner = [(f".{name}", value) for name, value in getattr(part, "__dict__", {}).items()]
-    for entry, value in inner:
+        children = [(f".{name}", child) for name, child in getattr(value, "__dict__", {}).items()]
+    for entry, child in children:
         try:
-            _dumped(value, [])
+            _dumped(child, [])
         except RecursionError:
             break
         except Exception:
-            return _offending(value, path + entry)
-    return path, part
+            return _offending(child, path + entry)
+    return path, value
 
 
-def _one_line(failure: Exception) -> str:
+def _summary(failure: Exception) -> str:
     return f"{type(failure).__name__}: {failure}"

@@ -1,4 +1,4 @@
-"""The slots of a worker, which its parent can map, within the memory that all workers share."""
+"""The slots of a worker in shared memory, within the budget that all workers share."""
 
 from __future__ import annotations
 
@@ -10,87 +10,99 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grainmill._native import Arena
-from grainmill._workers.messages import OWN_SLOT_BYTES, number_of
+from grainmill._workers.messages import OWN_SLOT_BYTES, slot_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from grainmill._native import SharedBudget, Slot
 
-# Slots that the parent was not sent yet hold a descriptor each, of those that a process may have.
-_MOST_UNSENT = 128
-_TASKS_UNTIL_TIDY = 32
-# What a worker takes without asking leaves room for so many like it from each of the others.
+# Until it is sent to the parent, a slot holds a file descriptor, of which a process has few.
+_MAX_UNSENT_SLOTS = 128
+_TASKS_PER_TRIM = 32
+# A worker reserves memory without asking only if this many times as much per worker stays free.
 _SPARE_PER_WORKER = 2
 
 
 class SharedArena:
-    """The worker's slots, within the memory that all workers have together."""
+    """Allocates the worker's slots.
+
+    Args:
+        shared_budget: The page on which all workers of the pool reserve memory.
+        num_workers: How many workers the pool has.
+        budget_bytes: Shared memory that all workers together may hold.
+        request_memory: Called with a number of bytes; waits until the parent has reserved them.
+    """
 
     def __init__(
-        self, shared_budget: SharedBudget, count: int, budget_bytes: int, ask: Callable[[int], None]
+        self,
+        shared_budget: SharedBudget,
+        num_workers: int,
+        budget_bytes: int,
+        request_memory: Callable[[int], None],
     ) -> None:
-        self._num_made = 0
-        self._sent: set[int] = set()  # of the slots there are, those that the parent knows
+        self._num_slots = 0
+        self._sent: set[int] = set()  # the numbers of the existing slots that the parent knows
         self._budget_bytes = budget_bytes
         self._num_tasks = 0
-        self._least_free = 0
+        self._min_free_bytes = 0
         self._arena = Arena(shared=True)
-        self._private = Arena()
+        self._private_arena = Arena()
         self._shared_budget = shared_budget
-        self._spare = _SPARE_PER_WORKER * count
-        self._ask = ask
+        self._spare_factor = _SPARE_PER_WORKER * num_workers
+        self._request_memory = request_memory
         self._thread = threading.get_ident()
         self._lock = threading.RLock()
-        self._busy = False
-        self._dropped: list[int] = []
+        self._is_busy = False
+        self._freed: list[int] = []
 
     def array(self, shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
-        """An array in a slot of its own, where it is large enough for that.
+        """An array, in a slot of its own if it is large enough for that.
 
-        Only the thread that does the tasks can wait for room: where there is none, the arrays of
-        others lie in memory of their own, to be copied when they are sent. So do those of a
-        finalizer that the collector runs in the middle of this.
+        If no memory is available, only the main thread waits for it. Arrays of other threads then
+        get private memory, which is copied when they are sent. So do arrays that a finalizer
+        allocates while this method runs.
         """
         byte_len = math.prod(shape) * np.dtype(dtype).itemsize
         if byte_len < OWN_SLOT_BYTES:
-            return self._private.array(shape, dtype)
-        with self._alone() as alone:
-            growth = self._growth(byte_len) if alone else 0
-            if not alone or (growth and not self._affords(growth)):
-                return self._private.array(shape, dtype)
+            return self._private_arena.array(shape, dtype)
+        with self._exclusive() as exclusive:
+            growth = self._growth(byte_len) if exclusive else 0
+            if not exclusive or (growth and not self._try_reserve_new_slot(growth)):
+                return self._private_arena.array(shape, dtype)
             try:
-                with self._settled(growth):
+                with self._counting(growth):
                     array: np.ndarray[Any, Any] = self._arena.array(shape, dtype)
-            except ValueError:  # no descriptor is left: then by copy, through the one that is
-                return self._private.array(shape, dtype)
+            except ValueError:  # no descriptor is left, so the array will be copied when it is sent
+                return self._private_arena.array(shape, dtype)
             return array
 
-    def _affords(self, growth: int) -> bool:
-        """Whether a batch may have a slot of its own that is new; if so, it is reserved."""
-        if self._num_made - len(self._sent) >= _MOST_UNSENT:
+    def _try_reserve_new_slot(self, growth: int) -> bool:
+        """Reserves `growth` bytes for a new slot; returns whether the slot may be allocated."""
+        if self._num_slots - len(self._sent) >= _MAX_UNSENT_SLOTS:
             return False
-        if self._reserve(growth):
+        if self._try_reserve(growth):
             return True
         if threading.get_ident() != self._thread:
             return False
-        self._ask(growth)
+        self._request_memory(growth)
         return True
 
     def slot(self, byte_len: int) -> Slot:
         """A slot of `byte_len` bytes."""
-        with self._alone():
+        with self._exclusive():
             growth = self._growth(byte_len)
-            if growth and not self._reserve(growth):
-                self._ask(growth)
-            with self._settled(growth):
+            if growth and not self._try_reserve(growth):
+                self._request_memory(growth)
+            with self._counting(growth):
                 return self._arena.slot(byte_len)
 
     def _growth(self, byte_len: int) -> int:
-        """Bytes that a slot of `byte_len` bytes adds.
+        """The bytes by which a slot of `byte_len` bytes would grow the arena.
 
-        One that is made has others give way that wait, of sizes that no longer come: they may
-        take as much as those in use, so that memory stays within twice what is needed.
+        If it would, free slots are trimmed first, as they may have sizes that are no longer
+        requested: they may take as many bytes as the slots in use, so memory stays within twice
+        what is needed.
         """
         growth = self._arena.growth(byte_len)
         if growth:
@@ -99,74 +111,74 @@ class SharedArena:
         return growth
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[bool]:
-        """Waits for other threads; gives whether this one is not in the middle of it already."""
+    def _exclusive(self) -> Iterator[bool]:
+        """Holds the lock; yields false if this thread is in such a block already."""
         with self._lock:
-            if self._busy:
+            if self._is_busy:
                 yield False
                 return
-            self._busy = True
+            self._is_busy = True
             try:
                 yield True
             finally:
-                self._busy = False
+                self._is_busy = False
 
     @contextlib.contextmanager
-    def _settled(self, reserved: int) -> Iterator[None]:
-        """Gives back what the slot that is made meanwhile does not need of `reserved` bytes.
+    def _counting(self, reserved: int) -> Iterator[None]:
+        """Counts the slot allocated in the block, and releases what it did not use of `reserved`.
 
-        Slots come back on any thread, at any time: one that did so after the bytes were reserved
-        is used in place of a new one. The bytes of all slots change under the lock only.
+        Any thread may free a slot at any time; one freed after the reservation is reused instead of
+        allocating a new one. The total bytes of all slots change under the lock only.
         """
         before = self._arena.total_bytes
         try:
             yield
         finally:
             grown = self._arena.total_bytes - before
-            self._num_made += bool(grown)
+            self._num_slots += bool(grown)
             self._shared_budget.release(reserved - grown)
 
-    def _reserve(self, growth: int) -> bool:
-        """Reserves `growth` bytes, in place of slots that wait if need be; says whether."""
-        if self._shared_budget.reserve(growth, self._spare * growth):
+    def _try_reserve(self, growth: int) -> bool:
+        """Reserves `growth` bytes, freeing unused slots if necessary; returns whether it did."""
+        if self._shared_budget.reserve(growth, self._spare_factor * growth):
             return True
         self._trim(0)
-        return self._shared_budget.reserve(growth, self._spare * growth)
+        return self._shared_budget.reserve(growth, self._spare_factor * growth)
 
-    def note_sent(self, numbers: list[int]) -> None:
-        """Takes note that the parent has slots from now on."""
+    def record_sent(self, numbers: list[int]) -> None:
+        """Records that slots were sent to the parent."""
         self._sent.update(numbers)
 
-    def give_up(self, slot: Slot) -> None:
-        """Takes a slot that the parent has out of use for good."""
-        with self._alone():
+    def retire(self, slot: Slot) -> None:
+        """Never uses `slot` again, because a forked child of the parent may still see it."""
+        with self._exclusive():
             slot.give_up()
-            self._num_made -= 1
-            self._sent.discard(number_of(slot))
+            self._num_slots -= 1
+            self._sent.discard(slot_number(slot))
 
-    def tidy(self) -> None:
-        """Gives back slots that are too many, or that no task has needed for a while."""
-        with self._alone():
+    def trim_unused(self) -> None:
+        """Frees unused slots that exceed the budget, or that no task has needed for a while."""
+        with self._exclusive():
             free = self._arena.free_bytes
             excess = self._shared_budget.reserved - self._budget_bytes
             if free and excess > 0:
                 self._trim(max(0, free - excess))
-            self._least_free = min(self._least_free, free)
+            self._min_free_bytes = min(self._min_free_bytes, free)
             self._num_tasks += 1
-            if self._num_tasks % _TASKS_UNTIL_TIDY == 0:
-                if self._least_free:
-                    self._trim(max(0, self._arena.free_bytes - self._least_free))
-                self._least_free = self._arena.free_bytes
+            if self._num_tasks % _TASKS_PER_TRIM == 0:
+                if self._min_free_bytes:
+                    self._trim(max(0, self._arena.free_bytes - self._min_free_bytes))
+                self._min_free_bytes = self._arena.free_bytes
 
-    def _trim(self, most_free: int) -> None:
+    def _trim(self, max_free_bytes: int) -> None:
         before = self._arena.total_bytes
-        dropped = self._arena.trim(most_free)
-        self._num_made -= len(dropped)
-        self._sent.difference_update(dropped)
-        self._dropped += dropped
+        freed = self._arena.trim(max_free_bytes)
+        self._num_slots -= len(freed)
+        self._sent.difference_update(freed)
+        self._freed += freed
         self._shared_budget.release(before - self._arena.total_bytes)
 
-    def take_dropped(self) -> list[int]:
-        """The slots that are gone since this was last asked."""
-        dropped, self._dropped = self._dropped, []
-        return dropped
+    def take_freed(self) -> list[int]:
+        """The numbers of the slots that were freed since the last call."""
+        freed, self._freed = self._freed, []
+        return freed

@@ -1,7 +1,7 @@
-"""Messages between the processes of a pool, each with the descriptors that go with it.
+"""Messages between the processes of a pool, each with the file descriptors that belong to it.
 
-A message is one packet, so it arrives whole or not at all, whoever dies meanwhile. What does not
-fit in a packet crosses in an anonymous file of its own.
+A message is one packet, so it arrives whole or not at all, whichever process dies. A message that
+is too large for a packet is sent in an anonymous file.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MOST_FILES = 64
-"""The most descriptors that go with one message."""
+MAX_FILES = 64
+"""The most file descriptors in one message."""
 
-_LARGEST_PACKET = 32 << 10
-_IN_FILE = b"\0"  # no pickled object begins so
+_MAX_PACKET_BYTES = 32 << 10
+_IN_FILE = b"\0"  # no pickle starts with this byte
 _FLAGS = int(socket.MSG_CMSG_CLOEXEC)
-_FILES_SPACE = socket.CMSG_LEN((MOST_FILES + 1) * array.array("i").itemsize)
+_FILES_SPACE = socket.CMSG_LEN((MAX_FILES + 1) * array.array("i").itemsize)
 
 
 def send(connection: socket.socket, message: Any, files: Sequence[int] = ()) -> None:
@@ -31,7 +31,7 @@ def send(connection: socket.socket, message: Any, files: Sequence[int] = ()) -> 
         ConnectionError: The other end is closed.
     """
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-    if len(data) > _LARGEST_PACKET:
+    if len(data) > _MAX_PACKET_BYTES:
         file = os.memfd_create("grainmill-message", os.MFD_CLOEXEC)
         try:
             write(file, data, 0)
@@ -45,15 +45,15 @@ def send(connection: socket.socket, message: Any, files: Sequence[int] = ()) -> 
 
 
 def receive(connection: socket.socket, flags: int = 0) -> tuple[Any, list[int]]:
-    """The next message and the descriptors that came with it, which are the caller's.
+    """The next message and its file descriptors, which the caller must close.
 
     Raises:
-        EOFError: The other end is closed, or the process that had it has ended.
-        BlockingIOError: There is none, and `flags` say not to wait.
+        EOFError: The other end is closed, or its process has exited.
+        BlockingIOError: There is no message, and `flags` say not to wait.
     """
     try:
         data, files = _packet(connection, flags)
-    except ConnectionResetError:  # told once where the other end left packets unread
+    except ConnectionResetError:  # raised once if the other end was closed with packets unread
         data, files = _packet(connection, flags)
     if not data:
         raise EOFError
@@ -67,8 +67,8 @@ def receive(connection: socket.socket, flags: int = 0) -> tuple[Any, list[int]]:
 
 
 def _packet(connection: socket.socket, flags: int) -> tuple[bytes, list[int]]:
-    """As `socket.recv_fds`, which leaves out the flags."""
-    data, extras, _, _ = connection.recvmsg(_LARGEST_PACKET, _FILES_SPACE, flags | _FLAGS)
+    """Like `socket.recv_fds`, which ignores its `flags`."""
+    data, extras, _, _ = connection.recvmsg(_MAX_PACKET_BYTES, _FILES_SPACE, flags | _FLAGS)
     if not extras:
         return data, []
     files = array.array("i")
@@ -78,10 +78,10 @@ def _packet(connection: socket.socket, flags: int) -> tuple[bytes, list[int]]:
     return data, files.tolist()
 
 
-def write(file: int, data: Any, at: int) -> int:
-    """Writes all of `data` at the offset `at`; returns where it ends."""
+def write(file: int, data: Any, offset: int) -> int:
+    """Writes all of `data` at `offset`; returns the offset behind it."""
     view = memoryview(data)
     while view:
-        count = os.pwrite(file, view, at)
-        view, at = view[count:], at + count
-    return at
+        count = os.pwrite(file, view, offset)
+        view, offset = view[count:], offset + count
+    return offset

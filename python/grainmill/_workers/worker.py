@@ -1,4 +1,4 @@
-"""What a worker does: one task after another, until the other end of its socket is closed."""
+"""A worker process: receives tasks and sends results until its parent closes the socket."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     from grainmill._native import Slot
 
 
-# How often a worker looks after tasks that are under way on its threads.
-_LOOK_MS = 20
-# More messages than there can be.
-_MANY = 1 << 16
+# How often a worker calls `Runner.look` while tasks run on its threads.
+_POLL_MS = 20
+# Empties the pipe: each finished task writes one byte, and there are fewer tasks.
+_MAX_WAKE_BYTES = 1 << 16
 
 
 class Outcome(NamedTuple):
-    """What became of a task.
+    """The outcome of a task, in the worker.
 
     Attributes:
-        elements: What was made, up to `failure`.
-        failure: What hindered the next one, if anything did.
+        elements: The elements computed before `failure`.
+        failure: The exception that the next element raised, if any.
         first: The number of the first element, for messages.
-        extra: What else the one who gave the task needs.
-        batch_size: Where `elements` are batches, how many of those numbered are in each.
-        stride: How far the number of an element is from that of the one before.
+        extra: Whatever else the job reports to the parent.
+        batch_size: Elements in each batch, where `elements` are batches; otherwise 0.
+        stride: The difference between the numbers of two consecutive elements.
     """
 
     elements: list[Any]
@@ -54,25 +54,25 @@ class Outcome(NamedTuple):
     stride: int = 1
 
     def number(self, position: int) -> int | None:
-        """The number of the first element of `elements[position]`, for messages."""
+        """The number of `elements[position]`, or of the first element of that batch."""
         if self.first is None:
             return None
         return self.first + position * max(1, self.batch_size) * self.stride
 
 
 class Runner(abc.ABC):
-    """A job under way in one worker."""
+    """A job that is open in one worker."""
 
     @abc.abstractmethod
     def run(self, task: Any) -> Outcome:
-        """Does one task."""
+        """Runs one task and returns its outcome."""
 
     def start(self, task: Any, finish: Callable[[Outcome], None]) -> None:
-        """Begins one task, or does it; `finish` is called with its outcome, on any thread."""
+        """Starts one task, or runs it; any thread may then call `finish` with the outcome."""
         finish(self.run(task))
 
-    def look(self) -> None:  # noqa: B027 - there may be nothing to look after
-        """Called again and again while tasks are under way on other threads."""
+    def look(self) -> None:  # noqa: B027 - a runner without threads needs none
+        """Called on the main thread every few milliseconds while tasks run on other threads."""
 
 
 class WorkerContext(NamedTuple):
@@ -80,11 +80,12 @@ class WorkerContext(NamedTuple):
 
     Attributes:
         worker: The worker's number, from 0.
-        num_workers: How many there are.
-        arena: Where arrays that are to be sent are best made.
-        mark: Notes the number of the element in the making, for when the worker dies or hangs.
-        index_file: A descriptor, for the job to close, of memory in which all workers of the pool
-            share the indices of files.
+        num_workers: How many workers the pool has.
+        arena: Allocates arrays that can be sent without a copy.
+        mark: Records the number of the element being computed, to be named if the worker dies or
+            hangs.
+        index_file: A descriptor of memory in which all workers of the pool share the indices of
+            files; the job closes it.
     """
 
     worker: int
@@ -95,36 +96,37 @@ class WorkerContext(NamedTuple):
 
 
 class Job(abc.ABC):
-    """What the workers of a pool are for; it is pickled once and opened in each of them.
+    """What the workers of a pool run; it is pickled once and opened in each of them.
 
     Attributes:
-        index_byte_len: How many bytes of the indices of files they share at most.
+        index_byte_len: The most bytes of file indices that the workers share.
     """
 
     index_byte_len = 0
 
     @property
     def modules(self) -> Sequence[str]:
-        """What is imported once, before the workers are forked."""
+        """The modules that are imported once, before the workers are forked."""
         return (type(self).__module__,)
 
     @abc.abstractmethod
-    def open(self, place: WorkerContext) -> Runner:
-        """Makes the job ready in a worker."""
+    def open(self, context: WorkerContext) -> Runner:
+        """Opens the job in a worker."""
 
 
-class SetUp(NamedTuple):
-    """What a worker is told when it begins.
+class WorkerConfig(NamedTuple):
+    """What a worker receives at its start.
 
     Attributes:
-        worker: Its number.
-        num_workers: How many there are.
-        budget_bytes: What all of them may hold in shared memory.
-        job: Bytes of the pickled job, and the place of each buffer of it, in the job's file.
+        worker: The worker's number, from 0.
+        num_workers: How many workers the pool has.
+        budget_bytes: Shared memory that all workers together may hold.
+        job: The length of the pickled job in the job file, and the offset and length of each of its
+            out-of-band buffers.
         path: The parent's `sys.path`.
         directory: The parent's working directory.
         environment: The parent's environment.
-        log_level: The parent's level of logging.
+        log_level: The level of the parent's root logger.
         main_classes: The classes of the parent's main script, by name; see
             `messages.main_classes`.
     """
@@ -140,8 +142,8 @@ class SetUp(NamedTuple):
     main_classes: dict[str, bool]
 
 
-class _UnderWay:
-    """A task, and what became of it, once it is done."""
+class _PendingTask:
+    """A task that was started, and its outcome once it has finished."""
 
     __slots__ = ("number", "outcome")
 
@@ -157,21 +159,21 @@ class _Channel:
         self,
         connection: socket.socket,
         worker: int,
-        count: int,
+        num_workers: int,
         shared_budget: SharedBudget,
         budget_bytes: int,
     ) -> None:
         self._connection = connection
         self._worker = worker
         self._tasks: deque[Any] = deque()
-        self._under_way: deque[_UnderWay] = deque()
+        self._pending: deque[_PendingTask] = deque()
         self._thread = threading.get_ident()
-        self._finished, self._note_finished = os.pipe()
+        self._wake_reader, self._wake_writer = os.pipe()
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
-        self._poll.register(self._finished, select.POLLIN)
-        self._sent: dict[int, Slot] = {}
-        self.arena = SharedArena(shared_budget, count, budget_bytes, self._ask)
+        self._poll.register(self._wake_reader, select.POLLIN)
+        self._sent_slots: dict[int, Slot] = {}
+        self.arena = SharedArena(shared_budget, num_workers, budget_bytes, self._request_memory)
 
     def _receive(self) -> Any:
         message, _ = wire.receive(self._connection)
@@ -181,56 +183,56 @@ class _Channel:
         wire.send(self._connection, message, files)
 
     def next_task(self, look: Callable[[], None]) -> tuple[Callable[[Outcome], None], Any]:
-        """Waits for the next task, and takes back the slots that came with it.
+        """Waits for the next task, and reclaims the slots that the parent returns with it.
 
         Args:
-            look: Called again and again while there is something under way.
+            look: Called every few milliseconds while earlier tasks are pending.
 
         Returns:
-            What is to be called with the outcome of the task, on any thread, and the task.
+            The function that takes the outcome of the task, on any thread; and the task.
         """
-        while self._under_way:
+        while self._pending:
             self._reply_to_finished()
-            if self._tasks or not self._under_way:
+            if self._tasks or not self._pending:
                 break
-            for file, _ in self._poll.poll(_LOOK_MS):
-                if file == self._finished:
-                    os.read(file, _MANY)
+            for file, _ in self._poll.poll(_POLL_MS):
+                if file == self._wake_reader:
+                    os.read(file, _MAX_WAKE_BYTES)
                 else:
                     self._tasks.append(self._receive())
             look()
         number, task, slots = self._tasks.popleft() if self._tasks else self._receive()
-        returned, left_to_children = slots
-        for slot in left_to_children:
-            self.arena.give_up(self._sent.pop(slot))
+        returned, retired_by_fork = slots
+        for slot in retired_by_fork:
+            self.arena.retire(self._sent_slots.pop(slot))
         for slot in returned:
-            self._sent.pop(slot, None)
-        self.arena.tidy()
-        under_way = _UnderWay(number)
-        self._under_way.append(under_way)
+            self._sent_slots.pop(slot, None)
+        self.arena.trim_unused()
+        pending = _PendingTask(number)
+        self._pending.append(pending)
 
         def finish(outcome: Outcome) -> None:
-            under_way.outcome = outcome
+            pending.outcome = outcome
             if threading.get_ident() != self._thread:
-                os.write(self._note_finished, b"!")
+                os.write(self._wake_writer, b"!")
 
         return finish, task
 
     def _reply_to_finished(self) -> None:
-        """Replies to tasks in the order in which they came, as far as they are done."""
-        while self._under_way and (outcome := self._under_way[0].outcome) is not None:
-            first = self._under_way.popleft()
-            first.outcome = None  # its memory is free while this waits
+        """Sends the outcomes of the tasks that have finished, in the order of the tasks."""
+        while self._pending and (outcome := self._pending[0].outcome) is not None:
+            first = self._pending.popleft()
+            first.outcome = None  # frees its memory even while `_reply` waits for shared memory
             self._reply(first.number, outcome)
 
-    def _ask(self, byte_len: int) -> None:
-        """Waits until there is room for `byte_len` bytes more."""
-        self._send(("need", byte_len))
+    def _request_memory(self, byte_len: int) -> None:
+        """Waits until the parent has reserved `byte_len` more bytes for this worker."""
+        self._send(("reserve", byte_len))
         while (message := self._receive()) is not None:
             self._tasks.append(message)
 
     def _reply(self, number: int, outcome: Outcome) -> None:
-        """Sends what became of task `number`."""
+        """Sends the outcome of task `number`."""
         elements, failure = outcome.elements, outcome.failure
         packed = None
         if elements:
@@ -240,55 +242,57 @@ class _Channel:
                 elements = elements[: unsendable.position]
                 packed = messages.pack(elements, self.arena) if elements else None
                 failure = TypeError(
-                    f"{_name_of(outcome, unsendable.position)} cannot be sent by worker "
+                    f"{_described(outcome, unsendable.position)} cannot be sent by worker "
                     f"{self._worker}: {unsendable.problem}"
                 )
-        told = None
+        packed_failure = None
         if failure is not None:
-            told = messages.pack([self._told(failure, outcome.number(len(elements)))], self.arena)
-        made, failed = self._lent(packed), self._lent(told)
-        self._send(("made", number, made, failed, outcome.extra, self.arena.take_dropped()))
+            serialized = self._serialized(failure, outcome.number(len(elements)))
+            packed_failure = messages.pack([serialized], self.arena)
+        computed, failed = self._publish_slots(packed), self._publish_slots(packed_failure)
+        self._send(("result", number, computed, failed, outcome.extra, self.arena.take_freed()))
 
-    def _told(self, failure: BaseException, element: int | None) -> Any:
+    def _serialized(self, failure: BaseException, element: int | None) -> Any:
         if isinstance(failure, SystemExit):
             code = failure.code if isinstance(failure.code, int) else int(failure.code is not None)
-            doing = "at work" if element is None else f"while making element {element}"
-            failure = failures.worker_ended(self._worker, code, doing)
+            activity = "while computing" + ("" if element is None else f" element {element}")
+            failure = failures.worker_exited(self._worker, code, activity)
         return {**failures.serialized(failure), "element": element}
 
-    def broken(self, failure: BaseException) -> None:
-        """Tells that the job could not be opened."""
-        self._send(
-            ("broken", self._lent(messages.pack([failures.serialized(failure)], self.arena)))
-        )
+    def send_open_failure(self, failure: BaseException) -> None:
+        """Reports that the job could not be opened."""
+        packed = messages.pack([failures.serialized(failure)], self.arena)
+        self._send(("open_failed", self._publish_slots(packed)))
 
-    def _lent(self, packed: messages.Packed | None) -> tuple[messages.Text, list[int]] | None:
-        """The text and the numbers of the slots, which are kept until they are returned.
+    def _publish_slots(
+        self, packed: messages.Packed | None
+    ) -> tuple[messages.Header, list[int]] | None:
+        """Sends the descriptors of new slots; returns the header and the numbers of all slots.
 
-        The parent maps those it has not seen before.
+        The slots are retained here until the parent returns them.
         """
         if packed is None:
             return None
-        fresh = []
+        new_slots = []
         numbers = []
         for slot in packed.slots:
-            number = messages.number_of(slot)
-            self._sent[number] = slot
+            number = messages.slot_number(slot)
+            self._sent_slots[number] = slot
             numbers.append(number)
-            given = slot.take_file()
-            if given is not None:
-                fresh.append((number, *given))
-        self.arena.note_sent([number for number, *_ in fresh])
-        for start in range(0, len(fresh), wire.MOST_FILES):
-            part = fresh[start : start + wire.MOST_FILES]
-            files = [file for _, file, _ in part]
-            self._send(("slots", [(number, length) for number, _, length in part]), files)
+            file_and_len = slot.take_file()
+            if file_and_len is not None:
+                new_slots.append((number, *file_and_len))
+        self.arena.record_sent([number for number, *_ in new_slots])
+        for start in range(0, len(new_slots), wire.MAX_FILES):
+            group = new_slots[start : start + wire.MAX_FILES]
+            files = [file for _, file, _ in group]
+            self._send(("slots", [(number, length) for number, _, length in group]), files)
             for file in files:
                 os.close(file)
-        return packed.text, numbers
+        return packed.header, numbers
 
 
-def _name_of(outcome: Outcome, position: int) -> str:
+def _described(outcome: Outcome, position: int) -> str:
     first = outcome.number(position)
     if first is None:
         return "an element"
@@ -297,13 +301,13 @@ def _name_of(outcome: Outcome, position: int) -> str:
     return f"the batch of elements {first} to {first + outcome.batch_size - 1}"
 
 
-class Files(NamedTuple):
-    """Descriptors that a worker is given, each its own.
+class WorkerFiles(NamedTuple):
+    """The file descriptors that a worker receives and owns.
 
     Attributes:
-        connection: Of the socket to the main process.
-        job: Of the pickled job.
-        shared_budget: Of the page that all workers share.
+        connection: The socket to the parent.
+        job: The file with the pickled job.
+        shared_budget: The page that all workers share.
         shared_index: See `WorkerContext.index_file`.
     """
 
@@ -313,13 +317,13 @@ class Files(NamedTuple):
     shared_index: int
 
 
-def run(files: Files, set_up: SetUp) -> NoReturn:
-    """Does tasks until told to leave, then ends the process."""
+def run(files: WorkerFiles, config: WorkerConfig) -> NoReturn:
+    """Runs tasks until the parent closes the socket, then exits."""
     code = 1
     try:
-        _serve(files, set_up)
+        _serve(files, config)
         code = 0
-    except (EOFError, ConnectionError):  # the other end is gone
+    except (EOFError, ConnectionError):  # the parent has closed the socket
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -330,85 +334,88 @@ def run(files: Files, set_up: SetUp) -> NoReturn:
         os._exit(code)
 
 
-def _serve(files: Files, set_up: SetUp) -> None:
+def _serve(files: WorkerFiles, config: WorkerConfig) -> None:
     connection = socket.socket(fileno=files.connection)
-    shared_budget = SharedBudget.open(files.shared_budget, set_up.num_workers, set_up.budget_bytes)
+    shared_budget = SharedBudget.open(files.shared_budget, config.num_workers, config.budget_bytes)
     channel = _Channel(
-        connection, set_up.worker, set_up.num_workers, shared_budget, set_up.budget_bytes
+        connection, config.worker, config.num_workers, shared_budget, config.budget_bytes
     )
-    forked = _ForkWatch()
+    fork_detector = _ForkDetector()
     try:
-        _settle_in(set_up)
+        _apply_config(config)
 
         def mark(element: int) -> None:
-            if forked.is_child:
-                forked.leave_if_child(None)  # it was to make one element, not those after it
-            shared_budget.set_progress(set_up.worker, element + 1)
+            if fork_detector.is_child:
+                # The child finishes the element it was forked in, and computes no others.
+                fork_detector.exit_if_child(None)
+            shared_budget.set_progress(config.worker, element + 1)
 
-        place = WorkerContext(
-            set_up.worker, set_up.num_workers, channel.arena, mark, files.shared_index
+        context = WorkerContext(
+            config.worker, config.num_workers, channel.arena, mark, files.shared_index
         )
-        runner = _job(files.job, set_up).open(place)
+        runner = _loaded_job(files.job, config).open(context)
     except BaseException as failure:
-        forked.leave_if_child(failure)
-        channel.broken(failure)
+        fork_detector.exit_if_child(failure)
+        channel.send_open_failure(failure)
         return
     while True:
         finish, task = channel.next_task(runner.look)
 
-        def leave_or_finish(outcome: Outcome, finish: Callable[[Outcome], None] = finish) -> None:
-            forked.leave_if_child(outcome.failure)
+        def finish_unless_child(
+            outcome: Outcome, finish: Callable[[Outcome], None] = finish
+        ) -> None:
+            fork_detector.exit_if_child(outcome.failure)
             finish(outcome)
 
         try:
-            runner.start(task, leave_or_finish)
+            runner.start(task, finish_unless_child)
         except BaseException as failure:
-            leave_or_finish(Outcome([], failure, None))
+            finish_unless_child(Outcome([], failure, None))
 
 
-def _job(job_file: int, set_up: SetUp) -> Job:
-    """The job, over memory that all workers share until one of them writes to it."""
-    length, places = set_up.job
+def _loaded_job(job_file: int, config: WorkerConfig) -> Job:
+    """The unpickled job; its buffers are copy-on-write memory that all workers share."""
+    length, buffer_ranges = config.job
     access = mmap.PROT_READ | mmap.PROT_WRITE
-    whole = mmap.mmap(job_file, 0, flags=mmap.MAP_PRIVATE, prot=access)
+    mapping = mmap.mmap(job_file, 0, flags=mmap.MAP_PRIVATE, prot=access)
     os.close(job_file)
-    view = memoryview(whole)
-    buffers = [view[offset : offset + size] for offset, size in places]
+    view = memoryview(mapping)
+    buffers = [view[offset : offset + size] for offset, size in buffer_ranges]
     job: Job = pickle.loads(view[:length], buffers=buffers)
     return job
 
 
-def _settle_in(set_up: SetUp) -> None:
-    sys.path[:] = set_up.path
-    messages.expect_classes(set_up.main_classes)
-    if set_up.environment != dict(os.environ):
+def _apply_config(config: WorkerConfig) -> None:
+    sys.path[:] = config.path
+    messages.set_receiver_classes(config.main_classes)
+    if config.environment != dict(os.environ):
         os.environ.clear()
-        os.environ.update(set_up.environment)
+        os.environ.update(config.environment)
     with contextlib.suppress(OSError):
-        os.chdir(set_up.directory)
-    if "numpy.random" in sys.modules:  # forked with every worker, but not to be the same in all
+        os.chdir(config.directory)
+    if "numpy.random" in sys.modules:  # all workers were forked with the same global generator
         np.random.seed()  # noqa: NPY002
     with contextlib.suppress(Exception):
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     handler = logging.StreamHandler()
     handler.setFormatter(
-        logging.Formatter(f"worker {set_up.worker}: %(levelname)s:%(name)s:%(message)s")
+        logging.Formatter(f"worker {config.worker}: %(levelname)s:%(name)s:%(message)s")
     )
-    logging.basicConfig(handlers=[handler], level=set_up.log_level, force=True)
+    logging.basicConfig(handlers=[handler], level=config.log_level, force=True)
 
 
-class _ForkWatch:
-    """Knows the worker from a child that a user's function forked off it."""
+class _ForkDetector:
+    """Distinguishes the worker from a child process that a user's function forked."""
 
     def __init__(self) -> None:
         self.is_child = False
-        os.register_at_fork(after_in_child=self._note_fork)
+        os.register_at_fork(after_in_child=self._record_fork)
 
-    def _note_fork(self) -> None:
+    def _record_fork(self) -> None:
         self.is_child = True
 
-    def leave_if_child(self, failure: BaseException | None) -> None:
-        """Ends a child that came back from the user's function, without a word to the parent."""
+    def exit_if_child(self, failure: BaseException | None) -> None:
+        """Exits, if this is a forked child whose user function returned; sends nothing."""
         if self.is_child:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):
