@@ -1,4 +1,4 @@
-"""Reading ArrayRecord files from Python: right files, damaged ones, and faults really caused."""
+"""Reading ArrayRecord files from Python: valid files, damaged ones, and provoked I/O errors."""
 
 import contextlib
 import hashlib
@@ -21,7 +21,7 @@ from grainmill.sources import ArrayRecordDataSource
 
 DATA = Path(__file__).parent / "data" / "array_record"
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "array_record"
-# The whole corpus where it is present, else the part of it that the repository carries.
+# The whole corpus if it is present, else the subset in the repository.
 CORPUS = SHARED if SHARED.is_dir() else DATA
 
 
@@ -48,7 +48,7 @@ def all_of(files):
 
 
 def run_python(code, *args):
-    """Runs `code` in a fresh process; its last line of output, or what it wrote of its failure."""
+    """Runs `code` in a new process; returns its last line of output, or its error output."""
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *map(str, args)],
         capture_output=True,
@@ -127,7 +127,7 @@ def test_sub_ranges_of_files_form_one_sequence():
 
 @pytest.fixture
 def many_blocks(tmp_path):
-    """A copy of a file of many blocks, to be damaged."""
+    """A copy of a file with many blocks, for damaging."""
     return Path(shutil.copy(CORPUS / "chunk_many_blocks_g8.array_record", tmp_path))
 
 
@@ -150,7 +150,7 @@ def test_file_overwritten_while_open_is_an_error(many_blocks):
 
 @pytest.fixture
 def crowd(tmp_path):
-    """More files than are held open at a time."""
+    """More files than are kept open at a time."""
     first = shutil.copy(CORPUS / "count_1_default.array_record", tmp_path / "0")
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     paths = [first, *(tmp_path / f"{number}" for number in range(1, limit // 2 + 50))]
@@ -173,7 +173,7 @@ def test_file_replaced_while_closed_is_an_error(many_blocks, tmp_path, crowd):
 
 
 def replaced_while_closed(path, replacement, crowd):
-    """Files that read `path`, which is another file of the same length and time since then."""
+    """Files over `path`, since replaced by another file of equal length and modification time."""
     files = record_files(path)
     files.read_one(0)
     stat = path.stat()
@@ -229,7 +229,7 @@ def test_indices_of_files_stay_within_their_budget(tmp_path):
 
 
 def test_chunks_kept_for_many_sources_stay_within_one_budget(tmp_path):
-    """A mixture of as many sources as there are files has one bound, and none once it is gone."""
+    """A mixture with one source per file has one limit, and keeps nothing once it is dropped."""
     paths = []
     for number in range(40):
         paths.append(tmp_path / f"file-{number}")
@@ -317,7 +317,7 @@ def test_index_takes_four_bytes_a_chunk_and_none_before_the_first_record(tmp_pat
     )
     count, opened, peak_opened, peak = map(int, printed.split())
     assert count == num_records
-    # Opening takes a window and a byte a chunk for a moment; then four bytes a chunk are kept.
+    # Opening temporarily needs a window and a byte per chunk; then four bytes per chunk stay.
     assert max(opened, peak_opened) * 1024 < 3.5 * num_records
     assert peak * 1024 < 10 * num_records
 
@@ -368,7 +368,7 @@ def test_file_without_permission_is_refused(tmp_path):
     path = Path(shutil.copy(CORPUS / "count_10_default.array_record", tmp_path))
     path.chmod(0)
     directory = tmp_path
-    while directory != directory.parent:  # so that the other user gets as far as the file
+    while directory != directory.parent:  # so that the other user can reach the file
         with contextlib.suppress(PermissionError):
             directory.chmod(directory.stat().st_mode | 0o055)
         directory = directory.parent
@@ -377,7 +377,7 @@ def test_file_without_permission_is_refused(tmp_path):
         import os, sys
         from grainmill import _native
         if os.geteuid() == 0:
-            os.seteuid(65534)  # checks of permission do not apply to root
+            os.seteuid(65534)  # permission checks do not apply to root
         try:
             _native.RecordFiles([(sys.argv[1], 0, None)])
         except PermissionError as error:

@@ -1,4 +1,4 @@
-"""The record writer as a user of Python meets it, faults included."""
+"""The record writer from Python, including I/O errors."""
 
 import contextlib
 import hashlib

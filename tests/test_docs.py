@@ -1,4 +1,4 @@
-"""Every public name is documented, and the examples in docstrings show what happens."""
+"""Every public name is documented, and the examples in docstrings are correct."""
 
 import ast
 import dataclasses
@@ -19,10 +19,10 @@ pytestmark = pytest.mark.better_than_grain("these are our docs")
 PACKAGE = pathlib.Path(inspect.getfile(grain)).parent
 MODULES = public_docs.modules()
 PUBLIC = {public.name: public for public in public_docs.documented(MODULES)}
-# What the examples may use; everything else they import.
+# Names that examples may use without importing them.
 NAMES = {"grain": grain, "np": np}
 
-# What may lack one thing that the others must have, and why.
+# Exceptions from the rules, and why.
 NOT_RAISED = {
     ("MapDataset.to_iter_dataset", "ValueError"): "it makes options of defaults, which are valid",
 }
@@ -65,7 +65,7 @@ EXCEPTED = {name for names in WITHOUT_EXAMPLE.values() for name in names}
 
 
 def lacking(public):
-    """What `public_docs.missing` says, except for what is listed above."""
+    """The result of `public_docs.missing`, without the exceptions listed above."""
     lacks = public_docs.missing(public)
     not_raised = [f"`{error}`" for name, error in NOT_RAISED if name == public.name]
     return [lack for lack in lacks if not any(lack.endswith(error) for error in not_raised)]
@@ -143,7 +143,7 @@ def test_example_shows_what_happens(example, tmp_path, monkeypatch):
 
 
 def test_docstrings_are_literals():
-    """`help`, type checkers and editors read what is written; nothing computes it."""
+    """`help`, type checkers and editors read the literal; no code may compute it."""
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             targets = getattr(node, "targets", [getattr(node, "target", None)])
@@ -214,7 +214,7 @@ def _made(kind, number):
 
 @dataclasses.dataclass
 class Options:
-    """Options with a field that nobody described.
+    """Options with an undocumented field.
 
     Attributes:
         size: In bytes.
@@ -297,7 +297,7 @@ def test_what_a_docstring_lacks_is_found(public):
 
 
 def test_new_name_is_found(monkeypatch):
-    """A class added to a public module is looked at, with its methods, whatever its base."""
+    """A class added to a public module is checked, with its methods, whatever its base."""
 
     class Derived(grain.MapDataset):
         def doubled(self, factor: int) -> int:

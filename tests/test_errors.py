@@ -1,4 +1,4 @@
-"""What goes wrong is said where it happens: texts, positions, thresholds, tracebacks."""
+"""Errors are raised where they happen: texts, positions, thresholds, tracebacks."""
 
 import logging
 import re
@@ -312,7 +312,7 @@ def test_message_contains_what_programs_match(action, error, text):
 
 
 def _message(action):
-    with pytest.raises(Exception) as info:  # noqa: PT011 - the text is what is looked at
+    with pytest.raises(Exception) as info:  # noqa: PT011 - the text is checked
         action()
     return "\n".join([str(info.value), *getattr(info.value, "__notes__", [])])
 
@@ -514,7 +514,7 @@ def test_warning_can_be_turned_off(caplog):
 
 
 class BrokenError(Exception):
-    """What the user's function raises."""
+    """The exception of the user's function."""
 
 
 def fail_at(place):
@@ -567,7 +567,7 @@ def test_exception_is_never_taken_for_the_end(name):
     for _ in range(3):
         with pytest.raises(BrokenError):
             next(iterator)
-    # Nothing was passed over: the state is that of the element that fails.
+    # Nothing was skipped: the state refers to the element that fails.
     assert iterator.get_state() == state
     iterator.close()
 
@@ -586,7 +586,7 @@ def test_element_that_fails_once_is_delivered_later(name):
     assert [next(iterator) for _ in range(4)] == [0, 1, 2, 3]
     with pytest.raises(BrokenError):
         next(iterator)
-    # No element is lost, whether the exception is kept for the place or the element tried again.
+    # No element is lost, whether the exception is cached or the element computed again.
     state = iterator.get_state()
     iterator.set_state(state)
     assert [next(iterator) for _ in range(4)] == [4, 5, 6, 7]
@@ -779,7 +779,7 @@ def test_mix_names_the_part_that_failed():
 
 
 def test_misuse_fails_when_the_plan_is_built():
-    """Nothing needs to be read to find out that arguments are wrong."""
+    """Wrong arguments are detected without reading anything."""
 
     class Untouched:
         def __len__(self):
@@ -831,7 +831,7 @@ def test_records_before_a_damaged_one_are_delivered(tmp_path, threads, mapped):
     it = iter(ds.to_iter_dataset(grain.ReadOptions(threads, 500 if threads else 100)))
     for mark in expected[:233]:
         assert next(it) == mark
-    for _ in range(2):  # the end is not pretended
+    for _ in range(2):  # it does not raise StopIteration instead
         with pytest.raises(grain.GrainmillError, match=r"damaged\.array_record.*233"):
             next(it)
         assert it.get_state() == {"next_index": 233}
@@ -841,7 +841,7 @@ def test_records_before_a_damaged_one_are_delivered(tmp_path, threads, mapped):
 
 @pytest.mark.parametrize("raised", [SystemExit, GeneratorExit, KeyboardInterrupt, StopIteration])
 def test_what_a_function_raises_to_leave_arrives_in_order(raised):
-    """A thread that ends with its function would leave the consumer waiting for ever."""
+    """If its thread ended with the function, the consumer would wait forever."""
 
     def leave_at_seven(number):
         if number == 7:

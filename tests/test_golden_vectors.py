@@ -1,9 +1,9 @@
-"""Orders, elements, states and errors that Grain gave.
+"""Orders, elements, states and errors recorded from Grain.
 
-They stand in `../shared/data/grain_vectors`, and a small part of them in `golden/`.
+They are in `../shared/data/grain_vectors`, and a small subset in `golden/`.
 
-A change in what passes here breaks users' checkpoints. Every case of every file is either run, or
-stands in `NOT_YET` with the reason.
+A change to what passes here breaks users' checkpoints. Every case of every file is either run or
+listed in `NOT_YET` with the reason.
 """
 
 import collections
@@ -31,7 +31,7 @@ NO_PERMUTATION = "Grain's `index_shuffle` is no permutation at sizes 4^k + 1; ou
 PAST_THE_EPOCH = "Grain's last window takes elements of the next epoch; ours stays inside the epoch"
 FLOAT_LENGTH = "Grain's length of an endless batch goes through floats; ours is exact"
 
-# {file: {case id: (reason, what ours must do instead)}}: where ours differs from Grain, on purpose.
+# {file: {case id: (reason, check of ours)}}: cases where ours deliberately differs from Grain.
 BETTER = {
     "index_shuffle": {
         "all-65537-0": (NO_PERMUTATION, "permutation"),
@@ -43,7 +43,7 @@ BETTER = {
     "window_shuffle": {"map-ragged": (PAST_THE_EPOCH, "windows_stay_in_epoch")},
 }
 
-# What Grain 0.2.18 itself does not do as the vectors (made with a later Grain) say.
+# Where Grain 0.2.18 differs from the vectors, which were recorded from a later Grain.
 GRAIN_FAILS = {
     ("reindex", "list"): "newer than 0.2.18",
     ("reindex", "shuffled-parent"): "newer than 0.2.18",
@@ -88,7 +88,7 @@ def _mark(key):
 
 
 def digest(values):
-    """A short stand-in for a long list of ints."""
+    """A hash in place of a long list of ints."""
     values = [int(v) for v in values]
     joined = ",".join(map(str, values)).encode()
     return {
@@ -221,7 +221,7 @@ def _provoke(case):
 def run_error(case):
     try:
         _provoke(case)
-    except Exception as error:  # any type may be what Grain raises
+    except Exception as error:  # Grain may raise any type
         return {"type": type(error).__name__, "bases": [c.__name__ for c in type(error).__mro__]}
     return {"type": None, "bases": []}
 
@@ -247,7 +247,7 @@ def test_case_equals_grain(file, case_id):
     if case["kind"] == "error":
         assert case["expect"]["type"] in found["bases"] or case["expect"] == {"type": found["type"]}
         return
-    # Through JSON, since that is how the expected values were written down.
+    # Through JSON, like the expected values.
     assert json.loads(json.dumps(found)) == case["expect"]
 
 
@@ -262,7 +262,7 @@ def test_states_restore(file, case_id, through_json):
     written_by_us = run_checkpoint(case)["states"]
     for key, state in case["expect"]["states"].items():
         start = len(elements) if key == "end" else int(key)
-        # Ours as it is, or as JSON gives it back; Grain's as it was written down.
+        # Our state, directly or through JSON; or Grain's recorded state.
         restored = state if through_json else written_by_us[key]
         iterator = iter(build(grain, case["ops"]))
         iterator.set_state(copy.deepcopy(restored) if IS_GRAIN else restored)
@@ -303,7 +303,7 @@ def _other_sizes_equal(case):
     for (_, max_index, seed, rounds), ours, theirs in zip(
         case["points"], found, case["expect"], strict=True
     ):
-        # Sizes up to 16 bits are walked in a block of 16 bits and always were a permutation.
+        # Sizes up to 16 bits use a block of 16 bits, which always gives a permutation.
         if _is_power_of_4(max_index) and max_index >= 4**8:
             assert 0 <= ours <= max_index
             by_size[max_index, seed, rounds].add(ours)
@@ -327,7 +327,7 @@ def _windows_stay_in_epoch(case):
         for start in range(0, n, window):
             end = min(start + window, n)
             assert sorted(found[start:end]) == list(range(start, end))
-    # Full windows of the first epoch are as Grain has them.
+    # Full windows of the first epoch equal Grain's.
     full = math.floor(n / window) * window
     assert [encode(dataset[i]) for i in range(full)] == case["expect"]["items"][:full]
 

@@ -1,4 +1,4 @@
-"""Which part may use which, and who starts threads: read from the sources."""
+"""Rules for imports between layers, and for starting threads, checked in the sources."""
 
 import ast
 import graphlib
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 CORE = ROOT / "rust/core/src"
 FACE = ROOT / "python/grainmill"
 
-# Each uses only itself and what stands before it; `batch` and `pack` do not know each other.
+# Each uses only itself and earlier ones; `batch` and `pack` do not use each other.
 CORE_LAYERS = [
     {"bytes", "error"},
     {"platform", "process", "write_prefetcher"},
@@ -31,18 +31,18 @@ FACE_LAYERS = [
     {"_loader"},
 ]
 
-# References upward that are agreed on: (file, layer) -> why.
+# Accepted upward references: (file, layer) -> why.
 CORE_EXCEPTIONS: dict[tuple[str, str], str] = {}
 
-# Python files that import inside a function: file -> what, and why it cannot stand on top.
+# Python files that import inside a function: file -> modules, and why not at the top.
 LATE_IMPORTS = {
     # JAX is optional and takes a second to import.
     "experimental.py": {"grainmill.jax"},
     "sharding.py": {"grainmill.jax"},
 }
 # Files that start threads. The engine's are `pipeline`'s, and one that waits for the parent's end
-# where the system has no signal for it; Python's are those that run user functions ahead of their
-# use, which `_threads` starts and ends, but for one.
+# if the system has no signal for it; Python's are those that run user functions, which `_threads`
+# starts and stops, except for one.
 CORE_THREADS = {"platform/portable.rs"}
 FACE_THREADS = {
     "_threads.py",
@@ -61,7 +61,7 @@ def rank_of(layer: str, layers: list[set[str]]) -> int | None:
 
 
 def upward(user: str, used: str, layers: list[set[str]]) -> bool:
-    """Whether `user` names a layer that is not below it."""
+    """Whether `user` refers to a layer that is not below it."""
     user_rank, used_rank = rank_of(user, layers), rank_of(used, layers)
     return (
         used != user
@@ -75,7 +75,7 @@ def upward(user: str, used: str, layers: list[set[str]]) -> bool:
 
 
 def crate_layers_named_in(path: Path, source: str) -> set[str]:
-    """The modules at the crate's root that a Rust file names, by `crate::` or enough `super::`."""
+    """The modules at the crate's root that a Rust file refers to by `crate::` or `super::`."""
     code = re.sub(r"//[^\n]*", "", source)
     parts = path.relative_to(CORE).with_suffix("").parts
     depth = len(parts) - (parts[-1] in {"mod", "lib"})
@@ -93,7 +93,7 @@ def crate_layers_named_in(path: Path, source: str) -> set[str]:
 
 
 def core_references() -> list[tuple[str, str, str]]:
-    """(file, its layer, a layer it names) of every file below a layer of the core."""
+    """(file, its layer, a layer it refers to) of every file in a layer of the core."""
     found = []
     for path in sorted(CORE.rglob("*.rs")):
         name = str(path.relative_to(CORE))
@@ -130,14 +130,14 @@ def test_order_has_no_clock_no_file_and_no_thread():
         assert not banned.search(re.sub(r"//[^\n]*", "", path.read_text("utf-8"))), path
 
 
-# Directories of the core whose files use each other in one direction only.
+# Directories of the core whose files have no cyclic references.
 ONE_WAY = ["batch", "pack", "pipeline"]
 
 
 @pytest.mark.parametrize("layer", ONE_WAY)
 def test_files_of_a_layer_use_each_other_in_one_direction(layer):
     files = {path.stem: path.read_text("utf-8") for path in (CORE / layer).glob("*.rs")}
-    del files["mod"]  # the list of what the layer offers
+    del files["mod"]  # the list of the layer's exports
     uses = {}
     for name, source in files.items():
         code = re.sub(r"(?m)//[^\n]*", "", source.partition("#[cfg(test)]\nmod tests")[0])
@@ -162,7 +162,7 @@ def test_only_the_platform_module_names_what_one_system_has():
             continue
         code = re.sub(r"//[^\n]*", "", path.read_text("utf-8").partition("mod tests")[0])
         assert not one_system.search(code), name
-        if not name.startswith("records/"):  # which reads files by calls that every unix has
+        if not name.startswith("records/"):  # which reads files with calls that every Unix has
             assert not any_system.search(code), name
 
 
@@ -179,11 +179,11 @@ def test_references_are_found(file, source, named):
     assert crate_layers_named_in(CORE / file, source) == named
 
 
-# --- the face ---------------------------------------------------------------------------------
+# --- the Python package -----------------------------------------------------------------------
 
 
 def imports_of(tree: ast.Module) -> list[tuple[str, bool]]:
-    """(module, whether the import stands inside a function) of every import."""
+    """(module, whether the import is inside a function) of every import."""
     found: list[tuple[str, bool]] = []
 
     def visit(node: ast.AST, *, late: bool) -> None:
@@ -191,7 +191,7 @@ def imports_of(tree: ast.Module) -> list[tuple[str, bool]]:
             found.extend((alias.name, late) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            if node.module != "grainmill":  # From there, each name is a module of its own.
+            if node.module != "grainmill":  # Each name imported from there is a module.
                 found.append((node.module or "", late))
             found.extend((f"{node.module}.{alias.name}", late) for alias in node.names)
         for child in ast.iter_child_nodes(node):
@@ -262,11 +262,11 @@ def test_plan_nodes_know_no_thread():
             }
 
 
-# --- circles ----------------------------------------------------------------------------------
+# --- cycles -----------------------------------------------------------------------------------
 
 
 def siblings_in_core(folder: str) -> dict[str, set[str]]:
-    """For each file of a layer of the core, the files beside it that it names."""
+    """For each file of a layer of the core, the files of that layer that it refers to."""
     used = {}
     for path in (CORE / folder).glob("*.rs"):
         if path.stem != "mod":
@@ -281,7 +281,7 @@ def siblings_in_core(folder: str) -> dict[str, set[str]]:
 
 
 def siblings_in_face(folder: str) -> dict[str, set[str]]:
-    """For each file of a layer of the face, the files beside it that it imports, for types too."""
+    """For each file of a Python layer, the files of it that it imports, also for types only."""
     prefix = f"grainmill.{folder}."
     return {
         path.stem: {
@@ -303,7 +303,7 @@ def test_files_that_arrange_and_evaluate_have_no_circle(used):
 
 
 def starters(root: Path, suffix: str) -> set[str]:
-    """The files below `root` that start threads, in code that is no unit test."""
+    """The files below `root` that start threads, except in unit tests."""
     not_run = {"rs": r"//[^\n]*|#\[cfg\(test\)\].*", "py": r"#[^\n]*"}[suffix]
     flags = re.DOTALL if suffix == "rs" else 0
     return {

@@ -1,4 +1,4 @@
-"""An exception says where it happened: which element of which stage, and from which record."""
+"""Notes on exceptions name the element, its stage and its record."""
 
 import dataclasses
 import inspect
@@ -17,11 +17,11 @@ BAD = 61
 
 
 class BrokenError(Exception):
-    """What the functions below raise."""
+    """The exception of the functions below."""
 
 
 def here():
-    """The caller's file and line, as notes have them."""
+    """The caller's file and line, in the format of notes."""
     frame = inspect.currentframe().f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
@@ -53,14 +53,14 @@ def files(tmp_path_factory):
 
 
 def raised(consume):
-    """What `consume()` raises, and its notes."""
-    with pytest.raises(Exception) as info:  # noqa: PT011 - what it is, each test looks at
+    """The exception of `consume()`, and its notes."""
+    with pytest.raises(Exception) as info:  # noqa: PT011 - each test checks it
         consume()
     return info.value, list(getattr(info.value, "__notes__", ()))
 
 
 def lines_of(consume):
-    """The lines of what is said of the place, without what a worker adds."""
+    """The lines of the notes on the element, without the note of a worker."""
     failure, notes = raised(consume)
     assert type(failure) is BrokenError
     assert failure.args == ("no good",)
@@ -230,7 +230,7 @@ def test_rows_that_are_copied_in_the_engine_have_notes_too(files):
     batches, batch_line = ds.to_iter_dataset(INLINE).batch(32), here()
     iterator = iter(batches)
     next(iterator)
-    for _ in range(3):  # the same failure once more
+    for _ in range(3):  # the same exception again
         text, record, which = lines_of(lambda: next(iterator))
         assert text == f"while computing element 61 of `{ds}` at {line}"
         assert record == f"from record 11 of {files[1]}"
@@ -266,7 +266,7 @@ def odd_numbers():
 
 
 def source_text():
-    """How the source of `numbers()` is called."""
+    """How notes refer to the source of `numbers()`."""
     line = numbers.__code__.co_firstlineno + 1
     return f"`RangeMapDataset(start=0, stop=100, step=1)` at {__file__}:{line}"
 
@@ -468,7 +468,7 @@ def test_worker_counts_as_the_consumer(bad):
         _, notes, note = in_worker(lambda way=way: WAYS[way](MapDataset.range(100).map(fails)))
         assert f"at element {bad}:" in note
         assert "Traceback" in note
-        assert "while computing" not in note  # that is a note by itself
+        assert "while computing" not in note  # that is another note
         assert sum("while computing" in note for note in notes) == 1
 
 

@@ -1,4 +1,4 @@
-"""What each of several workers gets: together every element once, in the order of one."""
+"""Workers' shares of a plan: together they have every element once, in the original order."""
 
 import threading
 
@@ -13,7 +13,7 @@ MapDataset, IterDataset = grain.MapDataset, grain.IterDataset
 
 
 def shared(dataset, num_workers, *, sequential_slice=False):
-    """The elements of `dataset` made by several workers, as plain values."""
+    """The elements of `dataset` computed by several workers, as plain values."""
     workers = experimental.multithread_prefetch(
         dataset, num_workers, 1, sequential_slice=sequential_slice
     )
@@ -25,7 +25,7 @@ def shared(dataset, num_workers, *, sequential_slice=False):
 
 # --- every n-th element --------------------------------------------------------------------------
 
-# A sequential stage: how it is appended, and what it makes of a list.
+# A sequential stage: how it is appended, and its result for a list.
 STAGES = {
     "map": (lambda ds: ds.map(add_one), lambda xs: [x + 1 for x in xs]),
     "filter": (
@@ -149,7 +149,7 @@ def test_users_map_dataset_is_sliced_after_it_and_before_it():
     assert shared(dataset, 3, sequential_slice=True) == [1000, 1003, 1005, 1001, 1004, 1006, 1002]
 
 
-# --- runs of consecutive elements --------------------------------------------------------------
+# --- ranges of consecutive elements ------------------------------------------------------------
 
 
 @settings(deadline=None)
@@ -167,7 +167,7 @@ def _parts(*lengths):
     return [MapDataset.range(100 * k, 100 * k + n) for k, n in enumerate(lengths)]
 
 
-# Pipelines in which nothing but their own choice leaves elements out.
+# Pipelines in which no stage except slices and selections drops elements.
 WHOLE = {
     "range_with_step": lambda: MapDataset.range(40, 3, -4),
     "source": lambda: MapDataset.source([5, 3, 8, 1, 9, 2]),
@@ -328,7 +328,7 @@ def test_a_worker_works_ahead_as_far_as_its_buffer():
     iterator = iter(experimental.multithread_prefetch(dataset, 2, 3))
     for k in range(20):
         next(iterator)
-        # What was handed out, and for each worker its buffer and what is in the making.
+        # Delivered elements, and for each worker its buffer and the element in progress.
         assert len(made) <= k + 1 + 2 * (3 + 1)
     iterator.close()
 

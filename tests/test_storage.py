@@ -1,4 +1,4 @@
-"""Records in memory are read where they are needed, slow ones ahead of that."""
+"""Records in the page cache are read when needed; those on slow storage are prefetched."""
 
 import threading
 
@@ -12,7 +12,7 @@ from grainmill.sources import ArrayRecordDataSource
 
 
 class Files:
-    """Stands in for the engine's files, which know whether storage is far."""
+    """A fake of the engine's files, which report whether storage is slow."""
 
     mean_byte_len = 1000.0
 

@@ -1,4 +1,4 @@
-"""Types: programs that type checkers accept, whose claims are compared with what they compute."""
+"""Programs that type checkers accept, and whose declared types match their values at run time."""
 
 import importlib
 import itertools
@@ -53,7 +53,7 @@ def test_claims_hold_when_programs_run(program, tmp_path, monkeypatch):
 
 
 def holds(value, claim):
-    """Whether `value`, with all that is in it, is of the type `claim`."""
+    """Whether `value`, with its contents, has the type `claim`."""
     if claim is typing.Any:
         return True
     if isinstance(claim, types.UnionType) or typing.get_origin(claim) is typing.Union:
@@ -67,7 +67,7 @@ def holds(value, claim):
 
 
 def parts(value, of):
-    """Each part of `value`, at least of its start, and the type it must have."""
+    """Items of `value`, or its first ones, each with its declared type."""
     match value:
         case np.ndarray():
             (scalar,) = typing.get_args(of[1])

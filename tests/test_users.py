@@ -1,4 +1,4 @@
-"""What real programs rely on: names, keywords, threads, their own datasets, writable batches."""
+"""Behaviour that real programs rely on: names, keywords, threads, own datasets, batches."""
 
 import copy
 import importlib
@@ -243,7 +243,7 @@ def test_read_ahead_is_bounded():
     iterator = iter(dataset.to_iter_dataset(options))
     for k in range(50):
         next(iterator)
-        # The element handed out, those ahead, and one in each thread's hands.
+        # The delivered element, the prefetched ones, and one in progress in each thread.
         assert len(seen) <= k + 1 + 10 + 4
     iterator.close()
 

@@ -13,13 +13,13 @@ import readme
 DESCRIBES_ITSELF = """
 import sys, sysconfig
 assert sys.implementation.name == "cpython" and sys.version_info >= (3, 11)
-assert not sysconfig.get_config_var("Py_GIL_DISABLED")  # abi3 wheels are not for these
+assert not sysconfig.get_config_var("Py_GIL_DISABLED")  # these cannot load abi3 wheels
 print(sys.base_prefix, sys.version.split()[0])
 """
 
 
 def interpreters() -> dict[str, str]:
-    """Version and place of each CPython from 3.11 on -> a command that starts it."""
+    """Version and path of each CPython from 3.11 on -> a command that starts it."""
     folders = [Path(folder) for folder in os.get_exec_path()]
     folders += Path.home().glob(".pyenv/versions/3.*/bin")
     names = ["python3", "python3.[1-9][0-9]"]
@@ -56,7 +56,7 @@ def wheel(tmp_path_factory):
 INTERPRETERS = interpreters()
 
 
-@pytest.mark.timeout(1500)  # The build is counted too, where it has not been done before.
+@pytest.mark.timeout(1500)  # Includes the build, unless it is cached.
 @pytest.mark.parametrize("version", sorted(INTERPRETERS))
 def test_readme_pipeline_runs_from_the_wheel(version, wheel, tmp_path):
     run(INTERPRETERS[version], "-m", "venv", "--without-pip", tmp_path / "env")

@@ -43,7 +43,7 @@ def written(path, options, records):
 
 
 def outcome(act, *args):
-    """What `act` gives, or the kind and text of what it raises."""
+    """The result of `act`, or the type and text of its exception."""
     try:
         return act(*args)
     except (IndexError, RuntimeError, ValueError) as error:
@@ -82,7 +82,7 @@ def test_random_calls_give_what_array_record_gives(tmp_path, seed):
         )
         ours, expected = outcome(act, pair[0]), outcome(act, pair[1])
         if isinstance(expected, tuple) and expected[0] == "RuntimeError":
-            # Where both indices are wrong, either may be named.
+            # If both indices are invalid, the error may name either.
             assert ours[0] == "RuntimeError"
             assert "out of bound" in ours[1]
         else:

@@ -1,4 +1,4 @@
-"""Packing beside the real Grain: the same rows and states for random options."""
+"""Packing compared with the real Grain: equal rows and states for random options."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Random pipelines give what Grain 0.2.18 gives: elements, lengths, states, and errors by type.
+"""Random pipelines equal those of Grain 0.2.18: elements, lengths, states, and types of errors.
 
-Every pipeline comes from one seed, so a failure names the seed and the operations that reproduce
-it. Where Grain is known to be wrong the generator stays away, and says so.
+Every pipeline is generated from one seed, so a failure reports the seed and the operations that
+reproduce it. The generator avoids known defects of Grain; comments name them.
 """
 
 import json
@@ -24,7 +24,7 @@ READ = {"num_threads": 0, "prefetch_buffer_size": 0}
 
 
 class Maker:
-    """Draws one pipeline as operations; `kind` is what its elements are now."""
+    """Draws one pipeline as operations; `kind` is the current kind of its elements."""
 
     def __init__(self, seed):
         self.rng = random.Random(seed)
@@ -38,7 +38,7 @@ class Maker:
         self.restores_end = True
         self.compared = lambda state: state
 
-    # Parts ---------------------------------------------------------------------------------------
+    # Stages --------------------------------------------------------------------------------------
 
     def source(self):
         pick = self.rng.randrange(6)
@@ -85,7 +85,7 @@ class Maker:
                 {"reseed_each_epoch": choose([True, False])},
             ],
         }
-        # The sizes drawn here are far below 4^8 + 1, where Grain's shuffle is no permutation.
+        # The sizes drawn here are far below 4^8 + 1, where Grain's shuffle is not a permutation.
         options["shuffle"] = lambda: (
             ["shuffle"] if self.has_seed else ["shuffle", self.rng.randrange(2**32)]
         )
@@ -105,7 +105,7 @@ class Maker:
                 options["flat_map"] = lambda: ["flat_map", choose(["FanOut", "FanTwo"])]
             if self.length % 4 == 0 and self.length:
                 # A window that does not divide the length takes elements of the next epoch in
-                # Grain: one epoch is no permutation there, and ours differs.
+                # Grain: an epoch is not a permutation there, and ours differs.
                 options["window_shuffle"] = lambda: [
                     "window_shuffle",
                     choose([1, 2, 4]),
@@ -160,7 +160,7 @@ class Maker:
             "window_shuffle": lambda: ["window_shuffle", choose([1, 2, 3, 5, 100]), seed],
             "thread_prefetch": lambda: ["thread_prefetch", choose([0, 1, 3])],
             "repeat": lambda: ["iter_repeat", choose([1, 2])],
-            # One cache at most: the states of two in a row differ in what the first says of itself.
+            # At most one cache: if there are two in a row, the first one's states differ.
             **({} if ["cache"] in self.ops else {"cache_repeat": lambda: ["iter_repeat", 2]}),
             "map_with_index": lambda: ["map_with_index", "pair"],
             "options": lambda: ["options", {"filter_warn_threshold_ratio": None}],
@@ -231,14 +231,14 @@ class Maker:
             self.kind = "packed"
         elif name == "batch":
             self.kind = "batch" if self.kind == "int" else self.kind + "_batch"
-        # Grain's concat-then-split loses its place in JSON (its empty remainder is a tuple), and
+        # Grain's concat-then-split loses its position in JSON (its empty remainder is a tuple), and
         # its interleave keeps and changes the state it is given; a flat map's end state leaves the
         # old buffer in a used iterator, so a new one is restored here. States, and elements after
         # restoring in ours, are still compared.
         if name in ("interleave", "concat_split"):
             self.restores = False
-        # States say the same in other words where elements were dropped (ours may point past them
-        # already), where a cache holds on to a state of its parent, and where a window starts
+        # Equivalent states differ in form after dropped elements (ours may be past them
+        # already), if a cache contains a state of its parent, and if a window starts
         # between two elements of a concat-then-split (k rows of one, or none of the next).
         shown = json.dumps(self.ops)
         self.loose_states = (
@@ -246,7 +246,7 @@ class Maker:
             or ("concat_split" in shown and "window_sh" in shown)
             or any(f'"{word}"' in shown for word in ("filter", "drop_mult_3", "Even", "flat_map"))
         )
-        # Grain's rebatch restored at its end gives an empty batch more.
+        # Grain's rebatch restored at its end returns another, empty batch.
         if name == "rebatch":
             self.restores_end = False
 
@@ -323,7 +323,7 @@ class Maker:
 
 
 def _outcome(action):
-    """The value of `action()`, or the type of what it raises."""
+    """The result of `action()`, or the type of its exception."""
     try:
         return action(), None
     except Exception as error:
@@ -397,7 +397,7 @@ def _continues(module, ops, state, expected, budget, what):  # noqa: PLR0917
 
 @pytest.fixture(autouse=True)
 def _quiet():
-    """Packing warns through `logging` about wasted space; elements are what is compared here."""
+    """Silences the warnings that packing logs about wasted space."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

@@ -1,6 +1,6 @@
-"""Pipelines shared between threads, and loaders, give what Grain 0.2.18 gives, states included.
+"""Pipelines split among threads, and loaders, equal those of Grain 0.2.18, states included.
 
-Threads stand for processes, which share the slices and the order with them and take Grain seconds
+Threads are used in place of processes, which have the same shares and order but take Grain seconds
 to start.
 """
 
@@ -30,7 +30,7 @@ SEEDS = [
 
 
 def without_ended(state):
-    """A state without those of workers at their end, which say it in other words."""
+    """A state without those of exhausted workers, which differ in form."""
     if isinstance(state, list):
         return [without_ended(part) for part in state]
     if not isinstance(state, dict):
@@ -42,10 +42,10 @@ def without_ended(state):
 
 
 def shared_pipeline(seed):
-    """A pipeline that ends in threads, with or without something after them."""
+    """A pipeline with prefetching threads, with or without stages downstream of them."""
     maker = Maker(seed).by_iteration()
     rng = random.Random(f"workers {seed}")
-    # Three at most: an interleave of fewer datasets than workers fails in Grain.
+    # At most three: in Grain, an interleave of fewer datasets than workers fails.
     maker.ops.append(["multithread_prefetch", rng.randint(1, 3), rng.choice([0, 1, 2])])
     if rng.random() < 0.4:
         maker.ops.append(["map_with_index", "pair"])
@@ -70,7 +70,7 @@ def test_shared_pipelines_equal_grain(seeds):
 
 
 def loader_plan(seed):
-    """What a loader is made of, as values."""
+    """The parameters of a loader, as plain values."""
     rng = random.Random(f"loader {seed}")
     num_records = rng.choice([1, 2, 5, 8, 12, 17])
     # A shard without any record divides by zero in Grain.
@@ -81,7 +81,7 @@ def loader_plan(seed):
         "shuffle": rng.random() < 0.6,
         "num_epochs": rng.choice([1, 2, 3, None]),
         "seed": rng.randrange(2**32),
-        # 0.2.18 drops the remainder in any case.
+        # Grain 0.2.18 always drops the remainder.
         "shard": (rng.randrange(shard_count), shard_count, True),
         "operations": [],
     }
@@ -92,19 +92,19 @@ def loader_plan(seed):
             plan["operations"].append([name, rng.choice([1, 2, 3]), rng.random() < 0.5])
         else:
             plan["operations"].append([name])
-        # Pieces of a flat map have generators here, and none in Grain.
+        # Elements of a flat map get generators here, but not in Grain.
         if name.startswith("Fan"):
             names = ["PlusOne", "Even", "FanTwo", "Batch"]
         kind = "int" if name in ("PlusOne", "Even", "FanOut", "FanTwo") else "pair"
         if name == "Batch":
             break
         if name in ("Even", "FanOut") and plan["num_epochs"] is None:
-            plan["num_epochs"] = 2  # it may drop everything, for ever
+            plan["num_epochs"] = 2  # it may drop every element, endlessly
     return plan
 
 
 def make_loader(g, plan):
-    """The loader of `plan`, made with module `g`."""
+    """The loader of `plan`, built with module `g`."""
     shard = g.sharding.ShardOptions(*plan["shard"])
     n, seed = plan["num_records"], plan["seed"]
     if plan["sequential"]:
@@ -128,7 +128,7 @@ def close_loader(iterator):
 
 
 def run(g, plan, state=None, at_most=MAX_ELEMENTS):
-    """Elements, and the state in front of each and at the end."""
+    """Elements, the state before each, and the state at the end."""
     iterator = iter(make_loader(g, plan))
     if state is not None:
         iterator.set_state(state)
@@ -146,7 +146,7 @@ def compare_loaders(plan, rng):
     elements, states = run(real, plan)
     found, our_states = run(grain, plan)
     assert found == elements
-    # Behind dropped elements, or behind the last piece of one, two states can mean the same.
+    # After dropped elements, or the last element of a flat map, different states are equivalent.
     loose = any(name in ("Even", "FanOut", "FanTwo") for name, *_ in plan["operations"])
     for k, (theirs, ours) in enumerate(zip(states, our_states, strict=True)):
         assert theirs == ours or loose, f"state {k}: {theirs} and {ours}"

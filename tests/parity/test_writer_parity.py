@@ -1,4 +1,4 @@
-"""Files of the record writer, read and written again by array_record itself."""
+"""Files of the record writer, read and rewritten by array_record itself."""
 
 import random
 import struct
@@ -45,7 +45,7 @@ def message(rng, depth=0):
 
 
 def regular(number):
-    """A message as a program would write it: the same fields every time."""
+    """A message as programs usually write it: always with the same fields."""
     inner = b"\x0a" + varint(8) + struct.pack("<d", number / 7)
     return b"\x08" + varint(number) + b"\x12" + varint(len(inner)) + inner + b"\x1a\x03abc"
 
@@ -77,7 +77,7 @@ def write(writer_type, path, options, records):
 def test_array_record_reads_every_kind_of_file(tmp_path, codec, layout):
     records = records_of_all_kinds()
     for group_size in GROUPS:
-        # Padded chunks take 64 KiB each; brotli takes its time to begin each of many buckets.
+        # Padded chunks take 64 KiB each; brotli is slow to start each of many buckets.
         costly = (group_size == 1 and "pad" in layout) or (
             "size:1" in layout and codec == "brotli:6"
         )
@@ -131,7 +131,7 @@ def test_bad_options_are_refused_in_the_same_words(tmp_path, options):
 
 
 def number_records(byte_len):
-    """Records that a codec gains on as much as its settings let it."""
+    """Records whose compressed size depends on the settings of the codec."""
     rng = random.Random(byte_len)
     numbers = [rng.randrange(1000) for _ in range(500_000)]
     data = struct.pack(f"<{len(numbers)}i", *numbers)
