@@ -255,7 +255,7 @@ def _listed(paths: object) -> Sequence[object]:
             f"pathlib.Path or FileInstruction, got {type(paths).__name__}"
         )
     if not paths:
-        raise ValueError("Paths sequence can not be of 0 length")  # the text of `array_record`
+        raise ValueError("Paths sequence can not be of 0 length")
     return paths
 
 
