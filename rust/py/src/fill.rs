@@ -45,7 +45,7 @@ fn fill_columns<'py>(
     }
     let mut filled = 0;
     for chunk in positions(&indices)?.chunks(part_len.max(1)) {
-        if files.are_far() {
+        if files.are_slow() {
             return Ok((filled, None));
         }
         let (records, read_error) = read_chunk(py, files, chunk)?;

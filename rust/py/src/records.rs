@@ -216,7 +216,7 @@ impl PyRecordFiles {
     }
 
     /// Whether recent reads had to wait for storage.
-    pub(crate) fn are_far(&self) -> bool {
+    pub(crate) fn are_slow(&self) -> bool {
         self.0.is_far()
     }
 

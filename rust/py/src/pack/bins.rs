@@ -143,7 +143,7 @@ impl BinPacker {
         let layout = batch.bins.layout();
         let rows = arrays.iter().enumerate().map(|(feature, array)| {
             let size = (layout.num_bins, layout.capacities[feature]);
-            Rows::like(array, &self.features, feature, size)
+            Rows::for_array(array, &self.features, feature, size)
         });
         let rows = rows.collect::<PyResult<_>>()?;
         let num_bins = layout.num_bins;

@@ -147,7 +147,7 @@ impl RowPacker {
     fn new_rows(&self, state: &State, arrays: &[Array<'_>]) -> PyResult<Vec<Rows>> {
         let capacities = &state.fill.limits().capacities;
         let rows = arrays.iter().zip(capacities).enumerate().map(|(feature, (array, &cells))| {
-            Rows::like(array, &self.features, feature, (1, cells))
+            Rows::for_array(array, &self.features, feature, (1, cells))
         });
         rows.collect()
     }

@@ -144,7 +144,7 @@ pub(crate) struct Rows {
 
 impl Rows {
     /// Empty rows for values of the dtype and trailing shape of `array`.
-    pub(crate) fn like(
+    pub(crate) fn for_array(
         array: &Array<'_>,
         features: &Features,
         feature: usize,
