@@ -388,7 +388,7 @@ impl World {
             there += all as u64;
             let free_slots = free_slots(&producer.arena);
             for (slot, holder) in known(&self.remote_slots[number], &producer.names) {
-                if holder != "Maker" {
+                if holder != "Owner" {
                     return Err(format!(
                         "the remote slots do not say that the producer owns slot {slot}"
                     ));
@@ -725,7 +725,7 @@ fn returned(remote_slots: &RemoteSlots) -> Vec<u64> {
 fn known(remote_slots: &RemoteSlots, slots: &[u64]) -> Vec<(u64, String)> {
     let text = format!("{remote_slots:?}");
     let holder = |slot: u64| {
-        let found = [format!("{{{slot}: Known"), format!(", {slot}: Known")];
+        let found = [format!("{{{slot}: MappedSlot"), format!(", {slot}: MappedSlot")];
         let (_, entry) = found.iter().find_map(|entry| text.split_once(entry.as_str()))?;
         let (_, holder) = entry.split_once("holder: ")?;
         Some((slot, holder.split(' ').next()?.to_owned()))
