@@ -81,6 +81,10 @@ def test_workers_that_had_nothing_to_do_are_used_once_elements_get_slow():
         return x, os.getpid()
 
     with reader(later_slow, num_threads=1) as iterator:
-        elements = [next(iterator) for _ in range(5000 + 8 * NUM_WORKERS + 500)]
+        elements = [next(iterator) for _ in range(5000)]
+        workers = set()
+        while len(workers) < NUM_WORKERS and len(elements) < 10_000:
+            elements.append(next(iterator))
+            workers.add(elements[-1][1])
     assert [x for x, _ in elements] == list(range(len(elements)))
-    assert len({pid for _, pid in elements[5000:]}) == NUM_WORKERS
+    assert len(workers) == NUM_WORKERS
