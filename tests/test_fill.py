@@ -177,7 +177,7 @@ def test_each_element_is_told_of_before_it_is_made(folder, name):
 
     program = Program(dataset(folder, name, first=watched)._node)
     program.run(0, 1)  # tells that the file is in memory
-    program.report(marked.append)
+    program.report_to(marked.append)
     rows = np.zeros((100, RECORD_LEN), np.uint8)
     filled, _ = program.run_incrementally(20, 100).fill((None, [(None, rows)]), 25, 120, 4)
     made_at.remove(0)

@@ -1,4 +1,4 @@
-"""Blocks that are made as the batch they become: every element goes into its row at once."""
+"""Blocks computed as the batch that follows: each element is copied to its row at once."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ if TYPE_CHECKING:
     from grainmill._evaluate.evaluator import Evaluator, IncrementalEvaluator
 
 
-# What a Python number takes.
+# About the size of a Python number.
 _OBJECT_BYTES = 32
 _NUMBERS = frozenset({int, float, bool, type(None)})
-# Of a long list, so many tell for all.
-_CHILDREN_LOOKED_AT = 32
+# The size of a longer list is estimated from this many elements.
+_MAX_SAMPLED_CHILDREN = 32
 
 
-def block_len(mean_byte_len: float, at_most: int, block_bytes: int = tuning.BLOCK_BYTES) -> int:
-    """Elements in a block of about `block_bytes`, 1 to `at_most`."""
+def block_len(mean_byte_len: float, max_count: int, block_bytes: int = tuning.BLOCK_BYTES) -> int:
+    """Elements in a block of about `block_bytes`, 1 to `max_count`."""
     if mean_byte_len <= 0:
-        return max(1, at_most)
-    return max(1, min(at_most, int(block_bytes / mean_byte_len)))
+        return max(1, max_count)
+    return max(1, min(max_count, int(block_bytes / mean_byte_len)))
 
 
 def byte_len(element: Any, depth: int = 4) -> int:
-    """About how many bytes the leaves of `element` have, down to so many containers deep."""
+    """The approximate size of `element`'s leaves, down to `depth` nested containers."""
     if type(element) is np.ndarray:
         return element.nbytes
     if type(element) in _NUMBERS:
         return _OBJECT_BYTES
     if isinstance(element, (bytes, str)):
         return len(element)
-    parts = branch(element) if depth else None
-    if parts is None:
+    container = branch(element) if depth else None
+    if container is None:
         nbytes = getattr(element, "nbytes", _OBJECT_BYTES)
         return nbytes if isinstance(nbytes, int) else _OBJECT_BYTES
-    looked_at = parts.children[:_CHILDREN_LOOKED_AT]
-    seen = sum(byte_len(child, depth - 1) for child in looked_at)
-    return seen * len(parts.children) // max(1, len(looked_at))
+    sampled = container.children[:_MAX_SAMPLED_CHILDREN]
+    seen = sum(byte_len(child, depth - 1) for child in sampled)
+    return seen * len(container.children) // max(1, len(sampled))
 
 
 class BatchBlock:
@@ -61,7 +61,7 @@ class BatchBlock:
     Attributes:
         batch: The elements, stacked.
         count: How many there are.
-        exact: Whether `elements` stack again to the same values and dtypes, however grouped.
+        exact: Whether stacking any of `elements()` again gives the same values and dtypes.
     """
 
     __slots__ = ("batch", "count", "exact")
@@ -80,9 +80,10 @@ class BatchBlock:
         return [structure.unflatten([leaf[row] for leaf in leaves]) for row in range(len(self))]
 
     def is_small(self, batch_size: int) -> bool:
-        """Whether batches of so many rows take less to copy than to make, and come out the same.
+        """Whether batches of `batch_size` rows should be copied from a larger one.
 
-        How wide strings are depends on what else is in their batch.
+        That is cheaper for small ones, but not the same with strings, whose width depends on
+        the other strings of their batch.
         """
         leaves, _ = flatten(self.batch)
         return self.exact and all(
@@ -90,90 +91,90 @@ class BatchBlock:
             for leaf in leaves
         )
 
-    def cut(self, batch_size: int) -> list[BatchBlock]:
-        """Batches of `batch_size` rows, the last maybe of fewer; with 0, all rows in one."""
+    def split(self, batch_size: int) -> list[BatchBlock]:
+        """Copies into batches of `batch_size` rows, the last may be smaller; with 0, itself."""
         if not 0 < batch_size < self.count:
             return [self]
         leaves, structure = flatten(self.batch)
-        cut: list[BatchBlock] = []
+        batches: list[BatchBlock] = []
         for at in range(0, self.count, batch_size):
             stop = min(at + batch_size, self.count)
             rows = structure.unflatten([leaf[at:stop].copy() for leaf in leaves])
-            cut.append(BatchBlock(rows, stop - at, exact=self.exact))
-        return cut
+            batches.append(BatchBlock(rows, stop - at, exact=self.exact))
+        return batches
 
 
-# What can be cut into whole batches, and the elements that come after them where those make none.
-Made: TypeAlias = tuple[list[BatchBlock], Evaluated | None]
+# Blocks that can be split into whole batches, and the elements after them that form no batch.
+BlockResult: TypeAlias = tuple[list[BatchBlock], Evaluated | None]
 
 
-def in_batches(program: Evaluator, start: int, count: int, batch_size: int) -> Made:
-    """The `count` elements from `start` on in batches, until something makes none.
+def in_batches(program: Evaluator, start: int, count: int, batch_size: int) -> BlockResult:
+    """The `count` elements from `start` on in batches, up to the first that form none.
 
-    Small batches come in one piece, if the program's first one did not show that they cannot be
-    cut from it: most of what they cost is paid once then.
+    Small batches are computed as one block, which spreads the cost per batch, unless the program's
+    first batch showed that they cannot be split from it.
     """
-    made: list[BatchBlock] = []
+    batches: list[BatchBlock] = []
     at, stop = start, start + count
     while at < stop:
-        small = program.batches_small  # read once: other threads set it too
-        wanted = stop - at if small else min(batch_size, stop - at)
-        rows = batched(program, at, wanted)
-        if not isinstance(rows, BatchBlock):
-            return made, rows
+        small = program.batches_small  # read once: other threads write it
+        next_count = stop - at if small else min(batch_size, stop - at)
+        batch = batched(program, at, next_count)
+        if not isinstance(batch, BatchBlock):
+            return batches, batch
         if small is not False:
-            program.batches_small = small = rows.is_small(batch_size)
-            if wanted > batch_size and not small:
+            program.batches_small = small = batch.is_small(batch_size)
+            if next_count > batch_size and not small:
                 continue
-        made.append(rows)
-        at += len(rows)
-    return made, None
+        batches.append(batch)
+        at += len(batch)
+    return batches, None
 
 
 def batched(program: Evaluator, start: int, count: int) -> BatchBlock | Evaluated:
-    """The `count` elements from `start` on, as a batch if they make one.
+    """The `count` elements from `start` on, as a batch if possible.
 
-    They do not where one fails or is left out, or where they are unlike; then what can be
-    had of them comes as it is, for the one who stacks to find out.
+    Where an element fails, is left out, or has another structure, the elements are returned as
+    they are, and stacking them raises the error.
     """
     builder = BatchBuilder(count, shared_arena())
-    # How large elements are may show only in the first. Rows are copied while in cache.
+    # The first element may have to show the size. Parts are small, so that copies hit the cache.
     size = _part_len(program, count) if program.row_byte_len or program.reads_lists else 1
     at, stop = start, start + count
-    parts = program.run_incrementally(start, count)
-    made: deque[Evaluated] = deque()
-    layout = program.layout  # read once: other threads set it too
-    if layout is not None and not _is_slow(program, count):
+    incremental = program.run_incrementally(start, count)
+    results: deque[Evaluated] = deque()
+    layout = program.layout  # read once: other threads write it
+    if layout is not None and not _is_worth_sharing(program, count):
         builder.expect(layout)
-        filled, rest = _filled(program, parts, builder, range(at, stop), size)
-        made.extend([] if rest is None else [rest])
+        filled, rest = _filled(program, incremental, builder, range(at, stop), size)
+        results.extend([] if rest is None else [rest])
         at += filled
         if not filled:
             builder.clear()
     while at < stop:
-        if not made:
-            made.extend(_computed(program, parts, at, stop, size))
-        part = made.popleft()
+        if not results:
+            results.extend(_computed(program, incremental, at, stop, size))
+        part = results.popleft()
         elements = part.elements
         if part.failure is not None or any(map(is_, elements, repeat(None))):
             before = _unstacked(program, builder, start, at)
-            return functools.reduce(_joined, made, _joined(before, part))
+            return functools.reduce(_joined, results, _joined(before, part))
         try:
             builder.push(elements)
         except ValueError:
             program.layout = None
             before = program.run(start, at - start)
-            return functools.reduce(_joined, made, _joined(before, part))
+            return functools.reduce(_joined, results, _joined(before, part))
         is_first = at == start
         at += len(elements)
-        del part, elements  # their memory is free for the next elements, still in cache
-        if is_first and not made:
+        del part, elements  # the next elements reuse their memory, which is in cache
+        if is_first and not results:
             program.row_byte_len = max(1.0, program.mean_byte_len, builder.row_byte_len)
             size = _part_len(program, count)
             filled, rest = (0, None)
-            if not _is_slow(program, count):
-                filled, rest = _filled(program, parts, builder, range(at, stop), size)
-            made.extend([] if rest is None else [rest])
+            if not _is_worth_sharing(program, count):
+                filled, rest = _filled(program, incremental, builder, range(at, stop), size)
+            results.extend([] if rest is None else [rest])
             at += filled
             fits = filled or (at == stop and program.can_fill)
             program.layout = builder.layout if fits else None
@@ -186,37 +187,37 @@ def batched(program: Evaluator, start: int, count: int) -> BatchBlock | Evaluate
 
 
 def run_shared(program: Evaluator, start: int, count: int) -> Evaluated:
-    """`Program.run`, with idle threads of the threads that the caller works for."""
-    made = Evaluated([], None)
-    parts = program.run_incrementally(start, count)
+    """`Program.run`, with the help of idle threads of the caller's pool."""
+    result = Evaluated([], None)
+    incremental = program.run_incrementally(start, count)
     at, stop = start, start + count
-    while at < stop and made.failure is None:
+    while at < stop and result.failure is None:
         size = count if program.element_s or program.reads_lists else 1
-        made = functools.reduce(_joined, _computed(program, parts, at, stop, size), made)
-        at = start + len(made.elements)
-    return made
+        result = functools.reduce(_joined, _computed(program, incremental, at, stop, size), result)
+        at = start + len(result.elements)
+    return result
 
 
 def _part_len(program: Evaluator, count: int) -> int:
-    """How many elements of a batch of `count` are made at once."""
+    """How many elements of a batch of `count` to compute at once."""
     if not program.reads_lists:
         return block_len(program.row_byte_len, count)
     if not program.row_byte_len:
-        return min(count, tuning.LEAST_LISTED)
+        return min(count, tuning.MIN_LIST_LEN)
     return block_len(program.row_byte_len, count, tuning.LIST_BYTES)
 
 
-def _is_slow(program: Evaluator, count: int) -> bool:
-    """Whether threads of the threads may have to help with `count` elements."""
+def _is_worth_sharing(program: Evaluator, count: int) -> bool:
+    """Whether `count` elements take so long that other threads of the pool may help."""
     element_s = program.element_s
     if element_s * count <= tuning.SHARED_FROM_S:
         return False
-    threads = current_thread_pool()
-    if threads is None or program.waits_for_storage:
+    pool = current_thread_pool()
+    if pool is None or program.waits_for_storage:
         return False
-    if threads.active == 1:
+    if pool.active == 1:
         longest_s = tuning.SLOW_BATCH_S
-    elif threads.is_short_of_tasks:
+    elif pool.is_short_of_tasks:
         longest_s = tuning.SHARED_FROM_S
     else:
         longest_s = tuning.SHARED_ANYWAY_FROM_S
@@ -224,64 +225,64 @@ def _is_slow(program: Evaluator, count: int) -> bool:
 
 
 def _computed(
-    program: Evaluator, parts: IncrementalEvaluator, at: int, stop: int, size: int
+    program: Evaluator, incremental: IncrementalEvaluator, at: int, stop: int, size: int
 ) -> list[Evaluated]:
-    """The elements from `at` on: `size` of them, or all where idle threads can help with them."""
-    threads = current_thread_pool()
-    run = functools.partial(_timed, program, parts.run)
-    if program.waits_for_storage:  # all records of the batch are waited for at the same time
+    """Computes `size` elements from `at` on, or all of them if idle threads can help."""
+    pool = current_thread_pool()
+    compute = functools.partial(_timed, program, incremental.run)
+    if program.waits_for_storage:  # read all records of the batch concurrently
         size = stop - at
-    if threads is None:
-        return [run(at, min(size, stop - at))]
-    began = time.perf_counter()
-    if _is_slow(program, stop - at) and not program.reads_lists:
-        size = max(1, min(size, int(tuning.SHARED_PART_S / program.element_s)))
-    if threads.active > 1 and _is_slow(program, stop - at):
-        size = min(size, -(-(stop - at) // threads.active))
-        calls = [functools.partial(run, k, min(size, stop - k)) for k in range(at, stop, size)]
-        made = threads.share(calls)
+    if pool is None:
+        return [compute(at, min(size, stop - at))]
+    started_s = time.perf_counter()
+    if _is_worth_sharing(program, stop - at) and not program.reads_lists:
+        size = max(1, min(size, int(tuning.SHARED_SLICE_S / program.element_s)))
+    if pool.active > 1 and _is_worth_sharing(program, stop - at):
+        size = min(size, -(-(stop - at) // pool.active))
+        calls = [functools.partial(compute, k, min(size, stop - k)) for k in range(at, stop, size)]
+        results = pool.share(calls)
     else:
-        made = [run(at, min(size, stop - at))]
-    threads.note(sum(len(part.elements) for part in made), time.perf_counter() - began)
-    return made
+        results = [compute(at, min(size, stop - at))]
+    pool.record(sum(len(part.elements) for part in results), time.perf_counter() - started_s)
+    return results
 
 
 def _timed(
     program: Evaluator, compute: Callable[[int, int], Evaluated], at: int, count: int
 ) -> Evaluated:
-    """What `compute` makes of `count` elements; how long they took is noted."""
-    began = work_clock_s()
-    made = compute(at, count)
-    _note(program, count, work_clock_s() - began)
-    return made
+    """`compute(at, count)`; records how long the elements took."""
+    started_s = work_clock_s()
+    result = compute(at, count)
+    _record_element_s(program, count, work_clock_s() - started_s)
+    return result
 
 
-def _note(program: Evaluator, count: int, elapsed_s: float) -> None:
-    """A slow element counts for a while: others like it will come."""
+def _record_element_s(program: Evaluator, count: int, elapsed_s: float) -> None:
+    """Records the seconds per element; a slow one decays slowly, as more like it are expected."""
     program.element_s = max(elapsed_s / count, program.element_s / 2)
 
 
 def _filled(
     program: Evaluator,
-    parts: IncrementalEvaluator,
+    incremental: IncrementalEvaluator,
     builder: BatchBuilder,
     positions: range,
     size: int,
 ) -> tuple[int, Evaluated | None]:
-    """`IncrementalRun.fill` for `positions` in order, into the targets of `builder`, if any."""
+    """`IncrementalRun.fill` for `positions`, into the targets of `builder`, if it has any."""
     targets = builder.targets
     if targets is None:
         return 0, None
-    began = work_clock_s()
-    filled, rest = parts.fill(targets, positions.start, positions.stop, size)
+    started_s = work_clock_s()
+    filled, rest = incremental.fill(targets, positions.start, positions.stop, size)
     if filled:
-        _note(program, filled, work_clock_s() - began)
+        _record_element_s(program, filled, work_clock_s() - started_s)
     builder.add_filled(filled)
     return filled, rest
 
 
 def _unstacked(program: Evaluator, builder: BatchBuilder, start: int, stop: int) -> Evaluated:
-    """The elements that are in `builder`, made anew where they cannot be had from there."""
+    """The elements that are in `builder`, computed again if they cannot be restored from it."""
     if start == stop:
         return Evaluated([], None)
     try:

@@ -1,4 +1,4 @@
-"""What a worker does that makes blocks of a random-access plan."""
+"""The job of workers that compute blocks of a random-access plan."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 class BlockTask(NamedTuple):
-    """The elements to make; as batches of `batch_size` where that is not 0.
+    """The elements to compute, as batches of `batch_size` if that is not 0.
 
-    It crosses as a plain tuple, which costs less.
+    It is sent as a plain tuple, which costs less.
     """
 
     start: int
@@ -40,22 +40,24 @@ class BlockTask(NamedTuple):
     batch_size: int
 
 
-# Beside the elements: how many they are; how long they took, waits for storage left out; where they
-# are stacked, the rows and exactness of each piece and the bytes of an element; how many tasks the
-# worker has under way at the same time.
+# Returned with the elements: their number; the seconds they took, without waits for storage; if
+# they are stacked, the rows and exactness of each batch, and the bytes of an element; the number of
+# tasks that the worker computes at the same time.
 Extra: TypeAlias = tuple[int, float, list[tuple[int, bool]], float, int]
 
 
-def set_up_worker(place: WorkerContext, worker_init_fn: Callable[[int, int], None] | None) -> None:
-    """What every job begins with, before it makes anything of the user's ready."""
+def set_up_worker(
+    context: WorkerContext, worker_init_fn: Callable[[int, int], None] | None
+) -> None:
+    """Prepares the worker for any job, before anything of the user is loaded."""
     defer_interrupts()
-    take_arrays_from(place.arena)
-    with contextlib.suppress(ValueError):  # no room in its address space: it reads for itself
-        share_index(place.index_file, tuning.WORKERS_INDEX_BYTES)
-    set_chunk_budget(tuning.WORKERS_CHUNK_BYTES // place.num_workers)
-    set_index_budget(tuning.WORKERS_OWN_INDEX_BYTES // place.num_workers)
+    take_arrays_from(context.arena)
+    with contextlib.suppress(ValueError):  # no address space left: it reads indices for itself
+        share_index(context.index_file, tuning.WORKERS_INDEX_BYTES)
+    set_chunk_budget(tuning.WORKERS_CHUNK_BYTES // context.num_workers)
+    set_index_budget(tuning.WORKERS_OWN_INDEX_BYTES // context.num_workers)
     if worker_init_fn is not None:
-        worker_init_fn(place.worker, place.num_workers)
+        worker_init_fn(context.worker, context.num_workers)
 
 
 class BlockJob(Job):
@@ -73,102 +75,104 @@ class BlockJob(Job):
         self._worker_init_fn = worker_init_fn
         self._num_threads = num_threads
 
-    def open(self, place: WorkerContext) -> Runner:
+    def open(self, context: WorkerContext) -> Runner:
         """See `Job.open`."""
-        set_up_worker(place, self._worker_init_fn)
+        set_up_worker(context, self._worker_init_fn)
         program = Program(self._node)
-        program.report(place.mark)
-        return _Maker(program, max(1, self._num_threads))
+        program.report_to(context.mark)
+        return _BlockRunner(program, max(1, self._num_threads))
 
 
-class _Maker(Runner):
-    """Computes in the worker's main thread, or in others where functions or records are waited for.
+class _BlockRunner(Runner):
+    """Computes in the worker's main thread, or on other threads if functions or records wait.
 
-    Those do several tasks at the same time, and the main thread only hands them out.
+    Those run several tasks at the same time, and the main thread only submits them.
     """
 
     def __init__(self, program: Program, num_threads: int) -> None:
         self._program = program
-        self._threads = ThreadPool(owner_steps_in=True)
-        # As far as a worker knows, somebody waits for all that it computes.
-        self._tuner = Tuner(self._threads, num_threads)
-        self._threads.enter(self._tuner.record)
-        self._num_under_way = 0
-        self._finished: deque[bool] = deque()  # one for each that is done and still counted
-        self._looked_at = 0.0
-        self._leaves_stacking = False  # to the main process, which knows more containers
+        self._pool = ThreadPool(owner_steps_in=True)
+        # A worker does not know whether the consumer waits, so it is assumed to.
+        self._tuner = Tuner(self._pool, num_threads)
+        self._pool.enter(self._tuner.record)
+        self._num_in_flight = 0
+        self._finished: deque[bool] = deque()  # one for each done task that is still counted
+        self._last_look_s = 0.0
+        self._parent_stacks = False  # since the main process knows more types of containers
 
     def run(self, task: tuple[int, int, int]) -> Outcome:
         """See `Runner.run`."""
         try:
-            return self._threads.do_here(lambda: self._computed(BlockTask(*task)))
+            return self._pool.run_here(lambda: self._computed(BlockTask(*task)))
         except BaseException as failure:
             return Outcome([], failure, task[0])
 
     def start(self, task: tuple[int, int, int], finish: Callable[[Outcome], None]) -> None:
         """See `Runner.start`."""
-        far = self._program.waits_for_storage
+        is_slow = self._program.waits_for_storage
         self._count_finished()
-        if not self._num_under_way:
-            if self._threads.active == 1 and not far:
+        if not self._num_in_flight:
+            if self._pool.active == 1 and not is_slow:
                 finish(self.run(task))
                 return
-            self._looked_at = time.perf_counter()
-        self._num_under_way += 1
+            self._last_look_s = time.perf_counter()
+        self._num_in_flight += 1
         start, count, _ = task
-        begun = self._program.begin(start, count) if far else None
+        pending = self._program.start_reads(start, count) if is_slow else None
 
         def compute() -> None:
             try:
-                outcome = self._computed(BlockTask(*task), begun)
+                outcome = self._computed(BlockTask(*task), pending)
             except BaseException as failure:
                 outcome = Outcome([], failure, start)
             self._finished.append(True)
             finish(outcome)
 
-        self._threads.submit(ThreadTask(compute))
+        self._pool.submit(ThreadTask(compute))
 
     def look(self) -> None:
         """See `Runner.look`."""
         self._count_finished()
         now = time.perf_counter()
-        self._tuner.record(self._threads.take_computed(), now - self._looked_at)
-        self._looked_at = now
+        self._tuner.record(self._pool.take_computed(), now - self._last_look_s)
+        self._last_look_s = now
 
     def _count_finished(self) -> None:
         while self._finished:
             self._finished.popleft()
-            self._num_under_way -= 1
+            self._num_in_flight -= 1
 
-    def _computed(self, task: BlockTask, begun: PendingElements | None = None) -> Outcome:
-        if begun is not None:
-            begun.settle()
-        began = work_clock_s()
-        if begun is not None:
-            made = begun()
-            self._threads.note(task.num_elements, 0.0)
-            return self._outcome(task, made, began)
-        if not task.batch_size or self._leaves_stacking:
-            made = run_shared(self._program, task.start, task.num_elements)
-            return self._outcome(task, made, began)
-        pieces, rest = in_batches(self._program, task.start, task.num_elements, task.batch_size)
-        if rest is not None and not pieces:
+    def _computed(self, task: BlockTask, pending: PendingElements | None = None) -> Outcome:
+        if pending is not None:
+            pending.wait()
+        started_s = work_clock_s()
+        if pending is not None:
+            result = pending()
+            self._pool.record(task.num_elements, 0.0)
+            return self._outcome(task, result, started_s)
+        if not task.batch_size or self._parent_stacks:
+            result = run_shared(self._program, task.start, task.num_elements)
+            return self._outcome(task, result, started_s)
+        batches, rest = in_batches(self._program, task.start, task.num_elements, task.batch_size)
+        if rest is not None and not batches:
             leaves = flatten(rest.elements)[0]
-            self._leaves_stacking = any(is_receivers_container(type(leaf)) for leaf in leaves)
-            return self._outcome(task, rest, began)
-        count = sum(map(len, pieces))
-        rows = [(len(piece), piece.exact) for piece in pieces]
-        elapsed_s = work_clock_s() - began
-        extra: Extra = (count, elapsed_s, rows, self._program.row_byte_len, self._at_once)
-        batches = [piece.batch for piece in pieces]
+            self._parent_stacks = any(is_receivers_container(type(leaf)) for leaf in leaves)
+            return self._outcome(task, rest, started_s)
+        count = sum(map(len, batches))
+        rows = [(len(batch), batch.exact) for batch in batches]
+        elapsed_s = work_clock_s() - started_s
+        extra: Extra = (count, elapsed_s, rows, self._program.row_byte_len, self._num_concurrent)
+        batches = [batch.batch for batch in batches]
         return Outcome(batches, None, task.start, extra, task.batch_size)
 
-    def _outcome(self, task: BlockTask, made: Evaluated, began: float) -> Outcome:
-        elapsed_s = work_clock_s() - began
-        extra: Extra = (len(made.elements), elapsed_s, [], 0.0, self._at_once)
-        return Outcome(made.elements, made.failure, task.start, extra)
+    def _outcome(self, task: BlockTask, result: Evaluated, started_s: float) -> Outcome:
+        elapsed_s = work_clock_s() - started_s
+        extra: Extra = (len(result.elements), elapsed_s, [], 0.0, self._num_concurrent)
+        return Outcome(result.elements, result.failure, task.start, extra)
 
     @property
-    def _at_once(self) -> int:
-        """Tasks that are under way at the same time, if there are enough."""
-        return tuning.TASKS_WHERE_FAR if self._program.waits_for_storage else self._threads.active
+    def _num_concurrent(self) -> int:
+        """Tasks that are computed at the same time, if there are enough."""
+        return (
+            tuning.TASKS_ON_SLOW_STORAGE if self._program.waits_for_storage else self._pool.active
+        )

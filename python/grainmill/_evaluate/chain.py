@@ -1,4 +1,4 @@
-"""User functions over what leaves give, for the columns of one block."""
+"""Chains: the fused user functions of a plan over their element sources, run block by block."""
 
 from __future__ import annotations
 
@@ -12,173 +12,182 @@ from grainmill._evaluate.fuse import Evaluated, Fused
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from grainmill._evaluate.element_sources import ElementSource, Indices, PartNumbers
+    from grainmill._evaluate.element_sources import DatasetNumbers, ElementSource, Indices
 
-# What reaches one leaf or tap: the places in the block, ascending (`None` for all of them), the
-# index at each, and the part it is in where several parts share the column.
-Column: TypeAlias = "tuple[Indices | None, Indices, PartNumbers | None]"
+# What one source or tap receives of a block: the ascending positions (`None`: all of them), the
+# index at each, and the number of its dataset if several datasets share the column.
+Column: TypeAlias = "tuple[Indices | None, Indices, DatasetNumbers | None]"
 Columns: TypeAlias = "dict[int, Column]"
 
 
 class StepColumn(NamedTuple):
-    """What a step is called with for each element.
+    """The additional argument of a step, for each element.
 
     Attributes:
-        number: The column it stands in.
-        what: The index there, the part there, or pairs of (part, index).
+        number: The column with the values.
+        what: The index in that column, the dataset's number, or pairs (dataset, index).
     """
 
     number: int
-    what: Literal["index", "part", "both"]
+    what: Literal["index", "dataset", "both"]
 
     def of(self, columns: Columns) -> Iterable[Any]:
         """The values, one per element."""
-        _, index, parts = columns[self.number]
-        if parts is None or self.what == "index":
+        _, index, datasets = columns[self.number]
+        if datasets is None or self.what == "index":
             return index.tolist()
-        return parts.tolist() if self.what == "part" else _places(index, parts)
+        return datasets.tolist() if self.what == "dataset" else _pairs(index, datasets)
 
 
 class Chain:
-    """User functions over what one leaf, or several chains in turn, give.
+    """User functions over one element source, or over chains that alternate.
 
     Attributes:
-        below: A leaf with the number of its column, or the chains that alternate.
-        fused: The functions, nearest to the source first.
-        step_columns: What those functions are called with that need more than the element.
-        leaf: The leaf with the number of its column, if there is just one.
+        inputs: A source with the number of its column, or the chains.
+        fused: The functions, in the order of their calls.
+        step_columns: The columns of those functions that take more than the element.
+        source: The source with the number of its column, if there is only one.
         reads_in_loop: Whether the first function reads the element.
-        runs_user_code: Whether user functions or objects take part.
+        runs_user_code: Whether functions or objects of the user are called.
     """
 
     def __init__(
         self,
-        below: tuple[int, ElementSource[Any]] | tuple[Chain, ...],
+        inputs: tuple[int, ElementSource[Any]] | tuple[Chain, ...],
         fused: Fused,
         step_columns: tuple[StepColumn, ...],
     ) -> None:
-        chains: Any = below
-        self.below = below
+        chains: Any = inputs
+        self.inputs = inputs
         self.fused = fused
         self.step_columns = step_columns
-        self.leaf: tuple[int, ElementSource[Any]] | None = (
+        self.source: tuple[int, ElementSource[Any]] | None = (
             chains if isinstance(chains[0], int) else None
         )
         self.reads_in_loop = bool(fused.steps) and fused.steps[0].kind == "read"
         self.runs_user_code = bool(fused.steps) or (
             any(chain.runs_user_code for chain in chains)
-            if self.leaf is None
-            else bool(self.leaf[1].runs_user_code)
+            if self.source is None
+            else bool(self.source[1].runs_user_code)
         )
 
-    def leaves(self, *, read_in_loop: bool = True) -> list[tuple[int, ElementSource[Any]]]:
-        """All leaves, with or without those that the loop of functions reads."""
-        if self.leaf is not None:
-            return [self.leaf] if read_in_loop or not self.reads_in_loop else []
-        chains: Any = self.below
-        return [leaf for chain in chains for leaf in chain.leaves(read_in_loop=read_in_loop)]
+    def sources(self, *, read_in_loop: bool = True) -> list[tuple[int, ElementSource[Any]]]:
+        """All sources; `read_in_loop` includes those that the loop of functions reads."""
+        if self.source is not None:
+            return [self.source] if read_in_loop or not self.reads_in_loop else []
+        chains: Any = self.inputs
+        return [source for chain in chains for source in chain.sources(read_in_loop=read_in_loop)]
 
 
-def begin(chain: Chain, columns: Columns) -> dict[int, Any]:
-    """What the leaves begin to read, by the numbers of their columns."""
+def start_reads(chain: Chain, columns: Columns) -> dict[int, Any]:
+    """Starts the reads of all sources; returns those pending by the numbers of their columns."""
     return {
-        number: leaf.start(leaf.at(*columns[number][1:]))
-        for number, leaf in chain.leaves(read_in_loop=False)
+        number: source.start(source.request(*columns[number][1:]))
+        for number, source in chain.sources(read_in_loop=False)
         if number in columns
     }
 
 
-def settle(chain: Chain, begun: dict[int, Any]) -> None:
-    """Waits for what leaves have begun to read."""
-    for number, leaf in chain.leaves(read_in_loop=False):
-        if number in begun:
-            begun[number] = leaf.settle(begun[number])
+def wait(chain: Chain, pending: dict[int, Any]) -> None:
+    """Waits for the reads that `start_reads` started."""
+    for number, source in chain.sources(read_in_loop=False):
+        if number in pending:
+            pending[number] = source.wait(pending[number])
 
 
-def _places(index: Indices, parts: PartNumbers) -> Iterable[tuple[int, int]]:
-    return zip(parts.tolist(), index.tolist(), strict=True)
+def _pairs(index: Indices, datasets: DatasetNumbers) -> Iterable[tuple[int, int]]:
+    return zip(datasets.tolist(), index.tolist(), strict=True)
 
 
 def run(
     chain: Chain,
     columns: Columns,
-    begun: dict[int, Any] | None,
+    pending: dict[int, Any] | None,
     count: int,
-    watched: Callable[[Iterable[Any]], Iterable[Any]] = iter,
+    wrap_inputs: Callable[[Iterable[Any]], Iterable[Any]] = iter,
     *,
-    made_so_far: list[Any] | None = None,
+    output: list[Any] | None = None,
 ) -> tuple[Indices | None, Evaluated]:
-    """The places in the block that `chain` fills (`None` for all) and what it has for them.
+    """Computes the elements of one block, or of those of its positions that `chain` has.
 
     Args:
-        chain: Makes the elements.
-        columns: Of the block; chains that nothing comes to have none.
-        begun: What leaves have begun to read, by the numbers of their columns.
+        chain: The chain that computes them.
+        columns: The block's columns; sources without positions in the block have none.
+        pending: The reads started by `start_reads`, if any.
         count: Positions in the block.
-        watched: Goes between what is read and the functions of `chain` itself.
-        made_so_far: Gets the elements one by one, where these functions make them.
+        wrap_inputs: Applied to the inputs of `chain`'s own functions.
+        output: The list to append the elements to, where `chain`'s own functions compute them.
+
+    Returns:
+        The positions in the block (`None` for all), and the elements at them.
     """
-    if chain.leaf is not None:
-        number, leaf = chain.leaf
+    if chain.source is not None:
+        number, source = chain.source
         column = columns.get(number)
         if column is None:
             return np.empty(0, np.int64), Evaluated([], None)
-        rows, index, parts = column
+        positions, index, datasets = column
         if chain.reads_in_loop:
-            places = index.tolist() if parts is None else _places(index, parts)
+            pairs = index.tolist() if datasets is None else _pairs(index, datasets)
             steps = step_values(chain, columns)
-            return rows, chain.fused(watched(places), steps, made_so_far)
-        made = leaf.read(leaf.at(index, parts)) if begun is None else leaf.finish(begun[number])
+            return positions, chain.fused(wrap_inputs(pairs), steps, output)
+        result = (
+            source.read(source.request(index, datasets))
+            if pending is None
+            else source.finish(pending[number])
+        )
     else:
-        chains: Any = chain.below
-        rows, made = _merged([run(child, columns, begun, count) for child in chains], count)
-    if not chain.fused.steps or (rows is not None and not len(rows)):
-        return rows, made
-    mapped = chain.fused(watched(made.elements), step_values(chain, columns), made_so_far)
-    return rows, Evaluated(mapped.elements, mapped.failure or made.failure)
+        chains: Any = chain.inputs
+        positions, result = _merged(
+            [run(child, columns, pending, count) for child in chains], count
+        )
+    if not chain.fused.steps or (positions is not None and not len(positions)):
+        return positions, result
+    mapped = chain.fused(wrap_inputs(result.elements), step_values(chain, columns), output)
+    return positions, Evaluated(mapped.elements, mapped.failure or result.failure)
 
 
 def step_values(chain: Chain, columns: Columns) -> Sequence[Any]:
-    """What the functions of `chain` itself are called with besides elements."""
+    """The additional arguments of `chain`'s own functions."""
     return [column.of(columns) for column in chain.step_columns]
 
 
 def _merged(
-    pieces: Sequence[tuple[Indices | None, Evaluated]], count: int
+    results: Sequence[tuple[Indices | None, Evaluated]], count: int
 ) -> tuple[Indices | None, Evaluated]:
-    for rows, piece in pieces:
-        if rows is None or len(rows) == count:
-            return None, piece
-    all_rows = [rows for rows, _ in pieces if rows is not None]
-    whole = np.sort(np.concatenate(all_rows))
-    within = [
-        (np.searchsorted(whole, rows), piece)
-        for rows, piece in pieces
-        if rows is not None and len(rows)
+    for positions, result in results:
+        if positions is None or len(positions) == count:
+            return None, result
+    own_positions = [positions for positions, _ in results if positions is not None]
+    all_positions = np.sort(np.concatenate(own_positions))
+    relative = [
+        (np.searchsorted(all_positions, positions), result)
+        for positions, result in results
+        if positions is not None and len(positions)
     ]
-    return whole, element_sources.merged(within, len(whole))
+    return all_positions, element_sources.merged(relative, len(all_positions))
 
 
-def part_of(columns: Columns, begin: int, end: int) -> Columns:
-    """The columns of the positions from `begin` up to `end` of a block."""
+def columns_slice(columns: Columns, start: int, stop: int) -> Columns:
+    """The columns of the positions from `start` to `stop` of a block."""
     part: Columns = {}
-    for number, (rows, index, parts) in columns.items():
-        if rows is None:
-            first, last = begin, end
+    for number, (positions, index, datasets) in columns.items():
+        if positions is None:
+            first, last = start, stop
         else:
-            first, last = (int(at) for at in np.searchsorted(rows, (begin, end)))
+            first, last = (int(at) for at in np.searchsorted(positions, (start, stop)))
             if first == last:
                 continue
         part[number] = (
-            None if rows is None else rows[first:last] - begin,
+            None if positions is None else positions[first:last] - start,
             index[first:last],
-            None if parts is None else parts[first:last],
+            None if datasets is None else datasets[first:last],
         )
     return part
 
 
 def marked(mark: Callable[[int], None], start: int, elements: Iterable[Any]) -> Iterator[Any]:
-    """The elements that go into a loop of user functions, each told of before it is begun."""
+    """Yields `elements` and calls `mark` with the position of each before it is computed."""
     for position, element in enumerate(elements, start):
         mark(position)
         yield element

@@ -1,8 +1,8 @@
-"""Plans made ready to run: index stages as a tree for the engine, functions as chains.
+"""Compiles plans: index stages to a tree for the engine, functions to chains of fused loops.
 
-Parts of a mixture or a concatenation that are alike, which means the same kinds of functions over
-the same kind of source, become one chain whose columns tell the part of each element. A block then
-costs what its own positions cost, however many parts there are.
+Datasets of a mixture or a concatenation that are alike, that is, the same kinds of functions over
+the same kind of source, share one chain, and a column has the number of each element's dataset. So
+a block costs what its own positions cost, however many datasets there are.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from grainmill._native import RecordFiles
     from grainmill._plan.node import MapNode, Node
 
-_LIMIT = 2**63
+_INT64_LIMIT = 2**63
 
 
 def compiled(
     node: Node, program_of: Callable[[Node], Evaluator], context: Context
 ) -> tuple[Tree, Chain]:
-    """The index tree of the plan that ends in `node`, and the chain that makes its elements.
+    """The index tree of the plan that ends in `node`, and the chain that computes its elements.
 
     Args:
-        node: Must have random access.
-        program_of: Makes the programs that batches and the like take their elements from.
-        context: What all of it is run with.
+        node: The last stage; must have random access.
+        program_of: Compiles the parents of stages such as batches.
+        context: The options and limits it runs with.
     """
     compiler = _Compiler(program_of, context)
     (tree,), unfused = compiler.compile([_path_of(random_access(node))])
@@ -48,43 +48,43 @@ def compiled(
 
 
 class _Path(NamedTuple):
-    """The stages with one parent from a node up to the first that is another.
+    """A run of index stages and functions, and the first node upstream that is neither.
 
     Attributes:
-        stages: From the node on.
+        stages: The stages, the last one first.
         mapped: Those of them that are functions of an element.
-        bottom: Where they end.
+        upstream: The node upstream of them.
     """
 
     stages: Sequence[Any]
     mapped: Sequence[Any]
-    bottom: MapNode
+    upstream: MapNode
 
     @property
-    def shape(self) -> Hashable:
-        """Equal for paths that one chain can serve."""
-        return tuple(map(type, self.mapped)), _kind(self.bottom)
+    def chain_key(self) -> Hashable:
+        """Equal for paths that can share a chain."""
+        return tuple(map(type, self.mapped)), _kind(self.upstream)
 
 
 class _Unfused(NamedTuple):
-    """A chain to which functions may still be added."""
+    """A chain to which functions can still be added."""
 
-    below: Any
+    inputs: Any
     steps: list[Step]
     columns: list[StepColumn]
 
     def chain(self) -> Chain:
-        """The chain with its functions as one loop."""
-        below, steps = self.below, self.steps
-        if isinstance(below, list):
-            below = tuple(piece.chain() for piece in below)
+        """The chain with its functions fused into one loop."""
+        inputs, steps = self.inputs, self.steps
+        if isinstance(inputs, list):
+            inputs = tuple(unfused.chain() for unfused in inputs)
         elif steps:
-            reads = below[1].first_step()
+            reads = inputs[1].first_step()
             steps = steps if reads is None else [reads, *steps]
-        return Chain(below, Fused(steps), tuple(self.columns))
+        return Chain(inputs, Fused(steps), tuple(self.columns))
 
 
-# The stages of a path: whether they are functions of an element.
+# The stages that a path may have, and whether they are functions of an element.
 _STAGES = dict.fromkeys(STEP_KINDS, True) | dict.fromkeys(INDEX_STAGES, False)
 
 
@@ -112,63 +112,65 @@ class _Compiler:
         return self._next_number - 1
 
     def compile(self, paths: Sequence[_Path]) -> tuple[list[Tree], _Unfused]:
-        """The tree of each of `paths`, which are alike, and the chain they share."""
-        if isinstance(paths[0].bottom, plan.Mix | plan.Concatenate):
-            trees, unfused = self._several(paths)
+        """The tree of each of `paths`, which have one `chain_key`, and the chain they share."""
+        if isinstance(paths[0].upstream, plan.Mix | plan.Concatenate):
+            trees, unfused = self._compile_joins(paths)
             number = None
         else:
-            number, trees, unfused = self._numbered_source(paths)
-        # From the source on; each step has one node in each of the paths.
+            number, trees, unfused = self._compile_sources(paths)
+        # In the order of calls. Each step has one node in each path.
         taps: list[int | None] = []
         for nodes in zip(*(reversed(path.mapped) for path in paths), strict=True):
-            step, by_part = step_of(nodes)
+            step, by_dataset = step_of(nodes)
             tap: int | None = None
             if isinstance(nodes[0], plan.MapWithIndex | plan.RandomMap):
                 tap = self._number()
-                unfused.columns.append(StepColumn(tap, "both" if by_part else "index"))
-            elif by_part:
-                if number is None:  # what alternates below has no column of these paths
+                unfused.columns.append(StepColumn(tap, "both" if by_dataset else "index"))
+            elif by_dataset:
+                if (
+                    number is None
+                ):  # the chains upstream have no column for the datasets of these paths
                     number = tap = self._number()
-                unfused.columns.append(StepColumn(number, "part"))
+                unfused.columns.append(StepColumn(number, "dataset"))
             unfused.steps.append(step)
             taps.append(tap)
         has_taps = any(tap is not None for tap in taps)
-        for part, path in enumerate(paths):
+        for dataset, path in enumerate(paths):
             if has_taps or len(path.stages) > len(path.mapped):
-                trees[part] = _over(trees[part], path.stages, taps, part)
+                trees[dataset] = _tree_over(trees[dataset], path.stages, taps, dataset)
         return trees, unfused
 
-    def _several(self, paths: Sequence[_Path]) -> tuple[list[Tree], _Unfused]:
-        """Trees and chain of stages that take turns between their parents."""
-        bottoms: list[Any] = [path.bottom for path in paths]
-        below = [_path_of(parent) for bottom in bottoms for parent in bottom.parents]
-        alike: dict[Hashable, list[int]] = defaultdict(list)
-        for place, path in enumerate(below):
-            alike[path.shape].append(place)
-        trees: list[Tree] = [()] * len(below)
+    def _compile_joins(self, paths: Sequence[_Path]) -> tuple[list[Tree], _Unfused]:
+        """Compiles paths that end in a mixture or concatenation."""
+        joins: list[Any] = [path.upstream for path in paths]
+        inputs = [_path_of(parent) for join in joins for parent in join.parents]
+        groups: dict[Hashable, list[int]] = defaultdict(list)
+        for number, path in enumerate(inputs):
+            groups[path.chain_key].append(number)
+        trees: list[Tree] = [()] * len(inputs)
         chains = []
-        for places in alike.values():
-            made, chain = self.compile([below[place] for place in places])
-            for place, tree in zip(places, made, strict=True):
-                trees[place] = tree
+        for numbers in groups.values():
+            group_trees, chain = self.compile([inputs[number] for number in numbers])
+            for number, tree in zip(numbers, group_trees, strict=True):
+                trees[number] = tree
             chains.append(chain)
         joined_trees, start = [], 0
-        for bottom in bottoms:
-            stop = start + len(bottom.parents)
-            joined_trees.append(joined(bottom, trees[start:stop]))
+        for join in joins:
+            stop = start + len(join.parents)
+            joined_trees.append(joined(join, trees[start:stop]))
             start = stop
-        if len(chains) == 1:  # its functions and those of the stages on top are one loop
+        if len(chains) == 1:  # functions downstream of the join are fused into the same loop
             return joined_trees, chains[0]
         return joined_trees, _Unfused(chains, [], [])
 
-    def _numbered_source(self, paths: Sequence[_Path]) -> tuple[int, list[Tree], _Unfused]:
-        """The number of the leaf's column, trees and chain of what makes elements."""
-        number, nodes = self._number(), [path.bottom for path in paths]
+    def _compile_sources(self, paths: Sequence[_Path]) -> tuple[int, list[Tree], _Unfused]:
+        """Compiles paths that end in a source; returns its column's number, too."""
+        number, nodes = self._number(), [path.upstream for path in paths]
         trees: list[Tree]
         if _kind(nodes[0]) == "numbers":
-            trees = [_numbers(node, number, part) for part, node in enumerate(nodes)]  # type: ignore[arg-type]
+            trees = [_numbers(node, number, dataset) for dataset, node in enumerate(nodes)]  # type: ignore[arg-type]
         else:
-            trees = [_source_tree(node, number, part) for part, node in enumerate(nodes)]
+            trees = [_source_tree(node, number, dataset) for dataset, node in enumerate(nodes)]
         return number, trees, _Unfused((number, self._source_of(nodes)), [], [])
 
     def _source_of(self, nodes: Sequence[Any]) -> ElementSource[Any]:
@@ -181,11 +183,11 @@ class _Compiler:
             return grouped_sources.GroupedObjects([_object(node) for node in nodes])
         if kind == "files":
             files = [_files_of(node) for node in nodes]
-            # A class may give itself another length; then there are records it must not reach.
+            # A subclass may claim a larger length, which would reach records of another dataset.
             if all(node.length <= len(of) for node, of in zip(nodes, files, strict=True)):
                 return grouped_sources.GroupedFiles(files, self._context.reads)
         make = self._single_source
-        return grouped_sources.GroupedOthers(
+        return grouped_sources.GroupedLazySources(
             [lambda node=node: make(node) for node in nodes],  # type: ignore[misc]
             runs_user_code=any(map(_runs_user_code, nodes)),
         )
@@ -196,28 +198,28 @@ class _Compiler:
         return _SOURCES[type(node)](node, self._program_of)
 
 
-def _over(tree: Tree, stages: Sequence[Any], taps: Sequence[int | None], part: int) -> Tree:
-    """The tree of `stages` over `tree`; functions that need a column of theirs have a tap."""
-    taps_upwards = iter(taps)
+def _tree_over(tree: Tree, stages: Sequence[Any], taps: Sequence[int | None], dataset: int) -> Tree:
+    """The tree of `stages` over `tree`, with a tap for each function that needs its own indices."""
+    remaining_taps = iter(taps)
     for node in reversed(stages):
         arrange = INDEX_STAGES.get(type(node))
         if arrange is not None:
             tree = arrange(node, tree)
             continue
-        tap = next(taps_upwards)
+        tap = next(remaining_taps)
         if tap is not None:
-            tree = ("tap", tap, part, tree)
+            tree = ("tap", tap, dataset, tree)
     return tree
 
 
 def _kind(node: MapNode) -> str:
-    """Equal for nodes that one leaf can serve, or one chain for what they join."""
+    """Equal for nodes that can share a source, or whose parents can share chains."""
     if isinstance(node, plan.Range):
         numbers = node.numbers
         fits = (
-            -_LIMIT <= numbers.start < _LIMIT
-            and -_LIMIT <= numbers.stop < _LIMIT
-            and -_LIMIT <= numbers.step < _LIMIT
+            -_INT64_LIMIT <= numbers.start < _INT64_LIMIT
+            and -_INT64_LIMIT <= numbers.stop < _INT64_LIMIT
+            and -_INT64_LIMIT <= numbers.step < _INT64_LIMIT
         )
         return "numbers" if fits else "long numbers"
     if isinstance(node, plan.Source):
@@ -237,10 +239,10 @@ def _source_kind(source: Any) -> str:
 
 
 def _object_kind(source: Any) -> str:
-    """Whether `source` is asked for lists of elements, or for one at a time.
+    """`blocks` if `source` has its own `__getitems__`, otherwise `objects`.
 
-    A class that has another `__getitem__` than the one whose `__getitems__` it inherits means its
-    own elements.
+    A class that overrides `__getitem__` but inherits `__getitems__` is called for single elements,
+    since the inherited method would not return the class's own.
     """
     for kind in type(source).__mro__:
         if "__getitems__" in kind.__dict__:
@@ -255,41 +257,43 @@ def _object(node: plan.Source | plan.UserDefined) -> Any:
 
 
 def _files_of(node: plan.Source) -> RecordFiles:
-    files: RecordFiles = node.source._files  # noqa: SLF001 - that is what it has them for
+    files: RecordFiles = node.source._files  # noqa: SLF001 - sources of files keep them for this
     return files
 
 
-def _numbers(node: plan.Range, number: int, part: int) -> Tree:
+def _numbers(node: plan.Range, number: int, dataset: int) -> Tree:
     numbers = node.numbers
-    return ("numbers", number, part, numbers.start, numbers.step, node.length)
+    return ("numbers", number, dataset, numbers.start, numbers.step, node.length)
 
 
-def _source_tree(node: MapNode, number: int, part: int) -> Tree:
-    tree = ("leaf", number, part)
+def _source_tree(node: MapNode, number: int, dataset: int) -> Tree:
+    tree = ("leaf", number, dataset)
     wraps = isinstance(node, plan.Range) or (isinstance(node, plan.Source) and node.wraps)
     return ("wrap", node.length, tree) if wraps else tree
 
 
-def _object_leaf(node: plan.Source | plan.UserDefined) -> ElementSource[Indices]:
+def _object_source(node: plan.Source | plan.UserDefined) -> ElementSource[Indices]:
     if _kind(node) == "blocks":
         return element_sources.BlockObjectSource(_object(node))
     return element_sources.ObjectSource(_object(node))
 
 
-def _batch(node: plan.Batch, program_of: Callable[[Node], Evaluator]) -> ElementSource[Indices]:
+def _batch_source(
+    node: plan.Batch, program_of: Callable[[Node], Evaluator]
+) -> ElementSource[Indices]:
     return element_sources.BatchSource(
         node, program_of(node.parent), random_access(node.parent).length
     )
 
 
-# Every stage or source that makes elements by other means than a function of one element.
+# Every source, and every stage that is not a function of one element.
 _SOURCES: dict[
     type[MapNode], Callable[[Any, Callable[[Node], Evaluator]], ElementSource[Indices]]
 ] = {
-    plan.Source: lambda node, _: _object_leaf(node),
+    plan.Source: lambda node, _: _object_source(node),
     plan.Range: lambda node, _: element_sources.BigRangeSource(node.numbers),
-    plan.UserDefined: lambda node, _: _object_leaf(node),
-    plan.Batch: _batch,
+    plan.UserDefined: lambda node, _: _object_source(node),
+    plan.Batch: _batch_source,
     plan.FlatMap: lambda node, of: element_sources.FlatMapSource(node, of(node.parent)),
     plan.Zip: lambda node, of: element_sources.ZipSource([of(parent) for parent in node.parents]),
     plan.Select: lambda node, of: element_sources.SelectSource(
@@ -299,7 +303,7 @@ _SOURCES: dict[
 
 
 def _runs_user_code(node: Node) -> bool:
-    """Whether Python code of the user takes part in the plan that ends in `node`."""
+    """Whether the plan that ends in `node` calls functions or objects of the user."""
     return any(map(_is_user_code, node.walk()))
 
 

@@ -1,4 +1,4 @@
-"""What a plan is run with, handed down from where it is opened."""
+"""The options and limits of a pipeline, passed to all its stages when it is opened."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from grainmill._plan.options import MAX_READS_IN_FLIGHT, DatasetOptions
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Context:
-    """What holds for all stages of a pipeline that is being opened.
+    """The options and limits of all stages of a pipeline.
 
     Attributes:
         options: The options of the whole plan.
-        works_ahead: Whether anything may be computed before it is asked for. What a later element
-            does to the process cannot cost an earlier one where it is not.
-        num_workers: Where it runs in a worker process, how many of them share the memory that there
-            is for elements ahead; 0 in the main process.
-        reads: Bounds the reads in flight of all that is opened with it.
+        works_ahead: Whether elements may be prefetched. Otherwise, whatever a later element does
+            to the process cannot affect an earlier one.
+        num_workers: In a worker process, the number of workers that share the memory for
+            prefetched elements; 0 in the main process.
+        reads: Limits the reads in flight of the whole pipeline.
     """
 
     options: DatasetOptions = dataclasses.field(default_factory=DatasetOptions)
@@ -28,11 +28,11 @@ class Context:
     reads: ReadQueue = dataclasses.field(default_factory=lambda: ReadQueue(MAX_READS_IN_FLIGHT))
 
     def limited_to(self, max_reads_in_flight: int | None) -> Context:
-        """The same with a bound of its own on reads in flight, if one is given."""
+        """The same with its own limit on reads in flight, if one is given."""
         if max_reads_in_flight is None:
             return self
         return dataclasses.replace(self, reads=ReadQueue(max_reads_in_flight))
 
     def __reduce__(self) -> Any:
-        """Another process has reads in flight of its own."""
+        """Another process gets its own `reads`."""
         return Context, (self.options, self.works_ahead, self.num_workers)

@@ -11,7 +11,7 @@ import numpy as np
 
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import BatchBlock, batched, block_len
-from grainmill._evaluate.fuse import Evaluated, Step, stopped
+from grainmill._evaluate.fuse import Evaluated, Step, stop_iteration_error
 from grainmill._evaluate.stack import shared_arena, stack
 from grainmill._native import fill_columns
 from grainmill._plan.notes import add_note, located
@@ -22,20 +22,21 @@ if TYPE_CHECKING:
     from grainmill._plan import random_access as plan
 
 Indices: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
-PartNumbers: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.uint32]]"
+DatasetNumbers: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.uint32]]"
 
-# Which elements a leaf is asked for: their indices, with their parts where it has several.
-At = TypeVar("At")
+# The elements to read: their indices, with the numbers of their datasets if there are several.
+Request = TypeVar("Request")
 
 
-class ElementSource(abc.ABC, Generic[At]):
+class ElementSource(abc.ABC, Generic[Request]):
     """The source of one chain.
 
     Attributes:
-        runs_user_code: Whether Python code of the user makes the elements.
-        mean_byte_len: Bytes of an element on average, 0 where unknown.
-        num_records: Records that go into an element.
-        reads_lists: Whether a user's object is asked for as many elements at once as this is.
+        runs_user_code: Whether the elements are computed by Python code of the user.
+        mean_byte_len: Mean bytes of an element, 0 if unknown.
+        num_records: Records per element.
+        reads_lists: Whether a user's `__getitems__` is called with one list for all elements
+            that are requested at once.
     """
 
     runs_user_code = True
@@ -44,36 +45,36 @@ class ElementSource(abc.ABC, Generic[At]):
     reads_lists = False
 
     @property
-    def waits(self) -> bool:
-        """Whether what it read lately had to be waited for."""
+    def waits_for_storage(self) -> bool:
+        """Whether its storage is slow, by its recent reads."""
         return False
 
-    def at(self, index: Indices, parts: PartNumbers | None) -> Any:
-        """What `start` and `read` take for the indices, and parts if any, of a column."""
+    def request(self, index: Indices, datasets: DatasetNumbers | None) -> Any:
+        """The argument of `start` and `read` for the indices and dataset numbers of a column."""
         return index
 
-    def start(self, at: At) -> Any:
-        """Begins what can go on without the interpreter; `finish` takes what this returns."""
-        return at
+    def start(self, request: Request) -> Any:
+        """Starts the reads that need no interpreter lock; returns the argument of `finish`."""
+        return request
 
-    def settle(self, started: Any) -> Any:
-        """Waits for what `start` began; returns what `finish` is to take instead."""
-        return started
+    def wait(self, pending: Any) -> Any:
+        """Waits for the reads; returns another argument for `finish`."""
+        return pending
 
     @abc.abstractmethod
-    def finish(self, started: Any) -> Evaluated:
-        """The elements that `start` was asked for."""
+    def finish(self, pending: Any) -> Evaluated:
+        """The elements that were passed to `start`."""
 
-    def read(self, at: At) -> Evaluated:
-        """The elements at `at`, now."""
-        return self.finish(self.start(at))
+    def read(self, request: Request) -> Evaluated:
+        """`start` and `finish` in one call."""
+        return self.finish(self.start(request))
 
-    def filler(self) -> Callable[..., tuple[int, Evaluated | None]] | None:
-        """`fill_columns` of the engine but for its first argument, where it reads these files."""
+    def fill_function(self) -> Callable[..., tuple[int, Evaluated | None]] | None:
+        """The engine's `fill_columns` with its first argument bound, if it can read these files."""
         return None
 
     def first_step(self) -> Step | None:
-        """A step that reads one element, where elements are better made inside the loop."""
+        """A step that reads one element, if the loop of functions should read."""
         return None
 
 
@@ -82,9 +83,9 @@ class RangeSource(ElementSource[Indices]):
 
     runs_user_code = False
 
-    def finish(self, started: Indices) -> Evaluated:
+    def finish(self, pending: Indices) -> Evaluated:
         """See `ElementSource.finish`."""
-        return Evaluated(started.tolist(), None)
+        return Evaluated(pending.tolist(), None)
 
 
 class BigRangeSource(ElementSource[Indices]):
@@ -95,17 +96,17 @@ class BigRangeSource(ElementSource[Indices]):
     def __init__(self, numbers: range) -> None:
         self._numbers = numbers
 
-    def finish(self, started: Indices) -> Evaluated:
+    def finish(self, pending: Indices) -> Evaluated:
         """See `ElementSource.finish`."""
-        return Evaluated(list(map(self._numbers.__getitem__, started.tolist())), None)
+        return Evaluated(list(map(self._numbers.__getitem__, pending.tolist())), None)
 
 
 class FileSource(ElementSource[Indices]):
-    """Records of files the engine reads, ahead of their use where storage is far.
+    """Records of files that the engine reads, prefetched where storage is slow.
 
     Args:
         files: The files.
-        reads: Bounds how many reads are in flight, together with all else that is given it.
+        reads: Limits the reads in flight of all sources that share it.
     """
 
     runs_user_code = False
@@ -116,65 +117,62 @@ class FileSource(ElementSource[Indices]):
         self.mean_byte_len = files.mean_byte_len
 
     @property
-    def waits(self) -> bool:
-        """Whether what it read lately had to be waited for."""
+    def waits_for_storage(self) -> bool:
+        """See `ElementSource.waits_for_storage`."""
         return self._files.is_far
 
-    def start(self, at: Indices) -> tuple[Indices, PendingRead | None]:
-        """See `ElementSource.start`; records at hand in memory are left to `finish`."""
+    def start(self, request: Indices) -> tuple[Indices, PendingRead | None]:
+        """See `ElementSource.start`; on fast storage, `finish` reads."""
         if not self._files.is_far:
-            return at, None
+            return request, None
         try:
-            return at, self._files.start(at, self._reads)
+            return request, self._files.start(request, self._reads)
         except Exception:
-            return at, None  # `finish` shows which record it is.
+            return request, None  # `finish` finds the failing record
 
-    def settle(
-        self, started: tuple[Indices, PendingRead | None]
-    ) -> Evaluated | tuple[Indices, None]:
-        """See `ElementSource.settle`."""
-        index, pending = started
-        return (index, None) if pending is None else self._read(index, pending)
+    def wait(self, pending: tuple[Indices, PendingRead | None]) -> Evaluated | tuple[Indices, None]:
+        """See `ElementSource.wait`."""
+        index, read = pending
+        return (index, None) if read is None else self._read(index, read)
 
-    def finish(self, started: Evaluated | tuple[Indices, PendingRead | None]) -> Evaluated:
+    def finish(self, pending: Evaluated | tuple[Indices, PendingRead | None]) -> Evaluated:
         """See `ElementSource.finish`."""
-        return started if isinstance(started, Evaluated) else self._read(*started)
+        return pending if isinstance(pending, Evaluated) else self._read(*pending)
 
-    def read(self, at: Indices) -> Evaluated:
+    def read(self, request: Indices) -> Evaluated:
         """See `ElementSource.read`."""
-        return super().read(at) if self._files.is_far else self._read(at)
+        return super().read(request) if self._files.is_far else self._read(request)
 
-    def filler(self) -> Callable[..., tuple[int, Evaluated | None]] | None:
-        """See `ElementSource.filler`; none where records are better read many at a time."""
+    def fill_function(self) -> Callable[..., tuple[int, Evaluated | None]] | None:
+        """See `ElementSource.fill_function`; `None` on slow storage, where reads are concurrent."""
         return None if self._files.is_far else functools.partial(fill_columns, self._files)
 
-    def _read(self, index: Indices, pending: PendingRead | None = None) -> Evaluated:
-        """A record that cannot be read does not hide those before it."""
+    def _read(self, index: Indices, read: PendingRead | None = None) -> Evaluated:
+        """Reads the records, up to the first that cannot be read."""
         try:
-            read = self._files.read(index) if pending is None else pending.finish()
-            return Evaluated(read, None)
+            return Evaluated(self._files.read(index) if read is None else read.finish(), None)
         except Exception:
-            pass  # One by one shows which record it is.
+            pass  # reading one by one finds the failing record
         return one_by_one(self._files.read_one, index.tolist())
 
 
 def one_by_one(read: Callable[[Any], Any], index: Iterable[Any]) -> Evaluated:
-    """What `read` returns for each of `index`, up to the first for which it fails."""
-    made = []
+    """`read(i)` for each `i` in `index`, up to the first that fails."""
+    elements = []
     try:
         for i in index:
-            made.append(read(i))  # noqa: PERF401 - those before a failure are wanted
+            elements.append(read(i))  # noqa: PERF401 - a failure keeps the elements before it
     except StopIteration as stop:
-        failure = stopped(stop)
+        failure = stop_iteration_error(stop)
         failure.__cause__ = stop
-        return Evaluated(made, failure)
+        return Evaluated(elements, failure)
     except Exception as failure:
-        return Evaluated(made, failure)
-    return Evaluated(made, None)
+        return Evaluated(elements, failure)
+    return Evaluated(elements, None)
 
 
 class ObjectSource(ElementSource[Indices]):
-    """A user's object, asked for one element at a time."""
+    """A user's object, called for one element at a time."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -183,45 +181,47 @@ class ObjectSource(ElementSource[Indices]):
         """See `ElementSource.first_step`."""
         return Step("read", self._source.__getitem__)
 
-    def finish(self, started: Indices) -> Evaluated:
+    def finish(self, pending: Indices) -> Evaluated:
         """See `ElementSource.finish`."""
-        return one_by_one(self._source.__getitem__, started.tolist())
+        return one_by_one(self._source.__getitem__, pending.tolist())
 
 
 class BlockObjectSource(ElementSource[Indices]):
-    """A user's object that offers `__getitems__`, asked for many elements at once."""
+    """A user's object with `__getitems__`, called for many elements at once."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
-        self.reads_lists = getattr(source, "_reads_lists", True)  # those of a loader know
+        self.reads_lists = getattr(source, "_reads_lists", True)  # `SampledRecords` has it
 
-    def finish(self, started: Indices) -> Evaluated:
+    def finish(self, pending: Indices) -> Evaluated:
         """See `ElementSource.finish`."""
-        index = started.tolist()
-        made: list[Any] = []
-        for at in range(0, len(index), tuning.MOST_DEMANDED):
-            part = self._list(index[at : at + tuning.MOST_DEMANDED])
-            made += part.elements
-            if part.failure is not None:
-                return Evaluated(made, part.failure)
-        return Evaluated(made, None)
+        index = pending.tolist()
+        elements: list[Any] = []
+        for first in range(0, len(index), tuning.MAX_REQUESTED):
+            result = self._list(index[first : first + tuning.MAX_REQUESTED])
+            elements += result.elements
+            if result.failure is not None:
+                return Evaluated(elements, result.failure)
+        return Evaluated(elements, None)
 
     def _list(self, index: list[int]) -> Evaluated:
-        """The elements at `index`; where a list fails, they are asked for singly."""
+        """The elements at `index`; if `__getitems__` fails, each is read by `__getitem__`."""
         refusal: Exception | None = None
         try:
             answer = self._source.__getitems__(index.copy())
-            made = None if isinstance(answer, Mapping | str | bytes) else list(answer)
-            if made is not None and len(made) == len(index):
-                return Evaluated(made, None)
-            found = f"a {type(answer).__name__}" if made is None else f"{len(made)} elements"
+            elements = None if isinstance(answer, Mapping | str | bytes) else list(answer)
+            if elements is not None and len(elements) == len(index):
+                return Evaluated(elements, None)
+            found = (
+                f"a {type(answer).__name__}" if elements is None else f"{len(elements)} elements"
+            )
             refusal = ValueError(
                 f"`{type(self._source).__name__}.__getitems__` must return a list with one element "
                 f"for each of the {len(index)} indices it is given, got {found}; correct it, or "
-                "leave it out and have `__getitem__` called"
+                "remove it so that `__getitem__` is called"
             )
         except Exception:
-            pass  # One by one shows which element it is.
+            pass  # reading one by one finds the failing element
         singly = one_by_one(self._source.__getitem__, index)
         if refusal is None or singly.failure is not None:
             return singly
@@ -229,7 +229,7 @@ class BlockObjectSource(ElementSource[Indices]):
 
 
 class BatchSource(ElementSource[Indices]):
-    """Batches of consecutive elements of one epoch of another plan."""
+    """Batches of consecutive elements of another plan, each within one epoch."""
 
     def __init__(self, node: plan.Batch, parent: Evaluator, parent_len: int) -> None:
         self._node = node
@@ -240,39 +240,39 @@ class BatchSource(ElementSource[Indices]):
         self.num_records = parent.num_records * node.batch_size
 
     @property
-    def waits(self) -> bool:
-        """See `ElementSource.waits`."""
+    def waits_for_storage(self) -> bool:
+        """See `ElementSource.waits_for_storage`."""
         return self._parent.waits_for_storage
 
-    def start(self, at: Indices) -> list[range | PendingElements]:
-        """See `ElementSource.start`; batches whose records have to be waited for are begun."""
-        positions = map(self._positions, at.tolist())
+    def start(self, request: Indices) -> list[range | PendingElements]:
+        """See `ElementSource.start`; reads are started only on slow storage."""
+        positions = map(self._positions, request.tolist())
         if not self._parent.waits_for_storage:
             return list(positions)
-        return [self._parent.begin(batch.start, len(batch)) for batch in positions]
+        return [self._parent.start_reads(batch.start, len(batch)) for batch in positions]
 
-    def settle(self, started: list[range | PendingElements]) -> list[range | PendingElements]:
-        """See `ElementSource.settle`."""
-        for batch in started:
+    def wait(self, pending: list[range | PendingElements]) -> list[range | PendingElements]:
+        """See `ElementSource.wait`."""
+        for batch in pending:
             if not isinstance(batch, range):
-                batch.settle()
-        return started
+                batch.wait()
+        return pending
 
-    def finish(self, started: list[range | PendingElements]) -> Evaluated:
+    def finish(self, pending: list[range | PendingElements]) -> Evaluated:
         """See `ElementSource.finish`."""
         batches: list[Any] = []
-        for batch in started:
+        for batch in pending:
             try:
                 if isinstance(batch, range):
                     batches.append(self._batch(batch.start, batch.stop))
                 else:
-                    batches.append(self._stacked(self._all_of(batch(), 0)))
+                    batches.append(self._stacked(self._elements_of(batch(), 0)))
             except Exception as failure:
                 return Evaluated(batches, failure)
         return Evaluated(batches, None)
 
     def _positions(self, index: int) -> range:
-        """Where the elements of batch `index` stand in the parent."""
+        """The positions in the parent of the elements of batch `index`."""
         if not self._node.length:
             raise IndexError(f"`batch` of no records has no position {index}")
         epoch, number = divmod(index, self._node.length)
@@ -293,39 +293,39 @@ class BatchSource(ElementSource[Indices]):
         numbers = self._parent.numbers(start, count)
         if numbers is not None:
             return numbers
-        made = batched(self._parent, start, count)
-        if isinstance(made, BatchBlock):
-            return made.batch
-        elements = self._all_of(made, 0)  # up to what made them no batch
+        block = batched(self._parent, start, count)
+        if isinstance(block, BatchBlock):
+            return block.batch
+        elements = self._elements_of(block, 0)  # up to the first that did not fit
         return self._stacked(elements + self._elements(start + len(elements), stop, len(elements)))
 
     def _elements(self, start: int, stop: int, num_before: int = 0) -> list[Any]:
         elements: list[Any] = []
         size = block_len(self._parent.mean_byte_len, stop - start)
-        parts = self._parent.run_incrementally(start, stop - start)
-        for at in range(start, stop, size):
-            made = parts.run(at, min(size, stop - at))
-            elements += self._all_of(made, num_before + len(elements))
+        run = self._parent.run_incrementally(start, stop - start)
+        for position in range(start, stop, size):
+            result = run.run(position, min(size, stop - position))
+            elements += self._elements_of(result, num_before + len(elements))
         return elements
 
-    def _all_of(self, made: Evaluated, num_before: int) -> list[Any]:
-        if made.failure is not None:
-            number = num_before + len(made.elements)
+    def _elements_of(self, result: Evaluated, num_before: int) -> list[Any]:
+        if result.failure is not None:
+            number = num_before + len(result.elements)
             add_note(
-                made.failure, [f"which is element {number} of a batch of {located(self._node)}"]
+                result.failure, [f"which is element {number} of a batch of {located(self._node)}"]
             )
-            raise made.failure
-        return made.elements
+            raise result.failure
+        return result.elements
 
 
 _MISSING = object()
 
 
 class FlatMapSource(ElementSource[Indices]):
-    """The pieces that a user's function splits elements of another plan into."""
+    """The elements that a user's function splits those of another plan into."""
 
     def __init__(self, node: plan.FlatMap, parent: Evaluator) -> None:
-        self._split = node.transform.flat_map
+        self._flat_map = node.transform.flat_map
         self._fan_out = node.transform.max_fan_out
         self._parent = parent
         self.mean_byte_len = parent.mean_byte_len
@@ -333,49 +333,49 @@ class FlatMapSource(ElementSource[Indices]):
         self.reads_lists = parent.reads_lists
 
     @property
-    def waits(self) -> bool:
-        """See `ElementSource.waits`."""
+    def waits_for_storage(self) -> bool:
+        """See `ElementSource.waits_for_storage`."""
         return self._parent.waits_for_storage
 
-    def finish(self, started: Indices) -> Evaluated:
-        """See `ElementSource.finish`; an element is split once for consecutive pieces of it."""
-        wholes, pieces_of = np.divmod(started, self._fan_out)
-        is_new = np.ones(len(wholes), bool)
-        is_new[1:] = wholes[1:] != wholes[:-1]
-        read = self._parent.run_at(wholes[is_new])
-        elements = iter(read.elements)
-        made: list[Any] = []
-        pieces: Sequence[Any] = ()
-        for piece, new in zip(pieces_of.tolist(), is_new.tolist(), strict=True):
+    def finish(self, pending: Indices) -> Evaluated:
+        """See `ElementSource.finish`; consecutive outputs of one input share a call."""
+        parents, numbers = np.divmod(pending, self._fan_out)
+        is_new = np.ones(len(parents), bool)
+        is_new[1:] = parents[1:] != parents[:-1]
+        read = self._parent.run_at(parents[is_new])
+        inputs = iter(read.elements)
+        elements: list[Any] = []
+        outputs: Sequence[Any] = ()
+        for number, new in zip(numbers.tolist(), is_new.tolist(), strict=True):
             if new:
-                element = next(elements, _MISSING)
+                element = next(inputs, _MISSING)
                 if element is _MISSING:
-                    return Evaluated(made, read.failure)
+                    return Evaluated(elements, read.failure)
                 try:
-                    pieces = self._pieces(element)
+                    outputs = self._split(element)
                 except Exception as failure:
-                    return Evaluated(made, failure)
-            made.append(pieces[piece] if piece < len(pieces) else None)
-        return Evaluated(made, None)
+                    return Evaluated(elements, failure)
+            elements.append(outputs[number] if number < len(outputs) else None)
+        return Evaluated(elements, None)
 
-    def _pieces(self, element: Any) -> Sequence[Any]:
+    def _split(self, element: Any) -> Sequence[Any]:
         if element is None:
             return ()
-        pieces = self._split(element)
-        if not isinstance(pieces, Sequence):
-            pieces = list(pieces)
-        if len(pieces) > self._fan_out:
+        outputs = self._flat_map(element)
+        if not isinstance(outputs, Sequence):
+            outputs = list(outputs)
+        if len(outputs) > self._fan_out:
             raise ValueError(
                 "The user-provided FlatMapTransform has a split that exceeds specified max fan-out "
                 f"size. To address this, you can raise the max fan-out size, but for max fan-out "
-                f"size >100, performance may suffer. Split: {len(pieces)}, "
+                f"size >100, performance may suffer. Split: {len(outputs)}, "
                 f"max fan-out: {self._fan_out}."
             )
-        return pieces
+        return outputs
 
 
 class ZipSource(ElementSource[Indices]):
-    """Tuples of what several plans have at the same index."""
+    """Tuples of the elements that several plans have at the same index."""
 
     def __init__(self, parents: Sequence[Evaluator]) -> None:
         self._parents = parents
@@ -385,30 +385,30 @@ class ZipSource(ElementSource[Indices]):
         self.reads_lists = any(parent.reads_lists for parent in parents)
 
     @property
-    def waits(self) -> bool:
-        """See `ElementSource.waits`."""
+    def waits_for_storage(self) -> bool:
+        """See `ElementSource.waits_for_storage`."""
         return any(parent.waits_for_storage for parent in self._parents)
 
-    def start(self, at: Indices) -> list[PendingElements]:
+    def start(self, request: Indices) -> list[PendingElements]:
         """See `ElementSource.start`."""
-        return [parent.begin_at(at) for parent in self._parents]
+        return [parent.start_reads_at(request) for parent in self._parents]
 
-    def settle(self, started: list[PendingElements]) -> list[PendingElements]:
-        """See `ElementSource.settle`."""
-        for begun in started:
-            begun.settle()
-        return started
+    def wait(self, pending: list[PendingElements]) -> list[PendingElements]:
+        """See `ElementSource.wait`."""
+        for elements in pending:
+            elements.wait()
+        return pending
 
-    def finish(self, started: list[PendingElements]) -> Evaluated:
+    def finish(self, pending: list[PendingElements]) -> Evaluated:
         """See `ElementSource.finish`."""
-        made = [begun() for begun in started]
-        tuples = list(zip(*(part.elements for part in made), strict=False))
-        failures = [p.failure for p in made if p.failure and len(p.elements) == len(tuples)]
+        results = [elements() for elements in pending]
+        tuples = list(zip(*(result.elements for result in results), strict=False))
+        failures = [r.failure for r in results if r.failure and len(r.elements) == len(tuples)]
         return Evaluated(tuples, failures[0] if failures else None)
 
 
 class SelectSource(ElementSource[Indices]):
-    """Elements of several plans, picked by a user's map."""
+    """Elements of several plans, selected by a user's `DatasetSelectionMap`."""
 
     def __init__(self, selection: Any, parents: Sequence[Evaluator]) -> None:
         self._selection = selection
@@ -417,37 +417,37 @@ class SelectSource(ElementSource[Indices]):
         self.reads_lists = any(parent.reads_lists for parent in parents)
 
     @property
-    def waits(self) -> bool:
-        """See `ElementSource.waits`."""
+    def waits_for_storage(self) -> bool:
+        """See `ElementSource.waits_for_storage`."""
         return any(parent.waits_for_storage for parent in self._parents)
 
-    def finish(self, started: Indices) -> Evaluated:
+    def finish(self, pending: Indices) -> Evaluated:
         """See `ElementSource.finish`."""
-        picked = one_by_one(self._selection.__getitem__, started.tolist())
-        places: dict[int, list[int]] = {}
-        for place, (number, _) in enumerate(picked.elements):
-            places.setdefault(number, []).append(place)
-        parts = []
-        for number, rows in places.items():
-            keys = np.array([picked.elements[row][1] for row in rows], np.int64)
-            parts.append((np.array(rows), self._parents[number].run_at(keys)))
-        return merged(parts, len(picked.elements), picked.failure)
+        picked = one_by_one(self._selection.__getitem__, pending.tolist())
+        by_parent: dict[int, list[int]] = {}
+        for position, (number, _) in enumerate(picked.elements):
+            by_parent.setdefault(number, []).append(position)
+        results = []
+        for number, positions in by_parent.items():
+            keys = np.array([picked.elements[position][1] for position in positions], np.int64)
+            results.append((np.array(positions), self._parents[number].run_at(keys)))
+        return merged(results, len(picked.elements), picked.failure)
 
 
 def merged(
-    parts: Sequence[tuple[Any, Evaluated]], length: int, failure: BaseException | None = None
+    results: Sequence[tuple[Any, Evaluated]], length: int, failure: BaseException | None = None
 ) -> Evaluated:
-    """Elements of several plans at their places among `length`, up to the first failure.
+    """The results of several sources in the order of their positions, up to the first failure.
 
     Args:
-        parts: Pairs of (places, ascending; what stands there).
-        length: How many places there are.
-        failure: What hindered place `length`, if anything.
+        results: Pairs of (ascending positions in the block, the elements at them).
+        length: Positions in the block.
+        failure: The exception raised for position `length`, if any.
     """
-    made: list[Any] = [None] * length
-    for rows, part in parts:
-        if part.failure is not None and rows[len(part.elements)] < length:
-            length, failure = int(rows[len(part.elements)]), part.failure
-        for row, element in zip(rows.tolist(), part.elements, strict=False):
-            made[row] = element
-    return Evaluated(made[:length], failure)
+    elements: list[Any] = [None] * length
+    for positions, result in results:
+        if result.failure is not None and positions[len(result.elements)] < length:
+            length, failure = int(positions[len(result.elements)]), result.failure
+        for position, element in zip(positions.tolist(), result.elements, strict=False):
+            elements[position] = element
+    return Evaluated(elements[:length], failure)

@@ -1,4 +1,4 @@
-"""What rows and leaves use of a program: they stand below it."""
+"""Interfaces of `Program` for the modules that it imports itself."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class IncrementalEvaluator(Protocol):
     def fill(
         self, targets: Targets, at: int, stop: int, part_len: int
     ) -> tuple[int, Evaluated | None]:
-        """Puts elements from `at` up to `stop` into `targets`."""
+        """Writes the elements from `at` to `stop` to their rows of `targets`."""
 
 
 class PendingElements(Protocol):
     """See `PendingElements` of a program."""
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Waits for the records."""
 
     def __call__(self) -> Evaluated:
-        """The elements, once, on any thread."""
+        """Computes the elements, once, on any thread."""
 
 
 class Evaluator(Protocol):
@@ -48,22 +48,22 @@ class Evaluator(Protocol):
 
     @property
     def waits_for_storage(self) -> bool:
-        """Whether records lately had to be waited for."""
+        """Whether the storage of any source is slow, by its recent reads."""
 
     def run(self, start: int, count: int) -> Evaluated:
         """The elements at `start, ..., start + count - 1`."""
 
-    def begin(self, start: int, count: int) -> PendingElements:
-        """Begins to read what these elements are made of."""
+    def start_reads(self, start: int, count: int) -> PendingElements:
+        """Starts reading the records of these elements."""
 
-    def begin_at(self, index: np.ndarray[tuple[int], np.dtype[np.int64]]) -> PendingElements:
-        """Begins to read what the elements at `index` are made of."""
+    def start_reads_at(self, index: np.ndarray[tuple[int], np.dtype[np.int64]]) -> PendingElements:
+        """Starts reading the records of the elements at `index`."""
 
     def run_incrementally(self, start: int, count: int) -> IncrementalEvaluator:
-        """The elements of `run`, of which each part is made when asked for."""
+        """The elements of `run`, computed in parts on request."""
 
     def run_at(self, index: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Evaluated:
         """The elements at `index`."""
 
     def numbers(self, start: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
-        """The elements as an array, where the plan only arranges the numbers of ranges."""
+        """The elements as an array if the plan only rearranges ranges, otherwise `None`."""

@@ -1,4 +1,4 @@
-"""Blocks of a program's elements in order, computed when asked for or ahead of that."""
+"""Blocks of a program's elements in order, computed on request or prefetched by threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from grainmill._plan.closing import closed_error
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from grainmill._evaluate.batch_blocks import BatchBlock, Made
+    from grainmill._evaluate.batch_blocks import BatchBlock, BlockResult
     from grainmill._evaluate.program import PendingElements, Program
     from grainmill._plan.options import ReadOptions
 
@@ -31,37 +31,37 @@ class Blocks(abc.ABC):
     """The elements of `program` from a position on, a block at a time.
 
     Attributes:
-        position: Where the next block begins.
-        batch_size: Elements that make a batch further on, counted from the last `restart`; 0 if
-            none do, or no longer. Blocks are then batches where that is possible.
-        ready: Batches that the next calls of `take` give without waiting.
+        position: The first position of the next block.
+        batch_size: The size of the batches downstream, counted from the last `restart`; blocks
+            are batches where possible. 0 if there are none, or no longer.
+        ready: Batches that the next calls of `take` return without waiting.
     """
 
     def __init__(self, program: Program, length: int) -> None:
         self.position = 0
         self.batch_size = 0
         self.ready: deque[BatchBlock] = deque()
-        self._rest: Evaluated | None = None  # what comes after those
+        self._rest: Evaluated | None = None  # the elements after those
         self._cancelled = False
         self._program = program
         self._length = length
-        self._first = 0
+        self._batch_origin = 0
 
     def take(self, limit: int) -> Evaluated | BatchBlock:
-        """Returns the elements from `position` on, and moves it past those made.
+        """Returns the elements from `position` on, and advances it.
 
-        There is at least one, unless the first fails or the plan is at its end. A block may hold
-        more than `limit` elements where they were made ahead.
+        Returns at least one element, unless the first fails or the plan has ended. Prefetched
+        blocks may have more than `limit` elements.
 
         Raises:
-            ValueError: `cancel` was called, maybe while this waited.
+            ValueError: `cancel` was called, before or during this call.
         """
         self.check_open()
         if not self.ready and self._rest is None:
             before = self.position
             try:
-                self._make(limit)
-            except BaseException:  # Ctrl-C comes anywhere
+                self._compute_next(limit)
+            except BaseException:  # an interrupt can occur anywhere
                 self.rewind(before)
                 raise
         if self.ready:
@@ -73,41 +73,41 @@ class Blocks(abc.ABC):
         return rest
 
     @abc.abstractmethod
-    def _make(self, limit: int) -> None:
-        """Makes the elements from `position` on, up to the plan's end, and keeps them."""
+    def _compute_next(self, limit: int) -> None:
+        """Computes the elements from `position` on, up to the plan's end, and enqueues them."""
 
-    def _keep(self, made: Made) -> int:
-        """Has the next calls of `take` give `made`; returns how many elements there are."""
-        pieces, self._rest = made
-        for piece in pieces:
-            self.ready += piece.cut(self.batch_size)
-        return sum(map(len, pieces)) + (0 if self._rest is None else len(self._rest.elements))
+    def _enqueue(self, result: BlockResult) -> int:
+        """Makes the next calls of `take` return `result`; returns its number of elements."""
+        batches, self._rest = result
+        for batch in batches:
+            self.ready += batch.split(self.batch_size)
+        return sum(map(len, batches)) + (0 if self._rest is None else len(self._rest.elements))
 
     def restart(self, position: int) -> None:
-        """Makes `position` the next, where a batch begins; what was made ahead is dropped."""
+        """Moves to `position`, the start of a batch, and discards prefetched elements."""
         self.rewind(position)
-        self._first = position
+        self._batch_origin = position
 
     def rewind(self, position: int) -> None:
-        """Makes `position` the next, in mid-batch or not; what was made ahead is dropped."""
+        """Moves to `position`, within a batch or not, and discards prefetched elements."""
         self.position = position
         self.ready.clear()
         self._rest = None
 
-    def _until_batch(self, position: int) -> int:
-        """Elements from `position` to where a batch begins."""
-        return (self._first - position) % self.batch_size if self.batch_size else 0
+    def _len_to_batch_start(self, position: int) -> int:
+        """Elements from `position` to the start of the next batch."""
+        return (self._batch_origin - position) % self.batch_size if self.batch_size else 0
 
-    def _makes_whole_batches(self, pace: Pace) -> bool:
-        """Whether a block may be a whole batch: not where other threads might help with it."""
+    def _computes_whole_batches(self, pace: Pace) -> bool:
+        """Whether blocks are whole batches: not slow ones, which threads may share."""
         if not self.batch_size or pace.element_s is None:
             return False
         if pace.element_s * self.batch_size > tuning.WHOLE_BATCH_S:
             return False
         return not self._program.waits_for_storage
 
-    def start(self) -> None:  # noqa: B027 - there may be nothing to begin
-        """Begins to make elements ahead."""
+    def start(self) -> None:  # noqa: B027 - nothing to do without prefetching
+        """Starts prefetching."""
 
     def cancel(self) -> None:
         """See `Stage.cancel`."""
@@ -118,76 +118,76 @@ class Blocks(abc.ABC):
         if self._cancelled:
             raise closed_error()
 
-    def close(self) -> None:  # noqa: B027 - there may be nothing to stop
-        """Stops what runs; safe to call again."""
+    def close(self) -> None:  # noqa: B027 - nothing to do without threads or processes
+        """Stops threads or processes; can be called again."""
 
 
 class Pace:
-    """How many elements to make at once, so that a block takes about `block_s` seconds.
+    """How many elements to compute at once, so that a block takes about `block_s` seconds.
 
     Attributes:
-        most: The most that may be made at once.
-        count: How many to make at once now.
-        element_s: What one element took in the last block; `None` before the first.
+        max_count: The limit of `count`.
+        count: How many elements to compute at once.
+        element_s: Seconds per element of the last block; `None` before the first.
         is_growing: Whether later blocks will probably be larger.
     """
 
-    def __init__(self, most: int, block_s: float, *, by_lists: bool = False) -> None:
-        self.most = max(1, most)
+    def __init__(self, max_count: int, block_s: float, *, by_lists: bool = False) -> None:
+        self.max_count = max(1, max_count)
         self.count = 1
         self.is_growing = True
         self.element_s: float | None = None
         self._block_s = block_s
-        self._by_lists = by_lists  # users' objects are asked for `count` elements at once
-        self._before: tuple[int, float] | None = None  # another length and `element_s` with it
-        self._num_held = 0  # blocks for which the length stays as it is
+        self._by_lists = by_lists  # users' `__getitems__` are called for `count` elements at once
+        self._previous: tuple[int, float] | None = None  # another list length and its `element_s`
+        self._num_held = 0  # blocks for which the length is not changed
 
     def record(self, count: int, elapsed_s: float) -> None:
-        """Takes note that `count` elements took `elapsed_s`."""
+        """Records that `count` elements took `elapsed_s`."""
         self.element_s = elapsed_s / count
         is_long = elapsed_s >= self._block_s / 2
         if self._by_lists and is_long:
             if count == self.count:
-                self.count = min(self.most, self._list_len(count, self.element_s))
+                self.count = min(self.max_count, self._list_len(count, self.element_s))
         elif elapsed_s > self._block_s:
             self.count = max(1, min(self.count, count) // 2)
         elif not is_long and count >= self.count:
-            self.count = min(self.most, self.count * 2)
-            self._before, self._num_held = None, 0
-        grows_anyway = self._by_lists and self.count < tuning.LEAST_LISTED
-        self.is_growing = (not is_long or grows_anyway) and self.count < self.most
+            self.count = min(self.max_count, self.count * 2)
+            self._previous, self._num_held = None, 0
+        grows_anyway = self._by_lists and self.count < tuning.MIN_LIST_LEN
+        self.is_growing = (not is_long or grows_anyway) and self.count < self.max_count
 
     def _list_len(self, count: int, element_s: float) -> int:
-        """How many elements to ask for after a list of `count`, which took long.
+        """The length of the next list after one of `count` elements, which took long.
 
-        A call may cost the same for any list, or every element as much again. So a longer list
-        has to make its elements cheaper, and a shorter one must not make them dearer.
+        A call may cost the same whatever the number of elements, or not. So longer lists are kept
+        only if they make an element cheaper, shorter ones unless they make it more expensive.
         """
-        least, share = tuning.LEAST_LISTED, tuning.CHEAPER_SHARE
+        least, share = tuning.MIN_LIST_LEN, tuning.CHEAPER_SHARE
         if self._num_held:
             self._num_held -= 1
             return count
-        before, self._before = self._before, (count, element_s)
+        previous, self._previous = self._previous, (count, element_s)
         if count < least:
             return 2 * count
-        if before is None or before[0] == count:
+        if previous is None or previous[0] == count:
             return 2 * count if count == least else max(least, count // 2)
-        if before[0] < count:
-            return 2 * count if element_s < share * before[1] else max(least, count // 2)
-        if before[1] < share * element_s:
-            self._before, self._num_held = None, tuning.LISTS_HELD
-            return before[0]
+        if previous[0] < count:
+            return 2 * count if element_s < share * previous[1] else max(least, count // 2)
+        if previous[1] < share * element_s:
+            self._previous, self._num_held = None, tuning.LISTS_HELD
+            return previous[0]
         if count == least:
-            self._before, self._num_held = None, tuning.LISTS_HELD
+            self._previous, self._num_held = None, tuning.LISTS_HELD
         return max(least, count // 2)
 
 
 class Demand:
-    """What a thread that makes elements has to know of those who want them.
+    """What the thread that computes elements knows about the consumer.
 
     Attributes:
-        ended: Whether nobody wants any more.
-        urgent: Whether somebody waits.
+        ended: Whether the consumer is closed.
+        urgent: Whether the consumer waits.
     """
 
     __slots__ = ("ended", "urgent")
@@ -197,53 +197,53 @@ class Demand:
 
 
 class _Block:
-    """A run of positions on its way to the consumer.
+    """A block of positions that is being computed or waits for the consumer.
 
     Attributes:
         start: Its first position.
-        count: How many positions.
+        count: Its number of positions.
         task: Computes it.
-        so_far: The elements that are there already, where they come one by one.
-        taken: How many of those the consumer has.
+        output: The elements so far, where they are computed one by one.
+        num_taken: How many of those were delivered.
     """
 
-    __slots__ = ("count", "so_far", "start", "taken", "task")
+    __slots__ = ("count", "num_taken", "output", "start", "task")
 
-    def __init__(self, start: int, count: int, task: Task, so_far: list[Any]) -> None:
+    def __init__(self, start: int, count: int, task: Task, output: list[Any]) -> None:
         self.start = start
         self.count = count
         self.task = task
-        self.so_far = so_far
-        self.taken = 0
+        self.output = output
+        self.num_taken = 0
 
     @property
     def is_done(self) -> bool:
-        """Whether it is computed, or nobody wants it."""
+        """Whether it is computed or cancelled."""
         return not self.task.done.locked()
 
-    def result(self) -> Made:
-        """What came of it, and was not taken yet."""
+    def result(self) -> BlockResult:
+        """Its result, without the elements already delivered."""
         failure = self.task.failure
         if failure is not None:
             return [], Evaluated([], failure)
-        pieces, rest = self.task.result
-        if self.taken:
-            rest = Evaluated(rest.elements[self.taken :], rest.failure)
-        return pieces, rest
+        batches, rest = self.task.result
+        if self.num_taken:
+            rest = Evaluated(rest.elements[self.num_taken :], rest.failure)
+        return batches, rest
 
-    def take_so_far(self) -> Made:
-        """The elements that are there already, and were not taken yet."""
-        elements = self.so_far[self.taken :]
-        self.taken += len(elements)
+    def take_partial(self) -> BlockResult:
+        """The elements computed so far and not yet delivered."""
+        elements = self.output[self.num_taken :]
+        self.num_taken += len(elements)
         return [], Evaluated(elements, None)
 
 
 class Budget(NamedTuple):
-    """Bytes that elements ahead may take.
+    """Limits on the bytes of prefetched elements.
 
     Attributes:
-        total: All of them.
-        whole_batches: Batches that take little time, beyond two of them.
+        total: For all of them.
+        whole_batches: For batches that are computed quickly, except the first two.
     """
 
     total: int
@@ -251,37 +251,36 @@ class Budget(NamedTuple):
 
 
 class Executor(Blocks):
-    """Computes elements ahead, in order, within bounds of elements and of bytes.
+    """Prefetches elements, in order, within limits on their number and bytes.
 
-    Without threads, elements are computed in the caller when they are asked for. With threads,
-    named `grain-prefetch_<n>`, they are computed as far ahead as the options say; how many of the
-    allowed threads get work is found out while running (`Tuner`). Where a batch follows that takes
-    little time, it is one block: its rows are copied by the core that has just computed them.
-    Where records have to be waited for, the reads of all elements ahead are under way at once,
-    however few threads there are and however small blocks.
+    Without threads, elements are computed in the caller on request. With threads, named
+    `grain-prefetch_<n>`, they are prefetched as far as the options say; a `Tuner` decides how many
+    of the allowed threads get work. Batches that are computed quickly are one block each: the core
+    that computes an element copies it to its row. On slow storage, the reads of all prefetched
+    elements are in flight together, whatever the number of threads and the size of blocks.
 
     Attributes:
-        demand: Given where the consumer is the first of the threads: it computes blocks when it
-            takes them, until the demand has ended.
+        demand: If the consumer is the first of the threads, and computes blocks in `take`: ends
+            when no more are needed.
     """
 
     def __init__(self, program: Program, length: int, options: ReadOptions, budget: Budget) -> None:
         super().__init__(program, length)
         self.demand: Demand | None = None
-        self._at_most = at_most = options.prefetch_buffer_size
-        # Threads that stand in for worker processes do so however little is made ahead.
-        threaded = (at_most or options.num_workers) and program.runs_user_code
+        self._buffer_size = buffer_size = options.prefetch_buffer_size
+        # Threads that replace worker processes run even without a prefetch buffer.
+        threaded = (buffer_size or options.num_workers) and program.runs_user_code
         self._num_threads = options.num_threads if threaded else 0
         self._init = options.worker_init_fn if options.num_workers else None
         self._budget = budget
         self._element_bytes = mean = program.mean_byte_len
         if self._num_threads:
-            most = block_len(mean, max(1, at_most // 2), tuning.HAND_OVER_BYTES)
-            self._byte_most = block_len(mean, tuning.MOST_DEMANDED, tuning.HAND_OVER_BYTES)
-            self._pace = Pace(most, tuning.HAND_OVER_S, by_lists=program.reads_lists)
+            max_count = block_len(mean, max(1, buffer_size // 2), tuning.HAND_OVER_BYTES)
+            self._max_request = block_len(mean, tuning.MAX_REQUESTED, tuning.HAND_OVER_BYTES)
+            self._pace = Pace(max_count, tuning.HAND_OVER_S, by_lists=program.reads_lists)
         else:
-            most = block_len(mean, at_most or tuning.MOST_DEMANDED)
-            self._pace = Pace(most, tuning.CALLER_BLOCK_S, by_lists=program.reads_lists)
+            max_count = block_len(mean, buffer_size or tuning.MAX_REQUESTED)
+            self._pace = Pace(max_count, tuning.CALLER_BLOCK_S, by_lists=program.reads_lists)
         self._reset()
 
     @property
@@ -291,230 +290,234 @@ class Executor(Blocks):
 
     def _reset(self) -> None:
         self._blocks: deque[_Block] = deque()
-        self._handed_out = self.position
+        self._dispatched_until = self.position
         self._pid = os.getpid()
-        self._threads: ThreadPool | None = None
-        self._inits: list[Task] | None = None  # what threads do first, until that is known done
+        self._pool: ThreadPool | None = None
+        self._inits: list[Task] | None = None  # the first calls of threads; empty once all are done
         if self._num_threads:
-            self._threads = threads = ThreadPool(owner_is_first=self.demand is not None)
-            self._tuner = Tuner(threads, self._num_threads)
-            weakref.finalize(self, threads.dismiss).atexit = False
+            self._pool = pool = ThreadPool(owner_is_first=self.demand is not None)
+            self._tuner = Tuner(pool, self._num_threads)
+            weakref.finalize(self, pool.shutdown).atexit = False
 
     def run_for(self, demand: Demand) -> None:
-        """Has the thread that takes blocks compute them itself, as the first of the threads."""
+        """Makes the thread that calls `take` compute blocks, as the first of the threads."""
         self.demand = demand
         self._reset()
 
-    def _make(self, limit: int) -> None:
+    def _compute_next(self, limit: int) -> None:
         demand = self.demand
         if demand is not None and demand.ended:
             raise closed_error()
-        if self._threads is None:
+        if self._pool is None:
             if not self._blocks and not self._program.waits_for_storage:
-                self._compute(limit)
+                self._compute_in_caller(limit)
                 return
-        elif self._pid != os.getpid():  # a fork leaves the threads behind
+        elif self._pid != os.getpid():  # threads do not survive a fork
             self._reset()
         self._await_inits()
         if not self._blocks:
-            self._handed_out = self.position
-        self._hand_out(limit)
+            self._dispatched_until = self.position
+        self._dispatch(limit)
         if not self._blocks:
             return
         block = self._blocks[0]
-        if self._threads is None:
+        if self._pool is None:
             block.task.prepare()
             block.task.run()
             if block.task.failure is not None:
                 raise block.task.failure
         else:
-            starved_s = self._await(self._threads, block, limit)
+            starved_s = self._await(self._pool, block, limit)
             if starved_s is None:
-                self._keep(block.take_so_far())
+                self._enqueue(block.take_partial())
                 return
             self._tuner.record(block.count, starved_s)
-        made = block.result()
+        result = block.result()
         self._pace.record(block.count, block.task.elapsed_s)
         self._blocks.popleft()
-        self._weigh(made)
-        num_made = self._keep(made)
+        self._record_element_size(result)
+        num_computed = self._enqueue(result)
         rest = self._rest
-        if rest is not None and (rest.failure is not None or num_made + block.taken < block.count):
-            self._drop_blocks(self.position + num_made)
-        elif block.taken and not num_made:  # all of it had been taken, which is not the end
+        if rest is not None and (
+            rest.failure is not None or num_computed + block.num_taken < block.count
+        ):
+            self._drop_blocks(self.position + num_computed)
+        elif block.num_taken and not num_computed:  # all delivered before: not the plan's end
             self._rest = None
-            self._make(limit)
+            self._compute_next(limit)
 
-    def _begin_inits(self) -> None:
-        """Starts the threads that stand in for workers, each with what the user has it call."""
-        if self._threads is not None and self._init is not None and self._inits is None:
+    def _start_inits(self) -> None:
+        """Starts the threads that replace workers, each with a call of `worker_init_fn`."""
+        if self._pool is not None and self._init is not None and self._inits is None:
             call = functools.partial(init_worker, self._init, num_workers=self._num_threads)
-            self._inits = self._threads.start_all(self._num_threads, call)
+            self._inits = self._pool.start_all(self._num_threads, call)
 
     def _await_inits(self) -> None:
-        """Raises what one of those calls raised; whoever goes on after that gets new threads."""
-        threads = self._threads
-        if threads is None or self._init is None or self._inits == []:
+        """Waits for those calls; raises the first failure, after which new threads start."""
+        pool = self._pool
+        if pool is None or self._init is None or self._inits == []:
             return
         failures = []
         try:
-            self._begin_inits()
+            self._start_inits()
             for number, task in enumerate(self._inits or ()):
                 if not number and self.demand is not None:
                     task.run()
                 task.done.acquire()
                 failures += [task.failure] if task.failure is not None else []
-        except BaseException:  # Ctrl-C comes anywhere
-            threads.dismiss()
+        except BaseException:  # an interrupt can occur anywhere
+            pool.shutdown()
             self._reset()
             raise
         self._inits = []
         if failures:
-            threads.dismiss()
+            pool.shutdown()
             self._reset()
             raise failures[0]
 
-    def _compute(self, limit: int) -> None:
-        """Computes the next block in the caller, with nothing ahead."""
-        block, _, whole = self._sizes_for_caller(limit)
+    def _compute_in_caller(self, limit: int) -> None:
+        """Computes the next block in the caller, without prefetching."""
+        size, _, whole = self._sizes_for_caller(limit)
         start = self.position
-        missing = self._until_batch(start)
-        count = min(block, missing or block, self._length - start)
+        to_boundary = self._len_to_batch_start(start)
+        count = min(size, to_boundary or size, self._length - start)
         if count <= 0:
             return
         if self._program.reads_lists and not whole:
             count = block_len(self._element_bytes, count, self._budget.total // 2)
-        began = work_clock_s()
-        if whole and not missing:
-            made: Made = in_batches(self._program, start, count, self.batch_size)
+        started_s = work_clock_s()
+        if whole and not to_boundary:
+            result: BlockResult = in_batches(self._program, start, count, self.batch_size)
         else:
-            made = [], self._program.run(start, count)
-        self._pace.record(count, work_clock_s() - began)
+            result = [], self._program.run(start, count)
+        self._pace.record(count, work_clock_s() - started_s)
         if self._program.reads_lists:
-            self._weigh(made)
-        self._keep(made)
+            self._record_element_size(result)
+        self._enqueue(result)
 
-    def _await(self, threads: ThreadPool, block: _Block, limit: int) -> float | None:
-        """Waits for `block`, or until elements of it have been there for a while.
+    def _await(self, pool: ThreadPool, block: _Block, limit: int) -> float | None:
+        """Waits for `block`, or for a while for some of its elements.
 
         Returns:
-            For how long the consumer was kept from going on; `None` if `block` is not done.
+            For how long the consumer had no elements; `None` if `block` is not done.
         """
         done = block.task.done
         if self.demand is not None:
-            began = time.perf_counter()
-            threads.help_until(block.task)
+            started_s = time.perf_counter()
+            pool.help_until(block.task)
             if done.acquire(blocking=False):
-                return time.perf_counter() - began if self.demand.urgent else 0.0
+                return time.perf_counter() - started_s if self.demand.urgent else 0.0
         if done.acquire(blocking=False):
             return 0.0
-        began = time.perf_counter()
+        started_s = time.perf_counter()
         while not done.acquire(timeout=tuning.LOOK_S):
             now = time.perf_counter()
             self.check_open()
             if self.demand is not None and self.demand.ended:
                 raise closed_error()
-            self._tuner.record(0, now - began)
-            began = now
-            if len(block.so_far) > block.taken:
+            self._tuner.record(0, now - started_s)
+            started_s = now
+            if len(block.output) > block.num_taken:
                 return None
-            self._hand_out(limit)
-        return time.perf_counter() - began
+            self._dispatch(limit)
+        return time.perf_counter() - started_s
 
-    def _weigh(self, made: Made) -> None:
-        """Takes note of how many bytes elements have."""
-        pieces, rest = made
-        if pieces:
-            self._element_bytes = byte_len(pieces[0].batch) / max(1, len(pieces[0]))
+    def _record_element_size(self, result: BlockResult) -> None:
+        """Records the bytes of an element."""
+        batches, rest = result
+        if batches:
+            self._element_bytes = byte_len(batches[0].batch) / max(1, len(batches[0]))
         elif rest is not None and rest.elements:
             self._element_bytes = max(self._program.mean_byte_len, byte_len(rest.elements[-1]))
 
-    def _hand_out(self, limit: int) -> None:
-        if self._threads is None:
-            block, bound, whole = self._sizes_for_caller(limit)
+    def _dispatch(self, limit: int) -> None:
+        if self._pool is None:
+            size, bound, whole = self._sizes_for_caller(limit)
         else:
-            block, bound, whole = self._sizes_for_threads(limit)
+            size, bound, whole = self._sizes_for_threads(limit)
         if self._element_bytes:
             affordable = max(1, int(self._budget.total / self._element_bytes))
             bound = min(bound, affordable)
             if not whole:
-                block = min(block, max(1, affordable // 2))
-        far = self._program.waits_for_storage
-        ahead = self._threads is not None or (self._at_most and far)
-        # What is begun further ahead than that would only keep the next records waiting.
+                size = min(size, max(1, affordable // 2))
+        is_slow = self._program.waits_for_storage
+        prefetches = self._pool is not None or (self._buffer_size and is_slow)
+        # Reads started beyond this limit would only delay those needed next.
         num_records = self._program.num_records
-        records = sum(block.count for block in self._unfinished()) * num_records if far else 0
-        most = tuning.MOST_AT_ONCE
+        records = sum(block.count for block in self._unfinished()) * num_records if is_slow else 0
+        max_blocks = tuning.MAX_BLOCKS_IN_FLIGHT
         by_lists = self._program.reads_lists
-        if self._pace.is_growing and (self._num_active == 1 or by_lists) and not far:
-            # A buffer full of the small blocks that come first would cost more than later ones.
-            most = max(0, self._num_active + 1 - len(self._unfinished()))
+        if self._pace.is_growing and (self._num_active == 1 or by_lists) and not is_slow:
+            # A buffer full of the first, small blocks would cost more than larger ones do later.
+            max_blocks = max(0, self._num_active + 1 - len(self._unfinished()))
         for number in itertools.count():
-            enough = records >= tuning.MOST_READS_AT_ONCE if far else number >= most
-            if self._blocks and (enough or not ahead):
+            is_enough = records >= tuning.MAX_RECORDS_IN_FLIGHT if is_slow else number >= max_blocks
+            if self._blocks and (is_enough or not prefetches):
                 return
             if number and self._blocks[0].is_done and not self._blocks[-1].is_done:
-                return  # to begin reads takes a while; something is under way
-            start = self._handed_out
-            missing = self._until_batch(start)
-            count = min(block, missing or block, self._length - start)
+                return  # starting reads takes a while, and others are in flight
+            start = self._dispatched_until
+            to_boundary = self._len_to_batch_start(start)
+            count = min(size, to_boundary or size, self._length - start)
             if count <= 0 or (self._blocks and start + count - self.position > bound):
                 return
-            self._begin(start, count, as_batches=whole and not missing)
+            self._start_block(start, count, as_batches=whole and not to_boundary)
             records += count * num_records
 
     def _unfinished(self) -> list[_Block]:
         """The blocks that are not computed yet."""
         return [block for block in self._blocks if not block.is_done]
 
-    def _begin(self, start: int, count: int, *, as_batches: bool) -> None:
+    def _start_block(self, start: int, count: int, *, as_batches: bool) -> None:
         if as_batches:
             batches = functools.partial(in_batches, self._program, start, count, self.batch_size)
             block = _Block(start, count, Task(batches), [])
         else:
-            begun = self._program.begin(start, count)
-            so_far: list[Any] = []
-            task = Task(functools.partial(_elements, begun, so_far), begun.settle)
-            block = _Block(start, count, task, so_far)
-        if self._threads is not None:
-            self._threads.submit(block.task)
+            pending = self._program.start_reads(start, count)
+            output: list[Any] = []
+            task = Task(functools.partial(_elements, pending, output), pending.wait)
+            block = _Block(start, count, task, output)
+        if self._pool is not None:
+            self._pool.submit(block.task)
         self._blocks.append(block)
-        self._handed_out += count
+        self._dispatched_until += count
 
     def _sizes_for_caller(self, limit: int) -> tuple[int, int, bool]:
-        """Elements in a block, the most elements ahead, and whether blocks are whole batches."""
-        count = self._pace.count if self._at_most else min(limit, self._pace.count)
-        whole = self._makes_whole_batches(self._pace)
+        """Elements in a block, the maximum to prefetch, and whether blocks are whole batches."""
+        count = self._pace.count if self._buffer_size else min(limit, self._pace.count)
+        whole = self._computes_whole_batches(self._pace)
         if whole:
-            several = self._at_most and self._program.batches_small
+            several = self._buffer_size and self._program.batches_small
             count = self.batch_size * (max(1, count // self.batch_size) if several else 1)
-        return count, self._at_most, whole
+        return count, self._buffer_size, whole
 
     def _sizes_for_threads(self, limit: int) -> tuple[int, int, bool]:
         """See `_sizes_for_caller`."""
-        if self._makes_whole_batches(self._pace):
-            block = self.batch_size * self._batches_at_once()
+        if self._computes_whole_batches(self._pace):
+            size = self.batch_size * self._batches_per_task()
             row_byte_len = max(1.0, self._program.row_byte_len)
-            bound = min(self._at_most, int(self._budget.whole_batches / row_byte_len))
-            return block, max(bound, 2 * block), True
-        count, most = self._pace.count, self._pace.most
-        demanded = min(limit, self._byte_most) if limit > most else 0
-        block = max(count, demanded if count == most else 0)
-        bound = max(self._at_most, 2 * demanded)
-        # Every thread is to have one.
-        return min(block, max(1, bound // (self._num_active + 1))), bound, False
+            bound = min(self._buffer_size, int(self._budget.whole_batches / row_byte_len))
+            return size, max(bound, 2 * size), True
+        count, max_count = self._pace.count, self._pace.max_count
+        requested = min(limit, self._max_request) if limit > max_count else 0
+        size = max(count, requested if count == max_count else 0)
+        bound = max(self._buffer_size, 2 * requested)
+        # One block for every thread.
+        return min(size, max(1, bound // (self._num_active + 1))), bound, False
 
     @property
     def _num_active(self) -> int:
-        return 1 if self._threads is None else self._threads.active
+        return 1 if self._pool is None else self._pool.active
 
-    def _batches_at_once(self) -> int:
-        """Batches in a task: several where they are small and take little time."""
+    def _batches_per_task(self) -> int:
+        """Batches in a task: several if they are small and fast."""
         row_byte_len, element_s = self._program.row_byte_len, self._pace.element_s
         if not row_byte_len or not element_s:
             return 1
-        most = block_len(row_byte_len, tuning.SMALL_TIMES * self._at_most, tuning.SMALL_BYTES)
-        return max(1, min(most, int(tuning.HAND_OVER_S / element_s)) // self.batch_size)
+        max_count = block_len(
+            row_byte_len, tuning.SMALL_TIMES * self._buffer_size, tuning.SMALL_BYTES
+        )
+        return max(1, min(max_count, int(tuning.HAND_OVER_S / element_s)) // self.batch_size)
 
     def rewind(self, position: int) -> None:
         """See `Blocks.rewind`."""
@@ -522,37 +525,37 @@ class Executor(Blocks):
         self._drop_blocks(position)
 
     def _drop_blocks(self, position: int) -> None:
-        """Has the elements from `position` on computed anew."""
+        """Discards the blocks from `position` on."""
         if self._blocks:
             for block in self._blocks:
                 block.task.call = None
             self._blocks.clear()
-        if self._threads is not None:
-            self._threads.drop()
-        self._handed_out = position
+        if self._pool is not None:
+            self._pool.drop()
+        self._dispatched_until = position
 
     def start(self) -> None:
         """See `Blocks.start`."""
-        if self._threads is not None or self._program.waits_for_storage:
-            self._begin_inits()
-            self._hand_out(1)
+        if self._pool is not None or self._program.waits_for_storage:
+            self._start_inits()
+            self._dispatch(1)
 
     def cancel(self) -> None:
         """See `Blocks.cancel`."""
         super().cancel()
-        threads = self._threads
-        if threads is not None:
-            threads.dismiss()
+        pool = self._pool
+        if pool is not None:
+            pool.shutdown()
 
     def close(self) -> None:
         """See `Blocks.close`."""
         self.rewind(self.position)
-        if self._threads is not None:
-            self._threads.dismiss()
+        if self._pool is not None:
+            self._pool.shutdown()
 
 
 def init_worker(init: Callable[[int, int], None], worker: int, num_workers: int) -> None:
-    """Calls what a thread that stands in for a worker process is to call first.
+    """Calls `worker_init_fn` on a thread that replaces a worker process.
 
     Raises:
         BaseException: What `init` raised, with a note that names the worker.
@@ -564,5 +567,5 @@ def init_worker(init: Callable[[int, int], None], worker: int, num_workers: int)
         raise
 
 
-def _elements(begun: PendingElements, so_far: list[Any]) -> Made:
-    return [], begun(so_far)
+def _elements(pending: PendingElements, output: list[Any]) -> BlockResult:
+    return [], pending(output)

@@ -1,8 +1,8 @@
-"""Chains of user functions as one loop: each element goes through all of them in one pass.
+"""User functions fused into one generated loop: each element goes through all of them in one pass.
 
-The loop is generated for the kinds of its steps, since a call through a list of steps would cost
-as much as a short user function. One element is finished before the next is begun, so a failure
-leaves behind exactly the elements before it.
+A loop is generated for each sequence of kinds of steps, as calls through a list of steps would cost
+as much as a short user function. One element is finished before the next is started, so after a
+failure exactly the elements before it are there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _INDEXED_KINDS = ("indexed", "random")
 
 
 class Evaluated(NamedTuple):
-    """Elements in order, up to the one whose making raised `failure`, if any did."""
+    """Elements in order, up to the one that raised `failure`, if any."""
 
     elements: list[Any]
     failure: BaseException | None
@@ -42,7 +42,7 @@ class Evaluated(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step:
-    """A user function in a chain; `column` tells the column of indices it is called with."""
+    """A user function in a chain; `column` is that of the indices it takes."""
 
     kind: StepKind
     function: Callable[..., Any]
@@ -51,7 +51,7 @@ class Step:
 
 
 class Fused:
-    """The steps of a chain as one callable."""
+    """The steps of a chain fused into one callable."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = tuple(steps)
@@ -63,21 +63,21 @@ class Fused:
         self,
         elements: Iterable[Any],
         columns: Sequence[Sequence[int]] = (),
-        made: list[Any] | None = None,
+        output: list[Any] | None = None,
     ) -> Evaluated:
         """Applies the steps to each of `elements`.
 
         Args:
-            elements: What goes in; indices where the first step reads.
+            elements: The inputs; indices if the first step reads.
             columns: One index per element for each step that takes one, in order.
-            made: The list that the result is to have; it grows while others may look.
+            output: The list to append to; other threads may read it meanwhile.
         """
         if self._loop is None:
             return Evaluated(list(elements), None)
-        return evaluated(self._run, elements, columns, made)
+        return evaluated(self._run, elements, columns, output)
 
     def runs(self, functions: Any) -> bool:
-        """Whether a loop with these functions is that of these steps."""
+        """Whether a loop with `functions` is the one of these steps."""
         return self._functions is functions
 
     def _run(
@@ -91,30 +91,30 @@ class Fused:
 
 
 def evaluated(
-    loop: Callable[..., None], elements: Iterable[Any], given: Any, made: list[Any] | None = None
+    loop: Callable[..., None], elements: Iterable[Any], given: Any, output: list[Any] | None = None
 ) -> Evaluated:
-    """What `loop(elements, given, append)` appends to `made`, up to the element that fails."""
-    made = [] if made is None else made
+    """Calls `loop(elements, given, output.append)`; returns the elements up to a failure."""
+    output = [] if output is None else output
     try:
-        loop(elements, given, made.append)
+        loop(elements, given, output.append)
     except StopIteration as stop:
-        failure = stopped(stop)
+        failure = stop_iteration_error(stop)
         failure.__cause__ = stop
-        return Evaluated(made, failure)
+        return Evaluated(output, failure)
     except Exception as failure:
-        return Evaluated(made, failure)
+        return Evaluated(output, failure)
     except BaseException as failure:
-        if _leaves_at_once and threading.current_thread() is threading.main_thread():
-            raise  # Ctrl-C should not wait for its turn
-        return Evaluated(made, failure)
-    return Evaluated(made, None)
+        if _raises_interrupts and threading.current_thread() is threading.main_thread():
+            raise  # an interrupt is not delayed until its element is delivered
+        return Evaluated(output, failure)
+    return Evaluated(output, None)
 
 
 _STOPPED: Final = "raised StopIteration, which does not end the data"
 
 
-def stopped(stop: StopIteration) -> RuntimeError:
-    """What a user's function raises in effect that lets `stop` out, which would end the data."""
+def stop_iteration_error(stop: StopIteration) -> RuntimeError:
+    """The exception for a user's function that raised `stop`, which would end the data."""
     code = first_users_code(stop)
     named = ""
     if code is not None:
@@ -125,16 +125,16 @@ def stopped(stop: StopIteration) -> RuntimeError:
     )
 
 
-_leaves_at_once = True
+_raises_interrupts = True
 
 
 def defer_interrupts() -> None:
-    """Has what is no `Exception`, such as Ctrl-C, wait for its turn in the main thread too.
+    """Delivers interrupts and the like in the order of elements, in the main thread, too.
 
-    For processes that no Ctrl-C is meant for.
+    For processes that Ctrl-C is not meant for.
     """
-    global _leaves_at_once  # noqa: PLW0603 - a property of the process
-    _leaves_at_once = False
+    global _raises_interrupts  # noqa: PLW0603 - a property of the process
+    _raises_interrupts = False
 
 
 @functools.lru_cache(maxsize=256)
@@ -158,7 +158,7 @@ _STEP: Final = re.compile(r"\bf(\d+)\(")
 
 
 def _generated(lines: Sequence[str], scope: dict[str, Any]) -> dict[str, Any]:
-    """What these lines of code define in `scope`, and which of them call which step."""
+    """Runs `lines` in `scope` and returns it; records which line calls which step."""
     calls = ((number, _STEP.search(line)) for number, line in enumerate(lines, 1))
     scope["step_of_line"] = {number: int(call[1]) for number, call in calls if call}
     exec(compile("\n".join(lines), _GENERATED, "exec"), scope)
@@ -166,11 +166,11 @@ def _generated(lines: Sequence[str], scope: dict[str, Any]) -> dict[str, Any]:
 
 
 class Passed(NamedTuple):
-    """Generated code that a failure came through.
+    """A frame of generated code in a traceback.
 
     Attributes:
-        step: The step whose function raised it; `None` where that is in code called by this one.
-        functions: Those of the steps, in a loop over the elements of a block.
+        step: The step whose function raised; `None` if that was in another generated frame.
+        functions: The functions of the steps, in a loop over the elements of a block.
     """
 
     step: int | None
@@ -178,14 +178,14 @@ class Passed(NamedTuple):
 
 
 def passed_by(failure: BaseException) -> list[Passed]:
-    """The generated code that `failure` came through, the caller's first.
+    """The frames of generated code in the traceback of `failure`, the outermost first.
 
-    Which step it was is told by the line that it came from, so that the loops do not note it.
+    The step follows from the line number, so the loops need not record it.
     """
     frames = list(_generated_frames(failure))
     was_stopped = isinstance(failure.__cause__, StopIteration) and _STOPPED in str(failure)
     if was_stopped and failure.__cause__ is not None and _is_unknown(frames):
-        # It was made of what the function raised, by the code that called that.
+        # The caller of the function created it from what the function raised.
         frames = [*frames[:-1], *list(_generated_frames(failure.__cause__))[:1]]
     return [Passed(step, _functions(frame)) for frame, step in frames]
 
@@ -206,15 +206,15 @@ def _generated_frames(failure: BaseException) -> Iterator[tuple[FrameType, int |
 def _functions(frame: FrameType) -> Any:
     variables = frame.f_locals
     functions = variables.get("functions")
-    if type(variables) is dict:  # a copy that the frame keeps, elements included
+    if type(variables) is dict:  # a copy, which would keep the elements alive
         variables.clear()
     return functions
 
 
 SKIPPED: Final = object()
-"""What stands for an element that a predicate turned down."""
+"""The placeholder of an element that a predicate rejected."""
 
-# In a sequential stage the same, and a predicate that leaves out what it turns down.
+# The kinds of steps in sequential stages, where predicates leave out the elements they reject.
 Kind: TypeAlias = Literal["map", "indexed", "random", "test"]
 
 _NUMBERED: Final[dict[Kind, str]] = {
@@ -225,12 +225,12 @@ _NUMBERED: Final[dict[Kind, str]] = {
 
 @functools.lru_cache(maxsize=256)
 def finisher(kinds: tuple[Kind, ...], *, over_lazy: bool) -> Callable[..., tuple[Any, Any]]:
-    """A function that makes `Block.finish` and `Block.finish_many` for a chain of these steps.
+    """A function that returns `Block.finish` and `Block.finish_many` for a chain of these steps.
 
-    It takes, one for each step where they are sequences: the functions; the generators of random
-    steps; the number of the block's first element, and how far the next one's is from it; the
-    watch of each predicate; the list for the places that were skipped up to a predicate, and
-    after all steps `below`'s; and what finishes the raw elements first, if anything.
+    Its arguments, with one item per step where they are sequences: the functions; the generators of
+    random steps; the number of the block's first element, and the stride of the numbers; the watch
+    of each predicate; the list of the places skipped up to each predicate, and that of `below`, the
+    block upstream; and the function that finishes the raw elements first, if any.
     """
     tests = [i for i, kind in enumerate(kinds) if kind == "test"]
     lines = ["try:"]
@@ -275,5 +275,5 @@ def finisher(kinds: tuple[Kind, ...], *, over_lazy: bool) -> Callable[..., tuple
         "            append(x)",
         "    return one, many",
     ]
-    scope: dict[str, Any] = {"skipped": SKIPPED, "stopped": stopped}
+    scope: dict[str, Any] = {"skipped": SKIPPED, "stopped": stop_iteration_error}
     return _generated(source, scope)["make"]  # type: ignore[no-any-return]

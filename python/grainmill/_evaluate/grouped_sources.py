@@ -1,4 +1,4 @@
-"""Sources of parts that are alike: one leaf for all, of which a block opens those it touches."""
+"""One source for many datasets of the same kind; each is opened when a block first needs it."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from grainmill._native import RecordFiles
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from grainmill._evaluate.element_sources import Indices, PartNumbers
+    from grainmill._evaluate.element_sources import DatasetNumbers, Indices
     from grainmill._evaluate.fuse import Evaluated, Step
     from grainmill._native import ReadQueue
 
-Places: TypeAlias = "tuple[Indices, PartNumbers]"
+DatasetIndices: TypeAlias = "tuple[Indices, DatasetNumbers]"
 
-# Of more parts than this, so many are asked how long their elements are, and spread evenly.
-_MOST_ASKED = 16
+# `mean_byte_len` and the like are taken from this many evenly spaced datasets at most.
+_MAX_SAMPLED = 16
 
 
-class GroupedSource(ElementSource[Places]):
-    """The sources of one chain, told apart by their part numbers.
+class GroupedSource(ElementSource[DatasetIndices]):
+    """The sources of one chain, selected by dataset number.
 
-    `mean_byte_len` is that of the longest of the parts that were asked.
+    `mean_byte_len` is the largest of the sampled datasets.
     """
 
-    def at(self, index: Indices, parts: PartNumbers | None) -> Any:
-        """See `ElementSource.at`."""
-        return index, parts
+    def request(self, index: Indices, datasets: DatasetNumbers | None) -> Any:
+        """See `ElementSource.request`."""
+        return index, datasets
 
 
 class GroupedObjects(GroupedSource):
-    """Users' objects, asked for one element at a time."""
+    """Users' objects, called for one element at a time."""
 
     def __init__(self, sources: Sequence[Any]) -> None:
         self._step = read_step([source.__getitem__ for source in sources])
@@ -45,95 +45,102 @@ class GroupedObjects(GroupedSource):
         """See `ElementSource.first_step`."""
         return self._step
 
-    def finish(self, started: Places) -> Evaluated:
+    def finish(self, pending: DatasetIndices) -> Evaluated:
         """See `ElementSource.finish`."""
-        index, parts = started
-        return one_by_one(self._step.function, zip(parts.tolist(), index.tolist(), strict=True))
+        index, datasets = pending
+        return one_by_one(self._step.function, zip(datasets.tolist(), index.tolist(), strict=True))
 
 
 class GroupedFiles(FileSource):
-    """Records of many sources, each with files of its own, as those of one."""
+    """Records of many sources of files, read as one sequence of files."""
 
     def __init__(self, files: Sequence[RecordFiles], reads: ReadQueue) -> None:
         super().__init__(RecordFiles.joined(files), reads)
         self._starts = np.cumsum([0, *map(len, files[:-1])], dtype=np.int64)
-        self.mean_byte_len = max(files[part].mean_byte_len for part in _asked(len(files)))
+        self.mean_byte_len = max(files[dataset].mean_byte_len for dataset in _sampled(len(files)))
 
-    def at(self, index: Indices, parts: PartNumbers | None) -> Indices:
-        """See `ElementSource.at`."""
-        return index if parts is None else self._starts[parts] + index
+    def request(self, index: Indices, datasets: DatasetNumbers | None) -> Indices:
+        """See `ElementSource.request`."""
+        return index if datasets is None else self._starts[datasets] + index
 
 
-class GroupedOthers(GroupedSource):
-    """What other leaves make, each of which is made when a block first touches it."""
+class GroupedLazySources(GroupedSource):
+    """Any other sources, each created when a block first needs it."""
 
     def __init__(
-        self, leaves: Sequence[Callable[[], ElementSource[Indices]]], *, runs_user_code: bool
+        self, functions: Sequence[Callable[[], ElementSource[Indices]]], *, runs_user_code: bool
     ) -> None:
-        self._leaves = _Opened(leaves)
+        self._sources = _LazySources(functions)
         self.runs_user_code = runs_user_code
-        self._asked = [self._leaves[part] for part in _asked(len(leaves))]
-        self.mean_byte_len = max(leaf.mean_byte_len for leaf in self._asked)
-        self.num_records = max(leaf.num_records for leaf in self._asked)
-        self.reads_lists = any(leaf.reads_lists for leaf in self._asked)
+        self._sampled = [self._sources[dataset] for dataset in _sampled(len(functions))]
+        self.mean_byte_len = max(source.mean_byte_len for source in self._sampled)
+        self.num_records = max(source.num_records for source in self._sampled)
+        self.reads_lists = any(source.reads_lists for source in self._sampled)
 
     @property
-    def waits(self) -> bool:
-        """See `ElementSource.waits`; of those that were asked how long elements are."""
-        return any(leaf.waits for leaf in self._asked)
+    def waits_for_storage(self) -> bool:
+        """See `ElementSource.waits_for_storage`; of the sampled sources."""
+        return any(source.waits_for_storage for source in self._sampled)
 
-    def settle(self, started: Any) -> Any:
-        """See `ElementSource.settle`."""
-        count, by_part = started
+    def wait(self, pending: Any) -> Any:
+        """See `ElementSource.wait`."""
+        count, by_dataset = pending
         return count, [
-            (rows, part, self._leaves[part].settle(begun)) for rows, part, begun in by_part
+            (positions, dataset, self._sources[dataset].wait(of_dataset))
+            for positions, dataset, of_dataset in by_dataset
         ]
 
-    def start(self, at: Places) -> Any:
+    def start(self, request: DatasetIndices) -> Any:
         """See `ElementSource.start`."""
-        index, parts = at
-        started = [
-            (rows, part, self._leaves[part].start(index[rows]))
-            for part, rows in _rows_by_part(parts)
+        index, datasets = request
+        pending = [
+            (positions, dataset, self._sources[dataset].start(index[positions]))
+            for dataset, positions in _positions_by_dataset(datasets)
         ]
-        return len(index), started
+        return len(index), pending
 
-    def finish(self, started: Any) -> Evaluated:
+    def finish(self, pending: Any) -> Evaluated:
         """See `ElementSource.finish`."""
-        count, by_part = started
-        made = [(rows, self._leaves[part].finish(begun)) for rows, part, begun in by_part]
-        return merged(made, count)
+        count, by_dataset = pending
+        results = [
+            (positions, self._sources[dataset].finish(of_dataset))
+            for positions, dataset, of_dataset in by_dataset
+        ]
+        return merged(results, count)
 
-    def read(self, at: Places) -> Evaluated:
+    def read(self, request: DatasetIndices) -> Evaluated:
         """See `ElementSource.read`."""
-        index, parts = at
-        made = [(rows, self._leaves[part].read(index[rows])) for part, rows in _rows_by_part(parts)]
-        return merged(made, len(index))
+        index, datasets = request
+        results = [
+            (positions, self._sources[dataset].read(index[positions]))
+            for dataset, positions in _positions_by_dataset(datasets)
+        ]
+        return merged(results, len(index))
 
 
-class _Opened(dict[int, Any]):
-    """What the functions of a list return, called when their number is first looked up."""
+class _LazySources(dict[int, Any]):
+    """The results of a list of functions, called on the first lookup of their number."""
 
     def __init__(self, functions: Sequence[Callable[[], Any]]) -> None:
         super().__init__()
         self._functions = functions
 
     def __missing__(self, number: int) -> Any:
-        made = self[number] = self._functions[number]()
-        return made
+        source = self[number] = self._functions[number]()
+        return source
 
 
-def _asked(num_parts: int) -> range:
-    return range(0, num_parts, -(-num_parts // _MOST_ASKED))
+def _sampled(num_datasets: int) -> range:
+    return range(0, num_datasets, -(-num_datasets // _MAX_SAMPLED))
 
 
-def _rows_by_part(parts: PartNumbers) -> list[tuple[int, Indices]]:
-    """Each part with the rows where it stands, ascending."""
-    order = np.argsort(parts, kind="stable")
-    in_order = parts[order]
+def _positions_by_dataset(datasets: DatasetNumbers) -> list[tuple[int, Indices]]:
+    """Each dataset's number with its ascending positions in the block."""
+    order = np.argsort(datasets, kind="stable")
+    in_order = datasets[order]
     starts = np.flatnonzero(in_order[1:] != in_order[:-1]) + 1
-    bounds = [0, *starts.tolist(), len(parts)]
-    numbers = in_order[bounds[:-1]].tolist() if len(parts) else []
+    bounds = [0, *starts.tolist(), len(datasets)]
+    numbers = in_order[bounds[:-1]].tolist() if len(datasets) else []
     return [
         (number, order[start:stop])
         for number, (start, stop) in zip(numbers, pairwise(bounds), strict=False)

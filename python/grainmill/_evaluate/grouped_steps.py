@@ -1,7 +1,7 @@
-"""Functions and sources of parts that are alike, called by the number of the part.
+"""Steps that select the function, or the source, of each element by its dataset's number.
 
-A mixture of thousands of datasets, each with a map of its own, is one loop: its columns tell of
-each element which part it is of, and these functions which function that part has.
+So a mixture of thousands of datasets, each with its own map, is one loop: a column has the dataset
+of each element.
 """
 
 from __future__ import annotations
@@ -29,33 +29,32 @@ STEP_KINDS: dict[type[MapNode], StepKind] = {
 
 
 def step_of(nodes: Sequence[plan.Map]) -> tuple[Step, bool]:
-    """One step for `nodes`, all of one kind, and whether it is called with the part too.
+    """One step for `nodes`, all of one kind, and whether it takes the dataset number, too.
 
-    A step that is called with the part has it as its index; one that would be called with an index
-    anyway has the pair (part, index).
+    It takes that number as its index; or the pair (dataset, index) if it takes an index anyway.
     """
     kind = STEP_KINDS[type(nodes[0])]
     if _are_one(nodes):
         return Step(kind, nodes[0].function, None, _generators(nodes[0])), False
     functions = list(map(attrgetter("function"), nodes))
     if kind == "map":
-        return Step("indexed", lambda part, x: functions[part](x)), True
+        return Step("indexed", lambda dataset, x: functions[dataset](x)), True
     if kind == "filter":
-        return Step("indexed", lambda part, x: x if functions[part](x) else None), True
+        return Step("indexed", lambda dataset, x: x if functions[dataset](x) else None), True
     if kind == "indexed":
-        return Step("indexed", lambda place, x: functions[place[0]](place[1], x)), True
+        return Step("indexed", lambda pair, x: functions[pair[0]](pair[1], x)), True
     generators = [IndexedGenerators(node.seed) for node in nodes]  # type: ignore[attr-defined]
 
-    def random(place: tuple[int, int], x: Any) -> Any:
-        part, index = place
-        return functions[part](x, generators[part](index))
+    def random(pair: tuple[int, int], x: Any) -> Any:
+        dataset, index = pair
+        return functions[dataset](x, generators[dataset](index))
 
     return Step("indexed", random), True
 
 
 def read_step(reads: Sequence[Callable[[int], Any]]) -> Step:
-    """A step that reads the element at a pair (part, index)."""
-    return Step("read", lambda place: reads[place[0]](place[1]))
+    """A step that reads the element at a pair (dataset, index)."""
+    return Step("read", lambda pair: reads[pair[0]](pair[1]))
 
 
 def _generators(node: plan.Map) -> IndexedGenerators | None:
@@ -63,7 +62,7 @@ def _generators(node: plan.Map) -> IndexedGenerators | None:
 
 
 def _are_one(nodes: Sequence[plan.Map]) -> bool:
-    """Whether all `nodes` do the same."""
+    """Whether all `nodes` have the same function and seed."""
     first = _identity(nodes[0])
     return all(_identity(node) == first for node in nodes)
 

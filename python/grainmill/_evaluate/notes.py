@@ -1,4 +1,4 @@
-"""What an exception is told of an element of a random-access plan, by arithmetic alone."""
+"""Notes on exceptions: the element, stage and record, computed only when one is raised."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ if TYPE_CHECKING:
 _COLUMN = 0
 
 
-def note_element(failure: BaseException, node: Node, whole: Chain, position: int) -> None:
-    """Notes on `failure` which element of which stage could not be made, and its record.
+def add_element_notes(failure: BaseException, node: Node, whole: Chain, position: int) -> None:
+    """Adds notes to `failure`: which element of which stage failed, and its record.
 
-    An element has the index that it has in the stage that failed. Where it is another element of
-    what is read, a shuffle or so lies between, that is told too. Workers count as everybody does.
+    The index is that in the stage that failed. Where it differs from the index in the plan's last
+    stage, as downstream of a shuffle, that is noted, too. Indices within a worker's share are
+    converted to those of the user's plan.
 
     Args:
-        failure: What was raised.
-        node: The end of the plan.
-        whole: What makes its elements.
-        position: Which of these.
+        failure: The exception.
+        node: The last stage of the plan.
+        whole: The plan's chain.
+        position: The position of the element.
     """
-    with contextlib.suppress(Exception):  # the failure matters more than what is told of it
+    with contextlib.suppress(Exception):  # the failure matters more than its notes
         path = list(_path(random_access(node), position))
         failed = path.index(_failed(failure, path, whole))
         stage, index = path[failed]
@@ -52,49 +53,49 @@ def note_element(failure: BaseException, node: Node, whole: Chain, position: int
 
 
 def described(node: Node, first: int, last: int) -> list[str]:
-    """Lines that tell which elements of a plan something is made of, `first` to `last`."""
+    """Note lines for the elements `first` to `last` of a plan, and their records."""
     paths = [list(_path(random_access(node), at)) for at in (first, last)]
-    (begin, stage), (end, _) = (_numbered(path, _last(path)) for path in paths)
+    (start, stage), (end, _) = (_numbered(path, _last(path)) for path in paths)
     if first == last:
-        return [f"from element {begin} of {stage}", *_record(node, first)]
-    return [f"from elements {begin} to {end} of {stage}"]
+        return [f"from element {start} of {stage}", *_record(node, first)]
+    return [f"from elements {start} to {end} of {stage}"]
 
 
 def _path(node: MapNode, index: int) -> Iterator[tuple[MapNode, int]]:
-    """Each stage that an element comes through, from the last one on, with its index there."""
+    """The stages that an element passes, from the last one upstream, with its index in each."""
     while True:
         yield node, index
-        part = 0
+        number = 0
         if isinstance(node, plan.Mix | plan.Concatenate):
-            leaves = [("leaf", _COLUMN, number) for number in range(len(node.parents))]
-            index, part = _below(joined(node, leaves), index)
+            leaves = [("leaf", _COLUMN, at) for at in range(len(node.parents))]
+            index, number = _upstream_index(joined(node, leaves), index)
         elif type(node) in INDEX_STAGES:
-            index, _ = _below(INDEX_STAGES[type(node)](node, ("leaf", _COLUMN, 0)), index)
+            index, _ = _upstream_index(INDEX_STAGES[type(node)](node, ("leaf", _COLUMN, 0)), index)
         elif not isinstance(node, plan.Map):
             return
-        node = random_access(node.parents[part])
+        node = random_access(node.parents[number])
 
 
-def _below(tree: Any, index: int) -> tuple[int, int]:
-    """The index, and the part, that `tree` takes element `index` from."""
-    _, indices, parts = Resolver(tree).resolve(np.array([index], np.int64))[_COLUMN]
-    return int(indices[0]), 0 if parts is None else int(parts[0])
+def _upstream_index(tree: Any, index: int) -> tuple[int, int]:
+    """The index that `tree` takes element `index` from, and the number of the parent."""
+    _, indices, numbers = Resolver(tree).resolve(np.array([index], np.int64))[_COLUMN]
+    return int(indices[0]), 0 if numbers is None else int(numbers[0])
 
 
 def _last(path: list[tuple[MapNode, int]]) -> int:
-    """Where on `path` the last stage is that is the user's, and no share of one for a worker."""
+    """The last stage on `path` that the user added, rather than one that cuts a worker's share."""
     return next((at for at, (node, _) in enumerate(path) if node.added_at != ""), 0)
 
 
 def _numbered(path: list[tuple[MapNode, int]], at: int) -> tuple[int, str]:
-    """Which element it is of the stage at `at` on `path`, and what that is called."""
+    """The index in the stage at `path[at]` as the user counts, and the stage's text."""
     node, index = path[at]
-    above = path[at + 1 :]
-    shares = [place for place, (stage, _) in enumerate(above) if stage.added_at == ""]
-    if shares and all(isinstance(stage, plan.Map) for stage, _ in above[: shares[0]]):
-        share, _ = above[shares[0]]
+    upstream = path[at + 1 :]
+    shares = [step for step, (stage, _) in enumerate(upstream) if stage.added_at == ""]
+    if shares and all(isinstance(stage, plan.Map) for stage, _ in upstream[: shares[0]]):
+        share, _ = upstream[shares[0]]
         if isinstance(share, plan.Slice):
-            return above[shares[0] + 1][1], located(node)
+            return upstream[shares[0] + 1][1], located(node)
     if any(stage.added_at == "" for stage in node.walk()):  # its source was cut for each worker
         return index, f"a worker's share of {located(node)}"
     return index, located(node)
@@ -117,20 +118,20 @@ def _failed(
 
 
 def _chain_of(chain: Chain, functions: Any, num_after: int) -> tuple[Chain, int] | None:
-    """The chain that calls `functions`, and how many functions come after these."""
+    """The chain that calls `functions`, and how many functions are called after these."""
     if chain.fused.runs(functions):
         return chain, num_after
-    if chain.leaf is None:
-        chains: Any = chain.below
-        for below in chains:
-            found = _chain_of(below, functions, num_after + len(chain.fused.steps))
+    if chain.source is None:
+        chains: Any = chain.inputs
+        for child in chains:
+            found = _chain_of(child, functions, num_after + len(chain.fused.steps))
             if found is not None:
                 return found
     return None
 
 
 def _batched(node: plan.Batch, index: int) -> str:
-    """Which elements a batch is made of."""
+    """A note line with the elements of a batch."""
     parent = random_access(node.parent)
     epoch, number = divmod(index, node.length)
     first = number * node.batch_size
@@ -140,7 +141,7 @@ def _batched(node: plan.Batch, index: int) -> str:
 
 
 def _record(node: Node, position: int) -> list[str]:
-    """Which record an element is made of, where it is one."""
+    """A note line with the record of an element, if it has only one."""
     tree = OriginTree(node)
     origins = tree.origins_at(np.array([position], np.int64))
     source: Any = tree.sources[int(origins.source[0])]

@@ -24,10 +24,10 @@ class Origins(NamedTuple):
     """Where elements come from, one entry for each.
 
     Attributes:
-        source: Which source, counted over the plan from its first to its last.
+        source: The number of the source, in the order of the plan.
         record: The record's index in that source.
-        epoch: How often the source has been gone through before, as its order knows it: a
-            `repeat` that does not reseed stays in epoch 0.
+        epoch: The number of passes over the source before; 0 for a `repeat` that does not
+            reseed.
     """
 
     source: Indices
@@ -36,14 +36,14 @@ class Origins(NamedTuple):
 
 
 class OriginTree:
-    """Answers for one plan; made when it is first asked.
+    """Computes the origins of the elements of one plan.
 
-    An element that a function drops or fails for has an origin like any other. That of a piece of
-    `flat_map` is the element it was split from. Batches, tuples of `zip` and selected elements
-    have their stage as source, and in it the number they have in an epoch of theirs.
+    Elements that a function drops or fails for have origins, too. The origin of an element of
+    `flat_map` is that of its input. Batches, tuples of `zip` and selected elements have their stage
+    as source, and as record their index in its epoch.
 
     Attributes:
-        sources: What source numbers mean.
+        sources: The nodes of the source numbers.
     """
 
     def __init__(self, node: Node) -> None:
@@ -70,12 +70,12 @@ class OriginTree:
 
 
 def _has_epochs(source: MapNode) -> bool:
-    """Whether positions beyond the length start over, not so where the length is unknown."""
+    """Whether positions beyond the length start over; not if the length is unknown."""
     return source.wraps if isinstance(source, plan.Source) else True
 
 
 def _tree(node: Any, sources: list[MapNode]) -> Tree:
-    """The index tree of `node`, in which each source is a part of one column."""
+    """The index tree of `node`, in which all sources share one column."""
     stages = []
     while type(node) in INDEX_STAGES or isinstance(node, plan.Map | plan.FlatMap):
         stages.append(node)

@@ -1,4 +1,4 @@
-"""A random-access plan made ready to run: indices resolved in the engine, functions fused."""
+"""A compiled random-access plan: indices are resolved in the engine, functions are fused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from grainmill._evaluate import chain, element_sources
 from grainmill._evaluate.compile import compiled
 from grainmill._evaluate.context import Context
-from grainmill._evaluate.notes import note_element
+from grainmill._evaluate.notes import add_element_notes
 from grainmill._evaluate.origins import Origins, OriginTree
 from grainmill._native import Resolver, keep_large_blocks
 
@@ -28,38 +28,39 @@ class Program:
     """Evaluates one plan at any positions; safe to use from several threads.
 
     Args:
-        node: The end of the plan.
-        context: What it is run with; its own if `None`.
+        node: The last stage of the plan.
+        context: The options and limits it runs with; new ones if `None`.
 
     Attributes:
-        runs_user_code: Whether user functions or objects take part.
-        mean_byte_len: Bytes of an element at its source on average, 0 where unknown.
-        row_byte_len: Bytes of an element, or of its source if these are more, as last seen in a
-            batch; 0 at first.
-        num_records: Records that go into an element.
-        reads_lists: Whether a user's object is asked for as many elements at once as this is.
-        can_fill: Whether `IncrementalRun.fill` does something, as far as the plan tells.
-        layout: The structure, shapes and dtypes of elements if `IncrementalRun.fill` took part in
-            the last batch, or could not since that was one part; else `None`.
-        element_s: Seconds that an element took lately, waits for storage left out; 0 before the
-            first.
-        batches_small: Whether batches are `BatchBlock.is_small`; `None` before the first.
+        runs_user_code: Whether the plan calls functions or objects of the user.
+        mean_byte_len: Mean bytes of the records behind an element, 0 if unknown.
+        row_byte_len: Bytes of an element in the last batch, or of its records if these are
+            larger; 0 at first.
+        num_records: Records per element.
+        reads_lists: Whether a user's `__getitems__` is called with one list for all elements
+            that are requested at once.
+        can_fill: Whether the engine can read and copy the elements of a batch in its own loop
+            (`IncrementalRun.fill`), as far as the plan shows.
+        layout: The structure, shapes and dtypes of elements if the last batch was filled that
+            way, or was too small for it; otherwise `None`.
+        element_s: Recent seconds per element, without waits for storage; 0 before the first.
+        batches_small: `BatchBlock.is_small` of the first batch; `None` before it.
     """
 
     def __init__(self, node: Node, context: Context | None = None) -> None:
-        keep_large_blocks()  # what one block frees, the next takes again
+        keep_large_blocks()  # so that malloc reuses the memory of freed blocks
         self._node = node
         context = context or Context()
         tree, self._chain = compiled(node, lambda parent: Program(parent, context), context)
         self._resolver = Resolver(tree)
         self.runs_user_code: bool = self._chain.runs_user_code
-        self._leaves = below = [leaf for _, leaf in self._chain.leaves()]
-        self.num_records = max(leaf.num_records for leaf in below)
-        self.reads_lists: bool = any(leaf.reads_lists for leaf in below)
-        self.mean_byte_len: float = max(leaf.mean_byte_len for leaf in below)
+        self._element_sources = sources = [source for _, source in self._chain.sources()]
+        self.num_records = max(source.num_records for source in sources)
+        self.reads_lists: bool = any(source.reads_lists for source in sources)
+        self.mean_byte_len: float = max(source.mean_byte_len for source in sources)
         self._numbers = _numbers_column(self._chain)
         self.row_byte_len = self.mean_byte_len
-        self.can_fill = isinstance(self._chain.below[-1], element_sources.FileSource)
+        self.can_fill = isinstance(self._chain.inputs[-1], element_sources.FileSource)
         self.layout: Layout | None = None
         self.batches_small: bool | None = None
         self.element_s = 0.0
@@ -67,11 +68,11 @@ class Program:
 
     @property
     def waits_for_storage(self) -> bool:
-        """Whether records lately had to be waited for."""
-        return any(leaf.waits for leaf in self._leaves)
+        """Whether the storage of any source is slow, by its recent reads."""
+        return any(source.waits_for_storage for source in self._element_sources)
 
-    def report(self, mark: Callable[[int], None]) -> None:
-        """Has `mark` called with the position of each element that user functions begin to make."""
+    def report_to(self, mark: Callable[[int], None]) -> None:
+        """Makes later runs call `mark` with the position of each element before computing it."""
         self._mark = mark
 
     def run(self, start: int, count: int) -> Evaluated:
@@ -79,54 +80,54 @@ class Program:
         if self._mark is not None:
             return self.run_incrementally(start, count).run(start, count)
         columns = self._resolver.resolve_range(start, count)
-        _, made = chain.run(self._chain, columns, None, count)
-        if made.failure is not None:
-            self.note(made.failure, start + len(made.elements))
-        return made
+        _, result = chain.run(self._chain, columns, None, count)
+        if result.failure is not None:
+            self.annotate(result.failure, start + len(result.elements))
+        return result
 
     def run_incrementally(self, start: int, count: int) -> IncrementalRun:
-        """The elements of `run`, of which each part is made when asked for."""
+        """The elements of `run`, computed in parts on request."""
         columns = self._resolver.resolve_range(start, count)
         return IncrementalRun(self, self._chain, columns, start, self._mark)
 
     def run_at(self, index: Indices) -> Evaluated:
         """The elements at `index`."""
-        made = chain.run(self._chain, self._resolver.resolve(index), None, len(index))[1]
-        if made.failure is not None:
-            self.note(made.failure, int(index[len(made.elements)]))
-        return made
+        result = chain.run(self._chain, self._resolver.resolve(index), None, len(index))[1]
+        if result.failure is not None:
+            self.annotate(result.failure, int(index[len(result.elements)]))
+        return result
 
-    def note(self, failure: BaseException, position: int) -> None:
-        """Notes on `failure` that it is of the element at `position`."""
-        note_element(failure, self._node, self._chain, position)
+    def annotate(self, failure: BaseException, position: int) -> None:
+        """Adds notes to `failure` about the element at `position`."""
+        add_element_notes(failure, self._node, self._chain, position)
 
     @property
     def gives_numbers(self) -> bool:
-        """Whether `numbers` has the elements as an array."""
+        """Whether `numbers` returns arrays."""
         return self._numbers is not None
 
     def numbers(self, start: int, count: int) -> Indices | None:
-        """The elements as an array, where the plan only arranges the numbers of ranges."""
+        """The elements as an array if the plan only rearranges ranges, otherwise `None`."""
         if self._numbers is None:
             return None
         columns = self._resolver.resolve_range(start, count)
         return columns[self._numbers][1] if columns else np.empty(0, np.int64)
 
-    def begin(self, start: int, count: int) -> PendingElements:
-        """Begins to read what the elements at `start, ..., start + count - 1` are made of."""
+    def start_reads(self, start: int, count: int) -> PendingElements:
+        """Starts reading the records of the elements at `start, ..., start + count - 1`."""
         columns = self._resolver.resolve_range(start, count)
         return PendingElements(self, self._chain, columns, count, start)
 
-    def begin_at(self, index: Indices) -> PendingElements:
-        """Begins to read what the elements at `index` are made of."""
+    def start_reads_at(self, index: Indices) -> PendingElements:
+        """Starts reading the records of the elements at `index`."""
         return PendingElements(self, self._chain, self._resolver.resolve(index), len(index), index)
 
     @property
     def sources(self) -> tuple[MapNode, ...]:
-        """What `Origins.source` counts: the sources of the plan and the stages that stand for some.
+        """The nodes that `Origins.source` numbers: sources, and stages that combine elements.
 
-        From a batch, a `zip` or a selection, several elements go into one; the stage itself is
-        what `origins` knows then, and the program of its parent knows more.
+        A batch, a `zip` or a selection combines several elements into one, so the origin is that
+        stage; the program of its parent knows the origins of its inputs.
         """
         return self._origin_tree.sources
 
@@ -144,37 +145,41 @@ class Program:
 
 
 class PendingElements:
-    """Elements whose records are being read where those have to be waited for."""
+    """Elements whose records are being read, where storage is slow."""
 
-    __slots__ = ("_begun", "_chain", "_columns", "_count", "_program", "_where")
+    __slots__ = ("_chain", "_columns", "_count", "_pending", "_positions", "_program")
 
     def __init__(
-        self, program: Program, whole: Chain, columns: Columns, count: int, where: int | Indices
+        self, program: Program, whole: Chain, columns: Columns, count: int, positions: int | Indices
     ) -> None:
         self._program = program
-        self._where = where  # the first position, or all of them
+        self._positions = positions  # the first position, or all of them
         self._chain = whole
         self._columns = columns
         self._count = count
-        self._begun = chain.begin(whole, columns)
+        self._pending = chain.start_reads(whole, columns)
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Waits for the records."""
-        chain.settle(self._chain, self._begun)
+        chain.wait(self._chain, self._pending)
 
-    def __call__(self, made_so_far: list[Any] | None = None) -> Evaluated:
-        """The elements, once, on any thread; also in `made_so_far`, if they come one by one."""
-        columns, begun = self._columns, self._begun
-        _, made = chain.run(self._chain, columns, begun, self._count, made_so_far=made_so_far)
-        if made.failure is not None:
-            where, place = self._where, len(made.elements)
-            position = where + place if isinstance(where, int) else int(where[place])
-            self._program.note(made.failure, position)
-        return made
+    def __call__(self, output: list[Any] | None = None) -> Evaluated:
+        """Computes the elements, once, on any thread.
+
+        Args:
+            output: The list to append the elements to, if they are computed one by one.
+        """
+        columns, pending = self._columns, self._pending
+        _, result = chain.run(self._chain, columns, pending, self._count, output=output)
+        if result.failure is not None:
+            positions, failed = self._positions, len(result.elements)
+            position = positions + failed if isinstance(positions, int) else int(positions[failed])
+            self._program.annotate(result.failure, position)
+        return result
 
 
 class IncrementalRun:
-    """Consecutive elements, made part by part; where they are is known for all of them."""
+    """Consecutive elements whose indices are resolved together and which are computed in parts."""
 
     def __init__(
         self,
@@ -192,66 +197,66 @@ class IncrementalRun:
 
     def run(self, at: int, count: int) -> Evaluated:
         """The elements at `at, ..., at + count - 1`."""
-        columns = chain.part_of(self._columns, at - self._start, at - self._start + count)
+        columns = chain.columns_slice(self._columns, at - self._start, at - self._start + count)
         if self._mark is None:
-            made = chain.run(self._chain, columns, None, count)[1]
+            result = chain.run(self._chain, columns, None, count)[1]
         else:
             self._mark(at)
             marked = functools.partial(chain.marked, self._mark, at)
-            made = chain.run(self._chain, columns, None, count, marked)[1]
-        if made.failure is not None:
-            self._program.note(made.failure, at + len(made.elements))
-        return made
+            result = chain.run(self._chain, columns, None, count, marked)[1]
+        if result.failure is not None:
+            self._program.annotate(result.failure, at + len(result.elements))
+        return result
 
     def fill(
         self, targets: Targets, at: int, stop: int, part_len: int
     ) -> tuple[int, Evaluated | None]:
-        """Puts elements from `at` up to `stop` into `targets`, at their places from the start on.
+        """Writes the elements from `at` to `stop` to their rows of `targets`.
 
-        So many are made at once as are in a part. This ends early where that is not possible:
-        `run` can tell why.
+        Computes `part_len` elements at a time, and stops early at elements that do not fit;
+        `run` shows why.
 
         Returns:
-            How many were put there, and elements after them that have been made already.
+            How many elements were written, and further elements that are already computed.
         """
         whole, first = self._chain, at - self._start
-        if whole.leaf is None:
+        if whole.source is None:
             return 0, None
-        number, leaf = whole.leaf
-        fill = leaf.filler()
+        number, source = whole.source
+        fill = source.fill_function()
         if fill is None:
             return 0, None
-        make: Callable[[list[Any]], Evaluated] = whole.fused.__call__
+        compute: Callable[[list[Any]], Evaluated] = whole.fused.__call__
         if self._mark is not None or whole.step_columns:
-            make = self._maker(at, stop)
-        _, index, parts = self._columns[number]
-        index = leaf.at(index, parts)[first : stop - self._start]
-        filled, rest = fill(index, part_len, make, *targets, first)
+            compute = self._compute_function(at, stop)
+        _, index, datasets = self._columns[number]
+        index = source.request(index, datasets)[first : stop - self._start]
+        filled, rest = fill(index, part_len, compute, *targets, first)
         if rest is not None and rest.failure is not None:
-            self._program.note(rest.failure, at + filled + len(rest.elements))
+            self._program.annotate(rest.failure, at + filled + len(rest.elements))
         return filled, rest
 
-    def _maker(self, at: int, stop: int) -> Callable[[list[Any]], Evaluated]:
-        """What makes the elements from `at` up to `stop` of one list of records after the other."""
+    def _compute_function(self, at: int, stop: int) -> Callable[[list[Any]], Evaluated]:
+        """A function that computes the elements from `at` on from lists of their records."""
 
-        def make(records: list[Any]) -> Evaluated:
+        def compute(records: list[Any]) -> Evaluated:
             nonlocal at
-            first, end = at - self._start, at - self._start + len(records)
-            columns = chain.part_of(self._columns, first, end)
+            first = at - self._start
+            columns = chain.columns_slice(self._columns, first, first + len(records))
             steps = chain.step_values(self._chain, columns)
-            watched = records if self._mark is None else chain.marked(self._mark, at, records)
-            made = self._chain.fused(watched, steps)
+            inputs = records if self._mark is None else chain.marked(self._mark, at, records)
+            result = self._chain.fused(inputs, steps)
             at += len(records)
             if self._mark is not None and at < stop:
                 self._mark(at)  # its record is read next
-            return made
+            return result
 
-        return make
+        return compute
 
 
 def _numbers_column(whole: Chain) -> int | None:
-    """The column that has the elements themselves, if they are numbers of ranges."""
-    if whole.leaf is None or whole.fused.steps:
+    """The column whose indices are the elements, if these are numbers of ranges."""
+    if whole.source is None or whole.fused.steps:
         return None
-    number, leaf = whole.leaf
-    return number if isinstance(leaf, element_sources.RangeSource) else None
+    number, source = whole.source
+    return number if isinstance(source, element_sources.RangeSource) else None

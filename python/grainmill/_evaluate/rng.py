@@ -12,7 +12,7 @@ from grainmill._native import philox_key
 
 
 class _PhiloxKey(ISeedSequence):
-    """Hands `Philox` its key; NumPy would otherwise gather entropy for each generator."""
+    """Passes its key to `Philox`; otherwise NumPy gathers entropy for each generator."""
 
     def __init__(self, seed: int) -> None:
         self._words = np.array(philox_key(operator.index(seed)), np.uint64)
@@ -31,7 +31,7 @@ class IndexedGenerators:
 
     def __init__(self, seed: int, op_seed: int = 0) -> None:
         self._seed = seed
-        # Made at the first call: of the thousands that a plan may have, most are not called soon.
+        # Computed by the first call: a plan may have thousands, few of which are called soon.
         self._key: _PhiloxKey | None = None
         self._op_seed = op_seed
 

@@ -1,9 +1,9 @@
 """Batches: elements of one structure stacked leaf by leaf along a new leading axis.
 
-The result is what `numpy.stack` gives for each leaf. Arrays go row by row into a slot of the
-arena while they are still in the processor's cache; every other leaf is collected and stacked
-at the end. A slot returns to the arena only when the last view of it is gone, so a batch may
-outlive the builder, the arena and the iterator.
+The result equals `numpy.stack` of each leaf. Arrays are copied row by row into a slot of the arena
+while they are in the processor's cache; all other leaves are collected and stacked at the end. A
+slot returns to the arena only when the last view of it is gone, so a batch may outlive the builder,
+the arena and the iterator.
 """
 
 import copy
@@ -19,31 +19,32 @@ from grainmill._tree import Branch, branch, map_structure
 from grainmill._workers.messages import is_receivers_container
 
 _UNLIKE: Final = "Expected all input elements to have the same structure but got:"
-# A slot costs more than it saves below the first figure. A batch above the second is not
-# reserved whole before its elements are seen: its size may be "as many as there are".
+# Batches below the first size are plain NumPy arrays: a slot costs more than it saves. Batches above
+# the second are not allocated whole before their elements are seen, as `batch_size` may only be a
+# bound.
 SLOT_BYTES: Final = 2048
 _RESERVED_BYTES: Final = 1 << 28
 _PLAIN_KINDS: Final = frozenset("biufcmMSUV")
 
 
-# The type of the elements, dict, tuple or list, and for each of its keys where the values go: rows
-# of an array or a list. Both are None for elements that are arrays.
+# Where the values of elements go: the type of the elements (dict, tuple or list), and for each key
+# the rows of an array or a list. Type and key are `None` for elements that are arrays.
 Targets: TypeAlias = tuple[type | None, list[tuple[Any, np.ndarray[Any, Any] | list[Any]]]]
 
 
 class ArraySource(Protocol):
-    """Where the memory of batches comes from."""
+    """An allocator of batches."""
 
     def array(self, shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
-        """An array with whatever bytes its memory held."""
+        """An array with uninitialised memory."""
 
 
 class BatchBuilder:
-    """Takes elements a few at a time and makes batches of them.
+    """Stacks elements, added a few at a time, into batches.
 
     Attributes:
-        first_position: Position of the batch's first element, as error messages name it. It
-            moves on by itself from batch to batch.
+        first_position: Position of the batch's first element, for error messages. It advances
+            from batch to batch.
 
     Example:
         >>> builder = BatchBuilder(2, Arena())
@@ -63,15 +64,15 @@ class BatchBuilder:
         self._exact = True
 
     def __len__(self) -> int:
-        """How many elements the batch has so far."""
+        """The number of elements in the batch so far."""
         return self._num_elements
 
     def push(self, elements: list[Any]) -> None:
-        """Adds elements to the batch; their arrays are copied and no longer needed.
+        """Adds elements to the batch and copies their arrays.
 
         Raises:
-            ValueError: If an element is unlike the batch's first in structure or shape, or if
-                there are more than `batch_size`. The batch is empty again afterwards.
+            ValueError: An element differs from the batch's first in structure or shape, or there
+                are more than `batch_size`. The batch is empty again afterwards.
         """
         if not elements:
             return
@@ -96,10 +97,10 @@ class BatchBuilder:
         """Adds elements as `push` does: `{key: column[row] for key, column in columns.items()}`.
 
         Args:
-            columns: Arrays with one row for each element, and maybe more.
-            order: The elements' rows, in order, int64.
+            columns: Arrays with at least one row for each element.
+            order: The row of each element, in order, int64.
         """
-        if not self._num_elements and len(order) > 1:  # the first says what the batch is made of
+        if not self._num_elements and len(order) > 1:  # the first determines the layout
             self.push_rows(columns, order[:1])
             order = order[1:]
         at, stop = self._num_elements, self._num_elements + len(order)
@@ -109,13 +110,13 @@ class BatchBuilder:
             self.push([{key: column[row] for key, column in columns.items()} for row in rows])
             return
         for target, column in zip(targets, columns.values(), strict=True):
-            np.take(column, order, axis=0, out=target[at:stop], mode="clip")  # "raise" copies twice
+            np.take(column, order, axis=0, out=target[at:stop], mode="clip")  # `raise` copies twice
         self.add_filled(len(order))
 
     def _targets_of(
         self, columns: dict[str, np.ndarray[Any, Any]]
     ) -> list[np.ndarray[Any, Any]] | None:
-        """The `targets` that rows of `columns` fit into; `None` if they do not."""
+        """The `targets` for rows of `columns`; `None` if they do not fit."""
         kind, targets = self.targets or (None, [])
         if kind is not dict or [key for key, _ in targets] != list(columns):
             return None
@@ -126,7 +127,7 @@ class BatchBuilder:
 
     @property
     def targets(self) -> Targets | None:
-        """Where elements like those so far may be put without `push`, if they may."""
+        """Where further elements of this layout may be written without `push`, if possible."""
         column = self._column
         if isinstance(column, _LeafColumn) and column.rows is not None:
             target = column.target()
@@ -135,36 +136,36 @@ class BatchBuilder:
 
     @property
     def layout(self) -> "Layout | None":
-        """What elements are made of that may be put into `targets`; `None` if they may not."""
+        """The layout of elements that can be written to `targets`; `None` if they cannot."""
         column = self._column
         return None if column is None or self.targets is None else column.layout()
 
     def expect(self, layout: "Layout") -> None:
-        """Makes `targets` for elements of this layout before the first has come."""
+        """Allocates `targets` for elements of `layout` before the first arrives."""
         self._column = layout(self._batch_size, self._arena)
 
     def add_filled(self, num_elements: int) -> None:
-        """Takes note that the next elements have been put into `targets`."""
+        """Records that the next elements have been written to `targets`."""
         self._num_elements += num_elements
 
     @property
     def row_byte_len(self) -> int:
-        """Bytes that the arrays of one element take; 0 before the first."""
+        """Bytes of the arrays of one element; 0 before the first."""
         return 0 if self._column is None else self._column.row_byte_len
 
     @property
     def is_exact(self) -> bool:
-        """Whether the rows of the batch last finished stack just as the elements did.
+        """Whether stacking the rows of the last finished batch gives the same dtypes.
 
-        That is not so where NumPy found a dtype for values of several.
+        Not if NumPy promoted values of several types.
         """
         return self._exact
 
     def finish(self) -> Any:
-        """The batch of the elements added since the last one; the builder starts afresh.
+        """Returns the batch of the elements added since the last one, and starts a new one.
 
         Raises:
-            ValueError: If the elements are unlike in structure or shape, or there are none.
+            ValueError: The elements differ in structure or shape, or there are none.
         """
         column, num_elements = self._column, self._num_elements
         if column is None:
@@ -180,7 +181,7 @@ class BatchBuilder:
         return batch
 
     def clear(self) -> None:
-        """Forgets the elements added since the last batch."""
+        """Drops the elements added since the last batch."""
         self._column = None
         self._num_elements = 0
 
@@ -198,19 +199,19 @@ _arenas: list[ArraySource] = []
 
 
 def shared_arena() -> ArraySource:
-    """The arena of this process that batches come from."""
+    """The arena of this process, for all batches."""
     if not _arenas:
         _arenas.append(Arena())
     return _arenas[0]
 
 
 def take_arrays_from(arena: ArraySource) -> None:
-    """Makes `arena` the one of this process."""
+    """Replaces the arena of this process."""
     _arenas[:] = [arena]
 
 
 def stack(elements: list[Any], arena: ArraySource) -> Any:
-    """One batch of all `elements`.
+    """Stacks all `elements` into one batch.
 
     Raises:
         ValueError: If there are none, or their structures or shapes differ.
@@ -259,7 +260,7 @@ def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0)
 
 
 class _UnlikeError(Exception):
-    """Row `row` differs from row 0 at `path`; the builder turns rows into positions."""
+    """Row `row` differs from row 0 at `path`; the builder converts rows to positions."""
 
     def __init__(self, path: str, row: int, expected: str, found: str) -> None:
         super().__init__(path, row, expected, found)
@@ -267,7 +268,7 @@ class _UnlikeError(Exception):
 
 
 class _Column(Protocol):
-    """One place in the structure, over the elements of a batch."""
+    """A node of the elements' structure, over the elements of a batch."""
 
     @property
     def is_exact(self) -> bool: ...
@@ -282,7 +283,7 @@ class _Column(Protocol):
     def layout(self) -> "Layout": ...
 
 
-# Makes the column of a batch of so many elements; it holds no element.
+# Creates the column of a batch of the given size; it refers to no element.
 Layout: TypeAlias = Callable[[int, ArraySource], _Column]
 
 
@@ -298,7 +299,7 @@ def _column(first: Any, batch_size: int, arena: ArraySource, path: str) -> _Colu
 
 
 class _BranchColumn:
-    """A container in every element: its children are columns of their own."""
+    """A container in every element; its children are columns themselves."""
 
     def __init__(self, parts: Branch, children: list[_Column], path: str, first: Any) -> None:
         self.parts = parts
@@ -345,7 +346,7 @@ class _BranchColumn:
 
 
 class _IndexedColumn(_BranchColumn):
-    """A dict, list or tuple in every element, taken apart without looking at each on its own."""
+    """A dict, list or tuple in every element, indexed by the keys of the first element."""
 
     def __init__(self, parts: Branch, children: list[_Column], path: str, first: Any) -> None:
         super().__init__(parts, children, path, first)
@@ -366,12 +367,12 @@ class _IndexedColumn(_BranchColumn):
             try:
                 return [[value[name] for value in values] for name in self._names]
             except KeyError:
-                pass  # The general way finds which element it is.
+                pass  # the general method finds the element
         return super()._columns(values, at)
 
 
 class _LeafColumn:
-    """A leaf in every element: rows of one array, or values still to be stacked."""
+    """A leaf in every element: rows of one array, or a list of values to be stacked later."""
 
     def __init__(self, batch_size: int, arena: ArraySource, path: str) -> None:
         self._batch_size = batch_size
@@ -382,7 +383,7 @@ class _LeafColumn:
         self.is_exact = True
 
     def target(self) -> np.ndarray[Any, Any] | list[Any] | None:
-        """The rows for all values to come, or the list of values; `None` if rows are too few."""
+        """The rows, or the list of values; `None` if there are fewer rows than `batch_size`."""
         if self.rows is None:
             return self._pending
         return self.rows if len(self.rows) == self._batch_size else None
@@ -393,13 +394,13 @@ class _LeafColumn:
 
     def push(self, values: list[Any], at: int) -> None:
         if at == 0:
-            self._begin(values)
+            self._start_rows(values)
         if self.rows is None:
             self._pending.extend(values)
             return
         if at + len(values) > len(self.rows):
             self._grow(at + len(values))
-        # Part of a batch has just been made; all of it at once is more than a cache holds.
+        # Parts of a batch have just been computed; a whole batch exceeds the cache.
         hot = len(values) < self._batch_size
         num_copied = copy_rows(self.rows, values, at, hot=hot)
         if num_copied < len(values):
@@ -423,15 +424,15 @@ class _LeafColumn:
 
         return column
 
-    def _begin(self, values: list[Any]) -> None:
+    def _start_rows(self, values: list[Any]) -> None:
         self.rows = None
         first = _as_array(values[0])
-        if type(first) is np.ndarray and _stacks_as_it_is(first.dtype):
+        if type(first) is np.ndarray and _keeps_dtype(first.dtype):
             self.reserve(first.shape, first.dtype, len(values))
 
-    def reserve(self, row_shape: tuple[int, ...], dtype: Any, at_least: int) -> None:
+    def reserve(self, row_shape: tuple[int, ...], dtype: Any, min_rows: int) -> None:
         row_len = math.prod(row_shape) * dtype.itemsize
-        affordable = max(at_least, _RESERVED_BYTES // max(1, row_len))
+        affordable = max(min_rows, _RESERVED_BYTES // max(1, row_len))
         self.rows = self._array((min(self._batch_size, affordable), *row_shape), dtype)
 
     def _grow(self, num_rows: int) -> None:
@@ -447,7 +448,7 @@ class _LeafColumn:
         return self._arena.array(shape, dtype)
 
     def _push_unlike(self, values: list[Any], at: int) -> None:
-        """Adds values whose first is no array of the rows' dtype and shape."""
+        """Adds values of which the first is not an array of the rows' dtype and shape."""
         rows = self.rows
         if rows is None:
             raise AssertionError("a column without rows compares nothing")
@@ -458,15 +459,15 @@ class _LeafColumn:
             if np.shape(other) != rows.shape[1:] or branch(other) is not None:
                 described = (_described(rows[0]), _described(other))
                 raise _UnlikeError(self._path, at + num_copied, *described)
-            # Same shape, other dtype: NumPy finds the dtype they share once all are there.
-            # As arrays also where rows have no dimension: strings lose their width as scalars.
+            # Another dtype: `numpy.stack` promotes once all values are there. Scalars are kept as
+            # arrays, since strings lose their width as scalars.
             stacked = [rows[i, ...] for i in range(at + num_copied)]
             self._pending = [*stacked, *arrays[num_copied:]]
             self.rows = None
 
 
 def _as_array(leaf: Any) -> Any:
-    """Arrays of other libraries, and files mapped as arrays, as NumPy arrays."""
+    """Converts arrays of other libraries, and memory-mapped files, to NumPy arrays."""
     if type(leaf) is np.ndarray or isinstance(leaf, np.generic) or not hasattr(leaf, "__array__"):
         return leaf
     return leaf if isinstance(leaf, np.ma.MaskedArray) else np.asarray(leaf)
@@ -475,8 +476,8 @@ def _as_array(leaf: Any) -> Any:
 _stacking: dict[Any, bool] = {}
 
 
-def _stacks_as_it_is(dtype: Any) -> bool:
-    """Whether `numpy.stack` keeps `dtype` and its values are their bytes alone."""
+def _keeps_dtype(dtype: Any) -> bool:
+    """Whether `numpy.stack` keeps `dtype`, and its values are plain bytes."""
     known = _stacking.get(dtype)
     if known is None:
         known = dtype.kind in _PLAIN_KINDS and not dtype.hasobject
@@ -486,18 +487,18 @@ def _stacks_as_it_is(dtype: Any) -> bool:
 
 
 def _stacked(values: list[Any], path: str) -> tuple[Any, bool]:
-    """The leaves of a batch as `numpy.stack` makes them, and whether all have one type."""
+    """Stacks leaves as `numpy.stack` does; returns whether all have one type, too."""
     rows = scalars_to_rows(values)
     if rows is not None:
         return rows, True
     kind = type(values[0])
-    uniform = set(map(type, values)) == {kind} and kind is not np.timedelta64  # it has units
+    uniform = set(map(type, values)) == {kind} and kind is not np.timedelta64  # units may differ
     if uniform and (kind is str or kind is bytes or issubclass(kind, np.number | np.bool_)):
         return np.array(values), True
     if is_receivers_container(kind):
         raise ValueError(
-            f"objects of class {kind.__qualname__} cannot be stacked by a worker, as it was the "
-            "main script that registered them with JAX: define the class in a module"
+            f"objects of class {kind.__qualname__} cannot be stacked by a worker, as only the "
+            "main script registered them with JAX: define the class in a module"
         )
     arrays = []
     for row, value in enumerate(values):
@@ -508,7 +509,7 @@ def _stacked(values: list[Any], path: str) -> tuple[Any, bool]:
         return np.expand_dims(arrays[0].copy(), 0), False
     try:
         return np.stack(arrays), False
-    except TypeError as error:  # No dtype holds both, as with dates and numbers.
+    except TypeError as error:  # no common dtype, as for dates and numbers
         row = next(i for i, array in enumerate(arrays) if array.dtype != arrays[0].dtype)
         found = f"{_described(values[row])} ({error})"
         raise _UnlikeError(path, row, _described(values[0]), found) from error

@@ -1,4 +1,4 @@
-"""Time that threads spend at work: waits for storage are none."""
+"""The time that threads work, without waits for storage."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from grainmill._native import waited_s
 
 
 def work_clock_s() -> float:
-    """A clock of the calling thread, in seconds, that stands still while it waits for storage."""
+    """Seconds on a clock of the calling thread that stops while it waits for storage."""
     return time.perf_counter() - waited_s()

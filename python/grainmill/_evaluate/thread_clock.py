@@ -1,4 +1,4 @@
-"""The CPU time of one thread, read by others; how long it waited for a core, where Linux tells."""
+"""The CPU time of one thread, read by others; on Linux, also how long it waited for a core."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _NS = 1e-9
 
 
 class ThreadTimes(NamedTuple):
-    """What a thread did since it began.
+    """The times of a thread since its start.
 
     Attributes:
-        cpu_s: Seconds of CPU.
-        ready_s: Seconds in which it could have computed: those, and its waits for a core.
+        cpu_s: CPU seconds.
+        ready_s: Seconds in which it could have run: CPU seconds and waits for a core.
     """
 
     cpu_s: float
@@ -25,7 +25,7 @@ class ThreadTimes(NamedTuple):
 
 
 class ThreadClock:
-    """The times of the thread that makes it, for one other to read, also once it has ended."""
+    """The times of the thread that creates it, for one other thread, also after the first ended."""
 
     def __init__(self) -> None:
         self._last = ThreadTimes(0.0, 0.0)
@@ -43,7 +43,7 @@ class ThreadClock:
 
     @property
     def is_known(self) -> bool:
-        """Whether this system tells the times of single threads."""
+        """Whether this system has the times of single threads."""
         return self._statistics is not None or self._clock is not None
 
     def read(self) -> ThreadTimes:

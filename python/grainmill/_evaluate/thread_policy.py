@@ -1,4 +1,4 @@
-"""How many threads to run user functions on: measurements of a span of time in, a number out.
+"""How many threads run user functions: a pure function of measurements over a span of time.
 
 There is no clock and no thread in here, so simulated traces test it.
 """
@@ -7,38 +7,39 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# The consumer waits for elements at least this share of the time, or more threads are not tried.
+# More threads are tried only if the consumer waits for elements at least this share of the time.
 STARVED_SHARE = 0.5
-# Threads that compute less than this share of their time wait for something else than the
-# interpreter lock, as long as all together compute less than `WAITING_CORES`: a function that holds
-# the lock keeps one core busy, however many threads call it.
+# Functions wait, rather than compute, if threads use less than this share of their busy time as CPU
+# time, and all together less than `WAITING_CORES`. The second excludes waits for the interpreter
+# lock: functions that hold it keep one core busy, however many threads call them.
 WAITING_SHARE = 0.5
 WAITING_CORES = 0.6
-# Above this many busy cores, functions have run at the same time and so let go of the lock.
+# With more busy cores than this, functions ran at the same time, so they release the lock.
 TOGETHER_CORES = 1.2
-# A trial of more threads is kept where elements come this much faster and none costs more than
-# this. The clock rate of a shared machine may double from one span to the next; CPU time may not.
-WORTHWHILE = 1.3
-TOLERABLE = 1.25
-# A trial of fewer threads is kept where elements come at this share of the rate before.
-AS_FAST = 0.95
-# A function that waits may spend this much of its waiting on waking up.
+# A trial of more threads succeeds if the rate of elements grows by at least the first factor, and
+# the CPU time per element by at most the second. The clock rate of a shared machine, and with it
+# the rate, may double from one span to the next; CPU time may not.
+MIN_SPEEDUP = 1.3
+MAX_COST_RATIO = 1.25
+# A trial of fewer threads succeeds if at least this share of the rate remains.
+MIN_RATE_KEPT = 0.95
+# The share of its waiting time that a function may spend on waking up.
 WAKING_SHARE = 0.02
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 
 
 class Span(NamedTuple):
-    """What a span of time brought.
+    """Measurements over a span of time.
 
     Attributes:
-        elapsed_s: How long it was.
+        elapsed_s: Its length.
         elements: Elements that were computed.
         starved_s: How long the consumer waited for them.
-        busy_s: Seconds the threads spent in functions, added up; waits for storage left out.
-        cpu_s: CPU seconds they used.
-        ready_s: Those, and the seconds in which they waited for a core: on a busy machine, that
-            is no wait of the functions.
+        busy_s: Seconds in functions, summed over threads, without waits for storage.
+        cpu_s: CPU seconds, summed over threads.
+        ready_s: CPU seconds and seconds of waiting for a core, which a busy machine causes, not
+            the functions.
     """
 
     elapsed_s: float
@@ -55,57 +56,57 @@ class Span(NamedTuple):
 
     @property
     def cores(self) -> float:
-        """Cores that were wanted."""
+        """Cores that the threads could have used."""
         return self.ready_s / self.elapsed_s
 
     @property
     def waits(self) -> bool:
-        """Whether the functions wait, rather than compute."""
+        """Whether the functions mostly wait, rather than compute."""
         return self.cores < WAITING_CORES and self.ready_s < WAITING_SHARE * self.busy_s
 
     @property
     def starves(self) -> bool:
-        """Whether the consumer mostly waits."""
+        """Whether the consumer waits most of the time."""
         return self.starved_s > STARVED_SHARE * self.elapsed_s
 
 
 class _Trial(NamedTuple):
-    """Another count that is being tried.
+    """A change of the number of threads that is being tried.
 
     Attributes:
-        threads: The count before.
-        before: What that brought.
-        began: Whether it has gone on for a span.
+        threads: The number before.
+        before: The measurements before.
+        extended: Whether this is its second span.
     """
 
     threads: int
     before: Span
-    began: bool = False
+    extended: bool = False
 
 
 class ThreadPolicy:
-    """Grows while the consumer starves and more threads bring more elements.
+    """Adds threads while the consumer starves and more threads bring more elements.
 
-    A function that waits gets all allowed threads at once. For one that computes, a doubled count
-    is tried, for a second span where the first, a cold start, does not show it: that stays only
-    where functions ran at the same time, elements came clearly faster and none cost clearly more.
-    Where several threads keep no more than one core busy, fewer are tried. Pauses after a trial
-    that failed double. What several threads bring together is now and then compared with what half
-    of them do: the span before they were tried may have been a cold start, or the functions may
+    Functions that wait get all allowed threads at once. For functions that compute, a doubled
+    number is tried, for a second span if the first, a cold start, does not show a gain. It stays
+    only if functions ran at the same time, elements came clearly faster and none cost clearly more.
+    If several threads keep no more than one core busy, fewer are tried. Each pause after a failed
+    trial is twice as long as the one before. Several threads that pay off are compared with half of
+    them now and then: the span before their trial may have been a cold start, or the functions may
     have changed.
 
     Attributes:
-        count: The threads to give work to, from 1 to `allowed`.
-        on_trial: Whether the next span decides whether `count` stays.
+        count: The number of threads to give work to, from 1 to `allowed`.
+        on_trial: Whether the next span decides if `count` stays.
     """
 
     def __init__(self, allowed: int) -> None:
         self.count = 1
         self._allowed = allowed
         self._trial: _Trial | None = None
-        self._rest_s = 0.0
+        self._pause_left_s = 0.0
         self._pause_s = FIRST_PAUSE_S
-        self._proof_s = self._next_proof_s = FIRST_PAUSE_S
+        self._recheck_left_s = self._recheck_pause_s = FIRST_PAUSE_S
 
     @property
     def on_trial(self) -> bool:
@@ -113,19 +114,19 @@ class ThreadPolicy:
         return self._trial is not None
 
     def decide(self, span: Span) -> int:
-        """The count after `span`, in which `count` threads had work."""
+        """The new count after `span`, during which `count` threads had work."""
         trial, self._trial = self._trial, None
         if trial is not None:
-            if not self._is_worth(trial, span):
-                if self.count > trial.threads and not trial.began and not trial.before.waits:
-                    # New threads compute into memory that was never touched.
-                    self._trial = trial._replace(began=True)
+            if not self._succeeded(trial, span):
+                if self.count > trial.threads and not trial.extended and not trial.before.waits:
+                    # New threads start with untouched memory.
+                    self._trial = trial._replace(extended=True)
                 else:
                     self._end_trial(trial)
                 return self.count
-            self._pause_s = self._proof_s = self._next_proof_s = FIRST_PAUSE_S
-        self._rest_s -= span.elapsed_s
-        self._proof_s -= span.elapsed_s
+            self._pause_s = self._recheck_left_s = self._recheck_pause_s = FIRST_PAUSE_S
+        self._pause_left_s -= span.elapsed_s
+        self._recheck_left_s -= span.elapsed_s
         wanted = self._wanted(span)
         if wanted != self.count:
             self._trial = _Trial(self.count, span)
@@ -133,19 +134,19 @@ class ThreadPolicy:
         return self.count
 
     def _end_trial(self, trial: _Trial) -> None:
-        """Goes back to the count before."""
+        """Restores the count before the trial."""
         if self.count < trial.threads and trial.before.cores > TOGETHER_CORES:
-            self._next_proof_s = min(LONGEST_PAUSE_S, 2 * self._next_proof_s)
-            self._proof_s = self._next_proof_s
+            self._recheck_pause_s = min(LONGEST_PAUSE_S, 2 * self._recheck_pause_s)
+            self._recheck_left_s = self._recheck_pause_s
         else:
-            self._rest_s = self._pause_s
+            self._pause_left_s = self._pause_s
             self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
         self.count = trial.threads
 
     def _wanted(self, span: Span) -> int:
-        if self._rest_s > 0 or not span.elements + span.busy_s:
+        if self._pause_left_s > 0 or not span.elements + span.busy_s:
             return self.count
-        if self.count > 1 and span.cores > TOGETHER_CORES and self._proof_s <= 0:
+        if self.count > 1 and span.cores > TOGETHER_CORES and self._recheck_left_s <= 0:
             return self.count // 2
         if self.count > 1 and WAITING_CORES <= span.cores <= TOGETHER_CORES:
             return 1
@@ -153,20 +154,20 @@ class ThreadPolicy:
             return self.count
         return self._allowed if span.waits else min(self._allowed, 2 * self.count)
 
-    def _is_worth(self, trial: _Trial, span: Span) -> bool:
+    def _succeeded(self, trial: _Trial, span: Span) -> bool:
         before = trial.before
         if self.count < trial.threads:
-            if span.rate >= AS_FAST * before.rate or not span.starves:
+            if span.rate >= MIN_RATE_KEPT * before.rate or not span.starves:
                 return True
-            return before.cores > TOGETHER_CORES and not self._pays(span, before)
+            return before.cores > TOGETHER_CORES and not self._pays_off(span, before)
         if not span.elements:
             return before.waits and span.waits  # each element takes longer than the span
-        return self._pays(before, span)
+        return self._pays_off(before, span)
 
-    def _pays(self, fewer: Span, more: Span) -> bool:
-        """Whether more threads are worth what they cost."""
+    def _pays_off(self, fewer: Span, more: Span) -> bool:
+        """Whether the gain from more threads is worth their cost."""
         together = more.cores > TOGETHER_CORES or fewer.cores < WAITING_CORES
-        faster = more.rate >= WORTHWHILE * fewer.rate or not more.starves
+        faster = more.rate >= MIN_SPEEDUP * fewer.rate or not more.starves
         return together and faster and self._is_as_cheap(fewer, more)
 
     def _is_as_cheap(self, before: Span, span: Span) -> bool:
@@ -174,4 +175,4 @@ class ThreadPolicy:
             return True
         per_element = before.cpu_s / before.elements
         waking = WAKING_SHARE * before.elapsed_s / before.elements
-        return span.cpu_s / span.elements <= TOLERABLE * per_element + waking
+        return span.cpu_s / span.elements <= MAX_COST_RATIO * per_element + waking

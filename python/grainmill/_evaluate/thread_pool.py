@@ -1,4 +1,4 @@
-"""Threads that do the tasks of one pipeline, oldest first, and help each other with large ones."""
+"""A pool of threads that run the tasks of one pipeline, oldest first, and share large ones."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ T = TypeVar("T")
 
 
 def thread_name(number: int) -> str:
-    """What threads that run user functions are called; programs rely on that."""
+    """The name of a thread that runs user functions; programs rely on it."""
     return f"grain-prefetch_{number}"
 
 
 class Task:
-    """One call on its way through a threads.
+    """A call that a thread pool makes.
 
     Args:
-        call: What to do.
-        prepare: What to wait for before that, if anything; it is no work.
+        call: What to call.
+        prepare: What to call before that, to wait for storage; it does not count as work.
 
     Attributes:
-        call: What to do; `None` once nobody wants it any more.
+        call: What to call; `None` once cancelled.
         result: What `call` returned, once `done` can be acquired.
-        failure: What it raised.
-        elapsed_s: How long it took, waits for storage left out.
-        done: Released when the task is done or given up.
+        failure: What `call` or `prepare` raised.
+        elapsed_s: How long `call` took, without waits for storage.
+        done: Released when the task is done or cancelled.
     """
 
     __slots__ = ("_prepare", "call", "done", "elapsed_s", "failure", "result")
@@ -55,7 +55,7 @@ class Task:
         self.done.acquire()
 
     def prepare(self) -> None:
-        """Waits for what it needs, unless nobody wants it any more."""
+        """Calls the `prepare` that was given, unless cancelled."""
         if self._prepare is not None and self.call is not None:
             try:
                 self._prepare()
@@ -63,26 +63,26 @@ class Task:
                 self.failure = failure
 
     def run(self) -> None:
-        """Does it, unless nobody wants it any more."""
+        """Calls `call`, unless cancelled."""
         call = self.call
         if call is not None and self.failure is None:
-            began = work_clock_s()
+            started_s = work_clock_s()
             try:
                 self.result = call()
             except BaseException as failure:
                 self.failure = failure
-            self.elapsed_s = work_clock_s() - began
+            self.elapsed_s = work_clock_s() - started_s
         self.done.release()
 
 
 class Totals(NamedTuple):
-    """What a threads has done so far.
+    """The work of a pool so far.
 
     Attributes:
         tasks: Tasks that are done.
         busy_s: Seconds its threads spent in tasks.
-        cpu_s: Seconds of CPU they used.
-        ready_s: Those, and their waits for a core.
+        cpu_s: CPU seconds they used.
+        ready_s: CPU seconds, and seconds they waited for a core.
     """
 
     tasks: int
@@ -92,40 +92,39 @@ class Totals(NamedTuple):
 
 
 class ThreadPool:
-    """Threads named `grain-prefetch_<n>` that do tasks, the oldest first.
+    """Threads named `grain-prefetch_<n>` that run tasks, the oldest first.
 
-    A thread is started when it first has something to do. The threads knows nothing of who gives it
-    tasks, and its threads hold nothing else: they end with whoever owns the threads.
+    A thread is started when it first has a task. Threads refer only to the pool, and the pool not
+    to the source of its tasks; so they end when the pool's owner is gone.
 
     Args:
-        owner_is_first: Whether the one who gives the tasks does some of them itself, as thread 0.
-        owner_steps_in: Whether it does some of them itself while no thread is at work.
+        owner_is_first: Whether the owner's thread runs some tasks itself, as thread 0.
+        owner_steps_in: Whether the owner's thread runs some tasks itself while no thread works.
 
     Attributes:
-        active: How many threads may be at work; those beyond stay idle.
+        active: How many threads may work; the others stay idle.
     """
 
     def __init__(self, *, owner_is_first: bool = False, owner_steps_in: bool = False) -> None:
         self.active = 1
-        self._first = 1 if owner_is_first else 0  # the number of the first thread of its own
+        self._first = 1 if owner_is_first else 0  # the number of the pool's first own thread
         self._owner = _Worker(0) if owner_is_first or owner_steps_in else None
         self._computed: deque[int] | None = None
-        self._waiting: deque[Task] = deque()
+        self._queue: deque[Task] = deque()
         self._workers: list[_Worker] = []
-        self._dismissed = False
-        self._waking = threading.Lock()  # the owner gives tasks, and threads share theirs
+        self._is_shut_down = False
+        self._wake_lock = threading.Lock()  # held to start or wake threads
 
     def submit(self, task: Task) -> None:
-        """Has a thread do `task` once those before it are begun."""
-        self._waiting.append(task)
+        """Queues `task`."""
+        self._queue.append(task)
         self._wake(1)
 
     def start_all(self, count: int, init: Callable[[int], object]) -> list[Task]:
-        """Has `count` threads, the owner's among them if it is first, call `init(number)` first.
+        """Starts `count` threads with a call of `init(number)`; the owner's is one if it is first.
 
         Returns:
-            Those calls. A thread whose call fails does nothing more; the owner's is for the
-            owner to do.
+            The tasks of those calls. A thread whose call fails ends; the owner must run its own.
 
         Raises:
             RuntimeError: No more threads can be started.
@@ -138,34 +137,34 @@ class ThreadPool:
         return tasks
 
     def enter(self, progress: Callable[[int, float], None]) -> None:
-        """Makes the calling thread the owner's, which does tasks of its own.
+        """Makes the calling thread the owner's, so that tasks run in it can be shared.
 
         Args:
-            progress: Called amid those with the number of elements that were computed, on any
-                thread, and the seconds that took.
+            progress: Called during those with the number of elements computed, on any thread, and
+                the seconds that took.
         """
-        _of_thread.threads = self
-        _of_thread.progress = progress
+        _thread_local.pool = self
+        _thread_local.progress = progress
         self._computed = deque()
 
-    def note(self, num_elements: int, elapsed_s: float) -> None:
-        """Takes note of elements that the calling thread has computed amid a task."""
+    def record(self, num_elements: int, elapsed_s: float) -> None:
+        """Records elements that the calling thread has computed within a task."""
         if self._computed is None:
             return
         self._computed.append(num_elements)
-        progress: Callable[[int, float], None] | None = getattr(_of_thread, "progress", None)
+        progress: Callable[[int, float], None] | None = getattr(_thread_local, "progress", None)
         if progress is not None:
             progress(self.take_computed(), elapsed_s)
 
     def take_computed(self) -> int:
-        """How many elements were computed since this was last asked."""
+        """The number of elements computed since the last call."""
         computed = self._computed
         return sum(computed.popleft() for _ in range(len(computed))) if computed else 0
 
-    def do_here(self, call: Callable[[], T]) -> T:
-        """What `call` returns, called in the owner's thread as a task of the threads."""
+    def run_here(self, call: Callable[[], T]) -> T:
+        """Calls `call` in the owner's thread as a task of the pool, and returns its result."""
         if self._owner is None:
-            raise AssertionError("the owner of this threads does no tasks")
+            raise AssertionError("the owner of this pool runs no tasks")
         task = Task(call)
         self._owner.do(task)
         if task.failure is not None:
@@ -175,54 +174,54 @@ class ThreadPool:
 
     @property
     def is_short_of_tasks(self) -> bool:
-        """Whether there are threads that nothing waits for."""
+        """Whether there are fewer queued tasks than idle threads."""
         num_busy = sum(not worker.is_idle for worker in self._workers)
-        return len(self._waiting) < self.active - num_busy
+        return len(self._queue) < self.active - num_busy
 
     def help_until(self, task: Task) -> None:
-        """Does tasks in the owner's thread, `task` first, until a thread has done that."""
+        """Runs tasks in the owner's thread, `task` first, until `task` is done."""
         owner = self._owner
         if owner is None:
-            raise AssertionError("the owner of this threads does no tasks")
-        with contextlib.suppress(ValueError):  # a thread has begun it
-            self._waiting.remove(task)
+            raise AssertionError("the owner of this pool runs no tasks")
+        with contextlib.suppress(ValueError):  # a thread has started it
+            self._queue.remove(task)
             owner.do(task)
         while task.done.locked() and (other := self.next_task(0)) is not None:
             owner.do(other)
 
     def next_task(self, number: int) -> Task | None:
-        """The oldest task that nobody has begun, if thread `number` may work."""
+        """Removes and returns the oldest task of the queue, if thread `number` may work."""
         if number < self.active:
             try:
-                return self._waiting.popleft()
+                return self._queue.popleft()
             except IndexError:
                 pass
         return None
 
     def resize(self, active: int) -> None:
-        """Lets `active` threads work from now on; those beyond finish the task in hand."""
+        """Makes `active` threads work from now on; others finish their current task."""
         self.active = active
-        self._wake(len(self._waiting))
+        self._wake(len(self._queue))
 
     def share(self, calls: Sequence[Callable[[], T]]) -> list[T]:
-        """What `calls` return, in order; idle threads help with them.
+        """Makes `calls`, with the help of idle threads, and returns their results in order.
 
-        For threads of this threads, in the middle of a task.
+        For use within a task, by threads of this pool.
 
         Raises:
-            BaseException: What the first call that failed raised.
+            BaseException: What the first failing call raised.
         """
-        shared = _Shared(calls)
+        shared = _SharedCalls(calls)
         helpers = min(self.active, len(calls)) - 1
-        self._waiting.extendleft([Task(shared.work) for _ in range(helpers)])
+        self._queue.extendleft([Task(shared.work) for _ in range(helpers)])
         self._wake(helpers)
         return shared.results()
 
     def _wake(self, count: int) -> None:
-        with self._waking:
-            self._wake_some(count)
+        with self._wake_lock:
+            self._wake_locked(count)
 
-    def _wake_some(self, count: int) -> None:
+    def _wake_locked(self, count: int) -> None:
         first = self._first
         for place in range(self.active - first):
             if count <= 0:
@@ -231,13 +230,13 @@ class ThreadPool:
                 worker = _Worker(place + first)
                 try:
                     worker.start(self)
-                except RuntimeError:  # those there are do it all
+                except RuntimeError:  # the threads that exist run all tasks
                     if not place + first:
                         raise
                     self.active = place + first
                     return
                 self._workers.append(worker)
-                if self._dismissed:  # meanwhile, so that this one was not told
+                if self._is_shut_down:  # meanwhile, without stopping this one
                     worker.stop()
                 count -= 1
             elif self._workers[place].is_idle:
@@ -245,7 +244,7 @@ class ThreadPool:
                 count -= 1
 
     def totals(self) -> Totals:
-        """What has been done so far, the tasks under way included as far as they are."""
+        """The work so far, including that of running tasks."""
         workers = self._workers if self._owner is None else [self._owner, *self._workers]
         now = time.perf_counter()
         times = [worker.times() for worker in workers]
@@ -257,35 +256,35 @@ class ThreadPool:
         )
 
     def drop(self) -> None:
-        """Forgets the tasks that no thread has begun."""
-        self._waiting.clear()
+        """Removes all tasks from the queue."""
+        self._queue.clear()
 
-    def dismiss(self) -> None:
-        """Lets the threads end once they are through with the task in hand; takes no lock.
+    def shutdown(self) -> None:
+        """Ends the threads after their current tasks; waits for nothing and takes no lock.
 
-        Any thread may do so, and a garbage collection, which comes anywhere.
+        Any thread may call it, also within a garbage collection, which can occur anywhere.
         """
-        self._dismissed = True
+        self._is_shut_down = True
         self.drop()
         for worker in self._workers.copy():
             worker.stop()
 
 
-_of_thread = threading.local()
+_thread_local = threading.local()
 
 
 def current_thread_pool() -> ThreadPool | None:
-    """The threads that the calling thread does a task of, if it does."""
-    threads: ThreadPool | None = getattr(_of_thread, "threads", None)
-    return threads
+    """The pool for which the calling thread runs a task, if any."""
+    pool: ThreadPool | None = getattr(_thread_local, "pool", None)
+    return pool
 
 
 class _Worker:
-    """A thread of a threads, and what it has done.
+    """A thread of a pool, and its work so far.
 
     Attributes:
         is_idle: Whether it waits to be woken.
-        num_done: Tasks that it has done.
+        num_done: Tasks that it has run.
     """
 
     __slots__ = (
@@ -303,41 +302,41 @@ class _Worker:
         self.is_idle = False
         self.num_done = 0
         self._number = number
-        self._wakes: SimpleQueue[bool] = SimpleQueue()  # False: it is to end
+        self._wakes: SimpleQueue[bool] = SimpleQueue()  # `False` ends the thread
         self._clock: ThreadClock | None = None
         self._busy_s = 0.0
         self._since: float | None = None
 
-    def start(self, threads: ThreadPool, init: Task | None = None) -> None:
-        """Starts it, at work; with `init`, once that is done and did not fail."""
+    def start(self, pool: ThreadPool, init: Task | None = None) -> None:
+        """Starts the thread, which runs `init` first, if given, and ends if that fails."""
 
         def work() -> None:
             if init is not None:
                 init.run()
                 if init.failure is not None:
                     return
-            self._work(threads)
+            self._work(pool)
 
         start_thread(work, name=thread_name(self._number), stop=self.stop)
 
     def wake(self) -> None:
-        """Has it look for tasks."""
+        """Makes it look for tasks."""
         self.is_idle = False
         self._wakes.put(True)  # noqa: FBT003 - one of two messages
 
     def stop(self) -> None:
-        """Has it end."""
+        """Makes it end."""
         self._wakes.put(False)  # noqa: FBT003 - one of two messages
 
-    def _work(self, threads: ThreadPool) -> None:
-        _of_thread.threads = threads
+    def _work(self, pool: ThreadPool) -> None:
+        _thread_local.pool = pool
         while True:
-            while (task := threads.next_task(self._number)) is not None:
+            while (task := pool.next_task(self._number)) is not None:
                 self.do(task)
                 del task
             self.is_idle = True
-            # Who gave a task before this thread was known to be idle has not woken it.
-            task = threads.next_task(self._number)
+            # A task submitted before `is_idle` was set has not woken this thread.
+            task = pool.next_task(self._number)
             if task is not None:
                 self.is_idle = False
                 self.do(task)
@@ -348,7 +347,7 @@ class _Worker:
                 return
 
     def do(self, task: Task) -> None:
-        """Does `task` in the calling thread."""
+        """Runs `task` in the calling thread."""
         if self._clock is None:
             self._clock = ThreadClock()
         task.prepare()
@@ -359,19 +358,19 @@ class _Worker:
         self.num_done += 1
 
     def busy_until(self, now: float) -> float:
-        """Seconds in tasks; of the one under way, waits for storage too."""
+        """Seconds in tasks; of the running one, waits for storage included."""
         since = self._since
         return self._busy_s + (0.0 if since is None else max(0.0, now - since))
 
     def times(self) -> ThreadTimes:
-        """Its times since its first task; where threads have no clock, seconds in tasks."""
+        """Its times since its first task; seconds in tasks if threads have no clock."""
         if self._clock is None or not self._clock.is_known:
             return ThreadTimes(self._busy_s, self._busy_s)
         return self._clock.read()
 
 
-class _Shared:
-    """Calls that several threads do together, each the next that nobody has begun."""
+class _SharedCalls:
+    """Calls that several threads make together; each takes the next call in turn."""
 
     def __init__(self, calls: Sequence[Callable[[], Any]]) -> None:
         self._calls = calls
@@ -384,7 +383,7 @@ class _Shared:
         self._done.acquire()
 
     def work(self) -> None:
-        """Does calls until none is left that nobody has begun."""
+        """Makes calls until all have been started."""
         for number in self._numbers:
             if number >= len(self._calls):
                 return
@@ -398,7 +397,7 @@ class _Shared:
                     self._done.release()
 
     def results(self) -> list[Any]:
-        """Helps, waits for the others, and returns what came of it."""
+        """Makes calls, waits for the other threads, and returns all results."""
         self.work()
         self._done.acquire()
         if self._failures:

@@ -1,4 +1,4 @@
-"""Watches the threads of a threads, and has as many of them work as `ThreadPolicy` says."""
+"""Measures the threads of a pool, and resizes it as `ThreadPolicy` decides."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ if TYPE_CHECKING:
 
 
 class Tuner:
-    """Sizes `threads`, up to `allowed` threads, by what comes of it."""
+    """Resizes `pool`, up to `allowed` threads, by its throughput."""
 
-    def __init__(self, threads: ThreadPool, allowed: int) -> None:
-        self._threads = threads
+    def __init__(self, pool: ThreadPool, allowed: int) -> None:
+        self._pool = pool
         self._allowed = allowed
         self._policy = ThreadPolicy(allowed)
-        self._open()
+        self._start_span()
 
-    def _open(self) -> None:
-        self._opened = time.perf_counter()
-        self._next_look = self._opened + tuning.WAITS_AFTER_S
-        self._before = self._threads.totals()
+    def _start_span(self) -> None:
+        self._span_start_s = time.perf_counter()
+        self._next_check_s = self._span_start_s + tuning.WAITS_AFTER_S
+        self._before = self._pool.totals()
         self._elements = 0
         self._starved_s = 0.0
 
     def record(self, elements: int, starved_s: float) -> None:
-        """Takes note of elements that were computed, and of how long the consumer waited."""
+        """Records elements that were computed, and how long the consumer waited."""
         if self._allowed == 1:
             return
         self._elements += elements
         self._starved_s += starved_s
         time_now = time.perf_counter()
-        if time_now < self._next_look:
+        if time_now < self._next_check_s:
             return
-        self._next_look = time_now + tuning.WAITS_AFTER_S
-        elapsed_s = time_now - self._opened
-        now, before = self._threads.totals(), self._before
+        self._next_check_s = time_now + tuning.WAITS_AFTER_S
+        elapsed_s = time_now - self._span_start_s
+        now, before = self._pool.totals(), self._before
         span = Span(
             elapsed_s,
             self._elements,
@@ -50,9 +50,9 @@ class Tuner:
         )
         if self._is_over(span, now.tasks - before.tasks):
             count = self._policy.decide(span)
-            if count != self._threads.active:
-                self._threads.resize(count)
-            self._open()
+            if count != self._pool.active:
+                self._pool.resize(count)
+            self._start_span()
 
     def _is_over(self, span: Span, num_tasks: int) -> bool:
         on_trial, count = self._policy.on_trial, self._policy.count
