@@ -130,7 +130,7 @@ sanitize: $(VENV)/.rust ## the engine's arena, hand-over and threads under two s
 	$(call sanitized,thread) $(ILL)written_while 2>&1 | grep 'WARNING: .*: data race'
 
 # Tests under a sanitizer, with the stable compiler.
-sanitized = RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=$(1) GRAINMILL_ILL=1 \
+sanitized = RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=$(1) GRAINMILL_DELIBERATE_ERRORS=1 \
 	ASAN_OPTIONS=allocator_may_return_null=1 TSAN_OPTIONS=allocator_may_return_null=1 \
 	$(CARGO) test --locked --quiet -p grainmill-core -Zbuild-std --target $(HOST)
 # The sanitizer does not see memory being unmapped, and takes what the next test maps there for it.

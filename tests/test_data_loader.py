@@ -156,7 +156,7 @@ def test_sharding_options_are_values():
 @pytest.mark.better_than_grain("these are our modules")
 def test_shards_by_process_are_one_without_jax_and_those_of_jax_with_it(monkeypatch):
     jax_module = importlib.import_module(f"{NAME}.jax")
-    monkeypatch.setattr(jax_module, "process_place", lambda: (1, 4))
+    monkeypatch.setattr(jax_module, "process_index_and_count", lambda: (1, 4))
     found = grain.sharding.ShardByJaxProcess(drop_remainder=True)
     assert (found.shard_index, found.shard_count, found.drop_remainder) == (1, 4, True)
     monkeypatch.delitem(sys.modules, f"{NAME}.jax")

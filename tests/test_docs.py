@@ -51,7 +51,7 @@ WITHOUT_EXAMPLE = {
         "TfRandomMap",
     ],
     "in use by other modules of the package": [
-        "process_place",
+        "process_index_and_count",
     ],
     "shown in the example of its class": [
         "IterDataset.__iter__",
@@ -100,7 +100,7 @@ def test_exceptions_name_what_exists():
         *EXCEPTED,
     }
     missing = excepted - PUBLIC.keys()
-    assert missing <= {"process_place"}  # where JAX is not installed
+    assert missing <= {"process_index_and_count"}  # where JAX is not installed
     for name, error in NOT_RAISED:
         assert error in public_docs.raised(PUBLIC[name]), f"`{name}` needs no exception"
 

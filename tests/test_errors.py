@@ -753,7 +753,7 @@ def test_a_plan_too_deep_is_an_error():
     assert dataset[3] == 3
     for _ in range(20_000):
         dataset = dataset[0:10]
-    with pytest.raises(RecursionError, match="1000 times"):
+    with pytest.raises(RecursionError, match="1000 nested"):
         dataset[3]
 
 

@@ -207,11 +207,11 @@ def test_lists_are_as_long_as_makes_elements_cheaper():
         return Pace(500, tuning.HAND_OVER_S, by_lists=True)
 
     assert run_pace(pace(), 0.05, 0.0, 20) >= 256
-    assert run_pace(pace(), 0.05, 0.01, 20) == tuning.LEAST_LISTED
+    assert run_pace(pace(), 0.05, 0.01, 20) == tuning.MIN_LIST_LEN
     # What gets slow later comes in shorter lists again.
     once_quick = pace()
     assert run_pace(once_quick, 0.0, 1e-6, 20) == 500
-    assert run_pace(once_quick, 0.0, 0.02, 20) <= 2 * tuning.LEAST_LISTED
+    assert run_pace(once_quick, 0.0, 0.02, 20) <= 2 * tuning.MIN_LIST_LEN
 
 
 @pytest.mark.parametrize("make", [lambda ds: ds, lambda ds: ds.map(abs)])

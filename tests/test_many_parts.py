@@ -256,7 +256,7 @@ def test_slow_storage_is_read_for_all_parts_together(sources):
 
     class Far:
         def __init__(self, files):
-            self.is_far = True
+            self.is_slow = True
             self._files = files
 
         def start(self, index, reads):

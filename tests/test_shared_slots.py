@@ -9,8 +9,8 @@ from grainmill._native import (
     Arena,
     RemoteSlots,
     SharedBudget,
-    note_fork,
-    note_forked,
+    after_fork,
+    before_fork,
     slot_of,
     write_arrays,
 )
@@ -132,15 +132,15 @@ def test_slot_that_a_child_may_see_is_given_up():
     memoryview(slot)[:] = bytes([7]) * SLOT_BYTES
     remote_slots.add(number, *slot.take_file())
     borrowed = remote_slots.borrow(number)
-    note_fork()
-    note_forked()
+    before_fork()
+    after_fork()
     del borrowed
     assert {*bytes(slot)} == {7}
     assert remote_slots.take_returned() == []
     assert remote_slots.take_retired_by_fork() == [number]
     with pytest.raises(ValueError, match="not known"):
         remote_slots.borrow(number)
-    slot.give_up()
+    slot.retire()
     del slot
     assert (arena.total_bytes, arena.free_bytes) == (0, 0)
 
@@ -154,10 +154,10 @@ def test_slot_lent_or_given_back_while_the_process_forks_is_given_up():
     for slot, number in zip(slots, numbers, strict=True):
         remote_slots.add(number, *slot.take_file())
     before = remote_slots.borrow(numbers[0])
-    note_fork()
+    before_fork()
     del before
     during = remote_slots.borrow(numbers[1])
-    note_forked()
+    after_fork()
     del during
     assert remote_slots.take_retired_by_fork() == numbers[:2]
     borrowed = remote_slots.borrow(numbers[2])

@@ -16,8 +16,8 @@ class Files:
 
     mean_byte_len = 1000.0
 
-    def __init__(self, *, is_far):
-        self.is_far = is_far
+    def __init__(self, *, is_slow):
+        self.is_slow = is_slow
         self.queues = []
 
     def read(self, index):
@@ -43,7 +43,7 @@ def read_blocks(leaf, num_blocks):
 
 
 def test_records_in_memory_need_no_other_thread():
-    files = Files(is_far=False)
+    files = Files(is_slow=False)
     leaf = FileSource(files)
     read_blocks(leaf, 50)
     assert not files.queues
@@ -52,7 +52,7 @@ def test_records_in_memory_need_no_other_thread():
 
 
 def test_far_records_are_read_ahead_within_the_bound_of_their_queue():
-    files = Files(is_far=True)
+    files = Files(is_slow=True)
     queue = _native.ReadQueue(7)
     leaf = FileSource(files, queue)
     read_blocks(leaf, 50)
@@ -62,13 +62,13 @@ def test_far_records_are_read_ahead_within_the_bound_of_their_queue():
 
 
 def test_storage_that_became_far_or_near_is_followed():
-    files = Files(is_far=False)
+    files = Files(is_slow=False)
     leaf = FileSource(files)
-    for is_far in (True, False, True):
-        files.is_far = is_far
+    for is_slow in (True, False, True):
+        files.is_slow = is_slow
         before = len(files.queues)
         read_blocks(leaf, 3)
-        assert len(files.queues) - before == 3 * is_far
+        assert len(files.queues) - before == 3 * is_slow
 
 
 def test_read_that_can_not_be_begun_is_told_where_it_is_finished():
@@ -76,7 +76,7 @@ def test_read_that_can_not_be_begun_is_told_where_it_is_finished():
         def start(self, *_):
             raise ValueError("no index")
 
-    read_blocks(FileSource(Damaged(is_far=True)), 2)
+    read_blocks(FileSource(Damaged(is_slow=True)), 2)
 
 
 def test_failure_of_a_record_comes_alone_after_those_before_it():
@@ -89,7 +89,7 @@ def test_failure_of_a_record_comes_alone_after_those_before_it():
                 raise ValueError("record 3")
             return b"%d" % i
 
-    made = FileSource(Damaged(is_far=False)).read(np.arange(5))
+    made = FileSource(Damaged(is_slow=False)).read(np.arange(5))
     assert made.elements == [b"0", b"1", b"2"]
     assert str(made.failure) == "record 3"
     assert made.failure.__context__ is None

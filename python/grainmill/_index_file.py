@@ -32,7 +32,7 @@ def read_entries(index: str, paths: Sequence[str]) -> list[FileEntry]:
     missing = [path for path in dict.fromkeys(paths) if path not in entries]
     if missing:
         files = _native.RecordFiles([(path, 0, None) for path in missing])
-        entries.update(zip(missing, files.noted(), strict=True))
+        entries.update(zip(missing, files.file_infos(), strict=True))
         _write(index, entries)
     return [entries[path] for path in paths]
 

@@ -14,7 +14,7 @@ from grainmill._plan import transforms
 if TYPE_CHECKING:
     from grainmill._dataset.iter_dataset import IterDataset
 
-__all__ = ["device_put", "process_place"]
+__all__ = ["device_put", "process_index_and_count"]
 
 
 class Device(Protocol):
@@ -29,7 +29,7 @@ class Device(Protocol):
         """The process that the device belongs to."""
 
 
-def process_place() -> tuple[int, int]:
+def process_index_and_count() -> tuple[int, int]:
     """Returns the index of this JAX process, from 0, and the number of processes."""
     return jax.process_index(), jax.process_count()
 

@@ -26,11 +26,11 @@ class ShardByJaxProcess(ShardOptions):
 
     def __init__(self, drop_remainder: bool = False) -> None:  # noqa: FBT001, FBT002 - as called
         try:
-            from grainmill.jax import process_place  # noqa: PLC0415
+            from grainmill.jax import process_index_and_count  # noqa: PLC0415
         except ModuleNotFoundError as missing:
             if missing.name != "jax":  # a module of JAX, or one that JAX depends on
                 raise
             index, count = 0, 1
         else:
-            index, count = process_place()
+            index, count = process_index_and_count()
         super().__init__(index, count, drop_remainder)

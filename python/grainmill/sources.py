@@ -161,7 +161,7 @@ class ArrayRecordDataSource:
     def _files(self) -> _native.RecordFiles:
         """The files, opened at first use; the engine reads them in blocks."""
         if self._opened is None:
-            self._opened = _native.RecordFiles(self._sources, lazy=True, noted=self._entries)
+            self._opened = _native.RecordFiles(self._sources, lazy=True, file_infos=self._entries)
         return self._opened
 
     @property
@@ -220,7 +220,7 @@ class ArrayRecordDataSource:
         digest = hashlib.sha1("".join(self.paths).encode(), usedforsecurity=False)
         return f"ArrayRecordDataSource(hash_of_paths={digest.hexdigest()})"
 
-    def _place_of(self, index: int) -> tuple[str, int]:
+    def _record_location(self, index: int) -> tuple[str, int]:
         """The file of record `index`, and the record's index in it, for messages."""
         takes = [take for _, _, take in self._sources if take is not None]
         counts = takes if len(takes) == len(self._sources) else self._files.num_records

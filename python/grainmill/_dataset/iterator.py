@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, TypeVar
 
 from grainmill._evaluate import tuning
 from grainmill._evaluate.fuse import SKIPPED
-from grainmill._iterators.cursor import copied, fixed
+from grainmill._iterators.cursor import constant_state, copy_state
 from grainmill._iterators.stage import Block
 from grainmill._iterators.table import open_stage
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
@@ -314,7 +314,7 @@ class PlannedIterator(DatasetIterator[T_co]):
             if self._closed:  # the holder may be in a user's function that never returns
                 raise closed_error(self._closed_message())
             lock = self._lock
-            if lock.acquire(timeout=tuning.LOOK_S):
+            if lock.acquire(timeout=tuning.POLL_S):
                 break
         return lock
 
@@ -352,7 +352,7 @@ class PlannedIterator(DatasetIterator[T_co]):
         """Records the position of the stages before it changes, unless it is known."""
         if self._after is None and not self._from_start:
             with contextlib.suppress(Exception):  # a user's iterator may have no state
-                self._after = (fixed(self._stage.state()), 0)
+                self._after = (constant_state(self._stage.state()), 0)
 
     def _delivered_state(self) -> State | None:
         """The state after the element delivered last; `None` if not recorded."""
@@ -405,7 +405,7 @@ class PlannedIterator(DatasetIterator[T_co]):
             IndexError: `state` lies outside the data.
         """
         try:
-            self._move(lambda: self._stage.restore(copied(state)))
+            self._move(lambda: self._stage.restore(copy_state(state)))
         except (KeyError, TypeError) as mismatch:
             raise ValueError(
                 f"state does not fit the pipeline that ends in {self}: {mismatch!r} on {state!r}"

@@ -97,7 +97,7 @@ class _BlockRunner(Runner):
         self._pool.enter(self._tuner.record)
         self._num_in_flight = 0
         self._finished: deque[bool] = deque()  # one for each done task that is still counted
-        self._last_look_s = 0.0
+        self._last_poll_s = 0.0
         self._parent_stacks = False  # since the main process knows more types of containers
 
     def run(self, task: tuple[int, int, int]) -> Outcome:
@@ -115,7 +115,7 @@ class _BlockRunner(Runner):
             if self._pool.active == 1 and not is_slow:
                 finish(self.run(task))
                 return
-            self._last_look_s = time.perf_counter()
+            self._last_poll_s = time.perf_counter()
         self._num_in_flight += 1
         start, count, _ = task
         pending = self._program.start_reads(start, count) if is_slow else None
@@ -130,12 +130,12 @@ class _BlockRunner(Runner):
 
         self._pool.submit(ThreadTask(compute))
 
-    def look(self) -> None:
-        """See `Runner.look`."""
+    def poll(self) -> None:
+        """See `Runner.poll`."""
         self._count_finished()
         now = time.perf_counter()
-        self._tuner.record(self._pool.take_computed(), now - self._last_look_s)
-        self._last_look_s = now
+        self._tuner.record(self._pool.take_computed(), now - self._last_poll_s)
+        self._last_poll_s = now
 
     def _count_finished(self) -> None:
         while self._finished:

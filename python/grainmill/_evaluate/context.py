@@ -15,7 +15,7 @@ class Context:
 
     Attributes:
         options: The options of the whole plan.
-        works_ahead: Whether elements may be prefetched. Otherwise, whatever a later element does
+        prefetches: Whether elements may be prefetched. Otherwise, whatever a later element does
             to the process cannot affect an earlier one.
         num_workers: In a worker process, the number of workers that share the memory for
             prefetched elements; 0 in the main process.
@@ -23,7 +23,7 @@ class Context:
     """
 
     options: DatasetOptions = dataclasses.field(default_factory=DatasetOptions)
-    works_ahead: bool = True
+    prefetches: bool = True
     num_workers: int = 0
     reads: ReadQueue = dataclasses.field(default_factory=lambda: ReadQueue(MAX_READS_IN_FLIGHT))
 
@@ -35,4 +35,4 @@ class Context:
 
     def __reduce__(self) -> Any:
         """Another process gets its own `reads`."""
-        return Context, (self.options, self.works_ahead, self.num_workers)
+        return Context, (self.options, self.prefetches, self.num_workers)

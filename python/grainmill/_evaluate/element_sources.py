@@ -119,11 +119,11 @@ class FileSource(ElementSource[Indices]):
     @property
     def waits_for_storage(self) -> bool:
         """See `ElementSource.waits_for_storage`."""
-        return self._files.is_far
+        return self._files.is_slow
 
     def start(self, request: Indices) -> tuple[Indices, PendingRead | None]:
         """See `ElementSource.start`; on fast storage, `finish` reads."""
-        if not self._files.is_far:
+        if not self._files.is_slow:
             return request, None
         try:
             return request, self._files.start(request, self._reads)
@@ -141,11 +141,11 @@ class FileSource(ElementSource[Indices]):
 
     def read(self, request: Indices) -> Evaluated:
         """See `ElementSource.read`."""
-        return super().read(request) if self._files.is_far else self._read(request)
+        return super().read(request) if self._files.is_slow else self._read(request)
 
     def fill_function(self) -> Callable[..., tuple[int, Evaluated | None]] | None:
         """See `ElementSource.fill_function`; `None` on slow storage, where reads are concurrent."""
-        return None if self._files.is_far else functools.partial(fill_columns, self._files)
+        return None if self._files.is_slow else functools.partial(fill_columns, self._files)
 
     def _read(self, index: Indices, read: PendingRead | None = None) -> Evaluated:
         """Reads the records, up to the first that cannot be read."""
@@ -274,7 +274,7 @@ class BatchSource(ElementSource[Indices]):
     def _positions(self, index: int) -> range:
         """The positions in the parent of the elements of batch `index`."""
         if not self._node.length:
-            raise IndexError(f"`batch` of no records has no position {index}")
+            raise IndexError(f"`batch` of an empty dataset has no position {index}")
         epoch, number = divmod(index, self._node.length)
         first = number * self._node.batch_size
         stop = min(self._parent_len, first + self._node.batch_size)

@@ -299,7 +299,7 @@ class Executor(Blocks):
             self._tuner = Tuner(pool, self._num_threads)
             weakref.finalize(self, pool.shutdown).atexit = False
 
-    def run_for(self, demand: Demand) -> None:
+    def set_demand(self, demand: Demand) -> None:
         """Makes the thread that calls `take` compute blocks, as the first of the threads."""
         self.demand = demand
         self._reset()
@@ -410,7 +410,7 @@ class Executor(Blocks):
         if done.acquire(blocking=False):
             return 0.0
         started_s = time.perf_counter()
-        while not done.acquire(timeout=tuning.LOOK_S):
+        while not done.acquire(timeout=tuning.POLL_S):
             now = time.perf_counter()
             self.check_open()
             if self.demand is not None and self.demand.ended:

@@ -149,7 +149,7 @@ def _record(node: Node, position: int) -> list[str]:
         return []
     record, epoch = int(origins.record[0]), int(origins.epoch[0])
     where = located(source)
-    place_of = getattr(getattr(source, "source", None), "_place_of", None)
+    place_of = getattr(getattr(source, "source", None), "_record_location", None)
     if place_of is not None:
         with contextlib.suppress(Exception):
             where, record = place_of(record)

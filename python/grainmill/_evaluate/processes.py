@@ -12,7 +12,7 @@ from grainmill._evaluate.block_job import BlockJob
 from grainmill._evaluate.executor import Blocks, Pace
 from grainmill._evaluate.fuse import Evaluated
 from grainmill._workers.pool import Limits, WorkerPool
-from grainmill._workers.worker_group import ForkRefusedError, spawn_from_now_on
+from grainmill._workers.worker_group import ForkUnavailableError, disable_fork
 
 if TYPE_CHECKING:
     from grainmill._evaluate.batch_blocks import BlockResult
@@ -89,7 +89,7 @@ class ProcessBlocks(Blocks):
                 return
         pending, count = self._tasks[0]
         try:
-            result = pool.take(pending)
+            result = pool.wait(pending)
             self._tasks.popleft()
             self._enqueue_result(result, count)
             if self._tasks:
@@ -101,8 +101,8 @@ class ProcessBlocks(Blocks):
             # The elements before the one that killed the worker must still be delivered.
             self._one_by_one_until = self._dispatched_until
             self.close()
-            if isinstance(failure, ForkRefusedError):
-                spawn_from_now_on(failure)
+            if isinstance(failure, ForkUnavailableError):
+                disable_fork(failure)
                 self._compute_next(limit)
             else:
                 raise
@@ -199,7 +199,7 @@ class ProcessBlocks(Blocks):
         """Drops the tasks from `position` on, without waiting for them."""
         for pending, _ in self._tasks:
             if self._pool is not None:
-                self._pool.drop(pending)
+                self._pool.discard(pending)
         self._tasks.clear()
         self._dispatched_until = position
 
@@ -217,7 +217,7 @@ class ProcessBlocks(Blocks):
         super().cancel()
         pool = self._pool
         if pool is not None:
-            pool.hang_up()
+            pool.disconnect()
 
     def close(self) -> None:
         """See `Blocks.close`."""

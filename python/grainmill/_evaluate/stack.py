@@ -19,9 +19,9 @@ from grainmill._tree import Branch, branch, map_structure
 from grainmill._workers.messages import is_receivers_container
 
 _UNLIKE: Final = "Expected all input elements to have the same structure but got:"
-# Batches below the first size are plain NumPy arrays: a slot costs more than it saves. Batches above
-# the second are not allocated whole before their elements are seen, as `batch_size` may only be a
-# bound.
+# Batches below the first size are plain NumPy arrays: a slot costs more than it saves. Larger ones
+# than the second are not allocated whole before their elements are seen, as `batch_size` may only
+# be a bound.
 SLOT_BYTES: Final = 2048
 _RESERVED_BYTES: Final = 1 << 28
 _PLAIN_KINDS: Final = frozenset("biufcmMSUV")

@@ -44,10 +44,11 @@ WHOLE_BATCHES_BYTES: Final = 16 << 20
 # Batches that are this small together are one task, up to `SMALL_TIMES` the usual prefetch: eight
 # token rows of 8 KB cost 16 threads 1.39 times the CPU of none with 256 KiB, and 1.04 times with
 # 4 MiB.
+SMALL_BYTES: Final = 4 << 20
 SMALL_TIMES: Final = 8
 # How often a waiting consumer checks whether more threads would help, and takes the elements of the
 # block that are ready.
-LOOK_S: Final = 0.02
+POLL_S: Final = 0.02
 # The limit on blocks in flight, so that the first element does not wait for hundreds of others. On
 # slow storage it is the number of records instead: twice the default limit on reads in flight.
 MAX_BLOCKS_IN_FLIGHT: Final = 16
@@ -60,6 +61,7 @@ SLOW_BATCH_S: Final = 0.05
 # Several threads share batches that take longer than the first figure (sharing one costs some
 # 50 us) if they would be idle otherwise, and longer than the second in any case: batches of 4
 # sleeps of 10 ms came at 1,470 a second when all were shared, while threads can do 1,600.
+SHARED_FROM_S: Final = 0.004
 SHARED_ANYWAY_FROM_S: Final = 0.1
 # The duration of a part of a shared batch.
 SHARED_SLICE_S: Final = 0.01
@@ -85,6 +87,7 @@ WORKER_SMALL_BYTES: Final = 256 << 10
 # bytes per chunk. Indices that do not fit are cached by each worker for itself, those of recently
 # read files only; whatever the number of workers and records, these add up to 640 MiB at most on a
 # host.
+WORKERS_INDEX_BYTES: Final = 256 << 20
 WORKERS_OWN_INDEX_BYTES: Final = 128 << 20
 # Decoded chunks cached by all workers together: twice the limit of the main process, as several
 # workers decode the same chunk.
@@ -95,6 +98,7 @@ TASKS_PER_WORKER: Final = 2
 # an element costs the worker that sends it. Only as many workers get tasks as keep the main process
 # busy with `prefetch_buffer_size` elements in flight: when all 64 workers had tasks of 3 elements,
 # an element cost 49 us of CPU, and 1.6 us with 2 workers.
+WORKER_TASK_S: Final = 50e-6
 WORKER_BYTE_S: Final = 1e-9
 MIN_ACTIVE_WORKERS: Final = 2
 # The estimated cost of an element falls to this share from task to task at most.

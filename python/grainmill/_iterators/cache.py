@@ -8,7 +8,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate.fuse import SKIPPED
-from grainmill._iterators.cursor import Cursor, ResumePoint, fixed
+from grainmill._iterators.cursor import Cursor, ResumePoint, constant_state
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Finish, Stage, State, StateAfter, runs
 from grainmill._plan import sequential
@@ -123,7 +123,7 @@ class CacheStage(Stage):
         position, filled = saved.index("position", maximum), saved.flag("cache_filled")
         initial = self._first_state()
         self._cursor.restore(saved["parent"])  # raises if it is not a state of the parent
-        self._restored = fixed(saved["parent"])
+        self._restored = constant_state(saved["parent"])
         self._last = None
         self._position = position
         self._reported_filled = filled or self._filled

@@ -21,23 +21,23 @@ END: Final = object()
 _PLAIN: Final = (int, str, float, bool, type(None))
 
 
-def copied(state: Any) -> Any:
+def copy_state(state: Any) -> Any:
     """A copy of a state that shares nothing with it."""
     kind = type(state)
     if kind is dict:
-        return {key: v if type(v) in _PLAIN else copied(v) for key, v in state.items()}
+        return {key: v if type(v) in _PLAIN else copy_state(v) for key, v in state.items()}
     if kind is list:
-        return [v if type(v) in _PLAIN else copied(v) for v in state]
+        return [v if type(v) in _PLAIN else copy_state(v) for v in state]
     return state if kind in _PLAIN else copy.deepcopy(state)
 
 
-def fixed(state: Any) -> StateAfter:
+def constant_state(state: Any) -> StateAfter:
     """A `state_after` that always returns a copy of `state` as it is now."""
-    return functools.partial(_constant_state, copied(state))
+    return functools.partial(_constant_state, copy_state(state))
 
 
 def _constant_state(state: Any, _: int) -> Any:
-    return copied(state)
+    return copy_state(state)
 
 
 def constant_state_at(point: ResumePoint) -> StateAfter:
@@ -82,7 +82,7 @@ class _StartState:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as the state itself, or as the error that reading it raises."""
         try:
-            return fixed, (self(),)
+            return constant_state, (self(),)
         except Exception as failure:
             return functools.partial, (_raise_not_implemented, str(failure))
 
@@ -90,7 +90,7 @@ class _StartState:
         """Reads the state now, before the stage moves; a failure is raised on request."""
         if self._state_after is None and self._failure is None:
             try:
-                self._state_after = fixed(self._stage.state())
+                self._state_after = constant_state(self._stage.state())
             except Exception as failure:
                 self._failure = failure
 
@@ -303,7 +303,7 @@ class Cursor:
         """Continues where `state`, a state of the stage, was taken."""
         self.save_start()
         self.stage.restore(state)
-        self._reset(fixed(state))
+        self._reset(constant_state(state))
 
     def save_start(self) -> None:
         """Reads the state at the start before the stage moves, if the cursor is there."""

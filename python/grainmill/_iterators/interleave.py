@@ -6,7 +6,7 @@ import copy
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from grainmill._iterators.cursor import END, Cursor, ResumePoint, fixed
+from grainmill._iterators.cursor import END, Cursor, ResumePoint, constant_state
 from grainmill._iterators.lazy_block import PULL_SIZE, lazy_block
 from grainmill._iterators.opening import ConcurrentOpener
 from grainmill._iterators.saved import Saved
@@ -247,7 +247,7 @@ class InterleaveStage(Stage):
             cursor.restore(saved)
         if exhausted:
             slot.exhausted = True
-            slot.saved = (fixed(saved), 0)
+            slot.saved = (constant_state(saved), 0)
         return slot
 
     def next_index(self) -> int:

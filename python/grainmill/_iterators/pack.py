@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grainmill import _native
-from grainmill._iterators.cursor import Cursor, fixed
+from grainmill._iterators.cursor import Cursor, constant_state
 from grainmill._iterators.feature_values import FeatureValues, rows_of
 from grainmill._iterators.notes import note_stage
 from grainmill._iterators.saved import Saved
@@ -72,7 +72,7 @@ class FitPackStage(Stage):
         return True
 
     def _at_end(self) -> Callable[[int], State]:
-        return fixed(self.state())
+        return constant_state(self.state())
 
     def _states(self, first: int, num_rows: int) -> Callable[[int], State]:
         bounds = self._start, self._cursor.state_getter()
@@ -139,7 +139,7 @@ class FitPackStage(Stage):
         """See `Stage.restore`."""
         saved = Saved(self._node, state, ("parent", "next_row", "counter"))
         next_row = saved.index("next_row", self._node.num_packing_bins)
-        counter = saved.index("counter", least=next_row)
+        counter = saved.index("counter", minimum=next_row)
         self._cursor.restore(saved["parent"])
         self._packer = self._features.packer()
         self._columns = None

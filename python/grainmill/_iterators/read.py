@@ -16,7 +16,7 @@ from grainmill._iterators.lazy_block import PULL_SIZE
 from grainmill._iterators.saved import Saved, integer
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.node import random_access
-from grainmill._workers.pool import Limits, threads_take_turns
+from grainmill._workers.pool import Limits, has_gil
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,7 +39,7 @@ class ReadStage(Stage):
         self._program = Program(node.parent, context)
         self._numbers_only = self._program.gives_numbers
         self._blocks = _blocks(self._program, self._length, node, context)
-        ahead = node.options.prefetch_buffer_size if context.works_ahead else 0
+        ahead = node.options.prefetch_buffer_size if context.prefetches else 0
         # Elements that need neither user code nor I/O always come in blocks.
         is_plain = not (self._program.runs_user_code or self._program.mean_byte_len)
         self._pull_size = PULL_SIZE if is_plain else max(1, ahead // 2)
@@ -72,10 +72,10 @@ class ReadStage(Stage):
         """Whether user functions run on threads."""
         return isinstance(self._blocks, Executor) and self._blocks.has_threads
 
-    def run_for(self, demand: Demand) -> None:
+    def set_demand(self, demand: Demand) -> None:
         """Makes the pulling thread run user functions itself, as the first thread of the pool."""
         if isinstance(self._blocks, Executor):
-            self._blocks.run_for(demand)
+            self._blocks.set_demand(demand)
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""
@@ -266,10 +266,10 @@ def _state_by_list(next_indices: list[int], before: int, k: int) -> State:
 
 def _blocks(program: Program, length: int, node: plan.Read, context: Context) -> Blocks:
     options = node.options
-    if not context.works_ahead:
+    if not context.prefetches:
         options = dataclasses.replace(options, num_workers=0, prefetch_buffer_size=0)
     elif options.num_workers and program.runs_user_code:
-        if threads_take_turns():
+        if has_gil():
             return ProcessBlocks(program, length, node)
         options = dataclasses.replace(options, num_threads=options.num_workers)
     budget_bytes = Limits.of(options).budget_bytes // max(1, context.num_workers)

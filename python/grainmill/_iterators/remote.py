@@ -7,7 +7,7 @@ import dataclasses
 from collections import deque
 from typing import TYPE_CHECKING
 
-from grainmill._iterators.cursor import constant_state_at, fixed
+from grainmill._iterators.cursor import constant_state, constant_state_at
 from grainmill._iterators.pipeline_job import (
     BLOCK_LEN,
     PickledResumePoints,
@@ -20,7 +20,7 @@ from grainmill._plan.closing import closed_error
 from grainmill._plan.sequential import Interleave, UserDefined
 from grainmill._plan.slicing import sliced
 from grainmill._workers.pool import Limits, WorkerPool
-from grainmill._workers.worker_group import ForkRefusedError, spawn_from_now_on
+from grainmill._workers.worker_group import ForkUnavailableError, disable_fork
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,9 +79,7 @@ class RemoteWorkers:
         # After a crash nothing is prefetched: the elements before the one that crashes a worker
         # must be delivered first.
         ahead = not self.generation
-        context = dataclasses.replace(
-            self._context, works_ahead=ahead, num_workers=node.num_workers
-        )
+        context = dataclasses.replace(self._context, prefetches=ahead, num_workers=node.num_workers)
         job = PipelineJob(plans, node.worker_init_fn, self._open_plan, context)
         self.generation += 1
         self._pool = WorkerPool(job, node.num_workers, self._limits, node.parent.walk_up())
@@ -113,14 +111,14 @@ class RemoteWorkers:
         """Drops tasks of a set of workers, unless other workers have replaced it."""
         if self._pool is not None and generation == self.generation:
             for pending in pending_results:
-                self._pool.drop(pending)
+                self._pool.discard(pending)
 
     def cancel(self) -> None:
         """See `Stage.cancel`."""
         self.cancelled = True
         pool = self._pool
         if pool is not None:
-            pool.hang_up()
+            pool.disconnect()
 
     def close(self) -> None:
         """Ends the workers; a later request starts new ones."""
@@ -158,14 +156,14 @@ class RemoteShard(Stage):
             return Block([], lambda _: self._state(before))
         pool = self._request()
         try:
-            result = pool.take(self._pending_results[0])
+            result = pool.wait(self._pending_results[0])
             self._pending_results.popleft()
         except BaseException as failure:  # also Ctrl-C, by which a message may be lost
             if self._workers.cancelled:  # `close` will end them
                 raise
             self._workers.close()
-            if isinstance(failure, ForkRefusedError):
-                spawn_from_now_on(failure)
+            if isinstance(failure, ForkUnavailableError):
+                disable_fork(failure)
                 return self.pull(limit)
             raise
         self._failure = result.failure
@@ -233,7 +231,7 @@ class RemoteShard(Stage):
         self._ended = False
         if not is_there:
             self._count, self._from_start = 0, False
-        self._state_after = fixed(state)
+        self._state_after = constant_state(state)
 
     def _is_at(self, state: State) -> bool:
         with contextlib.suppress(Exception):  # objects in a user's state may not be comparable

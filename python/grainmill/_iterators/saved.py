@@ -45,19 +45,21 @@ class Saved:
         """The error for a `part` of the state that is not as expected."""
         return refusal(self._stage, part, expected, found)
 
-    def index(self, key: str, most: int = sys.maxsize, least: int = 0) -> int:
-        """An integer from `least` to `most`.
+    def index(self, key: str, maximum: int = sys.maxsize, minimum: int = 0) -> int:
+        """An integer from `minimum` to `maximum`.
 
         Raises:
             ValueError: It is out of range, or not an integer.
         """
-        return self.checked_index(f"`{key}`", self._state[key], most, least)
+        return self.checked_index(f"`{key}`", self._state[key], maximum, minimum)
 
-    def checked_index(self, part: str, value: Any, most: int = sys.maxsize, least: int = 0) -> int:
+    def checked_index(
+        self, part: str, value: Any, maximum: int = sys.maxsize, minimum: int = 0
+    ) -> int:
         """As `index`, of `value`, which messages call `part`."""
         found = integer(value)
-        if found is None or not least <= found <= most:
-            raise self.refusal(part, f"must be an integer from {least} to {most}", value)
+        if found is None or not minimum <= found <= maximum:
+            raise self.refusal(part, f"must be an integer from {minimum} to {maximum}", value)
         return found
 
     def flag(self, key: str) -> bool:

@@ -7,7 +7,7 @@ import functools
 import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from grainmill._iterators.cursor import END, constant_state_at, copied
+from grainmill._iterators.cursor import END, constant_state_at, copy_state
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.notes import add_note, located
 from grainmill._threads import not_waiting
@@ -59,7 +59,7 @@ class UserDefinedStage(Stage):
     def restore(self, state: State) -> None:
         """See `Stage.restore`."""
         self._save_last_state()
-        self._iterator.set_state(copied(state))  # type: ignore[attr-defined]
+        self._iterator.set_state(copy_state(state))  # type: ignore[attr-defined]
 
     def _save_last_state(self) -> None:
         """Reads the current state if it may still be requested."""
@@ -127,7 +127,7 @@ class _ElementState:
         """Reads the state now; a failure is stored and raised when the state is requested."""
         if self._state is None:
             try:
-                self._state = copied(self._iterator.get_state())  # type: ignore[attr-defined]
+                self._state = copy_state(self._iterator.get_state())  # type: ignore[attr-defined]
             except Exception as failure:
                 self._state = failure
         return self._state
@@ -143,7 +143,7 @@ class _ElementState:
             raise NotImplementedError(
                 f"the state of {type(self._iterator).__name__} cannot be saved"
             ) from state
-        copy: State = copied(state)
+        copy: State = copy_state(state)
         return copy
 
 
@@ -162,5 +162,5 @@ def _state_of(name: str, before: _PickledState, after: _PickledState, count: int
     state, reason = after if count else before
     if state is None:
         raise NotImplementedError(f"the state of {name} cannot be saved{reason}")
-    copy: State = copied(state)
+    copy: State = copy_state(state)
     return copy

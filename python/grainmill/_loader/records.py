@@ -52,10 +52,10 @@ class SampledRecords:
         ]
         return records + [END] * (len(indices) - len(records))
 
-    def _place_of(self, index: int) -> tuple[str, int]:
+    def _record_location(self, index: int) -> tuple[str, int]:
         """The data source or file that the record at `index` is in, and its index there."""
         key = self._sampler[index].record_key
-        place_of = getattr(self._source, "_place_of", None)
+        place_of = getattr(self._source, "_record_location", None)
         if place_of is not None:
             place: tuple[str, int] = place_of(key)
             return place

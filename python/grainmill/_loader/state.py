@@ -104,7 +104,7 @@ class Numbering:
         if not positions or None in positions:
             expected = f"must have an integer for each of the workers {list(map(str, workers))}"
             raise checked.refusal(f"`{_LAST_SEEN}`", expected, last_seen)
-        next_worker = checked.index("last_worker_index", self.worker_count - 1, least=-1) + 1
+        next_worker = checked.index("last_worker_index", self.worker_count - 1, minimum=-1) + 1
         worker_states = [
             {"next_index": self._num_read(worker, position)}
             for worker, position in enumerate(positions)

@@ -84,17 +84,17 @@ class PendingResult:
         worker: The number of the worker that computes it.
         element_range: The numbers of its first and last element, if they are known.
         answer: What the worker sent, until it is taken.
-        dropped: Whether the answer is discarded.
+        discarded: Whether the answer is discarded.
     """
 
-    __slots__ = ("answer", "dropped", "element_range", "number", "worker")
+    __slots__ = ("answer", "discarded", "element_range", "number", "worker")
 
     def __init__(self, number: int, worker: int, element_range: tuple[int, int] | None) -> None:
         self.number = number
         self.worker = worker
         self.element_range = element_range
         self.answer: tuple[Any, ...] | None = None
-        self.dropped = False
+        self.discarded = False
 
 
 class WorkerPool:
@@ -152,19 +152,19 @@ class WorkerPool:
         try:
             wire.send(self._group.connections[worker], message)
         except ConnectionError:
-            pass  # `take` reports the exit of the worker
+            pass  # `wait` reports the exit of the worker
         except OSError:
             self._group.check_open()
             raise
 
-    def drop(self, pending: PendingResult) -> None:
+    def discard(self, pending: PendingResult) -> None:
         """Discards the result of a task; its slots are returned when the worker has finished it."""
-        pending.dropped = True
+        pending.discarded = True
         if pending.answer is not None:
             self._free(pending)
 
     def _free(self, pending: PendingResult) -> None:
-        """Borrows and releases the slots of a dropped result, so that they are returned."""
+        """Borrows and releases the slots of a discarded result, so that they are returned."""
         answer, pending.answer = pending.answer, None
         for packed in answer[:2] if answer else ():
             for slot in packed[1] if packed else ():
@@ -179,7 +179,7 @@ class WorkerPool:
         fewest = min(counts)
         return counts.index(fewest), fewest
 
-    def take(self, pending: PendingResult) -> Result:
+    def wait(self, pending: PendingResult) -> Result:
         """Waits for the result of a task. If this raises, the caller should close the pool.
 
         Raises:
@@ -302,7 +302,7 @@ class WorkerPool:
             if pending.number != number:
                 raise AssertionError("a worker replies to its tasks in order")
             pending.answer = (computed, failed, extra)
-            if pending.dropped:
+            if pending.discarded:
                 self._free(pending)
             for slot in freed:
                 self._group.remote_slots[worker].forget(slot)
@@ -333,7 +333,7 @@ class WorkerPool:
             byte_len = self._memory_requests[worker]
             earlier = sum(bool(q) and q[0].number < oldest[worker] for q in self._unfinished)
             if awaited is not None and worker == awaited.worker:
-                # Its current task may have been dropped, but the awaited one is behind it.
+                # Its current task may have been discarded, but the awaited one is behind it.
                 self._group.shared_budget.reserve_anyway(byte_len)
             elif not self._group.shared_budget.reserve(byte_len, earlier * byte_len):
                 continue
@@ -344,10 +344,10 @@ class WorkerPool:
         queue = self._unfinished[worker]
         return queue[0].number if queue else self._num_submitted + 1
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Ends all workers without waiting; a thread that waits in `take` gets a `ValueError`."""
         if not self.closed:
-            self._group.hang_up()
+            self._group.disconnect()
 
     def close(self) -> None:
         """Ends all workers, even while they compute; safe to call again."""
@@ -374,13 +374,13 @@ def _end(group: WorkerGroup, pid: int) -> None:
 def _end_in_background(group: WorkerGroup, pid: int) -> None:
     """Like `_end`, but does not wait, so that a finalizer may call it."""
     if os.getpid() == pid:
-        group.hang_up()
+        group.disconnect()
         call_on_new_thread(group.end)
     else:
         group.abandon()
 
 
-def threads_take_turns() -> bool:
+def has_gil() -> bool:
     """Whether this interpreter has the GIL, so that threads do not run Python code in parallel."""
     enabled = getattr(sys, "_is_gil_enabled", None)
     return enabled is None or bool(enabled())

@@ -152,7 +152,7 @@ class SharedArena:
     def retire(self, slot: Slot) -> None:
         """Never uses `slot` again, because a forked child of the parent may still see it."""
         with self._exclusive():
-            slot.give_up()
+            slot.retire()
             self._num_slots -= 1
             self._sent.discard(slot_number(slot))
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from grainmill._native import Slot
 
 
-# How often a worker calls `Runner.look` while tasks run on its threads.
+# How often a worker calls `Runner.poll` while tasks run on its threads.
 _POLL_MS = 20
 # Empties the pipe: each finished task writes one byte, and there are fewer tasks.
 _MAX_WAKE_BYTES = 1 << 16
@@ -71,7 +71,7 @@ class Runner(abc.ABC):
         """Starts one task, or runs it; any thread may then call `finish` with the outcome."""
         finish(self.run(task))
 
-    def look(self) -> None:  # noqa: B027 - a runner without threads needs none
+    def poll(self) -> None:  # noqa: B027 - a runner without threads needs none
         """Called on the main thread every few milliseconds while tasks run on other threads."""
 
 
@@ -182,11 +182,11 @@ class _Channel:
     def _send(self, message: Any, files: Sequence[int] = ()) -> None:
         wire.send(self._connection, message, files)
 
-    def next_task(self, look: Callable[[], None]) -> tuple[Callable[[Outcome], None], Any]:
+    def next_task(self, poll: Callable[[], None]) -> tuple[Callable[[Outcome], None], Any]:
         """Waits for the next task, and reclaims the slots that the parent returns with it.
 
         Args:
-            look: Called every few milliseconds while earlier tasks are pending.
+            poll: Called every few milliseconds while earlier tasks are pending.
 
         Returns:
             The function that takes the outcome of the task, on any thread; and the task.
@@ -200,7 +200,7 @@ class _Channel:
                     os.read(file, _MAX_WAKE_BYTES)
                 else:
                     self._tasks.append(self._receive())
-            look()
+            poll()
         number, task, slots = self._tasks.popleft() if self._tasks else self._receive()
         returned, retired_by_fork = slots
         for slot in retired_by_fork:
@@ -359,7 +359,7 @@ def _serve(files: WorkerFiles, config: WorkerConfig) -> None:
         channel.send_open_failure(failure)
         return
     while True:
-        finish, task = channel.next_task(runner.look)
+        finish, task = channel.next_task(runner.poll)
 
         def finish_unless_child(
             outcome: Outcome, finish: Callable[[Outcome], None] = finish

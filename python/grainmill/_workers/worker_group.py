@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from grainmill._native import RemoteSlots, SharedBudget, create_shared_index, note_fork, note_forked
+from grainmill._native import (
+    RemoteSlots,
+    SharedBudget,
+    after_fork,
+    before_fork,
+    create_shared_index,
+)
 from grainmill._plan.closing import closed_error
 from grainmill._workers import messages, wire
 from grainmill._workers.worker import WorkerConfig
@@ -111,7 +117,7 @@ class WorkerGroup:
         """Waits for the exit of a worker, at the control socket with the index `control`.
 
         Raises:
-            ForkRefusedError: The zygote cannot fork.
+            ForkUnavailableError: The zygote cannot fork.
         """
         try:
             (worker, code), _ = wire.receive(self.control_sockets[control])
@@ -124,7 +130,7 @@ class WorkerGroup:
                 self.exit_codes[control] = self._processes[control].wait(_CLOSE_WAIT_S)
         else:
             if worker is None:
-                raise ForkRefusedError(code)
+                raise ForkUnavailableError(code)
             self.exit_codes[worker] = code
 
     def wait_for_exit(self, worker: int) -> None:
@@ -140,7 +146,7 @@ class WorkerGroup:
             else:
                 self.exit_codes[worker] = None
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Makes all processes of the pool exit, and wakes threads that wait for one of them.
 
         Any thread may call it at any time; it does not block.
@@ -153,7 +159,7 @@ class WorkerGroup:
 
     def end(self) -> None:
         """Ends all processes of the pool, and waits until they have exited."""
-        self.hang_up()
+        self.disconnect()
         with self._end_lock:
             deadline = time.monotonic() + _CLOSE_WAIT_S
             try:
@@ -183,7 +189,7 @@ def _end_all() -> None:
     """At exit, ends all groups in parallel, including those that a thread is waiting for."""
     groups = list(_live_groups.values())
     for group in groups:
-        group.hang_up()
+        group.disconnect()
     for group in groups:
         group.end()
 
@@ -208,7 +214,7 @@ def _worker_config(
     )
 
 
-class ForkRefusedError(Exception):
+class ForkUnavailableError(Exception):
     """The zygote has threads that it did not start, so processes forked from it might hang."""
 
     def __init__(self, threads: int) -> None:
@@ -216,11 +222,11 @@ class ForkRefusedError(Exception):
         self.threads = threads
 
 
-# Whether workers may be forked; a list, so that `spawn_from_now_on` can change it.
+# Whether workers may be forked; a list, so that `disable_fork` can change it.
 _can_fork = [hasattr(os, "fork")]
 
 
-def spawn_from_now_on(refused: ForkRefusedError) -> None:
+def disable_fork(refused: ForkUnavailableError) -> None:
     """Makes later pools start a Python process for each worker instead of forking, and warns."""
     _can_fork[0] = False
     warnings.warn(
@@ -293,4 +299,4 @@ def _job_file(data: bytes, buffers: Sequence[Any]) -> tuple[int, tuple[int, list
     return file, (len(data), buffer_ranges)
 
 
-os.register_at_fork(before=note_fork, after_in_parent=note_forked, after_in_child=note_forked)
+os.register_at_fork(before=before_fork, after_in_parent=after_fork, after_in_child=after_fork)

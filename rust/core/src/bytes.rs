@@ -242,7 +242,7 @@ impl<'a> ScatterBuffers<'a> {
     ///
     /// They are initialised.
     #[cfg(unix)]
-    pub(crate) unsafe fn note_filled(&mut self, len: usize) {
+    pub(crate) unsafe fn advance(&mut self, len: usize) {
         self.num_filled += len;
         assert!(self.num_filled <= self.byte_len, "more bytes than the buffers hold");
     }

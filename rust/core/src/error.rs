@@ -33,14 +33,14 @@ pub enum Error {
     },
     /// A file was changed after its index had been written.
     #[error(
-        "{path}: the index was written for {noted}, found {found}; delete the index file, so \
+        "{path}: the index was written for {expected}, found {found}; delete the index file, so \
          that it is written again"
     )]
     Outdated {
         /// The file.
         path: String,
         /// The state of the file when the index was written.
-        noted: String,
+        expected: String,
         /// Its state now.
         found: String,
     },

@@ -53,7 +53,7 @@ impl Mapping {
     }
 
     fn map(file: BorrowedFile<'_>, byte_len: usize) -> Result<Self> {
-        let start = platform::mapped(file, byte_len)
+        let start = platform::map_file(file, byte_len)
             .map_err(|error| shared_memory_error(byte_len, &error))?;
         Ok(Self { start, byte_len })
     }
@@ -78,7 +78,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: `map` mapped exactly these bytes, and their owner is being dropped.
-        let unmapped = unsafe { platform::unmapped(self.start, self.byte_len) };
+        let unmapped = unsafe { platform::unmap(self.start, self.byte_len) };
         debug_assert!(unmapped.is_ok(), "our own mapping cannot be unmapped: {unmapped:?}");
     }
 }

@@ -165,7 +165,7 @@ fn slow(storage: &Shared, sources: impl IntoIterator<Item = Source>) -> Arc<File
     let queue = ReadQueue::new(64);
     // Another chunk each time, since chunks may be cached.
     for position in (0..).step_by(17) {
-        if files.is_far() {
+        if files.is_slow() {
             break;
         }
         read(&files, &[position], &queue);
@@ -210,19 +210,19 @@ fn reads_in_flight_reach_the_limit_and_records_stay_in_order() {
 fn block_whose_storage_turns_out_to_be_slow_is_read_concurrently() {
     let storage = Shared::default();
     let files = storage.open([storage.add("file", 3000, 1000, "group_size:1,uncompressed")]);
-    assert!(!files.is_far());
+    assert!(!files.is_slow());
     storage.set_delay_us(10_000);
     storage.take_max_in_flight();
     let positions = scattered(3000)[..64].to_vec();
     let records = read(&files, &positions, &ReadQueue::default());
     assert_are(&records, &positions, 1000);
-    assert!(files.is_far());
+    assert!(files.is_slow());
     assert!(storage.take_max_in_flight() >= 16);
     storage.set_delay_us(0);
     for _ in 0..10 {
         read(&files, &positions, &ReadQueue::default());
     }
-    assert!(!files.is_far(), "the storage is fast again");
+    assert!(!files.is_slow(), "the storage is fast again");
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn many_files_are_opened_concurrently_with_one_read_each() {
     assert_eq!(files.len(), 6000);
     assert_eq!(storage.take_num_reads(), 600);
     assert!(storage.take_max_in_flight() >= 64);
-    assert!(files.is_far());
+    assert!(files.is_slow());
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn files_of_known_length_are_opened_when_read_and_concurrently() {
         let queue = ReadQueue::default();
         let records = if is_started_first {
             let sorted = files.sort(&positions).unwrap();
-            let unready = files.plan_at_hand(&sorted).unwrap().unwrap_err();
+            let unready = files.plan_if_indexed(&sorted).unwrap().unwrap_err();
             assert_eq!(unready.len(), 60);
             pipeline::start_unready::<Vec<MaybeUninit<u8>>>(&files, sorted, unready, &queue)
                 .finish()
@@ -309,7 +309,7 @@ fn missing_files_and_failing_reads_are_errors_of_their_pending_reads() {
     let files = slow(&storage, [source, missing]);
     let queue = ReadQueue::default();
     let sorted = files.sort(&[3, 505]).unwrap();
-    let unready = files.plan_at_hand(&sorted).unwrap().unwrap_err();
+    let unready = files.plan_if_indexed(&sorted).unwrap().unwrap_err();
     assert_eq!(unready, [1]);
     let pending = pipeline::start_unready::<Vec<MaybeUninit<u8>>>(&files, sorted, unready, &queue);
     assert!(pending.finish().unwrap_err().to_string().contains("missing"));

@@ -41,8 +41,8 @@ impl PySlot {
     }
 
     /// Removes the slot from its arena: its memory is freed when dropped, not recycled.
-    fn give_up(&self) {
-        self.0.give_up();
+    fn retire(&self) {
+        self.0.retire();
     }
 
     /// # Safety

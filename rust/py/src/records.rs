@@ -11,7 +11,7 @@ use grainmill_core::process::PerProcess;
 use grainmill_core::records::array_record::{index_cache, shared_index};
 use grainmill_core::records::riegeli::decompress;
 use grainmill_core::records::{
-    ArrayRecordFile, FileSet, Files, Noted, Plan, Records, Source, chunk_cache, storage_latency,
+    ArrayRecordFile, FileInfo, FileSet, Files, Plan, Records, Source, chunk_cache, storage_latency,
 };
 use grainmill_core::{Error, Result};
 use numpy::PyReadonlyArray1;
@@ -29,7 +29,7 @@ const MAX_SLOT_LEN: usize = 64 << 20;
 type Preallocated = Vec<Option<Py<PyBytes>>>;
 
 /// The number of records of a file, its size in bytes, and its modification time in nanoseconds.
-type FileInfo = (u64, u64, i64);
+type FileInfoTuple = (u64, u64, i64);
 
 /// Abandoned reads, whose threads may still write into `bytes`.
 static ABANDONED: PerProcess<Mutex<Vec<InFlight>>> = PerProcess::new(Mutex::default);
@@ -69,20 +69,23 @@ impl PyRecordFiles {
     /// Opens `(path, skip, take)` files: `take` records (all, if None) after `skip` records.
     ///
     /// With `lazy`, files whose number of records is given are opened when they are first read.
-    /// `noted` has the number of records, the size and the modification time of each file, which are
+    /// `file_infos` has the number of records, the size and the modification time of each file, which are
     /// checked when it is opened.
     #[new]
-    #[pyo3(signature = (paths, *, lazy = false, noted = None))]
+    #[pyo3(signature = (paths, *, lazy = false, file_infos = None))]
     fn new(
         py: Python<'_>,
         paths: Vec<(PathBuf, u64, Option<u64>)>,
         lazy: bool,
-        noted: Option<Vec<FileInfo>>,
+        file_infos: Option<Vec<FileInfoTuple>>,
     ) -> Result<Self, Raised> {
-        let mut noted = noted.into_iter().flatten().map(|(num_records, byte_len, modified_ns)| {
-            Noted { byte_len, modified_ns, num_records }
-        });
-        let source = |(path, skip, take)| Source { path, skip, take, noted: noted.next() };
+        let mut expected =
+            file_infos.into_iter().flatten().map(|(num_records, byte_len, modified_ns)| FileInfo {
+                byte_len,
+                modified_ns,
+                num_records,
+            });
+        let source = |(path, skip, take)| Source { path, skip, take, expected: expected.next() };
         let set = FileSet::new(paths.into_iter().map(source).collect::<Vec<_>>());
         let opened = py.detach(|| {
             if !lazy {
@@ -136,16 +139,16 @@ impl PyRecordFiles {
 
     /// Whether recent reads had to wait for storage.
     #[getter]
-    fn is_far(&self) -> bool {
-        self.0.is_far()
+    fn is_slow(&self) -> bool {
+        self.0.is_slow()
     }
 
     /// The number of records, the size and the modification time of each file; opens files where these
     /// are not known.
-    fn noted(&self, py: Python<'_>) -> Result<Vec<FileInfo>, Raised> {
-        let noted = py.detach(|| self.0.noted()).map_err(Raised::from)?;
-        let tuple = |noted: Noted| (noted.num_records, noted.byte_len, noted.modified_ns);
-        Ok(noted.into_iter().map(tuple).collect())
+    fn file_infos(&self, py: Python<'_>) -> Result<Vec<FileInfoTuple>, Raised> {
+        let infos = py.detach(|| self.0.file_infos()).map_err(Raised::from)?;
+        let tuple = |info: FileInfo| (info.num_records, info.byte_len, info.modified_ns);
+        Ok(infos.into_iter().map(tuple).collect())
     }
 
     /// Reads the records at `indices`, in that order.
@@ -177,7 +180,7 @@ impl PyRecordFiles {
         let positions = positions(&indices)?;
         let (files, plan) = (&self.0, || {
             let sorted = self.0.sort(&positions)?;
-            Ok(match self.0.plan_at_hand(&sorted)? {
+            Ok(match self.0.plan_if_indexed(&sorted)? {
                 Ok(plan) => Prepared::Planned(with_lens(plan)),
                 Err(unready) => Prepared::Unready(sorted, unready),
             })
@@ -201,7 +204,7 @@ impl PyRecordFiles {
 /// What is known before a read starts: its plan, or the files that are not prepared yet.
 enum Prepared {
     Planned((Plan, Vec<Option<usize>>)),
-    Unready(grainmill_core::records::Sorted, Vec<usize>),
+    Unready(grainmill_core::records::SortedPositions, Vec<usize>),
 }
 
 impl PyRecordFiles {
@@ -217,7 +220,7 @@ impl PyRecordFiles {
 
     /// Whether recent reads had to wait for storage.
     pub(crate) fn are_slow(&self) -> bool {
-        self.0.is_far()
+        self.0.is_slow()
     }
 
     /// Reads the records at `positions`, into preallocated `bytes` where their length is known.
@@ -291,7 +294,7 @@ fn index_budget() -> usize {
 /// The number of bytes of file indices that this process caches.
 #[pyfunction]
 fn index_bytes() -> usize {
-    index_cache::kept_bytes()
+    index_cache::cached_bytes()
 }
 
 /// Limits the decoded chunks that this process caches to `byte_len` bytes, or one chunk.
@@ -303,7 +306,7 @@ fn set_chunk_budget(byte_len: usize) {
 /// The number of bytes of decoded chunks that this process caches.
 #[pyfunction]
 fn chunk_bytes() -> usize {
-    chunk_cache::kept_bytes()
+    chunk_cache::cached_bytes()
 }
 
 /// Creates memory in which processes share file indices; returns a file descriptor, which the caller

@@ -258,14 +258,14 @@ fn slot_of<'py>(array: &Bound<'py, PyAny>) -> Option<(Bound<'py, PySlot>, usize)
 
 /// Must be called before this process forks: the child sees the slots that are borrowed now.
 #[pyfunction]
-fn note_fork() {
-    batch::note_fork();
+fn before_fork() {
+    batch::before_fork();
 }
 
-/// Must be called in parent and child after a fork that was announced by `note_fork`.
+/// Must be called in parent and child after a fork that was announced by `before_fork`.
 #[pyfunction]
-fn note_forked() {
-    batch::note_forked();
+fn after_fork() {
+    batch::after_fork();
 }
 
 /// The number of bytes that the engine has copied in this process.
@@ -344,8 +344,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(write_arrays, module)?)?;
     module.add_function(wrap_pyfunction!(dicts_of, module)?)?;
     module.add_function(wrap_pyfunction!(slot_of, module)?)?;
-    module.add_function(wrap_pyfunction!(note_fork, module)?)?;
-    module.add_function(wrap_pyfunction!(note_forked, module)?)?;
+    module.add_function(wrap_pyfunction!(before_fork, module)?)?;
+    module.add_function(wrap_pyfunction!(after_fork, module)?)?;
     module.add_function(wrap_pyfunction!(copied_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(die_with_parent, module)?)
 }

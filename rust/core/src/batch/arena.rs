@@ -128,7 +128,7 @@ impl Slot {
     }
 
     /// Removes the slot from its arena: its memory is freed when dropped, not recycled.
-    pub fn give_up(&self) {
+    pub fn retire(&self) {
         if !self.is_retired.swap(true, Ordering::Relaxed) {
             let byte_len = self.memory.as_ref().map_or(0, Memory::byte_len);
             self.shelf.total_bytes.fetch_sub(byte_len, Ordering::Relaxed);
@@ -397,8 +397,8 @@ mod tests {
     fn retired_slot_is_not_recycled() {
         let arena = Arena::shared(true);
         let slot = arena.slot(5000).unwrap();
-        slot.give_up();
-        slot.give_up();
+        slot.retire();
+        slot.retire();
         assert_eq!(slot.bytes(), [0; 5000]);
         drop(slot);
         assert_eq!((arena.total_bytes(), arena.free_bytes()), (0, 0));

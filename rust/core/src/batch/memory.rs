@@ -62,7 +62,7 @@ impl Memory {
     pub(super) fn zeroed(byte_len: usize) -> Result<Self> {
         if byte_len >= MIN_PAGES_LEN {
             // At the limit on mappings of a process, fall back to the heap.
-            if let Ok(start) = platform::anonymous(byte_len) {
+            if let Ok(start) = platform::map_anonymous(byte_len) {
                 return Ok(Self { start, byte_len, backing: Backing::Pages });
             }
         }
@@ -135,8 +135,8 @@ impl Drop for Memory {
         match self.backing {
             // SAFETY: `base` came from `alloc_zeroed` with the same `layout`, in `zeroed`.
             Backing::Heap { base, layout } => unsafe { dealloc(base.as_ptr(), layout) },
-            // SAFETY: `start` came from `anonymous` with this length, and is no longer in use.
-            Backing::Pages => drop(unsafe { platform::unmapped(self.start, self.byte_len) }),
+            // SAFETY: `start` came from `map_anonymous` with this length, and is no longer in use.
+            Backing::Pages => drop(unsafe { platform::unmap(self.start, self.byte_len) }),
             Backing::Shared { .. } => {}
         }
     }

@@ -25,5 +25,5 @@ mod remote_slots;
 mod stack;
 
 pub use arena::{Arena, Slot, poison_by_default};
-pub use remote_slots::{BorrowedSlot, RemoteSlots, note_fork, note_forked};
+pub use remote_slots::{BorrowedSlot, RemoteSlots, after_fork, before_fork};
 pub use stack::{copied_bytes, copy_rows};

@@ -19,15 +19,15 @@ use crate::{Error, Result};
 static NUM_BORROWED: AtomicUsize = AtomicUsize::new(0);
 static FORKS: Forks = Forks::new();
 
-/// Must be called before this process forks, and [`note_forked`] afterwards: the child sees the slots
+/// Must be called before this process forks, and [`after_fork`] afterwards: the child sees the slots
 /// that are borrowed now, so these are never written again. Other threads may continue meanwhile:
 /// slots that they borrow count as seen by the child.
-pub fn note_fork() {
+pub fn before_fork() {
     FORKS.started.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Must be called in parent and child after a fork that was announced by [`note_fork`].
-pub fn note_forked() {
+/// Must be called in parent and child after a fork that was announced by [`before_fork`].
+pub fn after_fork() {
     FORKS.ended.fetch_add(1, Ordering::SeqCst);
 }
 

@@ -36,7 +36,7 @@ pub fn open(set: FileSet) -> Result<Files> {
 /// If a position is out of range, or a file or its index cannot be read.
 pub fn plan(files: &Arc<Files>, positions: &[u64]) -> Result<Plan> {
     let sorted = files.sort(positions)?;
-    match files.plan_at_hand(&sorted)? {
+    match files.plan_if_indexed(&sorted)? {
         Ok(plan) => Ok(plan),
         Err(unready) => {
             prepare(files, unready)?;

@@ -12,7 +12,7 @@ use std::time::Instant;
 use super::pool;
 use super::read_queue::{Job, ReadQueue};
 use crate::records::storage_latency;
-use crate::records::{Files, Outcome, Plan, Records, Scratch, Sorted, Unit, UnitRecords};
+use crate::records::{Files, Outcome, Plan, Records, Scratch, SortedPositions, Unit, UnitRecords};
 use crate::{Error, Result, process};
 
 thread_local! {
@@ -28,7 +28,7 @@ pub fn read<S>(plan: Plan, slots: Vec<Option<S>>, queue: &ReadQueue) -> Result<R
 where
     S: AsMut<[MaybeUninit<u8>]> + Send + 'static,
 {
-    if plan.is_far() || plan.is_large() {
+    if plan.is_slow() || plan.is_large() {
         return start(plan, slots, queue).finish();
     }
     let Outcome { records, rest } = read_unit(&plan, plan.whole(slots), true)?;
@@ -51,7 +51,7 @@ where
 /// parallel, too.
 pub fn start_unready<S>(
     files: &Arc<Files>,
-    sorted: Sorted,
+    sorted: SortedPositions,
     unready: Vec<usize>,
     queue: &ReadQueue,
 ) -> Pending<S>
@@ -96,7 +96,7 @@ struct ReadJob<S> {
 #[derive(Debug)]
 struct Unplanned {
     files: Arc<Files>,
-    sorted: Sorted,
+    sorted: SortedPositions,
     /// The number of files that are not prepared yet.
     num_left: AtomicUsize,
 }
@@ -162,7 +162,7 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
     }
 
     fn is_io_bound(&self) -> bool {
-        self.plan.get().is_none_or(Plan::is_far)
+        self.plan.get().is_none_or(Plan::is_slow)
     }
 }
 
@@ -291,7 +291,7 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Pending<S> {
         let units = std::mem::take(&mut progress.units);
         drop(progress);
         let plan = job.plan.get().expect("the tasks that have finished have a plan");
-        if plan.is_far() {
+        if plan.is_slow() {
             storage_latency::add_waited(started.elapsed());
         }
         Ok(plan.gather(units))

@@ -9,7 +9,7 @@ use std::path::Path;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::{FileFacts, FileKind};
+use super::{FileKind, FileMetadata};
 use crate::bytes::ScatterBuffers;
 
 /// A file that is open for reading.
@@ -25,10 +25,10 @@ impl ReadFile {
 
     #[expect(clippy::cast_sign_loss, reason = "lengths are not negative")]
     #[expect(clippy::cast_possible_wrap, reason = "nanoseconds are below 10^9")]
-    pub(crate) fn facts(&self) -> io::Result<FileFacts> {
+    pub(crate) fn metadata(&self) -> io::Result<FileMetadata> {
         let stat = rustix::fs::fstat(&self.0)?;
         let (seconds, nanos) = (stat.st_mtime as i64, stat.st_mtime_nsec as i64);
-        Ok(FileFacts {
+        Ok(FileMetadata {
             kind: match FileType::from_raw_mode(stat.st_mode) {
                 FileType::RegularFile => FileKind::Regular,
                 FileType::Directory => FileKind::Directory,
@@ -47,7 +47,11 @@ impl ReadFile {
 
     /// Reads into `pieces`, all of them unfilled, in order from `at` on, as many bytes as one call
     /// reads.
-    pub(crate) fn read_pieces(&self, pieces: &mut ScatterBuffers<'_>, at: u64) -> io::Result<()> {
+    pub(crate) fn read_scattered(
+        &self,
+        pieces: &mut ScatterBuffers<'_>,
+        at: u64,
+    ) -> io::Result<()> {
         let invalid = |_| io::Error::from(io::ErrorKind::InvalidInput);
         let at = libc::off_t::try_from(at).map_err(invalid)?;
         let unfilled = pieces.unfilled();
@@ -58,7 +62,7 @@ impl ReadFile {
             let read = unsafe { libc::preadv(self.0.as_raw_fd(), iovecs, count, at) };
             if let Ok(len) = usize::try_from(read) {
                 // SAFETY: the system has filled `len` bytes of them.
-                unsafe { pieces.note_filled(len) };
+                unsafe { pieces.advance(len) };
                 return Ok(());
             }
             let error = io::Error::last_os_error();

@@ -13,7 +13,7 @@ pub(crate) fn borrowed(file: &OwnedFd) -> BorrowedFd<'_> {
 }
 
 /// The first `byte_len` bytes of `file`, readable and writable by all processes that map them.
-pub(crate) fn mapped(file: BorrowedFd<'_>, byte_len: usize) -> io::Result<NonNull<u8>> {
+pub(crate) fn map_file(file: BorrowedFd<'_>, byte_len: usize) -> io::Result<NonNull<u8>> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: no address is requested, so the system picks one that nothing else uses.
     let start = unsafe {
@@ -23,7 +23,7 @@ pub(crate) fn mapped(file: BorrowedFd<'_>, byte_len: usize) -> io::Result<NonNul
 }
 
 /// `byte_len` zero bytes on separate private pages.
-pub(crate) fn anonymous(byte_len: usize) -> io::Result<NonNull<u8>> {
+pub(crate) fn map_anonymous(byte_len: usize) -> io::Result<NonNull<u8>> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: no address is requested, so the system picks one that nothing else uses.
     let start = unsafe {
@@ -32,12 +32,12 @@ pub(crate) fn anonymous(byte_len: usize) -> io::Result<NonNull<u8>> {
     NonNull::new(start.cast::<u8>()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
-/// Unmaps what [`mapped`] or [`anonymous`] returned.
+/// Unmaps what [`map_file`] or [`map_anonymous`] returned.
 ///
 /// # Safety
 ///
 /// `start` and `byte_len` are those of a mapping that nothing uses from now on.
-pub(crate) unsafe fn unmapped(start: NonNull<u8>, byte_len: usize) -> io::Result<()> {
+pub(crate) unsafe fn unmap(start: NonNull<u8>, byte_len: usize) -> io::Result<()> {
     // SAFETY: as the caller promises.
     Ok(unsafe { rustix::mm::munmap(start.as_ptr().cast(), byte_len) }?)
 }

@@ -25,7 +25,7 @@ use windows as system;
 #[cfg(unix)]
 pub(crate) use files::{ReadFile, is_a_directory, is_not_syncable, is_out_of_files, max_files};
 #[cfg(unix)]
-pub(crate) use mapped::{anonymous, borrowed, is_alive, mapped, unmapped};
+pub(crate) use mapped::{borrowed, is_alive, map_anonymous, map_file, unmap};
 /// An open file that can be passed to another process.
 #[cfg(unix)]
 pub use std::os::fd::{BorrowedFd as BorrowedFile, OwnedFd as OwnedFile};
@@ -35,13 +35,13 @@ pub(crate) use system::{discard_pages, fixed_len, shared_file};
 pub use windows::{BorrowedFile, OwnedFile};
 #[cfg(not(unix))]
 pub(crate) use windows::{
-    ReadFile, anonymous, borrowed, is_a_directory, is_alive, is_not_syncable, is_out_of_files,
-    mapped, max_files, unmapped,
+    ReadFile, borrowed, is_a_directory, is_alive, is_not_syncable, is_out_of_files, map_anonymous,
+    map_file, max_files, unmap,
 };
 
 /// The metadata of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct FileFacts {
+pub(crate) struct FileMetadata {
     pub(crate) kind: FileKind,
     pub(crate) byte_len: u64,
     /// When its content was last modified, in nanoseconds since 1970.

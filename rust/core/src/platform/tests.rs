@@ -3,7 +3,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::{die_with_parent, discard_pages, fixed_len, mapped, shared_file, unmapped};
+use super::{die_with_parent, discard_pages, fixed_len, map_file, shared_file, unmap};
 
 fn file_of(byte_len: u64) -> OwnedFd {
     shared_file("tested", byte_len).unwrap()
@@ -12,7 +12,7 @@ fn file_of(byte_len: u64) -> OwnedFd {
 #[test]
 fn shared_files_are_zero_and_shared_by_all_mappings() {
     let file = file_of(10_000);
-    let [ours, theirs] = [(), ()].map(|()| mapped(file.as_fd(), 10_000).unwrap());
+    let [ours, theirs] = [(), ()].map(|()| map_file(file.as_fd(), 10_000).unwrap());
     drop(file);
     assert_ne!(ours, theirs);
     for offset in [0, 9_999] {
@@ -25,20 +25,20 @@ fn shared_files_are_zero_and_shared_by_all_mappings() {
     }
     for mapping in [ours, theirs] {
         // SAFETY: mapped above, and not used again.
-        unsafe { unmapped(mapping, 10_000) }.unwrap();
+        unsafe { unmap(mapping, 10_000) }.unwrap();
     }
 }
 
 #[test]
 fn two_files_share_nothing() {
-    let [a, b] = [(), ()].map(|()| mapped(file_of(64).as_fd(), 64).unwrap());
+    let [a, b] = [(), ()].map(|()| map_file(file_of(64).as_fd(), 64).unwrap());
     // SAFETY: the first byte of 64.
     unsafe { a.as_ptr().write(7) };
     // SAFETY: the first byte of 64.
     assert_eq!(unsafe { b.as_ptr().read() }, 0);
     for mapping in [a, b] {
         // SAFETY: mapped above, and not used again.
-        unsafe { unmapped(mapping, 64) }.unwrap();
+        unsafe { unmap(mapping, 64) }.unwrap();
     }
 }
 
@@ -52,7 +52,7 @@ fn lengths_are_those_requested() {
 
 #[test]
 fn mapping_whose_pages_were_discarded_is_still_writable() {
-    let start = mapped(file_of(10_000).as_fd(), 10_000).unwrap();
+    let start = map_file(file_of(10_000).as_fd(), 10_000).unwrap();
     // SAFETY: mapped above, and used by nothing else.
     unsafe { discard_pages(start, 10_000) };
     // SAFETY: a byte of the mapping.
@@ -60,7 +60,7 @@ fn mapping_whose_pages_were_discarded_is_still_writable() {
     // SAFETY: a byte of the mapping.
     assert_eq!(unsafe { start.as_ptr().read() }, 7);
     // SAFETY: mapped above, and not used again.
-    unsafe { unmapped(start, 10_000) }.unwrap();
+    unsafe { unmap(start, 10_000) }.unwrap();
 }
 
 #[test]

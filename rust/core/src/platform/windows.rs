@@ -9,7 +9,7 @@ use std::os::windows::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::ptr::NonNull;
 
-use super::{FileFacts, FileKind};
+use super::{FileKind, FileMetadata};
 use crate::bytes::ScatterBuffers;
 
 /// 1970-01-01 as a `FILETIME`, in units of 100 ns since 1601.
@@ -26,10 +26,10 @@ impl ReadFile {
         File::open(path).map(Self)
     }
 
-    pub(crate) fn facts(&self) -> io::Result<FileFacts> {
+    pub(crate) fn metadata(&self) -> io::Result<FileMetadata> {
         let metadata = self.0.metadata()?;
         let ticks = i64::try_from(metadata.last_write_time()).unwrap_or(i64::MAX);
-        Ok(FileFacts {
+        Ok(FileMetadata {
             kind: match (metadata.is_file(), metadata.is_dir()) {
                 (true, _) => FileKind::Regular,
                 (_, true) => FileKind::Directory,
@@ -48,7 +48,11 @@ impl ReadFile {
 
     /// Reads into `pieces`, all of them unfilled, in order from `at` on, as many bytes as one call
     /// reads.
-    pub(crate) fn read_pieces(&self, pieces: &mut ScatterBuffers<'_>, at: u64) -> io::Result<()> {
+    pub(crate) fn read_scattered(
+        &self,
+        pieces: &mut ScatterBuffers<'_>,
+        at: u64,
+    ) -> io::Result<()> {
         let mut bytes = vec![0; pieces.byte_len()];
         let len = self.read_at(&mut bytes, at)?;
         pieces.fill(&bytes[..len]);
@@ -110,12 +114,12 @@ pub(crate) fn fixed_len(file: BorrowedFile<'_>, _: u64) -> io::Result<(u64, bool
 }
 
 /// Never called, since there is no such file.
-pub(crate) fn mapped(file: BorrowedFile<'_>, _: usize) -> io::Result<NonNull<u8>> {
+pub(crate) fn map_file(file: BorrowedFile<'_>, _: usize) -> io::Result<NonNull<u8>> {
     match file.0 {}
 }
 
 /// Always an error.
-pub(crate) fn anonymous(_: usize) -> io::Result<NonNull<u8>> {
+pub(crate) fn map_anonymous(_: usize) -> io::Result<NonNull<u8>> {
     unsupported()
 }
 
@@ -124,7 +128,7 @@ pub(crate) fn anonymous(_: usize) -> io::Result<NonNull<u8>> {
 /// # Safety
 ///
 /// There are no requirements here.
-pub(crate) unsafe fn unmapped(_: NonNull<u8>, _: usize) -> io::Result<()> {
+pub(crate) unsafe fn unmap(_: NonNull<u8>, _: usize) -> io::Result<()> {
     Ok(())
 }
 

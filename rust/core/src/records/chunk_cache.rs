@@ -36,7 +36,7 @@ pub fn set_budget(byte_len: usize) {
 }
 
 /// How many bytes of decoded chunks this process has cached.
-pub fn kept_bytes() -> usize {
+pub fn cached_bytes() -> usize {
     cached().byte_len
 }
 

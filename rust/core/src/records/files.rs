@@ -29,12 +29,12 @@ pub struct Source {
     /// How many records follow; all, if `None`.
     pub take: Option<u64>,
     /// The recorded state of the file, if known; the file is checked against it when opened.
-    pub noted: Option<Noted>,
+    pub expected: Option<FileInfo>,
 }
 
 /// The state of a file, which identifies its content among files of the same path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Noted {
+pub struct FileInfo {
     /// The length in bytes.
     pub byte_len: u64,
     /// When it was last written, in nanoseconds since 1970.
@@ -120,13 +120,13 @@ impl FileSet {
             return Ok(file);
         }
         let (stored, bytes) = entry.storage.open(&entry.source.path)?;
-        if let Some(noted) = entry.source.noted {
-            let found = Noted {
+        if let Some(expected) = entry.source.expected {
+            let found = FileInfo {
                 byte_len: stored.byte_len(),
                 modified_ns: stored.modified_ns(),
-                num_records: noted.num_records,
+                num_records: expected.num_records,
             };
-            entry.source.expect(noted, found)?;
+            entry.source.compare(expected, found)?;
         }
         let reader = Reader::new(&*bytes, &self.latency);
         let file: Arc<dyn RecordFile> =
@@ -144,29 +144,29 @@ impl FileSet {
 impl Entry {
     /// How many records are used, if that is known.
     fn count(&self) -> Option<u64> {
-        let Source { skip, take, noted, .. } = self.source;
+        let Source { skip, take, expected, .. } = self.source;
         let num_records = self.file.get().map(|file| file.num_records());
-        let num_records = num_records.or(noted.map(|noted| noted.num_records));
+        let num_records = num_records.or(expected.map(|expected| expected.num_records));
         take.or_else(|| num_records?.checked_sub(skip))
     }
 }
 
 impl Source {
-    fn expect(&self, noted: Noted, found: Noted) -> Result<()> {
-        if noted == found {
+    fn compare(&self, expected: FileInfo, found: FileInfo) -> Result<()> {
+        if expected == found {
             return Ok(());
         }
         Err(Error::Outdated {
             path: self.path.display().to_string(),
-            noted: noted.to_string(),
+            expected: expected.to_string(),
             found: found.to_string(),
         })
     }
 
     /// Checks that the range of records lies within the `num_records` of the file.
     fn check(&self, num_records: u64) -> Result<()> {
-        if let Some(noted) = self.noted {
-            self.expect(noted, Noted { num_records, ..noted })?;
+        if let Some(expected) = self.expected {
+            self.compare(expected, FileInfo { num_records, ..expected })?;
         }
         let end = self.skip.saturating_add(self.take.unwrap_or(0));
         if end <= num_records {
@@ -181,7 +181,7 @@ impl Source {
     }
 }
 
-impl std::fmt::Display for Noted {
+impl std::fmt::Display for FileInfo {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { byte_len, modified_ns, num_records } = self;
         write!(out, "{num_records} records in {byte_len} bytes written at {modified_ns} ns")
@@ -198,7 +198,7 @@ pub struct Files {
 
 /// Positions in the order in which they are read: by file and record.
 #[derive(Debug)]
-pub struct Sorted(Vec<u128>);
+pub struct SortedPositions(Vec<u128>);
 
 impl Files {
     /// Opens files and reads their indices.
@@ -277,7 +277,7 @@ impl Files {
     }
 
     /// Whether recent reads had to wait for storage.
-    pub fn is_far(&self) -> bool {
+    pub fn is_slow(&self) -> bool {
         self.set.latency.is_slow()
     }
 
@@ -285,16 +285,16 @@ impl Files {
     ///
     /// # Errors
     /// If a file cannot be opened.
-    pub fn noted(&self) -> Result<Vec<Noted>> {
-        let noted = |at: usize| match self.set.entries[at].source.noted {
-            Some(noted) => Ok(noted),
-            None => self.set.open(at, false).map(|file| Noted {
+    pub fn file_infos(&self) -> Result<Vec<FileInfo>> {
+        let expected = |at: usize| match self.set.entries[at].source.expected {
+            Some(expected) => Ok(expected),
+            None => self.set.open(at, false).map(|file| FileInfo {
                 byte_len: file.stored().byte_len(),
                 modified_ns: file.stored().modified_ns(),
                 num_records: file.num_records(),
             }),
         };
-        (0..self.set.len()).map(noted).collect()
+        (0..self.set.len()).map(expected).collect()
     }
 
     /// About how many stored bytes a record has, from the files opened so far and the recorded
@@ -302,7 +302,7 @@ impl Files {
     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
     pub fn mean_byte_len(&self) -> f64 {
         if self.set.opened().next().is_none()
-            && self.set.entries.iter().all(|entry| entry.source.noted.is_none())
+            && self.set.entries.iter().all(|entry| entry.source.expected.is_none())
             && let Some(at) = self.num_records().position(|num_records| num_records > 0)
         {
             // The error is reported when the file is read.
@@ -310,9 +310,9 @@ impl Files {
         }
         let (mut stored, mut records) = (0_u64, 0_u64);
         for entry in &self.set.entries {
-            let (byte_len, num_records) = match (entry.file.get(), entry.source.noted) {
+            let (byte_len, num_records) = match (entry.file.get(), entry.source.expected) {
                 (Some(file), _) => (file.stored_len(), file.num_records()),
-                (None, Some(noted)) => (noted.byte_len, noted.num_records),
+                (None, Some(expected)) => (expected.byte_len, expected.num_records),
                 (None, None) => continue,
             };
             stored = stored.saturating_add(byte_len);
@@ -334,7 +334,7 @@ impl Files {
     ///
     /// # Errors
     /// If a position is not below [`Self::len`].
-    pub fn sort(&self, positions: &[u64]) -> Result<Sorted> {
+    pub fn sort(&self, positions: &[u64]) -> Result<SortedPositions> {
         if u32::try_from(positions.len().max(self.set.len())).is_err() {
             let message = "cannot read more than 2^32 records or files at once".to_owned();
             return Err(Error::InvalidArgument(message));
@@ -353,7 +353,7 @@ impl Files {
         if !keys.is_sorted() {
             keys.sort_unstable();
         }
-        Ok(Sorted(keys))
+        Ok(SortedPositions(keys))
     }
 
     /// Opens file number `file` and loads its index, for planning.
@@ -373,7 +373,7 @@ impl Files {
     ///
     /// # Errors
     /// Those of [`plan_sorted`](Self::plan_sorted).
-    pub fn plan_at_hand(&self, sorted: &Sorted) -> Result<Result<Plan, Vec<usize>>> {
+    pub fn plan_if_indexed(&self, sorted: &SortedPositions) -> Result<Result<Plan, Vec<usize>>> {
         let mut unready = Vec::new();
         let plan = self.plan_with(sorted, |at, picks| {
             if let Some(file) = self.set.entries[at].file.get()
@@ -394,7 +394,7 @@ impl Files {
     ///
     /// # Panics
     /// If a file that was opened is missing, which is a defect.
-    pub fn plan_sorted(&self, sorted: &Sorted) -> Result<Plan> {
+    pub fn plan_sorted(&self, sorted: &SortedPositions) -> Result<Plan> {
         let plan = self.plan_with(sorted, |at, picks| {
             let file = self.set.open(at, true)?;
             file.locate(picks, Some(&self.set.latency))?;
@@ -416,7 +416,7 @@ impl Files {
     #[expect(clippy::cast_possible_truncation, reason = "bit fields of a key, as `sort` packs it")]
     fn plan_with<'a>(
         &self,
-        sorted: &Sorted,
+        sorted: &SortedPositions,
         mut locate: impl FnMut(usize, &mut [Pick]) -> Result<Option<&'a Arc<dyn RecordFile>>>,
     ) -> Result<Option<Plan>> {
         let pick = |&key: &u128| Pick {

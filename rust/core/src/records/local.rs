@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::single_flight::SingleFlight;
 use super::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
 use crate::bytes::ScatterBuffers;
-use crate::platform::{self, FileFacts, FileKind, ReadFile};
+use crate::platform::{self, FileKind, FileMetadata, ReadFile};
 use crate::process::PerProcess;
 use crate::{Error, Result};
 
@@ -56,8 +56,8 @@ struct Identity {
 }
 
 impl Identity {
-    fn of(facts: &FileFacts) -> Self {
-        let &FileFacts { byte_len, modified_ns, number, .. } = facts;
+    fn of(metadata: &FileMetadata) -> Self {
+        let &FileMetadata { byte_len, modified_ns, number, .. } = metadata;
         Self { byte_len, modified_ns, id: number }
     }
 }
@@ -119,8 +119,8 @@ fn with_open_files<T>(work: impl FnOnce(&mut OpenFiles) -> T) -> T {
 impl LocalFile {
     fn open(path: &Path) -> Result<(Self, Arc<OpenFile>)> {
         let file = open_evicting(path)?;
-        let facts = file.facts().map_err(|error| Error::io(path, "stat", error))?;
-        match facts.kind {
+        let metadata = file.metadata().map_err(|error| Error::io(path, "stat", error))?;
+        match metadata.kind {
             FileKind::Regular => {}
             FileKind::Directory => {
                 let error = platform::is_a_directory();
@@ -138,7 +138,7 @@ impl LocalFile {
         let path: Arc<Path> = path.into();
         let open = Arc::new(OpenFile { file, path: Arc::clone(&path) });
         drop(with_open_files(|files| files.insert(id, Arc::clone(&open))));
-        let Identity { byte_len, modified_ns, id: (device, inode) } = Identity::of(&facts);
+        let Identity { byte_len, modified_ns, id: (device, inode) } = Identity::of(&metadata);
         let found =
             Self { id, path, byte_len, modified_ns, device: device.into(), inode: inode.into() };
         Ok((found, open))
@@ -176,8 +176,9 @@ impl StoredFile for LocalFile {
             Some(bytes) => bytes,
             None => self.open_again()?,
         };
-        let facts = bytes.file.facts().map_err(|error| Error::io(&*self.path, "stat", error))?;
-        let Identity { byte_len, modified_ns, id } = Identity::of(&facts);
+        let metadata =
+            bytes.file.metadata().map_err(|error| Error::io(&*self.path, "stat", error))?;
+        let Identity { byte_len, modified_ns, id } = Identity::of(&metadata);
         if (byte_len, modified_ns) != (self.byte_len, self.modified_ns) {
             drop(with_open_files(|open| open.files.remove(&self.id)));
             return Err(Error::Changed { path: self.path.display().to_string() });
@@ -209,7 +210,7 @@ impl ReadAt for OpenFile {
     }
 
     fn read_scattered(&self, buffers: &mut ScatterBuffers<'_>, at: u64) -> Result<()> {
-        let read = self.file.read_pieces(buffers, at);
+        let read = self.file.read_scattered(buffers, at);
         read.map_err(|error| Error::io(&*self.path, "read", error))
     }
 }

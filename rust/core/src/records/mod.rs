@@ -18,7 +18,7 @@ pub mod storage;
 pub mod storage_latency;
 
 pub use array_record::ArrayRecordFile;
-pub use files::{FileSet, Files, Noted, Sorted, Source};
+pub use files::{FileInfo, FileSet, Files, SortedPositions, Source};
 pub use plan::{Plan, Unit};
 pub use read::{Outcome, Records, Scratch, UnitRecords};
 pub use record_file::RecordFile;

@@ -163,7 +163,7 @@ impl Plan {
     }
 
     /// Whether its storage is slow.
-    pub fn is_far(&self) -> bool {
+    pub fn is_slow(&self) -> bool {
         self.latency.is_slow()
     }
 
@@ -204,7 +204,7 @@ impl Plan {
     /// Splits a unit into units that are read concurrently: one for each request where storage is
     /// slow, else about a mebibyte each.
     pub fn units<S>(&self, unit: Unit<S>) -> Vec<Unit<S>> {
-        let is_slow = self.is_far();
+        let is_slow = self.is_slow();
         let mut units = Vec::new();
         let has_slots = !unit.slots.is_empty();
         let mut slots = unit.slots.into_iter();

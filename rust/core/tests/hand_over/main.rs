@@ -3,8 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod bytes;
-mod crowd;
-mod ill;
+mod deliberate_errors;
+mod messages;
 mod processes;
 mod schedules;
 mod threads;

@@ -7,7 +7,7 @@ use std::process::{Child, Command};
 
 use grainmill_core::pipeline::SharedBudget;
 
-use crate::crowd::{self, Message};
+use crate::messages::{self, Message};
 
 /// The environment variable by which a child process finds what it shares with its parent.
 const SHARED: &str = "GRAINMILL_TEST_SHARED";
@@ -80,7 +80,7 @@ fn slots_of_another_process_never_change_under_their_users() {
     let mut producer = start_child(name, path.to_str().unwrap());
     let (mut tasks, _) = listener.accept().unwrap();
     let mut results = BufReader::new(tasks.try_clone().unwrap()).lines();
-    crowd::consume(
+    messages::consume(
         NUM_SLOTS,
         |remote_slots| {
             let line = results.next().unwrap().unwrap();
@@ -107,7 +107,7 @@ fn slots_of_another_process_never_change_under_their_users() {
 fn produce_for(mut results: UnixStream) {
     let mut tasks = BufReader::new(results.try_clone().unwrap()).lines();
     let mut files = Vec::new();
-    crowd::produce(
+    messages::produce(
         NUM_SLOTS,
         || {
             let line = tasks.next().unwrap().unwrap();

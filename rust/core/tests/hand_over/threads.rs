@@ -10,7 +10,7 @@ use grainmill_core::pipeline::{self, ReadQueue, SharedBudget};
 use grainmill_core::records::array_record::RecordWriter;
 use grainmill_core::records::{Files, Source};
 
-use crate::crowd::{self, Message};
+use crate::messages::{self, Message};
 
 #[test]
 fn remote_slots_never_change_under_their_users() {
@@ -21,7 +21,7 @@ fn remote_slots_never_change_under_their_users() {
         scope.spawn(|| {
             let tasks = tasks;
             let send = send;
-            crowd::produce(
+            messages::produce(
                 NUM_SLOTS,
                 || tasks.recv().unwrap(),
                 |slot, mark, freed| {
@@ -30,7 +30,7 @@ fn remote_slots_never_change_under_their_users() {
                 },
             );
         });
-        crowd::consume(
+        messages::consume(
             NUM_SLOTS,
             move |remote_slots| {
                 let (message, file) = results.recv().unwrap();

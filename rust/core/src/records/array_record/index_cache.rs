@@ -25,7 +25,7 @@ pub fn budget() -> usize {
 }
 
 /// How many bytes of indices this process has cached.
-pub fn kept_bytes() -> usize {
+pub fn cached_bytes() -> usize {
     with_cache(|cache| cache.byte_len)
 }
 

@@ -1,11 +1,11 @@
 //! Deliberate memory errors, with which `make sanitize` shows that the sanitizers detect them. They
-//! are undefined behaviour, and run only if the environment variable `GRAINMILL_ILL` is set.
+//! are undefined behaviour, and run only if the environment variable `GRAINMILL_DELIBERATE_ERRORS` is set.
 #![expect(unsafe_code, reason = "deliberate memory errors")]
 
 use grainmill_core::batch::Arena;
 
 fn is_enabled() -> bool {
-    std::env::var_os("GRAINMILL_ILL").is_some()
+    std::env::var_os("GRAINMILL_DELIBERATE_ERRORS").is_some()
 }
 
 #[test]
