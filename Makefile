@@ -123,11 +123,11 @@ sanitize: $(VENV)/.rust ## the engine's arena, hand-over and threads under two s
 	@test -d "$$(rustc --print sysroot)/lib/rustlib/src" || rustup component add rust-src
 	$(call sanitized,address) --lib -- batch:: pipeline:: hash:: write_prefetcher:: shared_
 	$(call sanitized,address) --test batch --test hand_over -- --skip schedules::
-	$(call sanitized,address) $(ILL)read_after 2>&1 | grep 'ERROR: .*: heap-use-after-free'
-	$(call sanitized,address) $(ILL)written_past 2>&1 | grep 'ERROR: .*: heap-buffer-overflow'
+	$(call sanitized,address) $(DELIBERATE)read_after 2>&1 | grep 'ERROR: .*: heap-use-after-free'
+	$(call sanitized,address) $(DELIBERATE)written_past 2>&1 | grep 'ERROR: .*: heap-buffer-overflow'
 	$(call sanitized,thread) --lib -- $(IN_TURN) batch:: pipeline:: shared_
 	$(call sanitized,thread) --test batch --test hand_over -- $(IN_TURN) --skip schedules::
-	$(call sanitized,thread) $(ILL)written_while 2>&1 | grep 'WARNING: .*: data race'
+	$(call sanitized,thread) $(DELIBERATE)written_while 2>&1 | grep 'WARNING: .*: data race'
 
 # Tests under a sanitizer, with the stable compiler.
 sanitized = RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=$(1) GRAINMILL_DELIBERATE_ERRORS=1 \
@@ -135,7 +135,7 @@ sanitized = RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=$(1) GRAINMILL_DELIBERATE_ER
 	$(CARGO) test --locked --quiet -p grainmill-core -Zbuild-std --target $(HOST)
 # The sanitizer does not see memory being unmapped, and takes what the next test maps there for it.
 IN_TURN := --test-threads=1
-ILL := --test hand_over -- --ignored ill::slot_
+DELIBERATE := --test hand_over -- --ignored deliberate_errors::slot_
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
 # The tests of the engine run each target with its seeds and some thousands of inputs made from
