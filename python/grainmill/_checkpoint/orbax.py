@@ -12,7 +12,7 @@ from grainmill._checkpoint.handler import CheckpointHandler
 
 @ocp.args.register_with_handler(CheckpointHandler, for_save=True)
 @dataclasses.dataclass
-class CheckpointSave(ocp.args.CheckpointArgs):  # type: ignore[misc] - Orbax has no types
+class CheckpointSave(ocp.args.CheckpointArgs):  # type: ignore[misc]
     """What `CheckpointManager.save` of Orbax takes to save the state of an iterator.
 
     It exists where Orbax is installed, and accessing it imports Orbax.

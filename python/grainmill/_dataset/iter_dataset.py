@@ -412,7 +412,9 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
         changes neither elements nor states.
 
         Workers start when the first element is requested, or at `start_prefetch`. Functions and
-        sources are sent to them by cloudpickle; no `if __name__ == "__main__"` is needed.
+        sources are sent to them by cloudpickle; no `if __name__ == "__main__"` is needed. JAX uses
+        the CPU in workers (`ReadOptions.worker_init_fn` says how to change that), and
+        `jax.distributed.initialize` has no effect there.
 
         Args:
             options: Number of workers and buffer sizes; 10 workers if `None`. With 0 workers, this
