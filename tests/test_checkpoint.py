@@ -185,6 +185,63 @@ def test_a_killed_process_leaves_complete_files(tmp_path):
     assert all(number > 1 for number in reached), "nothing was saved"
 
 
+KILLED_HALFWAY = """
+import pathlib, sys, time
+sys.path.insert(0, {here!r})
+from test_checkpoint import BigIterator, Handler
+directory = pathlib.Path({directory!r})
+iterator = BigIterator()
+next(iterator)
+Handler().save(directory, iterator)
+next(iterator)
+files_left = {whole_files}
+opened = pathlib.Path.open
+
+def open_slowly(self, *args, **kwargs):
+    global files_left
+    file = opened(self, *args, **kwargs)
+    files_left -= 1
+    if files_left < 0:
+        write = file.write
+        class Slow:
+            def __enter__(self):
+                return self
+            def __exit__(self, *_):
+                pass
+            def write(self, text):
+                write(text[:len(text) // 2])
+                file.flush()
+                print("half", flush=True)
+                time.sleep(600)
+        return Slow()
+    return file
+
+pathlib.Path.open = open_slowly
+Handler().save(directory, iterator)
+"""
+
+
+@pytest.mark.parametrize("whole_files", [0, 1])
+def test_a_process_killed_while_it_writes_leaves_the_state_before(tmp_path, whole_files):
+    program = KILLED_HALFWAY.format(
+        here=str(pathlib.Path(__file__).parent), directory=str(tmp_path), whole_files=whole_files
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment()
+    )
+    assert process.stdout.readline() == b"half\n"
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    restored = BigIterator()
+    Handler().restore(tmp_path, restored)
+    assert next(restored) == 2
+    visible = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
+    assert visible == {"process_0-of-1.json", RECORD}
+    Handler().save(tmp_path, restored)
+    assert next(Handler().restore(tmp_path, BigIterator())) == 3
+
+
 @pytest.mark.parametrize("step", ["fsync", "rename"])
 def test_a_failed_write_leaves_the_file_before(tmp_path, monkeypatch, step):
     iterator = after(numbers(), 1)
