@@ -145,8 +145,8 @@ class Stage(abc.ABC):
 
     Attributes:
         parents: The stages that this one pulls from.
-        moves_start: Whether pulling changes what `state` returns for the start, so that `Cursor`
-            reads that state before, if it is still referenced.
+        moves_start: Whether `state` no longer returns the state at the start once an element is
+            being pulled, so that it may have to be read before.
     """
 
     moves_start: ClassVar[bool] = True
