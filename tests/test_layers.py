@@ -244,6 +244,12 @@ def test_imports_stand_on_top():
             )
 
 
+def test_private_names_of_grain_are_for_programs_only():
+    for file, module, _ in face_imports():
+        if module.startswith("grainmill._src"):
+            assert file.startswith("_src/"), f"{file} imports {module}"
+
+
 def test_only_one_module_imports_jax():
     importers = {
         file for file, module, late in face_imports() if module.split(".")[0] == "jax" and not late

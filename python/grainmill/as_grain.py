@@ -8,6 +8,7 @@ without it.
 
 from __future__ import annotations
 
+import builtins
 import importlib.machinery
 import os
 import runpy
@@ -35,6 +36,7 @@ def _main() -> None:
     install_as_grain()
     # A new module, which stays `__main__` for threads and exit handlers that outlive the program.
     program = types.ModuleType("__main__")
+    vars(program)["__builtins__"] = builtins
     sys.modules["__main__"] = program
     if is_module:
         runpy._run_module_as_main(sys.argv[0])  # type: ignore[attr-defined]  # noqa: SLF001 - as `python -m`
@@ -49,7 +51,7 @@ def _run_file(path: str, program: types.ModuleType) -> None:
     loader = importlib.machinery.SourceFileLoader("__main__", path)
     code = loader.source_to_code(loader.get_data(path), path)
     program.__file__, program.__loader__ = path, loader
-    vars(program).update(__builtins__=__builtins__, __cached__=None)
+    vars(program)["__cached__"] = None
     exec(code, vars(program))
 
 
