@@ -24,6 +24,7 @@ from grainmill import (
     sources,
     transforms,
 )
+from grainmill._as_grain import install_as_grain
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
 from grainmill._dataset.map_dataset import MapDataset
@@ -56,6 +57,7 @@ __all__ = [
     "config",
     "constants",
     "experimental",
+    "install_as_grain",
     "load",
     "multiprocessing",
     "samplers",

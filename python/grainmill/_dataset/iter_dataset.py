@@ -8,9 +8,10 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, Self, overload
 
+from grainmill._dataset import grain_classes
 from grainmill._dataset.apply import apply_each
 from grainmill._dataset.element_types import D2, D, K, Leaf, P, S, T, T_co
-from grainmill._dataset.iterator import DatasetIterator, PlannedIterator
+from grainmill._dataset.iterator import DatasetIterator, iterator_over
 from grainmill._plan import sequential as plan
 from grainmill._plan import transforms
 from grainmill._plan.arguments import checked_integer
@@ -65,7 +66,9 @@ class IterDatasetFactories(abc.ABCMeta):
         return PlannedIterDataset(node, [datasets[key] for key in keys])
 
 
-class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories):
+class IterDataset(
+    Iterable[T_co], grain_classes.IterDataset, Generic[T_co], metaclass=IterDatasetFactories
+):
     """A sequence of elements that is iterated over from its start, or from a saved position.
 
     A dataset is immutable: each method returns a new one. Each iteration starts at the first
@@ -515,7 +518,7 @@ class PlannedIterDataset(IterDataset[T_co]):
         return copied
 
     def __iter__(self) -> DatasetIterator[T_co]:
-        return PlannedIterator.over(self._node)
+        return iterator_over(self._node)
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{self}>"

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, TypeVar
 
+from grainmill._dataset.user_stats import STATS
 from grainmill._evaluate import tuning
 from grainmill._evaluate.fuse import SKIPPED
 from grainmill._iterators.cursor import constant_state, copy_state
@@ -30,22 +31,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-
-
-class _NoStats:
-    """The interface through which derived iterators report timings; nothing is recorded."""
-
-    def record_self_time(self, *_: Any, **__: Any) -> contextlib.nullcontext[None]:
-        """A context whose duration would count as this iterator's."""
-        return contextlib.nullcontext()
-
-    def record_output_spec(self, element: T) -> T:
-        """Returns `element`."""
-        return element
-
-    def record_bytes_produced(self, element: T) -> T:
-        """Returns `element`."""
-        return element
 
 
 class Closeable(abc.ABC):
@@ -124,9 +109,7 @@ class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
         (parent,) = self._parents
         return parent
 
-    @property
-    def _stats(self) -> _NoStats:
-        return _NoStats()
+    _stats = STATS
 
     def __iter__(self) -> Self:
         return self
@@ -213,15 +196,6 @@ class PlannedIterator(DatasetIterator[T_co]):
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._stages_closed = False
-
-    @classmethod
-    def over(cls, node: Node) -> Self:
-        """Returns an iterator over the elements of a plan.
-
-        Args:
-            node: The plan's last node.
-        """
-        return cls(node, open_stage(node))
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         raise TypeError(
@@ -501,6 +475,11 @@ class PlannedIterator(DatasetIterator[T_co]):
         finally:
             lock.release()
         return True
+
+
+def iterator_over(node: Node) -> PlannedIterator[Any]:
+    """An iterator over the elements of the plan that ends in `node`."""
+    return PlannedIterator(node, open_stage(node))
 
 
 class ThreadPrefetchDatasetIterator(PlannedIterator[T_co]):

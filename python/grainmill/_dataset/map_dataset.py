@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Never, Sel
 
 import numpy as np
 
+from grainmill._dataset import grain_classes
 from grainmill._dataset.apply import apply_each
 from grainmill._dataset.element_types import D2, D, K, Leaf, P, S, SourceLike, T, T_co
 from grainmill._dataset.iter_dataset import (
@@ -17,6 +18,7 @@ from grainmill._dataset.iter_dataset import (
     with_node,
     with_parents,
 )
+from grainmill._dataset.user_stats import STATS
 from grainmill._evaluate.program import Program
 from grainmill._plan import random_access as plan
 from grainmill._plan import sequential, transforms
@@ -58,7 +60,7 @@ class MapDatasetFactories(abc.ABCMeta):
             >>> len(ds), ds[1], ds[4]
             (3, 'one', 'one')
         """
-        return PlannedMapDataset(plan.Source.of(source))
+        return SourceMapDataset(source)
 
     def range(cls, start: int, stop: int | None = None, step: int = 1) -> MapDataset[int]:
         """Makes a dataset of the integers of `range(start, stop, step)`, as Python's `int`.
@@ -163,7 +165,7 @@ class MapDatasetFactories(abc.ABCMeta):
         return PlannedMapDataset(plan.Concatenate.of([node_of(ds) for ds in datasets]))
 
 
-class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
+class MapDataset(grain_classes.MapDataset, Generic[T_co], metaclass=MapDatasetFactories):
     """A sequence of elements computed by position; nothing is read before it is requested.
 
     A dataset is immutable: each method returns a new one. `ds[i]` is an element, `None` if a filter
@@ -219,6 +221,8 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
     def _parent(self) -> MapDataset[Any]:
         (parent,) = self.parents
         return parent
+
+    _stats = STATS
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -758,6 +762,14 @@ class PlannedMapDataset(MapDataset[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_program": None}
+
+
+class SourceMapDataset(PlannedMapDataset[T_co]):
+    """The records of a source; programs look for these datasets in a pipeline."""
+
+    def __init__(self, source: SourceLike[T_co | None]) -> None:
+        super().__init__(plan.Source.of(source))
+        self._source = source
 
 
 def _after(

@@ -109,9 +109,9 @@ class DataLoader(Generic[Loaded_co]):
         read_options: ReadOptions | None = None,
         enable_profiling: bool = False,
     ) -> None:
-        if worker_count is None:
-            worker_count = os.cpu_count() or 1
-        worker_count = checked_integer(worker_count, "worker_count")
+        if worker_count is not None:
+            worker_count = checked_integer(worker_count, "worker_count")
+        worker_count = determined_worker_count(worker_count)
         if worker_count < 0:
             raise ValueError(
                 "Worker count should be greater than or equal zero."
@@ -195,6 +195,11 @@ class DataLoader(Generic[Loaded_co]):
 _WITHOUT_RNG = (transforms.Map, transforms.Filter, transforms.Batch, transforms.FlatMap)
 
 
+def determined_worker_count(worker_count: int | None) -> int:
+    """`worker_count`, or the number of CPUs of the machine if it is `None`."""
+    return (os.cpu_count() or 1) if worker_count is None else int(worker_count)
+
+
 def _need_rng(operations: Sequence[Any]) -> bool:
     """Whether one of `operations` may use the generators of its records."""
     return not all(isinstance(operation, _WITHOUT_RNG) for operation in operations)
@@ -244,12 +249,27 @@ class DataLoaderIterator(Closeable, Iterator[Loaded_co], Generic[Loaded_co]):
 
     Args:
         data_loader: The loader.
+        state: A state to start from, as bytes or the dict that they are in JSON; the first element
+            if `None`.
+        validate_state: Whether to refuse states, here and in `set_state`, that were taken with
+            another sampler or source.
+
+    Raises:
+        ValueError: `set_state` would refuse `state`.
     """
 
-    def __init__(self, data_loader: DataLoader[Loaded_co]) -> None:
+    def __init__(
+        self,
+        data_loader: DataLoader[Loaded_co],
+        state: dict[str, Any] | bytes | None = None,
+        validate_state: bool = True,  # noqa: FBT001, FBT002 - as programs call it
+    ) -> None:
         self._data_loader = data_loader
+        self._validate_state = validate_state
         self._numbering = data_loader._numbering()  # noqa: SLF001 - the loader's own iterator
         self._iterator = data_loader._dataset.__iter__()  # noqa: SLF001
+        if state is not None:
+            self.set_state(to_bytes(state) if isinstance(state, dict) else state)
 
     def __next__(self) -> Loaded_co:
         element: Loaded_co = next(self._iterator)
@@ -272,7 +292,9 @@ class DataLoaderIterator(Closeable, Iterator[Loaded_co], Generic[Loaded_co]):
                 operation is a `FlatMapTransform`).
         """
         saved = from_bytes(state)
-        self._iterator.set_state(saved if self._numbering is None else self._numbering.own(saved))
+        if self._numbering is not None:
+            saved = self._numbering.own(saved, validate=self._validate_state)
+        self._iterator.set_state(saved)
 
     def start_prefetch(self) -> None:
         """Starts to compute elements before the first is asked for.
