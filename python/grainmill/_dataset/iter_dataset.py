@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, Self, overlo
 from grainmill._dataset.apply import apply_each
 from grainmill._dataset.element_types import D2, D, K, Leaf, P, S, T, T_co
 from grainmill._dataset.iterator import DatasetIterator, PlannedIterator
+from grainmill._dataset.shared_batches import SharedMemoryOutput
 from grainmill._plan import sequential as plan
 from grainmill._plan import transforms
 from grainmill._plan.arguments import checked_integer
@@ -240,9 +241,10 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
             >>> list(ds.batch(2, drop_remainder=True, batch_fn=sum))
             [1, 5]
         """
-        return after(
-            self, plan.Batch.of, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn
+        node = plan.Batch.of(
+            node_of(self), batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn
         )
+        return BatchIterDataset(node, (self,))
 
     def filter(
         self, transform: transforms.FilterLike[T_co] | Callable[[T_co], bool | np.bool_]
@@ -519,6 +521,10 @@ class PlannedIterDataset(IterDataset[T_co]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{self}>"
+
+
+class BatchIterDataset(SharedMemoryOutput, PlannedIterDataset[T_co]):
+    """What `IterDataset.batch` returns."""
 
 
 def node_of(dataset: Any) -> Node:

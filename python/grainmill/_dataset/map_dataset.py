@@ -17,6 +17,7 @@ from grainmill._dataset.iter_dataset import (
     with_node,
     with_parents,
 )
+from grainmill._dataset.shared_batches import SharedMemoryOutput
 from grainmill._evaluate.program import Program
 from grainmill._plan import random_access as plan
 from grainmill._plan import sequential, transforms
@@ -377,9 +378,10 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
             >>> {name: array.shape for name, array in ds.batch(4)[0].items()}
             {'x': (4, 3), 'y': (4,)}
         """
-        return _after(
-            self, plan.Batch.of, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn
+        node = plan.Batch.of(
+            node_of(self), batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn
         )
+        return BatchMapDataset(node, (self,))
 
     def filter(
         self, transform: transforms.FilterLike[T_co] | Callable[[T_co], bool | np.bool_]
@@ -758,6 +760,10 @@ class PlannedMapDataset(MapDataset[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_program": None}
+
+
+class BatchMapDataset(SharedMemoryOutput, PlannedMapDataset[T_co]):
+    """What `MapDataset.batch` returns."""
 
 
 def _after(

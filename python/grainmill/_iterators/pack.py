@@ -151,7 +151,8 @@ class FitPackStage(Stage):
 
 def _mean_of_unique(values: Any) -> Any:
     unique = np.unique(np.asarray(values))
-    return np.sum(unique) / np.count_nonzero(unique)
+    num_nonzero = np.count_nonzero(unique)
+    return np.sum(unique) / num_nonzero if num_nonzero else 0.0
 
 
 class _Features:

@@ -194,8 +194,8 @@ class Rebatch(Node):
         return cls((parent,), checked_batch_size(batch_size), drop_remainder)
 
     def spec(self, spec_of: Callable[[Node], Any]) -> Any:
-        """See `Node.spec`."""
-        return in_rows(self, spec_of(self.parent), 1)
+        """See `Node.spec`; as in Grain, a last, shorter batch does not make the size unknown."""
+        return in_rows(self.batch_size, spec_of(self.parent), 1)
 
     def _arguments(self) -> str:
         return f"(batch_size={self.batch_size}, drop_remainder={self.drop_remainder})"
