@@ -348,7 +348,7 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
         numbers of the stages downstream of it.
 
         Args:
-            seed: Any non-negative integer.
+            seed: Any non-negative integer; with `None`, seeds upstream stay in effect.
 
         Raises:
             ValueError: `seed` is negative.

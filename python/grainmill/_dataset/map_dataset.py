@@ -440,6 +440,7 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
                 the previous epoch and is not counted from the end.
 
         Raises:
+            ValueError: `sl` is neither a slice nor a sequence.
             TypeError: An index is not an integer.
 
         Example:
@@ -560,7 +561,7 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
         and inserting a stage changes the orders of those downstream of it.
 
         Args:
-            seed: Any non-negative integer.
+            seed: Any non-negative integer; with `None`, seeds upstream stay in effect.
 
         Raises:
             ValueError: `seed` is negative.
