@@ -12,6 +12,7 @@ from grainmill._dataset import grain_classes
 from grainmill._dataset.apply import apply_each
 from grainmill._dataset.element_types import D2, D, K, Leaf, P, S, T, T_co
 from grainmill._dataset.iterator import DatasetIterator, iterator_over
+from grainmill._dataset.shared_batches import SharedMemoryOutput
 from grainmill._plan import sequential as plan
 from grainmill._plan import transforms
 from grainmill._plan.arguments import checked_integer
@@ -243,9 +244,10 @@ class IterDataset(
             >>> list(ds.batch(2, drop_remainder=True, batch_fn=sum))
             [1, 5]
         """
-        return after(
-            self, plan.Batch.of, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn
+        node = plan.Batch.of(
+            node_of(self), batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn
         )
+        return BatchIterDataset(node, (self,))
 
     def filter(
         self, transform: transforms.FilterLike[T_co] | Callable[[T_co], bool | np.bool_]
@@ -349,7 +351,7 @@ class IterDataset(
         numbers of the stages downstream of it.
 
         Args:
-            seed: Any non-negative integer.
+            seed: Any non-negative integer; with `None`, seeds upstream stay in effect.
 
         Raises:
             ValueError: `seed` is negative.
@@ -522,6 +524,10 @@ class PlannedIterDataset(IterDataset[T_co]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{self}>"
+
+
+class BatchIterDataset(SharedMemoryOutput, PlannedIterDataset[T_co]):
+    """What `IterDataset.batch` returns."""
 
 
 def node_of(dataset: Any) -> Node:

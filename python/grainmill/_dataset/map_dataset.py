@@ -18,6 +18,7 @@ from grainmill._dataset.iter_dataset import (
     with_node,
     with_parents,
 )
+from grainmill._dataset.shared_batches import SharedMemoryOutput
 from grainmill._dataset.user_stats import STATS
 from grainmill._evaluate.program import Program
 from grainmill._plan import random_access as plan
@@ -381,9 +382,10 @@ class MapDataset(grain_classes.MapDataset, Generic[T_co], metaclass=MapDatasetFa
             >>> {name: array.shape for name, array in ds.batch(4)[0].items()}
             {'x': (4, 3), 'y': (4,)}
         """
-        return _after(
-            self, plan.Batch.of, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn
+        node = plan.Batch.of(
+            node_of(self), batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn
         )
+        return BatchMapDataset(node, (self,))
 
     def filter(
         self, transform: transforms.FilterLike[T_co] | Callable[[T_co], bool | np.bool_]
@@ -442,6 +444,7 @@ class MapDataset(grain_classes.MapDataset, Generic[T_co], metaclass=MapDatasetFa
                 the previous epoch and is not counted from the end.
 
         Raises:
+            ValueError: `sl` is neither a slice nor a sequence.
             TypeError: An index is not an integer.
 
         Example:
@@ -562,7 +565,7 @@ class MapDataset(grain_classes.MapDataset, Generic[T_co], metaclass=MapDatasetFa
         and inserting a stage changes the orders of those downstream of it.
 
         Args:
-            seed: Any non-negative integer.
+            seed: Any non-negative integer; with `None`, seeds upstream stay in effect.
 
         Raises:
             ValueError: `seed` is negative.
@@ -770,6 +773,10 @@ class SourceMapDataset(PlannedMapDataset[T_co]):
     def __init__(self, source: SourceLike[T_co | None]) -> None:
         super().__init__(plan.Source.of(source))
         self._source = source
+
+
+class BatchMapDataset(SharedMemoryOutput, PlannedMapDataset[T_co]):
+    """What `MapDataset.batch` returns."""
 
 
 def _after(

@@ -100,7 +100,13 @@ def _interleave(node: plan.Interleave, context: Context) -> Stage:
         to_iter_dataset = getattr(dataset, "to_iter_dataset", None)
         if to_iter_dataset is not None:
             dataset = to_iter_dataset()
-        stage = _open(dataset._plan_node(), context)  # noqa: SLF001 - datasets share plans
+        make_node = getattr(dataset, "_plan_node", None)
+        if make_node is None:
+            raise TypeError(
+                f"`datasets[{index}]` of {node} must be a dataset, got {dataset!r} of type "
+                f"{type(dataset).__name__}"
+            )
+        stage = _open(make_node(), context)
         if prefetch and not isinstance(stage, ReadStage | PackInThreadStage):  # these prefetch
             return ThreadPrefetchStage(plan.ThreadPrefetch((), node.iter_buffer_size), stage)
         return stage

@@ -117,6 +117,12 @@ class DataLoader(Generic[Loaded_co]):
                 "Worker count should be greater than or equal zero."
                 f"Current worker_count is {worker_count}."
             )
+        worker_buffer_size = checked_integer(worker_buffer_size, "worker_buffer_size")
+        if worker_buffer_size < 0:
+            raise ValueError(
+                "Worker buffer size must be greater than or equal zero."
+                f"Current worker_buffer_size is {worker_buffer_size}."
+            )
         for name, indexed in (("data_source", data_source), ("sampler", sampler)):
             if not hasattr(indexed, "__getitem__"):
                 raise TypeError(
