@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from grainmill._dataset.element_types import AnyDataset
     from grainmill._plan.node import Node
 
 
@@ -30,7 +31,7 @@ class IterDatasetFactories(abc.ABCMeta):
 
     def mix(
         cls,
-        datasets: Sequence[IterDataset[T]] | Mapping[str, IterDataset[T]],
+        datasets: Sequence[AnyDataset[T]] | Mapping[str, AnyDataset[T]],
         weights: Sequence[float] | Mapping[str, float] | None = None,
     ) -> IterDataset[T]:
         """Interleaves several datasets in fixed proportions, until the next one in turn ends.
@@ -71,7 +72,8 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
     A dataset is immutable: each method returns a new one. Each iteration starts at the first
     element; the iterator (`DatasetIterator`) saves its position with `get_state` and continues from
     a saved one with `set_state`. `MapDataset.to_iter_dataset` converts a dataset with random
-    access, and `IterDataset.mix` mixes several.
+    access, and `IterDataset.mix` mixes several. Stages and functions that take an `IterDataset`
+    also take a `MapDataset`, and read it as `to_iter_dataset()` does.
 
     Derive from it to write a stage of your own: call `super().__init__(parent)` and define
     `__iter__`, which returns a `DatasetIterator` over `self._parent.__iter__()`.

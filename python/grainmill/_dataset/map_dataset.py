@@ -22,7 +22,6 @@ from grainmill._plan import random_access as plan
 from grainmill._plan import sequential, transforms
 from grainmill._plan.arguments import checked_integer
 from grainmill._plan.node import random_access
-from grainmill._plan.options import ReadOptions
 from grainmill._plan.tracebacks import line_of_user
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from grainmill._dataset.iterator import DatasetIterator
     from grainmill._plan.node import Node
+    from grainmill._plan.options import ReadOptions
 
 
 class EmptyDatasetError(IndexError, ZeroDivisionError):
@@ -663,14 +663,8 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
             >>> next(iterator), next(iterator), iterator.get_state()
             (0, 2, {'next_index': 3})
         """
-        node = node_of(self)
-        if read_options is None:
-            # Integers are too cheap for prefetching to pay off.
-            is_range = isinstance(node, plan.Range)
-            read_options = ReadOptions(prefetch_buffer_size=0) if is_range else ReadOptions()
-        return PlannedIterDataset(
-            sequential.read(node, read_options, allow_nones=allow_nones), (self,)
-        )
+        node = sequential.read(node_of(self), read_options, allow_nones=allow_nones)
+        return PlannedIterDataset(node, (self,))
 
     def _over(self, node: Any) -> MapDataset[T_co]:
         """A dataset with `node`, which is this one's node on other parents, or a slice of it."""

@@ -145,6 +145,10 @@ class MapNode(Node):
         """The same stage on other parents, with their length."""
         return dataclasses.replace(self, parents=parents, length=parents[0].length)
 
+    def share(self, share: Share) -> Node:
+        """See `Node.share`; it is read in order, as by `to_iter_dataset`."""
+        return share.of_random_access(self)
+
     def consecutive(self, share: Share) -> MapNode:
         """What one of several workers reads if each source is split into consecutive ranges.
 

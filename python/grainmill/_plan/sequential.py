@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from grainmill._plan import transforms
 from grainmill._plan.arguments import checked_callable, checked_integer, checked_names
 from grainmill._plan.node import Node, Share, function_of, random_access, transform_name
-from grainmill._plan.options import WORKER_INIT
+from grainmill._plan.options import WORKER_INIT, ReadOptions
 from grainmill._plan.random_access import (
+    Range,
     check_flat_map,
     check_weights,
     checked_batch_size,
@@ -25,7 +26,7 @@ from grainmill._plan.spec import batch_spec, in_rows, map_spec
 
 if TYPE_CHECKING:
     from grainmill._plan.multiprocessing_options import MultiprocessingOptions
-    from grainmill._plan.options import DatasetOptions, ReadOptions
+    from grainmill._plan.options import DatasetOptions
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -732,6 +733,13 @@ class WithOptions(Node):
         return f"(options={self.options})"
 
 
-def read(parent: Node, options: ReadOptions, *, allow_nones: bool) -> Read:
-    """The node that reads the random-access plan `parent` in order."""
+def read(parent: Node, options: ReadOptions | None = None, *, allow_nones: bool = False) -> Read:
+    """The node that reads the random-access plan `parent` in order.
+
+    Without `options`, it prefetches, except for a plain range: integers are too cheap.
+    """
+    if options is None:
+        options = (
+            ReadOptions(prefetch_buffer_size=0) if isinstance(parent, Range) else ReadOptions()
+        )
     return Read((random_access(parent),), options, allow_nones)
