@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, Self, overlo
 from grainmill._dataset.apply import apply_each
 from grainmill._dataset.element_types import D2, D, K, Leaf, P, S, T, T_co
 from grainmill._dataset.iterator import DatasetIterator, PlannedIterator
+from grainmill._dataset.shard_states import InterleaveDatasetIterator
 from grainmill._plan import sequential as plan
 from grainmill._plan import transforms
 from grainmill._plan.arguments import checked_integer
@@ -500,6 +501,10 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
         return str(self._plan_node())
 
 
+_BY_SHARD = (plan.Interleave, plan.MultithreadPrefetch, plan.MultiprocessPrefetch)
+"""The nodes whose iterators also have the states of single datasets or workers."""
+
+
 class PlannedIterDataset(IterDataset[T_co]):
     """A dataset defined by a plan."""
 
@@ -517,7 +522,8 @@ class PlannedIterDataset(IterDataset[T_co]):
         return copied
 
     def __iter__(self) -> DatasetIterator[T_co]:
-        return PlannedIterator.over(self._node)
+        kind = InterleaveDatasetIterator if isinstance(self._node, _BY_SHARD) else PlannedIterator
+        return kind.over(self._node)
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{self}>"

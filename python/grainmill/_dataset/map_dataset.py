@@ -22,6 +22,7 @@ from grainmill._plan import random_access as plan
 from grainmill._plan import sequential, transforms
 from grainmill._plan.arguments import checked_integer
 from grainmill._plan.node import random_access
+from grainmill._plan.slicing import consecutive_share
 from grainmill._plan.tracebacks import line_of_user
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class MapDatasetFactories(abc.ABCMeta):
             >>> len(ds), ds[1], ds[4]
             (3, 'one', 'one')
         """
-        return PlannedMapDataset(plan.Source.of(source))
+        return SourceMapDataset(plan.Source.of(source))
 
     def range(cls, start: int, stop: int | None = None, step: int = 1) -> MapDataset[int]:
         """Makes a dataset of the integers of `range(start, stop, step)`, as Python's `int`.
@@ -82,7 +83,7 @@ class MapDatasetFactories(abc.ABCMeta):
         if stop is None:
             start, stop, step = 0, start, 1
         numbers = range(start, checked_integer(stop, "stop"), step)
-        return PlannedMapDataset(plan.Range((), len(numbers), numbers))
+        return SourceMapDataset(plan.Range((), len(numbers), numbers))
 
     def mix(
         cls, datasets: Sequence[MapDataset[T]], weights: Sequence[float] | None = None
@@ -752,6 +753,37 @@ class PlannedMapDataset(MapDataset[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_program": None}
+
+
+class SourceMapDataset(PlannedMapDataset[T_co]):
+    """A source or a range, which can be restricted to a shard of its elements."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self._whole = self._node
+
+    def set_slice(
+        self,
+        sl: slice,
+        sequential_slice: bool = False,  # noqa: FBT001, FBT002 - as programs call it
+    ) -> None:
+        """Restricts this dataset, in place, to one of several consecutive shares of its elements.
+
+        A second call replaces the first. Datasets already derived from this one do not change.
+
+        Args:
+            sl: `slice(index, None, count)` for share `index` of `count`.
+            sequential_slice: Must be true: the other kind of slice is `ds[index::count]`.
+
+        Raises:
+            AssertionError: `sequential_slice` is false.
+            ValueError: There is no share `index`.
+        """
+        if not sequential_slice:
+            kind = " for RangeMapDataset" if isinstance(self._whole, plan.Range) else ""
+            raise AssertionError(f"Only sequential slicing is supported{kind}.")
+        self._node = consecutive_share(self._whole, sl)
+        self._program = None
 
 
 def _after(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from numpy.typing import NDArray
 
@@ -11,7 +11,7 @@ from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._dataset.map_dataset import PlannedMapDataset
 from grainmill._plan import random_access, sequential
 from grainmill._plan.arguments import checked_integer
-from grainmill._plan.slicing import check_sliceable
+from grainmill._plan.slicing import check_sliceable, sliced_datasets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -471,6 +471,29 @@ class InterleaveIterDataset(PlannedIterDataset[T_co]):
                 iter_buffer_size,
             )
         )
+
+    def set_slice(
+        self,
+        sl: slice,
+        sequential_slice: bool = False,  # noqa: ARG002, FBT001, FBT002 - as programs call it
+    ) -> None:
+        """Restricts it, in place, to some of its datasets; a second call restricts it further.
+
+        Datasets already derived from this one change, too. Iterators do not.
+
+        Args:
+            sl: The slice of `datasets`, such as `slice(shard_index, None, shard_count)`.
+            sequential_slice: Has no effect: datasets are dealt out one by one in any case.
+
+        Example:
+            >>> texts = grain.MapDataset.source(["abc", "de", "fg"]).map(grain.MapDataset.source)
+            >>> ds = grain.experimental.InterleaveIterDataset(texts, cycle_length=2)
+            >>> ds.set_slice(slice(0, None, 2))
+            >>> list(ds)
+            ['a', 'f', 'b', 'g', 'c']
+        """
+        node = cast("sequential.Interleave", self._node)
+        node.set_datasets(sliced_datasets(node.datasets, sl))
 
 
 class WithOptionsIterDataset(PlannedIterDataset[T_co]):

@@ -57,7 +57,10 @@ class UserDefined(Node):
     with_parents: Callable[[Any, Sequence[Node]], Any]
 
     def share(self, share: Share) -> Node:
-        """See `Node.share`."""
+        """See `Node.share`; a dataset with the method `set_slice` slices a copy of itself."""
+        if hasattr(self.dataset, "set_slice"):
+            node: Node = share.of_users_dataset(self.dataset)._plan_node()  # noqa: SLF001 - opaque
+            return node
         shared = super().share(share)
         dataset = self.with_parents(self.dataset, shared.parents)
         return dataclasses.replace(self, parents=shared.parents, dataset=dataset)
@@ -305,6 +308,10 @@ class Interleave(Node):
     def share(self, share: Share) -> Node:
         """See `Node.share`; a worker opens every n-th dataset."""
         return dataclasses.replace(self, datasets=share.of_datasets(self.datasets))
+
+    def set_datasets(self, datasets: Any) -> None:
+        """Replaces `datasets`, for datasets already derived from this node, too."""
+        object.__setattr__(self, "datasets", datasets)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
