@@ -12,6 +12,7 @@ from grainmill._dataset.stages import ThreadPrefetchIterDataset
 from grainmill._plan import transforms
 
 if TYPE_CHECKING:
+    from grainmill._dataset.element_types import AnyDataset
     from grainmill._dataset.iter_dataset import IterDataset
 
 __all__ = ["device_put", "process_index_and_count"]
@@ -35,7 +36,7 @@ def process_index_and_count() -> tuple[int, int]:
 
 
 def device_put(
-    ds: IterDataset[Any],
+    ds: AnyDataset[Any],
     device: Device | jax.sharding.Sharding,
     *,
     cpu_buffer_size: int = 4,

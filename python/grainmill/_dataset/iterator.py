@@ -477,9 +477,11 @@ class PlannedIterator(DatasetIterator[T_co]):
         return True
 
 
-def iterator_over(node: Node) -> PlannedIterator[Any]:
-    """An iterator over the elements of the plan that ends in `node`."""
-    return PlannedIterator(node, open_stage(node))
+def iterator_over(
+    node: Node, kind: type[PlannedIterator[Any]] = PlannedIterator
+) -> PlannedIterator[Any]:
+    """An iterator of type `kind` over the elements of the plan that ends in `node`."""
+    return kind(node, open_stage(node))
 
 
 class ThreadPrefetchDatasetIterator(PlannedIterator[T_co]):

@@ -22,6 +22,7 @@ from grainmill._iterators.user_defined import UserDefinedStage
 from grainmill._iterators.worker_shards import WorkerShardsStage
 from grainmill._iterators.zip import ZipStage
 from grainmill._plan import sequential as plan
+from grainmill._plan.node import MapNode
 from grainmill._plan.options import DatasetOptions
 
 if TYPE_CHECKING:
@@ -52,12 +53,14 @@ def _options(node: Node) -> DatasetOptions:
 
 
 def _open(node: Node, context: Context) -> Stage:
+    if isinstance(node, MapNode):  # a `MapDataset` where an `IterDataset` is expected
+        node = plan.read(node)
     make = _STAGES.get(type(node))
     if make is not None:
         return make(node, context)
     runner = RUNNERS.get(type(node))
     if runner is None:
-        raise TypeError(f"{node} is no IterDataset; `to_iter_dataset()` makes it one")
+        raise TypeError(f"nothing runs {node}")
     return runner(node, _parent(node, context))
 
 

@@ -110,6 +110,18 @@ class UserDefined(MapNode):
         """See `MapNode.over`."""
         return self.of(self.with_parents(self.dataset, parents), parents, self.with_parents)
 
+    @property
+    def slices_itself(self) -> bool:
+        """See `MapNode.slices_itself`."""
+        return hasattr(self.dataset, "set_slice")
+
+    def consecutive(self, share: Share) -> MapNode:
+        """See `MapNode.consecutive`."""
+        if not self.slices_itself:
+            return super().consecutive(share)
+        node: MapNode = share.of_users_dataset(self.dataset)._plan_node()  # noqa: SLF001 - opaque
+        return node
+
     def _source_type(self) -> type:
         return type(self.dataset)
 

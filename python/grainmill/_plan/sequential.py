@@ -12,6 +12,7 @@ from grainmill._plan.arguments import checked_callable, checked_integer, checked
 from grainmill._plan.node import Node, Share, function_of, random_access, transform_name
 from grainmill._plan.options import WORKER_INIT, ReadOptions
 from grainmill._plan.random_access import (
+    Range,
     check_flat_map,
     check_weights,
     checked_batch_size,
@@ -56,7 +57,10 @@ class UserDefined(Node):
     with_parents: Callable[[Any, Sequence[Node]], Any]
 
     def share(self, share: Share) -> Node:
-        """See `Node.share`."""
+        """See `Node.share`; a dataset with the method `set_slice` slices a copy of itself."""
+        if hasattr(self.dataset, "set_slice"):
+            node: Node = share.of_users_dataset(self.dataset)._plan_node()  # noqa: SLF001 - opaque
+            return node
         shared = super().share(share)
         dataset = self.with_parents(self.dataset, shared.parents)
         return dataclasses.replace(self, parents=shared.parents, dataset=dataset)
@@ -304,6 +308,10 @@ class Interleave(Node):
     def share(self, share: Share) -> Node:
         """See `Node.share`; a worker opens every n-th dataset."""
         return dataclasses.replace(self, datasets=share.of_datasets(self.datasets))
+
+    def set_datasets(self, datasets: Any) -> None:
+        """Replaces `datasets`, for datasets already derived from this node, too."""
+        object.__setattr__(self, "datasets", datasets)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -732,8 +740,15 @@ class WithOptions(Node):
         return f"(options={self.options})"
 
 
-def read(parent: Node, options: ReadOptions, *, allow_nones: bool) -> Read:
-    """The node that reads the random-access plan `parent` in order."""
+def read(parent: Node, options: ReadOptions | None = None, *, allow_nones: bool = False) -> Read:
+    """The node that reads the random-access plan `parent` in order.
+
+    Without `options`, it prefetches, except for a plain range: integers are too cheap.
+    """
+    if options is None:
+        options = (
+            ReadOptions(prefetch_buffer_size=0) if isinstance(parent, Range) else ReadOptions()
+        )
     if not isinstance(options, ReadOptions):
         raise TypeError(
             f"`read_options` must be a `ReadOptions`, got {options!r} of type "
