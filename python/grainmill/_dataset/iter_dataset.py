@@ -420,7 +420,9 @@ class IterDataset(
         changes neither elements nor states.
 
         Workers start when the first element is requested, or at `start_prefetch`. Functions and
-        sources are sent to them by cloudpickle; no `if __name__ == "__main__"` is needed.
+        sources are sent to them by cloudpickle; no `if __name__ == "__main__"` is needed. JAX uses
+        the CPU in workers (`ReadOptions.worker_init_fn` says how to change that), and
+        `jax.distributed.initialize` has no effect there.
 
         Args:
             options: Number of workers and buffer sizes; 10 workers if `None`. With 0 workers, this
