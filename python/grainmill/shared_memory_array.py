@@ -59,8 +59,9 @@ class _Memory(shared_memory.SharedMemory):
             self.close()
         except BufferError:
             # The array that is being freed still holds the mapping and will release it.
-            os.close(self._fd)
-            self._fd = -1
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
 
 
 class SharedMemoryArray(np.ndarray[Any, Any]):

@@ -36,7 +36,8 @@ class ReadOptions:
             Functions that hold the interpreter lock (GIL) run in parallel only in processes.
         worker_init_fn: Called in each worker with its number and `num_workers`, before anything
             else; its exceptions are raised when the first element is requested. On free-threaded
-            Python, workers are threads, each of which calls it.
+            Python, workers are threads, each of which calls it; so they are, with a warning, on
+            systems other than Linux.
         stall_warning_s: Seconds without a result from the workers, 15 by default, after which a
             warning is logged that names the worker and the element; `None` never warns.
         timeout_s: Seconds without a result from the workers after which a `WorkerError` is raised;
