@@ -16,6 +16,7 @@ Example:
 """
 
 from grainmill import (
+    checkpoint,
     constants,
     experimental,
     multiprocessing,
@@ -24,6 +25,7 @@ from grainmill import (
     sources,
     transforms,
 )
+from grainmill._as_grain import install_as_grain
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
 from grainmill._dataset.map_dataset import MapDataset
@@ -53,9 +55,11 @@ __all__ = [
     "WorkerError",
     "__version__",
     "__version_info__",
+    "checkpoint",
     "config",
     "constants",
     "experimental",
+    "install_as_grain",
     "load",
     "multiprocessing",
     "samplers",

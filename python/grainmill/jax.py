@@ -14,6 +14,7 @@ from grainmill._dataset.stages import ThreadPrefetchIterDataset
 from grainmill._plan import transforms
 
 if TYPE_CHECKING:
+    from grainmill._dataset.element_types import AnyDataset
     from grainmill._dataset.iter_dataset import IterDataset
 
 __all__ = ["device_put", "process_index_and_count"]
@@ -41,7 +42,7 @@ def process_index_and_count() -> tuple[int, int]:
 
 
 def device_put(
-    ds: IterDataset[Any],
+    ds: AnyDataset[Any],
     device: Placement,
     *,
     cpu_buffer_size: int = 4,

@@ -84,7 +84,8 @@ class PipelineJob(Job):
     """Runs one sequential plan in each worker.
 
     Args:
-        plans: The plan of each worker.
+        plan_of: Returns the plan of a worker. The worker calls it: a user's own dataset may have to
+            copy itself for each.
         worker_init_fn: The user's function to call first, with the worker's number and their count.
         open_plan: Opens a plan.
         context: Options of the whole pipeline.
@@ -94,12 +95,12 @@ class PipelineJob(Job):
 
     def __init__(
         self,
-        plans: list[Node],
+        plan_of: Callable[[int], Node],
         worker_init_fn: Callable[[int, int], None] | None,
         open_plan: OpenPlan,
         context: Context,
     ) -> None:
-        self._plans = plans
+        self._plan_of = plan_of
         self._worker_init_fn = worker_init_fn
         self._open_plan = open_plan
         self._context = context
@@ -112,7 +113,7 @@ class PipelineJob(Job):
     def open(self, place: WorkerContext) -> Runner:
         """See `Job.open`."""
         set_up_worker(place, self._worker_init_fn)
-        stage = self._open_plan(self._plans[place.worker], self._context)
+        stage = self._open_plan(self._plan_of(place.worker), self._context)
         return _PipelineRunner(stage, place)
 
 

@@ -272,7 +272,10 @@ def _blocks(program: Program, length: int, node: plan.Read, context: Context) ->
         if has_gil():
             return ProcessBlocks(program, length, node)
         options = dataclasses.replace(options, num_threads=options.num_workers)
-    budget_bytes = Limits.of(options).budget_bytes // max(1, context.num_workers)
+    num_sharing = context.num_readers * max(1, context.num_workers)
+    budget_bytes = Limits.of(options).budget_bytes // num_sharing
     # Batches of a worker are also queued in the main process.
-    batches_bytes = 0 if context.num_workers else tuning.WHOLE_BATCHES_BYTES
-    return Executor(program, length, options, Budget(budget_bytes, batches_bytes))
+    batches_bytes = 0 if context.num_workers else tuning.WHOLE_BATCHES_BYTES // context.num_readers
+    # Threads that replace worker processes belong to one reader, as processes do.
+    threads = None if options.num_workers else context.threads
+    return Executor(program, length, options, Budget(budget_bytes, batches_bytes), threads)

@@ -88,6 +88,17 @@ class Config:
         """Defines the settings as absl flags if absl is installed; importing grainmill does so."""
         self.__dict__["_flags"] = _define_flags()
 
+    def get_or_default(self, name: str) -> Any:
+        """Returns the value of a setting.
+
+        Args:
+            name: The setting.
+
+        Raises:
+            ValueError: There is no such setting.
+        """
+        return getattr(self, name)
+
     def update(self, name: str, value: Any) -> None:
         """Sets a setting, and its flag if absl is installed.
 

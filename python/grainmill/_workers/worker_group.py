@@ -26,7 +26,7 @@ from grainmill._native import (
     create_shared_index,
 )
 from grainmill._plan.closing import closed_error
-from grainmill._workers import messages, wire
+from grainmill._workers import accelerators, messages, wire
 from grainmill._workers.worker import WorkerConfig
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def _worker_config(
         job_layout,
         list(sys.path),
         _working_directory(),
-        dict(os.environ),
+        accelerators.worker_environment(os.environ),
         logging.getLogger().getEffectiveLevel(),
         messages.main_classes(),
     )
@@ -257,7 +257,10 @@ def _started_process(
             [sys.executable, *flags, "-c", code],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            env={**os.environ, **dict.fromkeys(_THREAD_COUNT_VARIABLES, "1")},
+            env={
+                **accelerators.worker_environment(os.environ),
+                **dict.fromkeys(_THREAD_COUNT_VARIABLES, "1"),
+            },
         )
     return process, ours
 
