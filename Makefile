@@ -37,7 +37,7 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: develop ## the main job on real text: write, shuffle, pack, train, save, resume
 	$(BIN)/python examples/text_pipeline.py $(DEMO)
 
-test: format-check ruff clippy deny rust-test portable rust-doc types python-test ## everything
+test: format-check ruff clippy deny rust-test portable rust-doc types docs python-test ## everything
 
 lint: format-check ruff clippy types
 
@@ -101,9 +101,13 @@ TYPE_CHECK = $(CARGO) check --locked --quiet --release --target-dir target/porta
 OTHER_SYSTEMS := aarch64-apple-darwin x86_64-pc-windows-gnu
 NO_COMPILER := $(abspath .ci/no-compiler)
 
-rust-doc docs: export RUSTDOCFLAGS := -D warnings
-rust-doc docs: $(VENV)/.test
+rust-doc: export RUSTDOCFLAGS := -D warnings
+rust-doc: $(VENV)/.test
 	$(CARGO) doc --locked --workspace --no-deps --quiet
+
+# The docstrings of compiled names are read from the build.
+docs: develop $(VENV)/.docs ## the pages of docs/ and the reference, to target/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 types: develop $(VENV)/.test
 	$(BIN)/mypy
@@ -189,6 +193,10 @@ $(VENV)/.test: $(VENV)/.demo
 
 $(VENV)/.release: $(VENV)/.demo
 	$(BIN)/python -m pip install $$($(call requirements,'release'))
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.demo
+	$(BIN)/python -m pip install $$($(call requirements,'docs'))
 	@touch $@
 
 $(VENV)/.demo: pyproject.toml | $(VENV)/.python

@@ -1,4 +1,4 @@
-"""What MkDocs does besides: pages of public modules, the notebook as a page, nothing from elsewhere."""
+"""Hooks of MkDocs: pages of the public modules and of the notebook; nothing from elsewhere."""
 
 import json
 import re
@@ -11,13 +11,12 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "python" / "grainmill"
 NOTEBOOK = "performance_walkthrough"
 # What a browser loads with a page; a link that somebody follows is none of these.
-_LOADED = re.compile(r"""<(?:script|img|iframe|source)[^>]*\ssrc=["']?(?:https?:)?//[^>]*>""")
-_LINKED = re.compile(
-    r"""<link(?![^>]*rel=["']?(?:canonical|prev|next))[^>]*href=["']?(?:https?:)?//[^>]*>"""
-)
-_IMPORTED = re.compile(
-    r"""@import\s*(?:url\()?["']?(?:https?:)?//[^;]*;|url\(["']?(?:https?:)?//[^)]*\)"""
-)
+_ELSEWHERE = r"""["']?(?:https?:)?//[^>;]*"""
+_LOADED = [
+    re.compile(rf"<(?:script|img|iframe|source)[^>]*\ssrc={_ELSEWHERE}"),
+    re.compile(rf"<link(?![^>]*rel=[\"']?(?:canonical|prev|next))[^>]*href={_ELSEWHERE}"),
+    re.compile(rf"(?:@import\s*|url\(){_ELSEWHERE}"),
+]
 
 
 def public_modules():
@@ -79,6 +78,6 @@ def on_post_build(config):
         if path.suffix not in {".html", ".css", ".svg"}:
             continue
         text = path.read_text("utf-8")
-        for pattern in (_LOADED, _LINKED, _IMPORTED):
+        for pattern in _LOADED:
             if found := pattern.search(text):
                 raise PluginError(f"{path} loads from elsewhere: {found[0][:200]}")

@@ -1,8 +1,9 @@
-"""The code on the pages in docs: `python tests/pages.py docs/PAGE.md` runs it and compares its output.
+"""The code of the pages in docs: `python tests/pages.py PAGE.md` runs it and compares outputs.
 
 The Python blocks of a page run in order, as one program in an empty directory. A block with a title
 is a file of that name instead, which a later `console` block runs. A `text` block with the title
-"Output" is what the block before it prints, `...` standing for any text.
+"Output" is what the block before it prints, `...` standing for any text. Commands of a `console`
+block find the number of a free port in `$PORT`.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import doctest
 import io
 import os
 import re
+import socket
 import subprocess
 import sys
 import types
@@ -94,7 +96,10 @@ def sessions(body):
 
 def result_of(command):
     binaries = str(Path(sys.executable).parent)
-    environment = dict(os.environ, PATH=binaries + os.pathsep + os.environ["PATH"])
+    with socket.create_server(("localhost", 0)) as free:
+        port = str(free.getsockname()[1])
+    path = binaries + os.pathsep + os.environ["PATH"]
+    environment = dict(os.environ, PATH=path, PORT=port)
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, env=environment, check=False
     )

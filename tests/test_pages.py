@@ -56,7 +56,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("text, complaint", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("text", "complaint"), WRONG.values(), ids=WRONG)
 def test_what_is_wrong_on_a_page_is_found(text, complaint, tmp_path):
     page = tmp_path / "page.md"
     page.write_text(text)
