@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from grainmill._dataset.element_types import T_co
 from grainmill._dataset.iter_dataset import IterDataset, node_of
-from grainmill._dataset.iterator import DatasetIterator, PlannedIterator
+from grainmill._dataset.iterator import DatasetIterator, PlannedIterator, iterator_over
 from grainmill._iterators.interleave import InterleaveStage
 from grainmill._iterators.saved import Saved, integer, refusal
 from grainmill._plan import elastic as plan
@@ -339,7 +339,7 @@ class _ByShard:
         node = self._shards.of_process(self._numbers)
         if batch_size > 0:
             node = sequential.Batch.of(node, batch_size, drop_remainder=False, batch_fn=None)
-        return PlannedIterator.over(node)
+        return iterator_over(node)
 
     def count_step(self) -> None:
         """See `_Reader.count_step`."""
