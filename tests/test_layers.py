@@ -22,9 +22,9 @@ CORE_LAYERS = [
     {"pipeline"},
 ]
 FACE_LAYERS = [
-    {"_native", "_memory", "_threads", "_tree"},
+    {"_native", "_memory", "_threads", "_tree", "shared_memory_array"},
     {"_plan"},
-    {"_workers"},
+    {"_checkpoint", "_workers"},
     {"_evaluate"},
     {"_iterators"},
     {"_dataset"},
@@ -39,6 +39,11 @@ LATE_IMPORTS = {
     # JAX is optional and takes a second to import.
     "experimental.py": {"grainmill.jax"},
     "sharding.py": {"grainmill.jax"},
+    # So is Orbax, which imports JAX.
+    "checkpoint.py": {"grainmill._checkpoint"},
+    "_checkpoint/handler.py": {"grainmill._checkpoint.orbax"},
+    # It takes 40 ms to import, and whoever awaits something has imported it.
+    "_checkpoint/states.py": {"asyncio"},
 }
 # Files that start threads. The engine's are `pipeline`'s, and one that waits for the parent's end
 # if the system has no signal for it; Python's are those that run user functions, which `_threads`

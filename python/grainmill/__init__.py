@@ -16,6 +16,7 @@ Example:
 """
 
 from grainmill import (
+    checkpoint,
     constants,
     experimental,
     multiprocessing,
@@ -54,6 +55,7 @@ __all__ = [
     "WorkerError",
     "__version__",
     "__version_info__",
+    "checkpoint",
     "config",
     "constants",
     "experimental",

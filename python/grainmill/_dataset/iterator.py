@@ -6,9 +6,10 @@ import abc
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, TypeVar
 
+from grainmill._checkpoint import pipeline, states
 from grainmill._dataset.user_stats import STATS
 from grainmill._evaluate import tuning
 from grainmill._evaluate.fuse import SKIPPED
@@ -99,6 +100,7 @@ class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
     """
 
     _MUTATES_ELEMENT_SPEC = True
+    _STATE_IS_DICT = True  # a loader's is bytes
 
     def __init__(self, parents: DatasetIterator[Any] | Sequence[DatasetIterator[Any]] = ()) -> None:
         self._parents = tuple(parents) if isinstance(parents, Sequence) else (parents,)
@@ -138,6 +140,48 @@ class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
             state: From `get_state` of an iterator over the same pipeline, in any process; it is not
                 changed.
         """
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Saves the state as a part of a checkpoint of Orbax' newer interface.
+
+        The state is taken during this call, before it returns, so elements may be taken while it is
+        written.
+
+        Args:
+            directory: Where to write the files of `grain.checkpoint.CheckpointHandler`: a path, or
+                an object whose `await_creation` returns one.
+
+        Returns:
+            A coroutine that writes the files when it is awaited.
+
+        Raises:
+            TypeError: JSON cannot represent the state.
+        """
+        return await states.save(self, directory)
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """Restores the state that `save` wrote.
+
+        Args:
+            directory: A path.
+
+        Returns:
+            A coroutine that reads the files and restores the state when it is awaited; it raises
+            `ValueError` if there is no state, or one of another pipeline.
+        """
+        return await states.load(self, directory)
+
+    def _describe_pipeline(self) -> pipeline.Stages | None:
+        """What a checkpoint says about the pipeline; `None` if it is unknown."""
+        stages: pipeline.Stages = []
+        parents = self.__dict__.get("_parents", ())
+        described = [states.described(parent) for parent in parents]
+        if len(described) == 1 and described[0] is not None:
+            stages = described[0]
+        own: dict[str, Any] = {"stage": pipeline.function_name(type(self))}
+        if len(described) > 1:
+            own["of"] = described
+        return [*stages, own]
 
     def start_prefetch(self) -> None:
         """Starts prefetching before the first element is requested, if the pipeline prefetches."""
@@ -183,6 +227,7 @@ class PlannedIterator(DatasetIterator[T_co]):
         self._node = node
         self._stage = stage
         self._name = name
+        self._description: pipeline.Stages | None = None
         self._from_start = node is not None  # whether reopening the plan gives the initial position
         # Elements waiting for delivery, the next one last, and the resume point after them; also
         # the one before if it is a single element.
@@ -352,6 +397,12 @@ class PlannedIterator(DatasetIterator[T_co]):
         with self._exclusive():
             return self._current()
 
+    def _describe_pipeline(self) -> pipeline.Stages | None:
+        """See `DatasetIterator._describe_pipeline`."""
+        if self._description is None and self._node is not None:
+            self._description = pipeline.described(self._node)
+        return self._description
+
     def _current(self) -> State:
         state = self._delivered_state()
         if state is not None:
@@ -477,9 +528,11 @@ class PlannedIterator(DatasetIterator[T_co]):
         return True
 
 
-def iterator_over(node: Node) -> PlannedIterator[Any]:
-    """An iterator over the elements of the plan that ends in `node`."""
-    return PlannedIterator(node, open_stage(node))
+def iterator_over(
+    node: Node, kind: type[PlannedIterator[Any]] = PlannedIterator
+) -> PlannedIterator[Any]:
+    """An iterator of type `kind` over the elements of the plan that ends in `node`."""
+    return kind(node, open_stage(node))
 
 
 class ThreadPrefetchDatasetIterator(PlannedIterator[T_co]):

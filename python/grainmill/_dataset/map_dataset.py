@@ -18,13 +18,14 @@ from grainmill._dataset.iter_dataset import (
     with_node,
     with_parents,
 )
+from grainmill._dataset.shared_batches import SharedMemoryOutput
 from grainmill._dataset.user_stats import STATS
 from grainmill._evaluate.program import Program
 from grainmill._plan import random_access as plan
 from grainmill._plan import sequential, transforms
 from grainmill._plan.arguments import checked_integer
 from grainmill._plan.node import random_access
-from grainmill._plan.options import ReadOptions
+from grainmill._plan.slicing import consecutive_share
 from grainmill._plan.tracebacks import line_of_user
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from grainmill._dataset.iterator import DatasetIterator
     from grainmill._plan.node import Node
+    from grainmill._plan.options import ReadOptions
 
 
 class EmptyDatasetError(IndexError, ZeroDivisionError):
@@ -84,7 +86,7 @@ class MapDatasetFactories(abc.ABCMeta):
         if stop is None:
             start, stop, step = 0, start, 1
         numbers = range(start, checked_integer(stop, "stop"), step)
-        return PlannedMapDataset(plan.Range((), len(numbers), numbers))
+        return SliceableMapDataset(plan.Range((), len(numbers), numbers))
 
     def mix(
         cls, datasets: Sequence[MapDataset[T]], weights: Sequence[float] | None = None
@@ -381,9 +383,10 @@ class MapDataset(grain_classes.MapDataset, Generic[T_co], metaclass=MapDatasetFa
             >>> {name: array.shape for name, array in ds.batch(4)[0].items()}
             {'x': (4, 3), 'y': (4,)}
         """
-        return _after(
-            self, plan.Batch.of, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn
+        node = plan.Batch.of(
+            node_of(self), batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn
         )
+        return BatchMapDataset(node, (self,))
 
     def filter(
         self, transform: transforms.FilterLike[T_co] | Callable[[T_co], bool | np.bool_]
@@ -442,6 +445,7 @@ class MapDataset(grain_classes.MapDataset, Generic[T_co], metaclass=MapDatasetFa
                 the previous epoch and is not counted from the end.
 
         Raises:
+            ValueError: `sl` is neither a slice nor a sequence.
             TypeError: An index is not an integer.
 
         Example:
@@ -562,7 +566,7 @@ class MapDataset(grain_classes.MapDataset, Generic[T_co], metaclass=MapDatasetFa
         and inserting a stage changes the orders of those downstream of it.
 
         Args:
-            seed: Any non-negative integer.
+            seed: Any non-negative integer; with `None`, seeds upstream stay in effect.
 
         Raises:
             ValueError: `seed` is negative.
@@ -667,14 +671,8 @@ class MapDataset(grain_classes.MapDataset, Generic[T_co], metaclass=MapDatasetFa
             >>> next(iterator), next(iterator), iterator.get_state()
             (0, 2, {'next_index': 3})
         """
-        node = node_of(self)
-        if read_options is None:
-            # Integers are too cheap for prefetching to pay off.
-            is_range = isinstance(node, plan.Range)
-            read_options = ReadOptions(prefetch_buffer_size=0) if is_range else ReadOptions()
-        return PlannedIterDataset(
-            sequential.read(node, read_options, allow_nones=allow_nones), (self,)
-        )
+        node = sequential.read(node_of(self), read_options, allow_nones=allow_nones)
+        return PlannedIterDataset(node, (self,))
 
     def _over(self, node: Any) -> MapDataset[T_co]:
         """A dataset with `node`, which is this one's node on other parents, or a slice of it."""
@@ -764,12 +762,47 @@ class PlannedMapDataset(MapDataset[T_co]):
         return {**self.__dict__, "_program": None}
 
 
-class SourceMapDataset(PlannedMapDataset[T_co]):
+class SliceableMapDataset(PlannedMapDataset[T_co]):
+    """A source or a range, which can be restricted to a share of its elements."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self._whole = self._node
+
+    def set_slice(
+        self,
+        sl: slice,
+        sequential_slice: bool = False,  # noqa: FBT001, FBT002 - as programs call it
+    ) -> None:
+        """Restricts this dataset, in place, to one of several consecutive shares of its elements.
+
+        A second call replaces the first. Datasets already derived from this one do not change.
+
+        Args:
+            sl: `slice(index, None, count)` for share `index` of `count`.
+            sequential_slice: Must be true: the other kind of slice is `ds[index::count]`.
+
+        Raises:
+            AssertionError: `sequential_slice` is false.
+            ValueError: There is no share `index`.
+        """
+        if not sequential_slice:
+            kind = " for RangeMapDataset" if isinstance(self._whole, plan.Range) else ""
+            raise AssertionError(f"Only sequential slicing is supported{kind}.")
+        self._node = consecutive_share(self._whole, sl)
+        self._program = None
+
+
+class SourceMapDataset(SliceableMapDataset[T_co]):
     """The records of a source; programs look for these datasets in a pipeline."""
 
     def __init__(self, source: SourceLike[T_co | None]) -> None:
         super().__init__(plan.Source.of(source))
         self._source = source
+
+
+class BatchMapDataset(SharedMemoryOutput, PlannedMapDataset[T_co]):
+    """What `MapDataset.batch` returns."""
 
 
 def _after(

@@ -12,6 +12,8 @@ from grainmill._plan import transforms
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from grainmill._plan.options import ReadOptions
+
 
 class Share(Protocol):
     """Restricts a plan to the share of one worker out of `count`."""
@@ -25,8 +27,14 @@ class Share(Protocol):
     def of_random_access(self, node: Node) -> MapNode:
         """The worker's share of a random-access plan that is read in order."""
 
+    def read_options(self, options: ReadOptions) -> ReadOptions:
+        """The options of the worker's share of a random-access plan that is read in order."""
+
     def of_datasets(self, datasets: Any) -> Any:
         """The worker's share of a sequence of datasets."""
+
+    def of_users_dataset(self, dataset: Any) -> Any:
+        """A copy of a user's own dataset, restricted to the worker's share by its `set_slice`."""
 
     def range_of(self, node: MapNode) -> MapNode:
         """The worker's range of consecutive elements of each epoch of `node`."""
@@ -145,6 +153,12 @@ class MapNode(Node):
         """The same stage on other parents, with their length."""
         return dataclasses.replace(self, parents=parents, length=parents[0].length)
 
+    def share(self, share: Share) -> Node:
+        """See `Node.share`; it is read in order, as by `to_iter_dataset`."""
+        if any(isinstance(node, MapNode) and node.slices_itself for node in self.walk()):
+            return share.consecutive(self)
+        return share.of_random_access(self)
+
     def consecutive(self, share: Share) -> MapNode:
         """What one of several workers reads if each source is split into consecutive ranges.
 
@@ -158,6 +172,11 @@ class MapNode(Node):
         node = self.over(tuple(share.consecutive(random_access(p)) for p in self.parents))
         node.set_added_at(self.added_at)
         return node
+
+    @property
+    def slices_itself(self) -> bool:
+        """Whether it is a user's own dataset that has the method `set_slice`."""
+        return False
 
     @property
     def slices_own_epoch(self) -> bool:

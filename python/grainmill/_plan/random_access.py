@@ -110,6 +110,18 @@ class UserDefined(MapNode):
         """See `MapNode.over`."""
         return self.of(self.with_parents(self.dataset, parents), parents, self.with_parents)
 
+    @property
+    def slices_itself(self) -> bool:
+        """See `MapNode.slices_itself`."""
+        return hasattr(self.dataset, "set_slice")
+
+    def consecutive(self, share: Share) -> MapNode:
+        """See `MapNode.consecutive`."""
+        if not self.slices_itself:
+            return super().consecutive(share)
+        node: MapNode = share.of_users_dataset(self.dataset)._plan_node()  # noqa: SLF001 - opaque
+        return node
+
     def _source_type(self) -> type:
         return type(self.dataset)
 
@@ -288,9 +300,9 @@ class Take(MapNode):
         if isinstance(indices, str | bytes) or not (
             hasattr(indices, "__len__") and hasattr(indices, "__getitem__")
         ):
-            raise TypeError(
-                f"`sl` must be a slice or a sequence of integers, got {indices!r} of type "
-                f"{type(indices).__name__}"
+            # Grain's text, which programs may match on.
+            raise ValueError(
+                f"sl is not a slice: {type(indices)}, nor a sequence of integers: got {indices!r}"
             )
         return cls((parent,), len(indices), indices)
 
@@ -616,9 +628,10 @@ class Seed(MapNode):
     keeps_spec: ClassVar[bool] = True
 
     @classmethod
-    def of(cls, parent: Node, seed: int) -> Self:
-        """A node that sets `seed`, any non-negative integer."""
-        return cls((parent,), random_access(parent).length, own_seed=checked_seed(seed))
+    def of(cls, parent: Node, seed: int | None) -> Self:
+        """A node that sets `seed`, any non-negative integer; with `None`, it sets none."""
+        own_seed = None if seed is None else checked_seed(seed)
+        return cls((parent,), random_access(parent).length, own_seed=own_seed)
 
 
 def checked_seed(seed: int) -> int:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from grainmill._plan import transforms
 from grainmill._plan.arguments import checked_callable, checked_integer, checked_names
 from grainmill._plan.node import Node, Share, function_of, random_access, transform_name
-from grainmill._plan.options import WORKER_INIT
+from grainmill._plan.options import WORKER_INIT, ReadOptions
 from grainmill._plan.random_access import (
+    Range,
     check_flat_map,
     check_weights,
     checked_batch_size,
@@ -25,7 +26,7 @@ from grainmill._plan.spec import batch_spec, in_rows, map_spec
 
 if TYPE_CHECKING:
     from grainmill._plan.multiprocessing_options import MultiprocessingOptions
-    from grainmill._plan.options import DatasetOptions, ReadOptions
+    from grainmill._plan.options import DatasetOptions
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -39,7 +40,8 @@ class Read(Node):
 
     def share(self, share: Share) -> Node:
         """See `Node.share`."""
-        return dataclasses.replace(self, parents=(share.of_random_access(self.parent),))
+        parents, options = (share.of_random_access(self.parent),), share.read_options(self.options)
+        return dataclasses.replace(self, parents=parents, options=options)
 
     def _arguments(self) -> str:
         return f"(read_options={self.options}, allow_nones={self.allow_nones})"
@@ -56,7 +58,10 @@ class UserDefined(Node):
     with_parents: Callable[[Any, Sequence[Node]], Any]
 
     def share(self, share: Share) -> Node:
-        """See `Node.share`."""
+        """See `Node.share`; a dataset with the method `set_slice` slices a copy of itself."""
+        if hasattr(self.dataset, "set_slice"):
+            node: Node = share.of_users_dataset(self.dataset)._plan_node()  # noqa: SLF001 - opaque
+            return node
         shared = super().share(share)
         dataset = self.with_parents(self.dataset, shared.parents)
         return dataclasses.replace(self, parents=shared.parents, dataset=dataset)
@@ -194,8 +199,8 @@ class Rebatch(Node):
         return cls((parent,), checked_batch_size(batch_size), drop_remainder)
 
     def spec(self, spec_of: Callable[[Node], Any]) -> Any:
-        """See `Node.spec`."""
-        return in_rows(self, spec_of(self.parent), 1)
+        """See `Node.spec`; as in Grain, a last, shorter batch does not make the size unknown."""
+        return in_rows(self.batch_size, spec_of(self.parent), 1)
 
     def _arguments(self) -> str:
         return f"(batch_size={self.batch_size}, drop_remainder={self.drop_remainder})"
@@ -304,6 +309,10 @@ class Interleave(Node):
     def share(self, share: Share) -> Node:
         """See `Node.share`; a worker opens every n-th dataset."""
         return dataclasses.replace(self, datasets=share.of_datasets(self.datasets))
+
+    def set_datasets(self, datasets: Any) -> None:
+        """Replaces `datasets`, for datasets already derived from this node, too."""
+        object.__setattr__(self, "datasets", datasets)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -700,8 +709,8 @@ def leaves(struct: Any, name: str) -> Iterator[tuple[tuple[Any, ...], Any]]:
 def _check_at_least(value: Any, minimum: int, name: str) -> None:
     try:
         number = checked_integer(value, name)
-    except TypeError:  # a `ValueError`, as for other errors in a struct
-        raise ValueError(f"{name} must be an integer, got {value!r}") from None
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
     if number < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value}")
 
@@ -715,9 +724,9 @@ class Seed(Node):
     keeps_spec: ClassVar[bool] = True
 
     @classmethod
-    def of(cls, parent: Node, seed: int) -> Self:
-        """A node that sets `seed`, any non-negative integer."""
-        return cls((parent,), checked_seed(seed))
+    def of(cls, parent: Node, seed: int | None) -> Self:
+        """A node that sets `seed`, any non-negative integer; with `None`, it sets none."""
+        return cls((parent,), None if seed is None else checked_seed(seed))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -732,6 +741,18 @@ class WithOptions(Node):
         return f"(options={self.options})"
 
 
-def read(parent: Node, options: ReadOptions, *, allow_nones: bool) -> Read:
-    """The node that reads the random-access plan `parent` in order."""
+def read(parent: Node, options: ReadOptions | None = None, *, allow_nones: bool = False) -> Read:
+    """The node that reads the random-access plan `parent` in order.
+
+    Without `options`, it prefetches, except for a plain range: integers are too cheap.
+    """
+    if options is None:
+        options = (
+            ReadOptions(prefetch_buffer_size=0) if isinstance(parent, Range) else ReadOptions()
+        )
+    if not isinstance(options, ReadOptions):
+        raise TypeError(
+            f"`read_options` must be a `ReadOptions`, got {options!r} of type "
+            f"{type(options).__name__}"
+        )
     return Read((random_access(parent),), options, allow_nones)

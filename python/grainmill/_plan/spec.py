@@ -68,12 +68,11 @@ def batch_spec(node: Any, spec: Any) -> Any:
                 "not implement `output_spec` method."
             )
         return output_spec(spec, batch_size=node.batch_size, drop_remainder=node.drop_remainder)
-    return in_rows(node, spec, 0)
+    return in_rows(node.batch_size if node.drop_remainder else None, spec, 0)
 
 
-def in_rows(node: Any, spec: Any, num_axes: int) -> Any:
-    """`spec` with its first `num_axes` axes replaced by the batch axis of `node`."""
-    rows = node.batch_size if node.drop_remainder else None
+def in_rows(rows: int | None, spec: Any, num_axes: int) -> Any:
+    """`spec` with its first `num_axes` axes replaced by a batch axis of `rows`."""
     return _tree.map_structure(
         lambda leaf: ShapeDtypeStruct((rows, *leaf.shape[num_axes:]), leaf.dtype), spec
     )
