@@ -13,6 +13,7 @@ import textwrap
 import pytest
 
 import grainmill
+from grainmill import _as_grain
 
 pytestmark = pytest.mark.better_than_grain("grainmill under the name of Grain")
 
@@ -35,11 +36,13 @@ def run(*command, cwd=None, check=True, **environment):
     return done
 
 
-@pytest.mark.parametrize("name", ["maxtext_style", "kauldron_style", "axlearn_style"])
-def test_program_computes_what_it_computes_with_grain(name):
+@pytest.mark.parametrize(
+    "name", ["maxtext_style", "kauldron_style", "axlearn_style", "orbax_style"]
+)
+def test_program_computes_what_it_computes_with_grain(name, tmp_path):
     program = PROGRAMS / f"{name}.py"
-    ours = json.loads(run(*AS_GRAIN, program, "--", "x").stdout)
-    assert ours == json.loads(run(program, "--", "x").stdout)
+    ours = run(*AS_GRAIN, program, tmp_path / "ours").stdout
+    assert json.loads(ours) == json.loads(run(program, tmp_path / "grain").stdout)
 
 
 def test_keras_trains_on_each_kind_of_dataset():
@@ -69,6 +72,10 @@ def doubled(x):
     import grain.sharding
     return 2 * x if grain.sharding.__name__ == "grainmill.sharding" else None
 
+def version(_):
+    import grain
+    return grain.__version__
+
 def child(queue):
     from grain._src.core.sharding import even_split
     elements = list(grain.MapDataset.range(3).map(doubled))
@@ -85,6 +92,8 @@ if __name__ == "__main__":
     options = grain.MultiprocessingOptions(num_workers=2)
     ds = pygrain.MapDataset.range(4).map(doubled).to_iter_dataset().mp_prefetch(options)
     print("workers", list(ds))
+    versions = pygrain.MapDataset.range(2).map(version).to_iter_dataset().mp_prefetch(options)
+    print("version", set(versions) == {grain.__version__})
     code = "import grain.python; print('program', grain.python.__name__)"
     print(subprocess.check_output([sys.executable, "-c", code], text=True).strip())
     print("one object", experimental is grain.experimental, pygrain is grain.python)
@@ -94,6 +103,7 @@ FROM_CHILDREN = [
     "spawn grainmill grainmill [0, 2, 4]",
     "forkserver grainmill grainmill [0, 2, 4]",
     "workers [0, 2, 4, 6]",
+    "version True",
     "program grainmill.python",
     "one object True True",
 ]
@@ -177,6 +187,15 @@ def test_grain_that_was_imported_before_is_named():
     message = done.stderr.splitlines()[-1]
     assert message.startswith("ImportError: `grain` was already imported from ")
     assert "python -m grainmill.as_grain" in message
+
+
+def test_python_without_grainmill_imports_what_it_has(tmp_path):
+    """Such a process may inherit the path from one that has called `install_as_grain`."""
+    (tmp_path / "grain.py").write_text("NAME = 'the one that is installed there'")
+    path = os.pathsep.join([_as_grain._PATH, str(tmp_path)])
+    code = "import grain, sys; print(grain.NAME, sys.modules['grain'] is grain)"
+    done = run("-S", "-c", code, PYTHONPATH=path)
+    assert done.stdout == "the one that is installed there True\n"
 
 
 def test_installing_again_changes_nothing():
