@@ -66,7 +66,7 @@ def main(argv):
     assert {"_index", "_seed"} <= constants.META_FEATURES
     first, second = one(0, transforms), one(1000, [Noise()])
     out = {
-        "argv": argv[1:],
+        "arguments": len(argv),
         "lengths": [len(first), len(second)],
         "element": int(second[3]["noise"]),
     }
