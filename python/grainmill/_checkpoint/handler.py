@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grainmill._checkpoint import states
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 # Orbax stores it in checkpoints; with Grain's, each restores what the other has saved.
 _GRAINS_TYPE = "grain._src.python.checkpoint.handler.CheckpointHandler"
+_type_strings = [_GRAINS_TYPE]
+
+
+@contextlib.contextmanager
+def own_type_string() -> Iterator[None]:
+    """Makes `typestr` return another name than Grain's, for which Orbax accepts one class only."""
+    _type_strings.append(f"{CheckpointHandler.__module__}.{CheckpointHandler.__qualname__}")
+    try:
+        yield
+    finally:
+        _type_strings.pop()
 
 
 class CheckpointHandler:
@@ -122,7 +137,7 @@ class CheckpointHandler:
     def typestr(cls) -> str:
         """Returns the name by which checkpoints refer to this class: that of Grain's handler."""
         if cls is CheckpointHandler:
-            return _GRAINS_TYPE
+            return _type_strings[-1]
         return f"{cls.__module__}.{cls.__qualname__}"
 
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
-from grainmill._checkpoint.handler import CheckpointHandler
+from grainmill._checkpoint.handler import CheckpointHandler, own_type_string
 
 
-@ocp.args.register_with_handler(CheckpointHandler, for_save=True)
 @dataclasses.dataclass
 class CheckpointSave(ocp.args.CheckpointArgs):  # type: ignore[misc]
     """What `CheckpointManager.save` of Orbax takes to save the state of an iterator.
@@ -24,7 +23,6 @@ class CheckpointSave(ocp.args.CheckpointArgs):  # type: ignore[misc]
     item: Any
 
 
-@ocp.args.register_with_handler(CheckpointHandler, for_restore=True)
 @dataclasses.dataclass
 class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
     """What `CheckpointManager.restore` of Orbax takes to restore the state of an iterator.
@@ -36,3 +34,8 @@ class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
     """
 
     item: Any
+
+
+with own_type_string():  # a program may use Grain, too
+    ocp.args.register_with_handler(CheckpointHandler, for_save=True)(CheckpointSave)
+    ocp.args.register_with_handler(CheckpointHandler, for_restore=True)(CheckpointRestore)
