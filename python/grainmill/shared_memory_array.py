@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import operator
 import os
 import queue
 from collections.abc import Iterable
@@ -12,7 +13,6 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from grainmill._plan.arguments import checked_integer
 from grainmill._threads import at_fork, start_thread
 
 __all__ = ["SharedMemoryArray", "SharedMemoryArrayMetadata"]
@@ -246,8 +246,8 @@ class SharedMemoryArray(np.ndarray[Any, Any]):
             ValueError: A number is out of range.
             TypeError: A number is not an integer.
         """
-        num_threads = checked_integer(num_threads, "num_threads")
-        max_pending = checked_integer(max_outstanding_requests, "max_outstanding_requests")
+        num_threads = operator.index(num_threads)
+        max_pending = operator.index(max_outstanding_requests)
         if num_threads < 1:
             raise ValueError(f"`num_threads` must be at least 1, got {num_threads}")
         if max_pending < 0:
