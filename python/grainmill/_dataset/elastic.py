@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Never, Protocol, overload
 
-from grainmill._dataset.element_types import T_co
+from grainmill._dataset.element_types import D, K, Leaf, T_co
 from grainmill._dataset.iter_dataset import IterDataset, node_of
 from grainmill._dataset.iterator import DatasetIterator, PlannedIterator
 from grainmill._iterators.interleave import InterleaveStage
@@ -22,7 +22,9 @@ from grainmill._plan.slicing import check_sliceable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from grainmill._dataset.map_dataset import MapDataset
+    from numpy.typing import NDArray
+
+    from grainmill._dataset.element_types import AnyDataset
     from grainmill._iterators.stage import Stage
     from grainmill._plan.multiprocessing_options import MultiprocessingOptions
     from grainmill._plan.node import Node
@@ -105,9 +107,70 @@ class ElasticIterator(DatasetIterator[T_co], IterDataset[T_co]):
         [4, 5, 6, 7]
     """
 
+    # As the overloads of `batch`; the type of single elements is `ElasticIterator[T](...)`.
+    @overload
+    def __init__(
+        self: ElasticIterator[Any],
+        ds: AnyDataset[Never],
+        global_batch_size: int,
+        shard_options: ShardOptions,
+        *,
+        read_options: ReadOptions = ...,
+        multiprocessing_options: MultiprocessingOptions | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ElasticIterator[NDArray[D]],
+        ds: AnyDataset[NDArray[D]],
+        global_batch_size: int,
+        shard_options: ShardOptions,
+        *,
+        read_options: ReadOptions = ...,
+        multiprocessing_options: MultiprocessingOptions | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ElasticIterator[NDArray[Any]],
+        ds: AnyDataset[Leaf],
+        global_batch_size: int,
+        shard_options: ShardOptions,
+        *,
+        read_options: ReadOptions = ...,
+        multiprocessing_options: MultiprocessingOptions | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ElasticIterator[dict[K, NDArray[D]]],
+        ds: AnyDataset[dict[K, NDArray[D]]],
+        global_batch_size: int,
+        shard_options: ShardOptions,
+        *,
+        read_options: ReadOptions = ...,
+        multiprocessing_options: MultiprocessingOptions | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ElasticIterator[dict[K, NDArray[Any]]],
+        ds: AnyDataset[dict[K, Leaf]],
+        global_batch_size: int,
+        shard_options: ShardOptions,
+        *,
+        read_options: ReadOptions = ...,
+        multiprocessing_options: MultiprocessingOptions | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ElasticIterator[Any],
+        ds: AnyDataset[Any],
+        global_batch_size: int,
+        shard_options: ShardOptions,
+        *,
+        read_options: ReadOptions = ...,
+        multiprocessing_options: MultiprocessingOptions | None = None,
+    ) -> None: ...
     def __init__(
         self,
-        ds: MapDataset[Any] | IterDataset[Any],
+        ds: AnyDataset[Any],
         global_batch_size: int,
         shard_options: ShardOptions,
         *,
