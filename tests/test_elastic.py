@@ -606,3 +606,90 @@ print(json.dumps([rows, it.get_shard_states()]))
             cwd=Path(__file__).parent,
         )
         return json.loads(done.stdout)
+
+    # --- users' own shards -----------------------------------------------------------------------
+
+    class Files(IterDataset):
+        """Files that are read one after another, each of which is a shard."""
+
+        def __init__(self, files):
+            super().__init__()
+            self.files = files
+
+        def set_slice(self, sl, sequential_slice=False):  # noqa: FBT002 - the protocol
+            assert not sequential_slice
+            self.files = self.files[sl]
+
+        def __iter__(self):
+            return FilesIterator(self.files)
+
+    class FilesIterator(grain.DatasetIterator):
+        def __init__(self, files):
+            super().__init__()
+            self.files = files
+            self.counts = [0] * len(files)
+
+        def __next__(self):
+            for number, (file, count) in enumerate(zip(self.files, self.counts, strict=True)):
+                if count < len(file):
+                    self.counts[number] += 1
+                    return file[count]
+            raise StopIteration
+
+        def get_state(self):
+            return {"counts": list(self.counts)}
+
+        def set_state(self, state):
+            self.counts = list(state["counts"])
+
+        def get_shard_states(self):
+            pairs = zip(self.files, self.counts, strict=True)
+            return [{"exhausted": int(n == len(f)), "state": {"count": n}} for f, n in pairs]
+
+        def set_shard_states(self, states):
+            self.counts = [shard["state"]["count"] for shard in states]
+
+    FILES = ["abc", "de", "fghi", "j", "klm"]
+
+    def test_own_dataset_with_states_by_shard():
+        dataset = Files(FILES).map(str.upper)
+        assert all_of(dataset, 0, 1, 2) == list("DEJ")
+        iterators, found = after_steps(dataset, 0, [4, 1])
+        assert found == [list("ABCF"), ["D"]]
+        states = all_shards(iterators)
+        assert states["2"] == {"exhausted": 0, "state": {"count": 1}}
+        rest = []
+        for index in range(3):
+            iterator = elastic(dataset, 0, index, 3)
+            iterator.set_shard_states(states)
+            own = iterator.get_shard_states()
+            assert sorted(own) == [k for k in range(5) if k % 3 == index]
+            again = elastic(dataset, 0, index, 3)
+            again.set_shard_states(own)
+            rest.append(elements(again))
+        assert rest == [["J"], list("EKLM"), list("GHI")]
+
+    def test_own_shards_are_batched_and_checked():
+        dataset = Files(FILES).filter(lambda x: x != "b")
+        iterator = elastic(dataset, 4, 0, 2)
+        assert elements(iterator, 2) == [["a", "c"], ["f", "g"]]
+        states = iterator.get_shard_states()
+        for wrong in ({}, {0: states[0]}, {**states, 6: states[4]}, {1: states[0], 3: states[0]}):
+            with pytest.raises(ValueError, match="shard states"):
+                iterator.set_shard_states(wrong)
+        assert elements(iterator) == [["h", "i"], ["k", "l"], ["m"]]
+        iterator.set_shard_states(states)
+        assert elements(iterator) == [["h", "i"], ["k", "l"], ["m"]]
+
+    def test_own_dataset_without_states_by_shard_is_split_into_rows():
+        class Rows(Files):
+            def __iter__(self):
+                return MapDataset.source("".join(self.files) or []).__iter__()
+
+        dataset = Rows(FILES)
+        whole = sorted(flat(all_of(dataset, 4, 0, 1)))
+        iterators, found = after_steps(dataset, 4, [1, 2])
+        one = elastic(dataset, 4, 0, 1)
+        one.set_shard_states(all_shards(iterators))
+        assert sorted(flat(found[0]) + flat(found[1]) + flat(elements(one))) == whole
+        assert whole == sorted("".join(FILES))

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from grainmill._plan.node import MapNode, Node, Share
 from grainmill._plan.sequential import (
+    Filter,
     Interleave,
+    Map,
     MultiprocessPrefetch,
     MultithreadPrefetch,
     Read,
     Repeat,
+    Seed,
     ThreadPrefetch,
     UserDefined,
     WithOptions,
@@ -161,6 +164,23 @@ class _Plan:
 
     def _plan_node(self) -> Node:
         return self.node
+
+
+def sliced_by_user(node: Node) -> UserDefined | None:
+    """The user's own dataset with `set_slice` that a plan ends with, but for some stages.
+
+    These are stages that have no state of their own, so that the states of its shards are complete.
+    """
+    while type(node) in {Map, Filter, Seed, WithOptions}:
+        node = node.parent
+    if isinstance(node, UserDefined) and hasattr(node.dataset, "set_slice"):
+        return node
+    return None
+
+
+def with_dataset(node: Node, unit: UserDefined, dataset: Any) -> Node:
+    """The plan that ends in `node` with `dataset` in place of that of `unit`."""
+    return _over(node, unit, dataclasses.replace(unit, parents=(), dataset=dataset))
 
 
 def drops_elements(node: Node) -> bool:
