@@ -693,3 +693,40 @@ print(json.dumps([rows, it.get_shard_states()]))
         one.set_shard_states(all_shards(iterators))
         assert sorted(flat(found[0]) + flat(found[1]) + flat(elements(one))) == whole
         assert whole == sorted("".join(FILES))
+
+    # --- threads and worker processes of rows ----------------------------------------------------
+
+    @pytest.mark.parametrize("num_workers", [0, 1, 2, 3, 8])
+    def test_worker_processes_of_a_filter_change_neither_elements_nor_states(num_workers):
+        dataset = MapDataset.range(120).shuffle(1).filter(lambda x: x % 3)
+        options = grain.MultiprocessingOptions(num_workers=num_workers)
+        plainly = elastic(dataset, 12, 1, 2)
+        found = elastic(dataset, 12, 1, 2, multiprocessing_options=options)
+        assert elements(found, 2) == elements(plainly, 2)
+        assert found.get_shard_states() == plainly.get_shard_states()
+        restored = elastic(dataset, 12, 1, 2, multiprocessing_options=options)
+        restored.set_shard_states(json.loads(json.dumps(plainly.get_shard_states())))
+        rest = sorted(flat(elements(plainly)))
+        assert sorted(flat(elements(found))) == sorted(flat(elements(restored))) == rest
+        found.close()
+        restored.close()
+
+    def test_threads_are_bounded_by_the_options():
+        before = threading.active_count()
+        dataset = MapDataset.range(4000).map(lambda x: x).filter(lambda x: x % 2)
+        options = grain.ReadOptions(num_threads=4, prefetch_buffer_size=64)
+        iterator = elastic(dataset, 256, 0, 1, read_options=options)
+        assert len(elements(iterator, 3)) == 3
+        assert threading.active_count() - before <= 4
+        iterator.close()
+
+    @pytest.mark.parametrize("options", [{}, READ])
+    @pytest.mark.parametrize("size", [2, 7, 34])
+    def test_options_change_neither_rows_nor_states(options, size):
+        dataset = MapDataset.range(150).filter(lambda x: x % 5)
+        usual = grain.ReadOptions(num_threads=3, prefetch_buffer_size=5)
+        one = elastic(dataset, size, 0, 1, read_options=usual)
+        other = elastic(dataset, size, 0, 1, **options)
+        assert elements(one, 3) == elements(other, 3)
+        assert one.get_shard_states() == other.get_shard_states()
+        assert sorted(flat(elements(one))) == sorted(flat(elements(other)))

@@ -61,7 +61,7 @@ class ElasticIterator(DatasetIterator[T_co], IterDataset[T_co]):
       on. So, if no stage drops elements, these are the rows of plain reading; and global batches
       do not depend on the number of processes where elements are filtered, packed, mixed or zipped,
       either, and each process computes only its own elements. A process runs `B // c` copies of the
-      stages, each with a fraction of the prefetch buffer; packing fills the bins of each. Call
+      stages, on at most `ReadOptions.num_threads` threads; packing fills the bins of each. Call
       `multithread_prefetch(ds, num_threads, buffer_size)` to have `num_threads` shards instead, at
       least as many as there will be processes. Where stages join interleaved datasets, there are
       no more shards than datasets in one of these.
@@ -74,16 +74,16 @@ class ElasticIterator(DatasetIterator[T_co], IterDataset[T_co]):
         global_batch_size: Elements in a batch of all processes together, a multiple of
             `shard_count`. If it is not positive, elements of shards are not batched.
         shard_options: Which process this is, and how many there are.
-        read_options: How a `MapDataset` is read.
-        multiprocessing_options: Worker processes for a `MapDataset`; elements and states do not
-            depend on them.
+        read_options: How a `MapDataset` is read. Neither elements nor states depend on it, except
+            that, if there are shards, it may change the order after the first of them has ended.
+        multiprocessing_options: Worker processes for a `MapDataset`; the same holds for these.
 
     Raises:
         ValueError: A source cannot be split among processes. When used: `shard_count` does not
             divide `global_batch_size`, or that is not positive for a `MapDataset`.
         IndexError: When used: there are fewer shards than processes.
-        NotImplementedError: `multiprocessing_options` are given for an `IterDataset`, or for a
-            `MapDataset` that drops elements.
+        NotImplementedError: `multiprocessing_options` are given for an `IterDataset`; call its
+            `mp_prefetch` instead.
         TypeError: An argument has another type.
 
     Example:
@@ -184,13 +184,14 @@ class ElasticIterator(DatasetIterator[T_co], IterDataset[T_co]):
         if isinstance(node, MapNode) and not plan.drops_elements(node):
             self._reader = ByIndex(ds, size, shard_options, read_options, multiprocessing_options)
             return
-        if multiprocessing_options is not None:
-            kind = "MapDataset that drops elements" if isinstance(node, MapNode) else "IterDataset"
-            raise NotImplementedError(
-                f"ElasticIterator does not support multiprocess prefetching for {kind}."
-            )
         if isinstance(node, MapNode):
             node = sequential.read(node, read_options)
+            self._reader = ByShard(node, size, shard_options, multiprocessing_options)
+            return
+        if multiprocessing_options is not None:
+            raise NotImplementedError(
+                "ElasticIterator does not support multiprocess prefetching for IterDataset."
+            )
         self._reader = by_users_shards(node, size, shard_options) or ByShard(
             node, size, shard_options
         )

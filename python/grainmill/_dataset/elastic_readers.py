@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import TYPE_CHECKING, Any
 
 from grainmill._dataset.iterator import PlannedIterator
 from grainmill._iterators.interleave import InterleaveStage
 from grainmill._iterators.saved import Saved, integer, refusal
+from grainmill._iterators.shard_states import EXHAUSTED, STATE, by_dataset, of_datasets
+from grainmill._iterators.table import open_stage
 from grainmill._plan import elastic as plan
 from grainmill._plan import sequential
 from grainmill._plan.slicing import check_sliceable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from grainmill._iterators.stage import Stage
     from grainmill._plan.multiprocessing_options import MultiprocessingOptions
@@ -85,12 +88,17 @@ _NEXT = "global_next_index"
 class ByShard:
     """Runs the shards of one process."""
 
-    def __init__(self, node: Node, global_batch_size: int, options: ShardOptions) -> None:
-        self._node = node
+    def __init__(
+        self,
+        node: Node,
+        global_batch_size: int,
+        options: ShardOptions,
+        multiprocessing_options: MultiprocessingOptions | None = None,
+    ) -> None:
         self._size = global_batch_size
         self._options = options
         check_sliceable(node, max(2, options.shard_count))
-        self._shards = plan.Shards(node, max(0, global_batch_size))
+        self._shards = plan.Shards(node, max(0, global_batch_size), multiprocessing_options)
         self._iterator: PlannedIterator[Any] | None = None
 
     @property
@@ -150,15 +158,35 @@ class ByShard:
 
     def shard_states(self) -> dict[int, dict[str, Any]]:
         """See `ElasticIterator.get_shard_states`."""
-        iterator = self.iterator()
+        iterator, numbers = self.iterator(), self._numbers
         states = self._interleave(iterator).shard_states(iterator.get_state())
-        return dict(zip(self._numbers, states, strict=True))
+        groups = self._shards.num_groups(numbers)
+        found: dict[int, dict[str, Any]] = {}
+        for group in range(groups):
+            own = numbers[group::groups]
+            of_group = by_dataset(states[group][STATE], len(own), self._start_state(own))
+            found |= zip(own, of_group, strict=True)
+        return found if groups else dict(zip(numbers, states, strict=True))
 
     def restore_shards(self, states: Mapping[Any, dict[str, Any]]) -> None:
         """See `ElasticIterator.set_shard_states`."""
-        iterator = self.iterator()
-        own = _own_states(states, self._numbers, range(self._shards.count))
+        iterator, numbers = self.iterator(), self._numbers
+        own = _own_states(states, numbers, range(self._shards.count))
+        groups = self._shards.num_groups(numbers)
+        if groups:
+            size = len(numbers) // groups
+            of_groups = [of_datasets(own[group::groups], size, _NAME) for group in range(groups)]
+            own = [{EXHAUSTED: 0, STATE: state} for state in of_groups]
         iterator.set_state(self._interleave(iterator).state_of_shards(own))
+
+    def _start_state(self, numbers: range) -> Callable[[int], dict[str, Any]]:
+        """Returns the state at the start of the shard `numbers[index]`."""
+
+        def start_state(index: int) -> dict[str, Any]:
+            with contextlib.closing(open_stage(self._shards.plan(numbers[index]))) as stage:
+                return stage.state()
+
+        return start_state
 
     @staticmethod
     def _interleave(iterator: PlannedIterator[Any]) -> InterleaveStage:
