@@ -606,3 +606,127 @@ print(json.dumps([rows, it.get_shard_states()]))
             cwd=Path(__file__).parent,
         )
         return json.loads(done.stdout)
+
+    # --- users' own shards -----------------------------------------------------------------------
+
+    class Files(IterDataset):
+        """Files that are read one after another, each of which is a shard."""
+
+        def __init__(self, files):
+            super().__init__()
+            self.files = files
+
+        def set_slice(self, sl, sequential_slice=False):  # noqa: FBT002 - the protocol
+            assert not sequential_slice
+            self.files = self.files[sl]
+
+        def __iter__(self):
+            return FilesIterator(self.files)
+
+    class FilesIterator(grain.DatasetIterator):
+        def __init__(self, files):
+            super().__init__()
+            self.files = files
+            self.counts = [0] * len(files)
+
+        def __next__(self):
+            for number, (file, count) in enumerate(zip(self.files, self.counts, strict=True)):
+                if count < len(file):
+                    self.counts[number] += 1
+                    return file[count]
+            raise StopIteration
+
+        def get_state(self):
+            return {"counts": list(self.counts)}
+
+        def set_state(self, state):
+            self.counts = list(state["counts"])
+
+        def get_shard_states(self):
+            pairs = zip(self.files, self.counts, strict=True)
+            return [{"exhausted": int(n == len(f)), "state": {"count": n}} for f, n in pairs]
+
+        def set_shard_states(self, states):
+            self.counts = [shard["state"]["count"] for shard in states]
+
+    FILES = ["abc", "de", "fghi", "j", "klm"]
+
+    def test_own_dataset_with_states_by_shard():
+        dataset = Files(FILES).map(str.upper)
+        assert all_of(dataset, 0, 1, 2) == list("DEJ")
+        iterators, found = after_steps(dataset, 0, [4, 1])
+        assert found == [list("ABCF"), ["D"]]
+        states = all_shards(iterators)
+        assert states["2"] == {"exhausted": 0, "state": {"count": 1}}
+        rest = []
+        for index in range(3):
+            iterator = elastic(dataset, 0, index, 3)
+            iterator.set_shard_states(states)
+            own = iterator.get_shard_states()
+            assert sorted(own) == [k for k in range(5) if k % 3 == index]
+            again = elastic(dataset, 0, index, 3)
+            again.set_shard_states(own)
+            rest.append(elements(again))
+        assert rest == [["J"], list("EKLM"), list("GHI")]
+
+    def test_own_shards_are_batched_and_checked():
+        dataset = Files(FILES).filter(lambda x: x != "b")
+        iterator = elastic(dataset, 4, 0, 2)
+        assert elements(iterator, 2) == [["a", "c"], ["f", "g"]]
+        states = iterator.get_shard_states()
+        for wrong in ({}, {0: states[0]}, {**states, 6: states[4]}, {1: states[0], 3: states[0]}):
+            with pytest.raises(ValueError, match="shard states"):
+                iterator.set_shard_states(wrong)
+        assert elements(iterator) == [["h", "i"], ["k", "l"], ["m"]]
+        iterator.set_shard_states(states)
+        assert elements(iterator) == [["h", "i"], ["k", "l"], ["m"]]
+
+    def test_own_dataset_without_states_by_shard_is_split_into_rows():
+        class Rows(Files):
+            def __iter__(self):
+                return MapDataset.source("".join(self.files) or []).__iter__()
+
+        dataset = Rows(FILES)
+        whole = sorted(flat(all_of(dataset, 4, 0, 1)))
+        iterators, found = after_steps(dataset, 4, [1, 2])
+        one = elastic(dataset, 4, 0, 1)
+        one.set_shard_states(all_shards(iterators))
+        assert sorted(flat(found[0]) + flat(found[1]) + flat(elements(one))) == whole
+        assert whole == sorted("".join(FILES))
+
+    # --- threads and worker processes of rows ----------------------------------------------------
+
+    @pytest.mark.parametrize("num_workers", [0, 1, 2, 3, 8])
+    def test_worker_processes_of_a_filter_change_neither_elements_nor_states(num_workers):
+        dataset = MapDataset.range(120).shuffle(1).filter(lambda x: x % 3)
+        options = grain.MultiprocessingOptions(num_workers=num_workers)
+        plainly = elastic(dataset, 12, 1, 2)
+        found = elastic(dataset, 12, 1, 2, multiprocessing_options=options)
+        assert elements(found, 2) == elements(plainly, 2)
+        assert found.get_shard_states() == plainly.get_shard_states()
+        restored = elastic(dataset, 12, 1, 2, multiprocessing_options=options)
+        restored.set_shard_states(json.loads(json.dumps(plainly.get_shard_states())))
+        rest = sorted(flat(elements(plainly)))
+        assert sorted(flat(elements(found))) == sorted(flat(elements(restored))) == rest
+        found.close()
+        restored.close()
+
+    def test_threads_are_bounded_by_the_options():
+        before = threading.active_count()
+        dataset = MapDataset.range(4000).map(lambda x: x).filter(lambda x: x % 2)
+        options = grain.ReadOptions(num_threads=4, prefetch_buffer_size=64)
+        iterator = elastic(dataset, 256, 0, 1, read_options=options)
+        assert len(elements(iterator, 3)) == 3
+        assert threading.active_count() - before <= 4
+        iterator.close()
+
+    @pytest.mark.parametrize("options", [{}, READ])
+    @pytest.mark.parametrize("size", [2, 7, 34])
+    def test_options_change_neither_rows_nor_states(options, size):
+        dataset = MapDataset.range(150).filter(lambda x: x % 5)
+        usual = grain.ReadOptions(num_threads=3, prefetch_buffer_size=5)
+        one = elastic(dataset, size, 0, 1, read_options=usual)
+        other = elastic(dataset, size, 0, 1, **options)
+        assert elements(one, 3) == elements(other, 3)
+        assert one.get_shard_states() == other.get_shard_states()
+        assert sorted(flat(elements(one))) == sorted(flat(elements(other)))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Never, overload
 
-from grainmill._dataset.element_types import T_co
+from grainmill._dataset.elastic_readers import ByIndex, ByShard, by_users_shards
+from grainmill._dataset.element_types import D, K, Leaf, T_co
 from grainmill._dataset.iter_dataset import IterDataset, node_of
-from grainmill._dataset.iterator import DatasetIterator, PlannedIterator, iterator_over
-from grainmill._iterators.interleave import InterleaveStage
-from grainmill._iterators.saved import Saved, integer, refusal
+from grainmill._dataset.iterator import DatasetIterator
 from grainmill._plan import elastic as plan
 from grainmill._plan import sequential
 from grainmill._plan.arguments import checked_integer
@@ -17,18 +16,17 @@ from grainmill._plan.closing import closed_error
 from grainmill._plan.node import MapNode
 from grainmill._plan.options import ReadOptions
 from grainmill._plan.sharding import ShardOptions
-from grainmill._plan.slicing import check_sliceable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from grainmill._dataset.map_dataset import MapDataset
-    from grainmill._iterators.stage import Stage
+    from numpy.typing import NDArray
+
+    from grainmill._dataset.elastic_readers import ByUsersShards
+    from grainmill._dataset.element_types import AnyDataset
     from grainmill._plan.multiprocessing_options import MultiprocessingOptions
-    from grainmill._plan.node import Node
 
 _READ_OPTIONS = ReadOptions()
-_NAME = "ElasticIterator"
 
 
 class ElasticIterator(DatasetIterator[T_co], IterDataset[T_co]):
@@ -63,7 +61,7 @@ class ElasticIterator(DatasetIterator[T_co], IterDataset[T_co]):
       on. So, if no stage drops elements, these are the rows of plain reading; and global batches
       do not depend on the number of processes where elements are filtered, packed, mixed or zipped,
       either, and each process computes only its own elements. A process runs `B // c` copies of the
-      stages, each with a fraction of the prefetch buffer; packing fills the bins of each. Call
+      stages, on at most `ReadOptions.num_threads` threads; packing fills the bins of each. Call
       `multithread_prefetch(ds, num_threads, buffer_size)` to have `num_threads` shards instead, at
       least as many as there will be processes. Where stages join interleaved datasets, there are
       no more shards than datasets in one of these.
@@ -76,16 +74,16 @@ class ElasticIterator(DatasetIterator[T_co], IterDataset[T_co]):
         global_batch_size: Elements in a batch of all processes together, a multiple of
             `shard_count`. If it is not positive, elements of shards are not batched.
         shard_options: Which process this is, and how many there are.
-        read_options: How a `MapDataset` is read.
-        multiprocessing_options: Worker processes for a `MapDataset`; elements and states do not
-            depend on them.
+        read_options: How a `MapDataset` is read. Neither elements nor states depend on it, except
+            that, if there are shards, it may change the order after the first of them has ended.
+        multiprocessing_options: Worker processes for a `MapDataset`; the same holds for these.
 
     Raises:
         ValueError: A source cannot be split among processes. When used: `shard_count` does not
             divide `global_batch_size`, or that is not positive for a `MapDataset`.
         IndexError: When used: there are fewer shards than processes.
-        NotImplementedError: `multiprocessing_options` are given for an `IterDataset`, or for a
-            `MapDataset` that drops elements.
+        NotImplementedError: `multiprocessing_options` are given for an `IterDataset`; call its
+            `mp_prefetch` instead.
         TypeError: An argument has another type.
 
     Example:
@@ -105,9 +103,70 @@ class ElasticIterator(DatasetIterator[T_co], IterDataset[T_co]):
         [4, 5, 6, 7]
     """
 
+    # As the overloads of `batch`; the type of single elements is `ElasticIterator[T](...)`.
+    @overload
+    def __init__(
+        self: ElasticIterator[Any],
+        ds: AnyDataset[Never],
+        global_batch_size: int,
+        shard_options: ShardOptions,
+        *,
+        read_options: ReadOptions = ...,
+        multiprocessing_options: MultiprocessingOptions | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ElasticIterator[NDArray[D]],
+        ds: AnyDataset[NDArray[D]],
+        global_batch_size: int,
+        shard_options: ShardOptions,
+        *,
+        read_options: ReadOptions = ...,
+        multiprocessing_options: MultiprocessingOptions | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ElasticIterator[NDArray[Any]],
+        ds: AnyDataset[Leaf],
+        global_batch_size: int,
+        shard_options: ShardOptions,
+        *,
+        read_options: ReadOptions = ...,
+        multiprocessing_options: MultiprocessingOptions | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ElasticIterator[dict[K, NDArray[D]]],
+        ds: AnyDataset[dict[K, NDArray[D]]],
+        global_batch_size: int,
+        shard_options: ShardOptions,
+        *,
+        read_options: ReadOptions = ...,
+        multiprocessing_options: MultiprocessingOptions | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ElasticIterator[dict[K, NDArray[Any]]],
+        ds: AnyDataset[dict[K, Leaf]],
+        global_batch_size: int,
+        shard_options: ShardOptions,
+        *,
+        read_options: ReadOptions = ...,
+        multiprocessing_options: MultiprocessingOptions | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ElasticIterator[Any],
+        ds: AnyDataset[Any],
+        global_batch_size: int,
+        shard_options: ShardOptions,
+        *,
+        read_options: ReadOptions = ...,
+        multiprocessing_options: MultiprocessingOptions | None = None,
+    ) -> None: ...
     def __init__(
         self,
-        ds: MapDataset[Any] | IterDataset[Any],
+        ds: AnyDataset[Any],
         global_batch_size: int,
         shard_options: ShardOptions,
         *,
@@ -121,18 +180,21 @@ class ElasticIterator(DatasetIterator[T_co], IterDataset[T_co]):
         node = node_of(ds)
         self._shard_options = shard_options
         self._lock = threading.RLock()
-        self._reader: _Reader
+        self._reader: ByIndex | ByShard | ByUsersShards
         if isinstance(node, MapNode) and not plan.drops_elements(node):
-            self._reader = _ByIndex(ds, size, shard_options, read_options, multiprocessing_options)
+            self._reader = ByIndex(ds, size, shard_options, read_options, multiprocessing_options)
             return
-        if multiprocessing_options is not None:
-            kind = "MapDataset that drops elements" if isinstance(node, MapNode) else "IterDataset"
-            raise NotImplementedError(
-                f"ElasticIterator does not support multiprocess prefetching for {kind}."
-            )
         if isinstance(node, MapNode):
             node = sequential.read(node, read_options)
-        self._reader = _ByShard(node, size, shard_options)
+            self._reader = ByShard(node, size, shard_options, multiprocessing_options)
+            return
+        if multiprocessing_options is not None:
+            raise NotImplementedError(
+                "ElasticIterator does not support multiprocess prefetching for IterDataset."
+            )
+        self._reader = by_users_shards(node, size, shard_options) or ByShard(
+            node, size, shard_options
+        )
 
     @property
     def shard_options(self) -> ShardOptions:
@@ -201,8 +263,8 @@ class ElasticIterator(DatasetIterator[T_co], IterDataset[T_co]):
         with self._lock:
             self._by_shard("set").restore_shards(states)
 
-    def _by_shard(self, verb: str) -> _ByShard:
-        if not isinstance(self._reader, _ByShard):
+    def _by_shard(self, verb: str) -> ByShard | ByUsersShards:
+        if isinstance(self._reader, ByIndex):
             raise NotImplementedError(
                 f"{verb}_shard_states is only supported for IterDataset-based ElasticIterator."
             )
@@ -226,206 +288,3 @@ class ElasticIterator(DatasetIterator[T_co], IterDataset[T_co]):
         reader = self.__dict__.get("_reader")
         if reader is not None:
             reader.close()
-
-
-class _Reader(Protocol):
-    """One of the two ways to split a dataset among processes."""
-
-    def iterator(self) -> PlannedIterator[Any]:
-        """The iterator over this process's elements, opened where the state says."""
-
-    def count_step(self) -> None:
-        """Called after each element of the iterator."""
-
-    def state(self) -> dict[str, Any]:
-        """See `ElasticIterator.get_state`."""
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """See `ElasticIterator.set_state`."""
-
-    def close(self) -> None:
-        """Closes the iterator."""
-
-
-class _ByIndex:
-    """Reads every n-th element of a `MapDataset` from a global index on."""
-
-    def __init__(
-        self,
-        ds: Any,
-        global_batch_size: int,
-        options: ShardOptions,
-        read_options: ReadOptions,
-        multiprocessing_options: MultiprocessingOptions | None,
-    ) -> None:
-        self._ds = ds
-        self._size = global_batch_size
-        self._options = options
-        self._read_options = read_options
-        self._multiprocessing_options = multiprocessing_options
-        self._next_index = 0
-        self._iterator: PlannedIterator[Any] | None = None
-
-    def iterator(self) -> PlannedIterator[Any]:
-        """See `_Reader.iterator`."""
-        if self._iterator is None:
-            count = self._options.shard_count
-            start = self._next_index + self._options.shard_index
-            rows = self._ds.slice(slice(start, None, count))
-            batches = rows.batch(local_batch_size(self._size, count), drop_remainder=True)
-            dataset = batches.to_iter_dataset(self._read_options)
-            if self._multiprocessing_options is not None:
-                dataset = dataset.mp_prefetch(self._multiprocessing_options)
-            self._iterator = iter(dataset)
-        return self._iterator
-
-    def count_step(self) -> None:
-        """See `_Reader.count_step`."""
-        self._next_index += self._size
-
-    def state(self) -> dict[str, Any]:
-        """See `_Reader.state`."""
-        return {_NEXT: self._next_index}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """See `_Reader.restore`."""
-        saved = Saved(_NAME, state, (_NEXT,))
-        index = integer(saved[_NEXT])
-        if index is None:
-            raise saved.refusal(f"`{_NEXT}`", "must be an integer", saved[_NEXT])
-        self.close()
-        self._iterator, self._next_index = None, index
-
-    def close(self) -> None:
-        """See `_Reader.close`."""
-        if self._iterator is not None:
-            self._iterator.close()
-
-
-_NEXT = "global_next_index"
-
-
-class _ByShard:
-    """Runs the shards of one process."""
-
-    def __init__(self, node: Node, global_batch_size: int, options: ShardOptions) -> None:
-        self._node = node
-        self._size = global_batch_size
-        self._options = options
-        check_sliceable(node, max(2, options.shard_count))
-        self._shards = plan.Shards(node, max(0, global_batch_size))
-        self._iterator: PlannedIterator[Any] | None = None
-
-    @property
-    def _numbers(self) -> range:
-        """The shards of this process."""
-        count = self._shards.count
-        return range(self._options.shard_index, count, self._options.shard_count)
-
-    def iterator(self) -> PlannedIterator[Any]:
-        """See `_Reader.iterator`."""
-        if self._iterator is None:
-            self._iterator = self._opened()
-        return self._iterator
-
-    def _opened(self) -> PlannedIterator[Any]:
-        batch_size = local_batch_size(self._size, self._options.shard_count)
-        if not self._numbers:
-            raise IndexError(
-                f"shard_index {self._options.shard_index} of {self._options.shard_count} has no "
-                f"elements: the dataset has {self._shards.count} shards, which is the largest "
-                "number of processes"
-            )
-        node = self._shards.of_process(self._numbers)
-        if batch_size > 0:
-            node = sequential.Batch.of(node, batch_size, drop_remainder=False, batch_fn=None)
-        return iterator_over(node)
-
-    def count_step(self) -> None:
-        """See `_Reader.count_step`."""
-
-    def state(self) -> dict[str, Any]:
-        """See `_Reader.state`."""
-        state = self.iterator().get_state()
-        return {**self._identity(), "shards": state} if self._shards.by_rows else state
-
-    def _identity(self) -> dict[str, int]:
-        """What a state of rows belongs to; other states show it by their form."""
-        options = self._options
-        return {
-            "shard_index": options.shard_index,
-            "shard_count": options.shard_count,
-            "num_shards": self._shards.count,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """See `_Reader.restore`."""
-        if self._shards.by_rows:
-            identity = self._identity()
-            saved = Saved(_NAME, state, (*identity, "shards"))
-            for key, expected in identity.items():
-                if integer(saved[key]) != expected:
-                    raise saved.refusal(
-                        f"`{key}`",
-                        f"must be {expected}; `set_shard_states` takes the states of other "
-                        "numbers of processes",
-                        saved[key],
-                    )
-            state = saved["shards"]
-        self.iterator().set_state(state)
-
-    def shard_states(self) -> dict[int, dict[str, Any]]:
-        """See `ElasticIterator.get_shard_states`."""
-        iterator = self.iterator()
-        states = self._interleave(iterator).shard_states(iterator.get_state())
-        return dict(zip(self._numbers, states, strict=True))
-
-    def restore_shards(self, states: Mapping[Any, dict[str, Any]]) -> None:
-        """See `ElasticIterator.set_shard_states`."""
-        iterator = self.iterator()
-        numbered = {_shard_number(key): state for key, state in states.items()}
-        own, every = set(self._numbers), set(range(self._shards.count))
-        if set(numbered) != own and set(numbered) != every:
-            missing, unknown = sorted(own - set(numbered)), sorted(set(numbered) - every)
-            raise refusal(
-                _NAME,
-                "shard states",
-                f"must be those of the shards {sorted(own)}, or of all {len(every)}; missing "
-                f"{missing}, unknown {unknown}",
-                sorted(numbered),
-            )
-        interleave = self._interleave(iterator)
-        iterator.set_state(interleave.state_of_shards([numbered[k] for k in self._numbers]))
-
-    @staticmethod
-    def _interleave(iterator: PlannedIterator[Any]) -> InterleaveStage:
-        stage: Stage = iterator._stage  # noqa: SLF001 - states of shards are states of the stage
-        while not isinstance(stage, InterleaveStage):
-            (stage,) = stage.parents
-        return stage
-
-    def close(self) -> None:
-        """See `_Reader.close`."""
-        if self._iterator is not None:
-            self._iterator.close()
-
-
-def local_batch_size(global_batch_size: int, count: int) -> int:
-    """The size of a batch of one of `count` processes; not positive if the argument is not.
-
-    Raises:
-        ValueError: `count` does not divide it.
-    """
-    size, rest = divmod(global_batch_size, count)
-    if rest and global_batch_size > 0:
-        raise ValueError(
-            f"Global batch size {global_batch_size} is not divisible by shard count {count}."
-        )
-    return min(global_batch_size, size)
-
-
-def _shard_number(key: Any) -> int:
-    number = int(key) if isinstance(key, str) and key.isdecimal() else integer(key)
-    if number is None:
-        raise refusal(_NAME, "shard states", "must have numbers of shards as keys", key)
-    return number

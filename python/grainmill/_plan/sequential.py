@@ -40,7 +40,12 @@ class Read(Node):
 
     def share(self, share: Share) -> Node:
         """See `Node.share`."""
-        parents, options = (share.of_random_access(self.parent),), share.read_options(self.options)
+        options = self.options
+        if share.inline_size is not None:
+            options = dataclasses.replace(
+                options, num_threads=0, prefetch_buffer_size=share.inline_size, num_workers=0
+            )
+        parents = (share.of_random_access(self.parent),)
         return dataclasses.replace(self, parents=parents, options=options)
 
     def _arguments(self) -> str:
@@ -424,6 +429,10 @@ class ThreadPrefetch(Node):
     def of(cls, parent: Node, prefetch_buffer_size: int) -> Self:
         """A node that keeps up to `prefetch_buffer_size` elements of `parent` prefetched."""
         return cls((parent,), checked_prefetch_buffer_size(prefetch_buffer_size))
+
+    def share(self, share: Share) -> Node:
+        """See `Node.share`."""
+        return super().share(share) if share.inline_size is None else share.of(self.parent)
 
     def _arguments(self) -> str:
         return f"(prefetch_buffer_size={self.prefetch_buffer_size})"
