@@ -311,7 +311,8 @@ def _find_shards(
                 "beside it: it is left from another checkpoint, or was changed"
             )
         states[shard] = json.loads(text)
-    beyond = files.shard_file(shards[-1] + options.shard_count)
+    last = shards[-1] if shards else options.shard_index - options.shard_count
+    beyond = files.shard_file(last + options.shard_count)
     text = _text(directory, beyond)
     if text is not None and (not records or any(r.has(beyond, text) for r in records.values())):
         raise ValueError(
@@ -319,7 +320,7 @@ def _find_shards(
             "was saved with more datasets, or is left from another checkpoint"
         )
     record = next(iter(records.values()), None)
-    return Found(str(directory / files.shard_file(shards[0])), shard_states=states, record=record)
+    return Found(str(directory), shard_states=states, record=record)
 
 
 # --- restoring ----------------------------------------------------------------------------------
