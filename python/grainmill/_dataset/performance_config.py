@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import math
 import os
-import statistics
 import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from grainmill._dataset.iter_dataset import node_of
-from grainmill._dataset.iterator import PlannedIterator
+from grainmill._dataset.iterator import iterator_over
 from grainmill._evaluate.thread_clock import ThreadClock
 from grainmill._plan.arguments import checked_integer, checked_number
 from grainmill._plan.multiprocessing_options import MultiprocessingOptions
@@ -52,6 +51,13 @@ class PerformanceConfig:
     Attributes:
         multiprocessing_options: Argument of `IterDataset.mp_prefetch`.
         read_options: Argument of `MapDataset.to_iter_dataset`.
+
+    Example:
+        >>> by_hand = grain.experimental.PerformanceConfig(
+        ...     read_options=grain.ReadOptions(num_threads=4, prefetch_buffer_size=16)
+        ... )
+        >>> list(grain.MapDataset.range(3).to_iter_dataset(by_hand.read_options))
+        [0, 1, 2]
     """
 
     multiprocessing_options: MultiprocessingOptions | None = None
@@ -192,7 +198,7 @@ def _measured(node: Node, num_samples: int) -> Measured:
     wall_s, ready_s = time.perf_counter(), clock.read().ready_s
     times, sizes = _sampled(_with_options(node, ReadOptions(0, 0)), num_samples)
     wall_s, ready_s = time.perf_counter() - wall_s, clock.read().ready_s - ready_s
-    element_s = statistics.median(times) if times else 0.0
+    element_s = float(np.median(times)) if times else 0.0
     best_s, best = element_s, 0
     for threads in _THREADS:
         if best_s <= _CHEAP_S:
@@ -200,7 +206,7 @@ def _measured(node: Node, num_samples: int) -> Measured:
         threaded = _with_options(node, ReadOptions(threads, 2 * threads))
         times, _ = _sampled(threaded, max(num_samples, 3 * threads))
         # Elements arrive several at a time.
-        mean_s = statistics.fmean(times) if times else math.inf
+        mean_s = _mean(times) if times else math.inf
         if mean_s * _FASTER > best_s:
             break
         best_s, best = mean_s, threads
@@ -209,7 +215,7 @@ def _measured(node: Node, num_samples: int) -> Measured:
         ready_s / wall_s if clock.is_known else 1.0,
         best,
         best_s,
-        statistics.fmean(sizes) if sizes else 0.0,
+        _mean(sizes) if sizes else 0.0,
         sum(_read_bytes(node, num_samples)) if sizes else 0.0,
     )
 
@@ -218,7 +224,7 @@ def _sampled(node: Node, num_samples: int) -> tuple[list[float], list[int]]:
     """Seconds per element, without the first, unless it is the only one, and their sizes."""
     times: list[float] = []
     sizes: list[int] = []
-    with PlannedIterator[Any].over(node) as iterator:
+    with iterator_over(node) as iterator:
         start_s = before_s = time.perf_counter()
         for element in iterator:
             now_s = time.perf_counter()
@@ -239,7 +245,7 @@ def _read_bytes(node: Node, num_samples: int) -> list[float]:
     means = []
     for reader in readers:
         _, sizes = _sampled(_with_options(reader, ReadOptions(0, 0)), share)
-        means.append(statistics.fmean(sizes[:share]) if sizes else 0.0)
+        means.append(_mean(sizes[:share]) if sizes else 0.0)
     return means
 
 
@@ -266,6 +272,10 @@ class _WithOptions:
                 replaced = node.share(self) if node.parents else node  # type: ignore[arg-type]
             self._replaced[id(node)] = replaced
         return self._replaced[id(node)]
+
+
+def _mean(numbers: list[float] | list[int]) -> float:
+    return sum(numbers) / len(numbers)
 
 
 def size_of(element: Any) -> int:
