@@ -43,6 +43,14 @@ LATE_IMPORTS = {
     # So is Orbax, which imports JAX.
     "checkpoint.py": {"grainmill._checkpoint"},
     "_checkpoint/handler.py": {"grainmill._checkpoint.orbax"},
+    # What starts processes takes a tenth of the time that importing the package does.
+    "_iterators/read.py": {"grainmill._evaluate.processes"},
+    "_iterators/worker_shards.py": {"grainmill._iterators.remote"},
+    "_evaluate/rng.py": {"grainmill._evaluate.philox_key"},
+    "_memory.py": {"pathlib"},
+    # So does what only some programs use: checkpoints and named shared memory.
+    "_dataset/iterator.py": {"grainmill._checkpoint"},
+    "_dataset/shared_batches.py": {"grainmill.shared_memory_array"},
     # It takes 40 ms to import, and whoever awaits something has imported it.
     "_checkpoint/states.py": {"asyncio"},
 }

@@ -6,11 +6,11 @@ import contextlib
 import ctypes
 import functools
 import os
-from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 # A quarter leaves memory for the model, the page cache and another pipeline.
 _BUDGET_SHARE = 4
@@ -24,13 +24,15 @@ def default_budget_bytes() -> int:
     return usable_bytes() // _BUDGET_SHARE
 
 
-def usable_bytes(root: Path = Path("/")) -> int:
+def usable_bytes(root: str | Path = "/") -> int:
     """The machine's memory, or the lowest limit of this process's control group and its ancestors.
 
     Args:
         root: The directory with `proc` and the mounted control group hierarchies.
     """
-    return min([_machine_bytes(), *_limits(root)])
+    from pathlib import Path  # noqa: PLC0415
+
+    return min([_machine_bytes(), *_limits(Path(root))])
 
 
 def _machine_bytes() -> int:
@@ -67,6 +69,8 @@ def _limits(root: Path) -> Iterator[int]:
 
 def _ancestor_limits(mount: Path, mount_root: str, path: str, name: str) -> Iterator[int]:
     """The limits of the group `path` and of its ancestors that are mounted."""
+    from pathlib import PurePosixPath  # noqa: PLC0415
+
     group = PurePosixPath(path)
     # In a container only a subtree may be mounted, or `path` may be a path of the host.
     if group.is_relative_to(mount_root):

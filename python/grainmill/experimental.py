@@ -11,6 +11,7 @@ from grainmill._dataset.iterator import (
     get_next_index,
     set_next_index,
 )
+from grainmill._dataset.performance_config import PerformanceConfig, pick_performance_config
 from grainmill._dataset.rng_pool import RngPool
 from grainmill._dataset.spec import get_element_spec
 from grainmill._dataset.stages import *  # noqa: F403 - `stages.__all__` lists them
@@ -43,6 +44,7 @@ __all__ = [
     "FlatMapTransform",
     "MapWithIndexTransform",
     "PackAndBatchOperation",
+    "PerformanceConfig",
     "RngPool",
     "ShapeDtypeStruct",
     "ShapeDtypeStructProtocol",
@@ -54,6 +56,7 @@ __all__ = [
     "get_element_spec",
     "get_next_index",
     "index_shuffle",
+    "pick_performance_config",
     "set_next_index",
 ]
 __all__ += stages.__all__

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Awaitable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, TypeVar
 
-from grainmill._checkpoint import pipeline, states
 from grainmill._dataset.user_stats import STATS
 from grainmill._evaluate import tuning
 from grainmill._evaluate.fuse import SKIPPED
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from grainmill._checkpoint import pipeline
     from grainmill._iterators.cursor import ResumePoint
     from grainmill._iterators.stage import Stage, State
     from grainmill._plan.node import Node
@@ -157,6 +157,8 @@ class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
         Raises:
             TypeError: JSON cannot represent the state.
         """
+        from grainmill._checkpoint import states  # noqa: PLC0415
+
         return await states.save(self, directory)
 
     async def load(self, directory: Any) -> Awaitable[None]:
@@ -169,10 +171,14 @@ class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
             A coroutine that reads the files and restores the state when it is awaited; it raises
             `ValueError` if there is no state, or one of another pipeline.
         """
+        from grainmill._checkpoint import states  # noqa: PLC0415
+
         return await states.load(self, directory)
 
     def _describe_pipeline(self) -> pipeline.Stages | None:
         """What a checkpoint says about the pipeline; `None` if it is unknown."""
+        from grainmill._checkpoint import pipeline, states  # noqa: PLC0415
+
         stages: pipeline.Stages = []
         parents = self.__dict__.get("_parents", ())
         described = [states.described(parent) for parent in parents]
@@ -400,6 +406,8 @@ class PlannedIterator(DatasetIterator[T_co]):
     def _describe_pipeline(self) -> pipeline.Stages | None:
         """See `DatasetIterator._describe_pipeline`."""
         if self._description is None and self._node is not None:
+            from grainmill._checkpoint import pipeline  # noqa: PLC0415
+
             self._description = pipeline.described(self._node)
         return self._description
 

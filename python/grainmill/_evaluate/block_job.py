@@ -19,7 +19,7 @@ from grainmill._evaluate.tuner import Tuner
 from grainmill._native import set_chunk_budget, set_index_budget, share_index
 from grainmill._tree import flatten
 from grainmill._workers.accelerators import platforms_may_change
-from grainmill._workers.messages import is_receivers_container
+from grainmill._workers.main_classes import is_receivers_container
 from grainmill._workers.worker import Job, Outcome, Runner, WorkerContext
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from grainmill._plan.closing import closed_error
 from grainmill._plan.sequential import Interleave, UserDefined
 from grainmill._plan.slicing import sliced
 from grainmill._workers import messages
-from grainmill._workers.pool import Limits, WorkerPool
+from grainmill._workers.limits import Limits
+from grainmill._workers.pool import WorkerPool
 from grainmill._workers.worker_group import ForkUnavailableError, disable_fork
 
 if TYPE_CHECKING:

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from grainmill._plan.node import Node
 
 
-# Import all stages, one file each, so that `runs` registers them.
+# Import all stages, one file each, so that `runs` registers them; not what starts processes.
 for _module in pkgutil.iter_modules(_iterators.__path__):
-    if _module.name != "table":
+    if _module.name not in {"pipeline_job", "remote", "table"}:
         importlib.import_module(f"{_iterators.__name__}.{_module.name}")
 
 

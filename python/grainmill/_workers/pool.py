@@ -8,19 +8,15 @@ takes results; any thread may close the pool.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import select
 import socket
-import sys
 import time
-import warnings
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grainmill._memory import default_budget_bytes
 from grainmill._threads import call_on_new_thread, may_wait
 from grainmill._workers import failures, messages, wire
 from grainmill._workers.worker_group import WorkerGroup
@@ -28,38 +24,10 @@ from grainmill._workers.worker_group import WorkerGroup
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from grainmill._plan.multiprocessing_options import MultiprocessingOptions
-    from grainmill._plan.options import ReadOptions
+    from grainmill._workers.limits import Limits
     from grainmill._workers.worker import Job
 
 _LOGGER = logging.getLogger("grainmill")
-
-
-class Limits(NamedTuple):
-    """Limits on waiting time and shared memory.
-
-    Attributes:
-        stall_warning_s: Seconds without a result until a warning names the worker and the element;
-            `None` for no warning.
-        timeout_s: Seconds without a result until an error is raised; `None` for no limit.
-        budget_bytes: Shared memory that results may hold before they are taken.
-    """
-
-    stall_warning_s: float | None
-    timeout_s: float | None
-    budget_bytes: int
-
-    def share(self, num_tasks: int) -> int:
-        """Bytes that each of `num_tasks` tasks may take; half the budget is for results in use."""
-        return self.budget_bytes // (2 * num_tasks)
-
-    @classmethod
-    def of(cls, options: ReadOptions | MultiprocessingOptions) -> Limits:
-        """The limits in `options`; without a budget, a quarter of the usable memory."""
-        budget_bytes = options.ram_budget_bytes
-        if budget_bytes is None:
-            budget_bytes = default_budget_bytes()
-        return cls(options.stall_warning_s, options.timeout_s, budget_bytes)
 
 
 class Result(NamedTuple):
@@ -380,33 +348,3 @@ def _end_in_background(group: WorkerGroup, pid: int) -> None:
         call_on_new_thread(group.end)
     else:
         group.abandon()
-
-
-# What workers need of the system, or of the Python that is built for it.
-_REQUIRED = [(socket, "SOCK_SEQPACKET"), (socket, "MSG_CMSG_CLOEXEC"), (select, "poll")]
-
-
-def workers_are_processes() -> bool:
-    """Whether workers are processes; otherwise they are threads of this process.
-
-    They are threads where the interpreter has no GIL, so that threads run Python code in parallel,
-    and, with a warning, on systems other than Linux.
-    """
-    enabled = getattr(sys, "_is_gil_enabled", None)
-    if enabled is not None and not enabled():
-        return False
-    if sys.platform == "linux" and all(hasattr(module, name) for module, name in _REQUIRED):
-        return True
-    _warn_of_threads()
-    return False
-
-
-@functools.cache  # one warning for each process, whatever the filters
-def _warn_of_threads() -> None:
-    warnings.warn(
-        f"worker processes need Linux, this is {sys.platform!r}: workers are threads here, so that "
-        "functions that hold the interpreter lock do not run in parallel. Elements, order and "
-        "states are the same",
-        RuntimeWarning,
-        stacklevel=2,
-    )

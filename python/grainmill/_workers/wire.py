@@ -22,7 +22,7 @@ MAX_FILES = 64
 
 _MAX_PACKET_BYTES = 32 << 10
 _IN_FILE = b"\0"  # no pickle starts with this byte
-# Systems that lack these have no worker processes; see `pool.workers_are_processes`.
+# Systems that lack these have no worker processes; see `limits.workers_are_processes`.
 _FLAGS = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 _FILES_SPACE = (
     socket.CMSG_LEN((MAX_FILES + 1) * array.array("i").itemsize)

@@ -28,7 +28,7 @@ from grainmill._native import (
 )
 from grainmill._plan.closing import closed_error
 from grainmill._threads import at_fork
-from grainmill._workers import accelerators, messages, wire
+from grainmill._workers import accelerators, main_classes, messages, wire
 from grainmill._workers.worker import WorkerConfig
 
 if TYPE_CHECKING:
@@ -276,8 +276,8 @@ def _working_directory() -> str:
 
 def _pickled(job: Job, components: Iterable[Any]) -> tuple[bytes, list[Any]]:
     buffers: list[pickle.PickleBuffer] = []
-    if messages.MAIN_OF_CHILD in sys.modules:  # workers cannot import this module
-        cloudpickle.register_pickle_by_value(sys.modules[messages.MAIN_OF_CHILD])
+    if main_classes.MAIN_OF_CHILD in sys.modules:  # workers cannot import this module
+        cloudpickle.register_pickle_by_value(sys.modules[main_classes.MAIN_OF_CHILD])
     try:
         data = cloudpickle.dumps(job, protocol=5, buffer_callback=buffers.append)
     except Exception as failure:
