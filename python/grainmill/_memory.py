@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 from pathlib import Path, PurePosixPath
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 # A quarter leaves memory for the model, the page cache and another pipeline.
 _BUDGET_SHARE = 4
+_ASSUMED_BYTES = 4 << 30  # where the system does not say
 _LIMIT_FILES = {"cgroup2": "memory.max", "cgroup": "memory.limit_in_bytes"}
 
 
@@ -28,8 +30,16 @@ def usable_bytes(root: Path = Path("/")) -> int:
     Args:
         root: The directory with `proc` and the mounted control group hierarchies.
     """
-    machine: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([machine, *_limits(root)])
+    return min([_machine_bytes(), *_limits(root)])
+
+
+def _machine_bytes() -> int:
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # Windows: a struct of eight words, its length first; the second word is the physical memory.
+    words = (ctypes.c_uint64 * 8)(64)
+    ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(words))  # type: ignore[attr-defined]
+    return words[1] or _ASSUMED_BYTES
 
 
 def _limits(root: Path) -> Iterator[int]:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from grainmill._dataset import stages
 from grainmill._dataset.apply import apply_each as apply_transformations
 from grainmill._dataset.checks import assert_equal_output_after_checkpoint
+from grainmill._dataset.elastic import ElasticIterator
 from grainmill._dataset.iterator import (
     ThreadPrefetchDatasetIterator,
     get_next_index,
@@ -37,6 +38,7 @@ else:
 __all__ = [
     "BOSHandling",
     "DatasetOptions",
+    "ElasticIterator",
     "ExecutionTrackingMode",
     "FlatMapTransform",
     "MapWithIndexTransform",

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grainmill._plan.arguments import checked_integer
-from grainmill._threads import start_thread
+from grainmill._threads import at_fork, start_thread
 
 __all__ = ["SharedMemoryArray", "SharedMemoryArrayMetadata"]
 
@@ -73,7 +73,8 @@ def _close(memory: Any, *, unlink: bool) -> None:
         memory.close()
     except BufferError:
         # The array that is being freed still holds the mapping and will release it.
-        os.close(memory._fd)  # noqa: SLF001 - `close` fails before it closes this
+        if memory._fd >= 0:  # noqa: SLF001 - `close` fails before it closes this
+            os.close(memory._fd)  # noqa: SLF001
         memory._buf, memory._mmap, memory._fd = None, None, -1  # noqa: SLF001
 
 
@@ -120,7 +121,7 @@ def _forget_closer() -> None:
     _closer[0] = None
 
 
-os.register_at_fork(after_in_child=_forget_closer)  # its threads are those of the parent
+at_fork(after_in_child=_forget_closer)  # its threads are those of the parent
 
 
 class SharedMemoryArray(np.ndarray[Any, Any]):

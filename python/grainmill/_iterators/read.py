@@ -16,7 +16,7 @@ from grainmill._iterators.lazy_block import PULL_SIZE
 from grainmill._iterators.saved import Saved, integer
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.node import random_access
-from grainmill._workers.pool import Limits, has_gil
+from grainmill._workers.pool import Limits, workers_are_processes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -269,7 +269,7 @@ def _blocks(program: Program, length: int, node: plan.Read, context: Context) ->
     if not context.prefetches:
         options = dataclasses.replace(options, num_workers=0, prefetch_buffer_size=0)
     elif options.num_workers and program.runs_user_code:
-        if has_gil():
+        if workers_are_processes():
             return ProcessBlocks(program, length, node)
         options = dataclasses.replace(options, num_threads=options.num_workers)
     num_sharing = context.num_readers * max(1, context.num_workers)

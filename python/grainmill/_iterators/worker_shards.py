@@ -11,7 +11,7 @@ from grainmill._iterators.remote import RemoteWorkers
 from grainmill._iterators.thread_prefetch import PrefetchQueue, ThreadPrefetchStage
 from grainmill._plan.sequential import Interleave, MultiprocessPrefetch, ThreadPrefetch
 from grainmill._plan.slicing import sliced
-from grainmill._workers.pool import has_gil
+from grainmill._workers.pool import workers_are_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ class WorkerShardsStage(InterleaveStage):
 
     def __init__(self, node: WorkersNode, open_plan: OpenPlan, context: Context) -> None:
         self._workers: RemoteWorkers | None = None
-        if isinstance(node, MultiprocessPrefetch) and has_gil():
+        if isinstance(node, MultiprocessPrefetch) and workers_are_processes():
             self._workers = RemoteWorkers(node, open_plan, context)
         count = node.num_workers
         interleave = Interleave(

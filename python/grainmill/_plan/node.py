@@ -12,6 +12,8 @@ from grainmill._plan import transforms
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from grainmill._plan.options import ReadOptions
+
 
 class Share(Protocol):
     """Restricts a plan to the share of one worker out of `count`."""
@@ -24,6 +26,9 @@ class Share(Protocol):
 
     def of_random_access(self, node: Node) -> MapNode:
         """The worker's share of a random-access plan that is read in order."""
+
+    def read_options(self, options: ReadOptions) -> ReadOptions:
+        """The options of the worker's share of a random-access plan that is read in order."""
 
     def of_datasets(self, datasets: Any) -> Any:
         """The worker's share of a sequence of datasets."""

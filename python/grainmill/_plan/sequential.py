@@ -40,7 +40,8 @@ class Read(Node):
 
     def share(self, share: Share) -> Node:
         """See `Node.share`."""
-        return dataclasses.replace(self, parents=(share.of_random_access(self.parent),))
+        parents, options = (share.of_random_access(self.parent),), share.read_options(self.options)
+        return dataclasses.replace(self, parents=parents, options=options)
 
     def _arguments(self) -> str:
         return f"(read_options={self.options}, allow_nones={self.allow_nones})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from grainmill._plan.node import MapNode, Node, random_access
@@ -11,6 +12,8 @@ from grainmill._plan.sharding import ShardOptions, even_split
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from grainmill._plan.options import ReadOptions
 
 AnyNode = TypeVar("AnyNode", bound=Node)
 
@@ -43,13 +46,26 @@ def check_sliceable(node: Node, count: int, *, sequential: bool = False) -> None
     sliced(node, count - 1, count, sequential=sequential)
 
 
+def share_of(node: Node, worker: int, count: int, *, num_local: int = 1) -> Node:
+    """The share of worker `worker` of `count`; as `sliced`, also where `count` is 1.
+
+    Args:
+        node: A sequential plan.
+        worker: Below `count`.
+        count: Number of workers.
+        num_local: How many shares one process runs: together they prefetch as much as one would.
+    """
+    return _Slicing(worker, count, sequential=False, num_local=num_local).of(node)
+
+
 class _Slicing:
     """One worker's share of a plan; each node is replaced once, however many stages use it."""
 
-    def __init__(self, worker: int, count: int, *, sequential: bool) -> None:
+    def __init__(self, worker: int, count: int, *, sequential: bool, num_local: int = 1) -> None:
         self.worker = worker
         self.count = count
         self._sequential = sequential
+        self._num_local = num_local
         self._replaced: dict[int, Node] = {}
 
     def of(self, node: Node) -> Node:
@@ -67,6 +83,16 @@ class _Slicing:
         if self._sequential:
             return self.consecutive(random_access(node))
         return _added_by_package(Slice.of(node, slice(self.worker, None, self.count)))
+
+    def read_options(self, options: ReadOptions) -> ReadOptions:
+        """See `Share.read_options`."""
+        if self._num_local == 1:
+            return options
+        buffer_size = -(-options.prefetch_buffer_size // self._num_local)
+        num_threads = min(options.num_threads, buffer_size)
+        return dataclasses.replace(
+            options, prefetch_buffer_size=buffer_size, num_threads=num_threads, num_workers=0
+        )
 
     def of_datasets(self, datasets: Any) -> Any:
         """See `Share.of_datasets`."""

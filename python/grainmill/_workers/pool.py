@@ -8,12 +8,14 @@ takes results; any thread may close the pool.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import select
 import socket
 import sys
 import time
+import warnings
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -380,7 +382,31 @@ def _end_in_background(group: WorkerGroup, pid: int) -> None:
         group.abandon()
 
 
-def has_gil() -> bool:
-    """Whether this interpreter has the GIL, so that threads do not run Python code in parallel."""
+# What workers need of the system, or of the Python that is built for it.
+_REQUIRED = [(socket, "SOCK_SEQPACKET"), (socket, "MSG_CMSG_CLOEXEC"), (select, "poll")]
+
+
+def workers_are_processes() -> bool:
+    """Whether workers are processes; otherwise they are threads of this process.
+
+    They are threads where the interpreter has no GIL, so that threads run Python code in parallel,
+    and, with a warning, on systems other than Linux.
+    """
     enabled = getattr(sys, "_is_gil_enabled", None)
-    return enabled is None or bool(enabled())
+    if enabled is not None and not enabled():
+        return False
+    if sys.platform == "linux" and all(hasattr(module, name) for module, name in _REQUIRED):
+        return True
+    _warn_of_threads()
+    return False
+
+
+@functools.cache  # one warning for each process, whatever the filters
+def _warn_of_threads() -> None:
+    warnings.warn(
+        f"worker processes need Linux, this is {sys.platform!r}: workers are threads here, so that "
+        "functions that hold the interpreter lock do not run in parallel. Elements, order and "
+        "states are the same",
+        RuntimeWarning,
+        stacklevel=2,
+    )
