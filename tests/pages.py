@@ -70,6 +70,7 @@ def run(path):
     """Runs a page's code in the current directory; raises an `AssertionError` on other output."""
     # A module of its own, in which classes and functions are found as in a program.
     main = sys.modules["__main__"] = types.ModuleType("__main__")
+    out = io.StringIO()  # one for all blocks, as a logger may keep it
     printed = ""
     for block in blocks_of(path.read_text("utf-8")):
         if block.kind == "python" and block.title is not None:
@@ -77,9 +78,10 @@ def run(path):
         elif block.kind == "python":
             # Tracebacks, and the notes of errors, show lines of the page.
             code = compile("\n" * block.line + block.body, str(path), "exec")
-            with contextlib.redirect_stdout(io.StringIO()) as out:
+            start = out.tell()
+            with contextlib.redirect_stdout(out):
                 exec(code, vars(main))
-            printed = out.getvalue()
+            printed = out.getvalue()[start:]
         elif block.kind == "console":
             for command, expected in sessions(block.body):
                 compare(expected, result_of(command), f"{path}, line {block.line}: `{command}`")

@@ -260,6 +260,26 @@ def test_state_is_that_of_the_delivered_batch(sizes):
     it.close()
 
 
+def test_another_number_of_processes_continues_what_was_on_devices():
+    def on_device(process_index, num_processes):
+        shard = grain.sharding.ShardOptions(process_index, num_processes)
+        ds = grain.MapDataset.range(40).shuffle(seed=0)
+        elastic = grain.experimental.ElasticIterator(ds, 8, shard)
+        return iter(device_put(elastic, jax.devices()[0]))
+
+    expected = list(grain.MapDataset.range(40).shuffle(seed=0))
+    both = [on_device(i, 2) for i in range(2)]
+    for step in range(2):
+        found = np.stack([next(it) for it in both], axis=1).ravel()
+        assert found.tolist() == expected[8 * step : 8 * step + 8]
+    state = json.loads(json.dumps(both[1].get_state()))
+    alone = on_device(0, 1)
+    alone.set_state(state)
+    assert [x for batch in alone for x in batch.tolist()] == expected[16:]
+    for it in [*both, alone]:
+        it.close()
+
+
 def test_batches_in_flight_are_bounded():
     num_made = 0
 
