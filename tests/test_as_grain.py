@@ -67,6 +67,7 @@ import multiprocessing, os, subprocess, sys
 import grain.python as pygrain
 from grain import experimental
 import grain
+import grainmill._workers.worker_group
 
 def doubled(x):
     import grain.sharding
@@ -92,6 +93,8 @@ if __name__ == "__main__":
     options = grain.MultiprocessingOptions(num_workers=2)
     ds = pygrain.MapDataset.range(4).map(doubled).to_iter_dataset().mp_prefetch(options)
     print("workers", list(ds))
+    grainmill._workers.worker_group._can_fork[0] = False  # as where a fresh Python has threads
+    print("spawned workers", list(ds))
     versions = pygrain.MapDataset.range(2).map(version).to_iter_dataset().mp_prefetch(options)
     print("version", set(versions) == {grain.__version__})
     code = "import grain.python; print('program', grain.python.__name__)"
@@ -103,6 +106,7 @@ FROM_CHILDREN = [
     "spawn grainmill grainmill [0, 2, 4]",
     "forkserver grainmill grainmill [0, 2, 4]",
     "workers [0, 2, 4, 6]",
+    "spawned workers [0, 2, 4, 6]",
     "version True",
     "program grainmill.python",
     "one object True True",
@@ -168,6 +172,7 @@ def test_program_finds_what_python_gives_it(program, flags, tmp_path):
         ([], "usage: python -m grainmill.as_grain"),
         (["--x"], "usage"),
         (["-m", "nowhere"], "nowhere"),
+        (["no/where.py"], "no/where.py': No such file or directory"),
     ],
 )
 def test_program_that_cannot_be_run_is_refused(arguments, said):
