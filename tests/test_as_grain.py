@@ -58,6 +58,7 @@ def test_keras_trains_on_each_kind_of_dataset():
     assert found["types"] == [True, True, True, False]
     assert found["split"] == "Unsupported dataset type"
     assert found["rescaled"]
+    assert found["windows"]
     assert found["in_pipeline"] == [True, True, True, True, False]
 
 
