@@ -72,7 +72,7 @@ def main():
         "MapDataset": losses(map_dataset),
         "IterDataset": losses(map_dataset.to_iter_dataset()),
         "DataLoader": losses(loader),
-        "with a worker": losses(with_worker, epochs=2),
+        "with a worker": losses(with_worker, epochs=1),
         "validation": losses(map_dataset, validation_data=map_dataset),
         "type": dataset_utils._get_type_spec(map_dataset) is grain.MapDataset,
         "types": [
