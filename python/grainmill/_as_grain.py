@@ -57,10 +57,11 @@ def install_as_grain() -> None:
             f"`{_PACKAGE}.install_as_grain()` before anything imports it, or run the program by "
             f"`python -m {_PACKAGE}.as_grain`"
         )
-    # After the program's own directory, which programs expect in front.
-    sys.path.insert(1, _PATH)
-    inherited = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([_PATH, *([inherited] if inherited else [])])
+    if _PATH not in sys.path:
+        sys.path.insert(1, _PATH)  # programs expect their own directory in front
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if _PATH not in inherited:
+        os.environ["PYTHONPATH"] = os.pathsep.join([_PATH, *filter(None, inherited)])
     register()
 
 

@@ -49,7 +49,11 @@ def _run_file(path: str, program: types.ModuleType) -> None:
     if not sys.flags.safe_path:
         sys.path[0] = os.path.dirname(os.path.realpath(path))  # noqa: PTH120
     loader = importlib.machinery.SourceFileLoader("__main__", path)
-    code = loader.source_to_code(loader.get_data(path), path)
+    try:
+        source = loader.get_data(path)
+    except OSError as error:
+        sys.exit(f"{sys.executable}: can't open file '{path}': {error.strerror}")
+    code = loader.source_to_code(source, path)
     program.__file__, program.__loader__ = path, loader
     vars(program)["__cached__"] = None
     exec(code, vars(program))

@@ -58,12 +58,13 @@ class _Memory(shared_memory.SharedMemory):
         self.address = np.ndarray((), np.uint8, buffer=self.buf).ctypes.data
 
     def __del__(self) -> None:
-        if _closer[0] is None:
+        closer = _closer[0]
+        if closer is None:
             _close(self, unlink=self.unlinks)
         else:  # by a thread, with another object: this one is being freed
             memory = object.__new__(shared_memory.SharedMemory)
             vars(memory).update(vars(self))
-            _closer[0].close(memory, unlink=self.unlinks)
+            closer.close(memory, unlink=self.unlinks)
 
 
 def _close(memory: Any, *, unlink: bool) -> None:
@@ -263,10 +264,11 @@ class SharedMemoryArray(np.ndarray[Any, Any]):
             shm: The memory; not to be used afterwards.
             unlink: Whether it is also removed from the system.
         """
-        if _closer[0] is None:
+        closer = _closer[0]
+        if closer is None:
             _close(shm, unlink=unlink)
         else:
-            _closer[0].close(shm, unlink=unlink)
+            closer.close(shm, unlink=unlink)
 
     def __array_finalize__(self, obj: Any) -> None:
         self._memory = getattr(obj, "_memory", None)

@@ -45,6 +45,15 @@ def split_error(dataset):
     return None
 
 
+def windows_are_equal():
+    """Whether a dataset that Keras makes of Grain's stages has the windows that NumPy makes."""
+    ds = keras.utils.timeseries_dataset_from_array(
+        X[:, 0], None, sequence_length=4, batch_size=8, format="grain"
+    )
+    windows = np.lib.stride_tricks.sliding_window_view(X[:, 0], 4)
+    return bool(np.array_equal(np.concatenate([np.asarray(batch) for batch in ds]), windows))
+
+
 def main():
     map_dataset = grain.MapDataset.source(Records()).batch(8)
     loader, with_worker = (
@@ -63,7 +72,7 @@ def main():
         "MapDataset": losses(map_dataset),
         "IterDataset": losses(map_dataset.to_iter_dataset()),
         "DataLoader": losses(loader),
-        "with a worker": losses(with_worker, epochs=2),
+        "with a worker": losses(with_worker, epochs=1),
         "validation": losses(map_dataset, validation_data=map_dataset),
         "type": dataset_utils._get_type_spec(map_dataset) is grain.MapDataset,
         "types": [
@@ -71,6 +80,7 @@ def main():
             for ds in (map_dataset, map_dataset.to_iter_dataset(), map_dataset.map(len), X)
         ],
         "split": split_error(map_dataset),
+        "windows": windows_are_equal(),
         "rescaled": bool(np.allclose(np.asarray(rescaled[5]), 2 * X[5])),
         "in_pipeline": [*flags, *flags.to_iter_dataset().map(in_pipeline), in_pipeline(None)],
     }
