@@ -180,6 +180,15 @@ def endless_batches():
     assert len(build(real, ops)) != exact
 
 
+def batches_of_numbers_and_none():
+    def batch(g):
+        ds = g.MapDataset.source([1, None, 3]).to_iter_dataset(allow_nones=True)
+        return next(iter(ds.batch(3)))
+
+    assert batch(real).dtype == object
+    assert "same structure" in str(error_of(lambda: batch(grain)))
+
+
 def weights_by_name():
     def mixed(g):
         parts = {name: build(g, [["range", 3], ["to_iter", INLINE]]) for name in "ab"}
@@ -326,6 +335,7 @@ CHECKS = {
         "shard_without_records": shard_without_records,
         "endless_batches": endless_batches,
         "weights_by_name": weights_by_name,
+        "batches_of_numbers_and_none": batches_of_numbers_and_none,
         "concat_split_after_json": concat_split_after_json,
         "interleave_changes_its_state": interleave_changes_its_state,
         "interleave_rolled_back": interleave_rolled_back,

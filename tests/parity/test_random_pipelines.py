@@ -37,6 +37,7 @@ class Maker:
         self.kind = "int"
         self.droppable = False
         self.endless = False
+        self.nones = False
         self.has_seed = False
         self.loose_states = False
         self.restores = True
@@ -288,6 +289,8 @@ class Maker:
             }
             if self.kind in ("tokens", "tokens2", "tokens_meta"):
                 options["concat_split"] = self._concat_split
+        if self.nones:  # Grain stacks numbers and `None` as Python objects
+            options = {name: op for name, op in options.items() if not name.startswith("batch")}
         names = sorted(options)
         if self.rng.random() < 0.6:
             names = sorted(set(options) - for_any_kind) or names
@@ -443,6 +446,7 @@ class Maker:
             reading = {"num_threads": 2, "prefetch_buffer_size": self.rng.choice([1, 4])}
         if self.kind == "int" and self.droppable and self.rng.random() < 0.1:
             reading = {**reading, "allow_nones": True}
+            self.nones = True
         self.ops.append(["to_iter", reading])
         for _ in range(self.rng.randint(1, 4)):
             self.iter_stage()
