@@ -51,7 +51,7 @@ def without_ended(state):
 
 def shared_pipeline(seed):
     """A pipeline with prefetching threads, with or without stages downstream of them."""
-    maker = Maker(seed).by_iteration()
+    maker = Maker(seed, is_split=True).by_iteration()
     rng = random.Random(f"workers {seed}")
     shown = json.dumps(maker.ops)
     # In Grain, an interleave of fewer datasets than workers fails.
