@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -710,6 +711,18 @@ print(json.dumps([rows, it.get_shard_states()]))
         assert sorted(flat(elements(found))) == sorted(flat(elements(restored))) == rest
         found.close()
         restored.close()
+
+    def test_workers_of_read_options_run_rows():
+        options = grain.ReadOptions(num_workers=2)
+        dataset = MapDataset.range(120).shuffle(1).map(lambda x: [x, os.getpid()])
+        dataset = dataset.filter(lambda x: x[0] % 3)
+        iterator = elastic(dataset, 12, 0, 1, read_options=options)
+        numbers, processes = next(iterator)
+        expected = elastic(dataset, 12, 0, 1, **READ)
+        assert numbers.tolist() == next(expected)[0].tolist()
+        assert len(set(processes.tolist())) == 2
+        assert os.getpid() not in processes
+        iterator.close()
 
     def test_threads_are_bounded_by_the_options():
         before = threading.active_count()
