@@ -6,7 +6,7 @@ import contextlib
 import copy
 from typing import TYPE_CHECKING, Any
 
-from grainmill._dataset.iterator import PlannedIterator
+from grainmill._dataset.iterator import PlannedIterator, iterator_over
 from grainmill._iterators.interleave import InterleaveStage
 from grainmill._iterators.saved import Saved, integer, refusal
 from grainmill._iterators.shard_states import EXHAUSTED, STATE, by_dataset, of_datasets
@@ -319,7 +319,7 @@ def _opened(node: Node, global_batch_size: int, options: ShardOptions) -> Planne
     size = local_batch_size(global_batch_size, options.shard_count)
     if size > 0:
         node = sequential.Batch.of(node, size, drop_remainder=False, batch_fn=None)
-    return PlannedIterator.over(node)
+    return iterator_over(node)
 
 
 def _own_states(states: Mapping[Any, Any], own: range, every: range) -> list[Any]:

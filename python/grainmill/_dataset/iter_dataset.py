@@ -8,10 +8,12 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, Self, overload
 
+from grainmill._dataset import grain_classes
 from grainmill._dataset.apply import apply_each
 from grainmill._dataset.element_types import D2, D, K, Leaf, P, S, T, T_co
-from grainmill._dataset.iterator import DatasetIterator, PlannedIterator
+from grainmill._dataset.iterator import DatasetIterator, PlannedIterator, iterator_over
 from grainmill._dataset.shard_states import InterleaveDatasetIterator
+from grainmill._dataset.shared_batches import SharedMemoryOutput
 from grainmill._plan import sequential as plan
 from grainmill._plan import transforms
 from grainmill._plan.arguments import checked_integer
@@ -67,7 +69,9 @@ class IterDatasetFactories(abc.ABCMeta):
         return PlannedIterDataset(node, [datasets[key] for key in keys])
 
 
-class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories):
+class IterDataset(
+    Iterable[T_co], grain_classes.IterDataset, Generic[T_co], metaclass=IterDatasetFactories
+):
     """A sequence of elements that is iterated over from its start, or from a saved position.
 
     A dataset is immutable: each method returns a new one. Each iteration starts at the first
@@ -243,9 +247,10 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
             >>> list(ds.batch(2, drop_remainder=True, batch_fn=sum))
             [1, 5]
         """
-        return after(
-            self, plan.Batch.of, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn
+        node = plan.Batch.of(
+            node_of(self), batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn
         )
+        return BatchIterDataset(node, (self,))
 
     def filter(
         self, transform: transforms.FilterLike[T_co] | Callable[[T_co], bool | np.bool_]
@@ -349,7 +354,7 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
         numbers of the stages downstream of it.
 
         Args:
-            seed: Any non-negative integer.
+            seed: Any non-negative integer; with `None`, seeds upstream stay in effect.
 
         Raises:
             ValueError: `seed` is negative.
@@ -415,7 +420,9 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
         changes neither elements nor states.
 
         Workers start when the first element is requested, or at `start_prefetch`. Functions and
-        sources are sent to them by cloudpickle; no `if __name__ == "__main__"` is needed.
+        sources are sent to them by cloudpickle; no `if __name__ == "__main__"` is needed. JAX uses
+        the CPU in workers (`ReadOptions.worker_init_fn` says how to change that), and
+        `jax.distributed.initialize` has no effect there.
 
         Args:
             options: Number of workers and buffer sizes; 10 workers if `None`. With 0 workers, this
@@ -523,10 +530,14 @@ class PlannedIterDataset(IterDataset[T_co]):
 
     def __iter__(self) -> DatasetIterator[T_co]:
         kind = InterleaveDatasetIterator if isinstance(self._node, _BY_SHARD) else PlannedIterator
-        return kind.over(self._node)
+        return iterator_over(self._node, kind)
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{self}>"
+
+
+class BatchIterDataset(SharedMemoryOutput, PlannedIterDataset[T_co]):
+    """What `IterDataset.batch` returns."""
 
 
 def node_of(dataset: Any) -> Node:

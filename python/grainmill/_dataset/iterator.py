@@ -6,9 +6,10 @@ import abc
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, TypeVar
 
+from grainmill._dataset.user_stats import STATS
 from grainmill._evaluate import tuning
 from grainmill._evaluate.fuse import SKIPPED
 from grainmill._iterators.cursor import constant_state, copy_state
@@ -24,28 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from grainmill._checkpoint import pipeline
     from grainmill._iterators.cursor import ResumePoint
     from grainmill._iterators.stage import Stage, State
     from grainmill._plan.node import Node
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-
-
-class _NoStats:
-    """The interface through which derived iterators report timings; nothing is recorded."""
-
-    def record_self_time(self, *_: Any, **__: Any) -> contextlib.nullcontext[None]:
-        """A context whose duration would count as this iterator's."""
-        return contextlib.nullcontext()
-
-    def record_output_spec(self, element: T) -> T:
-        """Returns `element`."""
-        return element
-
-    def record_bytes_produced(self, element: T) -> T:
-        """Returns `element`."""
-        return element
 
 
 class Closeable(abc.ABC):
@@ -114,6 +100,7 @@ class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
     """
 
     _MUTATES_ELEMENT_SPEC = True
+    _STATE_IS_DICT = True  # a loader's is bytes
 
     def __init__(self, parents: DatasetIterator[Any] | Sequence[DatasetIterator[Any]] = ()) -> None:
         self._parents = tuple(parents) if isinstance(parents, Sequence) else (parents,)
@@ -124,9 +111,7 @@ class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
         (parent,) = self._parents
         return parent
 
-    @property
-    def _stats(self) -> _NoStats:
-        return _NoStats()
+    _stats = STATS
 
     def __iter__(self) -> Self:
         return self
@@ -155,6 +140,54 @@ class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
             state: From `get_state` of an iterator over the same pipeline, in any process; it is not
                 changed.
         """
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Saves the state as a part of a checkpoint of Orbax' newer interface.
+
+        The state is taken during this call, before it returns, so elements may be taken while it is
+        written.
+
+        Args:
+            directory: Where to write the files of `grain.checkpoint.CheckpointHandler`: a path, or
+                an object whose `await_creation` returns one.
+
+        Returns:
+            A coroutine that writes the files when it is awaited.
+
+        Raises:
+            TypeError: JSON cannot represent the state.
+        """
+        from grainmill._checkpoint import states  # noqa: PLC0415
+
+        return await states.save(self, directory)
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """Restores the state that `save` wrote.
+
+        Args:
+            directory: A path.
+
+        Returns:
+            A coroutine that reads the files and restores the state when it is awaited; it raises
+            `ValueError` if there is no state, or one of another pipeline.
+        """
+        from grainmill._checkpoint import states  # noqa: PLC0415
+
+        return await states.load(self, directory)
+
+    def _describe_pipeline(self) -> pipeline.Stages | None:
+        """What a checkpoint says about the pipeline; `None` if it is unknown."""
+        from grainmill._checkpoint import pipeline, states  # noqa: PLC0415
+
+        stages: pipeline.Stages = []
+        parents = self.__dict__.get("_parents", ())
+        described = [states.described(parent) for parent in parents]
+        if len(described) == 1 and described[0] is not None:
+            stages = described[0]
+        own: dict[str, Any] = {"stage": pipeline.function_name(type(self))}
+        if len(described) > 1:
+            own["of"] = described
+        return [*stages, own]
 
     def start_prefetch(self) -> None:
         """Starts prefetching before the first element is requested, if the pipeline prefetches."""
@@ -200,6 +233,7 @@ class PlannedIterator(DatasetIterator[T_co]):
         self._node = node
         self._stage = stage
         self._name = name
+        self._description: pipeline.Stages | None = None
         self._from_start = node is not None  # whether reopening the plan gives the initial position
         # Elements waiting for delivery, the next one last, and the resume point after them; also
         # the one before if it is a single element.
@@ -213,15 +247,6 @@ class PlannedIterator(DatasetIterator[T_co]):
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._stages_closed = False
-
-    @classmethod
-    def over(cls, node: Node) -> Self:
-        """Returns an iterator over the elements of a plan.
-
-        Args:
-            node: The plan's last node.
-        """
-        return cls(node, open_stage(node))
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         raise TypeError(
@@ -378,6 +403,14 @@ class PlannedIterator(DatasetIterator[T_co]):
         with self._exclusive():
             return self._current()
 
+    def _describe_pipeline(self) -> pipeline.Stages | None:
+        """See `DatasetIterator._describe_pipeline`."""
+        if self._description is None and self._node is not None:
+            from grainmill._checkpoint import pipeline  # noqa: PLC0415
+
+            self._description = pipeline.described(self._node)
+        return self._description
+
     def _current(self) -> State:
         state = self._delivered_state()
         if state is not None:
@@ -501,6 +534,13 @@ class PlannedIterator(DatasetIterator[T_co]):
         finally:
             lock.release()
         return True
+
+
+def iterator_over(
+    node: Node, kind: type[PlannedIterator[Any]] = PlannedIterator
+) -> PlannedIterator[Any]:
+    """An iterator of type `kind` over the elements of the plan that ends in `node`."""
+    return kind(node, open_stage(node))
 
 
 class ThreadPrefetchDatasetIterator(PlannedIterator[T_co]):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Never, Sel
 
 import numpy as np
 
+from grainmill._dataset import grain_classes
 from grainmill._dataset.apply import apply_each
 from grainmill._dataset.element_types import D2, D, K, Leaf, P, S, SourceLike, T, T_co
 from grainmill._dataset.iter_dataset import (
@@ -17,6 +18,8 @@ from grainmill._dataset.iter_dataset import (
     with_node,
     with_parents,
 )
+from grainmill._dataset.shared_batches import SharedMemoryOutput
+from grainmill._dataset.user_stats import STATS
 from grainmill._evaluate.program import Program
 from grainmill._plan import random_access as plan
 from grainmill._plan import sequential, transforms
@@ -59,7 +62,7 @@ class MapDatasetFactories(abc.ABCMeta):
             >>> len(ds), ds[1], ds[4]
             (3, 'one', 'one')
         """
-        return SourceMapDataset(plan.Source.of(source))
+        return SourceMapDataset(source)
 
     def range(cls, start: int, stop: int | None = None, step: int = 1) -> MapDataset[int]:
         """Makes a dataset of the integers of `range(start, stop, step)`, as Python's `int`.
@@ -83,7 +86,7 @@ class MapDatasetFactories(abc.ABCMeta):
         if stop is None:
             start, stop, step = 0, start, 1
         numbers = range(start, checked_integer(stop, "stop"), step)
-        return SourceMapDataset(plan.Range((), len(numbers), numbers))
+        return SliceableMapDataset(plan.Range((), len(numbers), numbers))
 
     def mix(
         cls, datasets: Sequence[MapDataset[T]], weights: Sequence[float] | None = None
@@ -164,7 +167,7 @@ class MapDatasetFactories(abc.ABCMeta):
         return PlannedMapDataset(plan.Concatenate.of([node_of(ds) for ds in datasets]))
 
 
-class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
+class MapDataset(grain_classes.MapDataset, Generic[T_co], metaclass=MapDatasetFactories):
     """A sequence of elements computed by position; nothing is read before it is requested.
 
     A dataset is immutable: each method returns a new one. `ds[i]` is an element, `None` if a filter
@@ -220,6 +223,8 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
     def _parent(self) -> MapDataset[Any]:
         (parent,) = self.parents
         return parent
+
+    _stats = STATS
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -378,9 +383,10 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
             >>> {name: array.shape for name, array in ds.batch(4)[0].items()}
             {'x': (4, 3), 'y': (4,)}
         """
-        return _after(
-            self, plan.Batch.of, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn
+        node = plan.Batch.of(
+            node_of(self), batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn
         )
+        return BatchMapDataset(node, (self,))
 
     def filter(
         self, transform: transforms.FilterLike[T_co] | Callable[[T_co], bool | np.bool_]
@@ -439,6 +445,7 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
                 the previous epoch and is not counted from the end.
 
         Raises:
+            ValueError: `sl` is neither a slice nor a sequence.
             TypeError: An index is not an integer.
 
         Example:
@@ -559,7 +566,7 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
         and inserting a stage changes the orders of those downstream of it.
 
         Args:
-            seed: Any non-negative integer.
+            seed: Any non-negative integer; with `None`, seeds upstream stay in effect.
 
         Raises:
             ValueError: `seed` is negative.
@@ -755,8 +762,8 @@ class PlannedMapDataset(MapDataset[T_co]):
         return {**self.__dict__, "_program": None}
 
 
-class SourceMapDataset(PlannedMapDataset[T_co]):
-    """A source or a range, which can be restricted to a shard of its elements."""
+class SliceableMapDataset(PlannedMapDataset[T_co]):
+    """A source or a range, which can be restricted to a share of its elements."""
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
@@ -784,6 +791,18 @@ class SourceMapDataset(PlannedMapDataset[T_co]):
             raise AssertionError(f"Only sequential slicing is supported{kind}.")
         self._node = consecutive_share(self._whole, sl)
         self._program = None
+
+
+class SourceMapDataset(SliceableMapDataset[T_co]):
+    """The records of a source; programs look for these datasets in a pipeline."""
+
+    def __init__(self, source: SourceLike[T_co | None]) -> None:
+        super().__init__(plan.Source.of(source))
+        self._source = source
+
+
+class BatchMapDataset(SharedMemoryOutput, PlannedMapDataset[T_co]):
+    """What `MapDataset.batch` returns."""
 
 
 def _after(

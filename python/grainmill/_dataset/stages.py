@@ -11,6 +11,7 @@ from grainmill._dataset.iter_dataset import PlannedIterDataset, node_of
 from grainmill._dataset.map_dataset import PlannedMapDataset
 from grainmill._plan import random_access, sequential
 from grainmill._plan.arguments import checked_integer
+from grainmill._plan.options import DatasetOptions
 from grainmill._plan.slicing import check_sliceable, sliced_datasets
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from grainmill._dataset.iter_dataset import IterDataset
     from grainmill._dataset.map_dataset import MapDataset
     from grainmill._plan import transforms
-    from grainmill._plan.options import DatasetOptions
 
 __all__ = [
     "BestFitPackIterDataset",
@@ -202,7 +202,7 @@ class ZipIterDataset(PlannedIterDataset[T_co]):
         strict: bool = True,
     ) -> None: ...
     def __init__(self, parents: Sequence[AnyDataset[Any]], *, strict: bool = True) -> None:
-        if not parents:
+        if not len(parents):
             raise ValueError("At least one parent must be provided. `parents` is empty.")
         nodes = tuple(node_of(parent) for parent in parents)
         super().__init__(sequential.Zip(nodes, strict), parents)
@@ -505,6 +505,9 @@ class WithOptionsIterDataset(PlannedIterDataset[T_co]):
         parent: The dataset; its elements are not changed.
         options: The options.
 
+    Raises:
+        TypeError: `options` is not a `DatasetOptions`.
+
     Example:
         >>> ds = grain.MapDataset.range(2000).filter(lambda x: x > 1990).to_iter_dataset()
         >>> options = grain.experimental.DatasetOptions(filter_raise_threshold_ratio=0.99)
@@ -515,6 +518,11 @@ class WithOptionsIterDataset(PlannedIterDataset[T_co]):
     """
 
     def __init__(self, parent: AnyDataset[T_co], options: DatasetOptions) -> None:
+        if not isinstance(options, DatasetOptions):
+            raise TypeError(
+                f"`options` must be a `DatasetOptions`, got {options!r} of type "
+                f"{type(options).__name__}"
+            )
         super().__init__(sequential.WithOptions((node_of(parent),), options), (parent,))
 
 

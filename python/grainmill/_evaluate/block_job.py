@@ -18,7 +18,8 @@ from grainmill._evaluate.thread_pool import ThreadPool
 from grainmill._evaluate.tuner import Tuner
 from grainmill._native import set_chunk_budget, set_index_budget, share_index
 from grainmill._tree import flatten
-from grainmill._workers.messages import is_receivers_container
+from grainmill._workers.accelerators import platforms_may_change
+from grainmill._workers.main_classes import is_receivers_container
 from grainmill._workers.worker import Job, Outcome, Runner, WorkerContext
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ def set_up_worker(
     set_chunk_budget(tuning.WORKERS_CHUNK_BYTES // context.num_workers)
     set_index_budget(tuning.WORKERS_OWN_INDEX_BYTES // context.num_workers)
     if worker_init_fn is not None:
-        worker_init_fn(context.worker, context.num_workers)
+        with platforms_may_change():
+            worker_init_fn(context.worker, context.num_workers)
 
 
 class BlockJob(Job):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pickle
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from grainmill._evaluate import tuning
 from grainmill._evaluate.block_job import set_up_worker
 from grainmill._iterators.cursor import END, Cursor
+from grainmill._workers import messages
 from grainmill._workers.worker import Job, Outcome, Runner
 
 if TYPE_CHECKING:
@@ -27,12 +29,12 @@ BLOCK_LEN = 64
 
 
 class StartPoint(NamedTuple):
-    """A state to continue from, and how many elements were delivered before it.
+    """A pickled state to continue from, and how many elements were delivered before it.
 
     These are counted from the start of the plan if `from_start`, else from a restored state.
     """
 
-    state: State
+    state: bytes
     num_delivered: int
     from_start: bool
 
@@ -66,14 +68,26 @@ class PickledResumePoints:
 
     def __call__(self, count: int) -> State:
         if self._points is None:
-            self._points = pickle.loads(self._text)
+            self._points = messages.loads(self._text)
         state_after, position = self._points[count - 1]
         return state_after(position)
 
 
 def pickled_resume_points(points: list[ResumePoint]) -> bytes:
     """The argument of `PickledResumePoints`."""
-    return pickle.dumps(points, pickle.HIGHEST_PROTOCOL)
+    try:
+        return pickle.dumps(points, pickle.HIGHEST_PROTOCOL)
+    except Exception:  # a user's state may have objects of classes of the main script
+        try:
+            return messages.dumps(points)
+        except Exception as failure:  # raised if a state is requested
+            text = f"a worker cannot send its state: {type(failure).__name__}: {failure}"
+            unknown = functools.partial(_raise_not_implemented, text)
+            return pickle.dumps([(unknown, 0)] * len(points), pickle.HIGHEST_PROTOCOL)
+
+
+def _raise_not_implemented(text: str, _: int) -> State:
+    raise NotImplementedError(text)
 
 
 # Opens a plan at its first element; a function that workers can import.
@@ -133,7 +147,7 @@ class _PipelineRunner(Runner):
         return count * self._context.num_workers + self._context.worker
 
     def _start(self, start: StartPoint) -> None:
-        self._cursor.restore(start.state)
+        self._cursor.restore(messages.loads(start.state))
         self._count = start.num_delivered
         if not start.from_start:
             with contextlib.suppress(Exception):  # elements may have no index

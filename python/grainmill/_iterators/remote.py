@@ -20,7 +20,9 @@ from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.closing import closed_error
 from grainmill._plan.sequential import Interleave, UserDefined
 from grainmill._plan.slicing import sliced
-from grainmill._workers.pool import Limits, WorkerPool
+from grainmill._workers import messages
+from grainmill._workers.limits import Limits
+from grainmill._workers.pool import WorkerPool
 from grainmill._workers.worker_group import ForkUnavailableError, disable_fork
 
 if TYPE_CHECKING:
@@ -128,6 +130,8 @@ class RemoteWorkers:
 class RemoteShard(Stage):
     """The elements of one worker, which prefetches up to `buffer_size` of them."""
 
+    moves_start = False  # and reading it opens the worker's plan in this process
+
     def __init__(self, workers: RemoteWorkers, worker: int, buffer_size: int) -> None:
         super().__init__()
         self._workers = workers
@@ -193,7 +197,8 @@ class RemoteShard(Stage):
         while len(self._pending_results) < _TASKS:
             start: StartPoint | None = None
             if self._restart:
-                start = StartPoint(self.state(), self._count, self._from_start)
+                state = messages.dumps(self.state())  # it may have objects of the main script
+                start = StartPoint(state, self._count, self._from_start)
             self._restart = False
             max_elements = 1 if self._count < self._single_until else self._max_elements
             task = PipelineTask(start, min(max_elements, self._size), max_elements)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias, TypeVar
 
 from grainmill._evaluate.fuse import SKIPPED, Evaluated, evaluated, passed_by
 
@@ -145,7 +145,11 @@ class Stage(abc.ABC):
 
     Attributes:
         parents: The stages that this one pulls from.
+        moves_start: Whether pulling changes what `state` returns for the start, so that `Cursor`
+            reads that state before, if it is still referenced.
     """
+
+    moves_start: ClassVar[bool] = True
 
     def __init__(self, *parents: Stage) -> None:
         self.parents = parents

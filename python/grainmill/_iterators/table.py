@@ -32,15 +32,39 @@ if TYPE_CHECKING:
     from grainmill._plan.node import Node
 
 
-# Import all stages, one file each, so that `runs` registers them.
+# Import all stages, one file each, so that `runs` registers them; not what starts processes.
 for _module in pkgutil.iter_modules(_iterators.__path__):
-    if _module.name != "table":
+    if _module.name not in {"pipeline_job", "remote", "table"}:
         importlib.import_module(f"{_iterators.__name__}.{_module.name}")
 
 
 def open_stage(node: Node) -> Stage:
     """Opens the plan that ends in `node` at its first element."""
-    return _open(node, Context(_options(node)))
+    return _open_plan(node, Context(_options(node)))
+
+
+def _open_plan(node: Node, context: Context) -> Stage:
+    """Opens a plan that one thread pulls from; its readers share threads and memory."""
+    return _open(node, context.shared_by(_num_readers(node)))
+
+
+# A `MapDataset` where an `IterDataset` is expected is read, too.
+_READS = (MapNode, plan.Read, plan.MultiprocessPrefetch, plan.MultithreadPrefetch)
+
+
+def _num_readers(node: Node) -> int:
+    """How many stages that read random-access plans are open at once, for the plan in `node`."""
+    count = 0
+    pending = [node]
+    while pending:
+        upstream = pending.pop()
+        if isinstance(upstream, plan.Interleave):
+            count += min(upstream.cycle_length, len(upstream.datasets))
+        elif isinstance(upstream, _READS):
+            count += 1
+        else:
+            pending += upstream.parents
+    return count
 
 
 def _options(node: Node) -> DatasetOptions:
@@ -87,7 +111,8 @@ def _elementwise(node: plan.Map, context: Context) -> Stage:
 def _batched(node: plan.Batch, context: Context) -> Stage:
     parent = _parent(node, context)
     stage = BatchStage(node, parent)
-    if isinstance(parent, FitPackStage | ConcatThenSplitStage) and node.batch_fn is None:
+    is_packed = isinstance(parent, FitPackStage | ConcatThenSplitStage)
+    if is_packed and node.batch_fn is None and context.threads is None:
         (reader,) = parent.parents
         if isinstance(reader, ReadStage) and reader.has_threads:
             return PackInThreadStage(reader, stage, node.batch_size)
@@ -103,7 +128,13 @@ def _interleave(node: plan.Interleave, context: Context) -> Stage:
         to_iter_dataset = getattr(dataset, "to_iter_dataset", None)
         if to_iter_dataset is not None:
             dataset = to_iter_dataset()
-        stage = _open(dataset._plan_node(), context)  # noqa: SLF001 - datasets share plans
+        make_node = getattr(dataset, "_plan_node", None)
+        if make_node is None:
+            raise TypeError(
+                f"`datasets[{index}]` of {node} must be a dataset, got {dataset!r} of type "
+                f"{type(dataset).__name__}"
+            )
+        stage = _open_plan(make_node(), context)
         if prefetch and not isinstance(stage, ReadStage | PackInThreadStage):  # these prefetch
             return ThreadPrefetchStage(plan.ThreadPrefetch((), node.iter_buffer_size), stage)
         return stage
@@ -112,7 +143,7 @@ def _interleave(node: plan.Interleave, context: Context) -> Stage:
 
 
 def _workers(node: plan.MultiprocessPrefetch | plan.MultithreadPrefetch, context: Context) -> Stage:
-    return WorkerShardsStage(node, _open, context)
+    return WorkerShardsStage(node, _open_plan, context)
 
 
 _ELEMENTWISE = (plan.Map, plan.MapWithIndex, plan.RandomMap, plan.Filter)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import pathlib
+import os
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from grainmill._plan import transforms
@@ -215,8 +215,11 @@ def transform_name(transform: Any) -> str:
     code = getattr(function, "__code__", None)
     if code is None:
         return name
-    path = pathlib.PurePath(code.co_filename)
-    where = pathlib.PurePath("...", *path.parts[-_SHOWN_PARTS:]) if path.is_absolute() else path
+    where = code.co_filename
+    separator = os.sep
+    first, *parts = where.split(separator)
+    if not first or first.endswith(":"):  # the path is absolute
+        where = separator.join(["...", *parts[-_SHOWN_PARTS:]])
     return f"{name} @ {where}:{code.co_firstlineno}"
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from grainmill._plan import transforms
 from grainmill._plan.arguments import checked_callable, checked_integer, checked_names
 from grainmill._plan.node import Node, Share, function_of, random_access, transform_name
+from grainmill._plan.node_class import node_class
 from grainmill._plan.options import WORKER_INIT, ReadOptions
 from grainmill._plan.random_access import (
     Range,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from grainmill._plan.options import DatasetOptions
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Read(Node):
     """The elements of a random-access plan in order."""
 
@@ -52,7 +53,7 @@ class Read(Node):
         return f"(read_options={self.options}, allow_nones={self.allow_nones})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class UserDefined(Node):
     """A user's own `IterDataset` subclass, with or without parents.
 
@@ -78,7 +79,7 @@ class UserDefined(Node):
         return type(self.dataset).__name__
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Map(Node):
     """A function of every element except `None`, which stays."""
 
@@ -99,7 +100,7 @@ class Map(Node):
         return f"(transform={transform_name(self.transform)})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class MapWithIndex(Map):
     """A function of the element and its number, counted from 0 in this iterator."""
 
@@ -112,7 +113,7 @@ class MapWithIndex(Map):
         return cls((parent,), transform, function)
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Filter(Map):
     """Drops the elements for which a predicate is false."""
 
@@ -129,7 +130,7 @@ class Filter(Map):
         return cls((parent,), transform, function_of(transform, transforms.Filter, "filter"))
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class RandomMap(Map):
     """A function of the element and a generator keyed by (`seed`, number of the element).
 
@@ -159,7 +160,7 @@ class RandomMap(Map):
         )
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Batch(Node):
     """Consecutive elements stacked along a new leading axis."""
 
@@ -190,7 +191,7 @@ class Batch(Node):
         return f"(batch_size={self.batch_size}, drop_remainder={self.drop_remainder})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Rebatch(Node):
     """Batches split and joined into batches of another size."""
 
@@ -204,14 +205,14 @@ class Rebatch(Node):
         return cls((parent,), checked_batch_size(batch_size), drop_remainder)
 
     def spec(self, spec_of: Callable[[Node], Any]) -> Any:
-        """See `Node.spec`."""
-        return in_rows(self, spec_of(self.parent), 1)
+        """See `Node.spec`; as in Grain, a last, shorter batch does not make the size unknown."""
+        return in_rows(self.batch_size, spec_of(self.parent), 1)
 
     def _arguments(self) -> str:
         return f"(batch_size={self.batch_size}, drop_remainder={self.drop_remainder})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Mix(Node):
     """Elements of several iterators in fixed proportions, until one is exhausted.
 
@@ -254,7 +255,7 @@ class Mix(Node):
         return f"([{len(self.parents)} parents], proportions={list(self.proportions)})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Zip(Node):
     """Tuples with one element from each of several iterators."""
 
@@ -269,7 +270,7 @@ class Zip(Node):
         return f"([{len(self.parents)} parents], strict={self.strict})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Interleave(Node):
     """One element from each of several open iterators in turn.
 
@@ -320,7 +321,7 @@ class Interleave(Node):
         object.__setattr__(self, "datasets", datasets)
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Repeat(Node):
     """The same epoch several times."""
 
@@ -337,7 +338,7 @@ class Repeat(Node):
         return f"(num_epochs={self.num_epochs})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Cache(Node):
     """Caches the elements of the first epoch."""
 
@@ -348,7 +349,7 @@ class Cache(Node):
         return f"(parent={self.parent})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Limit(Node):
     """The first `count` elements."""
 
@@ -368,7 +369,7 @@ class Limit(Node):
         return f"(count={self.count})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class TakeWhile(Map):
     """The elements before the first for which a predicate is false."""
 
@@ -384,7 +385,7 @@ class TakeWhile(Map):
         return spec_of(self.parent)
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class FlatMap(Node):
     """The elements of a sequence for each element."""
 
@@ -401,7 +402,7 @@ class FlatMap(Node):
         return f"(transform={transform_name(self.transform)})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class WindowShuffle(Node):
     """Shuffles each window of `window_size` consecutive elements."""
 
@@ -417,7 +418,7 @@ class WindowShuffle(Node):
         return cls((parent,), window_size, checked_shuffle_seed(seed))
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class ThreadPrefetch(Node):
     """Elements prefetched by a thread."""
 
@@ -451,7 +452,7 @@ def checked_prefetch_buffer_size(size: int) -> int:
     return size
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class MultiprocessPrefetch(Node):
     """Elements prefetched by worker processes, each with its share of the plan upstream."""
 
@@ -502,7 +503,7 @@ class MultiprocessPrefetch(Node):
         return f"(multiprocessing_options={self.options})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class MultithreadPrefetch(Node):
     """Elements prefetched by threads, each with its share of the plan upstream."""
 
@@ -543,7 +544,7 @@ class BOSHandling(enum.Enum):
     REPLACE_FIRST_TOKEN_WITH_BOS = 2
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class FitPack(Node):
     """Sequences packed into the first, or the fullest, bin with enough free space."""
 
@@ -633,7 +634,7 @@ class FitPack(Node):
         return "BestFitPackIterDataset" if self.best_fit else "FirstFitPackIterDataset"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class ConcatThenSplit(Node):
     """Sequences concatenated and split into full rows."""
 
@@ -718,13 +719,13 @@ def leaves(struct: Any, name: str) -> Iterator[tuple[tuple[Any, ...], Any]]:
 def _check_at_least(value: Any, minimum: int, name: str) -> None:
     try:
         number = checked_integer(value, name)
-    except TypeError:  # a `ValueError`, as for other errors in a struct
-        raise ValueError(f"{name} must be an integer, got {value!r}") from None
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
     if number < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value}")
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class Seed(Node):
     """Sets the seed that random stages downstream derive theirs from."""
 
@@ -733,12 +734,12 @@ class Seed(Node):
     keeps_spec: ClassVar[bool] = True
 
     @classmethod
-    def of(cls, parent: Node, seed: int) -> Self:
-        """A node that sets `seed`, any non-negative integer."""
-        return cls((parent,), checked_seed(seed))
+    def of(cls, parent: Node, seed: int | None) -> Self:
+        """A node that sets `seed`, any non-negative integer; with `None`, it sets none."""
+        return cls((parent,), None if seed is None else checked_seed(seed))
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@node_class
 class WithOptions(Node):
     """Options for the whole pipeline."""
 
@@ -758,5 +759,10 @@ def read(parent: Node, options: ReadOptions | None = None, *, allow_nones: bool 
     if options is None:
         options = (
             ReadOptions(prefetch_buffer_size=0) if isinstance(parent, Range) else ReadOptions()
+        )
+    if not isinstance(options, ReadOptions):
+        raise TypeError(
+            f"`read_options` must be a `ReadOptions`, got {options!r} of type "
+            f"{type(options).__name__}"
         )
     return Read((random_access(parent),), options, allow_nones)
