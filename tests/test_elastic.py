@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -539,6 +540,16 @@ if not IS_GRAIN:  # Grain 0.2.18 takes a `MapDataset` without filters only
             assert elements(restored) == found[done:], done
             restored.close()
 
+    def test_datasets_that_repeat_without_end_all_have_a_turn():
+        dataset = experimental.RepeatIterDataset(interleaved())
+        iterator = elastic(dataset, 0, 0, 1)
+        assert elements(iterator, 15) == [10 * k + i for i in range(3) for k in range(5)]
+        states = iterator.get_shard_states()
+        assert elements(iterator, 3) == [0, 10, 20]
+        other = elastic(dataset, 0, 1, 2)
+        other.set_shard_states(states)
+        assert elements(other, 7) == [10, 30, 11, 31, 12, 32, 10]
+
     def test_options_upstream_reach_the_shards():
         options = experimental.DatasetOptions(filter_raise_threshold_ratio=0.9)
         parts = [MapDataset.range(3000).to_iter_dataset()] * 2
@@ -710,6 +721,18 @@ print(json.dumps([rows, it.get_shard_states()]))
         assert sorted(flat(elements(found))) == sorted(flat(elements(restored))) == rest
         found.close()
         restored.close()
+
+    def test_workers_of_read_options_run_rows():
+        options = grain.ReadOptions(num_workers=2)
+        dataset = MapDataset.range(120).shuffle(1).map(lambda x: [x, os.getpid()])
+        dataset = dataset.filter(lambda x: x[0] % 3)
+        iterator = elastic(dataset, 12, 0, 1, read_options=options)
+        numbers, processes = next(iterator)
+        expected = elastic(dataset, 12, 0, 1, **READ)
+        assert numbers.tolist() == next(expected)[0].tolist()
+        assert len(set(processes.tolist())) == 2
+        assert os.getpid() not in processes
+        iterator.close()
 
     def test_threads_are_bounded_by_the_options():
         before = threading.active_count()

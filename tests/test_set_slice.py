@@ -143,6 +143,20 @@ def test_own_map_dataset_is_not_asked_for_every_nth_element(share):
     assert list(share(OwnMap(10).to_iter_dataset(), 2)) == IN_TURN
 
 
+def test_own_map_dataset_under_an_own_stage_slices_itself():
+    class Stage(IterDataset):
+        def __iter__(self):
+            return self._parent.__iter__()
+
+    class EveryNth(OwnMap):
+        def set_slice(self, sl, sequential_slice=False):  # noqa: FBT002 - the protocol
+            assert not sequential_slice
+            self.entries = self.entries[::-1][sl]
+
+    assert list(threads(Stage(EveryNth(6)), 2)) == [5, 4, 3, 2, 1, 0]
+    assert list(threads(Stage(EveryNth(6).map(lambda x: -x)), 2)) == [-5, -4, -3, -2, -1, 0]
+
+
 def test_own_stage_passes_set_slice_on_to_an_interleave():
     parts = [MapDataset.range(10 * k, 10 * k + 2).to_iter_dataset() for k in range(4)]
     own = OverParent(experimental.InterleaveIterDataset(parts, cycle_length=1))

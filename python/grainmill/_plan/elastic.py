@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from grainmill._plan.multiprocessing_options import MultiprocessingOptions
 from grainmill._plan.node import MapNode, Node, Share
 from grainmill._plan.options import ReadOptions
 from grainmill._plan.sequential import (
@@ -23,9 +24,7 @@ from grainmill._plan.sequential import (
 from grainmill._plan.slicing import share_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from grainmill._plan.multiprocessing_options import MultiprocessingOptions
+    from collections.abc import Callable, Iterator
 DEFAULT_COUNT = 64
 """The number of shards of a plan that neither determines it nor makes batches."""
 
@@ -106,7 +105,8 @@ class Shards:
         unit = chain[-1]
         self.by_rows = False
         self._unit: Workers | Interleave | None = None
-        self._processes = workers
+        self._processes: MultiprocessingOptions | None = None
+        self._worker_init_fn: Callable[[int, int], None] | None = None
         self._chain = chain
         if isinstance(unit, Interleave):
             self._unit = unit
@@ -119,6 +119,7 @@ class Shards:
         else:
             self.by_rows = True
             self._whole = node
+            self._processes = workers or self._workers_of_reads()
             counts = [len(each.datasets) for each in node.walk() if isinstance(each, Interleave)]
             self.count = min([num_rows or DEFAULT_COUNT, *counts])
             if any(isinstance(each, MultiprocessPrefetch) for each in node.walk()):
@@ -196,10 +197,20 @@ class Shards:
             options = dataclasses.replace(
                 self._processes, num_workers=groups, per_worker_buffer_size=size
             )
-            return MultiprocessPrefetch.of(rows, options, None, sequential_slice=False)
+            return MultiprocessPrefetch.of(
+                rows, options, self._worker_init_fn, sequential_slice=False
+            )
         if groups:
             return MultithreadPrefetch.of(rows, groups, -(-ahead // groups), sequential_slice=False)
         return ThreadPrefetch.of(rows, ahead) if num_threads else rows
+
+    def _workers_of_reads(self) -> MultiprocessingOptions | None:
+        """Workers for all rows together, where the plan has a reader with its own workers."""
+        for node in self._whole.walk():
+            if isinstance(node, Read) and node.options.num_workers:
+                self._worker_init_fn = node.options.worker_init_fn
+                return MultiprocessingOptions(num_workers=node.options.num_workers)
+        return None
 
     def _read_ahead(self) -> tuple[int, int]:
         """How many threads, and how large a buffer, the plan's options allow in all."""
