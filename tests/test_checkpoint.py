@@ -185,6 +185,63 @@ def test_a_killed_process_leaves_complete_files(tmp_path):
     assert all(number > 1 for number in reached), "nothing was saved"
 
 
+KILLED_HALFWAY = """
+import pathlib, sys, time
+sys.path.insert(0, {here!r})
+from test_checkpoint import BigIterator, Handler
+directory = pathlib.Path({directory!r})
+iterator = BigIterator()
+next(iterator)
+Handler().save(directory, iterator)
+next(iterator)
+files_left = {whole_files}
+opened = pathlib.Path.open
+
+def open_slowly(self, *args, **kwargs):
+    global files_left
+    file = opened(self, *args, **kwargs)
+    files_left -= 1
+    if files_left < 0:
+        write = file.write
+        class Slow:
+            def __enter__(self):
+                return self
+            def __exit__(self, *_):
+                pass
+            def write(self, text):
+                write(text[:len(text) // 2])
+                file.flush()
+                print("half", flush=True)
+                time.sleep(600)
+        return Slow()
+    return file
+
+pathlib.Path.open = open_slowly
+Handler().save(directory, iterator)
+"""
+
+
+@pytest.mark.parametrize("whole_files", [0, 1])
+def test_a_process_killed_while_it_writes_leaves_the_state_before(tmp_path, whole_files):
+    program = KILLED_HALFWAY.format(
+        here=str(pathlib.Path(__file__).parent), directory=str(tmp_path), whole_files=whole_files
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment()
+    )
+    assert process.stdout.readline() == b"half\n"
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    restored = BigIterator()
+    Handler().restore(tmp_path, restored)
+    assert next(restored) == 2
+    visible = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
+    assert visible == {"process_0-of-1.json", RECORD}
+    Handler().save(tmp_path, restored)
+    assert next(Handler().restore(tmp_path, BigIterator())) == 3
+
+
 @pytest.mark.parametrize("step", ["fsync", "rename"])
 def test_a_failed_write_leaves_the_file_before(tmp_path, monkeypatch, step):
     iterator = after(numbers(), 1)
@@ -262,11 +319,6 @@ def test_directory_may_be_in_a_bucket():
 
 
 # --- states that JSON cannot represent -----------------------------------------------------------
-
-
-class GeneratorIterator(BigIterator):
-    def get_state(self):
-        return {"at": self._at, "inner": [{"rng": np.random.default_rng(0)}]}
 
 
 @pytest.mark.parametrize(
@@ -348,7 +400,7 @@ def parts(*lengths):
 
 
 def fit(**options):
-    tokens = of().map(lambda x: {"t": np.full(3, x)}).to_iter_dataset()
+    tokens = of().map(lambda x: {"t": np.full(3, x), "a": x, "b": x}).to_iter_dataset()
     options = {"length_struct": {"t": 8}, "num_packing_bins": 2, **options}
     return experimental.FirstFitPackIterDataset(tokens, **options)
 
@@ -549,6 +601,10 @@ SAME = {
         lambda: numbers(seed=1),
         lambda: numbers(length=np.int64(8), seed=np.int32(1), batch=np.uint8(2)),
     ),
+    "features given as a set": (
+        lambda: fit(meta_features={"a", "b"}),
+        lambda: fit(meta_features=["b", "a"]),
+    ),
     "loader": (loader, lambda: loader(read_options=grain.ReadOptions(num_threads=0))),
 }
 
@@ -595,6 +651,96 @@ def test_description_of_many_datasets_is_small(tmp_path):
     text = json.dumps(pipeline.described(shared._node))
     assert len(text) < 80_000
     assert time.monotonic() - started < 20
+
+
+def test_descriptions_are_pinned():
+    """Whoever changes one raises `states._FORMAT`, or states of the version before are refused."""
+    ds = grain.MapDataset.source(OwnSource(9, ["/a/b", "/a/c"])).seed(3).shuffle().map(decode)
+    ds = ds[1::2].repeat(2).batch(2).to_iter_dataset()
+    mixture = grain.IterDataset.mix({"x": ds, "y": fit(meta_features=["t"])}, {"x": 1, "y": 2})
+    mixture = experimental.WindowShuffleIterDataset(mixture, window_size=3, seed=1)
+    assert states._FORMAT == 1
+    found = pipeline.described(mixture.mp_prefetch(workers())._plan_node())
+    assert found == [
+        {
+            "stage": "MixedIterDataset",
+            "proportions": [100, 200],
+            "names": ["x", "y"],
+            "of": [
+                [
+                    {
+                        "stage": "SourceMapDataset",
+                        "source": "OwnSource",
+                        "files": ["b", "c"],
+                        "length": 9,
+                        "wraps": True,
+                    },
+                    {"stage": "ShuffleMapDataset", "seed": 457190280},
+                    {"stage": "MapMapDataset", "transform": "decode"},
+                    {"stage": "SliceMapDataset", "start": 1, "stop": 9, "step": 2},
+                    {"stage": "RepeatMapDataset", "num_epochs": 2, "reseed_each_epoch": True},
+                    {"stage": "BatchMapDataset", "batch_size": 2, "drop_remainder": False},
+                    {"stage": "PrefetchIterDataset", "allow_nones": False},
+                ],
+                [
+                    {"stage": "RangeMapDataset", "length": 20, "numbers": [0, 20, 1]},
+                    {"stage": "MapMapDataset", "transform": "<lambda>"},
+                    {"stage": "PrefetchIterDataset", "allow_nones": False},
+                    {
+                        "stage": "FirstFitPackIterDataset",
+                        "best_fit": False,
+                        "length_struct": {"t": 8},
+                        "num_packing_bins": 2,
+                        "seed": 0,
+                        "shuffle_bins": True,
+                        "meta_features": ["t"],
+                    },
+                ],
+            ],
+        },
+        {"stage": "WindowShuffleIterDataset", "window_size": 3, "seed": 1},
+        {
+            "stage": "MultiprocessPrefetchIterDataset",
+            "num_workers": 2,
+            "sequential_slice": False,
+        },
+    ]
+    assert json.loads(json.dumps(found)) == found
+
+
+def workers():
+    return grain.MultiprocessingOptions(num_workers=2)
+
+
+@pytest.mark.parametrize(
+    "change", [{"worker_count": 1}, {"seed": 2}, {"source": range(9)}], ids=str
+)
+def test_what_states_of_a_loader_have_is_refused_as_by_grain(change, tmp_path):
+    """Programs match on these texts."""
+
+    def make(worker_count=0, seed=1, source=(1,) * 9):
+        return grain.load(source, seed=seed, shuffle=True, worker_count=worker_count)
+
+    Handler().save(tmp_path, iter(make()))
+    text = r"(Worker count|Sampler|DataSource) in checkpoint does not match"
+    with pytest.raises(ValueError, match=text):
+        Handler().restore(tmp_path, iter(make(**change)))
+
+
+def test_state_is_saved_whatever_the_users_objects_do(tmp_path):
+    class Broken(OwnSource):
+        @property
+        def paths(self):
+            raise RuntimeError("no paths")
+
+        @paths.setter
+        def paths(self, _):
+            pass
+
+    dataset = grain.MapDataset.source(Broken(4)).to_iter_dataset()
+    Handler().save(tmp_path, after(dataset, 1))
+    assert json.loads((tmp_path / RECORD).read_text())["pipeline"] is None
+    assert take(Handler().restore(tmp_path, iter(dataset)), None) == [1, 2, 3]
 
 
 def test_describing_calls_nothing_of_the_user(tmp_path):

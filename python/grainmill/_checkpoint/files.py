@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 import pathlib
-import secrets
 import sys
 from typing import Any
 
@@ -58,7 +57,7 @@ def write(path: Any, text: str) -> None:
         path.write_text(text)
         return
     target = pathlib.Path(name)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
     try:
         with temporary.open("x", encoding="utf-8") as file:
             file.write(text)

@@ -166,16 +166,18 @@ def _value(value: Any) -> Any:
             described = value.name
         case np.generic():
             described = _value(value.item())
-        case np.ndarray() if value.dtype != object:
+        case np.ndarray():
             described = _value(value.tolist())
         case range():
             described = [value.start, value.stop, value.step]
         case Mapping():
             described = {str(key): _value(value[key]) for key in sorted(value, key=str)}
+        case list() | tuple() if len(value) > _MAX_LISTED:
+            described = f"{len(value)} values, {digest(json.dumps(value, default=_value))}"
         case list() | tuple():
             described = [_value(inner) for inner in value]
-            if len(value) > _MAX_LISTED:
-                described = f"{len(value)} values, {digest(json.dumps(described))}"
+            if all(isinstance(inner, str) for inner in value):
+                described.sort()  # names may have been given as a set
         case _:
             described = function_name(value)
     return described

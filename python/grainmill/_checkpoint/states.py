@@ -7,6 +7,7 @@ left there is not taken for a part of this checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -17,11 +18,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from grainmill._checkpoint import files, pipeline
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Mapping
 
 RESTORE_ANYWAY = "GRAINMILL_RESTORE_ANYWAY"
 """The environment variable that allows restoring a state of another pipeline."""
 
+# To be raised whenever descriptions change; a description of another format is not compared.
 _FORMAT = 1
 
 
@@ -32,7 +34,7 @@ def serialized(item: Any) -> str:
         TypeError: JSON cannot represent the state.
     """
     state = item.get_state()
-    if isinstance(state, bytes):
+    if isinstance(state, bytes) and not getattr(item, "_STATE_IS_DICT", False):
         return state.decode()
     return _json(state)
 
@@ -98,10 +100,11 @@ def write_all(directory: Any, texts: Mapping[str, str]) -> None:
 
 def described(item: Any) -> pipeline.Stages | None:
     """The pipeline of an iterator; `None` if it is unknown."""
-    describe: Callable[[], pipeline.Stages | None] | None = getattr(
-        item, "_describe_pipeline", None
-    )
-    return None if describe is None else describe()
+    # A state must be saved whatever objects of the user do when they are asked about themselves.
+    with contextlib.suppress(Exception):
+        found: pipeline.Stages | None = item._describe_pipeline()  # noqa: SLF001 - of all iterators
+        return found
+    return None
 
 
 def _shard_states(item: Any) -> dict[int, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, overload
@@ -187,19 +188,19 @@ class DataLoader(Generic[Loaded_co]):
         return DataLoaderIterator(self)
 
     def _described(self) -> pipeline.Stages:
-        """The loader as a checkpoint describes it; states have the sampler and the source."""
+        """The loader as a checkpoint describes it, without what its states have themselves."""
         shard = self._shard_options
-        source: dict[str, Any] = {
+        stage: dict[str, Any] = {
             "stage": "DataLoader",
-            "source": type(self._data_source).__name__,
-            "sampler": type(self._sampler).__name__,
             "shard_index": shard.shard_index,
             "shard_count": shard.shard_count,
-            "worker_count": self._multiprocessing_options.num_workers,
         }
-        if hasattr(self._data_source, "__len__"):
-            source["length"] = len(self._data_source)
-        return [source, *map(_described_operation, self._operations)]
+        with contextlib.suppress(TypeError):
+            stage["length"] = len(self._data_source)
+        if self._numbering() is None:
+            stage["source"] = type(self._data_source).__name__
+            stage["sampler"] = repr(self._sampler)
+        return [stage, *map(_described_operation, self._operations)]
 
     def _numbering(self) -> Numbering | None:
         """How states count positions; `None` if a state is that of the pipeline, unchanged."""
