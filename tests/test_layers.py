@@ -22,7 +22,7 @@ CORE_LAYERS = [
     {"pipeline"},
 ]
 FACE_LAYERS = [
-    {"_native", "_memory", "_threads", "_tree", "shared_memory_array"},
+    {"_native", "_lazy_dataclass", "_memory", "_threads", "_tree", "shared_memory_array"},
     {"_plan"},
     {"_checkpoint", "_workers"},
     {"_evaluate"},
