@@ -8,9 +8,9 @@ from typing import ClassVar
 import pytest
 from worker_harness import run_script
 
+from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan import sequential
 from grainmill._plan.node import Node
-from grainmill._plan.node_class import node_class
 
 # Optional packages, and parts of the standard library and NumPy that take milliseconds each and
 # that building a pipeline does not need.
@@ -110,7 +110,7 @@ except ImportError:
 def test_unused_node_classes_generate_nothing():
     program = """
 from grainmill._plan import sequential
-from grainmill._plan.node_class import _Fields
+from grainmill._lazy_dataclass import _Fields
 classes = [value for value in vars(sequential).values() if isinstance(value, type)]
 print(sum(isinstance(vars(c).get("__dataclass_fields__"), _Fields) for c in classes) > 15)
 """
@@ -118,13 +118,13 @@ print(sum(isinstance(vars(c).get("__dataclass_fields__"), _Fields) for c in clas
 
 
 def test_node_classes_are_frozen_dataclasses():
-    @node_class
+    @lazy_dataclass
     class First(Node):
         size: int
         name: str = dataclasses.field(default="x", kw_only=True)
         shown: ClassVar[int] = 1
 
-    @node_class
+    @lazy_dataclass
     class Second(First):
         more: int = 3
 
@@ -157,7 +157,7 @@ print(dataclasses.replace(limit, count=4).count, limit.parent.num_epochs, limit)
 def test_threads_may_use_a_node_class_first_at_the_same_time():
     for _ in range(50):
 
-        @node_class
+        @lazy_dataclass
         class New(Node):
             size: int
 

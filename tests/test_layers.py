@@ -22,7 +22,7 @@ CORE_LAYERS = [
     {"pipeline"},
 ]
 FACE_LAYERS = [
-    {"_native", "_memory", "_threads", "_tree"},
+    {"_native", "_lazy_dataclass", "_memory", "_threads", "_tree"},
     {"shared_memory_array"},
     {"_plan"},
     {"_checkpoint", "_workers"},
@@ -51,6 +51,7 @@ LATE_IMPORTS = {
     # So does what only some programs use: checkpoints and named shared memory.
     "_dataset/iterator.py": {"grainmill._checkpoint"},
     "_dataset/shared_batches.py": {"grainmill.shared_memory_array"},
+    "_dataset/shown.py": {"grainmill._dataset.description"},
     # It takes 40 ms to import, and whoever awaits something has imported it.
     "_checkpoint/states.py": {"asyncio"},
 }

@@ -14,6 +14,7 @@ from grainmill._dataset.element_types import D2, D, K, Leaf, P, S, T, T_co
 from grainmill._dataset.iterator import DatasetIterator, PlannedIterator, iterator_over
 from grainmill._dataset.shard_states import InterleaveDatasetIterator
 from grainmill._dataset.shared_batches import SharedMemoryOutput
+from grainmill._dataset.shown import Shown
 from grainmill._plan import sequential as plan
 from grainmill._plan import transforms
 from grainmill._plan.arguments import checked_integer
@@ -70,7 +71,11 @@ class IterDatasetFactories(abc.ABCMeta):
 
 
 class IterDataset(
-    Iterable[T_co], grain_classes.IterDataset, Generic[T_co], metaclass=IterDatasetFactories
+    Shown,
+    Iterable[T_co],
+    grain_classes.IterDataset,
+    Generic[T_co],
+    metaclass=IterDatasetFactories,
 ):
     """A sequence of elements that is iterated over from its start, or from a saved position.
 
@@ -504,6 +509,9 @@ class IterDataset(
         parents = tuple(node_of(parent) for parent in self.parents)
         return plan.UserDefined(parents, self, with_parents)
 
+    def _shown_plan(self) -> tuple[Node, str]:
+        return self._plan_node(), "IterDataset"
+
     def __str__(self) -> str:
         return str(self._plan_node())
 
@@ -533,7 +541,7 @@ class PlannedIterDataset(IterDataset[T_co]):
         return iterator_over(self._node, kind)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__module__}.{self}>"
+        return self._stages_shown()
 
 
 class BatchIterDataset(SharedMemoryOutput, PlannedIterDataset[T_co]):

@@ -19,6 +19,7 @@ from grainmill._dataset.iter_dataset import (
     with_parents,
 )
 from grainmill._dataset.shared_batches import SharedMemoryOutput
+from grainmill._dataset.shown import Shown
 from grainmill._dataset.user_stats import STATS
 from grainmill._evaluate.program import Program
 from grainmill._plan import random_access as plan
@@ -167,7 +168,7 @@ class MapDatasetFactories(abc.ABCMeta):
         return PlannedMapDataset(plan.Concatenate.of([node_of(ds) for ds in datasets]))
 
 
-class MapDataset(grain_classes.MapDataset, Generic[T_co], metaclass=MapDatasetFactories):
+class MapDataset(Shown, grain_classes.MapDataset, Generic[T_co], metaclass=MapDatasetFactories):
     """A sequence of elements computed by position; nothing is read before it is requested.
 
     A dataset is immutable: each method returns a new one. `ds[i]` is an element, `None` if a filter
@@ -685,6 +686,9 @@ class MapDataset(grain_classes.MapDataset, Generic[T_co], metaclass=MapDatasetFa
         parents = [node_of(parent) for parent in self.parents]
         return plan.UserDefined.of(self, parents, with_parents)
 
+    def _shown_plan(self) -> tuple[Node, str]:
+        return self._plan_node(), "MapDataset"
+
     def __str__(self) -> str:
         return str(self._plan_node())
 
@@ -754,6 +758,10 @@ class PlannedMapDataset(MapDataset[T_co]):
         return block.elements
 
     def __repr__(self) -> str:
+        return self._stages_shown()
+
+    def _identity(self) -> str:
+        """The text that identifies it in the state of a `DataLoader`, where it is the source."""
         if isinstance(self._node, plan.Mix):
             return repr(self._node)
         return f"<{type(self).__module__}.{self}>"

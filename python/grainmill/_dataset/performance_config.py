@@ -14,6 +14,7 @@ import numpy as np
 
 from grainmill._dataset.iter_dataset import node_of
 from grainmill._dataset.iterator import iterator_over
+from grainmill._dataset.with_read_options import with_read_options
 from grainmill._evaluate.thread_clock import ThreadClock
 from grainmill._plan.arguments import checked_integer, checked_number
 from grainmill._plan.multiprocessing_options import MultiprocessingOptions
@@ -196,14 +197,14 @@ def decide(measured: Measured, limits: Limits) -> PerformanceConfig:
 def _measured(node: Node, num_samples: int) -> Measured:
     clock = ThreadClock()
     wall_s, ready_s = time.perf_counter(), clock.read().ready_s
-    times, sizes = _sampled(_with_options(node, ReadOptions(0, 0)), num_samples)
+    times, sizes = _sampled(with_read_options(node, ReadOptions(0, 0)), num_samples)
     wall_s, ready_s = time.perf_counter() - wall_s, clock.read().ready_s - ready_s
     element_s = float(np.median(times)) if times else 0.0
     best_s, best = element_s, 0
     for threads in _THREADS:
         if best_s <= _CHEAP_S:
             break
-        threaded = _with_options(node, ReadOptions(threads, 2 * threads))
+        threaded = with_read_options(node, ReadOptions(threads, 2 * threads))
         times, _ = _sampled(threaded, max(num_samples, 3 * threads))
         # Elements arrive several at a time.
         mean_s = _mean(times) if times else math.inf
@@ -244,34 +245,9 @@ def _read_bytes(node: Node, num_samples: int) -> list[float]:
     share = math.ceil(num_samples / max(1, len(readers)))
     means = []
     for reader in readers:
-        _, sizes = _sampled(_with_options(reader, ReadOptions(0, 0)), share)
+        _, sizes = _sampled(with_read_options(reader, ReadOptions(0, 0)), share)
         means.append(_mean(sizes[:share]) if sizes else 0.0)
     return means
-
-
-def _with_options(node: Node, options: ReadOptions) -> Node:
-    """The plan that ends in `node`, all of whose readers have `options`."""
-    return _WithOptions(options).of(node)
-
-
-class _WithOptions:
-    """Replaces the options of readers, each once; a `Share` of one worker, which gets all."""
-
-    worker, count = 0, 1
-
-    def __init__(self, options: ReadOptions) -> None:
-        self._options = options
-        self._replaced: dict[int, Node] = {}
-
-    def of(self, node: Node) -> Node:
-        """See `Share.of`."""
-        if id(node) not in self._replaced:
-            if isinstance(node, Read):
-                replaced: Node = dataclasses.replace(node, options=self._options)
-            else:
-                replaced = node.share(self) if node.parents else node  # type: ignore[arg-type]
-            self._replaced[id(node)] = replaced
-        return self._replaced[id(node)]
 
 
 def _mean(numbers: list[float] | list[int]) -> float:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, overload
 from grainmill._checkpoint import pipeline, states
 from grainmill._dataset.element_types import Loaded_co
 from grainmill._dataset.iterator import Closeable
-from grainmill._dataset.map_dataset import MapDataset
+from grainmill._dataset.map_dataset import MapDataset, PlannedMapDataset
+from grainmill._dataset.shown import Shown
 from grainmill._loader import records
 from grainmill._loader.operations import Operated
 from grainmill._loader.samplers import IndexSampler, Sampler
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
     from grainmill._dataset.element_types import Indexed, SourceLike, T
     from grainmill._dataset.iter_dataset import IterDataset
     from grainmill._loader.operations import OperationLike
+    from grainmill._plan.node import Node
 
 _ALL = NoSharding()
 
 
-class DataLoader(Generic[Loaded_co]):
+class DataLoader(Shown, Generic[Loaded_co]):
     """Reads the records that a sampler chooses and applies operations to them, in order.
 
     Iterating over it again starts again. Elements that are `None` are kept, and given to
@@ -187,6 +189,14 @@ class DataLoader(Generic[Loaded_co]):
     def __iter__(self) -> DataLoaderIterator[Loaded_co]:
         return DataLoaderIterator(self)
 
+    def __repr__(self) -> str:
+        return self._stages_shown()
+
+    def _shown_plan(self) -> tuple[Node, str]:
+        source = type(self._data_source).__name__
+        kind = f"DataLoader over {source}, sampled by {self._sampler!r}"
+        return self._dataset._plan_node(), kind  # noqa: SLF001 - its own pipeline
+
     def _described(self) -> pipeline.Stages:
         """The loader as a checkpoint describes it, without what its states have themselves."""
         shard = self._shard_options
@@ -271,6 +281,8 @@ def _described_operation(operation: Any) -> dict[str, Any]:
 def _description(data_source: Any) -> str:
     """The text that identifies the source in a state; only the type where `repr` lists values."""
     by_type = type(data_source).__name__ == "ndarray" or isinstance(data_source, list | tuple)
+    if isinstance(data_source, PlannedMapDataset):
+        return data_source._identity()  # noqa: SLF001 - private to datasets
     return str(type(data_source)) if by_type else repr(data_source)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
+from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan import transforms
 from grainmill._plan.arguments import checked_callable, checked_integer, checked_number
 from grainmill._plan.node import (
@@ -18,7 +19,6 @@ from grainmill._plan.node import (
     random_access,
     transform_name,
 )
-from grainmill._plan.node_class import node_class
 from grainmill._plan.seeds import checked_shuffle_seed, derived_seed
 from grainmill._plan.spec import ShapeDtypeStruct, batch_spec, map_spec
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ENDLESS = sys.maxsize
 
 
-@node_class
+@lazy_dataclass
 class Source(MapNode):
     """Elements of a user's object with `__len__` and `__getitem__`.
 
@@ -65,7 +65,7 @@ class Source(MapNode):
         return f"(source={type(self.source).__name__})"
 
 
-@node_class
+@lazy_dataclass
 class Range(MapNode):
     """The integers of a `range`."""
 
@@ -87,7 +87,7 @@ class Range(MapNode):
         return f"(start={numbers.start}, stop={numbers.stop}, step={numbers.step})"
 
 
-@node_class
+@lazy_dataclass
 class UserDefined(MapNode):
     """A user's own `MapDataset` subclass, with or without parents.
 
@@ -135,7 +135,7 @@ class UserDefined(MapNode):
         return type(self.dataset).__name__
 
 
-@node_class
+@lazy_dataclass
 class Map(MapNode):
     """A function of each element that is not `None`."""
 
@@ -157,7 +157,7 @@ class Map(MapNode):
         return f"(transform={transform_name(self.transform)})"
 
 
-@node_class
+@lazy_dataclass
 class MapWithIndex(Map):
     """A function of the requested position, not reduced to one epoch, and the element."""
 
@@ -170,7 +170,7 @@ class MapWithIndex(Map):
         return cls((parent,), random_access(parent).length, transform, function)
 
 
-@node_class
+@lazy_dataclass
 class Filter(Map):
     """Replaces elements for which a predicate is false by `None`."""
 
@@ -188,7 +188,7 @@ class Filter(Map):
         return cls((parent,), random_access(parent).length, transform, function)
 
 
-@node_class
+@lazy_dataclass
 class RandomMap(Map):
     """A function of the element and a generator keyed by (`seed`, index)."""
 
@@ -216,7 +216,7 @@ def random_map_seed(node: Node, seed: int | None) -> int:
     return checked_seed(seed)
 
 
-@node_class
+@lazy_dataclass
 class Shuffle(MapNode):
     """A permutation of each epoch, different in every one."""
 
@@ -238,7 +238,7 @@ class Shuffle(MapNode):
         return dataclasses.replace(node, seed=checked_shuffle_seed(seed))
 
 
-@node_class
+@lazy_dataclass
 class WindowShuffle(MapNode):
     """Shuffles elements within windows of `window_size` consecutive ones."""
 
@@ -254,7 +254,7 @@ class WindowShuffle(MapNode):
         return cls((parent,), random_access(parent).length, window_size, checked_shuffle_seed(seed))
 
 
-@node_class
+@lazy_dataclass
 class Slice(MapNode):
     """Elements `start, start + step, ...` of every epoch of the parent."""
 
@@ -283,7 +283,7 @@ class Slice(MapNode):
         return f"[{self.start}:{self.stop}:{self.step}]"
 
 
-@node_class
+@lazy_dataclass
 class Take(MapNode):
     """Elements of every epoch of the parent at listed indices.
 
@@ -328,7 +328,7 @@ def _ends(length: int) -> Sequence[int]:
     return (0, 1, length - 2, length - 1)
 
 
-@node_class
+@lazy_dataclass
 class Repeat(MapNode):
     """Several epochs as one; if `reseed_each_epoch`, random stages upstream differ in each."""
 
@@ -358,7 +358,7 @@ class Repeat(MapNode):
         return f"(num_epochs={self.num_epochs})"
 
 
-@node_class
+@lazy_dataclass
 class Batch(MapNode):
     """Consecutive elements of one epoch stacked along a new leading axis."""
 
@@ -445,7 +445,7 @@ def check_flat_map(transform: Any) -> None:
         )
 
 
-@node_class
+@lazy_dataclass
 class FlatMap(MapNode):
     """Up to `max_fan_out` elements for each element, filled up with `None`."""
 
@@ -472,7 +472,7 @@ class FlatMap(MapNode):
         return f"(transform={transform_name(self.transform)})"
 
 
-@node_class
+@lazy_dataclass
 class Zip(MapNode):
     """Tuples of the elements of several datasets at the same index."""
 
@@ -500,7 +500,7 @@ class Zip(MapNode):
         return f"[{len(self.parents)} parents]"
 
 
-@node_class
+@lazy_dataclass
 class Mix(MapNode):
     """Elements of several datasets in fixed proportions."""
 
@@ -570,7 +570,7 @@ def integer_proportions(weights: Sequence[float]) -> tuple[int, ...]:
     return tuple(int(weight * factor) for weight in weights)
 
 
-@node_class
+@lazy_dataclass
 class Select(MapNode):
     """Elements selected by a user's map from an index to (dataset number, index in it)."""
 
@@ -594,7 +594,7 @@ class Select(MapNode):
         return f"[{len(self.parents)} parents]"
 
 
-@node_class
+@lazy_dataclass
 class Concatenate(MapNode):
     """Several datasets in sequence: epoch `e` consists of epoch `e` of each."""
 
@@ -620,7 +620,7 @@ class Concatenate(MapNode):
         return f"[{len(self.parents)} parents]"
 
 
-@node_class
+@lazy_dataclass
 class Seed(MapNode):
     """Sets the seed that random stages downstream derive theirs from."""
 

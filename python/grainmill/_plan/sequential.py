@@ -7,10 +7,10 @@ import enum
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan import transforms
 from grainmill._plan.arguments import checked_callable, checked_integer, checked_names
 from grainmill._plan.node import Node, Share, function_of, random_access, transform_name
-from grainmill._plan.node_class import node_class
 from grainmill._plan.options import WORKER_INIT, ReadOptions
 from grainmill._plan.random_access import (
     Range,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from grainmill._plan.options import DatasetOptions
 
 
-@node_class
+@lazy_dataclass
 class Read(Node):
     """The elements of a random-access plan in order."""
 
@@ -53,7 +53,7 @@ class Read(Node):
         return f"(read_options={self.options}, allow_nones={self.allow_nones})"
 
 
-@node_class
+@lazy_dataclass
 class UserDefined(Node):
     """A user's own `IterDataset` subclass, with or without parents.
 
@@ -79,7 +79,7 @@ class UserDefined(Node):
         return type(self.dataset).__name__
 
 
-@node_class
+@lazy_dataclass
 class Map(Node):
     """A function of every element except `None`, which stays."""
 
@@ -100,7 +100,7 @@ class Map(Node):
         return f"(transform={transform_name(self.transform)})"
 
 
-@node_class
+@lazy_dataclass
 class MapWithIndex(Map):
     """A function of the element and its number, counted from 0 in this iterator."""
 
@@ -113,7 +113,7 @@ class MapWithIndex(Map):
         return cls((parent,), transform, function)
 
 
-@node_class
+@lazy_dataclass
 class Filter(Map):
     """Drops the elements for which a predicate is false."""
 
@@ -130,7 +130,7 @@ class Filter(Map):
         return cls((parent,), transform, function_of(transform, transforms.Filter, "filter"))
 
 
-@node_class
+@lazy_dataclass
 class RandomMap(Map):
     """A function of the element and a generator keyed by (`seed`, number of the element).
 
@@ -160,7 +160,7 @@ class RandomMap(Map):
         )
 
 
-@node_class
+@lazy_dataclass
 class Batch(Node):
     """Consecutive elements stacked along a new leading axis."""
 
@@ -191,7 +191,7 @@ class Batch(Node):
         return f"(batch_size={self.batch_size}, drop_remainder={self.drop_remainder})"
 
 
-@node_class
+@lazy_dataclass
 class Rebatch(Node):
     """Batches split and joined into batches of another size."""
 
@@ -212,7 +212,7 @@ class Rebatch(Node):
         return f"(batch_size={self.batch_size}, drop_remainder={self.drop_remainder})"
 
 
-@node_class
+@lazy_dataclass
 class Mix(Node):
     """Elements of several iterators in fixed proportions, until one is exhausted.
 
@@ -255,7 +255,7 @@ class Mix(Node):
         return f"([{len(self.parents)} parents], proportions={list(self.proportions)})"
 
 
-@node_class
+@lazy_dataclass
 class Zip(Node):
     """Tuples with one element from each of several iterators."""
 
@@ -270,7 +270,7 @@ class Zip(Node):
         return f"([{len(self.parents)} parents], strict={self.strict})"
 
 
-@node_class
+@lazy_dataclass
 class Interleave(Node):
     """One element from each of several open iterators in turn.
 
@@ -321,7 +321,7 @@ class Interleave(Node):
         object.__setattr__(self, "datasets", datasets)
 
 
-@node_class
+@lazy_dataclass
 class Repeat(Node):
     """The same epoch several times."""
 
@@ -338,7 +338,7 @@ class Repeat(Node):
         return f"(num_epochs={self.num_epochs})"
 
 
-@node_class
+@lazy_dataclass
 class Cache(Node):
     """Caches the elements of the first epoch."""
 
@@ -349,7 +349,7 @@ class Cache(Node):
         return f"(parent={self.parent})"
 
 
-@node_class
+@lazy_dataclass
 class Limit(Node):
     """The first `count` elements."""
 
@@ -369,7 +369,7 @@ class Limit(Node):
         return f"(count={self.count})"
 
 
-@node_class
+@lazy_dataclass
 class TakeWhile(Map):
     """The elements before the first for which a predicate is false."""
 
@@ -385,7 +385,7 @@ class TakeWhile(Map):
         return spec_of(self.parent)
 
 
-@node_class
+@lazy_dataclass
 class FlatMap(Node):
     """The elements of a sequence for each element."""
 
@@ -402,7 +402,7 @@ class FlatMap(Node):
         return f"(transform={transform_name(self.transform)})"
 
 
-@node_class
+@lazy_dataclass
 class WindowShuffle(Node):
     """Shuffles each window of `window_size` consecutive elements."""
 
@@ -418,7 +418,7 @@ class WindowShuffle(Node):
         return cls((parent,), window_size, checked_shuffle_seed(seed))
 
 
-@node_class
+@lazy_dataclass
 class ThreadPrefetch(Node):
     """Elements prefetched by a thread."""
 
@@ -452,7 +452,7 @@ def checked_prefetch_buffer_size(size: int) -> int:
     return size
 
 
-@node_class
+@lazy_dataclass
 class MultiprocessPrefetch(Node):
     """Elements prefetched by worker processes, each with its share of the plan upstream."""
 
@@ -503,7 +503,7 @@ class MultiprocessPrefetch(Node):
         return f"(multiprocessing_options={self.options})"
 
 
-@node_class
+@lazy_dataclass
 class MultithreadPrefetch(Node):
     """Elements prefetched by threads, each with its share of the plan upstream."""
 
@@ -544,7 +544,7 @@ class BOSHandling(enum.Enum):
     REPLACE_FIRST_TOKEN_WITH_BOS = 2
 
 
-@node_class
+@lazy_dataclass
 class FitPack(Node):
     """Sequences packed into the first, or the fullest, bin with enough free space."""
 
@@ -634,7 +634,7 @@ class FitPack(Node):
         return "BestFitPackIterDataset" if self.best_fit else "FirstFitPackIterDataset"
 
 
-@node_class
+@lazy_dataclass
 class ConcatThenSplit(Node):
     """Sequences concatenated and split into full rows."""
 
@@ -725,7 +725,7 @@ def _check_at_least(value: Any, minimum: int, name: str) -> None:
         raise ValueError(f"{name} must be at least {minimum}, got {value}")
 
 
-@node_class
+@lazy_dataclass
 class Seed(Node):
     """Sets the seed that random stages downstream derive theirs from."""
 
@@ -739,7 +739,7 @@ class Seed(Node):
         return cls((parent,), None if seed is None else checked_seed(seed))
 
 
-@node_class
+@lazy_dataclass
 class WithOptions(Node):
     """Options for the whole pipeline."""
 

@@ -97,7 +97,7 @@ class Config:
         self.__dict__["_flags"] = _define_flags(absl_flags)
         for name, value in self._values.items():
             if value != _DEFAULTS[name]:  # updated before
-                self.update(name, value)
+                self._flags[f"grain_{name}"].value = value
 
     def get_or_default(self, name: str) -> Any:
         """Returns the value of a setting.

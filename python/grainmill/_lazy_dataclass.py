@@ -1,6 +1,6 @@
-"""The decorator of node classes: dataclasses whose methods are generated when first needed.
+"""Frozen dataclasses whose methods are generated when they are first needed.
 
-Generating them takes longer than all else that importing a module of fifty nodes does, and a
+Generating them takes longer than all else that importing a module with fifty classes does, and a
 program uses a few of these.
 """
 
@@ -18,7 +18,7 @@ _lock = threading.RLock()
 @dataclass_transform(
     eq_default=False, frozen_default=True, field_specifiers=(dataclasses.field,)
 )  # what type checkers understand of it
-def node_class(cls: AnyClass) -> AnyClass:
+def lazy_dataclass(cls: AnyClass) -> AnyClass:
     """Makes `cls` a frozen dataclass that compares by identity, once it is used as one.
 
     That is: when an object is created, or its fields are asked for, also by `dataclasses` for a
