@@ -7,6 +7,7 @@ each free-threaded Python found are installed into empty environments and tested
 
 import argparse
 import contextlib
+import io
 import os
 import platform
 import re
@@ -19,6 +20,8 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from elftools.elf.elffile import ELFFile
+
 ROOT = Path(__file__).parents[1]
 # Of Rust, of the wheel.
 TARGETS = {
@@ -26,6 +29,11 @@ TARGETS = {
     "aarch64-unknown-linux-gnu": "manylinux_2_17",
     "x86_64-unknown-linux-musl": "musllinux_1_2",
     "aarch64-unknown-linux-musl": "musllinux_1_2",
+}
+# Those of the C library, under its two names, and of the compiler.
+ALLOWED_LIBRARIES = {
+    *("libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"),
+    *("ld-linux-aarch64.so.1", "ld-linux-x86-64.so.2", "libc.so", "libgcc_s.so.1"),
 }
 # The smaller files: each layer, with threads and workers.
 TESTS = [
@@ -38,6 +46,7 @@ DESCRIBES_ITSELF = """
 import ensurepip, sys, sysconfig, venv
 assert sys.implementation.name == "cpython" and sys.version_info >= (3, 11)
 free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+assert not free_threaded or sys.version_info >= (3, 14)
 print(f"{sys.version_info.major}.{sys.version_info.minor}{'t' * free_threaded}")
 """
 
@@ -87,7 +96,11 @@ def built(out: Path, *options: str) -> Path:
 
 def audited(wheel: Path, out: Path) -> None:
     """Exits if `wheel` needs more of a system than its name says."""
-    (tag, *_) = wheel.stem.split("-")[-1].split(".")
+    if libraries := needed(wheel) - ALLOWED_LIBRARIES:
+        sys.exit(f"{wheel.name} needs {libraries}")
+    (tag,) = re.findall(r"(?:many|musl)linux_\d+_\d+_\w+", wheel.stem)
+    if tag.startswith("musl") or not tag.endswith(platform.machine()):
+        return  # maturin has audited its symbols; auditwheel wants the libraries themselves
     auditwheel = [sys.executable, "-m", "auditwheel"]
     shown = run(*auditwheel, "show", wheel)
     if f'"{tag}"' not in shown:
@@ -98,6 +111,14 @@ def audited(wheel: Path, out: Path) -> None:
         copied = [name for name in files.namelist() if ".libs/" in name]
     if copied:
         sys.exit(f"{wheel.name} needs libraries that not every system of {tag} has: {copied}")
+
+
+def needed(wheel: Path) -> set[str]:
+    """The libraries that the compiled module in `wheel` is linked to."""
+    with zipfile.ZipFile(wheel) as files:
+        (module,) = (name for name in files.namelist() if name.endswith(".so"))
+        dynamic = ELFFile(io.BytesIO(files.read(module))).get_section_by_name(".dynamic")
+        return {tag.needed for tag in dynamic.iter_tags("DT_NEEDED")}
 
 
 def environment(python: str, folder: Path, *requirements: object) -> Path:

@@ -10,8 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 # Each in two wheels: for all versions from 3.11 on, and for free-threaded Python 3.14.
 PLATFORMS = [
-    r"manylinux_2_17_x86_64\.manylinux2014_x86_64",
-    r"manylinux_2_17_aarch64\.manylinux2014_aarch64",
+    r"manylinux2014_x86_64\.manylinux_2_17_x86_64",
+    r"manylinux2014_aarch64\.manylinux_2_17_aarch64",
     r"musllinux_1_2_x86_64",
     r"musllinux_1_2_aarch64",
     r"macosx_\d+_\d+_x86_64",
