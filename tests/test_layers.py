@@ -24,6 +24,7 @@ CORE_LAYERS = [
 FACE_LAYERS = [
     {"_native", "_memory", "_threads", "_tree"},
     {"_plan"},
+    {"_stats"},
     {"_workers"},
     {"_evaluate"},
     {"_iterators"},

@@ -10,14 +10,20 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, TypeVar
 
 from grainmill._evaluate import tuning
+from grainmill._dataset.statistics import report_on
 from grainmill._evaluate.fuse import SKIPPED
 from grainmill._iterators.cursor import constant_state, copy_state
 from grainmill._iterators.stage import Block
-from grainmill._iterators.table import open_stage
+from grainmill._iterators.metering import PullMeter
+from grainmill._iterators.table import open_stage, options_of
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
 from grainmill._plan.arguments import checked_integer
 from grainmill._plan.closing import closed_error
 from grainmill._plan.tracebacks import drop_inner_frames
+from grainmill._stats.meters import Activity, Recorder
+from grainmill._stats.report import as_dict
+from grainmill._stats.tracking import new_recorder
+from grainmill._stats.verdict import verdict_on
 from grainmill._threads import not_waiting
 
 if TYPE_CHECKING:
@@ -195,10 +201,20 @@ class PlannedIterator(DatasetIterator[T_co]):
     are restored before they are used again.
     """
 
-    def __init__(self, node: Node | None, stage: Stage, name: str | None = None) -> None:
+    def __init__(
+        self,
+        node: Node | None,
+        stage: Stage,
+        name: str | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
         super().__init__()
         self._node = node
         self._stage = stage
+        self._recorder = recorder or Recorder()
+        self._activity = Activity()
+        self._num_pulled = self._num_dropped = 0  # of lazy blocks before the current one
+        self._meter = PullMeter(stage, self._recorder, self._activity.start)
         self._name = name
         self._from_start = node is not None  # whether reopening the plan gives the initial position
         # Elements waiting for delivery, the next one last, and the resume point after them; also
@@ -221,7 +237,8 @@ class PlannedIterator(DatasetIterator[T_co]):
         Args:
             node: The plan's last node.
         """
-        return cls(node, open_stage(node))
+        recorder = new_recorder(options_of(node))
+        return cls(node, open_stage(node, recorder), recorder=recorder)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         raise TypeError(
@@ -335,18 +352,43 @@ class PlannedIterator(DatasetIterator[T_co]):
         if self._closed:
             raise closed_error(self._closed_message())
         self._changing = True
-        block = self._stage.pull(self._stage.pull_size)
+        meter = self._meter
+        timer = meter.timer
+        timer.countdown -= 1
+        if timer.countdown >= 0:
+            block = self._stage.pull(self._stage.pull_size)
+        else:
+            block = meter.pull()
         elements = block.elements
+        self._num_pulled += len(elements)
         if elements and block.finish is not None:
             if block.columns is None:
+                self._num_dropped += len(self._block.dropped or ())
                 self._block, self._offset, self._changing = block, 0, False
                 return False
             elements = block.finished(0, len(elements)).elements  # rows: no user function is called
         point, waiting = (block.state_after, len(elements)), elements[::-1]
         self._waiting, self._after, self._single, self._changing = waiting, point, False, False
         if not elements:
+            self._activity.end()
             raise StopIteration
         return True
+
+    @property
+    def _num_delivered(self) -> int:
+        """Elements delivered since the start, whatever states were restored."""
+        block, at = self._block, self._offset
+        dropped = len(block.dropped or ())
+        undelivered = len(self._waiting) + max(0, len(block.elements) - at)
+        return max(0, self._num_pulled - self._num_dropped - dropped - undelivered)
+
+    def stats(self) -> dict[str, Any]:
+        """See `DatasetIterator.stats`."""
+        return as_dict(report_on(self))
+
+    def verdict(self) -> str:
+        """See `DatasetIterator.verdict`."""
+        return verdict_on(report_on(self)).text
 
     def _record_position(self) -> None:
         """Records the position of the stages before it changes, unless it is known."""
@@ -443,7 +485,8 @@ class PlannedIterator(DatasetIterator[T_co]):
         elif self._from_start and self._node is not None:
             with contextlib.suppress(Exception):
                 self._stage.close()
-            self._stage = open_stage(self._node)
+            self._stage = open_stage(self._node, self._recorder)
+            self._meter = PullMeter(self._stage, self._recorder, self._activity.start)
             if self._closed:  # meanwhile, by a thread that cancelled only the previous stages
                 raise closed_error(self._closed_message())
         self._reset()

@@ -7,6 +7,7 @@ from typing import Any
 
 from grainmill._native import ReadQueue
 from grainmill._plan.options import MAX_READS_IN_FLIGHT, DatasetOptions
+from grainmill._stats.meters import Recorder
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -20,12 +21,14 @@ class Context:
         num_workers: In a worker process, the number of workers that share the memory for
             prefetched elements; 0 in the main process.
         reads: Limits the reads in flight of the whole pipeline.
+        recorder: Takes the times of all stages in this process.
     """
 
     options: DatasetOptions = dataclasses.field(default_factory=DatasetOptions)
     prefetches: bool = True
     num_workers: int = 0
     reads: ReadQueue = dataclasses.field(default_factory=lambda: ReadQueue(MAX_READS_IN_FLIGHT))
+    recorder: Recorder = dataclasses.field(default_factory=Recorder)
 
     def limited_to(self, max_reads_in_flight: int | None) -> Context:
         """The same with its own limit on reads in flight, if one is given."""
@@ -34,5 +37,15 @@ class Context:
         return dataclasses.replace(self, reads=ReadQueue(max_reads_in_flight))
 
     def __reduce__(self) -> Any:
-        """Another process gets its own `reads`."""
-        return Context, (self.options, self.prefetches, self.num_workers)
+        """Another process gets its own `reads` and `recorder`."""
+        args = self.options, self.prefetches, self.num_workers, self.recorder.tracks
+        return _context_in_worker, args
+
+
+def _context_in_worker(
+    options: DatasetOptions,
+    prefetches: bool,  # noqa: FBT001 - in the order of the fields
+    num_workers: int,
+    tracks: bool,  # noqa: FBT001
+) -> Context:
+    return Context(options, prefetches, num_workers, recorder=Recorder(tracks=tracks))

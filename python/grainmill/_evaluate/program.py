@@ -44,6 +44,7 @@ class Program:
         layout: The structure, shapes and dtypes of elements if the last batch was filled that
             way, or was too small for it; otherwise `None`.
         element_s: Recent seconds per element, without waits for storage; 0 before the first.
+        recorder: Takes the times of its functions and blocks.
         batches_small: `BatchBlock.is_small` of the first batch; `None` before it.
     """
 
@@ -65,6 +66,7 @@ class Program:
         self.batches_small: bool | None = None
         self.element_s = 0.0
         self._mark: Callable[[int], None] | None = None
+        self.recorder = context.recorder
 
     @property
     def waits_for_storage(self) -> bool:

@@ -15,6 +15,7 @@ from grainmill._iterators.interleave import InterleaveStage
 from grainmill._iterators.mix import MixStage
 from grainmill._iterators.pack import FitPackStage
 from grainmill._iterators.pack_in_thread import PackInThreadStage
+from grainmill._iterators.parts import open_part
 from grainmill._iterators.read import ReadStage
 from grainmill._iterators.stage import RUNNERS
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
@@ -23,6 +24,7 @@ from grainmill._iterators.worker_shards import WorkerShardsStage
 from grainmill._iterators.zip import ZipStage
 from grainmill._plan import sequential as plan
 from grainmill._plan.options import DatasetOptions
+from grainmill._stats.meters import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,12 +39,17 @@ for _module in pkgutil.iter_modules(_iterators.__path__):
         importlib.import_module(f"{_iterators.__name__}.{_module.name}")
 
 
-def open_stage(node: Node) -> Stage:
-    """Opens the plan that ends in `node` at its first element."""
-    return _open(node, Context(_options(node)))
+def open_stage(node: Node, recorder: Recorder | None = None) -> Stage:
+    """Opens the plan that ends in `node` at its first element.
+
+    Args:
+        node: The plan's last node.
+        recorder: Takes the times of its stages; a new one if `None`.
+    """
+    return _open(node, Context(options_of(node), recorder=recorder or Recorder()))
 
 
-def _options(node: Node) -> DatasetOptions:
+def options_of(node: Node) -> DatasetOptions:
     """The options of a whole plan; the one nearest to the consumer overrides the others."""
     options = DatasetOptions()
     for upstream in node.walk(until=plan.Read):
@@ -52,6 +59,13 @@ def _options(node: Node) -> DatasetOptions:
 
 
 def _open(node: Node, context: Context) -> Stage:
+    stage = _opened(node, context)
+    if stage.node is None:
+        stage.node, stage.recorder = node, context.recorder
+    return stage
+
+
+def _opened(node: Node, context: Context) -> Stage:
     make = _STAGES.get(type(node))
     if make is not None:
         return make(node, context)
@@ -77,8 +91,9 @@ def _elementwise(node: plan.Map, context: Context) -> Stage:
         if isinstance(upstream, plan.Map):
             nodes.append(upstream)
         upstream = upstream.parent
-    steps = [Step.of(each, context.options) for each in reversed(nodes)]
-    return ElementwiseStage(_open(upstream, context), steps)
+    nodes.reverse()
+    steps = [Step.of(each, context.options) for each in nodes]
+    return ElementwiseStage(_open(upstream, context), steps, context.recorder.steps(nodes))
 
 
 def _batched(node: plan.Batch, context: Context) -> Stage:
@@ -87,6 +102,7 @@ def _batched(node: plan.Batch, context: Context) -> Stage:
     if isinstance(parent, FitPackStage | ConcatThenSplitStage) and node.batch_fn is None:
         (reader,) = parent.parents
         if isinstance(reader, ReadStage) and reader.has_threads:
+            stage.node, stage.recorder = node, context.recorder
             return PackInThreadStage(reader, stage, node.batch_size)
     return stage
 
@@ -100,9 +116,11 @@ def _interleave(node: plan.Interleave, context: Context) -> Stage:
         to_iter_dataset = getattr(dataset, "to_iter_dataset", None)
         if to_iter_dataset is not None:
             dataset = to_iter_dataset()
-        stage = _open(dataset._plan_node(), context)  # noqa: SLF001 - datasets share plans
+        output = dataset._plan_node()  # noqa: SLF001 - datasets share plans
+        stage = open_part(node, output, _open, context)
         if prefetch and not isinstance(stage, ReadStage | PackInThreadStage):  # these prefetch
-            return ThreadPrefetchStage(plan.ThreadPrefetch((), node.iter_buffer_size), stage)
+            stage = ThreadPrefetchStage(plan.ThreadPrefetch((), node.iter_buffer_size), stage)
+            stage.node, stage.recorder = node, context.recorder
         return stage
 
     return InterleaveStage(node, open_dataset, len(datasets), start_all=prefetch)
