@@ -27,6 +27,7 @@ from grainmill import (
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
 from grainmill._dataset.map_dataset import MapDataset
+from grainmill._dataset.progress import progress
 from grainmill._loader.data_loader import DataLoader, DataLoaderIterator, load
 from grainmill._loader.record import Record, RecordMetadata
 from grainmill._native import GrainmillError, __version__
@@ -58,6 +59,7 @@ __all__ = [
     "experimental",
     "load",
     "multiprocessing",
+    "progress",
     "samplers",
     "sharding",
     "sources",

@@ -9,20 +9,24 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, TypeVar
 
-from grainmill._evaluate import tuning
+from grainmill._dataset.observers import SummaryLog, draw
 from grainmill._dataset.statistics import report_on
+from grainmill._dataset.user_stats import STATS
+from grainmill._evaluate import tuning
 from grainmill._evaluate.fuse import SKIPPED
 from grainmill._iterators.cursor import constant_state, copy_state
-from grainmill._iterators.stage import Block
 from grainmill._iterators.metering import PullMeter
+from grainmill._iterators.stage import Block
 from grainmill._iterators.table import open_stage, options_of
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
 from grainmill._plan.arguments import checked_integer
 from grainmill._plan.closing import closed_error
 from grainmill._plan.tracebacks import drop_inner_frames
+from grainmill._stats.jax_trace import trace_annotation
 from grainmill._stats.meters import Activity, Recorder
+from grainmill._stats.prometheus import export
 from grainmill._stats.report import as_dict
-from grainmill._stats.tracking import new_recorder
+from grainmill._stats.tracking import drawing_directory, logs_summary, new_recorder
 from grainmill._stats.verdict import verdict_on
 from grainmill._threads import not_waiting
 
@@ -36,22 +40,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-
-
-class _NoStats:
-    """The interface through which derived iterators report timings; nothing is recorded."""
-
-    def record_self_time(self, *_: Any, **__: Any) -> contextlib.nullcontext[None]:
-        """A context whose duration would count as this iterator's."""
-        return contextlib.nullcontext()
-
-    def record_output_spec(self, element: T) -> T:
-        """Returns `element`."""
-        return element
-
-    def record_bytes_produced(self, element: T) -> T:
-        """Returns `element`."""
-        return element
 
 
 class Closeable(abc.ABC):
@@ -120,6 +108,7 @@ class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
     """
 
     _MUTATES_ELEMENT_SPEC = True
+    _stats = STATS
 
     def __init__(self, parents: DatasetIterator[Any] | Sequence[DatasetIterator[Any]] = ()) -> None:
         self._parents = tuple(parents) if isinstance(parents, Sequence) else (parents,)
@@ -129,10 +118,6 @@ class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
     def _parent(self) -> DatasetIterator[Any]:
         (parent,) = self._parents
         return parent
-
-    @property
-    def _stats(self) -> _NoStats:
-        return _NoStats()
 
     def __iter__(self) -> Self:
         return self
@@ -161,6 +146,64 @@ class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
             state: From `get_state` of an iterator over the same pipeline, in any process; it is not
                 changed.
         """
+
+    def stats(self) -> dict[str, Any]:
+        """Returns where the time of the pipeline has gone so far.
+
+        It can be called at any time, on any thread, without having switched anything on. Then
+        counts and times of stages are estimates from calls that were timed now and then, at a cost
+        below one percent; those of the output and of waits are exact. With
+        `config.update("py_debug_mode", True)`, or `ExecutionTrackingMode.STAGE_TIMING`, all calls
+        are counted. Times of stages are sums over threads and workers. What is inside a user's own
+        iterator is known if that calls `self._stats.record_self_time()`.
+
+        Returns:
+            A dict that JSON can represent: `elements` delivered; seconds since the first request
+            (`elapsed_s`) and those of them that the consumer spent in `next` (`consumer_wait_s`,
+            and as `consumer_wait_share`); `storage` with `reads`, `bytes`, `mean_latency_s` and
+            `wait_s`, of files that this package reads; `prefetch` with the `elements` that are
+            ready and their `limit`; and `stages`, the output first, with `id`, `name`, the ids of
+            `inputs`, `elements`, `time_s`, `min_s` and `max_s` of an element, `cpu_share`,
+            `wait_share` of the time that the consumer waits, `wait_s` where a stage prefetches,
+            `bytes` produced, and the `workers` with their `elements`, `busy_s` and `busy_share`.
+            Unknown values are `None`.
+
+        Raises:
+            NotImplementedError: It is a user's own iterator over no dataset of this package.
+
+        Example:
+            >>> iterator = iter(grain.MapDataset.range(6).map(lambda x: x * x).batch(2))
+            >>> _ = list(iterator)
+            >>> stats = iterator.stats()
+            >>> stats["elements"], [stage["id"] for stage in stats["stages"]]
+            (3, [0, 1, 2, 3])
+        """
+        return self._parent_with("stats").stats()
+
+    def verdict(self) -> str:
+        """Returns one sentence: which stage holds the pipeline back, and what to change.
+
+        It is the storage, a function by its name, the interpreter lock (GIL), the workers, another
+        stage, or the consumer itself. The more elements were delivered, the surer it is.
+
+        Raises:
+            NotImplementedError: It is a user's own iterator over no dataset of this package.
+
+        Example:
+            >>> iterator = iter(grain.MapDataset.range(100).to_iter_dataset())
+            >>> iterator.verdict()
+            'no element has been requested yet; ask again later'
+        """
+        return self._parent_with("verdict").verdict()
+
+    def _parent_with(self, name: str) -> DatasetIterator[Any]:
+        for parent in self.__dict__.get("_parents", ()):
+            if isinstance(parent, DatasetIterator):
+                return parent
+        raise NotImplementedError(
+            f"`{name}` is not known for {type(self).__name__}, which reads from no iterator of a "
+            "dataset"
+        )
 
     def start_prefetch(self) -> None:
         """Starts prefetching before the first element is requested, if the pipeline prefetches."""
@@ -213,6 +256,7 @@ class PlannedIterator(DatasetIterator[T_co]):
         self._stage = stage
         self._recorder = recorder or Recorder()
         self._activity = Activity()
+        self._trace = trace_annotation()
         self._num_pulled = self._num_dropped = 0  # of lazy blocks before the current one
         self._meter = PullMeter(stage, self._recorder, self._activity.start)
         self._name = name
@@ -238,7 +282,10 @@ class PlannedIterator(DatasetIterator[T_co]):
             node: The plan's last node.
         """
         recorder = new_recorder(options_of(node))
-        return cls(node, open_stage(node, recorder), recorder=recorder)
+        kind: Any = ObservedIterator if cls is PlannedIterator and recorder.spec_of else cls
+        iterator: Self = kind(node, open_stage(node, recorder), recorder=recorder)
+        export(iterator, recorder)
+        return iterator
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         raise TypeError(
@@ -355,7 +402,11 @@ class PlannedIterator(DatasetIterator[T_co]):
         meter = self._meter
         timer = meter.timer
         timer.countdown -= 1
-        if timer.countdown >= 0:
+        trace = self._trace
+        if trace is not None and trace.is_enabled():
+            with trace(f"grainmill {self}"):
+                block = self._stage.pull(self._stage.pull_size)
+        elif timer.countdown >= 0:
             block = self._stage.pull(self._stage.pull_size)
         else:
             block = meter.pull()
@@ -544,6 +595,26 @@ class PlannedIterator(DatasetIterator[T_co]):
         finally:
             lock.release()
         return True
+
+
+class ObservedIterator(PlannedIterator[T_co]):
+    """Draws its pipeline, or logs its times once a minute, as the settings of the process say."""
+
+    _observed = False
+
+    def __next__(self) -> T_co:
+        element = super().__next__()
+        if not self._observed and element is not None:
+            self._observed = True
+            directory = drawing_directory()
+            if logs_summary():
+                SummaryLog(self)
+            elif directory is not None and not self._recorder.tracks:
+                draw(self, directory)
+            if not self._recorder.tracks:
+                self._recorder.spec_of = None  # from now on, pulls are timed now and then only
+                self._meter.stop()
+        return element
 
 
 class ThreadPrefetchDatasetIterator(PlannedIterator[T_co]):

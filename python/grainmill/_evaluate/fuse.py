@@ -89,6 +89,10 @@ class Fused:
             meter.timer.countdown -= 1
             if meter.timer.countdown < 0:
                 return self._timed(meter, elements, columns, output)
+            if meter.counts:
+                result = evaluated(self._run, elements, columns, output)
+                meter.count_elements(len(result.elements))
+                return result
         return evaluated(self._run, elements, columns, output)
 
     def _timed(
@@ -99,13 +103,13 @@ class Fused:
         output: list[Any] | None,
     ) -> Evaluated:
         """`__call__`, with the time of the call and of the steps of some of its elements."""
+        prepared_s = time.perf_counter()
         times: list[list[float]] = [[] for _ in self.steps]
-        timed_loop = _loop(self._kinds, timing="specs" if meter.spec_of else "times")
+        timed_loop = _loop(self._kinds, timing="specs" if meter.sees_next else "times")
         weight = meter.timer.start()
         first, count, see = meter.first, meter.count, meter.see
-        if meter.spec_of is not None:  # of the first element
-            first, count = 0, 1
-            meter.spec_of = None
+        if meter.sees_next:
+            first, count, meter.sees_next = 0, 1, False
 
         def run(elements: Iterable[Any], columns: Any, append: Callable[[Any], None]) -> None:
             rest = iter(elements)
@@ -120,7 +124,8 @@ class Fused:
         started_s, cpu_started_s = time.perf_counter(), time.thread_time()
         result = evaluated(run, elements, columns, output)
         cpu_s = time.thread_time() - cpu_started_s
-        meter.record(weight, times, result.elements, time.perf_counter() - started_s, cpu_s)
+        call_s = time.perf_counter() - started_s
+        meter.record(weight, times, result.elements, call_s, cpu_s, prepared_s)
         return result
 
     def runs(self, functions: Any) -> bool:

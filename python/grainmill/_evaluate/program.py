@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from grainmill._evaluate.fuse import Evaluated
     from grainmill._evaluate.stack import Layout, Targets
     from grainmill._plan.node import MapNode, Node
+    from grainmill._stats.meters import Recorder
 
 
 class Program:
@@ -66,7 +67,7 @@ class Program:
         self.batches_small: bool | None = None
         self.element_s = 0.0
         self._mark: Callable[[int], None] | None = None
-        self.recorder = context.recorder
+        self.recorder: Recorder = context.recorder
 
     @property
     def waits_for_storage(self) -> bool:

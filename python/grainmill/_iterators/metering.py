@@ -45,8 +45,13 @@ class PullMeter:
         self._timed: list[Stage] = []
         self._weight = 1
         self._stack: list[float] = []
-        self._started_s = 0.0
+        self._started_s = self._start_cost_s = 0.0
         self._refreshed_s = 0.0
+
+    @property
+    def _is_permanent(self) -> bool:
+        """Whether all pulls are timed."""
+        return self._recorder.tracks or self._recorder.spec_of is not None
 
     def pull(self) -> Block:
         """A timed pull of as many elements as `stage` prefers."""
@@ -60,30 +65,32 @@ class PullMeter:
         """Whether the next pull is timed; if so, `finish` must be called after it."""
         timer = self.timer
         timer.countdown -= 1
-        if timer.countdown >= 0 and not self._recorder.tracks:
+        if timer.countdown >= 0 and not self._is_permanent:
             return False
         self._start()
         return True
 
     def _start(self) -> None:
-        self._weight = 1 if self._recorder.tracks else self.timer.start()
+        self._weight = 1 if self._is_permanent else self.timer.start()
         started_s = clock_s()
         if started_s - self._refreshed_s > _REFRESH_S or not self._timed:
             self.stop()
             self._refreshed_s = started_s
             self._replace(self._stage)
-        self._started_s = started_s
         if self._on_start is not None:
             self._on_start(started_s)
+        self._started_s = clock_s()
+        self._start_cost_s = self._started_s - started_s
 
     def finish(self) -> None:
         """Ends a timed pull."""
-        if self._recorder.tracks:
+        if self._is_permanent:
             return
-        elapsed_s = clock_s() - self._started_s
-        num_timed = len(self._timed)
+        finished_s = clock_s()
+        elapsed_s = finished_s - self._started_s
+        cost_s = self._start_cost_s + clock_cost_s() * _PULL_READINGS * len(self._timed)
         self.stop()
-        self.timer.record(elapsed_s, clock_cost_s() * _PULL_READINGS * (1 + num_timed))
+        self.timer.record(elapsed_s, cost_s + clock_s() - finished_s)
 
     def stop(self) -> None:
         """Makes pulls cost nothing again."""
@@ -94,21 +101,33 @@ class PullMeter:
 
     def _replace(self, stage: Stage) -> None:
         """Makes the pulls of `stage` and of those upstream take the time."""
-        if isinstance(stage, ReadStage):  # which counts its elements and times itself
-            self._replace_one(stage, ("pull", "pull_batches"), None)
-        elif stage.node is not None:
+        if stage.node is None:
+            pass
+        elif isinstance(stage, ReadStage):  # which counts its elements and times itself
+            self._replace_one(stage, ("pull_batches",), None)
+            self._replace_one(stage, ("pull",), None, self._recorder.stage(stage.node))
+        else:
             meter = None if stage.is_elementwise else self._recorder.stage(stage.node)
             self._replace_one(stage, ("pull",), meter)
         if not stage.has_own_thread:
             for parent in stage.parents:
                 self._replace(parent)
 
-    def _replace_one(self, stage: Stage, names: tuple[str, ...], meter: StageMeter | None) -> None:
+    def _replace_one(
+        self,
+        stage: Stage,
+        names: tuple[str, ...],
+        meter: StageMeter | None,
+        of_spec: StageMeter | None = None,
+    ) -> None:
         for name in names:
-            stage.__dict__[name] = self._timed_pull(getattr(stage, name), meter)
+            pull = getattr(stage, name)
+            stage.__dict__[name] = self._timed_pull(pull, meter, of_spec or meter)
         self._timed.append(stage)
 
-    def _timed_pull(self, pull: Callable[..., Any], meter: StageMeter | None) -> Callable[..., Any]:
+    def _timed_pull(
+        self, pull: Callable[..., Any], meter: StageMeter | None, of_spec: StageMeter | None
+    ) -> Callable[..., Any]:
         stack, spec_of = self._stack, self._recorder.spec_of
 
         def timed_pull(*limits: int) -> Any:
@@ -117,7 +136,7 @@ class PullMeter:
             started_s = clock_s()
             try:
                 pulled = pull(*limits)
-                if meter is not None:
+                if of_spec is not None:
                     num_elements = len(pulled.elements)
             finally:
                 elapsed_s = clock_s() - started_s
@@ -126,13 +145,14 @@ class PullMeter:
                     stack[-1] += elapsed_s
                 if meter is not None:
                     meter.add(num_elements, own_s, self._weight)
-            if meter is not None and num_elements and pulled.finish is not None:
-                meter.passes_lazy = True
-            elif meter is not None and num_elements:
-                if meter.spec is None and spec_of is not None:
-                    meter.spec = spec_of(pulled.elements[0])
-                if not meter.element_bytes or self._recorder.tracks:
-                    meter.element_bytes = byte_len(pulled.elements[-1])
+            if of_spec is not None and num_elements:
+                if pulled.finish is not None:
+                    of_spec.passes_lazy = True
+                    return pulled
+                if of_spec.spec is None and spec_of is not None:
+                    of_spec.spec = spec_of(pulled.elements[0])
+                if not of_spec.element_bytes or self._recorder.tracks:
+                    of_spec.element_bytes = byte_len(pulled.elements[-1])
             return pulled
 
         return timed_pull

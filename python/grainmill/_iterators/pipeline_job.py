@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from grainmill._evaluate import tuning
 from grainmill._evaluate.block_job import set_up_worker
 from grainmill._iterators.cursor import END, Cursor
+from grainmill._iterators.metering import PullMeter
 from grainmill._stats.meters import WorkerReport
 from grainmill._stats.worker_reporter import WorkerReporter
 from grainmill._workers.worker import Job, Outcome, Runner
@@ -134,6 +135,7 @@ class _PipelineRunner(Runner):
         self._cursor = Cursor(stage)
         self._context = context
         self._reporter = reporter
+        self._meter = None if stage.recorder is None else PullMeter(stage, stage.recorder)
         self._count = 0
 
     def _number(self, count: int) -> int:
@@ -156,25 +158,37 @@ class _PipelineRunner(Runner):
                 self._start(task.start)
                 first = self._count
             started_s = time.perf_counter()
-            deadline = started_s + _BLOCK_S
-            while True:
-                self._context.mark(self._number(self._count))
-                element = self._cursor.next()
-                if element is END:
-                    break
-                self._count += 1
-                elements.append(element)
-                points.append(self._cursor.resume_point())
-                if len(elements) < task.num_elements:
-                    continue
-                if len(elements) >= task.max_elements or time.perf_counter() > deadline:
-                    break
+            meter = self._meter
+            if meter is not None and meter.starts():
+                try:
+                    self._compute(task, started_s + _BLOCK_S, elements, points)
+                finally:
+                    meter.finish()
+            else:
+                self._compute(task, started_s + _BLOCK_S, elements, points)
             pickled = pickled_resume_points(points)
         except BaseException as failure:
             return self._outcome(elements, failure, first, pickled_resume_points(points))
         self._cursor.release_taken()  # unreferenced arrays are sent without a copy
         report = self._reporter.report(time.perf_counter() - started_s, len(elements))
         return self._outcome(elements, None, first, pickled, report)
+
+    def _compute(
+        self, task: PipelineTask, deadline: float, elements: list[Any], points: list[ResumePoint]
+    ) -> None:
+        """Appends the next elements to `elements`, and their resume points to `points`."""
+        while True:
+            self._context.mark(self._number(self._count))
+            element = self._cursor.next()
+            if element is END:
+                break
+            self._count += 1
+            elements.append(element)
+            points.append(self._cursor.resume_point())
+            if len(elements) < task.num_elements:
+                continue
+            if len(elements) >= task.max_elements or time.perf_counter() > deadline:
+                break
 
     def _outcome(
         self,

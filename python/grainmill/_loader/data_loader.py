@@ -274,6 +274,14 @@ class DataLoaderIterator(Closeable, Iterator[Loaded_co], Generic[Loaded_co]):
         saved = from_bytes(state)
         self._iterator.set_state(saved if self._numbering is None else self._numbering.own(saved))
 
+    def stats(self) -> dict[str, Any]:
+        """Returns where the time has gone so far; see `DatasetIterator.stats`."""
+        return self._iterator.stats()
+
+    def verdict(self) -> str:
+        """Returns one sentence on what holds the loader back; see `DatasetIterator.verdict`."""
+        return self._iterator.verdict()
+
     def start_prefetch(self) -> None:
         """Starts to compute elements before the first is asked for.
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 
-def spec_of(element: Any) -> Any:
+def spec_of(element: Any) -> Any:  # noqa: PLR0911 - one for each kind of element
     """The spec of an element: its structure with a text for each leaf, as Grain prints it."""
     if element is None:
         return None

@@ -10,11 +10,10 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from grainmill._plan.node import Node
 
@@ -27,11 +26,10 @@ Totals: TypeAlias = tuple[int, int, int, float]
 # asked for tracking.
 _SHARE: Final = 0.003
 _SHARE_TRACKED: Final = 0.02
-# What timing a call costs, in readings of the clock, and what timing one step of an element costs.
-_CALL_READINGS: Final = 12
-_STEP_READINGS: Final = 2
-# Of the blocks whose elements are timed singly, every how many is timed with the CPU clock, and which
-# of these is the first.
+# What timing one step of an element costs, in readings of the clock.
+_STEP_READINGS: Final = 3
+# Of the blocks whose elements are timed singly, every how many is timed with the CPU clock, and
+# which of these is the first.
 _CPU_INTERVAL: Final = 16
 _CPU_FIRST: Final = 2
 # A call that takes this many times the usual time does not stand for others; and the share that a
@@ -168,17 +166,20 @@ class CallTimer:
         countdown: Calls left before one is timed, which a caller decrements; timed once negative.
     """
 
-    __slots__ = ("_pause", "_share", "countdown")
+    __slots__ = ("_before", "_cost_s", "_pause", "_share", "countdown")
 
     def __init__(self, share: float) -> None:
         self.countdown = 0
         self._pause = 0
         self._share = share
+        self._cost_s = -1.0
+        self._before = 0
 
     def start(self) -> int:
         """Starts the next pause; returns for how many calls the one that is timed now counts."""
-        self.countdown = pause = self._pause
-        return pause + 1
+        weight = self._before + 1
+        self._before = self.countdown = self._pause
+        return weight
 
     def affordable(self, call_s: float, element_cost_s: float) -> int:
         """How many elements of a call of `call_s` may be timed."""
@@ -186,7 +187,15 @@ class CallTimer:
 
     def record(self, call_s: float, cost_s: float) -> None:
         """Chooses the next pause after a call of `call_s`, whose timing cost `cost_s`."""
-        self._pause = min(_MAX_PAUSE, int(cost_s / (self._share * max(call_s, 1e-9))))
+        if self._cost_s < 0:  # the first compiles a loop
+            self._cost_s = 0.0
+            return
+        if self._cost_s:  # it may have lost its core meanwhile
+            cost_s = min(cost_s, _UNUSUAL * self._cost_s)
+            self._cost_s += _NEW_SHARE * (cost_s - self._cost_s)
+        else:
+            self._cost_s = cost_s
+        self._pause = min(_MAX_PAUSE, int(self._cost_s / (self._share * max(call_s, 1e-9))))
 
 
 class LoopMeter:
@@ -196,15 +205,28 @@ class LoopMeter:
         stages: The meter of each step.
         share: The share of time that this may cost.
         byte_len: Estimates the bytes of an element.
+        spec_of: Describes the output of each step once; `None` where no specs are recorded.
 
     Attributes:
         timer: Decides which calls of the loop are timed.
         first: The number of the first element of the next call that is timed singly.
         count: How many elements from there on.
-        spec_of: Describes the output of each step once; `None` where no specs are recorded.
+        source: The meter of the stage that the inputs of the first step come from, if it has none.
+        sees_next: Whether the next timed call is to call `see`.
+        counts: Whether the elements of all calls are counted, not only of the timed ones.
     """
 
-    __slots__ = ("_byte_len", "_stages", "count", "first", "source", "spec_of", "timer")
+    __slots__ = (
+        "_byte_len",
+        "_spec_of",
+        "_stages",
+        "count",
+        "counts",
+        "first",
+        "sees_next",
+        "source",
+        "timer",
+    )
 
     def __init__(
         self,
@@ -212,28 +234,38 @@ class LoopMeter:
         share: float,
         byte_len: Callable[[Any], int],
         spec_of: Callable[[Any], Any] | None,
+        *,
+        counts: bool,
     ) -> None:
         self._stages = stages
         self._byte_len = byte_len
+        self.counts = counts
         self.source: StageMeter | None = None
         self.timer = CallTimer(share)
         self.first = 0
         self.count = 1
-        self.spec_of = spec_of
+        self._spec_of = spec_of
+        self.sees_next = spec_of is not None
 
     def see(self, step: int, element: Any) -> None:
         """Records the spec of the output of a step; step -1 is the input of the first."""
         stage = self.source if step < 0 else self._stages[step]
-        if stage is not None and self.spec_of is not None and element is not None:
-            stage.spec = self.spec_of(element)
+        if stage is not None and self._spec_of is not None and element is not None:
+            stage.spec = self._spec_of(element)
 
-    def record(
+    def count_elements(self, count: int) -> None:
+        """Records that a call returned `count` elements, if all calls are counted."""
+        for stage in self._stages:
+            stage.elements += count
+
+    def record(  # noqa: PLR0917 - in the order in which they become known
         self,
         weight: int,
         times: Sequence[Sequence[float]],
         results: Sequence[Any],
         call_s: float,
         cpu_s: float,
+        started_s: float,
     ) -> None:
         """Records a timed call.
 
@@ -243,30 +275,32 @@ class LoopMeter:
             results: All elements of the call.
             call_s: Seconds of the call.
             cpu_s: CPU seconds of it.
+            started_s: When preparing it began; what took longer than the call is its cost.
         """
         num_elements, num_timed = len(results), len(times[0])
         total_s = self._stages[0].extrapolated_s(call_s, weight)
         sums = list(map(sum, times))
         all_timed_s = sum(sums) or 1.0
         element_bytes = self._byte_len(results[-1]) if results else 0
+        if self.counts:
+            self.count_elements(num_elements)
         for stage, of_step, sum_s in zip(self._stages, times, sums, strict=True):
             share = sum_s / all_timed_s if num_timed else 1 / len(sums)
-            stage.elements += num_elements * weight
+            stage.elements += 0 if self.counts else num_elements * weight
             stage.total_s += total_s * share
             stage.cpu_s += cpu_s * share
             stage.cpu_of_s += call_s * share
             if of_step:
-                stage.min_s = min(stage.min_s, min(of_step))
-                stage.max_s = max(stage.max_s, max(of_step))
+                stage.min_s = min(stage.min_s, *of_step)
+                stage.max_s = max(stage.max_s, *of_step)
         self._stages[-1].element_bytes = element_bytes or self._stages[-1].element_bytes
-        reading_s = clock_cost_s()
-        element_cost_s = _STEP_READINGS * reading_s * len(times)
-        self.timer.record(call_s, _CALL_READINGS * reading_s + element_cost_s * num_timed)
+        element_cost_s = _STEP_READINGS * clock_cost_s() * len(times)
         if num_elements:
             self.count = self.timer.affordable(call_s, element_cost_s)
             # Another place in each call: the first element of a block finds cold caches.
             step = max(1, num_elements // 3)
             self.first = (self.first + step) % max(1, num_elements - self.count + 1)
+        self.timer.record(call_s, clock_s() - started_s - call_s + element_cost_s * num_timed)
 
 
 class BlockTimes:
@@ -330,12 +364,15 @@ class StepsMeter:
         block = self._block
         if block is None:
             return
+        started_s = clock_s()
         self.update()
         self._block = None
         count = sum(map(len, block.of_steps))
         if block.clock is clock_s and count:
-            cost_s = clock_cost_s() * (_CALL_READINGS + _STEP_READINGS * count)
-            self.timer.record(sum(map(sum, block.of_steps)), cost_s)
+            block_s = sum(map(sum, block.of_steps))
+            # Starting costs about as much as finishing.
+            cost_s = 2 * (clock_s() - started_s) + clock_cost_s() * _STEP_READINGS * count
+            self.timer.record(block_s, cost_s)
 
     def update(self) -> None:
         """Adds the times that the current block has so far."""
@@ -349,8 +386,8 @@ class StepsMeter:
                 continue
             sum_s = sum(times)
             if block.clock is clock_s:
-                stage.min_s = min(stage.min_s, min(times))
-                stage.max_s = max(stage.max_s, max(times))
+                stage.min_s = min(stage.min_s, *times)
+                stage.max_s = max(stage.max_s, *times)
             else:
                 mean_s = stage.total_s / stage.elements if stage.elements else 0.0
                 stage.cpu_s += sum_s
@@ -469,11 +506,13 @@ class Recorder:
 
     def loop(self, nodes: Sequence[Node], byte_len: Callable[[Any], int]) -> LoopMeter:
         """The meter of a loop whose steps are `nodes`."""
-        return LoopMeter([self.stage(node) for node in nodes], self.share, byte_len, self.spec_of)
+        stages = [self.stage(node) for node in nodes]
+        return LoopMeter(stages, self.share, byte_len, self.spec_of, counts=self.tracks)
 
     def steps(self, nodes: Sequence[Node]) -> StepsMeter:
         """The meter of consecutive functions of elements that are computed one by one."""
-        meter = StepsMeter([self.stage(node) for node in nodes], self.share, self.spec_of)
+        share = float("inf") if self.tracks else self.share  # all blocks
+        meter = StepsMeter([self.stage(node) for node in nodes], share, self.spec_of)
         self._steps.add(meter)
         return meter
 
@@ -517,6 +556,19 @@ class Recorder:
             reads = _sum(reads, parts.files())
         return reads
 
+    def all_reads(self) -> Iterator[ReadMeter]:
+        """All places where blocks are computed."""
+        yield from self.reads
+        for _, parts in self.all_parts():
+            yield from parts.all_reads()
+
+    def all_files(self) -> tuple[float, ...]:
+        """`files` of this process and of all workers."""
+        totals = list(self.files())
+        for report in list(self._reports.values()):
+            totals = [total + more for total, more in zip(totals, report.reads[2:], strict=True)]
+        return tuple(totals)
+
     def waited(self, node: Node, elapsed_s: float) -> None:
         """Records that a thread waited for the thread or the workers of `node`."""
         self._waits[node] = self._waits.get(node, 0.0) + elapsed_s
@@ -539,11 +591,18 @@ class Recorder:
 
 
 class PartsRecorder(Recorder):
-    """Records datasets of the same kind, opened one after the other, stage by stage as one."""
+    """Records datasets of the same kind, opened one after the other, stage by stage as one.
+
+    Attributes:
+        by_number: The meter of each stage, by its number in a dataset.
+        numbers: The number of each stage of the datasets.
+        first: The last node of the first dataset.
+    """
 
     def __init__(self, *, tracks: bool, spec_of: Callable[[Any], Any] | None) -> None:
         super().__init__(tracks=tracks, spec_of=spec_of)
         self.by_number: dict[int, StageMeter] = {}
+        self.numbers: weakref.WeakKeyDictionary[Node, int] = weakref.WeakKeyDictionary()
         self.first: Node | None = None
 
     def opened(self, output: Node, stages: Sequence[tuple[int, Node]]) -> None:
@@ -552,6 +611,7 @@ class PartsRecorder(Recorder):
             self.first = output
         for number, node in stages:
             self._stages[node] = self.by_number.setdefault(number, StageMeter())
+            self.numbers[node] = number
 
     def read(self) -> ReadMeter:
         """See `Recorder.read`; one for all."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from grainmill._plan import random_access, sequential
+from grainmill._plan import sequential
 
 if TYPE_CHECKING:
     from grainmill._plan.node import Node
 
-_HIDDEN = (sequential.Seed, sequential.WithOptions, random_access.Seed)
+_HIDDEN = (sequential.Seed, sequential.WithOptions)
 
 
 class NumberedStage(NamedTuple):

@@ -6,11 +6,12 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from grainmill._plan import random_access, sequential
+from grainmill._plan.node import MapNode
 from grainmill._stats.meters import StageMeter
 from grainmill._stats.numbering import NumberedStage, numbered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Mapping, Sequence
 
     from grainmill._plan.node import Node
     from grainmill._stats.meters import ReadMeter, Recorder, WorkerReport
@@ -35,6 +36,7 @@ class StageReport:
         meter: Its counts and times; their sums over threads and workers.
         is_prefetch: Whether stages behind it run in other threads or processes.
         wait_s: Seconds in which its consumer waited for it, where it prefetches.
+        ahead: Elements that are prefetched now, where it prefetches.
         wait_share: Its share of the time in which the consumer of the pipeline waits.
         workers: The last report of each of its workers.
     """
@@ -45,6 +47,7 @@ class StageReport:
     meter: StageMeter
     is_prefetch: bool = False
     wait_s: float = 0.0
+    ahead: int = 0
     wait_share: float = 0.0
     workers: dict[int, WorkerReport] = dataclasses.field(default_factory=dict)
 
@@ -81,7 +84,11 @@ class Report:
 
 
 def collected(
-    output: Node, recorders: Sequence[Recorder], elapsed_s: float, elements: int
+    output: Node,
+    recorders: Sequence[Recorder],
+    elapsed_s: float,
+    elements: int,
+    self_times: Mapping[int, StageMeter],
 ) -> Report:
     """The report on the pipeline that ends in `output`.
 
@@ -90,13 +97,14 @@ def collected(
         recorders: What its iterators recorded: its own, and those that users' iterators read from.
         elapsed_s: Seconds since the first element was asked for.
         elements: Elements delivered.
+        self_times: What users' own iterators report about themselves, by the `id` of their node.
     """
     stages = [
         StageReport(stage.number, stage.node, stage.parents, _meter(recorders, stage.node))
         for stage in numbered(output)
     ]
     _add_parts(stages, recorders)
-    reads = [read for recorder in recorders for read in _all_reads(recorder)]
+    reads = [read for recorder in recorders for read in recorder.all_reads()]
     totals = [recorder.files() for recorder in recorders]
     work_s = sum(read.work_s for read in reads)
     storage_s = sum(read.storage_s for read in reads)
@@ -117,6 +125,9 @@ def collected(
         if isinstance(stage.node, sequential.Read) and id(stage.node) not in own:
             _count(stages, stage, stage.meter.elements)
     _subtract_lazy(stages)
+    for stage in reversed(stages):
+        if isinstance(stage.node, sequential.UserDefined | sequential.Interleave):
+            _set_self_time(stages, stage, self_times.get(id(stage.node)))
     _limit_steps(stages, work_s, storage_s)
     _share_waits(stages)
     if stages:
@@ -138,12 +149,6 @@ def _meter(recorders: Sequence[Recorder], node: Node) -> StageMeter:
                 meter.spec = meter.spec or of_node.spec
                 meter.passes_lazy |= of_node.passes_lazy
     return meter
-
-
-def _all_reads(recorder: Recorder) -> Iterator[ReadMeter]:
-    yield from recorder.reads
-    for _, parts in recorder.all_parts():
-        yield from _all_reads(parts)
 
 
 def _wait_s(recorder: Recorder, node: Node) -> float:
@@ -169,8 +174,12 @@ def _add_parts(stages: list[StageReport], recorders: Sequence[Recorder]) -> None
                 continue
             first = len(stages)
             owner.inputs.append(first)
-            for part in numbered(parts.first):
-                stages.append(_of_part(part, first, parts.by_number))
+            of_parts = [_of_part(part, first, parts.by_number) for part in numbered(parts.first)]
+            stages += of_parts
+            for read in parts.reads:  # its node is that of the dataset opened last
+                number = None if read.node is None else parts.numbers.get(read.node)
+                if number is not None:
+                    read.node = of_parts[number].node
 
 
 def _of_part(part: NumberedStage, first: int, meters: dict[int, StageMeter]) -> StageReport:
@@ -218,10 +227,14 @@ def _add_read(stages: list[StageReport], read: ReadMeter) -> None:
     if stage is None:
         return
     meter = stage.meter
+    for found in _upstream(stages, stage):
+        meter.element_bytes = meter.element_bytes or found.meter.element_bytes
     meter.elements += read.elements
     meter.total_s += read.caller_s + read.starved_s
     stage.wait_s += read.starved_s
-    in_workers = [report for report in stage.workers.values()]
+    stage.ahead += read.ahead()[0]
+    in_workers = list(stage.workers.values())
+    _count(stages, stage, max(read.elements, sum(report.elements for report in in_workers)))
     work_s = read.work_s + sum(report.reads[0] for report in in_workers)
     storage_s = read.storage_s + sum(report.reads[1] for report in in_workers)
     behind = _upstream(stages, stage)
@@ -230,13 +243,15 @@ def _add_read(stages: list[StageReport], read: ReadMeter) -> None:
     sources = [found for found in behind if not found.inputs]
     if sources:
         sources[0].meter.total_s += storage_s + max(0.0, work_s - steps_s)
-    _count(stages, stage, max(read.elements, sum(report.elements for report in in_workers)))
 
 
 def _count(stages: Sequence[StageReport], stage: StageReport, elements: float) -> None:
-    """Counts the elements of stages behind a read that have no loop of their own."""
+    """Counts the elements of stages behind a read that have no loop, or whose loop missed some."""
     meter = stage.meter
-    meter.elements = meter.elements or elements
+    if meter.elements < elements:
+        if meter.elements:  # those after the last timed call
+            meter.total_s *= elements / meter.elements
+        meter.elements = elements
     of_inputs = meter.elements
     if isinstance(stage.node, random_access.Batch):
         of_inputs *= stage.node.batch_size
@@ -263,6 +278,20 @@ def _lazy_s(stages: Sequence[StageReport], stage: StageReport) -> float:
     return own_s + sum(_lazy_s(stages, stages[number]) for number in stage.inputs)
 
 
+def _set_self_time(
+    stages: Sequence[StageReport], stage: StageReport, reported: StageMeter | None
+) -> None:
+    """Sets the time of a stage that opens iterators to its own: as they report, or the rest."""
+    if reported is not None and reported.elements:
+        stage.meter.spec = stage.meter.spec or reported.spec
+        stage.meter.total_s = reported.total_s
+        stage.meter.min_s, stage.meter.max_s = reported.min_s, reported.max_s
+        stage.meter.element_bytes = reported.element_bytes or stage.meter.element_bytes
+    else:
+        upstream_s = sum(_thread_s(stages, number) for number in stage.inputs)
+        stage.meter.total_s = max(0.0, stage.meter.total_s - upstream_s)
+
+
 def _is_elementwise(stage: StageReport) -> bool:
     return isinstance(stage.node, sequential.Map) and not isinstance(
         stage.node, sequential.TakeWhile
@@ -271,7 +300,7 @@ def _is_elementwise(stage: StageReport) -> bool:
 
 def _limit_steps(stages: Sequence[StageReport], work_s: float, storage_s: float) -> None:
     """Functions of random-access stages cannot have taken longer than their blocks."""
-    steps = [stage for stage in stages if isinstance(stage.node, random_access.MapNode)]
+    steps = [stage for stage in stages if isinstance(stage.node, MapNode)]
     total_s = sum(stage.meter.total_s for stage in steps)
     limit_s = work_s + storage_s
     if total_s > limit_s > 0:

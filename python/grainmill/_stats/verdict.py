@@ -6,15 +6,15 @@ import statistics
 from typing import TYPE_CHECKING, NamedTuple
 
 from grainmill._plan import random_access, sequential
-from grainmill._plan.node import transform_name
+from grainmill._plan.node import MapNode, transform_name
 
 if TYPE_CHECKING:
     from grainmill._stats.report import Report, StageReport
 
 # The consumer holds the pipeline back if it waits for less than this share of the time.
 _CONSUMER_WAITS = 0.25
-# A function waits, rather than computes, if its CPU time is less than this share of its fastest call:
-# the mean call may have waited for a core or for the interpreter lock.
+# A function waits, rather than computes, if its CPU time is less than this share of its fastest
+# call: the mean call may have waited for a core or for the interpreter lock.
 _COMPUTES = 0.5
 # Threads that keep more cores busy than this run functions that release the interpreter lock.
 _SEVERAL_CORES = 1.1
@@ -126,7 +126,7 @@ def _in_process(report: Report, slow: StageReport) -> Verdict:
             + (
                 "run the pipeline in worker processes (`mp_prefetch`), or prefetch it on a thread "
                 "(`experimental.ThreadPrefetchIterDataset`)"
-                if not isinstance(slow.node, random_access.MapNode)
+                if not isinstance(slow.node, MapNode)
                 else "give `ReadOptions` more threads or workers"
             ),
         )
@@ -137,7 +137,7 @@ def _in_process(report: Report, slow: StageReport) -> Verdict:
             f"{_waiting(slow)}; read more elements at the same time (`num_threads` and "
             "`prefetch_buffer_size` of `ReadOptions`), or bring the data closer",
         )
-    if not isinstance(slow.node, random_access.MapNode):
+    if not isinstance(slow.node, MapNode):
         return Verdict(
             "function",
             f"{_subject(slow)} holds the pipeline back: it takes {_cost(slow)}"
