@@ -4,6 +4,7 @@ import contextlib
 import html.parser
 import logging
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from grainmill import MapDataset, ReadOptions
 from grainmill._dataset import observers
 from grainmill._dataset.statistics import report_on
 from grainmill._stats.element_specs import spec_of
+from grainmill._stats.jax_trace import trace_annotation
 from grainmill._stats.summary import duration, size, summary_text, table
 
 
@@ -56,32 +58,32 @@ SourceMapDataset(source=list)
   ││
   ││\N{SPACE}\N{SPACE}
   ││
-  ╲╱
+  \u2572\u2571
 'int[]'
 
   ││
   ││  ShuffleMapDataset
   ││
-  ╲╱
+  \u2572\u2571
 'int[]'
 
   ││
   ││  MapMapDataset(transform=Slow)
   ││
-  ╲╱
+  \u2572\u2571
 {'x': 'float32[100]'}
 
   ││
   ││  PrefetchDatasetIterator(read_options=ReadOptions(num_threads=2, prefetch_buffer_size=4), \
 allow_nones=False)
   ││
-  ╲╱
+  \u2572\u2571
 {'x': 'float32[100]'}
 
   ││
   ││  BatchDatasetIterator(batch_size=2, drop_remainder=False)
   ││
-  ╲╱
+  \u2572\u2571
 {'x': 'float32[2, 100]'}
 """
 
@@ -144,7 +146,7 @@ class Page(html.parser.HTMLParser):
         super().__init__()
         self.references = []
 
-    def handle_starttag(self, tag, attrs):
+    def handle_starttag(self, _tag, attrs):
         self.references += [value for name, value in attrs if name in {"href", "src"}]
 
 
@@ -276,7 +278,7 @@ def test_summary_is_logged_while_elements_are_taken(caplog, monkeypatch):
     caplog.set_level(logging.INFO, "grainmill")
     monkeypatch.setattr(observers, "SUMMARY_INTERVAL_S", 0.05)
     read = ReadOptions(num_workers=1)
-    with setting("py_debug_mode", True, False), drawing_to(""):
+    with setting("py_debug_mode", value=True, default=False), drawing_to(""):
         iterator = iter(MapDataset.range(1000).map(lambda x: x).to_iter_dataset(read))
         deadline = time.monotonic() + 60
         while not messages(caplog) and time.monotonic() < deadline:
@@ -302,7 +304,8 @@ with ArrayRecordWriter(path, "group_size:1,uncompressed") as writer:
 if sys.argv[2] == "import":
     import prometheus_client
 def run():
-    iterator = iter(grain.MapDataset.source(grain.sources.ArrayRecordDataSource(path)).to_iter_dataset())
+    source = grain.sources.ArrayRecordDataSource(path)
+    iterator = iter(grain.MapDataset.source(source).to_iter_dataset())
     assert len(list(iterator)) == 50
     return iterator
 first = run()
@@ -343,8 +346,6 @@ def test_metrics_are_registered_where_the_program_uses_them(tmp_path):
 
 
 def test_metrics_are_served_on_the_port_that_the_environment_names(tmp_path):
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -389,8 +390,6 @@ def test_pulls_are_annotated_while_a_trace_is_taken(monkeypatch):
 
 
 def test_jax_knows_whether_a_trace_is_taken():
-    from grainmill._stats.jax_trace import trace_annotation
-
     jax = pytest.importorskip("jax")
     assert trace_annotation() is jax.profiler.TraceAnnotation
     assert not trace_annotation().is_enabled()

@@ -122,7 +122,7 @@ def test_workers_report_their_stages():
         output = stats["stages"][0]
         assert [worker["worker"] for worker in output["workers"]] == [0, 1]
         assert all(0 < worker["busy_share"] <= 1 for worker in output["workers"])
-        mapped = [stage for stage in stats["stages"] if stage["name"].startswith("Map")][0]
+        mapped = next(stage for stage in stats["stages"] if stage["name"].startswith("Map"))
         assert mapped["time_s"] > 0.2
         assert mapped["wait_share"] > 0.5
 
@@ -199,11 +199,11 @@ def test_positions_and_elements_do_not_depend_on_tracking():
         return [(batch.tolist(), iterator.get_state()) for batch in iterator]
 
     untracked = run()
-    grain.config.update("py_debug_mode", True)
+    grain.config.update("py_debug_mode", value=True)
     try:
         assert run() == untracked
     finally:
-        grain.config.update("py_debug_mode", False)
+        grain.config.update("py_debug_mode", value=False)
 
 
 def test_stage_timing_counts_all_elements():

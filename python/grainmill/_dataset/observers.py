@@ -8,12 +8,16 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from grainmill._dataset.statistics import report_on
+from grainmill._evaluate.program import Program
+from grainmill._plan import random_access as plan
 from grainmill._stats.drawing import write_drawing
+from grainmill._stats.element_specs import spec_of
 from grainmill._stats.graph import graph_text, known_specs
 from grainmill._stats.summary import summary_text
 from grainmill._threads import start_thread
 
 if TYPE_CHECKING:
+    from grainmill._plan.node import Node
     from grainmill._stats.report import Report
 
 _LOGGER = logging.getLogger("grainmill")
@@ -28,12 +32,22 @@ def draw(iterator: Any, directory: str) -> None:
         OSError: The files cannot be written.
     """
     stages = report_on(iterator).stages
+    for stage in stages:
+        if stage.meter.spec is None and _only_reads(stage.node):
+            first = Program(stage.node).run(0, 1).elements
+            stage.meter.spec = spec_of(first[0]) if first else None
     specs = known_specs(stages)
     if not directory:
         _LOGGER.info("Grain Dataset graph:\n\n%s", graph_text(stages, specs))
         return
     for path in write_drawing(directory, stages, specs):
         _LOGGER.info("drew the pipeline to %s", path)
+
+
+def _only_reads(node: Node) -> bool:
+    """Whether elements of `node` are those of its source, so that one can be read again."""
+    kinds = (plan.Source, plan.Slice, plan.Repeat, plan.Shuffle, plan.WindowShuffle)
+    return all(isinstance(upstream, kinds) for upstream in node.walk())
 
 
 class SummaryLog:
