@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from grainmill._native import SharedBudget
-from grainmill._workers import accelerators, failures, messages, wire
+from grainmill._workers import accelerators, failures, main_classes, messages, wire
 from grainmill._workers.shared_arena import SharedArena
 
 if TYPE_CHECKING:
@@ -387,7 +387,7 @@ def _loaded_job(job_file: int, config: WorkerConfig) -> Job:
 
 def _apply_config(config: WorkerConfig) -> None:
     sys.path[:] = config.path
-    messages.set_receiver_classes(config.main_classes)
+    main_classes.set_receiver_classes(config.main_classes)
     if config.environment != dict(os.environ):
         os.environ.clear()
         os.environ.update(config.environment)
