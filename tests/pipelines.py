@@ -102,6 +102,11 @@ def tokens_group(x):
     return {**tokens(x), "epoch": np.full((_num_tokens(x),), x // 6 + 1, dtype=np.int32)}
 
 
+def rekey(x):
+    """What programs do with packed rows: other names, and new arrays beside the old ones."""
+    return {f"new_{key}": value for key, value in x.items()} | {"rows": np.int64(len(x))}
+
+
 def sum_pair(x):
     return x[0] + x[1]
 
@@ -132,6 +137,7 @@ FUNCTIONS = {
         tokens_meta,
         tokens_free_meta,
         tokens_group,
+        rekey,
         sum_pair,
         join_batch,
     )

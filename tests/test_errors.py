@@ -965,7 +965,7 @@ NUMBERS = {
 NONE_IS_A_CHOICE = {
     *("shuffle", "random_map", "iter_random_map", "repeat", "iter_repeat", "range_stop"),
     *("max_sequences", "sampler_epochs", "sampler_seed", "sequential_sampler_seed"),
-    *("worker_count", "reads_in_flight", "bos_token"),
+    *("worker_count", "reads_in_flight", "bos_token", "seed", "iter_seed"),
 }
 
 
@@ -1017,8 +1017,8 @@ WRONG_ARGUMENTS = {
         ["`source`", "list_iterator"],
     ),
     "step_zero": (lambda: MapDataset.range(0, 5, 0), ValueError, ["`step` must not be 0"]),
-    "slice": (lambda: ints().slice("abc"), TypeError, ["sequence of integers", "'abc'"]),
-    "slice_number": (lambda: ints().slice(3), TypeError, ["sequence of integers", "got 3"]),
+    "slice": (lambda: ints().slice("abc"), ValueError, ["sequence of integers", "'abc'"]),
+    "slice_number": (lambda: ints().slice(3), ValueError, ["sequence of integers", "got 3"]),
     "batch_fn": (lambda: ints().batch(2, batch_fn=3), TypeError, ["`batch_fn`", "got 3"]),
     "iter_batch_fn": (lambda: iter_ints().batch(2, batch_fn=3), TypeError, ["`batch_fn`", "3"]),
     "init": (

@@ -292,7 +292,6 @@ def test_elements_of_wrong_structure_are_refused(element, failure, message):
         ({"max_sequences_per_bin": 0}, "must be a positive integer, but got 0."),
         ({"num_packing_bins": 0}, "`num_packing_bins` must be at least 1, got 0"),
         ({"length_struct": {}}, "at least one feature"),
-        ({"length_struct": {"t": None}}, "must be an integer, got None"),
         ({"padding_struct": {"u": 1}}, "must have the structure of `length_struct`"),
         ({"pack_alignment_struct": {"t": 0}}, "must be at least 1, got 0"),
     ],
@@ -301,6 +300,13 @@ def test_wrong_options_are_refused_when_the_plan_is_built(options, message):
     chosen = {"length_struct": {"t": 4}, "num_packing_bins": 2, **options}
     with pytest.raises(ValueError, match=message):
         sequential.FitPack.of(None, best_fit=False, **chosen)
+
+
+def test_lengths_and_alignments_are_integers():
+    for name in ("length_struct", "pack_alignment_struct"):
+        chosen = {"length_struct": {"t": 4}, "num_packing_bins": 2, name: {"t": None}}
+        with pytest.raises(TypeError, match="`t` must be an integer, got None"):
+            sequential.FitPack.of(None, best_fit=False, **chosen)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ __all__ = [
     "common_layout",
     "copied_bytes",
     "copy_rows",
+    "create_shared_file",
     "create_shared_index",
     "derived_seed",
     "dicts_of",
@@ -41,6 +42,7 @@ __all__ = [
     "index_bytes",
     "index_shuffle",
     "keep_large_blocks",
+    "open_process_file",
     "philox_key",
     "scalars_to_rows",
     "set_chunk_budget",
@@ -208,6 +210,8 @@ def copied_bytes() -> int: ...
 def before_fork() -> None: ...
 def after_fork() -> None: ...
 def die_with_parent(parent: int) -> bool: ...
+def create_shared_file(name: str, byte_len: int) -> int: ...
+def open_process_file(pid: int) -> int: ...
 def copy_rows(array: NDArray[Any], elements: list[Any], at: int, *, hot: bool) -> int: ...
 def fill_columns(
     files: RecordFiles,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, TypeVar
 
 from grainmill._dataset.observers import SummaryLog, draw
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from grainmill._checkpoint import pipeline
     from grainmill._iterators.cursor import ResumePoint
     from grainmill._iterators.stage import Stage, State
     from grainmill._plan.node import Node
@@ -108,6 +110,7 @@ class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
     """
 
     _MUTATES_ELEMENT_SPEC = True
+    _STATE_IS_DICT = True  # a loader's is bytes
     _stats = STATS
 
     def __init__(self, parents: DatasetIterator[Any] | Sequence[DatasetIterator[Any]] = ()) -> None:
@@ -146,6 +149,54 @@ class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
             state: From `get_state` of an iterator over the same pipeline, in any process; it is not
                 changed.
         """
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Saves the state as a part of a checkpoint of Orbax' newer interface.
+
+        The state is taken during this call, before it returns, so elements may be taken while it is
+        written.
+
+        Args:
+            directory: Where to write the files of `grain.checkpoint.CheckpointHandler`: a path, or
+                an object whose `await_creation` returns one.
+
+        Returns:
+            A coroutine that writes the files when it is awaited.
+
+        Raises:
+            TypeError: JSON cannot represent the state.
+        """
+        from grainmill._checkpoint import states  # noqa: PLC0415
+
+        return await states.save(self, directory)
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """Restores the state that `save` wrote.
+
+        Args:
+            directory: A path.
+
+        Returns:
+            A coroutine that reads the files and restores the state when it is awaited; it raises
+            `ValueError` if there is no state, or one of another pipeline.
+        """
+        from grainmill._checkpoint import states  # noqa: PLC0415
+
+        return await states.load(self, directory)
+
+    def _describe_pipeline(self) -> pipeline.Stages | None:
+        """What a checkpoint says about the pipeline; `None` if it is unknown."""
+        from grainmill._checkpoint import pipeline, states  # noqa: PLC0415
+
+        stages: pipeline.Stages = []
+        parents = self.__dict__.get("_parents", ())
+        described = [states.described(parent) for parent in parents]
+        if len(described) == 1 and described[0] is not None:
+            stages = described[0]
+        own: dict[str, Any] = {"stage": pipeline.function_name(type(self))}
+        if len(described) > 1:
+            own["of"] = described
+        return [*stages, own]
 
     def stats(self) -> dict[str, Any]:
         """Returns where the time of the pipeline has gone so far.
@@ -260,6 +311,7 @@ class PlannedIterator(DatasetIterator[T_co]):
         self._num_pulled = self._num_dropped = 0  # of lazy blocks before the current one
         self._meter = PullMeter(stage, self._recorder, self._activity.start)
         self._name = name
+        self._description: pipeline.Stages | None = None
         self._from_start = node is not None  # whether reopening the plan gives the initial position
         # Elements waiting for delivery, the next one last, and the resume point after them; also
         # the one before if it is a single element.
@@ -273,19 +325,6 @@ class PlannedIterator(DatasetIterator[T_co]):
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._stages_closed = False
-
-    @classmethod
-    def over(cls, node: Node) -> Self:
-        """Returns an iterator over the elements of a plan.
-
-        Args:
-            node: The plan's last node.
-        """
-        recorder = new_recorder(options_of(node))
-        kind: Any = ObservedIterator if cls is PlannedIterator and recorder.spec_of else cls
-        iterator: Self = kind(node, open_stage(node, recorder), recorder=recorder)
-        export(iterator, recorder)
-        return iterator
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         raise TypeError(
@@ -471,6 +510,14 @@ class PlannedIterator(DatasetIterator[T_co]):
         with self._exclusive():
             return self._current()
 
+    def _describe_pipeline(self) -> pipeline.Stages | None:
+        """See `DatasetIterator._describe_pipeline`."""
+        if self._description is None and self._node is not None:
+            from grainmill._checkpoint import pipeline  # noqa: PLC0415
+
+            self._description = pipeline.described(self._node)
+        return self._description
+
     def _current(self) -> State:
         state = self._delivered_state()
         if state is not None:
@@ -597,6 +644,18 @@ class PlannedIterator(DatasetIterator[T_co]):
         return True
 
 
+def iterator_over(
+    node: Node, kind: type[PlannedIterator[Any]] = PlannedIterator
+) -> PlannedIterator[Any]:
+    """An iterator of type `kind` over the elements of the plan that ends in `node`."""
+    recorder = new_recorder(options_of(node))
+    if recorder.spec_of:
+        kind = _observed(kind)
+    iterator = kind(node, open_stage(node, recorder), recorder=recorder)
+    export(iterator, recorder)
+    return iterator
+
+
 class ObservedIterator(PlannedIterator[T_co]):
     """Draws its pipeline, or logs its times once a minute, as the settings of the process say."""
 
@@ -615,6 +674,11 @@ class ObservedIterator(PlannedIterator[T_co]):
                 self._recorder.spec_of = None  # from now on, pulls are timed now and then only
                 self._meter.stop()
         return element
+
+
+@functools.cache
+def _observed(kind: type[PlannedIterator[Any]]) -> type[PlannedIterator[Any]]:
+    return type(kind.__name__, (ObservedIterator, kind), {})
 
 
 class ThreadPrefetchDatasetIterator(PlannedIterator[T_co]):

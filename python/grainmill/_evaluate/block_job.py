@@ -21,7 +21,8 @@ from grainmill._native import set_chunk_budget, set_index_budget, share_index
 from grainmill._stats.meters import Recorder, WorkerReport
 from grainmill._stats.worker_reporter import WorkerReporter
 from grainmill._tree import flatten
-from grainmill._workers.messages import is_receivers_container
+from grainmill._workers.accelerators import platforms_may_change
+from grainmill._workers.main_classes import is_receivers_container
 from grainmill._workers.worker import Job, Outcome, Runner, WorkerContext
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ def set_up_worker(
     set_chunk_budget(tuning.WORKERS_CHUNK_BYTES // context.num_workers)
     set_index_budget(tuning.WORKERS_OWN_INDEX_BYTES // context.num_workers)
     if worker_init_fn is not None:
-        worker_init_fn(context.worker, context.num_workers)
+        with platforms_may_change():
+            worker_init_fn(context.worker, context.num_workers)
 
 
 class BlockJob(Job):

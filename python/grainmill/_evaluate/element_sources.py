@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
@@ -432,7 +433,8 @@ class SelectSource(ElementSource[Indices]):
             by_parent.setdefault(number, []).append(position)
         results = []
         for number, positions in by_parent.items():
-            keys = np.array([picked.elements[position][1] for position in positions], np.int64)
+            chosen = (picked.elements[position][1] for position in positions)
+            keys = np.array([operator.index(index) for index in chosen], np.int64)
             results.append((np.array(positions), self._parents[number].run_at(keys)))
         return merged(results, len(picked.elements), picked.failure)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import block_len, byte_len, in_batches
 from grainmill._evaluate.fuse import Evaluated
+from grainmill._evaluate.shared_threads import PoolShare
 from grainmill._evaluate.storage import work_clock_s
 from grainmill._evaluate.thread_pool import Task, ThreadPool
 from grainmill._evaluate.tuner import Tuner
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from grainmill._evaluate.batch_blocks import BatchBlock, BlockResult
     from grainmill._evaluate.program import PendingElements, Program
+    from grainmill._evaluate.shared_threads import SharedThreads
     from grainmill._plan.options import ReadOptions
 
 
@@ -263,14 +265,30 @@ class Executor(Blocks):
     that computes an element copies it to its row. On slow storage, the reads of all prefetched
     elements are in flight together, whatever the number of threads and the size of blocks.
 
+    Args:
+        program: What computes the elements.
+        length: Their number.
+        options: Limits on threads and prefetched elements.
+        budget: Limits on the bytes of prefetched elements.
+        shared: Threads that it shares with other readers of the pipeline, without
+            `worker_init_fn`; its own if `None`.
+
     Attributes:
         demand: If the consumer is the first of the threads, and computes blocks in `take`: ends
             when no more are needed.
     """
 
-    def __init__(self, program: Program, length: int, options: ReadOptions, budget: Budget) -> None:
+    def __init__(
+        self,
+        program: Program,
+        length: int,
+        options: ReadOptions,
+        budget: Budget,
+        shared: SharedThreads | None = None,
+    ) -> None:
         super().__init__(program, length)
         self.demand: Demand | None = None
+        self._shared = shared
         self._buffer_size = buffer_size = options.prefetch_buffer_size
         # Threads that replace worker processes run even without a prefetch buffer.
         threaded = (buffer_size or options.num_workers) and program.runs_user_code
@@ -298,12 +316,16 @@ class Executor(Blocks):
         self._blocks: deque[_Block] = deque()
         self._dispatched_until = self.position
         self._pid = os.getpid()
-        self._pool: ThreadPool | None = None
+        self._pool: ThreadPool | PoolShare | None = None
         self._inits: list[Task] | None = None  # the first calls of threads; empty once all are done
         if self._num_threads:
-            self._pool = pool = ThreadPool(owner_is_first=self.demand is not None)
-            self._tuner = Tuner(pool, self._num_threads)
-            weakref.finalize(self, pool.shutdown).atexit = False
+            if self._shared is None:
+                pool = ThreadPool(owner_is_first=self.demand is not None)
+                self._pool, self._tuner = pool, Tuner(pool, self._num_threads)
+            else:
+                self._pool = self._shared.join(self._num_threads)
+                self._tuner = self._pool.tuner
+            weakref.finalize(self, self._pool.shutdown).atexit = False
 
     def set_demand(self, demand: Demand) -> None:
         """Makes the thread that calls `take` compute blocks, as the first of the threads."""
@@ -357,7 +379,7 @@ class Executor(Blocks):
 
     def _start_inits(self) -> None:
         """Starts the threads that replace workers, each with a call of `worker_init_fn`."""
-        if self._pool is not None and self._init is not None and self._inits is None:
+        if self._init is not None and self._inits is None and isinstance(self._pool, ThreadPool):
             call = functools.partial(init_worker, self._init, num_workers=self._num_threads)
             self._inits = self._pool.start_all(self._num_threads, call)
 
@@ -406,20 +428,22 @@ class Executor(Blocks):
             self._record_element_size(result)
         self._enqueue(result)
 
-    def _await(self, pool: ThreadPool, block: _Block, limit: int) -> float | None:
+    def _await(self, pool: ThreadPool | PoolShare, block: _Block, limit: int) -> float | None:
         """Waits for `block`, or for a while for some of its elements.
 
         Returns:
             For how long the consumer had no elements; `None` if `block` is not done.
         """
         done = block.task.done
-        if self.demand is not None:
+        if self.demand is not None and isinstance(pool, ThreadPool):
             started_s = time.perf_counter()
             pool.help_until(block.task)
             if done.acquire(blocking=False):
                 return time.perf_counter() - started_s if self.demand.urgent else 0.0
         if done.acquire(blocking=False):
             return 0.0
+        if isinstance(pool, PoolShare):
+            pool.set_urgent()
         started_s = time.perf_counter()
         while not done.acquire(timeout=tuning.POLL_S):
             now = time.perf_counter()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pathlib
 import re
 import threading
 import time
@@ -221,7 +222,10 @@ def _loop(
     return _generated(lines, {})["loop"]  # type: ignore[no-any-return]
 
 
-_GENERATED: Final = "<grainmill fused stages>"
+# Keras takes code for that of a pipeline, and computes on the CPU, if a file on its stack has this
+# path in its name.
+_KERAS_LOOKS_FOR: Final = pathlib.Path("grain", "_src", "python", "dataset")
+_GENERATED: Final = f"<grainmill fused stages, {_KERAS_LOOKS_FOR}>"
 _STEP: Final = re.compile(r"\bf(\d+)\(")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -42,7 +43,7 @@ def _slice(node: plan.Slice, upstream: Tree) -> Tree:
 
 
 def _take(node: plan.Take, upstream: Tree) -> Tree:
-    indices = np.array([int(i) for i in node.indices], np.int64)
+    indices = np.array([operator.index(i) for i in node.indices], np.int64)
     return ("take", indices, _parent_len(node), upstream)
 
 

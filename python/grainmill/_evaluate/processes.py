@@ -12,7 +12,8 @@ from grainmill._evaluate.batch_blocks import BatchBlock, block_len
 from grainmill._evaluate.block_job import BlockJob
 from grainmill._evaluate.executor import Blocks, Pace, weak_call
 from grainmill._evaluate.fuse import Evaluated
-from grainmill._workers.pool import Limits, WorkerPool
+from grainmill._workers.limits import Limits
+from grainmill._workers.pool import WorkerPool
 from grainmill._workers.worker_group import ForkUnavailableError, disable_fork
 
 if TYPE_CHECKING:

@@ -178,10 +178,15 @@ class ThreadPool:
         return result
 
     @property
+    def num_queued(self) -> int:
+        """The number of tasks that no thread has started."""
+        return len(self._queue)
+
+    @property
     def is_short_of_tasks(self) -> bool:
         """Whether there are fewer queued tasks than idle threads."""
         num_busy = sum(not worker.is_idle for worker in self._workers)
-        return len(self._queue) < self.active - num_busy
+        return self.num_queued < self.active - num_busy
 
     def help_until(self, task: Task) -> None:
         """Runs tasks in the owner's thread, `task` first, until `task` is done."""
@@ -206,7 +211,7 @@ class ThreadPool:
     def resize(self, active: int) -> None:
         """Makes `active` threads work from now on; others finish their current task."""
         self.active = active
-        self._wake(len(self._queue))
+        self._wake(self.num_queued)
 
     def share(self, calls: Sequence[Callable[[], T]]) -> list[T]:
         """Makes `calls`, with the help of idle threads, and returns their results in order.

@@ -150,6 +150,7 @@ class ElementwiseStage(Stage):
                 block.finish, block.finish_many = self._bind(
                     self._over_lazy, self._num_inputs, self._last_dropped, block
                 )
+            block.columns = None  # they hold what the functions have not been applied to
             block.finisher = self
             return block
         self._upstream_finisher = block.finisher

@@ -151,7 +151,8 @@ class FitPackStage(Stage):
 
 def _mean_of_unique(values: Any) -> Any:
     unique = np.unique(np.asarray(values))
-    return np.sum(unique) / np.count_nonzero(unique)
+    num_nonzero = np.count_nonzero(unique)
+    return np.sum(unique) / num_nonzero if num_nonzero else 0.0
 
 
 class _Features:
@@ -183,7 +184,7 @@ class _Features:
             max_sequences=node.max_sequences_per_bin,
             best_fit=node.best_fit,
             cells=FeatureValues(
-                names, [padding[path] for path in self._paths] if padding else None
+                names, [_zero_if_none(padding[path]) for path in self._paths] if padding else None
             ),
         )
 
@@ -205,6 +206,10 @@ class _Features:
                 values_by_key[f"{key}_segment_ids"] = segment_ids
                 values_by_key[f"{key}_positions"] = positions
         return {key: values_by_key[key] for key in sorted(values_by_key)}
+
+
+def _zero_if_none(value: Any) -> Any:
+    return 0 if value is None else value
 
 
 def _nest(rows: list[dict[str, Any]], path: Sequence[Any], values: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pickle
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -13,6 +14,7 @@ from grainmill._iterators.cursor import END, Cursor
 from grainmill._iterators.metering import PullMeter
 from grainmill._stats.meters import WorkerReport
 from grainmill._stats.worker_reporter import WorkerReporter
+from grainmill._workers import messages
 from grainmill._workers.worker import Job, Outcome, Runner
 
 if TYPE_CHECKING:
@@ -30,12 +32,12 @@ BLOCK_LEN = 64
 
 
 class StartPoint(NamedTuple):
-    """A state to continue from, and how many elements were delivered before it.
+    """A pickled state to continue from, and how many elements were delivered before it.
 
     These are counted from the start of the plan if `from_start`, else from a restored state.
     """
 
-    state: State
+    state: bytes
     num_delivered: int
     from_start: bool
 
@@ -69,7 +71,7 @@ class PickledResumePoints:
 
     def __call__(self, count: int) -> State:
         if self._points is None:
-            self._points = pickle.loads(self._text)
+            self._points = messages.loads(self._text)
         state_after, position = self._points[count - 1]
         return state_after(position)
 
@@ -80,7 +82,19 @@ Extra: TypeAlias = tuple[bytes, WorkerReport | None]
 
 def pickled_resume_points(points: list[ResumePoint]) -> bytes:
     """The argument of `PickledResumePoints`."""
-    return pickle.dumps(points, pickle.HIGHEST_PROTOCOL)
+    try:
+        return pickle.dumps(points, pickle.HIGHEST_PROTOCOL)
+    except Exception:  # a user's state may have objects of classes of the main script
+        try:
+            return messages.dumps(points)
+        except Exception as failure:  # raised if a state is requested
+            text = f"a worker cannot send its state: {type(failure).__name__}: {failure}"
+            unknown = functools.partial(_raise_not_implemented, text)
+            return pickle.dumps([(unknown, 0)] * len(points), pickle.HIGHEST_PROTOCOL)
+
+
+def _raise_not_implemented(text: str, _: int) -> State:
+    raise NotImplementedError(text)
 
 
 # Opens a plan at its first element; a function that workers can import.
@@ -91,7 +105,8 @@ class PipelineJob(Job):
     """Runs one sequential plan in each worker.
 
     Args:
-        plans: The plan of each worker.
+        plan_of: Returns the plan of a worker. The worker calls it: a user's own dataset may have to
+            copy itself for each.
         worker_init_fn: The user's function to call first, with the worker's number and their count.
         open_plan: Opens a plan.
         context: Options of the whole pipeline.
@@ -101,12 +116,12 @@ class PipelineJob(Job):
 
     def __init__(
         self,
-        plans: list[Node],
+        plan_of: Callable[[int], Node],
         worker_init_fn: Callable[[int, int], None] | None,
         open_plan: OpenPlan,
         context: Context,
     ) -> None:
-        self._plans = plans
+        self._plan_of = plan_of
         self._worker_init_fn = worker_init_fn
         self._open_plan = open_plan
         self._context = context
@@ -119,7 +134,7 @@ class PipelineJob(Job):
     def open(self, place: WorkerContext) -> Runner:
         """See `Job.open`."""
         set_up_worker(place, self._worker_init_fn)
-        plan = self._plans[place.worker]
+        plan = self._plan_of(place.worker)
         stage = self._open_plan(plan, self._context)
         return _PipelineRunner(stage, place, WorkerReporter(self._context.recorder, plan))
 
@@ -142,7 +157,7 @@ class _PipelineRunner(Runner):
         return count * self._context.num_workers + self._context.worker
 
     def _start(self, start: StartPoint) -> None:
-        self._cursor.restore(start.state)
+        self._cursor.restore(messages.loads(start.state))
         self._count = start.num_delivered
         if not start.from_start:
             with contextlib.suppress(Exception):  # elements may have no index

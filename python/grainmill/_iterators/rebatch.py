@@ -160,6 +160,13 @@ class RebatchStage(Stage):
                 f"in batch {self._number + 1} of those that {self._node} took since it was created "
                 "or restored; batch the elements before `RebatchIterDataset`"
             )
+        if not len(leaves[0]):
+            # Grain's text, which programs may match on.
+            raise ValueError(
+                "Rebatching with starting batch size of 0 is not supported: batch "
+                f"{self._number + 1} of those that {self._node} took since it was created or "
+                "restored has no rows"
+            )
         return len(leaves[0])
 
     def state(self) -> State:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -20,7 +21,9 @@ from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.closing import closed_error
 from grainmill._plan.sequential import Interleave, UserDefined
 from grainmill._plan.slicing import sliced
-from grainmill._workers.pool import Limits, WorkerPool
+from grainmill._workers import messages
+from grainmill._workers.limits import Limits
+from grainmill._workers.pool import WorkerPool
 from grainmill._workers.worker_group import ForkUnavailableError, disable_fork
 
 if TYPE_CHECKING:
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
     from grainmill._evaluate.context import Context
     from grainmill._iterators.pipeline_job import OpenPlan
     from grainmill._iterators.stage import StateAfter
-    from grainmill._plan.node import Node
     from grainmill._plan.sequential import MultiprocessPrefetch
     from grainmill._workers.pool import PendingResult, Result
 
@@ -50,6 +52,9 @@ class RemoteWorkers:
 
     def __init__(self, node: MultiprocessPrefetch, open_plan: OpenPlan, context: Context) -> None:
         self._node = node
+        self._plan_of = functools.partial(
+            sliced, node.parent, count=node.num_workers, sequential=node.sequential_slice
+        )
         self._open_plan = open_plan
         self._context = context
         self._pool: WorkerPool | None = None
@@ -76,12 +81,11 @@ class RemoteWorkers:
 
     def _start(self) -> None:
         node = self._node
-        plans = [self._plan(worker) for worker in range(node.num_workers)]
         # After a crash nothing is prefetched: the elements before the one that crashes a worker
         # must be delivered first.
         ahead = not self.generation
         context = dataclasses.replace(self._context, prefetches=ahead, num_workers=node.num_workers)
-        job = PipelineJob(plans, node.worker_init_fn, self._open_plan, context)
+        job = PipelineJob(self._plan_of, node.worker_init_fn, self._open_plan, context)
         self.generation += 1
         self._pool = WorkerPool(job, node.num_workers, self._limits, node.parent.walk_up())
 
@@ -98,13 +102,9 @@ class RemoteWorkers:
             self._context.recorder.report(self._node, pending.worker, report)
         return result
 
-    def _plan(self, worker: int) -> Node:
-        node = self._node
-        return sliced(node.parent, worker, node.num_workers, sequential=node.sequential_slice)
-
     def local(self, worker: int) -> Stage:
         """The worker's pipeline, opened in this process at its start."""
-        return self._open_plan(self._plan(worker), self._context)
+        return self._open_plan(self._plan_of(worker), self._context)
 
     def check(self, worker: int, state: State) -> None:
         """Raises what that worker would raise when `state` is restored.
@@ -112,7 +112,7 @@ class RemoteWorkers:
         Plans that open or restore objects of the user are not checked here: only the worker runs
         those.
         """
-        plan = self._plan(worker)
+        plan = self._plan_of(worker)
         if any(isinstance(node, UserDefined | Interleave) for node in plan.walk()):
             return
         stage = self.local(worker)
@@ -143,6 +143,8 @@ class RemoteWorkers:
 
 class RemoteShard(Stage):
     """The elements of one worker, which prefetches up to `buffer_size` of them."""
+
+    moves_start = False  # and reading it opens the worker's plan in this process
 
     def __init__(self, workers: RemoteWorkers, worker: int, buffer_size: int) -> None:
         super().__init__()
@@ -209,7 +211,8 @@ class RemoteShard(Stage):
         while len(self._pending_results) < _TASKS:
             start: StartPoint | None = None
             if self._restart:
-                start = StartPoint(self.state(), self._count, self._from_start)
+                state = messages.dumps(self.state())  # it may have objects of the main script
+                start = StartPoint(state, self._count, self._from_start)
             self._restart = False
             max_elements = 1 if self._count < self._single_until else self._max_elements
             task = PipelineTask(start, min(max_elements, self._size), max_elements)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias, TypeVar
 
 from grainmill._evaluate.fuse import SKIPPED, Evaluated, evaluated, passed_by
 
@@ -146,12 +146,15 @@ class Stage(abc.ABC):
 
     Attributes:
         parents: The stages that this one pulls from.
+        moves_start: Whether pulling changes what `state` returns for the start, so that `Cursor`
+            reads that state before, if it is still referenced.
         node: The node that it runs, the last one of several; `None` if it has none.
         recorder: Takes the times of that node, if it is set.
         is_elementwise: Whether its own times are taken where elements of lazy blocks are finished.
         has_own_thread: Whether another thread pulls from its parents.
     """
 
+    moves_start: ClassVar[bool] = True
     node: Node | None = None
     recorder: Recorder | None = None
     is_elementwise = False

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import os
 import threading
 import time
 import weakref
@@ -27,7 +26,7 @@ from grainmill._memory import default_budget_bytes
 from grainmill._plan import sequential
 from grainmill._plan.closing import closed_error
 from grainmill._plan.sequential import ThreadPrefetch, checked_prefetch_buffer_size
-from grainmill._threads import may_wait, start_thread
+from grainmill._threads import at_fork, may_wait, start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -467,4 +466,4 @@ def _forget_threads() -> None:
         stage.forget_thread()
 
 
-os.register_at_fork(after_in_child=_forget_threads)
+at_fork(after_in_child=_forget_threads)

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, TypeAlias
 from grainmill._evaluate.executor import init_worker
 from grainmill._iterators.interleave import InterleaveStage
 from grainmill._iterators.parts import open_part
-from grainmill._iterators.remote import RemoteWorkers
 from grainmill._iterators.thread_prefetch import PrefetchQueue, ThreadPrefetchStage
 from grainmill._plan.sequential import Interleave, MultiprocessPrefetch, ThreadPrefetch
 from grainmill._plan.slicing import sliced
-from grainmill._workers.pool import has_gil
+from grainmill._workers.limits import workers_are_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from grainmill._evaluate.context import Context
     from grainmill._iterators.pipeline_job import OpenPlan
+    from grainmill._iterators.remote import RemoteWorkers
     from grainmill._iterators.stage import Stage
     from grainmill._plan.node import Node
     from grainmill._plan.sequential import MultithreadPrefetch
@@ -31,7 +31,9 @@ class WorkerShardsStage(InterleaveStage):
 
     def __init__(self, node: WorkersNode, open_plan: OpenPlan, context: Context) -> None:
         self._workers: RemoteWorkers | None = None
-        if isinstance(node, MultiprocessPrefetch) and has_gil():
+        if isinstance(node, MultiprocessPrefetch) and workers_are_processes():
+            from grainmill._iterators.remote import RemoteWorkers  # noqa: PLC0415
+
             self._workers = RemoteWorkers(node, open_plan, context)
         count = node.num_workers
         interleave = Interleave(

@@ -30,6 +30,10 @@ class RecordMetadata:
         """Returns a copy without the record key."""
         return RecordMetadata(self.index, None, self.rng)
 
+    def __str__(self) -> str:
+        # `repr` of a generator holds its address, which differs from run to run.
+        return f"RecordMetadata(index={self.index}, record_key={self.record_key}, rng={self.rng})"
+
 
 @dataclasses.dataclass(slots=True)
 class Record(Generic[T]):
