@@ -102,7 +102,7 @@ def _stop_all() -> None:
 def at_fork(**handlers: Callable[[], object]) -> None:
     """Registers handlers as `os.register_at_fork` does; on systems without `fork`, does nothing."""
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(**handlers)  # type: ignore[call-overload]
+        os.register_at_fork(**handlers)
 
 
 # A forked child has none of these threads, and `stop` might wait for a lock that one of them held.
