@@ -25,6 +25,7 @@ FACE_LAYERS = [
     {"_native", "_lazy_dataclass", "_memory", "_threads", "_tree"},
     {"shared_memory_array"},
     {"_plan"},
+    {"_stats"},
     {"_checkpoint", "_workers"},
     {"_evaluate"},
     {"_iterators"},

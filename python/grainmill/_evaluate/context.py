@@ -8,6 +8,7 @@ from typing import Any
 from grainmill._evaluate.shared_threads import SharedThreads
 from grainmill._native import ReadQueue
 from grainmill._plan.options import MAX_READS_IN_FLIGHT, DatasetOptions
+from grainmill._stats.meters import Recorder
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Context:
         limited_reads: The same for readers that have a limit of their own, by that limit.
         num_readers: How many readers of the pipeline share its memory.
         threads: The threads that its readers share; `None` for one reader, which has its own.
+        recorder: Takes the times of all stages in this process.
     """
 
     options: DatasetOptions = dataclasses.field(default_factory=DatasetOptions)
@@ -33,6 +35,7 @@ class Context:
     limited_reads: dict[int, ReadQueue] = dataclasses.field(default_factory=dict)
     num_readers: int = 1
     threads: SharedThreads | None = None
+    recorder: Recorder = dataclasses.field(default_factory=Recorder)
 
     def limited_to(self, max_reads_in_flight: int | None) -> Context:
         """The same with another limit on reads in flight, if one is given."""
@@ -50,5 +53,15 @@ class Context:
         return dataclasses.replace(self, num_readers=num_readers, threads=threads)
 
     def __reduce__(self) -> Any:
-        """Another process gets its own threads and `reads`, for the plan that it opens."""
-        return Context, (self.options, self.prefetches, self.num_workers)
+        """Another process gets its own threads, `reads` and `recorder`, for its plan."""
+        args = self.options, self.prefetches, self.num_workers, self.recorder.tracks
+        return _context_in_worker, args
+
+
+def _context_in_worker(
+    options: DatasetOptions,
+    prefetches: bool,  # noqa: FBT001 - in the order of the fields
+    num_workers: int,
+    tracks: bool,  # noqa: FBT001
+) -> Context:
+    return Context(options, prefetches, num_workers, recorder=Recorder(tracks=tracks))

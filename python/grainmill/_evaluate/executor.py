@@ -37,9 +37,11 @@ class Blocks(abc.ABC):
         batch_size: The size of the batches downstream, counted from the last `restart`; blocks
             are batches where possible. 0 if there are none, or no longer.
         ready: Batches that the next calls of `take` return without waiting.
+        meter: Takes the times of blocks.
     """
 
     def __init__(self, program: Program, length: int) -> None:
+        self.meter = program.recorder.read()
         self.position = 0
         self.batch_size = 0
         self.ready: deque[BatchBlock] = deque()
@@ -69,9 +71,11 @@ class Blocks(abc.ABC):
         if self.ready:
             rows = self.ready.popleft()
             self.position += rows.count
+            self.meter.elements += rows.count
             return rows
         rest, self._rest = self._rest or Evaluated([], None), None
         self.position += len(rest.elements)
+        self.meter.elements += len(rest.elements)
         return rest
 
     @abc.abstractmethod
@@ -292,6 +296,8 @@ class Executor(Blocks):
         self._init = options.worker_init_fn if options.num_workers else None
         self._budget = budget
         self._element_bytes = mean = program.mean_byte_len
+        self.meter.ahead = weak_call(self, Executor._num_ahead)
+        self.meter.threads = weak_call(self, Executor._thread_times)
         if self._num_threads:
             max_count = block_len(mean, max(1, buffer_size // 2), tuning.HAND_OVER_BYTES)
             self._max_request = block_len(mean, tuning.MAX_REQUESTED, tuning.HAND_OVER_BYTES)
@@ -346,6 +352,7 @@ class Executor(Blocks):
         if self._pool is None:
             block.task.prepare()
             block.task.run()
+            self.meter.computed(block.task.elapsed_s, block.task.waited_s)
             if block.task.failure is not None:
                 raise block.task.failure
         else:
@@ -354,6 +361,8 @@ class Executor(Blocks):
                 self._enqueue(block.take_partial())
                 return
             self._tuner.record(block.count, starved_s)
+            self.meter.work_s += block.task.elapsed_s
+            self.meter.storage_s += block.task.waited_s
         result = block.result()
         self._pace.record(block.count, block.task.elapsed_s)
         self._blocks.popleft()
@@ -407,12 +416,14 @@ class Executor(Blocks):
             return
         if self._program.reads_lists and not whole:
             count = block_len(self._element_bytes, count, self._budget.total // 2)
-        started_s = work_clock_s()
+        started_s, work_started_s = time.perf_counter(), work_clock_s()
         if whole and not to_boundary:
             result: BlockResult = in_batches(self._program, start, count, self.batch_size)
         else:
             result = [], self._program.run(start, count)
-        self._pace.record(count, work_clock_s() - started_s)
+        work_s = work_clock_s() - work_started_s
+        self._pace.record(count, work_s)
+        self.meter.computed(work_s, max(0.0, time.perf_counter() - started_s - work_s))
         if self._program.reads_lists:
             self._record_element_size(result)
         self._enqueue(result)
@@ -440,11 +451,14 @@ class Executor(Blocks):
             if self.demand is not None and self.demand.ended:
                 raise closed_error()
             self._tuner.record(0, now - started_s)
+            self.meter.starved_s += now - started_s
             started_s = now
             if len(block.output) > block.num_taken:
                 return None
             self._dispatch(limit)
-        return time.perf_counter() - started_s
+        starved_s = time.perf_counter() - started_s
+        self.meter.starved_s += starved_s
+        return starved_s
 
     def _record_element_size(self, result: BlockResult) -> None:
         """Records the bytes of an element."""
@@ -487,6 +501,20 @@ class Executor(Blocks):
                 return
             self._start_block(start, count, as_batches=whole and not to_boundary)
             records += count * num_records
+
+    def _num_ahead(self) -> tuple[int, int]:
+        """How many elements are computed and not yet taken, and the limit; on any thread."""
+        blocks = list(self._blocks)
+        count = sum(map(len, list(self.ready))) + sum(b.count for b in blocks if b.is_done)
+        rest = self._rest
+        return count + (0 if rest is None else len(rest.elements)), self._buffer_size
+
+    def _thread_times(self) -> tuple[float, ...]:
+        """See `ReadMeter.threads`; on any thread."""
+        pool = self._pool
+        if pool is None:
+            return 0, 0, 0.0
+        return pool.active, self._num_threads, pool.totals().cpu_s
 
     def _unfinished(self) -> list[_Block]:
         """The blocks that are not computed yet."""
@@ -576,6 +604,21 @@ class Executor(Blocks):
         self.rewind(self.position)
         if self._pool is not None:
             self._pool.shutdown()
+
+
+def weak_call(owner: Any, method: Callable[[Any], Any]) -> Callable[[], Any]:
+    """`method` of `owner`, which this does not keep alive; afterwards, its last result."""
+    reference = weakref.ref(owner)
+    last: Any = None
+
+    def call() -> Any:
+        nonlocal last
+        alive = reference()
+        if alive is not None:
+            last = method(alive)
+        return last
+
+    return call
 
 
 def init_worker(init: Callable[[int, int], None], worker: int, num_workers: int) -> None:

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from grainmill._evaluate.thread_pool import ThreadPool
+from grainmill._evaluate.thread_pool import ThreadPool, Totals
 from grainmill._evaluate.tuner import Tuner
 
 if TYPE_CHECKING:
@@ -66,6 +66,12 @@ class PoolShare:
     def active(self) -> int:
         """How many threads may work."""
         return self.pool.active
+
+    def totals(self) -> Totals:
+        """An equal share of the work of all readers so far."""
+        done, *seconds = self.pool.totals()
+        num_readers = max(1, len(self.pool.readers))
+        return Totals(done // num_readers, *(each / num_readers for each in seconds))
 
     def submit(self, task: Task) -> None:
         """Queues `task` behind those of all readers."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from grainmill._evaluate.fuse import Passed
     from grainmill._iterators.stage import Finisher
     from grainmill._plan.options import DatasetOptions
+    from grainmill._stats.meters import BlockTimes, StepsMeter
 
 
 class Step(NamedTuple):
@@ -66,9 +67,13 @@ class ElementwiseStage(Stage):
     Maps pass `None` on as it is.
     """
 
-    def __init__(self, parent: Stage, steps: Sequence[Step]) -> None:
+    is_elementwise = True
+
+    def __init__(self, parent: Stage, steps: Sequence[Step], meter: StepsMeter) -> None:
         super().__init__(parent)
         self._parent = parent
+        self._meter = meter
+        self._times: BlockTimes | None = None  # of the last block, if it is timed
         self._nodes = [step.node for step in steps]
         self._parent_state_after: StateAfter | None = None  # of the parent's last block
         self._upstream_finisher: Finisher | None = None  # of that block, if it is lazy
@@ -80,7 +85,7 @@ class ElementwiseStage(Stage):
         self._filters = [i for i, step in enumerate(steps) if step.watch is not None]
         self._counting = [(i, step.state_key) for i, step in enumerate(steps) if step.state_key]
         self._tracks_positions = bool(self._filters or self._counting)
-        kinds = tuple(step.kind for step in steps)
+        self._kinds = kinds = tuple(step.kind for step in steps)
         self._over_ready = finisher(kinds, over_lazy=False)
         self._over_lazy = finisher(kinds, over_lazy=True)
         self._only_maps = self._bind(self._over_ready, [0] * len(steps), [[]] * len(steps), None)
@@ -90,16 +95,20 @@ class ElementwiseStage(Stage):
 
     def _bind(
         self,
-        finisher: Callable[..., Any],
+        make: Callable[..., Any],
         num_inputs: list[int],
         dropped: Sequence[list[int] | None],
         upstream: Block | None,
     ) -> Any:
+        times = self._times
+        if times is not None:
+            is_lazy = upstream is not None and upstream.finish is not None
+            make = finisher(self._kinds, over_lazy=is_lazy, timed=True)
         numbers = [
             first + count * stride
             for first, count, stride in zip(self._firsts, num_inputs, self._strides, strict=True)
         ]
-        return finisher(
+        return make(
             self._functions,
             self._generators,
             numbers,
@@ -108,6 +117,7 @@ class ElementwiseStage(Stage):
             dropped,
             [] if upstream is None or upstream.dropped is None else upstream.dropped,
             upstream.finish if upstream is not None else None,
+            *(() if times is None else (times.clock, times.of_steps, times.see)),
         )
 
     @property
@@ -124,8 +134,13 @@ class ElementwiseStage(Stage):
         self._parent_state_after = None  # else a user's iterator would have to save its state
         block = self._parent.pull(limit)
         self._parent_state_after = block.state_after
+        if self._times is not None:
+            self._meter.finish()
+        timer = self._meter.timer
+        timer.countdown -= 1
+        self._times = None if timer.countdown >= 0 else self._meter.start()
         if not self._tracks_positions:
-            if block.finish is None:
+            if block.finish is None and self._times is None:
                 block.finish, block.finish_many = self._only_maps
             else:
                 self._upstream_finisher = block.finisher

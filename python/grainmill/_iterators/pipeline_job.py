@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from grainmill._evaluate import tuning
 from grainmill._evaluate.block_job import set_up_worker
 from grainmill._iterators.cursor import END, Cursor
+from grainmill._iterators.metering import PullMeter
+from grainmill._stats.meters import WorkerReport
+from grainmill._stats.worker_reporter import WorkerReporter
 from grainmill._workers import messages
 from grainmill._workers.worker import Job, Outcome, Runner
 
@@ -73,6 +76,10 @@ class PickledResumePoints:
         return state_after(position)
 
 
+# Returned with the elements: their pickled resume points; now and then a report on the worker.
+Extra: TypeAlias = tuple[bytes, WorkerReport | None]
+
+
 def pickled_resume_points(points: list[ResumePoint]) -> bytes:
     """The argument of `PickledResumePoints`."""
     try:
@@ -127,8 +134,9 @@ class PipelineJob(Job):
     def open(self, place: WorkerContext) -> Runner:
         """See `Job.open`."""
         set_up_worker(place, self._worker_init_fn)
-        stage = self._open_plan(self._plan_of(place.worker), self._context)
-        return _PipelineRunner(stage, place)
+        plan = self._plan_of(place.worker)
+        stage = self._open_plan(plan, self._context)
+        return _PipelineRunner(stage, place, WorkerReporter(self._context.recorder, plan))
 
 
 class _PipelineRunner(Runner):
@@ -138,9 +146,11 @@ class _PipelineRunner(Runner):
     as long as no worker has reached its end.
     """
 
-    def __init__(self, stage: Stage, context: WorkerContext) -> None:
+    def __init__(self, stage: Stage, context: WorkerContext, reporter: WorkerReporter) -> None:
         self._cursor = Cursor(stage)
         self._context = context
+        self._reporter = reporter
+        self._meter = None if stage.recorder is None else PullMeter(stage, stage.recorder)
         self._count = 0
 
     def _number(self, count: int) -> int:
@@ -162,27 +172,47 @@ class _PipelineRunner(Runner):
             if task.start is not None:
                 self._start(task.start)
                 first = self._count
-            deadline = time.perf_counter() + _BLOCK_S
-            while True:
-                self._context.mark(self._number(self._count))
-                element = self._cursor.next()
-                if element is END:
-                    break
-                self._count += 1
-                elements.append(element)
-                points.append(self._cursor.resume_point())
-                if len(elements) < task.num_elements:
-                    continue
-                if len(elements) >= task.max_elements or time.perf_counter() > deadline:
-                    break
+            started_s = time.perf_counter()
+            meter = self._meter
+            if meter is not None and meter.starts():
+                try:
+                    self._compute(task, started_s + _BLOCK_S, elements, points)
+                finally:
+                    meter.finish()
+            else:
+                self._compute(task, started_s + _BLOCK_S, elements, points)
             pickled = pickled_resume_points(points)
         except BaseException as failure:
             return self._outcome(elements, failure, first, pickled_resume_points(points))
         self._cursor.release_taken()  # unreferenced arrays are sent without a copy
-        return self._outcome(elements, None, first, pickled)
+        report = self._reporter.report(time.perf_counter() - started_s, len(elements))
+        return self._outcome(elements, None, first, pickled, report)
+
+    def _compute(
+        self, task: PipelineTask, deadline: float, elements: list[Any], points: list[ResumePoint]
+    ) -> None:
+        """Appends the next elements to `elements`, and their resume points to `points`."""
+        while True:
+            self._context.mark(self._number(self._count))
+            element = self._cursor.next()
+            if element is END:
+                break
+            self._count += 1
+            elements.append(element)
+            points.append(self._cursor.resume_point())
+            if len(elements) < task.num_elements:
+                continue
+            if len(elements) >= task.max_elements or time.perf_counter() > deadline:
+                break
 
     def _outcome(
-        self, elements: list[Any], failure: BaseException | None, first: int, resume_points: bytes
+        self,
+        elements: list[Any],
+        failure: BaseException | None,
+        first: int,
+        resume_points: bytes,
+        report: WorkerReport | None = None,
     ) -> Outcome:
+        extra: Extra = (resume_points, report)
         stride = self._context.num_workers
-        return Outcome(elements, failure, self._number(first), resume_points, stride=stride)
+        return Outcome(elements, failure, self._number(first), extra, stride=stride)

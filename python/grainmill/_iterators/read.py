@@ -38,6 +38,7 @@ class ReadStage(Stage):
         self._program = Program(node.parent, context)
         self._numbers_only = self._program.gives_numbers
         self._blocks = _blocks(self._program, self._length, node, context)
+        self._blocks.meter.node = node
         ahead = node.options.prefetch_buffer_size if context.prefetches else 0
         # Elements that need neither user code nor I/O always come in blocks.
         is_plain = not (self._program.runs_user_code or self._program.mean_byte_len)
@@ -271,7 +272,7 @@ def _blocks(program: Program, length: int, node: plan.Read, context: Context) ->
         if workers_are_processes():
             from grainmill._evaluate.processes import ProcessBlocks  # noqa: PLC0415
 
-            return ProcessBlocks(program, length, node)
+            return ProcessBlocks(program, length, node, tracks=context.recorder.tracks)
         options = dataclasses.replace(options, num_threads=options.num_workers)
     num_sharing = context.num_readers * max(1, context.num_workers)
     budget_bytes = Limits.of(options).budget_bytes // num_sharing

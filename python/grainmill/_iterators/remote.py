@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from grainmill._iterators.pipeline_job import OpenPlan
     from grainmill._iterators.stage import StateAfter
     from grainmill._plan.sequential import MultiprocessPrefetch
-    from grainmill._workers.pool import PendingResult
+    from grainmill._workers.pool import PendingResult, Result
 
 # Tasks in flight per worker.
 _TASKS = 2
@@ -87,6 +88,19 @@ class RemoteWorkers:
         job = PipelineJob(self._plan_of, node.worker_init_fn, self._open_plan, context)
         self.generation += 1
         self._pool = WorkerPool(job, node.num_workers, self._limits, node.parent.walk_up())
+
+    def wait(self, pool: WorkerPool, pending: PendingResult) -> Result:
+        """Waits for a result; records for how long, and the worker's report."""
+        if pending.answer is None:
+            started_s = time.perf_counter()
+            result = pool.wait(pending)
+            self._context.recorder.waited(self._node, time.perf_counter() - started_s)
+        else:
+            result = pool.wait(pending)
+        report = result.extra[1] if result.extra else None
+        if report is not None:
+            self._context.recorder.report(self._node, pending.worker, report)
+        return result
 
     def local(self, worker: int) -> Stage:
         """The worker's pipeline, opened in this process at its start."""
@@ -158,7 +172,7 @@ class RemoteShard(Stage):
             return Block([], lambda _: self._state(before))
         pool = self._request()
         try:
-            result = pool.wait(self._pending_results[0])
+            result = self._workers.wait(pool, self._pending_results[0])
             self._pending_results.popleft()
         except BaseException as failure:  # also Ctrl-C, by which a message may be lost
             if self._workers.cancelled:  # `close` will end them
@@ -181,7 +195,7 @@ class RemoteShard(Stage):
                 return self.pull(limit)
             self._ended = True
             return Block([], lambda _: self._state(before))
-        state_after, count = PickledResumePoints(result.extra), len(result.elements)
+        state_after, count = PickledResumePoints(result.extra[0]), len(result.elements)
         self._state_after = constant_state_at((state_after, count))
         self._count += count
         return Block(result.elements, lambda k: state_after(k) if k else self._state(before))

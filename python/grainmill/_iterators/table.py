@@ -15,6 +15,7 @@ from grainmill._iterators.interleave import InterleaveStage
 from grainmill._iterators.mix import MixStage
 from grainmill._iterators.pack import FitPackStage
 from grainmill._iterators.pack_in_thread import PackInThreadStage
+from grainmill._iterators.parts import open_part
 from grainmill._iterators.read import ReadStage
 from grainmill._iterators.stage import RUNNERS
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
@@ -24,6 +25,7 @@ from grainmill._iterators.zip import ZipStage
 from grainmill._plan import sequential as plan
 from grainmill._plan.node import MapNode
 from grainmill._plan.options import DatasetOptions
+from grainmill._stats.meters import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,9 +40,14 @@ for _module in pkgutil.iter_modules(_iterators.__path__):
         importlib.import_module(f"{_iterators.__name__}.{_module.name}")
 
 
-def open_stage(node: Node) -> Stage:
-    """Opens the plan that ends in `node` at its first element."""
-    return _open_plan(node, Context(_options(node)))
+def open_stage(node: Node, recorder: Recorder | None = None) -> Stage:
+    """Opens the plan that ends in `node` at its first element.
+
+    Args:
+        node: The plan's last node.
+        recorder: Takes the times of its stages; a new one if `None`.
+    """
+    return _open_plan(node, Context(options_of(node), recorder=recorder or Recorder()))
 
 
 def _open_plan(node: Node, context: Context) -> Stage:
@@ -67,7 +74,7 @@ def _num_readers(node: Node) -> int:
     return count
 
 
-def _options(node: Node) -> DatasetOptions:
+def options_of(node: Node) -> DatasetOptions:
     """The options of a whole plan; the one nearest to the consumer overrides the others."""
     options = DatasetOptions()
     for upstream in node.walk(until=plan.Read):
@@ -77,6 +84,13 @@ def _options(node: Node) -> DatasetOptions:
 
 
 def _open(node: Node, context: Context) -> Stage:
+    stage = _opened(node, context)
+    if stage.node is None:
+        stage.node, stage.recorder = node, context.recorder
+    return stage
+
+
+def _opened(node: Node, context: Context) -> Stage:
     if isinstance(node, MapNode):  # a `MapDataset` where an `IterDataset` is expected
         node = plan.read(node)
     make = _STAGES.get(type(node))
@@ -104,8 +118,9 @@ def _elementwise(node: plan.Map, context: Context) -> Stage:
         if isinstance(upstream, plan.Map):
             nodes.append(upstream)
         upstream = upstream.parent
-    steps = [Step.of(each, context.options) for each in reversed(nodes)]
-    return ElementwiseStage(_open(upstream, context), steps)
+    nodes.reverse()
+    steps = [Step.of(each, context.options) for each in nodes]
+    return ElementwiseStage(_open(upstream, context), steps, context.recorder.steps(nodes))
 
 
 def _batched(node: plan.Batch, context: Context) -> Stage:
@@ -115,6 +130,7 @@ def _batched(node: plan.Batch, context: Context) -> Stage:
     if is_packed and node.batch_fn is None and context.threads is None:
         (reader,) = parent.parents
         if isinstance(reader, ReadStage) and reader.has_threads:
+            stage.node, stage.recorder = node, context.recorder
             return PackInThreadStage(reader, stage, node.batch_size)
     return stage
 
@@ -134,9 +150,11 @@ def _interleave(node: plan.Interleave, context: Context) -> Stage:
                 f"`datasets[{index}]` of {node} must be a dataset, got {dataset!r} of type "
                 f"{type(dataset).__name__}"
             )
-        stage = _open_plan(make_node(), context)
+        output = make_node()
+        stage = open_part(node, output, _open_plan, context)
         if prefetch and not isinstance(stage, ReadStage | PackInThreadStage):  # these prefetch
-            return ThreadPrefetchStage(plan.ThreadPrefetch((), node.iter_buffer_size), stage)
+            stage = ThreadPrefetchStage(plan.ThreadPrefetch((), node.iter_buffer_size), stage)
+            stage.node, stage.recorder = node, context.recorder
         return stage
 
     return InterleaveStage(node, open_dataset, len(datasets), start_all=prefetch)

@@ -32,6 +32,11 @@ class UserDefinedStage(Stage):
         self._closed = False
         self._last: weakref.ref[_ElementState] | None = None
 
+    @property
+    def iterator(self) -> Iterator[Any]:
+        """The user's iterator."""
+        return self._iterator
+
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`; returns single elements."""
         if self._last is None:  # a caller may resume from the start or a restored position

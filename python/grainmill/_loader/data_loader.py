@@ -373,6 +373,14 @@ class DataLoaderIterator(Closeable, Iterator[Loaded_co], Generic[Loaded_co]):
         """What a checkpoint says about the loader."""
         return self._data_loader._described()  # noqa: SLF001 - the loader's own iterator
 
+    def stats(self) -> dict[str, Any]:
+        """Returns where the time has gone so far; see `DatasetIterator.stats`."""
+        return self._iterator.stats()
+
+    def verdict(self) -> str:
+        """Returns one sentence on what holds the loader back; see `DatasetIterator.verdict`."""
+        return self._iterator.verdict()
+
     def start_prefetch(self) -> None:
         """Starts to compute elements before the first is asked for.
 

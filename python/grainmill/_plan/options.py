@@ -126,11 +126,11 @@ def shown(options: Any, *, always: int) -> str:
 
 
 class ExecutionTrackingMode(enum.Flag):
-    """What to record about each stage while a pipeline runs; nothing is recorded yet.
+    """What to record about each stage while a pipeline runs.
 
     Attributes:
-        DISABLED: Nothing.
-        STAGE_TIMING: Times of each stage; accepted, without effect.
+        DISABLED: Estimates, which cost nothing; see `DatasetIterator.stats`.
+        STAGE_TIMING: Counts and times of all calls, at a cost below 5 %; nothing is logged.
     """
 
     DISABLED = enum.auto()
@@ -164,7 +164,7 @@ class DatasetOptions:
             warns.
         filter_raise_threshold_ratio: Fraction from which it raises a `ValueError` instead; `None`
             or 0 never raises.
-        execution_tracking_mode: Accepted; nothing is recorded yet.
+        execution_tracking_mode: What to record for `DatasetIterator.stats`.
         min_shm_size: Accepted, without effect.
 
     Example:

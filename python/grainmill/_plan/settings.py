@@ -35,8 +35,11 @@ class Config:
     Attributes:
         py_traceback_filtering: "off" keeps all frames in tracebacks; "auto", the default, and the
             other values leave out those of this package.
-        py_debug_mode: Accepted without effect, like all that follow.
-        py_dataset_visualization_output_dir: Without effect.
+        py_debug_mode: Whether the execution summary of each iterator, a table of times per stage,
+            is logged once a minute (logger "grainmill", level INFO), while it is used.
+        py_dataset_visualization_output_dir: If empty, each iterator logs its pipeline as text at
+            its first element, with the spec of an element after each stage; otherwise a directory,
+            to which it is drawn as SVG and as an HTML page. `None`, the default, for neither.
         py_relay_sigterm_to_main: Without effect.
         tf_interleaved_shuffle: Without effect.
         tf_interleaved_shuffle_block_size: Without effect.

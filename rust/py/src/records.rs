@@ -143,6 +143,12 @@ impl PyRecordFiles {
         self.0.is_slow()
     }
 
+    /// Reads so far, their bytes, how many of them were timed, and the seconds those took.
+    fn read_totals(&self) -> (u64, u64, u64, f64) {
+        let totals = self.0.read_totals();
+        (totals.reads, totals.bytes, totals.timed_reads, totals.timed.as_secs_f64())
+    }
+
     /// The number of records, the size and the modification time of each file; opens files where these
     /// are not known.
     fn file_infos(&self, py: Python<'_>) -> Result<Vec<FileInfoTuple>, Raised> {
