@@ -555,3 +555,20 @@ def test_take_helper_leaves_the_rest():
     iterator = iter(MapDataset.range(5).to_iter_dataset())
     assert take(iterator, 2) == [0, 1]
     assert take(iterator, None) == [2, 3, 4]
+
+
+FAILS_WITH_OPEN_ITERATORS = """
+import contextlib, sys
+ds = MapDataset.range(1000).map(lambda x: x + 1).to_iter_dataset()
+prefetched = experimental.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=4)
+sys.kept = iter(prefetched), iter(ds.batch(7))
+next(sys.kept[0]), next(sys.kept[1])
+contextlib.suppress = None  # as late in the shutdown, when modules are emptied
+raise KeyError("the only message")
+"""
+
+
+def test_iterators_that_end_with_the_interpreter_say_nothing():
+    process = _run(FAILS_WITH_OPEN_ITERATORS)
+    assert "the only message" in process.stderr
+    assert "Exception ignored" not in process.stderr

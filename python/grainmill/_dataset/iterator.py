@@ -278,8 +278,11 @@ class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
             parent.close()
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception), not_waiting():
-            self.close()
+        try:
+            with not_waiting():
+                self.close()
+        except Exception:
+            pass
 
 
 class PlannedIterator(DatasetIterator[T_co]):

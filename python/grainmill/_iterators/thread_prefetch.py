@@ -228,8 +228,10 @@ class _Signal:
     def notify(self) -> None:
         """Wakes the waiting thread."""
         if self._lock.locked():
-            with contextlib.suppress(RuntimeError):  # a finalizer released it in between
+            try:  # noqa: SIM105 - at interpreter shutdown, `contextlib` may be empty
                 self._lock.release()
+            except RuntimeError:
+                pass  # a finalizer released it in between
 
 
 class PrefetchQueue:
