@@ -30,14 +30,14 @@ export PIP_QUIET := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test format format-check ruff clippy deny lint rust-test portable rust-doc types \
-	python-test develop wheel docs bench sanitize fuzz clean
+	python-test develop wheel docs release-check bench sanitize fuzz clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 demo: develop ## the main job on real text: write, shuffle, pack, train, save, resume
 	$(BIN)/python examples/text_pipeline.py $(DEMO)
 
-test: format-check ruff clippy deny rust-test portable rust-doc types python-test ## everything
+test: format-check ruff clippy deny rust-test portable rust-doc types docs python-test ## everything
 
 lint: format-check ruff clippy types
 
@@ -79,7 +79,8 @@ rust-test: $(VENV)/.test
 	fi
 
 # What stands in elsewhere for the calls that only Linux has is tested here; for other systems the
-# types are checked where their standard library is at hand, without a compiler of C for them.
+# types are checked where their standard library is at hand, without a compiler of C or a Python for
+# them. So they are for free-threaded Python, which has another interface than the stable one.
 portable: $(VENV)/.rust
 	RUSTFLAGS="--cfg grainmill_portable" $(CARGO) test --locked --quiet -p grainmill-core \
 		--target-dir target/portable --lib -- platform:: batch:: pipeline::
@@ -89,16 +90,24 @@ portable: $(VENV)/.rust
 			echo "$$target: no standard library to be had, so not checked"; continue; \
 		fi; \
 		name=$$(echo "$$target" | tr - _); \
-		env "CC_$$name=$(NO_COMPILER)" "AR_$$name=$(NO_COMPILER)" $(CARGO) check --locked --quiet \
-			-p grainmill-core --target-dir target/portable --target "$$target" || exit 1; \
+		env -u PYO3_PYTHON PYO3_NO_PYTHON=1 "CC_$$name=$(NO_COMPILER)" "AR_$$name=$(NO_COMPILER)" \
+			$(TYPE_CHECK) -p grainmill-core -p grainmill-py --target "$$target" || exit 1; \
 	done
+	env -u PYO3_PYTHON PYO3_CONFIG_FILE=$(abspath .ci/free-threaded.txt) \
+		$(TYPE_CHECK) -p grainmill-py --no-default-features
 
+# In the release profile, macros are compiled without optimisation, which is most of the work.
+TYPE_CHECK = $(CARGO) check --locked --quiet --release --target-dir target/portable
 OTHER_SYSTEMS := aarch64-apple-darwin x86_64-pc-windows-gnu
 NO_COMPILER := $(abspath .ci/no-compiler)
 
-rust-doc docs: export RUSTDOCFLAGS := -D warnings
-rust-doc docs: $(VENV)/.test
+rust-doc: export RUSTDOCFLAGS := -D warnings
+rust-doc: $(VENV)/.test
 	$(CARGO) doc --locked --workspace --no-deps --quiet
+
+# The docstrings of compiled names are read from the build.
+docs: develop $(VENV)/.docs ## the pages of docs/ and the reference, to target/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 types: develop $(VENV)/.test
 	$(BIN)/mypy
@@ -112,6 +121,10 @@ develop: $(VENV)/.built
 
 wheel: $(VENV)/.demo
 	$(BIN)/maturin build --locked --release --out dist
+
+# Not a part of `test`: it compiles for each system, and takes some ten minutes.
+release-check: $(VENV)/.release ## what is published: built, audited, installed, tried
+	$(BIN)/python .ci/release_check.py
 
 bench: develop $(VENV)/.test ## micro benches of each layer, then end to end beside Grain
 	$(CARGO) bench --locked -p grainmill-core
@@ -176,6 +189,14 @@ $(VENV)/.built: $(RUST) pyproject.toml | $(VENV)/.demo
 
 $(VENV)/.test: $(VENV)/.demo
 	$(BIN)/python -m pip install $$($(call requirements,'test'))
+	@touch $@
+
+$(VENV)/.release: $(VENV)/.demo
+	$(BIN)/python -m pip install $$($(call requirements,'release'))
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.demo
+	$(BIN)/python -m pip install $$($(call requirements,'docs'))
 	@touch $@
 
 $(VENV)/.demo: pyproject.toml | $(VENV)/.python

@@ -12,7 +12,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TARGET_FILE = ROOT / "THIRD-PARTY-LICENSES.txt"
 # Wheels are built for these.
-TARGETS = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"]
+TARGETS = [
+    *("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"),
+    *("x86_64-unknown-linux-musl", "aarch64-unknown-linux-musl"),
+    *("x86_64-apple-darwin", "aarch64-apple-darwin", "x86_64-pc-windows-msvc"),
+]
 LICENSE_FILE = re.compile(r"(licen[sc]e|copying|copyright|notice)", re.IGNORECASE)
 # Sources in another language that a crate brings along: the folder with their licence.
 BUNDLED = {"zstd-sys": ["zstd"]}

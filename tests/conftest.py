@@ -1,12 +1,41 @@
-"""Settings shared by all tests: a marker, and warnings of the real Grain that are ignored."""
+"""Settings shared by all tests: a marker, warnings that are ignored, what runs on which system."""
 
 import contextlib
+import os
+import sys
 
 import pytest
 from under_test import IS_GRAIN
 
+SYSTEM = os.environ.get("GRAINMILL_IMITATE", sys.platform)  # see `other_system`
+# These run on every system. The others start processes, or read what only Linux tells of them.
+ON_EVERY_SYSTEM = {
+    *("test_batch_stack", "test_concat_split"),
+    *(
+        "test_golden_vectors",
+        "test_index_file",
+        "test_laziness",
+        "test_oracle",
+        "test_other_systems",
+    ),
+    *("test_packing", "test_program", "test_shared_memory_array"),
+    *("test_slicing", "test_stages", "test_storage", "test_thread_policy", "test_thread_prefetch"),
+    "test_workflows",
+}
+
+
+def pytest_ignore_collect(collection_path):
+    name = collection_path.stem
+    if SYSTEM != "linux" and name.startswith("test_") and name not in ON_EVERY_SYSTEM:
+        return True
+    return None
+
 
 def pytest_configure(config):
+    if SYSTEM != "linux":
+        config.addinivalue_line(
+            "filterwarnings", "ignore:worker processes need Linux:RuntimeWarning"
+        )
     with contextlib.suppress(ImportError):  # another system
         import resource  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Batches of elements: what `numpy.stack` gives, in memory that is reused but never early."""
+"""Batches equal `numpy.stack`, in memory that is reused but never while it is in use."""
 
 import gc
 import re
@@ -211,7 +211,7 @@ def test_positions_in_errors_count_on_from_batch_to_batch(arena):
         push_and_finish(builder, [np.zeros(2), np.zeros(1)])
 
 
-def test_batch_takes_no_more_than_its_size(arena):
+def test_batch_accepts_no_more_rows_than_its_size(arena):
     builder = BatchBuilder(2, arena)
     with pytest.raises(ValueError, match="a batch holds 2 elements, got 3"):
         builder.push([1, 2, 3])
@@ -221,7 +221,7 @@ def test_batch_takes_no_more_than_its_size(arena):
         BatchBuilder(0, arena)
 
 
-def test_batch_larger_than_what_is_reserved_grows(arena, monkeypatch):
+def test_batch_larger_than_the_allocated_rows_grows(arena, monkeypatch):
     monkeypatch.setattr(stacking, "_RESERVED_BYTES", 1 << 14)
     builder = BatchBuilder(2**62, arena)
     for i in range(40):
@@ -246,7 +246,7 @@ def test_earlier_batches_never_change_while_alive(arena):
         assert all(bytes_of(view) == expected for view, expected in alive)
 
 
-def test_dropped_batch_is_used_again():
+def test_memory_of_a_dropped_batch_is_reused():
     arena = Arena(poison=True)
     elements = [np.arange(1000) for _ in range(4)]
     addresses = set()
@@ -291,7 +291,7 @@ def test_slot_is_writable_memory_that_its_views_keep():
     assert arena.free_bytes > 0
 
 
-def test_elements_that_lie_in_the_batch_itself_are_copied(arena):
+def test_elements_that_are_views_of_the_batch_are_copied(arena):
     rows = arena.array((4, 5000), np.dtype("f8"))
     rows[:] = np.arange(4)[:, None]
     assert copy_rows(rows, [rows[3], rows[2], rows[1]], 0, hot=False) == 3
@@ -316,12 +316,12 @@ def test_slots_hold_no_references(arena, dtype):
 
 @settings(deadline=None)
 @given(data=st.data(), batch_size=st.integers(1, 40))
-def test_rows_of_columns_stack_like_the_elements_they_are(data, batch_size):
+def test_rows_of_columns_stack_like_elements(data, batch_size):
     builder = BatchBuilder(batch_size, Arena())
     elements = []
     shapes = {"tokens": (3,), "weight": ()}
     while len(elements) < batch_size:
-        # Another dtype may come in the midst of a batch.
+        # The dtype may change within a batch.
         dtypes = {key: data.draw(st.sampled_from(DTYPES[:6])) for key in shapes}
         num_rows = data.draw(st.integers(1, 8))
         columns = {
@@ -336,7 +336,7 @@ def test_rows_of_columns_stack_like_the_elements_they_are(data, batch_size):
     assert_same(builder.finish(), stacked(elements))
 
 
-def test_rows_of_columns_go_on_where_others_stopped(arena):
+def test_rows_of_columns_continue_after_other_rows(arena):
     builder = BatchBuilder(6, arena)
     column = np.arange(8, dtype=np.int32).reshape(4, 2)
     builder.push([{"x": column[3]}])
@@ -416,7 +416,7 @@ def test_flatten_matches_jax(elements):
         assert tree.flatten(element)[1] == structure
 
 
-def test_a_layout_makes_rows_and_holds_no_element():
+def test_a_layout_holds_no_element():
     element = {"a": np.arange(5000), "b": 1}
     builder = BatchBuilder(3, Arena())
     builder.push([element] * 3)

@@ -1,4 +1,4 @@
-"""Batches made on threads, several at a time where they are small, are those made without."""
+"""Batches computed by threads, several per task if they are small, equal those of the caller."""
 
 import numpy as np
 import pytest
@@ -73,7 +73,7 @@ FUNCTIONS = [
 ]
 
 
-def made(function, batch_size, options):
+def outcomes(function, batch_size, options):
     ds = grain.MapDataset.range(400).map(function).to_iter_dataset(options)
     return found(ds.batch(batch_size))
 
@@ -81,10 +81,10 @@ def made(function, batch_size, options):
 @pytest.mark.parametrize("batch_size", [1, 7, 50])
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_threads_change_no_batch_state_or_failure(function, batch_size):
-    inline = made(function, batch_size, INLINE)
+    inline = outcomes(function, batch_size, INLINE)
     assert len(inline) >= 7
     for threads, prefetch in ((0, 500), (1, 1), (16, 20), (16, 500)):
-        assert made(function, batch_size, grain.ReadOptions(threads, prefetch)) == inline
+        assert outcomes(function, batch_size, grain.ReadOptions(threads, prefetch)) == inline
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -92,19 +92,19 @@ def test_workers_change_no_batch_state_or_failure(function):
     def without_notes(seen):
         return [("no more" if "no more" in element else element, state) for element, state in seen]
 
-    inline = made(function, 7, INLINE)
-    workers = made(function, 7, grain.ReadOptions(num_workers=2))
+    inline = outcomes(function, 7, INLINE)
+    workers = outcomes(function, 7, grain.ReadOptions(num_workers=2))
     assert without_notes(workers) == without_notes(inline)
 
 
-@pytest.mark.parametrize(("function", "comes_in_one"), [(plain, True), (nested, False)])
-def test_small_batches_are_cut_from_one(function, comes_in_one):
+@pytest.mark.parametrize(("function", "is_split"), [(plain, True), (nested, False)])
+def test_small_batches_are_split_from_one(function, is_split):
     program = Program(grain.MapDataset.range(100).map(function)._node)
     in_batches(program, 0, 7, 7)
     pieces, rest = in_batches(program, 7, 90, 7)
     assert rest is None
-    assert (len(pieces) == 1) is comes_in_one
-    cut = [rows for piece in pieces for rows in piece.cut(7)]
+    assert (len(pieces) == 1) is is_split
+    cut = [rows for piece in pieces for rows in piece.split(7)]
     assert [len(rows) for rows in cut] == [7] * 12 + [6]
     for at, rows in enumerate(cut):
         expected = grain.MapDataset.range(100).map(function).batch(7)[at + 1]
@@ -116,7 +116,7 @@ def test_small_batches_are_cut_from_one(function, comes_in_one):
 
 
 def setting_again(name, then):
-    """A program whose attribute `name`, once it is read, becomes `then`: another thread sets it."""
+    """A program whose attribute `name` becomes `then` once it is read, as by another thread."""
 
     def read(program):
         found, program.__dict__[name] = program.__dict__[name], then
@@ -128,7 +128,7 @@ def setting_again(name, then):
     return type("SettingAgain", (Program,), {name: property(read, write)})
 
 
-def test_layout_that_another_thread_takes_back_is_not_missed(tmp_path):
+def test_layout_reset_by_another_thread_is_noticed(tmp_path):
     with ArrayRecordWriter(str(tmp_path / "file"), "group_size:1") as writer:
         for number in range(20):
             writer.write(np.full(4, number, np.int32).tobytes())
@@ -143,16 +143,16 @@ def test_layout_that_another_thread_takes_back_is_not_missed(tmp_path):
     assert rows.batch.tolist() == [[number] * 4 for number in range(10, 20)]
 
 
-def test_batches_that_another_thread_finds_not_small_are_not_cut():
+def test_batches_that_another_thread_finds_large_are_not_split():
     ds = grain.MapDataset.range(100).map(lambda x: x if x < 50 else x / 2)
     program = setting_again("batches_small", then=False)(ds._node)
     program.batches_small = True
     pieces, _ = in_batches(program, 0, 100, 10)
-    cut = [rows.batch for piece in pieces for rows in piece.cut(10)]
+    cut = [rows.batch for piece in pieces for rows in piece.split(10)]
     assert [batch.dtype.kind for batch in cut] == ["i"] * 5 + ["f"] * 5
 
 
-def test_place_changes_among_batches_that_are_ready():
+def test_position_moves_within_prefetched_batches():
     ds = grain.MapDataset.range(5000).map(plain).to_iter_dataset().batch(4)
     with iter(ds) as iterator:
         for _ in range(100):
@@ -167,7 +167,7 @@ def test_place_changes_among_batches_that_are_ready():
 
 
 @pytest.mark.parametrize(("batch_size", "prefetch"), [(4, 20), (4, 500), (1000, 2)])
-def test_little_is_ahead(batch_size, prefetch):
+def test_prefetch_is_bounded(batch_size, prefetch):
     calls = []
 
     def function(x):
@@ -180,14 +180,14 @@ def test_little_is_ahead(batch_size, prefetch):
         for _ in range(2000):
             next(iterator)
         before = count_at_rest(calls)
-    # What is at hand, and two tasks.
+    # The batches that are ready, and two tasks.
     assert before - 2000 * batch_size <= 3 * max(batch_size, 8 * prefetch)
 
 
 @pytest.mark.parametrize("options", [INLINE, grain.ReadOptions(0, 500), grain.ReadOptions()])
 def test_an_interrupt_loses_no_batch(options, monkeypatch):
     calls = 0
-    cut = BatchBlock.cut
+    cut = BatchBlock.split
 
     def interrupted(rows, batch_size):
         nonlocal calls
@@ -196,7 +196,7 @@ def test_an_interrupt_loses_no_batch(options, monkeypatch):
             raise KeyboardInterrupt
         return cut(rows, batch_size)
 
-    monkeypatch.setattr(BatchBlock, "cut", interrupted)
+    monkeypatch.setattr(BatchBlock, "split", interrupted)
     ds = grain.MapDataset.range(20000).map(plain).to_iter_dataset(options).batch(8)
     made, interrupts = [], 0
     with iter(ds) as iterator:

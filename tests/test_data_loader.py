@@ -362,6 +362,18 @@ def test_sampler_without_length_ends_where_it_raises(read_options, shard_count):
     assert found == [[6, 5, 4, 3, 2, 1, 0][shard::shard_count] for shard in range(shard_count)]
 
 
+class LastFirst(IndexSampler):
+    """Derived from a sampler that the package has, with an order of its own."""
+
+    def __getitem__(self, index):
+        metadata = super().__getitem__(index)
+        return RecordMetadata(index=index, record_key=6 - metadata.record_key)
+
+
+def test_derived_sampler_is_asked_by_its_own_method():
+    assert elements(loader(sampler=LastFirst(7, num_epochs=1))) == [6, 5, 4, 3, 2, 1, 0]
+
+
 def test_endless_sampler_without_length():
     of = loader(sampler=EndlessBackwards(3), n=3, shard_options=NoSharding())
     assert elements(of, 7) == [2, 1, 0, 2, 1, 0, 2]
@@ -551,6 +563,45 @@ def test_state_of_another_loader_is_refused(change, message):
     assert take(iterator, None) == list(range(7))
 
 
+_WORKERS = pytest.mark.better_than_grain("workers need parsed flags of absl")
+
+
+@pytest.mark.parametrize("worker_count", [0, pytest.param(2, marks=_WORKERS)])
+def test_iterator_starts_from_a_state(worker_count):
+    of = loader(worker_count=worker_count)
+    iterator = iter(of)
+    first = take(iterator, 3)
+    state = json.loads(iterator.get_state())
+    close(iterator)
+    for start, expected in [(state, [3, 4, 5, 6]), (None, [*first, 3, 4, 5, 6])]:
+        restored = grain.DataLoaderIterator(of, start)
+        assert take(restored, None) == expected
+        close(restored)
+
+
+def test_state_of_another_sampler_is_accepted_where_it_is_not_validated():
+    def shuffled(seed):
+        return loader(sampler=IndexSampler(7, shuffle=True, num_epochs=1, seed=seed))
+
+    iterator = iter(shuffled(1))
+    take(iterator, 3)
+    state = iterator.get_state()
+    with pytest.raises(ValueError, match="Sampler in checkpoint does not match"):
+        grain.DataLoaderIterator(shuffled(2), json.loads(state))
+    expected = elements(shuffled(2))[3:]
+    restored = grain.DataLoaderIterator(shuffled(2), json.loads(state), validate_state=False)
+    assert take(restored, None) == expected
+    restored.set_state(state)
+    assert take(restored, None) == expected
+
+
+@pytest.mark.better_than_grain("a KeyError")
+def test_state_of_other_workers_is_refused_in_any_case():
+    state = json.loads(iter(loader()).get_state())
+    with pytest.raises(ValueError, match="Worker count in checkpoint does not match"):
+        grain.DataLoaderIterator(loader(worker_count=2), state, validate_state=False)
+
+
 @pytest.mark.better_than_grain("goes on at a place of another shard, or fails without a reason")
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -733,6 +784,16 @@ def test_older_batches_keep_what_is_known_of_the_last():
     assert run(legacy.BatchOperation(batch_size=2), 1, 2, 3) == expected
     assert run(legacy.BatchOperation(2, drop_remainder=True), 1, 2, 3) == expected[:1]
     assert run(legacy.BatchOperation(2, batch_fn=sum), 1, 2, 3) == [(1, None, 3), (2, None, 3)]
+
+
+def test_older_batches_say_that_they_are_deprecated_unless_told_not_to(caplog):
+    operation = legacy.BatchOperation(2)
+    run(operation, 1, 2)
+    assert ["deprecated" in record.getMessage() for record in caplog.records] == [True]
+    caplog.clear()
+    operation.disable_deprecation_message()
+    assert run(operation, 1, 2) == [(1, None, encode(np.array([1, 2])))]
+    assert not caplog.records
 
 
 def _fail(*_):

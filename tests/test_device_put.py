@@ -11,6 +11,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import grainmill as grain
 from grainmill.experimental import device_put
@@ -40,6 +41,12 @@ def result_of(process):
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     return json.loads(out.splitlines()[-1])
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]
 
 
 def test_batches_are_arrays_on_the_device():
@@ -83,9 +90,7 @@ def test_batches_are_split_over_the_devices_of_a_sharding():
 
 
 def test_two_processes_hold_one_global_array():
-    with socket.socket() as listener:
-        listener.bind(("localhost", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     code = """
         import json, sys
         import jax, numpy as np
@@ -115,6 +120,123 @@ def test_two_processes_hold_one_global_array():
         assert local == list(mine)
 
 
+RAGGED = """
+    import json, sys
+    import jax, numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+    if len(sys.argv) > 1:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        process, port = map(int, sys.argv[1:])
+        jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=process)
+    import grainmill as grain
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+    shardings = {
+        "tokens": NamedSharding(mesh, P("data", "model")),
+        "labels": {
+            "length": NamedSharding(mesh, P("data")),
+            "weights": NamedSharding(mesh, P("data")),
+        },
+        "step": NamedSharding(mesh, P()),
+    }
+    num_processes, process = jax.process_count(), jax.process_index()
+
+    def element(x):
+        labels = {"length": x, "weights": np.full(3, x / 2)}
+        return {"tokens": np.full(6, x, np.uint16), "labels": labels}
+
+    ds = grain.MapDataset.range(24)[process::num_processes].map(element)
+    ds = ds.batch(8 // num_processes, drop_remainder=True).to_iter_dataset()
+    ds = ds.map_with_index(lambda step, batch: {**batch, "step": step})
+    it = iter(grain.experimental.device_put(ds, shardings))
+    found = []
+    for batch in it:
+        total = jax.jit(lambda x: jax.tree.map(lambda leaf: leaf.sum(), x))(batch)
+        leaves = [batch["tokens"], *batch["labels"].values(), batch["step"]]
+        found.append({
+            "shapes": [leaf.shape for leaf in leaves],
+            "dtypes": [str(leaf.dtype) for leaf in leaves],
+            "specs": [str(leaf.sharding.spec) for leaf in leaves],
+            "totals": jax.tree.map(float, total),
+        })
+    it.close()
+    if num_processes > 1:
+        jax.distributed.shutdown()
+    print(json.dumps(found))
+    """
+
+
+def ragged_batches():
+    """What `RAGGED` must find: the same, whatever the number of processes."""
+    for step in range(3):
+        numbers = range(8 * step, 8 * step + 8)
+        yield {
+            "shapes": [[8, 6], [8], [8, 3], []],
+            "dtypes": ["uint16", "int32", "float32", "int32"],
+            "specs": [*map(str, (P("data", "model"), P("data"), P("data"), P()))],
+            "totals": {
+                "tokens": 6 * sum(numbers),
+                "labels": {"length": sum(numbers), "weights": 1.5 * sum(numbers)},
+                "step": step,
+            },
+        }
+
+
+def test_each_leaf_of_a_ragged_batch_has_its_own_sharding():
+    found = result_of(start_python(RAGGED, xla_flags=EIGHT_DEVICES))
+    assert found == list(ragged_batches())
+
+
+def test_each_leaf_of_a_global_ragged_batch_has_its_own_sharding():
+    port = free_port()
+    processes = [start_python(RAGGED, i, port, xla_flags=FOUR_DEVICES) for i in range(2)]
+    for found in map(result_of, processes):
+        assert found == list(ragged_batches())
+
+
+def test_elements_of_different_shapes_are_put_as_they_are():
+    rows = [{"x": np.arange(n), "mask": [np.ones(n, bool)] * n} for n in range(1, 6)]
+    ds = grain.MapDataset.source(rows).to_iter_dataset()
+    found = list(device_put(ds, jax.devices()[0]))
+    assert [batch["x"].shape for batch in found] == [(n,) for n in range(1, 6)]
+    assert [len(batch["mask"]) for batch in found] == [1, 2, 3, 4, 5]
+    for batch, row in zip(found, rows, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, batch, row)
+
+
+@pytest.mark.parametrize("batch_fn", [None, list])
+def test_leaves_that_jax_has_no_type_for_are_refused_with_their_place(batch_fn):
+    rows = [{"x": 1, "text": "one"}, {"x": 2, "text": "two"}]
+    ds = grain.MapDataset.source(rows).batch(2, batch_fn=batch_fn).to_iter_dataset()
+    with pytest.raises(TypeError, match="JAX") as raised:
+        next(iter(device_put(ds, jax.devices()[0])))
+    assert "DevicePut" in "\n".join(raised.value.__notes__)
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_a_remainder_that_does_not_divide_is_refused_unless_padded(pad):
+    code = """
+        import functools, json
+        import jax, numpy as np
+        import grainmill as grain
+        mesh = jax.sharding.Mesh(np.array(jax.devices()), "data")
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+        padded = functools.partial(grain.experimental.batch_and_pad, batch_size=4)
+        ds = grain.MapDataset.range(10).map(lambda x: {"x": x, "is_real": True})
+        ds = ds.batch(4, batch_fn=padded if PAD else None).to_iter_dataset()
+        it = iter(grain.experimental.device_put(ds, sharding))
+        next(it), next(it)
+        try:
+            print(json.dumps({name: array.tolist() for name, array in next(it).items()}))
+        except ValueError as error:
+            print(json.dumps(str(error)))
+        """
+    found = result_of(start_python(code.replace("PAD", str(pad)), xla_flags=FOUR_DEVICES))
+    if pad:
+        assert found == {"x": [8, 9, 0, 0], "is_real": [True, True, False, False]}
+    else:
+        assert "dimension size is 2" in found
+
+
 @pytest.mark.parametrize("sizes", [(4, 2), (1, 1), (0, 2), (2, 0), (0, 0)])
 def test_state_is_that_of_the_delivered_batch(sizes):
     cpu_buffer_size, device_buffer_size = sizes
@@ -136,6 +258,26 @@ def test_state_is_that_of_the_delivered_batch(sizes):
             next(it)
             next(plain)
     it.close()
+
+
+def test_another_number_of_processes_continues_what_was_on_devices():
+    def on_device(process_index, num_processes):
+        shard = grain.sharding.ShardOptions(process_index, num_processes)
+        ds = grain.MapDataset.range(40).shuffle(seed=0)
+        elastic = grain.experimental.ElasticIterator(ds, 8, shard)
+        return iter(device_put(elastic, jax.devices()[0]))
+
+    expected = list(grain.MapDataset.range(40).shuffle(seed=0))
+    both = [on_device(i, 2) for i in range(2)]
+    for step in range(2):
+        found = np.stack([next(it) for it in both], axis=1).ravel()
+        assert found.tolist() == expected[8 * step : 8 * step + 8]
+    state = json.loads(json.dumps(both[1].get_state()))
+    alone = on_device(0, 1)
+    alone.set_state(state)
+    assert [x for batch in alone for x in batch.tolist()] == expected[16:]
+    for it in [*both, alone]:
+        it.close()
 
 
 def test_batches_in_flight_are_bounded():

@@ -53,6 +53,7 @@ WITHOUT_EXAMPLE = {
     "in use by other modules of the package": [
         "process_index_and_count",
     ],
+    "shown in the example of `CheckpointHandler`": ["CheckpointRestore", "CheckpointSave"],
     "shown in the example of its class": [
         "IterDataset.__iter__",
         "IterDataset.parents",

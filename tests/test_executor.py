@@ -1,4 +1,4 @@
-"""What is computed ahead: how much, by how many threads, and in which order it comes."""
+"""Prefetching: how much, by how many threads, and in which order elements are delivered."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ NUM_THREADS = 4
 
 
 class Calls:
-    """A function that notes what it was called with and by which thread."""
+    """A function that records its arguments and the calling thread."""
 
     def __init__(self, function=lambda x: x):
         self.function = function
@@ -49,7 +49,7 @@ def test_functions_that_wait_get_all_threads_within_a_few_elements(batch_size):
     assert function.threads == {f"grain-prefetch_{number}" for number in range(NUM_THREADS)}
 
 
-def test_threads_that_cannot_be_started_are_done_without(monkeypatch):
+def test_iteration_continues_without_threads_that_cannot_be_started(monkeypatch):
     start = thread_pool.start_thread
 
     def refused(run, *, name, stop):
@@ -64,8 +64,8 @@ def test_threads_that_cannot_be_started_are_done_without(monkeypatch):
     assert function.threads == {"grain-prefetch_0"}
 
 
-def test_what_a_task_waits_for_may_fail():
-    """The thread goes on, and who waits for the task learns of it."""
+def test_a_failed_wait_of_a_task_is_reported():
+    """The thread continues, and waiting for the task raises."""
     threads = thread_pool.ThreadPool()
     failing = thread_pool.Task(list, lambda: 1 // 0)
     after = thread_pool.Task(lambda: 7)
@@ -74,7 +74,7 @@ def test_what_a_task_waits_for_may_fail():
     assert failing.done.acquire(timeout=60)
     assert after.done.acquire(timeout=60)
     assert (type(failing.failure), after.result) == (ZeroDivisionError, 7)
-    threads.dismiss()
+    threads.shutdown()
 
 
 def test_no_more_threads_than_allowed_run_functions_at_once():
@@ -94,7 +94,7 @@ def test_no_more_threads_than_allowed_run_functions_at_once():
 
 
 def test_threads_share_the_elements_of_one_batch():
-    """No thread has more than its share of what 64 sleeps after the first few take."""
+    """No thread runs more than its share of 64 sleeps after the first few."""
     by_thread = {}
 
     def function(x):
@@ -132,7 +132,7 @@ def test_shared_batches_fail_where_unshared_ones_do(num_workers):
         iterator.close()
 
 
-def test_elements_behind_a_slow_one_are_computed_meanwhile():
+def test_elements_after_a_slow_one_are_computed_meanwhile():
     slow = threading.Event()
 
     def function(x):
@@ -173,8 +173,8 @@ def test_elements_before_a_slow_one_do_not_wait_for_it():
         assert [next(iterator) for _ in range(1000)] == list(range(1007, 2007))
 
 
-def test_a_block_of_which_all_was_taken_is_not_the_end(monkeypatch):
-    """The last element is there, and the consumer has it, before the block is done."""
+def test_a_block_whose_elements_were_all_taken_is_not_the_end(monkeypatch):
+    """The consumer has the last element before the block is done."""
     call = executor._elements
 
     def slowly(*args):
@@ -188,7 +188,7 @@ def test_a_block_of_which_all_was_taken_is_not_the_end(monkeypatch):
 
 
 @pytest.mark.parametrize("failing", [3, 11])
-def test_what_was_taken_of_a_block_comes_once_whatever_happens_after_it(failing):
+def test_elements_taken_from_a_block_are_delivered_once_whatever_follows(failing):
     go_on = threading.Event()
 
     def function(x):
@@ -211,7 +211,7 @@ def test_what_was_taken_of_a_block_comes_once_whatever_happens_after_it(failing)
             assert iterator.get_state() == {"next_index": expected[-1] + 1}
 
 
-def test_a_consumer_that_pauses_finds_as_much_as_it_asked_for():
+def test_a_consumer_that_pauses_finds_the_requested_prefetch():
     calls = Calls(lambda x: sleeps(x, 1e-4))
     ds = threaded(grain.MapDataset.range(10**6).map(calls), prefetch_buffer_size=200)
     with iter(ds) as iterator:
@@ -225,13 +225,13 @@ def test_a_consumer_that_pauses_finds_as_much_as_it_asked_for():
     lambda ds: threaded(ds, prefetch_buffer_size=10**9, ram_budget_bytes=16 << 20).batch(4),
     lambda ds: threaded(ds.batch(4), prefetch_buffer_size=10**9, ram_budget_bytes=16 << 20),
 ])  # fmt: skip
-def test_work_ahead_is_bounded_by_bytes(make):
+def test_prefetch_is_bounded_by_bytes(make):
     calls = Calls(lambda _: np.zeros(1 << 20, np.uint8))
     with iter(make(grain.MapDataset.range(10**9).map(calls))) as iterator:
         for _ in range(30):
             element = next(iterator)
         taken = 30 * (1 if element.ndim == 1 else 4)
-        # Up to 16 wait; two batches are always under way.
+        # Up to 16 are ready; two batches are always in flight.
         assert count_at_rest(calls.elements) - taken <= 16 + 2 * 4
 
 
@@ -255,17 +255,17 @@ def test_the_first_element_waits_for_no_other(options):
         assert iterator._stage._blocks.position <= 2
 
 
-def test_no_more_is_begun_once_what_is_awaited_is_there(monkeypatch):
-    """To begin the reads of a block may take longer than the reads."""
+def test_no_more_is_started_once_the_awaited_block_is_ready(monkeypatch):
+    """Starting the reads of a block may take longer than the reads."""
     begun = []
-    begin = Program.begin
+    begin = Program.start_reads
 
     def slow_begin(self, start, count):
         time.sleep(0.01)
         begun.append(start)
         return begin(self, start, count)
 
-    monkeypatch.setattr(Program, "begin", slow_begin)
+    monkeypatch.setattr(Program, "start_reads", slow_begin)
     monkeypatch.setattr(Program, "waits_for_storage", property(lambda _: True))
     ds = grain.MapDataset.range(10_000).map(lambda x: time.sleep(0.001) or x)
     iterator = iter(ds.to_iter_dataset(grain.ReadOptions(num_threads=4)))

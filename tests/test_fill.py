@@ -1,4 +1,4 @@
-"""Batches filled by the engine's loop over records have what single elements have."""
+"""Batches filled by the engine's loop over records equal single elements."""
 
 import random
 from pathlib import Path
@@ -72,7 +72,7 @@ BY_BATCH = {
     ),
 }
 
-# What elements are made of an array.
+# Elements computed from an array.
 SHAPES = {
     "array": lambda array: array,
     "dict": lambda array: {"label": int(array[0]), "array": array, "half": array[::2]},
@@ -126,7 +126,7 @@ def test_filled_rows_are_the_elements(folder, name, file):
 
 
 @pytest.mark.parametrize("part_len", [1, 4, 150])
-def test_record_that_cannot_be_read_is_the_failure_at_its_place(folder, monkeypatch, part_len):
+def test_unreadable_record_fails_at_its_position(folder, monkeypatch, part_len):
     asked_again = []
     monkeypatch.setattr(
         element_sources.FileSource, "_read", lambda _, *asked: asked_again.append(asked)
@@ -144,7 +144,7 @@ def test_record_that_cannot_be_read_is_the_failure_at_its_place(folder, monkeypa
 
 
 def num_reads():
-    """Calls of the system that read, so far in this process."""
+    """The number of reading system calls of this process so far."""
     with Path("/proc/self/io").open() as counts:
         return next(int(line.split()[1]) for line in counts if line.startswith("syscr"))
 
@@ -168,7 +168,7 @@ def test_nothing_is_read_again_after_a_damaged_record(folder):
 
 
 @pytest.mark.parametrize("name", MAPS)
-def test_each_element_is_told_of_before_it_is_made(folder, name):
+def test_each_element_is_announced_before_it_is_computed(folder, name):
     marked, made_at = [0], []
 
     def watched(record):
@@ -202,7 +202,7 @@ def drained(batches):
     return made, None
 
 
-# Of 32 elements, batches are made in two parts; of 8, in one.
+# Batches of 32 elements are computed in two parts; of 8, in one.
 @pytest.mark.parametrize("batch_size", [32, 8])
 @pytest.mark.parametrize("file", ["whole", "damaged"])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -271,7 +271,7 @@ def test_batches_of_some_nones_are_refused(folder, num_nones):
 
 
 @pytest.mark.parametrize("missing", ["key", "more", "value"])
-def test_containers_unlike_the_others_are_told(folder, missing):
+def test_containers_of_another_structure_are_refused(folder, missing):
     def element(array):
         pair = {"label": 1, "array": array}
         if array[0] != ODD:

@@ -22,9 +22,11 @@ CORE_LAYERS = [
     {"pipeline"},
 ]
 FACE_LAYERS = [
-    {"_native", "_memory", "_threads", "_tree", "shared_memory_array"},
+    {"_native", "_lazy_dataclass", "_memory", "_threads", "_tree"},
+    {"shared_memory_array"},
     {"_plan"},
-    {"_workers"},
+    {"_stats"},
+    {"_checkpoint", "_workers"},
     {"_evaluate"},
     {"_iterators"},
     {"_dataset"},
@@ -39,6 +41,20 @@ LATE_IMPORTS = {
     # JAX is optional and takes a second to import.
     "experimental.py": {"grainmill.jax"},
     "sharding.py": {"grainmill.jax"},
+    # So is Orbax, which imports JAX.
+    "checkpoint.py": {"grainmill._checkpoint"},
+    "_checkpoint/handler.py": {"grainmill._checkpoint.orbax"},
+    # What starts processes takes a tenth of the time that importing the package does.
+    "_iterators/read.py": {"grainmill._evaluate.processes"},
+    "_iterators/worker_shards.py": {"grainmill._iterators.remote"},
+    "_evaluate/rng.py": {"grainmill._evaluate.philox_key"},
+    "_memory.py": {"pathlib"},
+    # So does what only some programs use: checkpoints and named shared memory.
+    "_dataset/iterator.py": {"grainmill._checkpoint"},
+    "_dataset/shared_batches.py": {"grainmill.shared_memory_array"},
+    "_dataset/shown.py": {"grainmill._dataset.description"},
+    # It takes 40 ms to import, and whoever awaits something has imported it.
+    "_checkpoint/states.py": {"asyncio"},
 }
 # Files that start threads. The engine's are `pipeline`'s, and one that waits for the parent's end
 # if the system has no signal for it; Python's are those that run user functions, which `_threads`
@@ -242,6 +258,12 @@ def test_imports_stand_on_top():
             assert any(module == name or module.startswith(f"{name}.") for name in agreed), (
                 f"{file} imports {module} inside a function"
             )
+
+
+def test_private_names_of_grain_are_for_programs_only():
+    for file, module, _ in face_imports():
+        if module.startswith("grainmill._src"):
+            assert file.startswith("_src/"), f"{file} imports {module}"
 
 
 def test_only_one_module_imports_jax():

@@ -1,6 +1,6 @@
 """Random pipelines of sequential stages against plain generators: elements, calls and states.
 
-A generator is the slow twin: it calls a user's function when its element is asked for, in order.
+A generator is the slow twin: it calls a user's function when its element is requested, in order.
 """
 
 import itertools
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.better_than_grain("Grain has no twin to be compared wit
 
 
 class Logged:
-    """Notes each call of a user's function."""
+    """Records each call of a user's function."""
 
     def __init__(self):
         self.calls = []
@@ -39,7 +39,7 @@ class Pieces(experimental.FlatMapTransform):
 
 
 class Passing(grain.IterDataset):
-    """A user's own dataset that hands its elements on."""
+    """A user's own dataset that passes its elements on."""
 
     def __init__(self, parent, function):
         super().__init__(parent)
@@ -125,7 +125,7 @@ def interleaved(makes):
 
 
 def pipeline(dice, depth, ours, theirs):  # noqa: PLR0911 - one for each operation
-    """A dataset, and a function that makes its twin, whose functions log to `ours` and `theirs`."""
+    """A dataset and a function that creates its twin, which log to `ours` and `theirs`."""
     if not depth:
         bounds = sorted(dice.sample(range(30), 2))
         return grain.MapDataset.range(*bounds).to_iter_dataset(), lambda: iter(range(*bounds))
@@ -203,7 +203,7 @@ def test_elements_calls_and_states_are_those_of_plain_generators(seed):
         assert list(resumed) == expected[at:]
 
 
-def test_functions_run_no_earlier_where_states_are_not_asked_for():
+def test_functions_run_no_earlier_if_no_state_is_requested():
     calls = []
     ds = grain.MapDataset.range(100).to_iter_dataset()
     ds = ds.filter(lambda x: x % 2).map(lambda x: calls.append(x) or x)

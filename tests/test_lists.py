@@ -1,4 +1,4 @@
-"""Sources and datasets that offer `__getitems__` are asked for many elements at once."""
+"""`__getitems__` of sources and datasets is called with many positions at once."""
 
 import threading
 import time
@@ -19,7 +19,7 @@ N = 256
 
 
 class Listed:
-    """The numbers from `first` on; notes what it is asked for."""
+    """The numbers from `first` on; records the requested positions."""
 
     def __init__(self, first=0, length=N, *, failing=(), seconds=0.0):
         self.first, self.length, self.failing, self.seconds = first, length, set(failing), seconds
@@ -121,7 +121,7 @@ def plain(element):
 @pytest.mark.parametrize("options", READ)
 @pytest.mark.parametrize("make", [Listed, ListedDataset])
 @pytest.mark.parametrize("plan", PLANS)
-def test_every_plan_asks_for_lists(plan, make, options):
+def test_every_plan_requests_lists(plan, make, options):
     expected = [plain(x) for x in PLANS[plan](source_of(np.arange(N).tolist()))]
     asked = make()
     ds = PLANS[plan](source_of(asked)).to_iter_dataset(READ[options])
@@ -129,11 +129,11 @@ def test_every_plan_asks_for_lists(plan, make, options):
     assert asked.singles == []
     num_asked = sum(map(len, asked.lists))
     assert len(asked.lists) <= num_asked / 4, [len(indices) for indices in asked.lists]
-    # No more than may be ahead, or than a batch has.
+    # No more than the prefetch buffer, or than a batch has.
     assert max(map(len, asked.lists)) <= 64
 
 
-def test_a_dataset_over_another_hands_lists_on():
+def test_a_dataset_over_another_passes_lists_on():
     inner = Listed()
     outer = ListedDataset(grain.MapDataset.source(inner).shuffle(seed=3))
     expected = list(grain.MapDataset.range(N).shuffle(seed=3))
@@ -142,7 +142,7 @@ def test_a_dataset_over_another_hands_lists_on():
     assert len(outer.lists) < N / 4
 
 
-def test_batches_of_an_iterator_are_made_of_lists():
+def test_batches_of_an_iterator_request_lists():
     asked = Listed()
     batches = list(grain.MapDataset.source(asked).to_iter_dataset(INLINE).batch(64))
     assert np.concatenate(batches).tolist() == list(range(N))
@@ -150,7 +150,7 @@ def test_batches_of_an_iterator_are_made_of_lists():
     assert asked.singles == []
 
 
-def test_nothing_is_asked_for_before_its_time():
+def test_nothing_is_requested_early():
     asked = Listed()
     iterator = iter(grain.MapDataset.source(asked).map(abs).to_iter_dataset(INLINE))
     for index in range(20):
@@ -158,7 +158,7 @@ def test_nothing_is_asked_for_before_its_time():
         assert asked.lists == [[i] for i in range(index + 1)]
 
 
-def test_no_more_is_asked_for_than_may_be_ahead():
+def test_no_more_is_requested_than_the_prefetch_buffer():
     asked = Listed(length=10**6)
     options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=40)
     with iter(grain.MapDataset.source(asked).to_iter_dataset(options)) as iterator:
@@ -168,7 +168,7 @@ def test_no_more_is_asked_for_than_may_be_ahead():
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_workers_ask_for_lists(num_workers, tmp_path):
+def test_workers_request_lists(num_workers, tmp_path):
     class Told(Listed):
         def __getitems__(self, indices):
             with (tmp_path / "asked").open("a") as file:
@@ -189,7 +189,7 @@ def test_lists_grow_where_a_call_costs_the_same_for_any_number(options):
     assert len(asked.lists) <= N / 4
 
 
-def test_batches_of_slow_sources_are_made_of_lists():
+def test_batches_of_slow_sources_request_lists():
     asked = Listed(seconds=0.03)
     batches = grain.MapDataset.source(asked).batch(64).to_iter_dataset(READ["caller"])
     assert [len(batch) for batch in batches] == [64] * 4
@@ -202,13 +202,13 @@ def run_pace(pace, call_s, element_s, blocks):
     return pace.count
 
 
-def test_lists_are_as_long_as_makes_elements_cheaper():
+def test_lists_grow_while_elements_get_cheaper():
     def pace():
         return Pace(500, tuning.HAND_OVER_S, by_lists=True)
 
     assert run_pace(pace(), 0.05, 0.0, 20) >= 256
     assert run_pace(pace(), 0.05, 0.01, 20) == tuning.MIN_LIST_LEN
-    # What gets slow later comes in shorter lists again.
+    # If elements get slower later, lists get shorter again.
     once_quick = pace()
     assert run_pace(once_quick, 0.0, 1e-6, 20) == 500
     assert run_pace(once_quick, 0.0, 0.02, 20) <= 2 * tuning.MIN_LIST_LEN
@@ -217,7 +217,7 @@ def test_lists_are_as_long_as_makes_elements_cheaper():
 @pytest.mark.parametrize("make", [lambda ds: ds, lambda ds: ds.map(abs)])
 @pytest.mark.parametrize("options", READ)
 @pytest.mark.parametrize("bad", [0, 1, 37, N - 1])
-def test_a_failure_stands_at_its_element(bad, options, make):
+def test_a_failure_is_raised_at_its_element(bad, options, make):
     asked = Listed(failing=[bad])
     iterator = iter(make(grain.MapDataset.source(asked)).to_iter_dataset(READ[options]))
     assert [next(iterator) for _ in range(bad)] == list(range(bad))
@@ -229,7 +229,7 @@ def test_a_failure_stands_at_its_element(bad, options, make):
 
 
 class Short(Listed):
-    """Leaves out those that are missing, as some stores do."""
+    """Omits missing elements, as some stores do."""
 
     def __getitems__(self, indices):
         return [x for x in super().__getitems__(indices) if x != self.first + 37]
@@ -241,7 +241,7 @@ def test_a_list_of_another_length_is_refused(options):
         list(grain.MapDataset.source(Short()).to_iter_dataset(READ[options]))
 
 
-def test_what_a_list_leaves_out_and_can_not_be_read_fails_at_its_place():
+def test_an_omitted_element_that_cannot_be_read_fails_at_its_position():
     class Missing(Short):
         def _element(self, index):
             return None if index == 37 else super()._element(index)
@@ -261,7 +261,7 @@ def test_what_a_list_leaves_out_and_can_not_be_read_fails_at_its_place():
 
 
 @pytest.mark.parametrize("answer", [{"a": 1, "b": 2}, "ab", b"ab"])
-def test_what_is_no_list_is_refused(answer):
+def test_an_answer_that_is_no_list_is_refused(answer):
     class Columns(Listed):
         def __getitems__(self, indices):
             return answer
@@ -270,7 +270,7 @@ def test_what_is_no_list_is_refused(answer):
         grain.MapDataset.source(Columns()).__getitems__([0, 1])
 
 
-def test_any_iterable_will_do():
+def test_any_iterable_is_accepted():
     class Generated(Listed):
         def __getitems__(self, indices):
             yield from indices
@@ -297,7 +297,7 @@ def test_a_source_that_stops_does_not_end_the_data(lists):
         next(iterator)
 
 
-def test_a_class_with_elements_of_its_own_is_asked_for_those():
+def test_getitem_of_a_subclass_overrides_getitems_of_its_base():
     class Doubled(Listed):
         def __getitem__(self, index):
             return 2 * super().__getitem__(index)
@@ -310,7 +310,7 @@ def test_a_class_with_elements_of_its_own_is_asked_for_those():
     assert list(DoubledDataset()) == list(range(0, 2 * N, 2))
 
 
-def test_lists_are_asked_for_on_the_threads_of_functions():
+def test_lists_are_requested_by_the_threads_that_run_functions():
     names = set()
 
     class Named(Listed):
@@ -322,7 +322,7 @@ def test_lists_are_asked_for_on_the_threads_of_functions():
     assert all(name.startswith("grain-prefetch") for name in names)
 
 
-def test_a_loader_asks_a_dataset_for_lists():
+def test_a_loader_requests_lists_of_a_dataset():
     asked = ListedDataset()
     loader = grain.DataLoader(
         data_source=asked,

@@ -1,4 +1,4 @@
-"""Mixtures and concatenations of many parts, alike or not: what each element is, and whence."""
+"""Mixtures and concatenations of many datasets, alike or not: each element and its origin."""
 
 import pickle
 import random
@@ -72,7 +72,7 @@ def kept(number):
     return lambda x: hash(x) % 5 != number % 5
 
 
-# What a part may begin with; all but the first four join elements of others.
+# The first stages of a part; all except the first four join elements of others.
 BEGINNINGS = {
     "range": lambda n, _: MapDataset.range(n, n + 4 + n % 7, 1 + n % 3),
     "long range": lambda n, _: MapDataset.range(2**70 + n, 2**70 + n + 9),
@@ -83,7 +83,7 @@ BEGINNINGS = {
     "zip": lambda n, _: ZipMapDataset([MapDataset.range(n, n + 5), MapDataset.range(5)]),
 }
 
-# What may follow: of the number of the part, so that alike parts differ in what they do.
+# Later stages: they use the number of the part, so that like parts differ in their elements.
 STAGES = {
     "map": lambda ds, n: ds.map(lambda x: (n, x)),
     "shared map": lambda ds, _: ds.map(shared),
@@ -139,7 +139,7 @@ def test_elements_and_origins_match_those_of_single_positions(seed, sources):
         start, count = chance.randrange(500), chance.randrange(1, 90)
         expected = [plan_oracle.element(ds._node, at) for at in range(start, start + count)]
         assert program.run(start, count) == (expected, None)
-        assert program.begin(start, count)() == (expected, None)
+        assert program.start_reads(start, count)() == (expected, None)
         parts, at, made = program.run_incrementally(start, count), start, []
         while at < start + count:
             part_len = chance.randint(1, min(9, start + count - at))
@@ -202,7 +202,7 @@ def failing(number, at):
 
 
 @pytest.mark.parametrize("join", [MapDataset.mix, MapDataset.concatenate])
-def test_elements_before_a_failure_come_and_no_function_runs_after_it(join):
+def test_elements_before_a_failure_are_delivered_and_no_function_runs_after_it(join):
     ran = []
 
     def watched(number):
@@ -224,7 +224,7 @@ def test_elements_before_a_failure_come_and_no_function_runs_after_it(join):
     assert [x for _, x in ran[:-1]] == made
 
 
-def test_a_record_that_can_not_be_read_hides_none_before_it(tmp_path):
+def test_an_unreadable_record_hides_none_before_it(tmp_path):
     parts = []
     for number in range(30):
         path = tmp_path / str(number)
@@ -243,14 +243,14 @@ def test_a_record_that_can_not_be_read_hides_none_before_it(tmp_path):
         assert [bytes(x[:2]) for x in made] == [
             bytes([100 + at % 30, at // 30]) for at in range(2 * 30 + 20)
         ]
-        begun = program.begin(0, 120)()
+        begun = program.start_reads(0, 120)()
         assert (begun.elements, str(begun.failure)) == (made, str(failure))
 
 
 def test_slow_storage_is_read_for_all_parts_together(sources):
     program = Program(MapDataset.mix([MapDataset.source(source) for source in sources])._node)
     expected = program.run(0, 60)
-    (leaf,) = program._leaves
+    (source,) = program._element_sources
     assert not program.waits_for_storage
     begun = []
 
@@ -263,13 +263,13 @@ def test_slow_storage_is_read_for_all_parts_together(sources):
             begun.append(index.tolist())
             return self._files.start(index, reads)
 
-    leaf._files = Far(leaf._files)
-    assert program.begin(0, 60)() == expected
+    source._files = Far(source._files)
+    assert program.start_reads(0, 60)() == expected
     assert program.run(0, 60) == expected
     assert [len(index) for index in begun] == [60, 60]
 
 
-def test_a_source_that_says_it_is_longer_reaches_no_records_of_others(tmp_path):
+def test_a_source_with_a_wrong_length_reads_no_records_of_others(tmp_path):
     class Longer(ArrayRecordDataSource):
         def __len__(self):
             return 6
@@ -286,7 +286,7 @@ def test_a_source_that_says_it_is_longer_reaches_no_records_of_others(tmp_path):
     assert joined[6] == b"b0"
 
 
-def test_another_process_opens_those_files_only_that_it_reads(tmp_path):
+def test_another_process_opens_only_the_files_that_it_reads(tmp_path):
     paths = [str(tmp_path / str(number)) for number in range(3)]
     for number, path in enumerate(paths):
         with ArrayRecordWriter(path, "group_size:1") as writer:
@@ -318,14 +318,14 @@ class Counted(Plain):
         pass
 
 
-def test_a_block_asks_only_the_parts_it_touches():
+def test_a_block_reads_only_the_parts_it_needs():
     ds = MapDataset.concatenate([MapDataset.source(Counted(n, 10)).batch(5) for n in range(500)])
     program = Program(ds._node)
     Counted.opened = 0
     assert program.run(0, 4).failure is None
     assert Counted.opened == 20
-    (leaf,) = (leaf for _, leaf in program._chain.leaves())
-    assert len(leaf._leaves) < 30
+    (source,) = (source for _, source in program._chain.sources())
+    assert len(source._sources) < 30
 
 
 def test_parts_that_are_alike_are_one_chain():
@@ -335,7 +335,7 @@ def test_parts_that_are_alike_are_one_chain():
         lambda n: MapDataset.source(Plain(n, 4)),
     ]
     ds = MapDataset.mix([shapes[n % 3](n) for n in range(300)]).map(shared)
-    assert len(Program(ds._node)._chain.leaves()) == 3
+    assert len(Program(ds._node)._chain.sources()) == 3
 
 
 @pytest.mark.parametrize("make", [MapDataset.mix, MapDataset.concatenate])

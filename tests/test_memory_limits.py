@@ -18,7 +18,7 @@ from grainmill._evaluate import tuning
 from grainmill._evaluate.context import Context
 from grainmill._iterators.read import ReadStage
 from grainmill._memory import default_budget_bytes, usable_bytes
-from grainmill._workers.pool import Limits
+from grainmill._workers.limits import Limits
 from grainmill.array_record import ArrayRecordWriter
 
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -185,7 +185,7 @@ def test_place_changes_without_the_rest_of_a_batch():
 
 
 @pytest.mark.parametrize(("batch_size", "prefetch"), [(8, 20), (8, 500), (300, 20), (300, 500)])
-def test_little_is_ahead(batch_size, prefetch):
+def test_prefetch_is_bounded(batch_size, prefetch):
     calls = []
 
     def function(x):

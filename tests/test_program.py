@@ -1,4 +1,4 @@
-"""Blocks of a plan: in parts, they have the same elements as in one piece."""
+"""A block of a plan computed in parts has the same elements as computed at once."""
 
 import random
 

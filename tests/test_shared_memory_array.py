@@ -1,13 +1,16 @@
 """Arrays in shared memory: one memory in all processes, gone with its last array."""
 
+import contextlib
 import gc
 import multiprocessing as std
 import pickle
+import subprocess
+import sys
 from multiprocessing import shared_memory
 
 import numpy as np
 import pytest
-from under_test import grain
+from under_test import NAME, grain
 
 Array = grain.multiprocessing.SharedMemoryArray
 Metadata = grain.multiprocessing.SharedMemoryArrayMetadata
@@ -119,3 +122,92 @@ def test_empty_array():
 
 def test_metadata_is_a_value():
     assert Metadata("a", (2,), np.int32) == Metadata(name="a", shape=(2,), dtype=np.int32)
+
+
+RELEASED_BY_THREADS = """
+import gc, os, threading, time
+import numpy as np
+from multiprocessing import shared_memory
+import {module} as grain
+
+Array = grain.multiprocessing.SharedMemoryArray
+
+
+def is_gone(name):
+    deadline = time.monotonic() + 60
+    while os.path.exists("/dev/shm/" + name) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not os.path.exists("/dev/shm/" + name)
+
+
+def is_mapped(name):
+    with open("/proc/self/maps") as maps:
+        return name in maps.read()
+
+
+before = set(threading.enumerate())
+Array.enable_async_del(num_threads=2, max_outstanding_requests=3)
+Array.enable_async_del(num_threads=5)  # does nothing
+names = []
+for number in range(20):
+    array = Array((1000,), np.int64)
+    array.unlink_on_del()
+    array[:] = number
+    view = array[500:]
+    names.append(array.metadata.name)
+    del array
+    assert view.sum() == 500 * number
+    del view
+kept = Array((10,), np.int64)
+name = kept.metadata.name
+del kept  # released here, but not removed from the system
+assert all(map(is_gone, names))
+deadline = time.monotonic() + 60
+while any(map(is_mapped, [*names, name])) and time.monotonic() < deadline:
+    time.sleep(0.01)
+print([is_mapped(name) for name in [*names, name]].count(True), os.path.exists("/dev/shm/" + name))
+memory = shared_memory.SharedMemory(name=name)
+Array.close_shm_async(memory, unlink=True)
+print(is_gone(name))
+if os.fork() == 0:  # the child has none of the threads
+    array = Array((10,), np.int64)
+    array.unlink_on_del()
+    name = array.metadata.name
+    del array
+    os._exit(not is_gone(name))
+print(os.wait()[1])
+last = Array((10,), np.int64)
+last.unlink_on_del()
+print(last.metadata.name)
+"""
+
+
+@pytest.mark.better_than_grain("a forked child has none of the threads")
+def test_threads_release_memory_where_asked_to():
+    done = subprocess.run(
+        [sys.executable, "-c", RELEASED_BY_THREADS.format(module=NAME)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    *lines, last = done.stdout.splitlines()
+    assert lines == ["0 True", "True", "0"]
+    assert not exists(last)  # removed at exit
+    assert not done.stderr
+
+
+def test_memory_is_released_at_once_where_no_threads_were_asked_for():
+    memory = shared_memory.SharedMemory(create=True, size=10)
+    with contextlib.suppress(AssertionError):  # Grain raises it afterwards
+        Array.close_shm_async(memory, unlink=True)
+    assert not exists(memory.name)
+
+
+@pytest.mark.better_than_grain("accepts some, and starts no threads")
+@pytest.mark.parametrize(
+    ("numbers", "error"), [((0, 5), ValueError), ((1, -1), ValueError), ((1.5, 5), TypeError)]
+)
+def test_numbers_of_threads_and_requests_are_checked(numbers, error):
+    with pytest.raises(error, match=r"num_threads|max_outstanding_requests|an integer"):
+        Array.enable_async_del(*numbers)

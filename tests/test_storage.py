@@ -34,40 +34,40 @@ class Files:
         return Pending()
 
 
-def read_blocks(leaf, num_blocks):
+def read_blocks(source, num_blocks):
     index = np.arange(100)
     for _ in range(num_blocks):
-        made = leaf.finish(leaf.start(index))
+        made = source.finish(source.start(index))
         assert made.failure is None
         assert made.elements == [b"%d" % i for i in range(100)]
 
 
 def test_records_in_memory_need_no_other_thread():
     files = Files(is_slow=False)
-    leaf = FileSource(files)
-    read_blocks(leaf, 50)
+    source = FileSource(files)
+    read_blocks(source, 50)
     assert not files.queues
-    assert not leaf.waits
-    assert leaf.filler() is not None
+    assert not source.waits_for_storage
+    assert source.fill_function() is not None
 
 
-def test_far_records_are_read_ahead_within_the_bound_of_their_queue():
+def test_records_on_slow_storage_are_read_ahead_within_the_bound_of_their_queue():
     files = Files(is_slow=True)
     queue = _native.ReadQueue(7)
-    leaf = FileSource(files, queue)
-    read_blocks(leaf, 50)
+    source = FileSource(files, queue)
+    read_blocks(source, 50)
     assert files.queues == [queue] * 50
-    assert leaf.waits
-    assert leaf.filler() is None
+    assert source.waits_for_storage
+    assert source.fill_function() is None
 
 
 def test_storage_that_became_far_or_near_is_followed():
     files = Files(is_slow=False)
-    leaf = FileSource(files)
+    source = FileSource(files)
     for is_slow in (True, False, True):
         files.is_slow = is_slow
         before = len(files.queues)
-        read_blocks(leaf, 3)
+        read_blocks(source, 3)
         assert len(files.queues) - before == 3 * is_slow
 
 
@@ -131,7 +131,7 @@ def test_reads_in_flight_are_an_option_of_their_own(tmp_path):
     ds = MapDataset.source(source).map(len)
     for options, expected in ((None, 128), (ReadOptions(max_reads_in_flight=7), 7)):
         with iter(ds.batch(3).to_iter_dataset(options)) as iterator:
-            batches = iterator._stage._program._chain.leaf[1]
-            assert batches._parent._chain.leaf[1]._reads.max_in_flight == expected
+            batches = iterator._stage._program._chain.source[1]
+            assert batches._parent._chain.source[1]._reads.max_in_flight == expected
     with pytest.raises(ValueError, match="`max_reads_in_flight` must be at least 1 or None, got 0"):
         ReadOptions(max_reads_in_flight=0)

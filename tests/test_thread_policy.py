@@ -11,7 +11,7 @@ SPAN_S = 0.05
 
 
 class Function:
-    """A user's function on a machine of so many cores.
+    """A user's function on a machine with `cores` cores.
 
     Args:
         locked_s: Seconds it computes holding the interpreter lock.
@@ -26,7 +26,7 @@ class Function:
         self.contention = contention
 
     def span(self, threads, *, speed=1.0, demand=float("inf"), elapsed_s=SPAN_S, queued=0.0):
-        """What so many threads bring for a consumer that takes `demand` elements a second.
+        """The effect of `threads` threads on a consumer that takes `demand` elements a second.
 
         `queued` is the share of their time in which threads wait for a core.
         """
@@ -46,7 +46,7 @@ class Function:
 
 
 def counts(policy, function, seconds, **how):
-    """The counts in use over so many seconds."""
+    """The numbers of threads in use during `seconds`."""
     seen = []
     for _ in range(round(seconds / SPAN_S)):
         seen.append(policy.count)
@@ -55,12 +55,12 @@ def counts(policy, function, seconds, **how):
 
 
 @pytest.mark.parametrize("allowed", [1, 4, 16, 64])
-def test_functions_that_wait_get_all_threads_at_once(allowed):
+def test_functions_that_wait_get_all_threads_immediately(allowed):
     policy = ThreadPolicy(allowed)
     assert counts(policy, Function(locked_s=20e-6, waits_s=0.01), 3)[1:] == [allowed] * 59
 
 
-def test_a_function_slower_than_a_span_is_known_to_wait():
+def test_a_function_slower_than_a_span_is_recognised_as_waiting():
     policy = ThreadPolicy(16)
     for _ in range(20):
         policy.decide(Span(SPAN_S, 0, SPAN_S, policy.count * SPAN_S, 1e-5, 1e-5))
@@ -98,13 +98,13 @@ def test_functions_that_release_the_lock_get_a_thread_a_core(cores, expected):
     assert seen.index(expected) <= 5  # each doubling takes a span
 
 
-def test_contention_that_makes_elements_dearer_is_given_back():
+def test_a_thread_that_makes_elements_dearer_by_contention_is_removed():
     seen = counts(ThreadPolicy(16), Function(free_s=1e-3, contention=0.5), 60)
     assert seen.count(1) > 0.9 * len(seen)
 
 
-def test_a_cold_start_that_made_more_threads_look_good_is_found_out():
-    """Images of 150 KB: two cores share what memory gives, but the first ones were dearer."""
+def test_a_trial_that_looked_good_after_a_cold_start_is_reverted():
+    """Images of 150 KB: two cores share the memory bandwidth, but the first images were dearer."""
     function = Function(free_s=40e-6, contention=0.9)
     policy = ThreadPolicy(16)
     policy.decide(function.span(1, speed=0.5))
@@ -113,36 +113,36 @@ def test_a_cold_start_that_made_more_threads_look_good_is_found_out():
     assert seen.count(1) > 0.9 * len(seen)
 
 
-def test_threads_that_pay_are_given_up_for_a_span_now_and_then_alone():
+def test_useful_threads_are_removed_only_for_rare_trials():
     seen = counts(ThreadPolicy(16), Function(free_s=1e-3, cores=8), 120)
     assert seen.count(8) > 0.97 * len(seen)
     assert 4 in seen[200:]
 
 
-def test_functions_that_wait_half_the_time_end_up_where_the_lock_is_busy():
+def test_functions_that_wait_half_the_time_get_threads_until_the_lock_is_busy():
     seen = counts(ThreadPolicy(16), Function(locked_s=0.3e-3, waits_s=0.7e-3), 60)
     assert np.median(seen) > 3
 
 
-def test_nobody_who_is_served_in_time_gets_more_threads():
+def test_a_consumer_that_never_waits_gets_no_more_threads():
     seen = counts(ThreadPolicy(16), Function(waits_s=1e-3), 10, demand=500)
     assert set(seen) == {1}
 
 
 def test_threads_that_just_serve_the_consumer_stay():
-    """Once all come in time, elements come no faster than they are taken."""
+    """Once all elements are in time, they are computed no faster than they are taken."""
     seen = counts(ThreadPolicy(16), Function(waits_s=10e-3), 10, demand=110)
     assert set(seen[1:]) == {16}
 
 
-def test_a_function_that_begins_to_wait_is_noticed():
+def test_a_function_that_starts_to_wait_is_noticed():
     policy = ThreadPolicy(16)
     counts(policy, Function(locked_s=1e-3), 100)
     seen = counts(policy, Function(waits_s=10e-3), LONGEST_PAUSE_S + 1)
     assert seen[-1] == 16
 
 
-def test_a_function_that_begins_to_compute_is_noticed():
+def test_a_function_that_starts_to_compute_is_noticed():
     policy = ThreadPolicy(16)
     assert counts(policy, Function(waits_s=10e-3), 5)[-1] == 16
     seen = counts(policy, Function(locked_s=1e-3, contention=0.02), 5)

@@ -17,6 +17,13 @@ assert not sysconfig.get_config_var("Py_GIL_DISABLED")  # these cannot load abi3
 print(sys.base_prefix, sys.version.split()[0])
 """
 
+AS_GRAIN = """
+import importlib.metadata
+grain.install_as_grain()
+import grain.python
+print(importlib.metadata.version("grain"), grain.python.__name__)
+"""
+
 
 def interpreters() -> dict[str, str]:
     """Version and path of each CPython from 3.11 on -> a command that starts it."""
@@ -63,9 +70,10 @@ def test_readme_pipeline_runs_from_the_wheel(version, wheel, tmp_path):
     python = tmp_path / "env/bin/python"
     run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", wheel)
     isolated = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    code = "\n".join([*readme.python_blocks(), "print(grain.__file__)"])
+    code = "\n".join([*readme.python_blocks(), AS_GRAIN, "print(grain.__file__)"])
     found = run(python, "-I", "-W", "error", "-c", code, cwd=tmp_path, env=isolated)
     assert "'tokens': (16, 128)" in found
+    assert found.splitlines()[-2] == "0.2.18 grainmill.python"
     assert str(tmp_path) in found.splitlines()[-1]
 
 

@@ -15,25 +15,49 @@ Example:
     [[3, 5, 3], [3, 5, 3]]
 """
 
-from grainmill import (
-    constants,
-    experimental,
-    multiprocessing,
-    samplers,
-    sharding,
-    sources,
-    transforms,
-)
+import importlib
+from typing import TYPE_CHECKING
+
+from grainmill import constants, sharding, transforms
+from grainmill._as_grain import install_as_grain
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
 from grainmill._dataset.map_dataset import MapDataset
-from grainmill._loader.data_loader import DataLoader, DataLoaderIterator, load
-from grainmill._loader.record import Record, RecordMetadata
+from grainmill._dataset.progress import progress
 from grainmill._native import GrainmillError, __version__
 from grainmill._plan.multiprocessing_options import MultiprocessingOptions
 from grainmill._plan.options import ReadOptions
 from grainmill._plan.settings import config
-from grainmill._workers.failures import WorkerError
+
+if TYPE_CHECKING:
+    from grainmill import checkpoint, experimental, multiprocessing, samplers, sources
+    from grainmill._loader.data_loader import DataLoader, DataLoaderIterator, load
+    from grainmill._loader.record import Record, RecordMetadata
+    from grainmill._workers.failures import WorkerError
+else:
+    # The modules that these names come from are imported when the names are used: together, they
+    # would take as long as the rest.
+    _MODULES = {
+        "DataLoader": "grainmill._loader.data_loader",
+        "DataLoaderIterator": "grainmill._loader.data_loader",
+        "Record": "grainmill._loader.record",
+        "RecordMetadata": "grainmill._loader.record",
+        "WorkerError": "grainmill._workers.failures",
+        "load": "grainmill._loader.data_loader",
+    }
+    _SUBMODULES = ("checkpoint", "experimental", "multiprocessing", "samplers", "sources")
+
+    def __getattr__(name: str) -> object:
+        if name in _SUBMODULES:
+            return importlib.import_module(f"{__name__}.{name}")
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
 
 config.define_flags()
 
@@ -53,11 +77,14 @@ __all__ = [
     "WorkerError",
     "__version__",
     "__version_info__",
+    "checkpoint",
     "config",
     "constants",
     "experimental",
+    "install_as_grain",
     "load",
     "multiprocessing",
+    "progress",
     "samplers",
     "sharding",
     "sources",

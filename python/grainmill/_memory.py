@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
-from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 # A quarter leaves memory for the model, the page cache and another pipeline.
 _BUDGET_SHARE = 4
+_ASSUMED_BYTES = 4 << 30  # where the system does not say
 _LIMIT_FILES = {"cgroup2": "memory.max", "cgroup": "memory.limit_in_bytes"}
 
 
@@ -22,14 +24,24 @@ def default_budget_bytes() -> int:
     return usable_bytes() // _BUDGET_SHARE
 
 
-def usable_bytes(root: Path = Path("/")) -> int:
+def usable_bytes(root: str | Path = "/") -> int:
     """The machine's memory, or the lowest limit of this process's control group and its ancestors.
 
     Args:
         root: The directory with `proc` and the mounted control group hierarchies.
     """
-    machine: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([machine, *_limits(root)])
+    from pathlib import Path  # noqa: PLC0415
+
+    return min([_machine_bytes(), *_limits(Path(root))])
+
+
+def _machine_bytes() -> int:
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # Windows: a struct of eight words, its length first; the second word is the physical memory.
+    words = (ctypes.c_uint64 * 8)(64)
+    ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(words))  # type: ignore[attr-defined]
+    return words[1] or _ASSUMED_BYTES
 
 
 def _limits(root: Path) -> Iterator[int]:
@@ -57,6 +69,8 @@ def _limits(root: Path) -> Iterator[int]:
 
 def _ancestor_limits(mount: Path, mount_root: str, path: str, name: str) -> Iterator[int]:
     """The limits of the group `path` and of its ancestors that are mounted."""
+    from pathlib import PurePosixPath  # noqa: PLC0415
+
     group = PurePosixPath(path)
     # In a container only a subtree may be mounted, or `path` may be a path of the host.
     if group.is_relative_to(mount_root):

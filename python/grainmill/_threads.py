@@ -99,5 +99,11 @@ def _stop_all() -> None:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
+def at_fork(**handlers: Callable[[], object]) -> None:
+    """Registers handlers as `os.register_at_fork` does; on systems without `fork`, does nothing."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(**handlers)
+
+
 # A forked child has none of these threads, and `stop` might wait for a lock that one of them held.
-os.register_at_fork(after_in_child=_running.clear)
+at_fork(after_in_child=_running.clear)

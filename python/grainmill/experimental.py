@@ -5,20 +5,22 @@ from typing import TYPE_CHECKING
 from grainmill._dataset import stages
 from grainmill._dataset.apply import apply_each as apply_transformations
 from grainmill._dataset.checks import assert_equal_output_after_checkpoint
+from grainmill._dataset.elastic import ElasticIterator
 from grainmill._dataset.iterator import (
     ThreadPrefetchDatasetIterator,
     get_next_index,
     set_next_index,
 )
+from grainmill._dataset.performance_config import PerformanceConfig, pick_performance_config
 from grainmill._dataset.rng_pool import RngPool
-from grainmill._dataset.spec import ShapeDtypeStructProtocol, get_element_spec
+from grainmill._dataset.spec import get_element_spec
 from grainmill._dataset.stages import *  # noqa: F403 - `stages.__all__` lists them
 from grainmill._evaluate.stack import batch_and_pad
 from grainmill._loader.operations import PackAndBatchOperation
 from grainmill._native import index_shuffle
 from grainmill._plan.options import DatasetOptions, ExecutionTrackingMode
 from grainmill._plan.sequential import BOSHandling
-from grainmill._plan.spec import ShapeDtypeStruct
+from grainmill._plan.spec import ShapeDtypeStruct, ShapeDtypeStructProtocol
 from grainmill._plan.transforms import FlatMap as FlatMapTransform
 from grainmill._plan.transforms import MapWithIndex as MapWithIndexTransform
 
@@ -37,10 +39,12 @@ else:
 __all__ = [
     "BOSHandling",
     "DatasetOptions",
+    "ElasticIterator",
     "ExecutionTrackingMode",
     "FlatMapTransform",
     "MapWithIndexTransform",
     "PackAndBatchOperation",
+    "PerformanceConfig",
     "RngPool",
     "ShapeDtypeStruct",
     "ShapeDtypeStructProtocol",
@@ -52,6 +56,7 @@ __all__ = [
     "get_element_spec",
     "get_next_index",
     "index_shuffle",
+    "pick_performance_config",
     "set_next_index",
 ]
 __all__ += stages.__all__

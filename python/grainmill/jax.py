@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
+import numpy as np
 
 from grainmill._dataset.stages import ThreadPrefetchIterDataset
 from grainmill._plan import transforms
 
 if TYPE_CHECKING:
+    from grainmill._dataset.element_types import AnyDataset
     from grainmill._dataset.iter_dataset import IterDataset
 
 __all__ = ["device_put", "process_index_and_count"]
@@ -29,14 +32,18 @@ class Device(Protocol):
         """The process that the device belongs to."""
 
 
+# Containers stand for pytrees; `None` is the default device.
+Placement = Device | jax.sharding.Sharding | Mapping[Any, Any] | list[Any] | tuple[Any, ...] | None
+
+
 def process_index_and_count() -> tuple[int, int]:
     """Returns the index of this JAX process, from 0, and the number of processes."""
     return jax.process_index(), jax.process_count()
 
 
 def device_put(
-    ds: IterDataset[Any],
-    device: Device | jax.sharding.Sharding,
+    ds: AnyDataset[Any],
+    device: Placement,
     *,
     cpu_buffer_size: int = 4,
     device_buffer_size: int = 2,
@@ -49,13 +56,19 @@ def device_put(
     when the iterator is closed. A state is that of `ds` after the element delivered last; transfers
     in flight are not part of it.
 
+    Arrays of an element may differ in rank, and elements in shape. Where a sharding does not fit
+    all leaves, such as one over two axes for a batch with a one-dimensional leaf, pass a pytree of
+    shardings. The size of a divided axis must be a multiple of the number of parts, so drop the
+    remainder of an epoch or pad it.
+
     If a sharding spans several processes, the arrays of `ds` are this process's shards of global
     arrays (`jax.make_array_from_process_local_data`). On CPU, JAX may use the memory of a batch
     instead of copying it; that memory is not reused while JAX refers to it.
 
     Args:
         ds: A dataset whose elements have arrays or numbers as leaves; JAX rejects others.
-        device: A device, or a sharding that fits every leaf.
+        device: A device, a sharding that fits every leaf, or a pytree of them: with the structure
+            of an element, or of its upper levels, as in `jax.device_put`.
         cpu_buffer_size: Maximum number of prefetched elements in host memory; 0 uses no thread.
         device_buffer_size: Maximum number of elements whose transfer has started; 0 transfers each
             when it is requested.
@@ -70,6 +83,19 @@ def device_put(
         >>> ds = grain.experimental.device_put(ds, jax.devices()[0])
         >>> [batch.tolist() for batch in ds]
         [[0, 1], [2, 3]]
+
+        A sharding for each array:
+
+        >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec
+        >>> mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "model"))
+        >>> shardings = {
+        ...     "tokens": NamedSharding(mesh, PartitionSpec("data", "model")),
+        ...     "weight": NamedSharding(mesh, PartitionSpec("data")),
+        ... }
+        >>> ds = grain.MapDataset.source([{"tokens": np.zeros(8), "weight": 0.5}] * 4)
+        >>> ds = grain.experimental.device_put(ds.batch(2).to_iter_dataset(), shardings)
+        >>> {name: array.shape for name, array in next(iter(ds)).items()}
+        {'tokens': (2, 8), 'weight': (2,)}
     """
     # These three nodes must stay: derived seeds depend on the number of nodes.
     on_host = ThreadPrefetchIterDataset(ds, prefetch_buffer_size=cpu_buffer_size)
@@ -83,10 +109,10 @@ class DevicePut(transforms.Map):
     """Starts the transfer of one element to a device, without waiting for it.
 
     Attributes:
-        device: A device, or a sharding that fits every leaf.
+        device: A device, a sharding that fits every leaf, or a pytree of them.
     """
 
-    device: Device | jax.sharding.Sharding
+    device: Placement
 
     def map(self, element: Any) -> Any:
         """Returns the element with JAX arrays as leaves.
@@ -94,7 +120,18 @@ class DevicePut(transforms.Map):
         Args:
             element: An element whose leaves are arrays or numbers.
         """
-        if isinstance(self.device, jax.sharding.Sharding) and not self.device.is_fully_addressable:
-            as_global = functools.partial(jax.make_array_from_process_local_data, self.device)
-            return jax.tree.map(as_global, element)
-        return jax.device_put(element, self.device)
+        if not any(map(_spans_processes, jax.tree.leaves(self.device))):
+            return jax.device_put(element, self.device)
+        return jax.tree.map(_placed, self.device, element)
+
+
+def _spans_processes(device: object) -> bool:
+    return isinstance(device, jax.sharding.Sharding) and not device.is_fully_addressable
+
+
+def _placed(device: Any, element: Any) -> Any:
+    """`element`, all of whose leaves go to `device`."""
+    if not _spans_processes(device):
+        return jax.device_put(element, device)
+    as_global = functools.partial(jax.make_array_from_process_local_data, device)
+    return jax.tree.map(lambda leaf: as_global(np.asarray(leaf)), element)

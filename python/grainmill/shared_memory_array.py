@@ -1,14 +1,19 @@
 """Arrays in named shared memory, which are sent to other processes by name."""
 
+import contextlib
 import dataclasses
 import math
+import operator
 import os
+import queue
 from collections.abc import Iterable
 from multiprocessing import shared_memory
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+
+from grainmill._threads import at_fork, start_thread
 
 __all__ = ["SharedMemoryArray", "SharedMemoryArrayMetadata"]
 
@@ -53,14 +58,71 @@ class _Memory(shared_memory.SharedMemory):
         self.address = np.ndarray((), np.uint8, buffer=self.buf).ctypes.data
 
     def __del__(self) -> None:
-        if self.unlinks:
-            self.unlink()
-        try:
-            self.close()
-        except BufferError:
-            # The array that is being freed still holds the mapping and will release it.
-            os.close(self._fd)
-            self._fd = -1
+        closer = _closer[0]
+        if closer is None:
+            _close(self, unlink=self.unlinks)
+        else:  # by a thread, with another object: this one is being freed
+            memory = object.__new__(shared_memory.SharedMemory)
+            vars(memory).update(vars(self))
+            closer.close(memory, unlink=self.unlinks)
+
+
+def _close(memory: Any, *, unlink: bool) -> None:
+    if unlink:
+        memory.unlink()
+    try:
+        memory.close()
+    except BufferError:
+        # The array that is being freed still holds the mapping and will release it.
+        if memory._fd >= 0:  # noqa: SLF001 - `close` fails before it closes this
+            os.close(memory._fd)  # noqa: SLF001
+        memory._buf, memory._mmap, memory._fd = None, None, -1  # noqa: SLF001
+
+
+class _Closer:
+    """Closes shared memory on threads of its own, since unmapping much of it takes long.
+
+    Args:
+        num_threads: Number of threads.
+        max_pending: Maximum number of memories that wait for a thread.
+    """
+
+    def __init__(self, num_threads: int, max_pending: int) -> None:
+        self._max_pending = max_pending
+        # Its `put` may be called by a finalizer that runs while this thread is in `put`.
+        self._pending: queue.SimpleQueue[tuple[Any, bool] | None] = queue.SimpleQueue()
+        for number in range(num_threads):
+            start_thread(self._run, name=f"grain-shm-close_{number}", stop=self._stop)
+
+    def close(self, memory: Any, *, unlink: bool) -> None:
+        """Closes `memory` soon; immediately if too many are waiting."""
+        if self._pending.qsize() < self._max_pending:
+            self._pending.put((memory, unlink))
+        else:
+            _close(memory, unlink=unlink)
+
+    def _stop(self) -> None:
+        _closer[0] = None
+        self._pending.put(None)  # ends one thread, after what waits already
+
+    def _run(self) -> None:
+        while (task := self._pending.get()) is not None:
+            memory, unlink = task
+            del task
+            with contextlib.suppress(FileNotFoundError):  # the memory was unlinked before
+                _close(memory, unlink=unlink)
+            del memory
+
+
+# What closes the memory of arrays; `None` if the thread that frees an array does so itself.
+_closer: list[_Closer | None] = [None]
+
+
+def _forget_closer() -> None:
+    _closer[0] = None
+
+
+at_fork(after_in_child=_forget_closer)  # its threads are those of the parent
 
 
 class SharedMemoryArray(np.ndarray[Any, Any]):
@@ -168,6 +230,45 @@ class SharedMemoryArray(np.ndarray[Any, Any]):
             ValueError: The array is not in shared memory.
         """
         self._named().unlinks = True
+
+    @classmethod
+    def enable_async_del(cls, num_threads: int = 1, max_outstanding_requests: int = 50) -> None:
+        """Makes threads of their own release the memory of arrays, which takes long for large ones.
+
+        It holds for all arrays that this process frees from now on; calling it again does nothing.
+
+        Args:
+            num_threads: Number of threads, at least 1.
+            max_outstanding_requests: Maximum number of arrays whose memory waits for a thread, and
+                occupies memory and a file descriptor meanwhile. If there are more, the thread that
+                frees an array releases its memory, too.
+
+        Raises:
+            ValueError: A number is out of range.
+            TypeError: A number is not an integer.
+        """
+        num_threads = operator.index(num_threads)
+        max_pending = operator.index(max_outstanding_requests)
+        if num_threads < 1:
+            raise ValueError(f"`num_threads` must be at least 1, got {num_threads}")
+        if max_pending < 0:
+            raise ValueError(f"`max_outstanding_requests` must not be negative, got {max_pending}")
+        if _closer[0] is None:
+            _closer[0] = _Closer(num_threads, max_pending)
+
+    @classmethod
+    def close_shm_async(cls, shm: shared_memory.SharedMemory, unlink: bool) -> None:  # noqa: FBT001 - as called
+        """Closes shared memory, on another thread after `enable_async_del`.
+
+        Args:
+            shm: The memory; not to be used afterwards.
+            unlink: Whether it is also removed from the system.
+        """
+        closer = _closer[0]
+        if closer is None:
+            _close(shm, unlink=unlink)
+        else:
+            closer.close(shm, unlink=unlink)
 
     def __array_finalize__(self, obj: Any) -> None:
         self._memory = getattr(obj, "_memory", None)

@@ -65,12 +65,17 @@ class RandomAccessDataSource(Protocol[T_co]):
     def __len__(self) -> int:
         """Returns the number of records."""
 
-    def __getitem__(self, index: SupportsIndex, /) -> T_co:
-        """Returns the record at a position.
+    if TYPE_CHECKING:  # a source may name its parameter as it likes
 
-        Args:
-            index: From 0 to `len(self) - 1`.
-        """
+        def __getitem__(self, index: SupportsIndex, /) -> T_co: ...
+    else:
+
+        def __getitem__(self, index: SupportsIndex) -> T_co:
+            """Returns the record at a position.
+
+            Args:
+                index: From 0 to `len(self) - 1`.
+            """
 
 
 @runtime_checkable

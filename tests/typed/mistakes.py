@@ -84,5 +84,6 @@ def elements(ds: grain.MapDataset[int]) -> None:
     wrong: grain.MapDataset[str] = ds.map(np.float32)  # type: ignore[arg-type]
     next(iter(ds)).tolist()  # type: ignore[attr-defined]
     grain.MapDataset.mix([ds, ds.to_iter_dataset()])  # type: ignore[arg-type]
-    experimental.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2)  # type: ignore[arg-type]
+    experimental.ZipMapDataset([ds.to_iter_dataset()])  # type: ignore[list-item]
+    experimental.ThreadPrefetchIterDataset([1], prefetch_buffer_size=2)  # type: ignore[arg-type]
     del wrong

@@ -23,6 +23,10 @@ def main() -> None:
         experimental.ThreadPrefetchIterDataset[int],
     )
     assert_type(experimental.multithread_prefetch(ds, 2, 4), grain.IterDataset[int])
+    assert_type(
+        experimental.LimitIterDataset(grain.MapDataset.range(9), 3),
+        experimental.LimitIterDataset[int],
+    )
     repeated = experimental.RepeatIterDataset(experimental.CacheIterDataset(ds), num_epochs=2)
     assert_type(repeated, experimental.RepeatIterDataset[int])
     assert_type(experimental.LimitIterDataset(repeated, 3), experimental.LimitIterDataset[int])

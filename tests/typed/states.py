@@ -34,6 +34,18 @@ def main() -> None:
     assert train(iterator, 2) == rest
     iterator.close()
 
+    shard = grain.sharding.ShardOptions(shard_index=0, shard_count=2)
+    rows = grain.MapDataset.range(20).map(lambda n: {"n": np.full(3, n, np.int32)})
+    elastic = experimental.ElasticIterator(rows, 4, shard)
+    assert_type(elastic, experimental.ElasticIterator[Batch])
+    train(elastic, 1)
+    assert_type(elastic.get_state(), dict[str, Any])
+    filtered = rows.to_iter_dataset().filter(lambda element: bool(element["n"][0] % 3))
+    with experimental.ElasticIterator(filtered, 4, shard) as by_shard:
+        assert_type(next(by_shard), Batch)
+        by_shard.set_shard_states(by_shard.get_shard_states())
+        assert_type(by_shard.map(len), grain.IterDataset[int])
+
     ahead = experimental.ThreadPrefetchDatasetIterator(iter(pipeline(1)), prefetch_buffer_size=2)
     assert_type(ahead, experimental.ThreadPrefetchDatasetIterator[Batch])
     with ahead as batches:

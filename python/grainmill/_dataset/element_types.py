@@ -21,6 +21,12 @@ P = ParamSpec("P")
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
+    from grainmill._dataset.iter_dataset import IterDataset
+    from grainmill._dataset.map_dataset import MapDataset
+
+    # What stages take: a `MapDataset` is read as by its `to_iter_dataset()`.
+    AnyDataset: TypeAlias = IterDataset[T] | MapDataset[T]
+
     Element = TypeVarWithDefault("Element", default=Any)
     In = TypeVarWithDefault("In", default=Any)
     Out = TypeVarWithDefault("Out", default=Any)

@@ -8,10 +8,13 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, Self, overload
 
+from grainmill._dataset import grain_classes
 from grainmill._dataset.apply import apply_each
 from grainmill._dataset.element_types import D2, D, K, Leaf, P, S, T, T_co
-from grainmill._dataset.iterator import DatasetIterator, PlannedIterator
+from grainmill._dataset.iterator import DatasetIterator, PlannedIterator, iterator_over
+from grainmill._dataset.shard_states import InterleaveDatasetIterator
 from grainmill._dataset.shared_batches import SharedMemoryOutput
+from grainmill._dataset.shown import Shown
 from grainmill._plan import sequential as plan
 from grainmill._plan import transforms
 from grainmill._plan.arguments import checked_integer
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from grainmill._dataset.element_types import AnyDataset
     from grainmill._plan.node import Node
 
 
@@ -31,7 +35,7 @@ class IterDatasetFactories(abc.ABCMeta):
 
     def mix(
         cls,
-        datasets: Sequence[IterDataset[T]] | Mapping[str, IterDataset[T]],
+        datasets: Sequence[AnyDataset[T]] | Mapping[str, AnyDataset[T]],
         weights: Sequence[float] | Mapping[str, float] | None = None,
     ) -> IterDataset[T]:
         """Interleaves several datasets in fixed proportions, until the next one in turn ends.
@@ -66,13 +70,20 @@ class IterDatasetFactories(abc.ABCMeta):
         return PlannedIterDataset(node, [datasets[key] for key in keys])
 
 
-class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories):
+class IterDataset(
+    Shown,
+    Iterable[T_co],
+    grain_classes.IterDataset,
+    Generic[T_co],
+    metaclass=IterDatasetFactories,
+):
     """A sequence of elements that is iterated over from its start, or from a saved position.
 
     A dataset is immutable: each method returns a new one. Each iteration starts at the first
     element; the iterator (`DatasetIterator`) saves its position with `get_state` and continues from
     a saved one with `set_state`. `MapDataset.to_iter_dataset` converts a dataset with random
-    access, and `IterDataset.mix` mixes several.
+    access, and `IterDataset.mix` mixes several. Stages and functions that take an `IterDataset`
+    also take a `MapDataset`, and read it as `to_iter_dataset()` does.
 
     Derive from it to write a stage of your own: call `super().__init__(parent)` and define
     `__iter__`, which returns a `DatasetIterator` over `self._parent.__iter__()`.
@@ -414,7 +425,9 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
         changes neither elements nor states.
 
         Workers start when the first element is requested, or at `start_prefetch`. Functions and
-        sources are sent to them by cloudpickle; no `if __name__ == "__main__"` is needed.
+        sources are sent to them by cloudpickle; no `if __name__ == "__main__"` is needed. JAX uses
+        the CPU in workers (`ReadOptions.worker_init_fn` says how to change that), and
+        `jax.distributed.initialize` has no effect there.
 
         Args:
             options: Number of workers and buffer sizes; 10 workers if `None`. With 0 workers, this
@@ -496,8 +509,15 @@ class IterDataset(Iterable[T_co], Generic[T_co], metaclass=IterDatasetFactories)
         parents = tuple(node_of(parent) for parent in self.parents)
         return plan.UserDefined(parents, self, with_parents)
 
+    def _shown_plan(self) -> tuple[Node, str]:
+        return self._plan_node(), "IterDataset"
+
     def __str__(self) -> str:
         return str(self._plan_node())
+
+
+_BY_SHARD = (plan.Interleave, plan.MultithreadPrefetch, plan.MultiprocessPrefetch)
+"""The nodes whose iterators also have the states of single datasets or workers."""
 
 
 class PlannedIterDataset(IterDataset[T_co]):
@@ -517,10 +537,11 @@ class PlannedIterDataset(IterDataset[T_co]):
         return copied
 
     def __iter__(self) -> DatasetIterator[T_co]:
-        return PlannedIterator.over(self._node)
+        kind = InterleaveDatasetIterator if isinstance(self._node, _BY_SHARD) else PlannedIterator
+        return iterator_over(self._node, kind)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__module__}.{self}>"
+        return self._stages_shown()
 
 
 class BatchIterDataset(SharedMemoryOutput, PlannedIterDataset[T_co]):

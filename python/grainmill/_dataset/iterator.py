@@ -4,48 +4,44 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, TypeVar
 
+from grainmill._dataset.observers import SummaryLog, draw
+from grainmill._dataset.statistics import report_on
+from grainmill._dataset.user_stats import STATS
 from grainmill._evaluate import tuning
 from grainmill._evaluate.fuse import SKIPPED
 from grainmill._iterators.cursor import constant_state, copy_state
+from grainmill._iterators.metering import PullMeter
 from grainmill._iterators.stage import Block
-from grainmill._iterators.table import open_stage
+from grainmill._iterators.table import open_stage, options_of
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
 from grainmill._plan.arguments import checked_integer
 from grainmill._plan.closing import closed_error
 from grainmill._plan.tracebacks import drop_inner_frames
+from grainmill._stats.jax_trace import trace_annotation
+from grainmill._stats.meters import Activity, Recorder
+from grainmill._stats.prometheus import export
+from grainmill._stats.report import as_dict
+from grainmill._stats.tracking import drawing_directory, logs_summary, new_recorder
+from grainmill._stats.verdict import verdict_on
 from grainmill._threads import not_waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from grainmill._checkpoint import pipeline
     from grainmill._iterators.cursor import ResumePoint
     from grainmill._iterators.stage import Stage, State
     from grainmill._plan.node import Node
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-
-
-class _NoStats:
-    """The interface through which derived iterators report timings; nothing is recorded."""
-
-    def record_self_time(self, *_: Any, **__: Any) -> contextlib.nullcontext[None]:
-        """A context whose duration would count as this iterator's."""
-        return contextlib.nullcontext()
-
-    def record_output_spec(self, element: T) -> T:
-        """Returns `element`."""
-        return element
-
-    def record_bytes_produced(self, element: T) -> T:
-        """Returns `element`."""
-        return element
 
 
 class Closeable(abc.ABC):
@@ -114,6 +110,8 @@ class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
     """
 
     _MUTATES_ELEMENT_SPEC = True
+    _STATE_IS_DICT = True  # a loader's is bytes
+    _stats = STATS
 
     def __init__(self, parents: DatasetIterator[Any] | Sequence[DatasetIterator[Any]] = ()) -> None:
         self._parents = tuple(parents) if isinstance(parents, Sequence) else (parents,)
@@ -123,10 +121,6 @@ class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
     def _parent(self) -> DatasetIterator[Any]:
         (parent,) = self._parents
         return parent
-
-    @property
-    def _stats(self) -> _NoStats:
-        return _NoStats()
 
     def __iter__(self) -> Self:
         return self
@@ -155,6 +149,112 @@ class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
             state: From `get_state` of an iterator over the same pipeline, in any process; it is not
                 changed.
         """
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Saves the state as a part of a checkpoint of Orbax' newer interface.
+
+        The state is taken during this call, before it returns, so elements may be taken while it is
+        written.
+
+        Args:
+            directory: Where to write the files of `grain.checkpoint.CheckpointHandler`: a path, or
+                an object whose `await_creation` returns one.
+
+        Returns:
+            A coroutine that writes the files when it is awaited.
+
+        Raises:
+            TypeError: JSON cannot represent the state.
+        """
+        from grainmill._checkpoint import states  # noqa: PLC0415
+
+        return await states.save(self, directory)
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """Restores the state that `save` wrote.
+
+        Args:
+            directory: A path.
+
+        Returns:
+            A coroutine that reads the files and restores the state when it is awaited; it raises
+            `ValueError` if there is no state, or one of another pipeline.
+        """
+        from grainmill._checkpoint import states  # noqa: PLC0415
+
+        return await states.load(self, directory)
+
+    def _describe_pipeline(self) -> pipeline.Stages | None:
+        """What a checkpoint says about the pipeline; `None` if it is unknown."""
+        from grainmill._checkpoint import pipeline, states  # noqa: PLC0415
+
+        stages: pipeline.Stages = []
+        parents = self.__dict__.get("_parents", ())
+        described = [states.described(parent) for parent in parents]
+        if len(described) == 1 and described[0] is not None:
+            stages = described[0]
+        own: dict[str, Any] = {"stage": pipeline.function_name(type(self))}
+        if len(described) > 1:
+            own["of"] = described
+        return [*stages, own]
+
+    def stats(self) -> dict[str, Any]:
+        """Returns where the time of the pipeline has gone so far.
+
+        It can be called at any time, on any thread, without having switched anything on. Then
+        counts and times of stages are estimates from calls that were timed now and then, at a cost
+        below one percent; those of the output and of waits are exact. With
+        `config.update("py_debug_mode", True)`, or `ExecutionTrackingMode.STAGE_TIMING`, all calls
+        are counted. Times of stages are sums over threads and workers. What is inside a user's own
+        iterator is known if that calls `self._stats.record_self_time()`.
+
+        Returns:
+            A dict that JSON can represent: `elements` delivered; seconds since the first request
+            (`elapsed_s`) and those of them that the consumer spent in `next` (`consumer_wait_s`,
+            and as `consumer_wait_share`); `storage` with `reads`, `bytes`, `mean_latency_s` and
+            `wait_s`, of files that this package reads; `prefetch` with the `elements` that are
+            ready and their `limit`; and `stages`, the output first, with `id`, `name`, the ids of
+            `inputs`, `elements`, `time_s`, `min_s` and `max_s` of an element, `cpu_share`,
+            `wait_share` of the time that the consumer waits, `wait_s` where a stage prefetches,
+            `bytes` produced, and the `workers` with their `elements`, `busy_s` and `busy_share`.
+            Unknown values are `None`.
+
+        Raises:
+            NotImplementedError: It is a user's own iterator over no dataset of this package.
+
+        Example:
+            >>> iterator = iter(grain.MapDataset.range(6).map(lambda x: x * x).batch(2))
+            >>> _ = list(iterator)
+            >>> stats = iterator.stats()
+            >>> stats["elements"], [stage["id"] for stage in stats["stages"]]
+            (3, [0, 1, 2, 3])
+        """
+        return self._parent_with("stats").stats()
+
+    def verdict(self) -> str:
+        """Returns one sentence: which stage holds the pipeline back, and what to change.
+
+        It is the storage, a function by its name, the interpreter lock (GIL), the workers, another
+        stage, or the consumer itself. The more elements were delivered, the surer it is.
+
+        Raises:
+            NotImplementedError: It is a user's own iterator over no dataset of this package.
+
+        Example:
+            >>> iterator = iter(grain.MapDataset.range(100).to_iter_dataset())
+            >>> iterator.verdict()
+            'no element has been requested yet; ask again later'
+        """
+        return self._parent_with("verdict").verdict()
+
+    def _parent_with(self, name: str) -> DatasetIterator[Any]:
+        for parent in self.__dict__.get("_parents", ()):
+            if isinstance(parent, DatasetIterator):
+                return parent
+        raise NotImplementedError(
+            f"`{name}` is not known for {type(self).__name__}, which reads from no iterator of a "
+            "dataset"
+        )
 
     def start_prefetch(self) -> None:
         """Starts prefetching before the first element is requested, if the pipeline prefetches."""
@@ -195,11 +295,23 @@ class PlannedIterator(DatasetIterator[T_co]):
     are restored before they are used again.
     """
 
-    def __init__(self, node: Node | None, stage: Stage, name: str | None = None) -> None:
+    def __init__(
+        self,
+        node: Node | None,
+        stage: Stage,
+        name: str | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
         super().__init__()
         self._node = node
         self._stage = stage
+        self._recorder = recorder or Recorder()
+        self._activity = Activity()
+        self._trace = trace_annotation()
+        self._num_pulled = self._num_dropped = 0  # of lazy blocks before the current one
+        self._meter = PullMeter(stage, self._recorder, self._activity.start)
         self._name = name
+        self._description: pipeline.Stages | None = None
         self._from_start = node is not None  # whether reopening the plan gives the initial position
         # Elements waiting for delivery, the next one last, and the resume point after them; also
         # the one before if it is a single element.
@@ -213,15 +325,6 @@ class PlannedIterator(DatasetIterator[T_co]):
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._stages_closed = False
-
-    @classmethod
-    def over(cls, node: Node) -> Self:
-        """Returns an iterator over the elements of a plan.
-
-        Args:
-            node: The plan's last node.
-        """
-        return cls(node, open_stage(node))
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         raise TypeError(
@@ -335,18 +438,47 @@ class PlannedIterator(DatasetIterator[T_co]):
         if self._closed:
             raise closed_error(self._closed_message())
         self._changing = True
-        block = self._stage.pull(self._stage.pull_size)
+        meter = self._meter
+        timer = meter.timer
+        timer.countdown -= 1
+        trace = self._trace
+        if trace is not None and trace.is_enabled():
+            with trace(f"grainmill {self}"):
+                block = self._stage.pull(self._stage.pull_size)
+        elif timer.countdown >= 0:
+            block = self._stage.pull(self._stage.pull_size)
+        else:
+            block = meter.pull()
         elements = block.elements
+        self._num_pulled += len(elements)
         if elements and block.finish is not None:
             if block.columns is None:
+                self._num_dropped += len(self._block.dropped or ())
                 self._block, self._offset, self._changing = block, 0, False
                 return False
             elements = block.finished(0, len(elements)).elements  # rows: no user function is called
         point, waiting = (block.state_after, len(elements)), elements[::-1]
         self._waiting, self._after, self._single, self._changing = waiting, point, False, False
         if not elements:
+            self._activity.end()
             raise StopIteration
         return True
+
+    @property
+    def _num_delivered(self) -> int:
+        """Elements delivered since the start, whatever states were restored."""
+        block, at = self._block, self._offset
+        dropped = len(block.dropped or ())
+        undelivered = len(self._waiting) + max(0, len(block.elements) - at)
+        return max(0, self._num_pulled - self._num_dropped - dropped - undelivered)
+
+    def stats(self) -> dict[str, Any]:
+        """See `DatasetIterator.stats`."""
+        return as_dict(report_on(self))
+
+    def verdict(self) -> str:
+        """See `DatasetIterator.verdict`."""
+        return verdict_on(report_on(self)).text
 
     def _record_position(self) -> None:
         """Records the position of the stages before it changes, unless it is known."""
@@ -377,6 +509,14 @@ class PlannedIterator(DatasetIterator[T_co]):
         """
         with self._exclusive():
             return self._current()
+
+    def _describe_pipeline(self) -> pipeline.Stages | None:
+        """See `DatasetIterator._describe_pipeline`."""
+        if self._description is None and self._node is not None:
+            from grainmill._checkpoint import pipeline  # noqa: PLC0415
+
+            self._description = pipeline.described(self._node)
+        return self._description
 
     def _current(self) -> State:
         state = self._delivered_state()
@@ -443,7 +583,8 @@ class PlannedIterator(DatasetIterator[T_co]):
         elif self._from_start and self._node is not None:
             with contextlib.suppress(Exception):
                 self._stage.close()
-            self._stage = open_stage(self._node)
+            self._stage = open_stage(self._node, self._recorder)
+            self._meter = PullMeter(self._stage, self._recorder, self._activity.start)
             if self._closed:  # meanwhile, by a thread that cancelled only the previous stages
                 raise closed_error(self._closed_message())
         self._reset()
@@ -501,6 +642,43 @@ class PlannedIterator(DatasetIterator[T_co]):
         finally:
             lock.release()
         return True
+
+
+def iterator_over(
+    node: Node, kind: type[PlannedIterator[Any]] = PlannedIterator
+) -> PlannedIterator[Any]:
+    """An iterator of type `kind` over the elements of the plan that ends in `node`."""
+    recorder = new_recorder(options_of(node))
+    if recorder.spec_of:
+        kind = _observed(kind)
+    iterator = kind(node, open_stage(node, recorder), recorder=recorder)
+    export(iterator, recorder)
+    return iterator
+
+
+class ObservedIterator(PlannedIterator[T_co]):
+    """Draws its pipeline, or logs its times once a minute, as the settings of the process say."""
+
+    _observed = False
+
+    def __next__(self) -> T_co:
+        element = super().__next__()
+        if not self._observed and element is not None:
+            self._observed = True
+            directory = drawing_directory()
+            if logs_summary():
+                SummaryLog(self)
+            elif directory is not None and not self._recorder.tracks:
+                draw(self, directory)
+            if not self._recorder.tracks:
+                self._recorder.spec_of = None  # from now on, pulls are timed now and then only
+                self._meter.stop()
+        return element
+
+
+@functools.cache
+def _observed(kind: type[PlannedIterator[Any]]) -> type[PlannedIterator[Any]]:
+    return type(kind.__name__, (ObservedIterator, kind), {})
 
 
 class ThreadPrefetchDatasetIterator(PlannedIterator[T_co]):

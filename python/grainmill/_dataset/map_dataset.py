@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Never, Sel
 
 import numpy as np
 
+from grainmill._dataset import grain_classes
 from grainmill._dataset.apply import apply_each
 from grainmill._dataset.element_types import D2, D, K, Leaf, P, S, SourceLike, T, T_co
 from grainmill._dataset.iter_dataset import (
@@ -18,12 +19,14 @@ from grainmill._dataset.iter_dataset import (
     with_parents,
 )
 from grainmill._dataset.shared_batches import SharedMemoryOutput
+from grainmill._dataset.shown import Shown
+from grainmill._dataset.user_stats import STATS
 from grainmill._evaluate.program import Program
 from grainmill._plan import random_access as plan
 from grainmill._plan import sequential, transforms
 from grainmill._plan.arguments import checked_integer
 from grainmill._plan.node import random_access
-from grainmill._plan.options import ReadOptions
+from grainmill._plan.slicing import consecutive_share
 from grainmill._plan.tracebacks import line_of_user
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
     from grainmill._dataset.iterator import DatasetIterator
     from grainmill._plan.node import Node
+    from grainmill._plan.options import ReadOptions
 
 
 class EmptyDatasetError(IndexError, ZeroDivisionError):
@@ -59,7 +63,7 @@ class MapDatasetFactories(abc.ABCMeta):
             >>> len(ds), ds[1], ds[4]
             (3, 'one', 'one')
         """
-        return PlannedMapDataset(plan.Source.of(source))
+        return SourceMapDataset(source)
 
     def range(cls, start: int, stop: int | None = None, step: int = 1) -> MapDataset[int]:
         """Makes a dataset of the integers of `range(start, stop, step)`, as Python's `int`.
@@ -83,7 +87,7 @@ class MapDatasetFactories(abc.ABCMeta):
         if stop is None:
             start, stop, step = 0, start, 1
         numbers = range(start, checked_integer(stop, "stop"), step)
-        return PlannedMapDataset(plan.Range((), len(numbers), numbers))
+        return SliceableMapDataset(plan.Range((), len(numbers), numbers))
 
     def mix(
         cls, datasets: Sequence[MapDataset[T]], weights: Sequence[float] | None = None
@@ -164,7 +168,7 @@ class MapDatasetFactories(abc.ABCMeta):
         return PlannedMapDataset(plan.Concatenate.of([node_of(ds) for ds in datasets]))
 
 
-class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
+class MapDataset(Shown, grain_classes.MapDataset, Generic[T_co], metaclass=MapDatasetFactories):
     """A sequence of elements computed by position; nothing is read before it is requested.
 
     A dataset is immutable: each method returns a new one. `ds[i]` is an element, `None` if a filter
@@ -220,6 +224,8 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
     def _parent(self) -> MapDataset[Any]:
         (parent,) = self.parents
         return parent
+
+    _stats = STATS
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -666,14 +672,8 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
             >>> next(iterator), next(iterator), iterator.get_state()
             (0, 2, {'next_index': 3})
         """
-        node = node_of(self)
-        if read_options is None:
-            # Integers are too cheap for prefetching to pay off.
-            is_range = isinstance(node, plan.Range)
-            read_options = ReadOptions(prefetch_buffer_size=0) if is_range else ReadOptions()
-        return PlannedIterDataset(
-            sequential.read(node, read_options, allow_nones=allow_nones), (self,)
-        )
+        node = sequential.read(node_of(self), read_options, allow_nones=allow_nones)
+        return PlannedIterDataset(node, (self,))
 
     def _over(self, node: Any) -> MapDataset[T_co]:
         """A dataset with `node`, which is this one's node on other parents, or a slice of it."""
@@ -685,6 +685,9 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetFactories):
     def _plan_node(self) -> Node:
         parents = [node_of(parent) for parent in self.parents]
         return plan.UserDefined.of(self, parents, with_parents)
+
+    def _shown_plan(self) -> tuple[Node, str]:
+        return self._plan_node(), "MapDataset"
 
     def __str__(self) -> str:
         return str(self._plan_node())
@@ -755,12 +758,55 @@ class PlannedMapDataset(MapDataset[T_co]):
         return block.elements
 
     def __repr__(self) -> str:
+        return self._stages_shown()
+
+    def _identity(self) -> str:
+        """The text that identifies it in the state of a `DataLoader`, where it is the source."""
         if isinstance(self._node, plan.Mix):
             return repr(self._node)
         return f"<{type(self).__module__}.{self}>"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_program": None}
+
+
+class SliceableMapDataset(PlannedMapDataset[T_co]):
+    """A source or a range, which can be restricted to a share of its elements."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self._whole = self._node
+
+    def set_slice(
+        self,
+        sl: slice,
+        sequential_slice: bool = False,  # noqa: FBT001, FBT002 - as programs call it
+    ) -> None:
+        """Restricts this dataset, in place, to one of several consecutive shares of its elements.
+
+        A second call replaces the first. Datasets already derived from this one do not change.
+
+        Args:
+            sl: `slice(index, None, count)` for share `index` of `count`.
+            sequential_slice: Must be true: the other kind of slice is `ds[index::count]`.
+
+        Raises:
+            AssertionError: `sequential_slice` is false.
+            ValueError: There is no share `index`.
+        """
+        if not sequential_slice:
+            kind = " for RangeMapDataset" if isinstance(self._whole, plan.Range) else ""
+            raise AssertionError(f"Only sequential slicing is supported{kind}.")
+        self._node = consecutive_share(self._whole, sl)
+        self._program = None
+
+
+class SourceMapDataset(SliceableMapDataset[T_co]):
+    """The records of a source; programs look for these datasets in a pipeline."""
+
+    def __init__(self, source: SourceLike[T_co | None]) -> None:
+        super().__init__(plan.Source.of(source))
+        self._source = source
 
 
 class BatchMapDataset(SharedMemoryOutput, PlannedMapDataset[T_co]):

@@ -11,7 +11,6 @@ from grainmill._evaluate.stack import shared_arena, stack
 from grainmill._native import Arena
 from grainmill._plan.spec import in_rows
 from grainmill._tree import map_structure
-from grainmill.shared_memory_array import SharedMemoryArray
 
 
 class StackInSharedMemory:
@@ -36,6 +35,8 @@ class StackInSharedMemory:
 def _shared(array: Any) -> Any:
     if not isinstance(array, np.ndarray) or array.dtype.hasobject:
         return array
+    from grainmill.shared_memory_array import SharedMemoryArray  # noqa: PLC0415
+
     shared = SharedMemoryArray(array.shape, array.dtype)
     # In Grain the receiver removes the memory, so it is left behind if nobody receives it.
     shared.unlink_on_del()

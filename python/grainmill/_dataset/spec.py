@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from grainmill._dataset.iter_dataset import node_of
 from grainmill._plan.node import Node
-
-
-@runtime_checkable
-class ShapeDtypeStructProtocol(Protocol):
-    """Anything that describes an array by a shape and a dtype, as `jax.ShapeDtypeStruct` does."""
-
-    @property
-    def shape(self) -> tuple[int | None, ...]:
-        """Lengths of the axes, `None` for one that varies."""
-
-    @property
-    def dtype(self) -> Any:
-        """Type of the values."""
 
 
 def get_element_spec(ds: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from numpy.typing import NDArray
 
@@ -12,13 +12,14 @@ from grainmill._dataset.map_dataset import PlannedMapDataset
 from grainmill._plan import random_access, sequential
 from grainmill._plan.arguments import checked_integer
 from grainmill._plan.options import DatasetOptions
-from grainmill._plan.slicing import check_sliceable
+from grainmill._plan.slicing import check_sliceable, sliced_datasets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     import numpy as np
 
+    from grainmill._dataset.element_types import AnyDataset
     from grainmill._dataset.iter_dataset import IterDataset
     from grainmill._dataset.map_dataset import MapDataset
     from grainmill._plan import transforms
@@ -158,7 +159,7 @@ class FlatMapIterDataset(PlannedIterDataset[T_co]):
         ['one', 'two', 'three']
     """
 
-    def __init__(self, parent: IterDataset[S], transform: transforms.FlatMapLike[S, T_co]) -> None:
+    def __init__(self, parent: AnyDataset[S], transform: transforms.FlatMapLike[S, T_co]) -> None:
         super().__init__(sequential.FlatMap.of(node_of(parent), transform), (parent,))
 
 
@@ -182,25 +183,25 @@ class ZipIterDataset(PlannedIterDataset[T_co]):
     @overload
     def __init__(
         self: ZipIterDataset[tuple[A, B]],
-        parents: tuple[IterDataset[A], IterDataset[B]],
+        parents: tuple[AnyDataset[A], AnyDataset[B]],
         *,
         strict: bool = True,
     ) -> None: ...
     @overload
     def __init__(
         self: ZipIterDataset[tuple[A, B, C]],
-        parents: tuple[IterDataset[A], IterDataset[B], IterDataset[C]],
+        parents: tuple[AnyDataset[A], AnyDataset[B], AnyDataset[C]],
         *,
         strict: bool = True,
     ) -> None: ...
     @overload
     def __init__(
         self: ZipIterDataset[tuple[Any, ...]],
-        parents: Sequence[IterDataset[Any]],
+        parents: Sequence[AnyDataset[Any]],
         *,
         strict: bool = True,
     ) -> None: ...
-    def __init__(self, parents: Sequence[IterDataset[Any]], *, strict: bool = True) -> None:
+    def __init__(self, parents: Sequence[AnyDataset[Any]], *, strict: bool = True) -> None:
         if not len(parents):
             raise ValueError("At least one parent must be provided. `parents` is empty.")
         nodes = tuple(node_of(parent) for parent in parents)
@@ -229,7 +230,7 @@ class WindowShuffleIterDataset(PlannedIterDataset[T_co]):
         [2, 1, 3, 0, 4, 7, 6, 5, 9, 8]
     """
 
-    def __init__(self, parent: IterDataset[T_co], *, window_size: int, seed: int) -> None:
+    def __init__(self, parent: AnyDataset[T_co], *, window_size: int, seed: int) -> None:
         node = sequential.WindowShuffle.of(node_of(parent), window_size, seed)
         super().__init__(node, (parent,))
 
@@ -254,7 +255,7 @@ class RepeatIterDataset(PlannedIterDataset[T_co]):
         [0, 1, 2, 0, 1, 2]
     """
 
-    def __init__(self, parent: IterDataset[T_co], num_epochs: int | None = None) -> None:
+    def __init__(self, parent: AnyDataset[T_co], num_epochs: int | None = None) -> None:
         super().__init__(sequential.Repeat.of(node_of(parent), num_epochs), (parent,))
 
 
@@ -275,7 +276,7 @@ class CacheIterDataset(PlannedIterDataset[T_co]):
         ([0, -1, -2, 0, -1, -2], [0, 1, 2])
     """
 
-    def __init__(self, parent: IterDataset[T_co]) -> None:
+    def __init__(self, parent: AnyDataset[T_co]) -> None:
         super().__init__(sequential.Cache((node_of(parent),)), (parent,))
 
 
@@ -296,7 +297,7 @@ class LimitIterDataset(PlannedIterDataset[T_co]):
         [0, 1, 2]
     """
 
-    def __init__(self, parent: IterDataset[T_co], count: int) -> None:
+    def __init__(self, parent: AnyDataset[T_co], count: int) -> None:
         super().__init__(sequential.Limit.of(node_of(parent), count), (parent,))
 
 
@@ -319,7 +320,7 @@ class TakeWhileIterDataset(PlannedIterDataset[T_co]):
 
     def __init__(
         self,
-        parent: IterDataset[T_co],
+        parent: AnyDataset[T_co],
         predicate: transforms.FilterLike[T_co] | Callable[[T_co], bool | np.bool_],
     ) -> None:
         super().__init__(sequential.TakeWhile.of(node_of(parent), predicate), (parent,))
@@ -350,7 +351,7 @@ class RebatchIterDataset(PlannedIterDataset[T_co]):
 
     def __init__(
         self,
-        parent: IterDataset[T_co],
+        parent: AnyDataset[T_co],
         batch_size: int,
         drop_remainder: bool = False,  # noqa: FBT001, FBT002 - as programs call it
     ) -> None:
@@ -379,13 +380,13 @@ class ThreadPrefetchIterDataset(PlannedIterDataset[T_co]):
         [[0, 1], [2, 3]]
     """
 
-    def __init__(self, parent: IterDataset[T_co], *, prefetch_buffer_size: int) -> None:
+    def __init__(self, parent: AnyDataset[T_co], *, prefetch_buffer_size: int) -> None:
         node = sequential.ThreadPrefetch.of(node_of(parent), prefetch_buffer_size)
         super().__init__(node, (parent,))
 
 
 def multithread_prefetch(
-    ds: IterDataset[T],
+    ds: AnyDataset[T],
     num_threads: int,
     buffer_size: int,
     sequential_slice: bool = False,  # noqa: FBT001, FBT002 - as programs call it
@@ -415,7 +416,7 @@ def multithread_prefetch(
         [[0, 2], [1, 3], [4, 6], [5]]
     """
     if not checked_integer(num_threads, "num_threads"):
-        return ds
+        return ds  # type: ignore[return-value]  # a `MapDataset` stays one, as in Grain
     node = sequential.MultithreadPrefetch.of(
         node_of(ds), num_threads, buffer_size, sequential_slice=sequential_slice
     )
@@ -471,6 +472,29 @@ class InterleaveIterDataset(PlannedIterDataset[T_co]):
             )
         )
 
+    def set_slice(
+        self,
+        sl: slice,
+        sequential_slice: bool = False,  # noqa: ARG002, FBT001, FBT002 - as programs call it
+    ) -> None:
+        """Restricts it, in place, to some of its datasets; a second call restricts it further.
+
+        Datasets already derived from this one change, too. Iterators do not.
+
+        Args:
+            sl: The slice of `datasets`, such as `slice(shard_index, None, shard_count)`.
+            sequential_slice: Has no effect: datasets are dealt out one by one in any case.
+
+        Example:
+            >>> texts = grain.MapDataset.source(["abc", "de", "fg"]).map(grain.MapDataset.source)
+            >>> ds = grain.experimental.InterleaveIterDataset(texts, cycle_length=2)
+            >>> ds.set_slice(slice(0, None, 2))
+            >>> list(ds)
+            ['a', 'f', 'b', 'g', 'c']
+        """
+        node = cast("sequential.Interleave", self._node)
+        node.set_datasets(sliced_datasets(node.datasets, sl))
+
 
 class WithOptionsIterDataset(PlannedIterDataset[T_co]):
     """Sets options of the whole pipeline, upstream and downstream.
@@ -493,7 +517,7 @@ class WithOptionsIterDataset(PlannedIterDataset[T_co]):
         ValueError: ... skipped 100.00 % of the last seen 1000 elements...
     """
 
-    def __init__(self, parent: IterDataset[T_co], options: DatasetOptions) -> None:
+    def __init__(self, parent: AnyDataset[T_co], options: DatasetOptions) -> None:
         if not isinstance(options, DatasetOptions):
             raise TypeError(
                 f"`options` must be a `DatasetOptions`, got {options!r} of type "
@@ -509,7 +533,7 @@ class _FitPackIterDataset(PlannedIterDataset[dict[str, NDArray[Any]]]):
 
     def __init__(
         self,
-        parent: IterDataset[Any],
+        parent: AnyDataset[Any],
         *,
         length_struct: Any,
         num_packing_bins: int,
@@ -700,7 +724,7 @@ class ConcatThenSplitIterDataset(PlannedIterDataset[dict[str, NDArray[Any]]]):
 
     def __init__(
         self,
-        parent: IterDataset[Any],
+        parent: AnyDataset[Any],
         *,
         length_struct: Mapping[str, int],
         meta_features: Collection[str] = (),

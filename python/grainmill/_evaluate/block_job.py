@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import in_batches, run_shared
+from grainmill._evaluate.context import Context
 from grainmill._evaluate.fuse import defer_interrupts
 from grainmill._evaluate.program import Program
 from grainmill._evaluate.stack import take_arrays_from
@@ -17,8 +18,11 @@ from grainmill._evaluate.thread_pool import Task as ThreadTask
 from grainmill._evaluate.thread_pool import ThreadPool
 from grainmill._evaluate.tuner import Tuner
 from grainmill._native import set_chunk_budget, set_index_budget, share_index
+from grainmill._stats.meters import Recorder, WorkerReport
+from grainmill._stats.worker_reporter import WorkerReporter
 from grainmill._tree import flatten
-from grainmill._workers.messages import is_receivers_container
+from grainmill._workers.accelerators import platforms_may_change
+from grainmill._workers.main_classes import is_receivers_container
 from grainmill._workers.worker import Job, Outcome, Runner, WorkerContext
 
 if TYPE_CHECKING:
@@ -42,8 +46,8 @@ class BlockTask(NamedTuple):
 
 # Returned with the elements: their number; the seconds they took, without waits for storage; if
 # they are stacked, the rows and exactness of each batch, and the bytes of an element; the number of
-# tasks that the worker computes at the same time.
-Extra: TypeAlias = tuple[int, float, list[tuple[int, bool]], float, int]
+# tasks that the worker computes at the same time; now and then a report on the worker.
+Extra: TypeAlias = tuple[int, float, list[tuple[int, bool]], float, int, WorkerReport | None]
 
 
 def set_up_worker(
@@ -57,7 +61,8 @@ def set_up_worker(
     set_chunk_budget(tuning.WORKERS_CHUNK_BYTES // context.num_workers)
     set_index_budget(tuning.WORKERS_OWN_INDEX_BYTES // context.num_workers)
     if worker_init_fn is not None:
-        worker_init_fn(context.worker, context.num_workers)
+        with platforms_may_change():
+            worker_init_fn(context.worker, context.num_workers)
 
 
 class BlockJob(Job):
@@ -70,17 +75,22 @@ class BlockJob(Job):
         node: Node,
         worker_init_fn: Callable[[int, int], None] | None = None,
         num_threads: int = 1,
+        *,
+        tracks: bool = False,
     ) -> None:
         self._node = node
         self._worker_init_fn = worker_init_fn
         self._num_threads = num_threads
+        self._tracks = tracks
 
     def open(self, context: WorkerContext) -> Runner:
         """See `Job.open`."""
         set_up_worker(context, self._worker_init_fn)
-        program = Program(self._node)
+        recorder = Recorder(tracks=self._tracks)
+        program = Program(self._node, Context(recorder=recorder))
         program.report_to(context.mark)
-        return _BlockRunner(program, max(1, self._num_threads))
+        reporter = WorkerReporter(recorder, self._node)
+        return _BlockRunner(program, max(1, self._num_threads), reporter)
 
 
 class _BlockRunner(Runner):
@@ -89,8 +99,10 @@ class _BlockRunner(Runner):
     Those run several tasks at the same time, and the main thread only submits them.
     """
 
-    def __init__(self, program: Program, num_threads: int) -> None:
+    def __init__(self, program: Program, num_threads: int, reporter: WorkerReporter) -> None:
         self._program = program
+        self._reporter = reporter
+        self._meter = program.recorder.read()
         self._pool = ThreadPool(owner_steps_in=True)
         # A worker does not know whether the consumer waits, so it is assumed to.
         self._tuner = Tuner(self._pool, num_threads)
@@ -143,9 +155,12 @@ class _BlockRunner(Runner):
             self._num_in_flight -= 1
 
     def _computed(self, task: BlockTask, pending: PendingElements | None = None) -> Outcome:
+        waiting_s = 0.0
         if pending is not None:
+            waiting_since_s = time.perf_counter()
             pending.wait()
-        started_s = work_clock_s()
+            waiting_s = time.perf_counter() - waiting_since_s
+        started_s = time.perf_counter() - waiting_s, work_clock_s()
         if pending is not None:
             result = pending()
             self._pool.record(task.num_elements, 0.0)
@@ -160,15 +175,33 @@ class _BlockRunner(Runner):
             return self._outcome(task, rest, started_s)
         count = sum(map(len, batches))
         rows = [(len(batch), batch.exact) for batch in batches]
-        elapsed_s = work_clock_s() - started_s
-        extra: Extra = (count, elapsed_s, rows, self._program.row_byte_len, self._num_concurrent)
+        elapsed_s, report = self._elapsed_s(count, started_s)
+        row_byte_len, num_concurrent = self._program.row_byte_len, self._num_concurrent
+        extra: Extra = (count, elapsed_s, rows, row_byte_len, num_concurrent, report)
         batches = [batch.batch for batch in batches]
         return Outcome(batches, None, task.start, extra, task.batch_size)
 
-    def _outcome(self, task: BlockTask, result: Evaluated, started_s: float) -> Outcome:
-        elapsed_s = work_clock_s() - started_s
-        extra: Extra = (len(result.elements), elapsed_s, [], 0.0, self._num_concurrent)
+    def _outcome(
+        self, task: BlockTask, result: Evaluated, started_s: tuple[float, float]
+    ) -> Outcome:
+        count = len(result.elements)
+        elapsed_s, report = self._elapsed_s(count, started_s)
+        extra: Extra = (count, elapsed_s, [], 0.0, self._num_concurrent, report)
         return Outcome(result.elements, result.failure, task.start, extra)
+
+    def _elapsed_s(
+        self, count: int, started_s: tuple[float, float]
+    ) -> tuple[float, WorkerReport | None]:
+        """Seconds since `started_s` by the work clock; and a report, if one is due.
+
+        Args:
+            count: How many elements were computed since then.
+            started_s: The time, and that of the work clock.
+        """
+        now_s, elapsed_s = time.perf_counter(), work_clock_s() - started_s[1]
+        self._meter.elements += count
+        self._meter.computed(elapsed_s, max(0.0, now_s - started_s[0] - elapsed_s))
+        return elapsed_s, self._reporter.report(now_s - started_s[0], count)
 
     @property
     def _num_concurrent(self) -> int:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grainmill._evaluate import element_sources, grouped_sources
+from grainmill._evaluate.batch_blocks import byte_len
 from grainmill._evaluate.chain import Chain, StepColumn
 from grainmill._evaluate.fuse import Fused
 from grainmill._evaluate.grouped_steps import STEP_KINDS, step_of
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from grainmill._evaluate.index_tree import Tree
     from grainmill._native import RecordFiles
     from grainmill._plan.node import MapNode, Node
+    from grainmill._stats.meters import Recorder
 
 _INT64_LIMIT = 2**63
 
@@ -44,7 +46,7 @@ def compiled(
     """
     compiler = _Compiler(program_of, context)
     (tree,), unfused = compiler.compile([_path_of(random_access(node))])
-    return tree, unfused.chain()
+    return tree, unfused.chain(context.recorder)
 
 
 class _Path(NamedTuple):
@@ -67,21 +69,37 @@ class _Path(NamedTuple):
 
 
 class _Unfused(NamedTuple):
-    """A chain to which functions can still be added."""
+    """A chain to which functions can still be added.
+
+    Attributes:
+        inputs: The source with the number of its column, or the chains upstream.
+        source: The node of the source, or of the join; the first of several.
+        steps: The functions.
+        nodes: The node of each function; the first of several that share one.
+        columns: Those of functions that take more than the element.
+    """
 
     inputs: Any
+    source: Node
     steps: list[Step]
+    nodes: list[Node]
     columns: list[StepColumn]
 
-    def chain(self) -> Chain:
+    def chain(self, recorder: Recorder) -> Chain:
         """The chain with its functions fused into one loop."""
-        inputs, steps = self.inputs, self.steps
+        inputs, steps, nodes = self.inputs, self.steps, self.nodes
         if isinstance(inputs, list):
-            inputs = tuple(unfused.chain() for unfused in inputs)
+            inputs = tuple(unfused.chain(recorder) for unfused in inputs)
         elif steps:
             reads = inputs[1].first_step()
-            steps = steps if reads is None else [reads, *steps]
-        return Chain(inputs, Fused(steps), tuple(self.columns))
+            if reads is not None:
+                steps, nodes = [reads, *steps], [self.source, *nodes]
+        fused = Fused(steps)
+        if steps:
+            fused.meter = recorder.loop(nodes, byte_len)
+            if nodes[0] is not self.source:
+                fused.meter.source = recorder.stage(self.source)
+        return Chain(inputs, fused, tuple(self.columns))
 
 
 # The stages that a path may have, and whether they are functions of an element.
@@ -133,6 +151,7 @@ class _Compiler:
                     number = tap = self._number()
                 unfused.columns.append(StepColumn(number, "dataset"))
             unfused.steps.append(step)
+            unfused.nodes.append(nodes[0])
             taps.append(tap)
         has_taps = any(tap is not None for tap in taps)
         for dataset, path in enumerate(paths):
@@ -161,7 +180,7 @@ class _Compiler:
             start = stop
         if len(chains) == 1:  # functions downstream of the join are fused into the same loop
             return joined_trees, chains[0]
-        return joined_trees, _Unfused(chains, [], [])
+        return joined_trees, _Unfused(chains, joins[0], [], [], [])
 
     def _compile_sources(self, paths: Sequence[_Path]) -> tuple[int, list[Tree], _Unfused]:
         """Compiles paths that end in a source; returns its column's number, too."""
@@ -171,7 +190,10 @@ class _Compiler:
             trees = [_numbers(node, number, dataset) for dataset, node in enumerate(nodes)]  # type: ignore[arg-type]
         else:
             trees = [_source_tree(node, number, dataset) for dataset, node in enumerate(nodes)]
-        return number, trees, _Unfused((number, self._source_of(nodes)), [], [])
+        source = self._source_of(nodes)
+        if isinstance(source, element_sources.FileSource):
+            self._context.recorder.watch_files(source, source.files.read_totals)
+        return number, trees, _Unfused((number, source), nodes[0], [], [], [])
 
     def _source_of(self, nodes: Sequence[Any]) -> ElementSource[Any]:
         kind = _kind(nodes[0])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from grainmill._evaluate.shared_threads import SharedThreads
 from grainmill._native import ReadQueue
 from grainmill._plan.options import MAX_READS_IN_FLIGHT, DatasetOptions
+from grainmill._stats.meters import Recorder
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -20,19 +22,46 @@ class Context:
         num_workers: In a worker process, the number of workers that share the memory for
             prefetched elements; 0 in the main process.
         reads: Limits the reads in flight of the whole pipeline.
+        limited_reads: The same for readers that have a limit of their own, by that limit.
+        num_readers: How many readers of the pipeline share its memory.
+        threads: The threads that its readers share; `None` for one reader, which has its own.
+        recorder: Takes the times of all stages in this process.
     """
 
     options: DatasetOptions = dataclasses.field(default_factory=DatasetOptions)
     prefetches: bool = True
     num_workers: int = 0
     reads: ReadQueue = dataclasses.field(default_factory=lambda: ReadQueue(MAX_READS_IN_FLIGHT))
+    limited_reads: dict[int, ReadQueue] = dataclasses.field(default_factory=dict)
+    num_readers: int = 1
+    threads: SharedThreads | None = None
+    recorder: Recorder = dataclasses.field(default_factory=Recorder)
 
     def limited_to(self, max_reads_in_flight: int | None) -> Context:
-        """The same with its own limit on reads in flight, if one is given."""
+        """The same with another limit on reads in flight, if one is given."""
         if max_reads_in_flight is None:
             return self
-        return dataclasses.replace(self, reads=ReadQueue(max_reads_in_flight))
+        reads = self.limited_reads.setdefault(max_reads_in_flight, ReadQueue(max_reads_in_flight))
+        return dataclasses.replace(self, reads=reads)
+
+    def shared_by(self, num_readers: int) -> Context:
+        """The same for each of several readers that share what this one has."""
+        if num_readers <= 1:
+            return self
+        threads = SharedThreads() if self.threads is None else self.threads
+        num_readers *= self.num_readers
+        return dataclasses.replace(self, num_readers=num_readers, threads=threads)
 
     def __reduce__(self) -> Any:
-        """Another process gets its own `reads`."""
-        return Context, (self.options, self.prefetches, self.num_workers)
+        """Another process gets its own threads, `reads` and `recorder`, for its plan."""
+        args = self.options, self.prefetches, self.num_workers, self.recorder.tracks
+        return _context_in_worker, args
+
+
+def _context_in_worker(
+    options: DatasetOptions,
+    prefetches: bool,  # noqa: FBT001 - in the order of the fields
+    num_workers: int,
+    tracks: bool,  # noqa: FBT001
+) -> Context:
+    return Context(options, prefetches, num_workers, recorder=Recorder(tracks=tracks))

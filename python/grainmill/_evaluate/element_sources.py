@@ -108,26 +108,29 @@ class FileSource(ElementSource[Indices]):
     Args:
         files: The files.
         reads: Limits the reads in flight of all sources that share it.
+
+    Attributes:
+        files: The files.
     """
 
     runs_user_code = False
 
     def __init__(self, files: RecordFiles, reads: ReadQueue | None = None) -> None:
-        self._files = files
+        self.files = files
         self._reads = reads
         self.mean_byte_len = files.mean_byte_len
 
     @property
     def waits_for_storage(self) -> bool:
         """See `ElementSource.waits_for_storage`."""
-        return self._files.is_slow
+        return self.files.is_slow
 
     def start(self, request: Indices) -> tuple[Indices, PendingRead | None]:
         """See `ElementSource.start`; on fast storage, `finish` reads."""
-        if not self._files.is_slow:
+        if not self.files.is_slow:
             return request, None
         try:
-            return request, self._files.start(request, self._reads)
+            return request, self.files.start(request, self._reads)
         except Exception:
             return request, None  # `finish` finds the failing record
 
@@ -142,19 +145,19 @@ class FileSource(ElementSource[Indices]):
 
     def read(self, request: Indices) -> Evaluated:
         """See `ElementSource.read`."""
-        return super().read(request) if self._files.is_slow else self._read(request)
+        return super().read(request) if self.files.is_slow else self._read(request)
 
     def fill_function(self) -> Callable[..., tuple[int, Evaluated | None]] | None:
         """See `ElementSource.fill_function`; `None` on slow storage, where reads are concurrent."""
-        return None if self._files.is_slow else functools.partial(fill_columns, self._files)
+        return None if self.files.is_slow else functools.partial(fill_columns, self.files)
 
     def _read(self, index: Indices, read: PendingRead | None = None) -> Evaluated:
         """Reads the records, up to the first that cannot be read."""
         try:
-            return Evaluated(self._files.read(index) if read is None else read.finish(), None)
+            return Evaluated(self.files.read(index) if read is None else read.finish(), None)
         except Exception:
             pass  # reading one by one finds the failing record
-        return one_by_one(self._files.read_one, index.tolist())
+        return one_by_one(self.files.read_one, index.tolist())
 
 
 def one_by_one(read: Callable[[Any], Any], index: Iterable[Any]) -> Evaluated:

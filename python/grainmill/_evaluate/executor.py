@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import block_len, byte_len, in_batches
 from grainmill._evaluate.fuse import Evaluated
+from grainmill._evaluate.shared_threads import PoolShare
 from grainmill._evaluate.storage import work_clock_s
 from grainmill._evaluate.thread_pool import Task, ThreadPool
 from grainmill._evaluate.tuner import Tuner
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from grainmill._evaluate.batch_blocks import BatchBlock, BlockResult
     from grainmill._evaluate.program import PendingElements, Program
+    from grainmill._evaluate.shared_threads import SharedThreads
     from grainmill._plan.options import ReadOptions
 
 
@@ -35,9 +37,11 @@ class Blocks(abc.ABC):
         batch_size: The size of the batches downstream, counted from the last `restart`; blocks
             are batches where possible. 0 if there are none, or no longer.
         ready: Batches that the next calls of `take` return without waiting.
+        meter: Takes the times of blocks.
     """
 
     def __init__(self, program: Program, length: int) -> None:
+        self.meter = program.recorder.read()
         self.position = 0
         self.batch_size = 0
         self.ready: deque[BatchBlock] = deque()
@@ -67,9 +71,11 @@ class Blocks(abc.ABC):
         if self.ready:
             rows = self.ready.popleft()
             self.position += rows.count
+            self.meter.elements += rows.count
             return rows
         rest, self._rest = self._rest or Evaluated([], None), None
         self.position += len(rest.elements)
+        self.meter.elements += len(rest.elements)
         return rest
 
     @abc.abstractmethod
@@ -259,14 +265,30 @@ class Executor(Blocks):
     that computes an element copies it to its row. On slow storage, the reads of all prefetched
     elements are in flight together, whatever the number of threads and the size of blocks.
 
+    Args:
+        program: What computes the elements.
+        length: Their number.
+        options: Limits on threads and prefetched elements.
+        budget: Limits on the bytes of prefetched elements.
+        shared: Threads that it shares with other readers of the pipeline, without
+            `worker_init_fn`; its own if `None`.
+
     Attributes:
         demand: If the consumer is the first of the threads, and computes blocks in `take`: ends
             when no more are needed.
     """
 
-    def __init__(self, program: Program, length: int, options: ReadOptions, budget: Budget) -> None:
+    def __init__(
+        self,
+        program: Program,
+        length: int,
+        options: ReadOptions,
+        budget: Budget,
+        shared: SharedThreads | None = None,
+    ) -> None:
         super().__init__(program, length)
         self.demand: Demand | None = None
+        self._shared = shared
         self._buffer_size = buffer_size = options.prefetch_buffer_size
         # Threads that replace worker processes run even without a prefetch buffer.
         threaded = (buffer_size or options.num_workers) and program.runs_user_code
@@ -274,6 +296,8 @@ class Executor(Blocks):
         self._init = options.worker_init_fn if options.num_workers else None
         self._budget = budget
         self._element_bytes = mean = program.mean_byte_len
+        self.meter.ahead = weak_call(self, Executor._num_ahead)
+        self.meter.threads = weak_call(self, Executor._thread_times)
         if self._num_threads:
             max_count = block_len(mean, max(1, buffer_size // 2), tuning.HAND_OVER_BYTES)
             self._max_request = block_len(mean, tuning.MAX_REQUESTED, tuning.HAND_OVER_BYTES)
@@ -292,12 +316,16 @@ class Executor(Blocks):
         self._blocks: deque[_Block] = deque()
         self._dispatched_until = self.position
         self._pid = os.getpid()
-        self._pool: ThreadPool | None = None
+        self._pool: ThreadPool | PoolShare | None = None
         self._inits: list[Task] | None = None  # the first calls of threads; empty once all are done
         if self._num_threads:
-            self._pool = pool = ThreadPool(owner_is_first=self.demand is not None)
-            self._tuner = Tuner(pool, self._num_threads)
-            weakref.finalize(self, pool.shutdown).atexit = False
+            if self._shared is None:
+                pool = ThreadPool(owner_is_first=self.demand is not None)
+                self._pool, self._tuner = pool, Tuner(pool, self._num_threads)
+            else:
+                self._pool = self._shared.join(self._num_threads)
+                self._tuner = self._pool.tuner
+            weakref.finalize(self, self._pool.shutdown).atexit = False
 
     def set_demand(self, demand: Demand) -> None:
         """Makes the thread that calls `take` compute blocks, as the first of the threads."""
@@ -324,6 +352,7 @@ class Executor(Blocks):
         if self._pool is None:
             block.task.prepare()
             block.task.run()
+            self.meter.computed(block.task.elapsed_s, block.task.waited_s)
             if block.task.failure is not None:
                 raise block.task.failure
         else:
@@ -332,6 +361,8 @@ class Executor(Blocks):
                 self._enqueue(block.take_partial())
                 return
             self._tuner.record(block.count, starved_s)
+            self.meter.work_s += block.task.elapsed_s
+            self.meter.storage_s += block.task.waited_s
         result = block.result()
         self._pace.record(block.count, block.task.elapsed_s)
         self._blocks.popleft()
@@ -348,7 +379,7 @@ class Executor(Blocks):
 
     def _start_inits(self) -> None:
         """Starts the threads that replace workers, each with a call of `worker_init_fn`."""
-        if self._pool is not None and self._init is not None and self._inits is None:
+        if self._init is not None and self._inits is None and isinstance(self._pool, ThreadPool):
             call = functools.partial(init_worker, self._init, num_workers=self._num_threads)
             self._inits = self._pool.start_all(self._num_threads, call)
 
@@ -385,30 +416,34 @@ class Executor(Blocks):
             return
         if self._program.reads_lists and not whole:
             count = block_len(self._element_bytes, count, self._budget.total // 2)
-        started_s = work_clock_s()
+        started_s, work_started_s = time.perf_counter(), work_clock_s()
         if whole and not to_boundary:
             result: BlockResult = in_batches(self._program, start, count, self.batch_size)
         else:
             result = [], self._program.run(start, count)
-        self._pace.record(count, work_clock_s() - started_s)
+        work_s = work_clock_s() - work_started_s
+        self._pace.record(count, work_s)
+        self.meter.computed(work_s, max(0.0, time.perf_counter() - started_s - work_s))
         if self._program.reads_lists:
             self._record_element_size(result)
         self._enqueue(result)
 
-    def _await(self, pool: ThreadPool, block: _Block, limit: int) -> float | None:
+    def _await(self, pool: ThreadPool | PoolShare, block: _Block, limit: int) -> float | None:
         """Waits for `block`, or for a while for some of its elements.
 
         Returns:
             For how long the consumer had no elements; `None` if `block` is not done.
         """
         done = block.task.done
-        if self.demand is not None:
+        if self.demand is not None and isinstance(pool, ThreadPool):
             started_s = time.perf_counter()
             pool.help_until(block.task)
             if done.acquire(blocking=False):
                 return time.perf_counter() - started_s if self.demand.urgent else 0.0
         if done.acquire(blocking=False):
             return 0.0
+        if isinstance(pool, PoolShare):
+            pool.set_urgent()
         started_s = time.perf_counter()
         while not done.acquire(timeout=tuning.POLL_S):
             now = time.perf_counter()
@@ -416,11 +451,14 @@ class Executor(Blocks):
             if self.demand is not None and self.demand.ended:
                 raise closed_error()
             self._tuner.record(0, now - started_s)
+            self.meter.starved_s += now - started_s
             started_s = now
             if len(block.output) > block.num_taken:
                 return None
             self._dispatch(limit)
-        return time.perf_counter() - started_s
+        starved_s = time.perf_counter() - started_s
+        self.meter.starved_s += starved_s
+        return starved_s
 
     def _record_element_size(self, result: BlockResult) -> None:
         """Records the bytes of an element."""
@@ -463,6 +501,20 @@ class Executor(Blocks):
                 return
             self._start_block(start, count, as_batches=whole and not to_boundary)
             records += count * num_records
+
+    def _num_ahead(self) -> tuple[int, int]:
+        """How many elements are computed and not yet taken, and the limit; on any thread."""
+        blocks = list(self._blocks)
+        count = sum(map(len, list(self.ready))) + sum(b.count for b in blocks if b.is_done)
+        rest = self._rest
+        return count + (0 if rest is None else len(rest.elements)), self._buffer_size
+
+    def _thread_times(self) -> tuple[float, ...]:
+        """See `ReadMeter.threads`; on any thread."""
+        pool = self._pool
+        if pool is None:
+            return 0, 0, 0.0
+        return pool.active, self._num_threads, pool.totals().cpu_s
 
     def _unfinished(self) -> list[_Block]:
         """The blocks that are not computed yet."""
@@ -552,6 +604,21 @@ class Executor(Blocks):
         self.rewind(self.position)
         if self._pool is not None:
             self._pool.shutdown()
+
+
+def weak_call(owner: Any, method: Callable[[Any], Any]) -> Callable[[], Any]:
+    """`method` of `owner`, which this does not keep alive; afterwards, its last result."""
+    reference = weakref.ref(owner)
+    last: Any = None
+
+    def call() -> Any:
+        nonlocal last
+        alive = reference()
+        if alive is not None:
+            last = method(alive)
+        return last
+
+    return call
 
 
 def init_worker(init: Callable[[int, int], None], worker: int, num_workers: int) -> None:

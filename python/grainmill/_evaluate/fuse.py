@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pathlib
 import re
 import threading
+import time
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from grainmill._plan.tracebacks import first_users_code
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from grainmill._evaluate.rng import IndexedGenerators
+    from grainmill._stats.meters import LoopMeter
 
 StepKind: TypeAlias = Literal["read", "map", "filter", "indexed", "random"]
 
@@ -51,11 +55,18 @@ class Step:
 
 
 class Fused:
-    """The steps of a chain fused into one callable."""
+    """The steps of a chain fused into one callable.
+
+    Attributes:
+        steps: The steps.
+        meter: Takes the times of the steps; `None` for none.
+    """
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = tuple(steps)
-        self._loop = _loop(tuple(step.kind for step in steps)) if steps else None
+        self.meter: LoopMeter | None = None
+        self._kinds = tuple(step.kind for step in steps)
+        self._loop = _loop(self._kinds) if steps else None
         self._functions = [step.function for step in steps]
         self._generators = [step.generators for step in steps if step.kind == "random"]
 
@@ -74,7 +85,49 @@ class Fused:
         """
         if self._loop is None:
             return Evaluated(list(elements), None)
+        meter = self.meter
+        if meter is not None:
+            meter.timer.countdown -= 1
+            if meter.timer.countdown < 0:
+                return self._timed(meter, elements, columns, output)
+            if meter.counts:
+                result = evaluated(self._run, elements, columns, output)
+                meter.count_elements(len(result.elements))
+                return result
         return evaluated(self._run, elements, columns, output)
+
+    def _timed(
+        self,
+        meter: LoopMeter,
+        elements: Iterable[Any],
+        columns: Sequence[Iterable[int]],
+        output: list[Any] | None,
+    ) -> Evaluated:
+        """`__call__`, with the time of the call and of the steps of some of its elements."""
+        prepared_s = time.perf_counter()
+        times: list[list[float]] = [[] for _ in self.steps]
+        timed_loop = _loop(self._kinds, timing="specs" if meter.sees_next else "times")
+        weight = meter.timer.start()
+        first, count, see = meter.first, meter.count, meter.see
+        if meter.sees_next:
+            first, count, meter.sees_next = 0, 1, False
+
+        def run(elements: Iterable[Any], columns: Any, append: Callable[[Any], None]) -> None:
+            rest = iter(elements)
+            columns = [iter(column) for column in columns]
+            given = append, self._functions, self._generators, columns
+            if self._loop is not None:
+                if first:
+                    self._loop(islice(rest, first), *given)
+                timed_loop(islice(rest, count), *given, time.perf_counter, times, see)
+                self._loop(rest, *given)
+
+        started_s, cpu_started_s = time.perf_counter(), time.thread_time()
+        result = evaluated(run, elements, columns, output)
+        cpu_s = time.thread_time() - cpu_started_s
+        call_s = time.perf_counter() - started_s
+        meter.record(weight, times, result.elements, call_s, cpu_s, prepared_s)
+        return result
 
     def runs(self, functions: Any) -> bool:
         """Whether a loop with `functions` is the one of these steps."""
@@ -138,22 +191,41 @@ def defer_interrupts() -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def _loop(kinds: tuple[StepKind, ...]) -> Callable[..., None]:
+def _loop(
+    kinds: tuple[StepKind, ...], timing: Literal["none", "times", "specs"] = "none"
+) -> Callable[..., None]:
+    """The loop; with `timing`, it takes the clock, a list of times for each step, and `see`."""
     indexed = [i for i, kind in enumerate(kinds) if kind in _INDEXED_KINDS]
     randoms = [i for i, kind in enumerate(kinds) if kind == "random"]
     names = ", ".join(["x", *(f"k{i}" for i in indexed)])
+    timed = timing != "none"
+    steps: list[str] = []
+    for i, kind in enumerate(kinds):
+        steps.append(f"        {_LINES[kind].format(i=i)}")
+        if timed:
+            steps.append(f"        end = clock(); t{i}.append(end - start); start = end")
+        if timing == "specs":
+            steps.append(f"        see({i}, x); start = clock()")
     lines = [
-        "def loop(elements, append, functions, generators, columns):",
+        "def loop(elements, append, functions, generators, columns, clock, times, see):"
+        if timed
+        else "def loop(elements, append, functions, generators, columns):",
+        f"    {''.join(f't{i}, ' for i in range(len(kinds)))}= times" if timed else "",
         f"    {''.join(f'f{i}, ' for i in range(len(kinds)))}= functions",
         f"    {''.join(f'g{i}, ' for i in randoms)}= generators" if randoms else "",
         f"    for {names} in {'zip(elements, *columns)' if indexed else 'elements'}:",
-        *(f"        {_LINES[kind].format(i=i)}" for i, kind in enumerate(kinds)),
+        "        see(-1, x)" if timing == "specs" else "",
+        "        start = clock()" if timed else "",
+        *steps,
         "        append(x)",
     ]
     return _generated(lines, {})["loop"]  # type: ignore[no-any-return]
 
 
-_GENERATED: Final = "<grainmill fused stages>"
+# Keras takes code for that of a pipeline, and computes on the CPU, if a file on its stack has this
+# path in its name.
+_KERAS_LOOKS_FOR: Final = pathlib.Path("grain", "_src", "python", "dataset")
+_GENERATED: Final = f"<grainmill fused stages, {_KERAS_LOOKS_FOR}>"
 _STEP: Final = re.compile(r"\bf(\d+)\(")
 
 
@@ -223,14 +295,20 @@ _NUMBERED: Final[dict[Kind, str]] = {
 }
 
 
+_TAKE_TIME: Final = "    end = clock(); t{i}(end - start); start = end"
+
+
 @functools.lru_cache(maxsize=256)
-def finisher(kinds: tuple[Kind, ...], *, over_lazy: bool) -> Callable[..., tuple[Any, Any]]:
+def finisher(
+    kinds: tuple[Kind, ...], *, over_lazy: bool, timed: bool = False
+) -> Callable[..., tuple[Any, Any]]:
     """A function that returns `Block.finish` and `Block.finish_many` for a chain of these steps.
 
     Its arguments, with one item per step where they are sequences: the functions; the generators of
     random steps; the number of the block's first element, and the stride of the numbers; the watch
     of each predicate; the list of the places skipped up to each predicate, and that of `below`, the
-    block upstream; and the function that finishes the raw elements first, if any.
+    block upstream; and the function that finishes the raw elements first, if any. If `timed`, also
+    the clock, the lists that take the seconds of each step, and `see`, if specs are recorded.
     """
     tests = [i for i, kind in enumerate(kinds) if kind == "test"]
     lines = ["try:"]
@@ -240,23 +318,34 @@ def finisher(kinds: tuple[Kind, ...], *, over_lazy: bool) -> Callable[..., tuple
         lines += [f"        a{i}(at)" for i in tests]
         lines += ["        SKIP"]
     skips = "below" if over_lazy else ""
+    if timed:
+        lines.append("    start = clock()")
     for i, kind in enumerate(kinds):
         if kind == "map":
             lines.append(f"    if x is not None: x = f{i}(x)")
         elif kind == "test":
-            lines += [f"    if not f{i}(x):", f"        w{i}.dropped += 1"]
+            if timed:
+                lines += [f"    keeps = f{i}(x)", _TAKE_TIME.format(i=i), "    if not keeps:"]
+            else:
+                lines.append(f"    if not f{i}(x):")
+            lines.append(f"        w{i}.dropped += 1")
             lines += [f"        a{later}(at)" for later in tests if later >= i]
             lines += [f"        w{i}.left -= 1", f"        if not w{i}.left: w{i}.close_window()"]
             lines += ["        SKIP", f"    w{i}.left -= 1"]
             lines += [f"    if not w{i}.left: w{i}.close_window()"]
+            if timed:
+                lines.append(f"    if see: see({i}, x); start = clock()")
             skips = str(i)
         else:
             passed = f"at - len(d{skips})" if skips else "at"
             number = f"n{i} + ({passed}) * s{i}" if kind == "random" else f"n{i} + {passed}"
             lines.append("    " + _NUMBERED[kind].format(i=i, n=number))
+        if timed and kind != "test":
+            lines += [_TAKE_TIME.format(i=i), f"    if see: see({i}, x); start = clock()"]
     lines += ["except StopIteration as stop: raise stopped(stop) from stop"]
     source = [
-        "def make(functions, generators, numbers, strides, watches, dropped, dbelow, below):",
+        "def make(functions, generators, numbers, strides, watches, dropped, dbelow, below, "
+        "clock=None, times=(), see=None):",
         *(
             f"    {', '.join(f'{letter}{i}' for i in range(len(kinds)))}, = {group}"
             for letter, group in zip(
@@ -266,6 +355,7 @@ def finisher(kinds: tuple[Kind, ...], *, over_lazy: bool) -> Callable[..., tuple
             )
         ),
         *(f"    a{i} = d{i}.append" for i in tests),
+        *(f"    t{i} = times[{i}].append" for i in range(len(kinds)) if timed),
         "    def one(x, at):",
         *(f"        {line.replace('SKIP', 'return skipped')}" for line in lines),
         "        return x",

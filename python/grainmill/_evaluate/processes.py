@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import BatchBlock, block_len
 from grainmill._evaluate.block_job import BlockJob
-from grainmill._evaluate.executor import Blocks, Pace
+from grainmill._evaluate.executor import Blocks, Pace, weak_call
 from grainmill._evaluate.fuse import Evaluated
-from grainmill._workers.pool import Limits, WorkerPool
+from grainmill._workers.limits import Limits
+from grainmill._workers.pool import WorkerPool
 from grainmill._workers.worker_group import ForkUnavailableError, disable_fork
 
 if TYPE_CHECKING:
@@ -29,9 +31,15 @@ class ProcessBlocks(Blocks):
     a worker is raised when its block is taken; later calls start new workers.
     """
 
-    def __init__(self, program: Program, length: int, node: plan.Read) -> None:
+    def __init__(
+        self, program: Program, length: int, node: plan.Read, *, tracks: bool = False
+    ) -> None:
         super().__init__(program, length)
         self._node = node
+        self._tracks = tracks
+        self._recorder = program.recorder
+        self.meter.num_workers = node.options.num_workers
+        self.meter.ahead = weak_call(self, ProcessBlocks._num_ahead)
         options = node.options
         self._workers = options.num_workers
         self._buffer_size = options.prefetch_buffer_size
@@ -89,8 +97,16 @@ class ProcessBlocks(Blocks):
                 return
         pending, count = self._tasks[0]
         try:
-            result = pool.wait(pending)
+            if pending.answer is None:
+                started_s = time.perf_counter()
+                result = pool.wait(pending)
+                self.meter.starved_s += time.perf_counter() - started_s
+            else:
+                result = pool.wait(pending)
             self._tasks.popleft()
+            report = result.extra[5] if result.extra else None
+            if report is not None:
+                self._recorder.report(self._node, pending.worker, report)
             self._enqueue_result(result, count)
             if self._tasks:
                 # Workers continue while the consumer uses what it takes next.
@@ -107,6 +123,13 @@ class ProcessBlocks(Blocks):
             else:
                 raise
 
+    def _num_ahead(self) -> tuple[int, int]:
+        """How many elements are computed and not yet taken, and the limit; on any thread."""
+        count = sum(map(len, list(self.ready)))
+        count += sum(count for pending, count in list(self._tasks) if pending.answer is not None)
+        rest = self._rest
+        return count + (0 if rest is None else len(rest.elements)), self._buffer_size
+
     @property
     def _next_len(self) -> int:
         """Elements that the next call of `take` returns, if they are ready."""
@@ -118,7 +141,7 @@ class ProcessBlocks(Blocks):
         elements = result.elements
         rows: list[tuple[int, bool]] = []
         if result.extra:
-            num_elements, elapsed_s, rows, row_byte_len, self._num_concurrent = result.extra
+            num_elements, elapsed_s, rows, row_byte_len, self._num_concurrent, _ = result.extra
             self._row_byte_len = row_byte_len or self._row_byte_len
             num_elements = max(1, num_elements)
             self._element_bytes = result.byte_len / num_elements
@@ -150,7 +173,7 @@ class ProcessBlocks(Blocks):
             self._drop_tasks(self.position)
             plan = self._node.parent
             options = self._node.options
-            job = BlockJob(plan, options.worker_init_fn, options.num_threads)
+            job = BlockJob(plan, options.worker_init_fn, options.num_threads, tracks=self._tracks)
             self._pool = WorkerPool(job, self._workers, self._limits, plan.walk_up())
             self.check_open()  # `cancel` may have been called before the pool existed
         self._dispatch_to(self._pool, self.position)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from grainmill._evaluate.fuse import Evaluated
     from grainmill._evaluate.stack import Layout, Targets
     from grainmill._plan.node import MapNode, Node
+    from grainmill._stats.meters import Recorder
 
 
 class Program:
@@ -44,6 +45,7 @@ class Program:
         layout: The structure, shapes and dtypes of elements if the last batch was filled that
             way, or was too small for it; otherwise `None`.
         element_s: Recent seconds per element, without waits for storage; 0 before the first.
+        recorder: Takes the times of its functions and blocks.
         batches_small: `BatchBlock.is_small` of the first batch; `None` before it.
     """
 
@@ -65,6 +67,7 @@ class Program:
         self.batches_small: bool | None = None
         self.element_s = 0.0
         self._mark: Callable[[int], None] | None = None
+        self.recorder: Recorder = context.recorder
 
     @property
     def waits_for_storage(self) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from grainmill._native import Arena, copy_rows, scalars_to_rows
 from grainmill._tree import Branch, branch, map_structure
-from grainmill._workers.messages import is_receivers_container
+from grainmill._workers.main_classes import is_receivers_container
 
 _UNLIKE: Final = "Expected all input elements to have the same structure but got:"
 # Batches below the first size are plain NumPy arrays: a slot costs more than it saves. Larger ones

@@ -38,10 +38,11 @@ class Task:
         result: What `call` returned, once `done` can be acquired.
         failure: What `call` or `prepare` raised.
         elapsed_s: How long `call` took, without waits for storage.
+        waited_s: How long `prepare` and `call` waited for storage.
         done: Released when the task is done or cancelled.
     """
 
-    __slots__ = ("_prepare", "call", "done", "elapsed_s", "failure", "result")
+    __slots__ = ("_prepare", "call", "done", "elapsed_s", "failure", "result", "waited_s")
 
     def __init__(
         self, call: Callable[[], Any], prepare: Callable[[], object] | None = None
@@ -51,27 +52,31 @@ class Task:
         self.result: Any = None
         self.failure: BaseException | None = None
         self.elapsed_s = 0.0
+        self.waited_s = 0.0
         self.done = threading.Lock()
         self.done.acquire()
 
     def prepare(self) -> None:
         """Calls the `prepare` that was given, unless cancelled."""
         if self._prepare is not None and self.call is not None:
+            started_s = time.perf_counter()
             try:
                 self._prepare()
             except BaseException as failure:
                 self.failure = failure
+            self.waited_s = time.perf_counter() - started_s
 
     def run(self) -> None:
         """Calls `call`, unless cancelled."""
         call = self.call
         if call is not None and self.failure is None:
-            started_s = work_clock_s()
+            started_s, work_started_s = time.perf_counter(), work_clock_s()
             try:
                 self.result = call()
             except BaseException as failure:
                 self.failure = failure
-            self.elapsed_s = work_clock_s() - started_s
+            self.elapsed_s = work_clock_s() - work_started_s
+            self.waited_s += max(0.0, time.perf_counter() - started_s - self.elapsed_s)
         self.done.release()
 
 
@@ -173,10 +178,15 @@ class ThreadPool:
         return result
 
     @property
+    def num_queued(self) -> int:
+        """The number of tasks that no thread has started."""
+        return len(self._queue)
+
+    @property
     def is_short_of_tasks(self) -> bool:
         """Whether there are fewer queued tasks than idle threads."""
         num_busy = sum(not worker.is_idle for worker in self._workers)
-        return len(self._queue) < self.active - num_busy
+        return self.num_queued < self.active - num_busy
 
     def help_until(self, task: Task) -> None:
         """Runs tasks in the owner's thread, `task` first, until `task` is done."""
@@ -201,7 +211,7 @@ class ThreadPool:
     def resize(self, active: int) -> None:
         """Makes `active` threads work from now on; others finish their current task."""
         self.active = active
-        self._wake(len(self._queue))
+        self._wake(self.num_queued)
 
     def share(self, calls: Sequence[Callable[[], T]]) -> list[T]:
         """Makes `calls`, with the help of idle threads, and returns their results in order.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,16 @@ if TYPE_CHECKING:
 
 
 class Tuner:
-    """Resizes `pool`, up to `allowed` threads, by its throughput."""
+    """Resizes `pool`, up to `allowed` threads, by its throughput.
+
+    Several consumers may record at the same time.
+    """
 
     def __init__(self, pool: ThreadPool, allowed: int) -> None:
         self._pool = pool
         self._allowed = allowed
         self._policy = ThreadPolicy(allowed)
+        self._recording = threading.Lock()
         self._start_span()
 
     def _start_span(self) -> None:
@@ -30,8 +35,14 @@ class Tuner:
 
     def record(self, elements: int, starved_s: float) -> None:
         """Records elements that were computed, and how long the consumer waited."""
-        if self._allowed == 1:
+        if self._allowed == 1 or not self._recording.acquire(blocking=False):
             return
+        try:
+            self._record(elements, starved_s)
+        finally:
+            self._recording.release()
+
+    def _record(self, elements: int, starved_s: float) -> None:
         self._elements += elements
         self._starved_s += starved_s
         time_now = time.perf_counter()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
+import weakref
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from grainmill._evaluate.fuse import SKIPPED
@@ -55,9 +57,12 @@ def _raise_not_implemented(text: str, _: int) -> State:
 
 
 class _StartState:
-    """The state of a stage before the first pull, read only when requested."""
+    """The state of a stage before the first pull, read only when requested.
 
-    __slots__ = ("_failure", "_stage", "_state_after")
+    If another thread may request it while the stage is pulled from, it is saved before that.
+    """
+
+    __slots__ = ("__weakref__", "_failure", "_stage", "_state_after")
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -65,9 +70,18 @@ class _StartState:
         self._failure: Exception | None = None
 
     def __call__(self, _: int = 0) -> State:
+        if not self.is_known:
+            try:
+                state = self._stage.state()
+            except Exception:
+                if not self.is_known:
+                    raise
+            else:
+                if not self.is_known:  # else another thread may have pulled meanwhile
+                    return state
         if self._failure is not None:
             raise NotImplementedError("the state at the start is unavailable") from self._failure
-        return self._stage.state() if self._state_after is None else self._state_after(0)
+        return {} if self._state_after is None else self._state_after(0)
 
     @property
     def is_known(self) -> bool:
@@ -97,6 +111,14 @@ class _StartState:
 
 def _no_state(_: int) -> State:
     raise AssertionError("a block is being pulled")
+
+
+def _others_may_ask() -> bool:
+    """Whether a state may be requested while this thread pulls.
+
+    A consumer's thread holds the lock of its iterator meanwhile, a prefetching thread does not.
+    """
+    return threading.get_ident() != threading.main_thread().ident
 
 
 _NO_BLOCK: Final = Block([], _no_state)
@@ -156,6 +178,12 @@ class Cursor:
         """Moves to the next block; `False` at the end."""
         start = self._start
         self._block = _NO_BLOCK  # else a user's iterator would have to save the state before it
+        if start is not None and self.stage.moves_start and _others_may_ask():
+            held = weakref.ref(start)
+            self._start = start = None
+            start = held()
+            if start is not None:
+                start.save()
         try:
             block = self.stage.pull(limit)
         except BaseException:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from grainmill._evaluate.fuse import Passed
     from grainmill._iterators.stage import Finisher
     from grainmill._plan.options import DatasetOptions
+    from grainmill._stats.meters import BlockTimes, StepsMeter
 
 
 class Step(NamedTuple):
@@ -66,9 +67,13 @@ class ElementwiseStage(Stage):
     Maps pass `None` on as it is.
     """
 
-    def __init__(self, parent: Stage, steps: Sequence[Step]) -> None:
+    is_elementwise = True
+
+    def __init__(self, parent: Stage, steps: Sequence[Step], meter: StepsMeter) -> None:
         super().__init__(parent)
         self._parent = parent
+        self._meter = meter
+        self._times: BlockTimes | None = None  # of the last block, if it is timed
         self._nodes = [step.node for step in steps]
         self._parent_state_after: StateAfter | None = None  # of the parent's last block
         self._upstream_finisher: Finisher | None = None  # of that block, if it is lazy
@@ -80,26 +85,31 @@ class ElementwiseStage(Stage):
         self._filters = [i for i, step in enumerate(steps) if step.watch is not None]
         self._counting = [(i, step.state_key) for i, step in enumerate(steps) if step.state_key]
         self._tracks_positions = bool(self._filters or self._counting)
-        kinds = tuple(step.kind for step in steps)
+        self._kinds = kinds = tuple(step.kind for step in steps)
         self._over_ready = finisher(kinds, over_lazy=False)
         self._over_lazy = finisher(kinds, over_lazy=True)
         self._only_maps = self._bind(self._over_ready, [0] * len(steps), [[]] * len(steps), None)
         self._num_inputs = [0] * len(steps)  # inputs of each step before the last block
         self._last_len = 0
         self._last_dropped: Sequence[list[int] | None] = [None] * len(steps)
+        self._all_dropped: list[int] | None = None  # by all filters up to the last
 
     def _bind(
         self,
-        finisher: Callable[..., Any],
+        make: Callable[..., Any],
         num_inputs: list[int],
         dropped: Sequence[list[int] | None],
         upstream: Block | None,
     ) -> Any:
+        times = self._times
+        if times is not None:
+            is_lazy = upstream is not None and upstream.finish is not None
+            make = finisher(self._kinds, over_lazy=is_lazy, timed=True)
         numbers = [
             first + count * stride
             for first, count, stride in zip(self._firsts, num_inputs, self._strides, strict=True)
         ]
-        return finisher(
+        return make(
             self._functions,
             self._generators,
             numbers,
@@ -108,6 +118,7 @@ class ElementwiseStage(Stage):
             dropped,
             [] if upstream is None or upstream.dropped is None else upstream.dropped,
             upstream.finish if upstream is not None else None,
+            *(() if times is None else (times.clock, times.of_steps, times.see)),
         )
 
     @property
@@ -124,8 +135,15 @@ class ElementwiseStage(Stage):
         self._parent_state_after = None  # else a user's iterator would have to save its state
         block = self._parent.pull(limit)
         self._parent_state_after = block.state_after
+        if self._meter.counts:
+            self._count_last(len(block.elements))
+        if self._times is not None:
+            self._meter.finish()
+        timer = self._meter.timer
+        timer.countdown -= 1
+        self._times = None if timer.countdown >= 0 else self._meter.start()
         if not self._tracks_positions:
-            if block.finish is None:
+            if block.finish is None and self._times is None:
                 block.finish, block.finish_many = self._only_maps
             else:
                 self._upstream_finisher = block.finisher
@@ -147,12 +165,27 @@ class ElementwiseStage(Stage):
                 before = []
             dropped.append(before)
         self._last_dropped = skipped_before
+        self._all_dropped = before
         over = self._over_ready if block.finish is None else self._over_lazy
         one, many = self._bind(over, num_inputs, dropped, block)
         state_after = self._states(block.state_after, num_inputs, skipped_before)
         lazy = Block(block.elements, state_after, one, before, many)
         lazy.finisher = self
         return lazy
+
+    def _count_last(self, next_len: int) -> None:
+        """Counts the elements of the last block, all of which are finished."""
+        if not self._tracks_positions:
+            self._meter.count([self._last_len] * len(self._kinds))
+            self._last_len = next_len
+            return
+        after = self._num_inputs_after(self._last_len)
+        inputs = [then - before for then, before in zip(after, self._num_inputs, strict=True)]
+        finished = _num_inputs_after(0, self._all_dropped, self._last_len)
+        following = [*inputs[1:], finished]
+        is_test = [kind == "test" for kind in self._kinds]
+        outputs = [f if test else i for i, f, test in zip(inputs, following, is_test, strict=True)]
+        self._meter.count(outputs)
 
     def note(self, failure: BaseException, at: int, passed: Sequence[Passed]) -> None:
         """See `Finisher.note`."""

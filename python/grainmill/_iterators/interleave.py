@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from grainmill._iterators.cursor import END, Cursor, ResumePoint, constant_state
 from grainmill._iterators.lazy_block import PULL_SIZE, lazy_block
 from grainmill._iterators.opening import ConcurrentOpener
-from grainmill._iterators.saved import Saved
+from grainmill._iterators.saved import Saved, refusal
+from grainmill._iterators.shard_states import ENDED, by_dataset, of_datasets
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.closing import closed_error
 from grainmill._plan.notes import add_note, located
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from grainmill._plan.sequential import Interleave
 
@@ -51,6 +52,7 @@ class InterleaveStage(Stage):
         self._start_all = start_all
         self._prefetching = False
         self._cancelled = False
+        self._open_dataset = open_dataset
         self._num_datasets = num_datasets
         self._num_slots = min(node.cycle_length, num_datasets)
         self._opener = ConcurrentOpener(
@@ -63,7 +65,7 @@ class InterleaveStage(Stage):
         self._turn = 0
         self._next_dataset = self._num_slots
         self._num_exhausted = 0
-        self._future: dict[int, State] = {}  # restored states of datasets not yet opened
+        self._future: dict[int, State | None] = {}  # restored states of datasets not yet opened
         self._changed: list[tuple[int, _SlotPosition]] = []  # slots, since the last `_changes`
 
     @property
@@ -148,13 +150,20 @@ class InterleaveStage(Stage):
     def _replaced(self, slot: _OpenDataset) -> _OpenDataset:
         index = self._next_dataset
         cursor = Cursor(self._take_opened(index))
-        if index in self._future:
-            cursor.restore(self._future[index])
+        saved = self._future.get(index)
+        if saved is not None:
+            cursor.restore(saved)
             self._future = {i: state for i, state in self._future.items() if i != index}
         slot.close()
         self._next_dataset += 1
+        self._skip_ended()
         self._opener.open_next(self._next_dataset)
         return _OpenDataset(index, cursor)
+
+    def _skip_ended(self) -> None:
+        """Moves on to the next dataset that is not known to have ended."""
+        while self._future.get(self._next_dataset, self) is ENDED:
+            self._next_dataset += 1
 
     def _opened(self) -> list[_OpenDataset]:
         if self._slots is None:
@@ -199,10 +208,33 @@ class InterleaveStage(Stage):
         self._turn = turn
         self._next_dataset = next_dataset
         self._future = {index: copy.deepcopy(saved) for index, saved in future.items()}
+        self._skip_ended()
+
+    def shard_states(self, state: State) -> list[dict[str, Any]]:
+        """The states of all datasets in `state`; those that were not opened are, for a moment."""
+        return by_dataset(state, self._num_datasets, self._start_state)
+
+    def state_of_shards(self, shards: Sequence[Any]) -> State:
+        """The state in which each dataset has its state in `shards`; see `shard_states`.
+
+        Raises:
+            ValueError: There is another number of states, or one has another form.
+        """
+        if len(shards) != self._num_datasets:
+            expected = f"must be one for each of the {self._num_datasets} datasets"
+            raise refusal(self._name, "shard states", expected, f"{len(shards)} of them")
+        return of_datasets(shards, self._num_slots, self._name)
+
+    def _start_state(self, index: int) -> State:
+        stage = self._open_dataset(index)
+        try:
+            return stage.state()
+        finally:
+            stage.close()
 
     def _checked(
         self, state: State
-    ) -> tuple[list[tuple[int, State | None, bool]], int, int, dict[int, State]]:
+    ) -> tuple[list[tuple[int, State | None, bool]], int, int, dict[int, State | None]]:
         """The slots of `state`, the next turn, the next dataset, and states of later datasets."""
         saved = Saved(self._name, state, _KEYS, _OPTIONAL_KEYS)
         num_slots, num_datasets = self._num_slots, self._num_datasets
@@ -316,7 +348,7 @@ class _OpenDataset:
 
 _SlotPosition: TypeAlias = tuple[int, ResumePoint, bool]
 """The index of the slot's dataset, its resume point, and whether it is exhausted."""
-_Change: TypeAlias = "tuple[int, int, dict[int, State], list[tuple[int, _SlotPosition]]]"
+_Change: TypeAlias = "tuple[int, int, dict[int, State | None], list[tuple[int, _SlotPosition]]]"
 """The next turn, the next dataset, states of later ones, and the slots that changed."""
 
 
@@ -326,7 +358,7 @@ class _Position(NamedTuple):
     turn: int
     next_dataset: int
     slots: list[_SlotPosition]
-    future: dict[int, State]
+    future: dict[int, State | None]
 
     def turn_after(self, ring: list[int], count: int) -> int:
         """The slot whose turn follows `count` turns of the slots of `ring`."""

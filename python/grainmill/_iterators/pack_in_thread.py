@@ -43,6 +43,7 @@ class PackInThreadStage(ThreadPrefetchStage):
     def _new_queue(self) -> PrefetchQueue:
         preferred_len = functools.partial(_preferred_len, self._max_len)
         queue = PrefetchQueue(self._cursor, self._size, thread_name(0), preferred_len)
+        queue.measure(self.node, self.recorder)
         self._reader.set_demand(queue.demand)
         return queue
 

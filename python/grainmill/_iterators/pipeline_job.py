@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pickle
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -10,6 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from grainmill._evaluate import tuning
 from grainmill._evaluate.block_job import set_up_worker
 from grainmill._iterators.cursor import END, Cursor
+from grainmill._iterators.metering import PullMeter
+from grainmill._stats.meters import WorkerReport
+from grainmill._stats.worker_reporter import WorkerReporter
+from grainmill._workers import messages
 from grainmill._workers.worker import Job, Outcome, Runner
 
 if TYPE_CHECKING:
@@ -27,12 +32,12 @@ BLOCK_LEN = 64
 
 
 class StartPoint(NamedTuple):
-    """A state to continue from, and how many elements were delivered before it.
+    """A pickled state to continue from, and how many elements were delivered before it.
 
     These are counted from the start of the plan if `from_start`, else from a restored state.
     """
 
-    state: State
+    state: bytes
     num_delivered: int
     from_start: bool
 
@@ -66,14 +71,30 @@ class PickledResumePoints:
 
     def __call__(self, count: int) -> State:
         if self._points is None:
-            self._points = pickle.loads(self._text)
+            self._points = messages.loads(self._text)
         state_after, position = self._points[count - 1]
         return state_after(position)
 
 
+# Returned with the elements: their pickled resume points; now and then a report on the worker.
+Extra: TypeAlias = tuple[bytes, WorkerReport | None]
+
+
 def pickled_resume_points(points: list[ResumePoint]) -> bytes:
     """The argument of `PickledResumePoints`."""
-    return pickle.dumps(points, pickle.HIGHEST_PROTOCOL)
+    try:
+        return pickle.dumps(points, pickle.HIGHEST_PROTOCOL)
+    except Exception:  # a user's state may have objects of classes of the main script
+        try:
+            return messages.dumps(points)
+        except Exception as failure:  # raised if a state is requested
+            text = f"a worker cannot send its state: {type(failure).__name__}: {failure}"
+            unknown = functools.partial(_raise_not_implemented, text)
+            return pickle.dumps([(unknown, 0)] * len(points), pickle.HIGHEST_PROTOCOL)
+
+
+def _raise_not_implemented(text: str, _: int) -> State:
+    raise NotImplementedError(text)
 
 
 # Opens a plan at its first element; a function that workers can import.
@@ -84,7 +105,8 @@ class PipelineJob(Job):
     """Runs one sequential plan in each worker.
 
     Args:
-        plans: The plan of each worker.
+        plan_of: Returns the plan of a worker. The worker calls it: a user's own dataset may have to
+            copy itself for each.
         worker_init_fn: The user's function to call first, with the worker's number and their count.
         open_plan: Opens a plan.
         context: Options of the whole pipeline.
@@ -94,12 +116,12 @@ class PipelineJob(Job):
 
     def __init__(
         self,
-        plans: list[Node],
+        plan_of: Callable[[int], Node],
         worker_init_fn: Callable[[int, int], None] | None,
         open_plan: OpenPlan,
         context: Context,
     ) -> None:
-        self._plans = plans
+        self._plan_of = plan_of
         self._worker_init_fn = worker_init_fn
         self._open_plan = open_plan
         self._context = context
@@ -112,8 +134,9 @@ class PipelineJob(Job):
     def open(self, place: WorkerContext) -> Runner:
         """See `Job.open`."""
         set_up_worker(place, self._worker_init_fn)
-        stage = self._open_plan(self._plans[place.worker], self._context)
-        return _PipelineRunner(stage, place)
+        plan = self._plan_of(place.worker)
+        stage = self._open_plan(plan, self._context)
+        return _PipelineRunner(stage, place, WorkerReporter(self._context.recorder, plan))
 
 
 class _PipelineRunner(Runner):
@@ -123,16 +146,18 @@ class _PipelineRunner(Runner):
     as long as no worker has reached its end.
     """
 
-    def __init__(self, stage: Stage, context: WorkerContext) -> None:
+    def __init__(self, stage: Stage, context: WorkerContext, reporter: WorkerReporter) -> None:
         self._cursor = Cursor(stage)
         self._context = context
+        self._reporter = reporter
+        self._meter = None if stage.recorder is None else PullMeter(stage, stage.recorder)
         self._count = 0
 
     def _number(self, count: int) -> int:
         return count * self._context.num_workers + self._context.worker
 
     def _start(self, start: StartPoint) -> None:
-        self._cursor.restore(start.state)
+        self._cursor.restore(messages.loads(start.state))
         self._count = start.num_delivered
         if not start.from_start:
             with contextlib.suppress(Exception):  # elements may have no index
@@ -147,27 +172,47 @@ class _PipelineRunner(Runner):
             if task.start is not None:
                 self._start(task.start)
                 first = self._count
-            deadline = time.perf_counter() + _BLOCK_S
-            while True:
-                self._context.mark(self._number(self._count))
-                element = self._cursor.next()
-                if element is END:
-                    break
-                self._count += 1
-                elements.append(element)
-                points.append(self._cursor.resume_point())
-                if len(elements) < task.num_elements:
-                    continue
-                if len(elements) >= task.max_elements or time.perf_counter() > deadline:
-                    break
+            started_s = time.perf_counter()
+            meter = self._meter
+            if meter is not None and meter.starts():
+                try:
+                    self._compute(task, started_s + _BLOCK_S, elements, points)
+                finally:
+                    meter.finish()
+            else:
+                self._compute(task, started_s + _BLOCK_S, elements, points)
             pickled = pickled_resume_points(points)
         except BaseException as failure:
             return self._outcome(elements, failure, first, pickled_resume_points(points))
         self._cursor.release_taken()  # unreferenced arrays are sent without a copy
-        return self._outcome(elements, None, first, pickled)
+        report = self._reporter.report(time.perf_counter() - started_s, len(elements))
+        return self._outcome(elements, None, first, pickled, report)
+
+    def _compute(
+        self, task: PipelineTask, deadline: float, elements: list[Any], points: list[ResumePoint]
+    ) -> None:
+        """Appends the next elements to `elements`, and their resume points to `points`."""
+        while True:
+            self._context.mark(self._number(self._count))
+            element = self._cursor.next()
+            if element is END:
+                break
+            self._count += 1
+            elements.append(element)
+            points.append(self._cursor.resume_point())
+            if len(elements) < task.num_elements:
+                continue
+            if len(elements) >= task.max_elements or time.perf_counter() > deadline:
+                break
 
     def _outcome(
-        self, elements: list[Any], failure: BaseException | None, first: int, resume_points: bytes
+        self,
+        elements: list[Any],
+        failure: BaseException | None,
+        first: int,
+        resume_points: bytes,
+        report: WorkerReport | None = None,
     ) -> Outcome:
+        extra: Extra = (resume_points, report)
         stride = self._context.num_workers
-        return Outcome(elements, failure, self._number(first), resume_points, stride=stride)
+        return Outcome(elements, failure, self._number(first), extra, stride=stride)

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import BatchBlock
 from grainmill._evaluate.executor import Blocks, Budget, Executor
-from grainmill._evaluate.processes import ProcessBlocks
 from grainmill._evaluate.program import Program
 from grainmill._iterators.drops import DropWatch
 from grainmill._iterators.lazy_block import PULL_SIZE
 from grainmill._iterators.saved import Saved, integer
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.node import random_access
-from grainmill._workers.pool import Limits, has_gil
+from grainmill._workers.limits import Limits, workers_are_processes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,6 +38,7 @@ class ReadStage(Stage):
         self._program = Program(node.parent, context)
         self._numbers_only = self._program.gives_numbers
         self._blocks = _blocks(self._program, self._length, node, context)
+        self._blocks.meter.node = node
         ahead = node.options.prefetch_buffer_size if context.prefetches else 0
         # Elements that need neither user code nor I/O always come in blocks.
         is_plain = not (self._program.runs_user_code or self._program.mean_byte_len)
@@ -269,10 +269,15 @@ def _blocks(program: Program, length: int, node: plan.Read, context: Context) ->
     if not context.prefetches:
         options = dataclasses.replace(options, num_workers=0, prefetch_buffer_size=0)
     elif options.num_workers and program.runs_user_code:
-        if has_gil():
-            return ProcessBlocks(program, length, node)
+        if workers_are_processes():
+            from grainmill._evaluate.processes import ProcessBlocks  # noqa: PLC0415
+
+            return ProcessBlocks(program, length, node, tracks=context.recorder.tracks)
         options = dataclasses.replace(options, num_threads=options.num_workers)
-    budget_bytes = Limits.of(options).budget_bytes // max(1, context.num_workers)
+    num_sharing = context.num_readers * max(1, context.num_workers)
+    budget_bytes = Limits.of(options).budget_bytes // num_sharing
     # Batches of a worker are also queued in the main process.
-    batches_bytes = 0 if context.num_workers else tuning.WHOLE_BATCHES_BYTES
-    return Executor(program, length, options, Budget(budget_bytes, batches_bytes))
+    batches_bytes = 0 if context.num_workers else tuning.WHOLE_BATCHES_BYTES // context.num_readers
+    # Threads that replace worker processes belong to one reader, as processes do.
+    threads = None if options.num_workers else context.threads
+    return Executor(program, length, options, Budget(budget_bytes, batches_bytes), threads)

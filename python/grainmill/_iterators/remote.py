@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -19,7 +21,9 @@ from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.closing import closed_error
 from grainmill._plan.sequential import Interleave, UserDefined
 from grainmill._plan.slicing import sliced
-from grainmill._workers.pool import Limits, WorkerPool
+from grainmill._workers import messages
+from grainmill._workers.limits import Limits
+from grainmill._workers.pool import WorkerPool
 from grainmill._workers.worker_group import ForkUnavailableError, disable_fork
 
 if TYPE_CHECKING:
@@ -28,9 +32,8 @@ if TYPE_CHECKING:
     from grainmill._evaluate.context import Context
     from grainmill._iterators.pipeline_job import OpenPlan
     from grainmill._iterators.stage import StateAfter
-    from grainmill._plan.node import Node
     from grainmill._plan.sequential import MultiprocessPrefetch
-    from grainmill._workers.pool import PendingResult
+    from grainmill._workers.pool import PendingResult, Result
 
 # Tasks in flight per worker.
 _TASKS = 2
@@ -49,6 +52,9 @@ class RemoteWorkers:
 
     def __init__(self, node: MultiprocessPrefetch, open_plan: OpenPlan, context: Context) -> None:
         self._node = node
+        self._plan_of = functools.partial(
+            sliced, node.parent, count=node.num_workers, sequential=node.sequential_slice
+        )
         self._open_plan = open_plan
         self._context = context
         self._pool: WorkerPool | None = None
@@ -75,22 +81,30 @@ class RemoteWorkers:
 
     def _start(self) -> None:
         node = self._node
-        plans = [self._plan(worker) for worker in range(node.num_workers)]
         # After a crash nothing is prefetched: the elements before the one that crashes a worker
         # must be delivered first.
         ahead = not self.generation
         context = dataclasses.replace(self._context, prefetches=ahead, num_workers=node.num_workers)
-        job = PipelineJob(plans, node.worker_init_fn, self._open_plan, context)
+        job = PipelineJob(self._plan_of, node.worker_init_fn, self._open_plan, context)
         self.generation += 1
         self._pool = WorkerPool(job, node.num_workers, self._limits, node.parent.walk_up())
 
-    def _plan(self, worker: int) -> Node:
-        node = self._node
-        return sliced(node.parent, worker, node.num_workers, sequential=node.sequential_slice)
+    def wait(self, pool: WorkerPool, pending: PendingResult) -> Result:
+        """Waits for a result; records for how long, and the worker's report."""
+        if pending.answer is None:
+            started_s = time.perf_counter()
+            result = pool.wait(pending)
+            self._context.recorder.waited(self._node, time.perf_counter() - started_s)
+        else:
+            result = pool.wait(pending)
+        report = result.extra[1] if result.extra else None
+        if report is not None:
+            self._context.recorder.report(self._node, pending.worker, report)
+        return result
 
     def local(self, worker: int) -> Stage:
         """The worker's pipeline, opened in this process at its start."""
-        return self._open_plan(self._plan(worker), self._context)
+        return self._open_plan(self._plan_of(worker), self._context)
 
     def check(self, worker: int, state: State) -> None:
         """Raises what that worker would raise when `state` is restored.
@@ -98,7 +112,7 @@ class RemoteWorkers:
         Plans that open or restore objects of the user are not checked here: only the worker runs
         those.
         """
-        plan = self._plan(worker)
+        plan = self._plan_of(worker)
         if any(isinstance(node, UserDefined | Interleave) for node in plan.walk()):
             return
         stage = self.local(worker)
@@ -130,6 +144,8 @@ class RemoteWorkers:
 class RemoteShard(Stage):
     """The elements of one worker, which prefetches up to `buffer_size` of them."""
 
+    moves_start = False  # and reading it opens the worker's plan in this process
+
     def __init__(self, workers: RemoteWorkers, worker: int, buffer_size: int) -> None:
         super().__init__()
         self._workers = workers
@@ -156,7 +172,7 @@ class RemoteShard(Stage):
             return Block([], lambda _: self._state(before))
         pool = self._request()
         try:
-            result = pool.wait(self._pending_results[0])
+            result = self._workers.wait(pool, self._pending_results[0])
             self._pending_results.popleft()
         except BaseException as failure:  # also Ctrl-C, by which a message may be lost
             if self._workers.cancelled:  # `close` will end them
@@ -179,7 +195,7 @@ class RemoteShard(Stage):
                 return self.pull(limit)
             self._ended = True
             return Block([], lambda _: self._state(before))
-        state_after, count = PickledResumePoints(result.extra), len(result.elements)
+        state_after, count = PickledResumePoints(result.extra[0]), len(result.elements)
         self._state_after = constant_state_at((state_after, count))
         self._count += count
         return Block(result.elements, lambda k: state_after(k) if k else self._state(before))
@@ -195,7 +211,8 @@ class RemoteShard(Stage):
         while len(self._pending_results) < _TASKS:
             start: StartPoint | None = None
             if self._restart:
-                start = StartPoint(self.state(), self._count, self._from_start)
+                state = messages.dumps(self.state())  # it may have objects of the main script
+                start = StartPoint(state, self._count, self._from_start)
             self._restart = False
             max_elements = 1 if self._count < self._single_until else self._max_elements
             task = PipelineTask(start, min(max_elements, self._size), max_elements)

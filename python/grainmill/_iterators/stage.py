@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias, TypeVar
 
 from grainmill._evaluate.fuse import SKIPPED, Evaluated, evaluated, passed_by
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from grainmill._evaluate.fuse import Passed
     from grainmill._plan.node import Node
+    from grainmill._stats.meters import Recorder
 
 State: TypeAlias = dict[str, Any]
 StateAfter: TypeAlias = "Callable[[int], State]"
@@ -145,7 +146,19 @@ class Stage(abc.ABC):
 
     Attributes:
         parents: The stages that this one pulls from.
+        moves_start: Whether `state` no longer returns the state at the start once an element is
+            being pulled, so that it may have to be read before.
+        node: The node that it runs, the last one of several; `None` if it has none.
+        recorder: Takes the times of that node, if it is set.
+        is_elementwise: Whether its own times are taken where elements of lazy blocks are finished.
+        has_own_thread: Whether another thread pulls from its parents.
     """
+
+    moves_start: ClassVar[bool] = True
+    node: Node | None = None
+    recorder: Recorder | None = None
+    is_elementwise = False
+    has_own_thread = False
 
     def __init__(self, *parents: Stage) -> None:
         self.parents = parents

@@ -15,6 +15,7 @@ from grainmill._iterators.interleave import InterleaveStage
 from grainmill._iterators.mix import MixStage
 from grainmill._iterators.pack import FitPackStage
 from grainmill._iterators.pack_in_thread import PackInThreadStage
+from grainmill._iterators.parts import open_part
 from grainmill._iterators.read import ReadStage
 from grainmill._iterators.stage import RUNNERS
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
@@ -22,7 +23,9 @@ from grainmill._iterators.user_defined import UserDefinedStage
 from grainmill._iterators.worker_shards import WorkerShardsStage
 from grainmill._iterators.zip import ZipStage
 from grainmill._plan import sequential as plan
+from grainmill._plan.node import MapNode
 from grainmill._plan.options import DatasetOptions
+from grainmill._stats.meters import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,18 +34,47 @@ if TYPE_CHECKING:
     from grainmill._plan.node import Node
 
 
-# Import all stages, one file each, so that `runs` registers them.
+# Import all stages, one file each, so that `runs` registers them; not what starts processes.
 for _module in pkgutil.iter_modules(_iterators.__path__):
-    if _module.name != "table":
+    if _module.name not in {"pipeline_job", "remote", "table"}:
         importlib.import_module(f"{_iterators.__name__}.{_module.name}")
 
 
-def open_stage(node: Node) -> Stage:
-    """Opens the plan that ends in `node` at its first element."""
-    return _open(node, Context(_options(node)))
+def open_stage(node: Node, recorder: Recorder | None = None) -> Stage:
+    """Opens the plan that ends in `node` at its first element.
+
+    Args:
+        node: The plan's last node.
+        recorder: Takes the times of its stages; a new one if `None`.
+    """
+    return _open_plan(node, Context(options_of(node), recorder=recorder or Recorder()))
 
 
-def _options(node: Node) -> DatasetOptions:
+def _open_plan(node: Node, context: Context) -> Stage:
+    """Opens a plan that one thread pulls from; its readers share threads and memory."""
+    return _open(node, context.shared_by(_num_readers(node)))
+
+
+# A `MapDataset` where an `IterDataset` is expected is read, too.
+_READS = (MapNode, plan.Read, plan.MultiprocessPrefetch, plan.MultithreadPrefetch)
+
+
+def _num_readers(node: Node) -> int:
+    """How many stages that read random-access plans are open at once, for the plan in `node`."""
+    count = 0
+    pending = [node]
+    while pending:
+        upstream = pending.pop()
+        if isinstance(upstream, plan.Interleave):
+            count += min(upstream.cycle_length, len(upstream.datasets))
+        elif isinstance(upstream, _READS):
+            count += 1
+        else:
+            pending += upstream.parents
+    return count
+
+
+def options_of(node: Node) -> DatasetOptions:
     """The options of a whole plan; the one nearest to the consumer overrides the others."""
     options = DatasetOptions()
     for upstream in node.walk(until=plan.Read):
@@ -52,12 +84,21 @@ def _options(node: Node) -> DatasetOptions:
 
 
 def _open(node: Node, context: Context) -> Stage:
+    stage = _opened(node, context)
+    if stage.node is None:
+        stage.node, stage.recorder = node, context.recorder
+    return stage
+
+
+def _opened(node: Node, context: Context) -> Stage:
+    if isinstance(node, MapNode):  # a `MapDataset` where an `IterDataset` is expected
+        node = plan.read(node)
     make = _STAGES.get(type(node))
     if make is not None:
         return make(node, context)
     runner = RUNNERS.get(type(node))
     if runner is None:
-        raise TypeError(f"{node} is no IterDataset; `to_iter_dataset()` makes it one")
+        raise TypeError(f"nothing runs {node}")
     return runner(node, _parent(node, context))
 
 
@@ -77,16 +118,19 @@ def _elementwise(node: plan.Map, context: Context) -> Stage:
         if isinstance(upstream, plan.Map):
             nodes.append(upstream)
         upstream = upstream.parent
-    steps = [Step.of(each, context.options) for each in reversed(nodes)]
-    return ElementwiseStage(_open(upstream, context), steps)
+    nodes.reverse()
+    steps = [Step.of(each, context.options) for each in nodes]
+    return ElementwiseStage(_open(upstream, context), steps, context.recorder.steps(nodes))
 
 
 def _batched(node: plan.Batch, context: Context) -> Stage:
     parent = _parent(node, context)
     stage = BatchStage(node, parent)
-    if isinstance(parent, FitPackStage | ConcatThenSplitStage) and node.batch_fn is None:
+    is_packed = isinstance(parent, FitPackStage | ConcatThenSplitStage)
+    if is_packed and node.batch_fn is None and context.threads is None:
         (reader,) = parent.parents
         if isinstance(reader, ReadStage) and reader.has_threads:
+            stage.node, stage.recorder = node, context.recorder
             return PackInThreadStage(reader, stage, node.batch_size)
     return stage
 
@@ -106,16 +150,18 @@ def _interleave(node: plan.Interleave, context: Context) -> Stage:
                 f"`datasets[{index}]` of {node} must be a dataset, got {dataset!r} of type "
                 f"{type(dataset).__name__}"
             )
-        stage = _open(make_node(), context)
+        output = make_node()
+        stage = open_part(node, output, _open_plan, context)
         if prefetch and not isinstance(stage, ReadStage | PackInThreadStage):  # these prefetch
-            return ThreadPrefetchStage(plan.ThreadPrefetch((), node.iter_buffer_size), stage)
+            stage = ThreadPrefetchStage(plan.ThreadPrefetch((), node.iter_buffer_size), stage)
+            stage.node, stage.recorder = node, context.recorder
         return stage
 
     return InterleaveStage(node, open_dataset, len(datasets), start_all=prefetch)
 
 
 def _workers(node: plan.MultiprocessPrefetch | plan.MultithreadPrefetch, context: Context) -> Stage:
-    return WorkerShardsStage(node, _open, context)
+    return WorkerShardsStage(node, _open_plan, context)
 
 
 _ELEMENTWISE = (plan.Map, plan.MapWithIndex, plan.RandomMap, plan.Filter)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import os
 import threading
 import time
 import weakref
@@ -20,18 +19,21 @@ from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import byte_len
 from grainmill._evaluate.executor import Demand
 from grainmill._iterators.cursor import END, Cursor, ResumePoint, constant_state_at
+from grainmill._iterators.metering import PullMeter
 from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._iterators.user_defined import UserDefinedStage
 from grainmill._memory import default_budget_bytes
 from grainmill._plan import sequential
 from grainmill._plan.closing import closed_error
 from grainmill._plan.sequential import ThreadPrefetch, checked_prefetch_buffer_size
-from grainmill._threads import may_wait, start_thread
+from grainmill._threads import at_fork, may_wait, start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from grainmill._iterators.stage import StateAfter
+    from grainmill._plan.node import Node
+    from grainmill._stats.meters import Recorder
 
 _JOIN_TIMEOUT_S = 0.1
 # How long a ready element is withheld from a waiting consumer while further ones are computed.
@@ -65,6 +67,17 @@ class ThreadPrefetchStage(Stage):
         """A stage that prefetches from any object that has `__next__`."""
         prefetch_buffer_size = checked_prefetch_buffer_size(prefetch_buffer_size)
         return cls(ThreadPrefetch((), prefetch_buffer_size), UserDefinedStage(iterator))
+
+    @property
+    def has_own_thread(self) -> bool:  # type: ignore[override]
+        """See `Stage.has_own_thread`."""
+        return bool(self._size)
+
+    @property
+    def num_queued(self) -> tuple[int, int]:
+        """How many elements are prefetched, and the limit; on any thread."""
+        queue = self._queue
+        return (0 if queue is None else queue.num_queued), self._size
 
     @property
     def pull_size(self) -> int:
@@ -105,7 +118,9 @@ class ThreadPrefetchStage(Stage):
         return queue
 
     def _new_queue(self) -> PrefetchQueue:
-        return PrefetchQueue(self._cursor, self._size, self._thread_name())
+        queue = PrefetchQueue(self._cursor, self._size, self._thread_name())
+        queue.measure(self.node, self.recorder)
+        return queue
 
     def _thread_name(self) -> str:
         return f"grain-thread-prefetch_{next(_numbers)}"
@@ -229,10 +244,10 @@ class PrefetchQueue:
         thread_name: The name of the thread.
         preferred_len: Replaces these limits: maps the last element of a block to the maximum length
             of the next one, and the thread waits while more than one block is queued.
-        set_up: Functions that the thread calls first, the last one first; each is removed once it
-            has returned.
 
     Attributes:
+        set_up: Functions that the thread calls first, the last one first; each is removed once it
+            has returned.
         demand: How urgently the consumer waits; ended to stop the thread.
         failed: Whether the consumer has received a failure, after which the thread ends.
     """
@@ -243,7 +258,6 @@ class PrefetchQueue:
         size: int,
         thread_name: str,
         preferred_len: Callable[[Any], int] | None = None,
-        set_up: list[Callable[[], None]] | None = None,
     ) -> None:
         self.demand = Demand()
         self.failed = False
@@ -251,7 +265,9 @@ class PrefetchQueue:
         self._size = self._max_size = size
         self._budget_bytes = default_budget_bytes()
         self._preferred_len = preferred_len
-        self._set_up = [] if set_up is None else set_up
+        self.set_up: list[Callable[[], None]] = []
+        self._meter: PullMeter | None = None  # of the thread's pulls
+        self._record_wait: Callable[[float], None] | None = None
         self._next_len = 1
         self._resume_at = -1  # the thread pulls while at most so many elements are queued
         self._blocks: deque[Block | BaseException] = deque()
@@ -264,6 +280,19 @@ class PrefetchQueue:
         self._thread_name = thread_name
         self._done = False  # whether the thread no longer uses the cursor
         self._on_done: Callable[[], None] | None = None
+
+    def measure(self, node: Node | None, recorder: Recorder | None) -> None:
+        """Makes `recorder` take the waits for the thread, as of `node`."""
+        stage = self._cursor.stage
+        if stage.recorder is not None:
+            self._meter = PullMeter(stage, stage.recorder)
+        if recorder is not None and node is not None:
+            self._record_wait = functools.partial(recorder.waited, node)
+
+    @property
+    def num_queued(self) -> int:
+        """How many elements are queued; on any thread."""
+        return self._num_queued
 
     def start(self) -> None:
         """Starts the thread, which waits for `allow_pulling`."""
@@ -278,9 +307,9 @@ class PrefetchQueue:
 
     def _fill(self) -> None:
         try:
-            while self._set_up:
-                self._set_up[-1]()
-                self._set_up.pop()
+            while self.set_up:
+                self.set_up[-1]()
+                self.set_up.pop()
             while self.pull_block():
                 pass
         except BaseException as failure:
@@ -310,7 +339,10 @@ class PrefetchQueue:
                 self._space_freed.notify()
         if not self._blocks:
             self.demand.urgent = True
+            started_s = time.perf_counter()
             self._block_arrived.wait_for(lambda: self._blocks or self.demand.ended)
+            if self._record_wait is not None:
+                self._record_wait(time.perf_counter() - started_s)
         with self._lock:
             self.demand.urgent = False
             if self.demand.ended:
@@ -354,6 +386,9 @@ class PrefetchQueue:
         points = [cursor.resume_point()]
         elements: list[Any] = []
         ended = False
+        meter = self._meter
+        if meter is not None and not meter.starts():
+            meter = None
         try:
             while len(elements) < max_len:
                 element = cursor.next()
@@ -366,6 +401,8 @@ class PrefetchQueue:
                 if time.monotonic() - started > max_s:
                     break
         finally:
+            if meter is not None:
+                meter.finish()
             if elements:
                 self.put(Block(elements, functools.partial(_state_at, points)))
         if ended:
@@ -429,4 +466,4 @@ def _forget_threads() -> None:
         stage.forget_thread()
 
 
-os.register_at_fork(after_in_child=_forget_threads)
+at_fork(after_in_child=_forget_threads)

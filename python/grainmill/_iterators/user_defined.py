@@ -32,6 +32,11 @@ class UserDefinedStage(Stage):
         self._closed = False
         self._last: weakref.ref[_ElementState] | None = None
 
+    @property
+    def iterator(self) -> Iterator[Any]:
+        """The user's iterator."""
+        return self._iterator
+
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`; returns single elements."""
         if self._last is None:  # a caller may resume from the start or a restored position
@@ -124,12 +129,19 @@ class _ElementState:
         self._state: State | Exception | None = None
 
     def read(self) -> State | Exception:
-        """Reads the state now; a failure is stored and raised when the state is requested."""
+        """Reads the state now; a failure is stored and raised when the state is requested.
+
+        Two threads may do so at the same time, of which one moves the iterator when it has stored
+        the state; what the other one then reads is of no use.
+        """
         if self._state is None:
+            state: State | Exception
             try:
-                self._state = copy_state(self._iterator.get_state())  # type: ignore[attr-defined]
+                state = copy_state(self._iterator.get_state())  # type: ignore[attr-defined]
             except Exception as failure:
-                self._state = failure
+                state = failure
+            if self._state is None:
+                self._state = state
         return self._state
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from grainmill._evaluate.executor import init_worker
 from grainmill._iterators.interleave import InterleaveStage
-from grainmill._iterators.remote import RemoteWorkers
+from grainmill._iterators.parts import open_part
 from grainmill._iterators.thread_prefetch import PrefetchQueue, ThreadPrefetchStage
 from grainmill._plan.sequential import Interleave, MultiprocessPrefetch, ThreadPrefetch
 from grainmill._plan.slicing import sliced
-from grainmill._workers.pool import has_gil
+from grainmill._workers.limits import workers_are_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from grainmill._evaluate.context import Context
     from grainmill._iterators.pipeline_job import OpenPlan
+    from grainmill._iterators.remote import RemoteWorkers
     from grainmill._iterators.stage import Stage
     from grainmill._plan.node import Node
     from grainmill._plan.sequential import MultithreadPrefetch
@@ -30,7 +31,9 @@ class WorkerShardsStage(InterleaveStage):
 
     def __init__(self, node: WorkersNode, open_plan: OpenPlan, context: Context) -> None:
         self._workers: RemoteWorkers | None = None
-        if isinstance(node, MultiprocessPrefetch) and has_gil():
+        if isinstance(node, MultiprocessPrefetch) and workers_are_processes():
+            from grainmill._iterators.remote import RemoteWorkers  # noqa: PLC0415
+
             self._workers = RemoteWorkers(node, open_plan, context)
         count = node.num_workers
         interleave = Interleave(
@@ -46,7 +49,9 @@ class WorkerShardsStage(InterleaveStage):
         def open_worker(worker: int) -> Stage:
             if workers is not None:
                 return workers.shard(worker)
-            return open_shard(node, worker, lambda shard: open_plan(shard, context))
+            return open_shard(
+                node, worker, lambda shard: open_part(node, shard, open_plan, context)
+            )
 
         super().__init__(interleave, open_worker, count, start_all=True, name=node)
 
@@ -73,10 +78,14 @@ def open_shard(node: WorkersNode, worker: int, open_plan: Callable[[Node], Stage
     """
     shard = sliced(node.parent, worker, node.num_workers, sequential=node.sequential_slice)
     prefetch = ThreadPrefetch((), node.buffer_size)
+    opened = open_plan(shard)
     if isinstance(node, MultiprocessPrefetch) and node.worker_init_fn is not None:
         init = functools.partial(init_worker, node.worker_init_fn, worker, node.num_workers)
-        return _InitializedStage(prefetch, open_plan(shard), init)
-    return ThreadPrefetchStage(prefetch, open_plan(shard))
+        stage: ThreadPrefetchStage = _InitializedStage(prefetch, opened, init)
+    else:
+        stage = ThreadPrefetchStage(prefetch, opened)
+    stage.node, stage.recorder = node, opened.recorder
+    return stage
 
 
 class _InitializedStage(ThreadPrefetchStage):
@@ -87,4 +96,6 @@ class _InitializedStage(ThreadPrefetchStage):
         self._set_up: list[Callable[[], None]] = [init]
 
     def _new_queue(self) -> PrefetchQueue:
-        return PrefetchQueue(self._cursor, self._size, self._thread_name(), set_up=self._set_up)
+        queue = super()._new_queue()
+        queue.set_up = self._set_up
+        return queue

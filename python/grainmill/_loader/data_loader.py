@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, overload
 
+from grainmill._checkpoint import pipeline, states
 from grainmill._dataset.element_types import Loaded_co
 from grainmill._dataset.iterator import Closeable
-from grainmill._dataset.map_dataset import MapDataset
+from grainmill._dataset.map_dataset import MapDataset, PlannedMapDataset
+from grainmill._dataset.shown import Shown
 from grainmill._loader import records
 from grainmill._loader.operations import Operated
 from grainmill._loader.samplers import IndexSampler, Sampler
@@ -23,11 +26,12 @@ if TYPE_CHECKING:
     from grainmill._dataset.element_types import Indexed, SourceLike, T
     from grainmill._dataset.iter_dataset import IterDataset
     from grainmill._loader.operations import OperationLike
+    from grainmill._plan.node import Node
 
 _ALL = NoSharding()
 
 
-class DataLoader(Generic[Loaded_co]):
+class DataLoader(Shown, Generic[Loaded_co]):
     """Reads the records that a sampler chooses and applies operations to them, in order.
 
     Iterating over it again starts again. Elements that are `None` are kept, and given to
@@ -109,9 +113,9 @@ class DataLoader(Generic[Loaded_co]):
         read_options: ReadOptions | None = None,
         enable_profiling: bool = False,
     ) -> None:
-        if worker_count is None:
-            worker_count = os.cpu_count() or 1
-        worker_count = checked_integer(worker_count, "worker_count")
+        if worker_count is not None:
+            worker_count = checked_integer(worker_count, "worker_count")
+        worker_count = determined_worker_count(worker_count)
         if worker_count < 0:
             raise ValueError(
                 "Worker count should be greater than or equal zero."
@@ -185,6 +189,29 @@ class DataLoader(Generic[Loaded_co]):
     def __iter__(self) -> DataLoaderIterator[Loaded_co]:
         return DataLoaderIterator(self)
 
+    def __repr__(self) -> str:
+        return self._stages_shown()
+
+    def _shown_plan(self) -> tuple[Node, str]:
+        source = type(self._data_source).__name__
+        kind = f"DataLoader over {source}, sampled by {self._sampler!r}"
+        return self._dataset._plan_node(), kind  # noqa: SLF001 - its own pipeline
+
+    def _described(self) -> pipeline.Stages:
+        """The loader as a checkpoint describes it, without what its states have themselves."""
+        shard = self._shard_options
+        stage: dict[str, Any] = {
+            "stage": "DataLoader",
+            "shard_index": shard.shard_index,
+            "shard_count": shard.shard_count,
+        }
+        with contextlib.suppress(TypeError):
+            stage["length"] = len(self._data_source)
+        if self._numbering() is None:
+            stage["source"] = type(self._data_source).__name__
+            stage["sampler"] = repr(self._sampler)
+        return [stage, *map(_described_operation, self._operations)]
+
     def _numbering(self) -> Numbering | None:
         """How states count positions; `None` if a state is that of the pipeline, unchanged."""
         if any(isinstance(operation, transforms.FlatMap) for operation in self._operations):
@@ -199,6 +226,11 @@ class DataLoader(Generic[Loaded_co]):
 
 
 _WITHOUT_RNG = (transforms.Map, transforms.Filter, transforms.Batch, transforms.FlatMap)
+
+
+def determined_worker_count(worker_count: int | None) -> int:
+    """`worker_count`, or the number of CPUs of the machine if it is `None`."""
+    return (os.cpu_count() or 1) if worker_count is None else int(worker_count)
 
 
 def _need_rng(operations: Sequence[Any]) -> bool:
@@ -236,9 +268,21 @@ def _applied(dataset: IterDataset[Any], operation: Any, number: int) -> IterData
     )
 
 
+def _described_operation(operation: Any) -> dict[str, Any]:
+    if isinstance(operation, transforms.Batch):
+        return {
+            "stage": "Batch",
+            "batch_size": int(operation.batch_size),
+            "drop_remainder": bool(operation.drop_remainder),
+        }
+    return {"stage": pipeline.function_name(operation)}
+
+
 def _description(data_source: Any) -> str:
     """The text that identifies the source in a state; only the type where `repr` lists values."""
     by_type = type(data_source).__name__ == "ndarray" or isinstance(data_source, list | tuple)
+    if isinstance(data_source, PlannedMapDataset):
+        return data_source._identity()  # noqa: SLF001 - private to datasets
     return str(type(data_source)) if by_type else repr(data_source)
 
 
@@ -250,12 +294,29 @@ class DataLoaderIterator(Closeable, Iterator[Loaded_co], Generic[Loaded_co]):
 
     Args:
         data_loader: The loader.
+        state: A state to start from, as bytes or the dict that they are in JSON; the first element
+            if `None`.
+        validate_state: Whether to refuse states, here and in `set_state`, that were taken with
+            another sampler or source.
+
+    Raises:
+        ValueError: `set_state` would refuse `state`.
     """
 
-    def __init__(self, data_loader: DataLoader[Loaded_co]) -> None:
+    _STATE_IS_DICT = False
+
+    def __init__(
+        self,
+        data_loader: DataLoader[Loaded_co],
+        state: dict[str, Any] | bytes | None = None,
+        validate_state: bool = True,  # noqa: FBT001, FBT002 - as programs call it
+    ) -> None:
         self._data_loader = data_loader
+        self._validate_state = validate_state
         self._numbering = data_loader._numbering()  # noqa: SLF001 - the loader's own iterator
         self._iterator = data_loader._dataset.__iter__()  # noqa: SLF001
+        if state is not None:
+            self.set_state(to_bytes(state) if isinstance(state, dict) else state)
 
     def __next__(self) -> Loaded_co:
         element: Loaded_co = next(self._iterator)
@@ -278,7 +339,47 @@ class DataLoaderIterator(Closeable, Iterator[Loaded_co], Generic[Loaded_co]):
                 operation is a `FlatMapTransform`).
         """
         saved = from_bytes(state)
-        self._iterator.set_state(saved if self._numbering is None else self._numbering.own(saved))
+        if self._numbering is not None:
+            saved = self._numbering.own(saved, validate=self._validate_state)
+        self._iterator.set_state(saved)
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Saves the state as a part of a checkpoint of Orbax' newer interface.
+
+        The state is taken during this call, before it returns.
+
+        Args:
+            directory: Where to write the files of `grain.checkpoint.CheckpointHandler`: a path, or
+                an object whose `await_creation` returns one.
+
+        Returns:
+            A coroutine that writes the files when it is awaited.
+        """
+        return await states.save(self, directory)
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """Restores the state that `save` wrote.
+
+        Args:
+            directory: A path.
+
+        Returns:
+            A coroutine that reads the files and restores the state when it is awaited; it raises
+            `ValueError` if there is no state, or one of another loader.
+        """
+        return await states.load(self, directory)
+
+    def _describe_pipeline(self) -> pipeline.Stages:
+        """What a checkpoint says about the loader."""
+        return self._data_loader._described()  # noqa: SLF001 - the loader's own iterator
+
+    def stats(self) -> dict[str, Any]:
+        """Returns where the time has gone so far; see `DatasetIterator.stats`."""
+        return self._iterator.stats()
+
+    def verdict(self) -> str:
+        """Returns one sentence on what holds the loader back; see `DatasetIterator.verdict`."""
+        return self._iterator.verdict()
 
     def start_prefetch(self) -> None:
         """Starts to compute elements before the first is asked for.

@@ -214,9 +214,15 @@ class BatchOperation(Generic[In, Out]):
     def __post_init__(self) -> None:
         if self.batch_size <= 0:
             raise ValueError(f"batch_size must be a positive integer. Got {self.batch_size}.")
+        self._warns = True
+
+    def disable_deprecation_message(self) -> None:
+        """Makes this operation log no error about being deprecated."""
+        self._warns = False
 
     def __call__(self, input_iterator: Iterator[Record[In]]) -> Iterator[Record[Out]]:
-        _warn_deprecated(self, "`grainmill.transforms.Batch`")
+        if self._warns:
+            _warn_deprecated(self, "`grainmill.transforms.Batch`")
         pending: list[Record[In]] = []
         for record in input_iterator:
             pending.append(record)

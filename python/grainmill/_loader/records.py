@@ -12,6 +12,7 @@ from grainmill._dataset.map_dataset import MapDataset
 from grainmill._evaluate.program import Program
 from grainmill._evaluate.stack import shared_arena, stack
 from grainmill._loader.record import Record, RecordMetadata
+from grainmill._loader.samplers import metadata_of
 from grainmill._plan import transforms
 
 if TYPE_CHECKING:
@@ -62,9 +63,8 @@ class SampledRecords:
         return f"`{type(self._source).__name__}`", key
 
     def _metadata(self, indices: Sequence[int]) -> list[RecordMetadata]:
-        block = getattr(self._sampler, "block", None)
-        if block is not None:
-            found: list[RecordMetadata] = block(indices, with_rng=self._with_rng)
+        found = metadata_of(self._sampler, indices, with_rng=self._with_rng)
+        if found is not None:
             return found
         found = []
         for index in indices:

@@ -65,11 +65,11 @@ class _BlockSampler(abc.ABC):
 
     def __getitem__(self, index: int) -> RecordMetadata:
         """Returns the metadata of the record at position `index`."""
-        (metadata,) = self.block([index], with_rng=True)
+        (metadata,) = self._metadata([index], with_rng=True)
         return metadata
 
     @abc.abstractmethod
-    def block(self, indices: Sequence[int], *, with_rng: bool) -> list[RecordMetadata]:
+    def _metadata(self, indices: Sequence[int], *, with_rng: bool) -> list[RecordMetadata]:
         """Returns what is known of several records; `DataLoader` asks for many at once.
 
         Args:
@@ -79,6 +79,17 @@ class _BlockSampler(abc.ABC):
         Raises:
             IndexError: A position is negative or beyond the end.
         """
+
+
+def metadata_of(
+    sampler: Any, indices: Sequence[int], *, with_rng: bool
+) -> list[RecordMetadata] | None:
+    """The metadata of several records, if `sampler` computes them together; otherwise `None`."""
+    getitem = getattr(type(sampler), "__getitem__", None)
+    if getitem is not _BlockSampler.__getitem__:  # a derived class may define its own
+        return None
+    found: list[RecordMetadata] = sampler._metadata(indices, with_rng=with_rng)  # noqa: SLF001
+    return found
 
 
 class SequentialSampler(_BlockSampler):
@@ -114,7 +125,7 @@ class SequentialSampler(_BlockSampler):
         if shard_options.drop_remainder:
             self._len -= self._num_records % shard_options.shard_count
 
-    def block(self, indices: Sequence[int], *, with_rng: bool) -> list[RecordMetadata]:
+    def _metadata(self, indices: Sequence[int], *, with_rng: bool) -> list[RecordMetadata]:
         """Returns what is known of several records; `DataLoader` asks for many at once.
 
         Args:
@@ -199,7 +210,7 @@ class IndexSampler(_BlockSampler):
         epochs = sys.maxsize if self._num_epochs is None else self._num_epochs
         return min(sys.maxsize, epochs * count)
 
-    def block(self, indices: Sequence[int], *, with_rng: bool) -> list[RecordMetadata]:
+    def _metadata(self, indices: Sequence[int], *, with_rng: bool) -> list[RecordMetadata]:
         """Returns what is known of several records; `DataLoader` asks for many at once.
 
         Args:

@@ -85,8 +85,10 @@ class Numbering:
             "data_source": self.data_source,
         }
 
-    def own(self, saved: dict[str, Any]) -> dict[str, Any]:
+    def own(self, saved: dict[str, Any], *, validate: bool = True) -> dict[str, Any]:
         """The pipeline's state for `saved` of the loader.
+
+        Without `validate`, the sampler and the source may be others.
 
         Raises:
             ValueError: It was saved with another number of workers, another sampler or source.
@@ -94,7 +96,7 @@ class Numbering:
         checked = Saved("a `DataLoader`", saved, _NAMES)
         if saved["version"] != _VERSION:
             raise checked.refusal("`version`", f"must be {_VERSION}", saved["version"])
-        self._check(saved)
+        self._check(saved, validate=validate)
         checked.index("worker_count")  # `_check` accepts `True` for 1
         workers = range(max(self.worker_count, 1))
         last_seen = saved[_LAST_SEEN]
@@ -121,14 +123,14 @@ class Numbering:
             "future_states": {},
         }
 
-    def _check(self, saved: dict[str, Any]) -> None:
+    def _check(self, saved: dict[str, Any], *, validate: bool) -> None:
         if saved["worker_count"] != self.worker_count:
             raise ValueError(
                 "Worker count in checkpoint does not match dataloader worker count.\n"
                 f"worker count in checkpoint: {saved['worker_count']}\n"
                 f"worker count in dataloader: {self.worker_count}"
             )
-        if saved["sampler"] != self.sampler:
+        if validate and saved["sampler"] != self.sampler:
             raise ValueError(
                 "Sampler in checkpoint does not match dataloader sampler.\n"
                 f"sampler in checkpoint: {saved['sampler']}\n"
@@ -136,7 +138,7 @@ class Numbering:
                 "`repr(sampler)` is what is compared, so a sampler of your own may need a "
                 "`__repr__`."
             )
-        if saved["data_source"] != self.data_source:
+        if validate and saved["data_source"] != self.data_source:
             raise ValueError(
                 "DataSource in checkpoint does not match datasource in dataloader.\n"
                 f"data source in checkpoint: {saved['data_source']}\n"

@@ -12,7 +12,8 @@ class MultiprocessingOptions:
     """How worker processes of `mp_prefetch` prefetch elements.
 
     Attributes:
-        num_workers: Number of worker processes; with 0, all work is done in this process.
+        num_workers: Number of worker processes; with 0, all work is done in this process. On
+            free-threaded Python and, with a warning, on systems other than Linux, they are threads.
         per_worker_buffer_size: Maximum number of elements that each worker prefetches, at least 1;
             checked where the options are used.
         enable_profiling: Accepted for programs that set it; nothing is recorded.

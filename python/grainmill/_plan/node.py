@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import pathlib
+import os
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from grainmill._plan import transforms
@@ -14,10 +14,15 @@ if TYPE_CHECKING:
 
 
 class Share(Protocol):
-    """Restricts a plan to the share of one worker out of `count`."""
+    """Restricts a plan to the share of one worker out of `count`.
+
+    If `inline_size` is given, its stages run in the thread that takes their elements, and at most
+    so many are read together.
+    """
 
     worker: int
     count: int
+    inline_size: int | None
 
     def of(self, node: Node) -> Node:
         """The worker's share of a sequential plan."""
@@ -27,6 +32,9 @@ class Share(Protocol):
 
     def of_datasets(self, datasets: Any) -> Any:
         """The worker's share of a sequence of datasets."""
+
+    def of_users_dataset(self, dataset: Any) -> Any:
+        """A copy of a user's own dataset, restricted to the worker's share by its `set_slice`."""
 
     def range_of(self, node: MapNode) -> MapNode:
         """The worker's range of consecutive elements of each epoch of `node`."""
@@ -145,6 +153,12 @@ class MapNode(Node):
         """The same stage on other parents, with their length."""
         return dataclasses.replace(self, parents=parents, length=parents[0].length)
 
+    def share(self, share: Share) -> Node:
+        """See `Node.share`; it is read in order, as by `to_iter_dataset`."""
+        if any(isinstance(node, MapNode) and node.slices_itself for node in self.walk()):
+            return share.consecutive(self)
+        return share.of_random_access(self)
+
     def consecutive(self, share: Share) -> MapNode:
         """What one of several workers reads if each source is split into consecutive ranges.
 
@@ -158,6 +172,11 @@ class MapNode(Node):
         node = self.over(tuple(share.consecutive(random_access(p)) for p in self.parents))
         node.set_added_at(self.added_at)
         return node
+
+    @property
+    def slices_itself(self) -> bool:
+        """Whether it is a user's own dataset that has the method `set_slice`."""
+        return False
 
     @property
     def slices_own_epoch(self) -> bool:
@@ -196,8 +215,11 @@ def transform_name(transform: Any) -> str:
     code = getattr(function, "__code__", None)
     if code is None:
         return name
-    path = pathlib.PurePath(code.co_filename)
-    where = pathlib.PurePath("...", *path.parts[-_SHOWN_PARTS:]) if path.is_absolute() else path
+    where = code.co_filename
+    separator = os.sep
+    first, *parts = where.split(separator)
+    if not first or first.endswith(":"):  # the path is absolute
+        where = separator.join(["...", *parts[-_SHOWN_PARTS:]])
     return f"{name} @ {where}:{code.co_firstlineno}"
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
+from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan import transforms
 from grainmill._plan.arguments import checked_callable, checked_integer, checked_number
 from grainmill._plan.node import (
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 ENDLESS = sys.maxsize
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class Source(MapNode):
     """Elements of a user's object with `__len__` and `__getitem__`.
 
@@ -64,7 +65,7 @@ class Source(MapNode):
         return f"(source={type(self.source).__name__})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class Range(MapNode):
     """The integers of a `range`."""
 
@@ -86,7 +87,7 @@ class Range(MapNode):
         return f"(start={numbers.start}, stop={numbers.stop}, step={numbers.step})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class UserDefined(MapNode):
     """A user's own `MapDataset` subclass, with or without parents.
 
@@ -110,6 +111,18 @@ class UserDefined(MapNode):
         """See `MapNode.over`."""
         return self.of(self.with_parents(self.dataset, parents), parents, self.with_parents)
 
+    @property
+    def slices_itself(self) -> bool:
+        """See `MapNode.slices_itself`."""
+        return hasattr(self.dataset, "set_slice")
+
+    def consecutive(self, share: Share) -> MapNode:
+        """See `MapNode.consecutive`."""
+        if not self.slices_itself:
+            return super().consecutive(share)
+        node: MapNode = share.of_users_dataset(self.dataset)._plan_node()  # noqa: SLF001 - opaque
+        return node
+
     def _source_type(self) -> type:
         return type(self.dataset)
 
@@ -122,7 +135,7 @@ class UserDefined(MapNode):
         return type(self.dataset).__name__
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class Map(MapNode):
     """A function of each element that is not `None`."""
 
@@ -144,7 +157,7 @@ class Map(MapNode):
         return f"(transform={transform_name(self.transform)})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class MapWithIndex(Map):
     """A function of the requested position, not reduced to one epoch, and the element."""
 
@@ -157,7 +170,7 @@ class MapWithIndex(Map):
         return cls((parent,), random_access(parent).length, transform, function)
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class Filter(Map):
     """Replaces elements for which a predicate is false by `None`."""
 
@@ -175,7 +188,7 @@ class Filter(Map):
         return cls((parent,), random_access(parent).length, transform, function)
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class RandomMap(Map):
     """A function of the element and a generator keyed by (`seed`, index)."""
 
@@ -203,7 +216,7 @@ def random_map_seed(node: Node, seed: int | None) -> int:
     return checked_seed(seed)
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class Shuffle(MapNode):
     """A permutation of each epoch, different in every one."""
 
@@ -225,7 +238,7 @@ class Shuffle(MapNode):
         return dataclasses.replace(node, seed=checked_shuffle_seed(seed))
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class WindowShuffle(MapNode):
     """Shuffles elements within windows of `window_size` consecutive ones."""
 
@@ -241,7 +254,7 @@ class WindowShuffle(MapNode):
         return cls((parent,), random_access(parent).length, window_size, checked_shuffle_seed(seed))
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class Slice(MapNode):
     """Elements `start, start + step, ...` of every epoch of the parent."""
 
@@ -270,7 +283,7 @@ class Slice(MapNode):
         return f"[{self.start}:{self.stop}:{self.step}]"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class Take(MapNode):
     """Elements of every epoch of the parent at listed indices.
 
@@ -315,7 +328,7 @@ def _ends(length: int) -> Sequence[int]:
     return (0, 1, length - 2, length - 1)
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class Repeat(MapNode):
     """Several epochs as one; if `reseed_each_epoch`, random stages upstream differ in each."""
 
@@ -345,7 +358,7 @@ class Repeat(MapNode):
         return f"(num_epochs={self.num_epochs})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class Batch(MapNode):
     """Consecutive elements of one epoch stacked along a new leading axis."""
 
@@ -432,7 +445,7 @@ def check_flat_map(transform: Any) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class FlatMap(MapNode):
     """Up to `max_fan_out` elements for each element, filled up with `None`."""
 
@@ -459,7 +472,7 @@ class FlatMap(MapNode):
         return f"(transform={transform_name(self.transform)})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class Zip(MapNode):
     """Tuples of the elements of several datasets at the same index."""
 
@@ -487,7 +500,7 @@ class Zip(MapNode):
         return f"[{len(self.parents)} parents]"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class Mix(MapNode):
     """Elements of several datasets in fixed proportions."""
 
@@ -557,7 +570,7 @@ def integer_proportions(weights: Sequence[float]) -> tuple[int, ...]:
     return tuple(int(weight * factor) for weight in weights)
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class Select(MapNode):
     """Elements selected by a user's map from an index to (dataset number, index in it)."""
 
@@ -581,7 +594,7 @@ class Select(MapNode):
         return f"[{len(self.parents)} parents]"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class Concatenate(MapNode):
     """Several datasets in sequence: epoch `e` consists of epoch `e` of each."""
 
@@ -607,7 +620,7 @@ class Concatenate(MapNode):
         return f"[{len(self.parents)} parents]"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class Seed(MapNode):
     """Sets the seed that random stages downstream derive theirs from."""
 

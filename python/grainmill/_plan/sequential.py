@@ -7,11 +7,13 @@ import enum
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from grainmill._lazy_dataclass import lazy_dataclass
 from grainmill._plan import transforms
 from grainmill._plan.arguments import checked_callable, checked_integer, checked_names
 from grainmill._plan.node import Node, Share, function_of, random_access, transform_name
 from grainmill._plan.options import WORKER_INIT, ReadOptions
 from grainmill._plan.random_access import (
+    Range,
     check_flat_map,
     check_weights,
     checked_batch_size,
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from grainmill._plan.options import DatasetOptions
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class Read(Node):
     """The elements of a random-access plan in order."""
 
@@ -39,13 +41,19 @@ class Read(Node):
 
     def share(self, share: Share) -> Node:
         """See `Node.share`."""
-        return dataclasses.replace(self, parents=(share.of_random_access(self.parent),))
+        options = self.options
+        if share.inline_size is not None:
+            options = dataclasses.replace(
+                options, num_threads=0, prefetch_buffer_size=share.inline_size, num_workers=0
+            )
+        parents = (share.of_random_access(self.parent),)
+        return dataclasses.replace(self, parents=parents, options=options)
 
     def _arguments(self) -> str:
         return f"(read_options={self.options}, allow_nones={self.allow_nones})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class UserDefined(Node):
     """A user's own `IterDataset` subclass, with or without parents.
 
@@ -56,7 +64,10 @@ class UserDefined(Node):
     with_parents: Callable[[Any, Sequence[Node]], Any]
 
     def share(self, share: Share) -> Node:
-        """See `Node.share`."""
+        """See `Node.share`; a dataset with the method `set_slice` slices a copy of itself."""
+        if hasattr(self.dataset, "set_slice"):
+            node: Node = share.of_users_dataset(self.dataset)._plan_node()  # noqa: SLF001 - opaque
+            return node
         shared = super().share(share)
         dataset = self.with_parents(self.dataset, shared.parents)
         return dataclasses.replace(self, parents=shared.parents, dataset=dataset)
@@ -68,7 +79,7 @@ class UserDefined(Node):
         return type(self.dataset).__name__
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class Map(Node):
     """A function of every element except `None`, which stays."""
 
@@ -89,7 +100,7 @@ class Map(Node):
         return f"(transform={transform_name(self.transform)})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class MapWithIndex(Map):
     """A function of the element and its number, counted from 0 in this iterator."""
 
@@ -102,7 +113,7 @@ class MapWithIndex(Map):
         return cls((parent,), transform, function)
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class Filter(Map):
     """Drops the elements for which a predicate is false."""
 
@@ -119,7 +130,7 @@ class Filter(Map):
         return cls((parent,), transform, function_of(transform, transforms.Filter, "filter"))
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class RandomMap(Map):
     """A function of the element and a generator keyed by (`seed`, number of the element).
 
@@ -149,7 +160,7 @@ class RandomMap(Map):
         )
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class Batch(Node):
     """Consecutive elements stacked along a new leading axis."""
 
@@ -180,7 +191,7 @@ class Batch(Node):
         return f"(batch_size={self.batch_size}, drop_remainder={self.drop_remainder})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class Rebatch(Node):
     """Batches split and joined into batches of another size."""
 
@@ -201,7 +212,7 @@ class Rebatch(Node):
         return f"(batch_size={self.batch_size}, drop_remainder={self.drop_remainder})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class Mix(Node):
     """Elements of several iterators in fixed proportions, until one is exhausted.
 
@@ -244,7 +255,7 @@ class Mix(Node):
         return f"([{len(self.parents)} parents], proportions={list(self.proportions)})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class Zip(Node):
     """Tuples with one element from each of several iterators."""
 
@@ -259,7 +270,7 @@ class Zip(Node):
         return f"([{len(self.parents)} parents], strict={self.strict})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class Interleave(Node):
     """One element from each of several open iterators in turn.
 
@@ -305,8 +316,12 @@ class Interleave(Node):
         """See `Node.share`; a worker opens every n-th dataset."""
         return dataclasses.replace(self, datasets=share.of_datasets(self.datasets))
 
+    def set_datasets(self, datasets: Any) -> None:
+        """Replaces `datasets`, for datasets already derived from this node, too."""
+        object.__setattr__(self, "datasets", datasets)
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+
+@lazy_dataclass
 class Repeat(Node):
     """The same epoch several times."""
 
@@ -323,7 +338,7 @@ class Repeat(Node):
         return f"(num_epochs={self.num_epochs})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class Cache(Node):
     """Caches the elements of the first epoch."""
 
@@ -334,7 +349,7 @@ class Cache(Node):
         return f"(parent={self.parent})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class Limit(Node):
     """The first `count` elements."""
 
@@ -354,7 +369,7 @@ class Limit(Node):
         return f"(count={self.count})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class TakeWhile(Map):
     """The elements before the first for which a predicate is false."""
 
@@ -370,7 +385,7 @@ class TakeWhile(Map):
         return spec_of(self.parent)
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class FlatMap(Node):
     """The elements of a sequence for each element."""
 
@@ -387,7 +402,7 @@ class FlatMap(Node):
         return f"(transform={transform_name(self.transform)})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class WindowShuffle(Node):
     """Shuffles each window of `window_size` consecutive elements."""
 
@@ -403,7 +418,7 @@ class WindowShuffle(Node):
         return cls((parent,), window_size, checked_shuffle_seed(seed))
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class ThreadPrefetch(Node):
     """Elements prefetched by a thread."""
 
@@ -415,6 +430,10 @@ class ThreadPrefetch(Node):
     def of(cls, parent: Node, prefetch_buffer_size: int) -> Self:
         """A node that keeps up to `prefetch_buffer_size` elements of `parent` prefetched."""
         return cls((parent,), checked_prefetch_buffer_size(prefetch_buffer_size))
+
+    def share(self, share: Share) -> Node:
+        """See `Node.share`."""
+        return super().share(share) if share.inline_size is None else share.of(self.parent)
 
     def _arguments(self) -> str:
         return f"(prefetch_buffer_size={self.prefetch_buffer_size})"
@@ -433,7 +452,7 @@ def checked_prefetch_buffer_size(size: int) -> int:
     return size
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class MultiprocessPrefetch(Node):
     """Elements prefetched by worker processes, each with its share of the plan upstream."""
 
@@ -484,7 +503,7 @@ class MultiprocessPrefetch(Node):
         return f"(multiprocessing_options={self.options})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class MultithreadPrefetch(Node):
     """Elements prefetched by threads, each with its share of the plan upstream."""
 
@@ -525,7 +544,7 @@ class BOSHandling(enum.Enum):
     REPLACE_FIRST_TOKEN_WITH_BOS = 2
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class FitPack(Node):
     """Sequences packed into the first, or the fullest, bin with enough free space."""
 
@@ -615,7 +634,7 @@ class FitPack(Node):
         return "BestFitPackIterDataset" if self.best_fit else "FirstFitPackIterDataset"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class ConcatThenSplit(Node):
     """Sequences concatenated and split into full rows."""
 
@@ -706,7 +725,7 @@ def _check_at_least(value: Any, minimum: int, name: str) -> None:
         raise ValueError(f"{name} must be at least {minimum}, got {value}")
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class Seed(Node):
     """Sets the seed that random stages downstream derive theirs from."""
 
@@ -720,7 +739,7 @@ class Seed(Node):
         return cls((parent,), None if seed is None else checked_seed(seed))
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@lazy_dataclass
 class WithOptions(Node):
     """Options for the whole pipeline."""
 
@@ -732,8 +751,15 @@ class WithOptions(Node):
         return f"(options={self.options})"
 
 
-def read(parent: Node, options: ReadOptions, *, allow_nones: bool) -> Read:
-    """The node that reads the random-access plan `parent` in order."""
+def read(parent: Node, options: ReadOptions | None = None, *, allow_nones: bool = False) -> Read:
+    """The node that reads the random-access plan `parent` in order.
+
+    Without `options`, it prefetches, except for a plain range: integers are too cheap.
+    """
+    if options is None:
+        options = (
+            ReadOptions(prefetch_buffer_size=0) if isinstance(parent, Range) else ReadOptions()
+        )
     if not isinstance(options, ReadOptions):
         raise TypeError(
             f"`read_options` must be a `ReadOptions`, got {options!r} of type "

@@ -1,10 +1,12 @@
-"""Process-wide settings, also absl flags named `grain_<setting>` if absl is installed."""
+"""Process-wide settings, also absl flags named `grain_<setting>` once absl is imported."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+import sys
 from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _DEFAULTS: dict[str, Any] = {
     "tf_interleaved_shuffle": False,
@@ -26,15 +28,18 @@ _TRACEBACK_FILTERING = ["auto", "off", "tracebackhide", "quiet_remove_frames", "
 class Config:
     """Process-wide settings, read as attributes and changed with `update`.
 
-    If absl is installed, each is also a command-line flag, `--grain_<name>`, which takes effect
-    once flags are parsed. Reading an unknown attribute raises a `ValueError`, and so does assigning
-    to any attribute.
+    In programs that import absl, before this package or after it, each is also a command-line flag,
+    `--grain_<name>`, which takes effect once flags are parsed. Reading an unknown attribute raises
+    a `ValueError`, and so does assigning to any attribute.
 
     Attributes:
         py_traceback_filtering: "off" keeps all frames in tracebacks; "auto", the default, and the
             other values leave out those of this package.
-        py_debug_mode: Accepted without effect, like all that follow.
-        py_dataset_visualization_output_dir: Without effect.
+        py_debug_mode: Whether the execution summary of each iterator, a table of times per stage,
+            is logged once a minute (logger "grainmill", level INFO), while it is used.
+        py_dataset_visualization_output_dir: If empty, each iterator logs its pipeline as text at
+            its first element, with the spec of an element after each stage; otherwise a directory,
+            to which it is drawn as SVG and as an HTML page. `None`, the default, for neither.
         py_relay_sigterm_to_main: Without effect.
         tf_interleaved_shuffle: Without effect.
         tf_interleaved_shuffle_block_size: Without effect.
@@ -85,11 +90,31 @@ class Config:
         raise ValueError("Please use update().")
 
     def define_flags(self) -> None:
-        """Defines the settings as absl flags if absl is installed; importing grainmill does so."""
-        self.__dict__["_flags"] = _define_flags()
+        """Defines the settings as absl flags once absl is imported; importing grainmill does so."""
+        if "absl.flags" in sys.modules:
+            self._define(sys.modules["absl.flags"])
+        else:
+            sys.meta_path.insert(0, _WhenImported("absl.flags", self._define))
+
+    def _define(self, absl_flags: Any) -> None:
+        self.__dict__["_flags"] = _define_flags(absl_flags)
+        for name, value in self._values.items():
+            if value != _DEFAULTS[name]:  # updated before
+                self._flags[f"grain_{name}"].value = value
+
+    def get_or_default(self, name: str) -> Any:
+        """Returns the value of a setting.
+
+        Args:
+            name: The setting.
+
+        Raises:
+            ValueError: There is no such setting.
+        """
+        return getattr(self, name)
 
     def update(self, name: str, value: Any) -> None:
-        """Sets a setting, and its flag if absl is installed.
+        """Sets a setting, and its flag if absl is imported.
 
         Args:
             name: The setting.
@@ -105,10 +130,41 @@ class Config:
             self._flags[f"grain_{name}"].value = value
 
 
-def _define_flags() -> Any:
-    if importlib.util.find_spec("absl") is None:
+class _WhenImported:
+    """Finds the module `name` as others do, and calls `then` with it when it has been imported.
+
+    absl takes as long to import as this package.
+    """
+
+    def __init__(self, name: str, then: Callable[[Any], None]) -> None:
+        self._name = name
+        self._then = then
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """See `importlib.abc.MetaPathFinder.find_spec`."""
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        for finder in sys.meta_path:
+            spec = finder.find_spec(name, path, target)
+            if spec is not None and spec.loader is not None:
+                self._call_after(spec.loader)
+                return spec
         return None
-    absl_flags: Any = importlib.import_module("absl.flags")
+
+    def _call_after(self, loader: Any) -> None:
+        """Makes `loader`, when it executes its next module, call `then` with that."""
+        execute = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            del loader.exec_module
+            execute(module)
+            self._then(module)
+
+        loader.exec_module = exec_module
+
+
+def _define_flags(absl_flags: Any) -> Any:
     redefinable = {"allow_override": True}  # Grain, if imported later, defines the same flags
     for name, default in _DEFAULTS.items():
         flag, help_text = f"grain_{name}", f"Setting `{name}` of grainmill."

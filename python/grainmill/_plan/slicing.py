@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from grainmill._plan.node import MapNode, Node, random_access
@@ -42,13 +43,29 @@ def check_sliceable(node: Node, count: int, *, sequential: bool = False) -> None
     sliced(node, count - 1, count, sequential=sequential)
 
 
+def share_of(node: Node, worker: int, count: int, *, inline_size: int | None = None) -> Node:
+    """The share of worker `worker` of `count`; as `sliced`, also where `count` is 1.
+
+    Args:
+        node: A sequential plan.
+        worker: Below `count`.
+        count: Number of workers.
+        inline_size: If given, stages run in the calling thread, and at most so many elements are
+            read together.
+    """
+    return _Slicing(worker, count, sequential=False, inline_size=inline_size).of(node)
+
+
 class _Slicing:
     """One worker's share of a plan; each node is replaced once, however many stages use it."""
 
-    def __init__(self, worker: int, count: int, *, sequential: bool) -> None:
+    def __init__(
+        self, worker: int, count: int, *, sequential: bool, inline_size: int | None = None
+    ) -> None:
         self.worker = worker
         self.count = count
         self._sequential = sequential
+        self.inline_size = inline_size
         self._replaced: dict[int, Node] = {}
 
     def of(self, node: Node) -> Node:
@@ -69,9 +86,13 @@ class _Slicing:
 
     def of_datasets(self, datasets: Any) -> Any:
         """See `Share.of_datasets`."""
-        if isinstance(datasets, list | tuple):
-            return datasets[self.worker :: self.count]
-        return _EveryNth(datasets, range(self.worker, len(datasets), self.count))
+        return sliced_datasets(datasets, slice(self.worker, None, self.count))
+
+    def of_users_dataset(self, dataset: Any) -> Any:
+        """See `Share.of_users_dataset`."""
+        copied = copy.deepcopy(dataset)
+        copied.set_slice(slice(self.worker, None, self.count), self._sequential)
+        return copied
 
     def consecutive(self, node: MapNode) -> MapNode:
         """See `Share.consecutive`."""
@@ -93,8 +114,27 @@ def _added_by_package(node: Slice) -> Slice:
     return node
 
 
-class _EveryNth:
-    """Every n-th of a sequence of datasets, each opened when it is accessed."""
+def sliced_datasets(datasets: Any, sl: slice) -> Any:
+    """The slice `sl` of a sequence of datasets, none of which is computed before it is accessed."""
+    if isinstance(datasets, list | tuple):
+        return datasets[sl]
+    return _Selected(datasets, range(len(datasets))[sl])
+
+
+def consecutive_share(node: MapNode, sl: slice) -> MapNode:
+    """The share of `node` that `sl`, which is `slice(worker, None, count)`, stands for.
+
+    It is a range of consecutive elements.
+
+    Raises:
+        ValueError: There is no such worker.
+    """
+    options = ShardOptions(sl.start, sl.step)
+    return _Slicing(options.shard_index, options.shard_count, sequential=True).consecutive(node)
+
+
+class _Selected:
+    """Some of a sequence of datasets, each opened when it is accessed."""
 
     def __init__(self, datasets: Any, indices: range) -> None:
         self._datasets = datasets

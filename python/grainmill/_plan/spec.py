@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from grainmill import _tree
 from grainmill._plan.node import transform_name
@@ -12,8 +12,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-@dataclasses.dataclass(frozen=True)
-class ShapeDtypeStruct:
+@runtime_checkable
+class ShapeDtypeStructProtocol(Protocol):
+    """Anything that describes an array by a shape and a dtype, as `jax.ShapeDtypeStruct` does."""
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """Lengths of the axes, `None` for one that varies."""
+
+    @property
+    def dtype(self) -> Any:
+        """Type of the values."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)  # slots hide the properties of the protocol
+class ShapeDtypeStruct(ShapeDtypeStructProtocol):
     """The shape and dtype of an array, a leaf of what `get_element_spec` returns.
 
     Attributes:
@@ -21,8 +34,9 @@ class ShapeDtypeStruct:
         dtype: Type of the values.
     """
 
-    shape: tuple[int | None, ...]
-    dtype: Any
+    # A bare annotation would take the protocol's property for a default.
+    shape: tuple[int | None, ...] = dataclasses.field()
+    dtype: Any = dataclasses.field()
 
 
 def map_spec(transform: Any, parent_spec: Callable[[], Any]) -> Any:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import sys
 from types import CodeType, FrameType, TracebackType
 from typing import Final
 
 from grainmill._plan.settings import config
 
-_PACKAGE: Final = str(pathlib.Path(__file__).parent.parent) + os.sep
+_PACKAGE: Final = __file__.rsplit(os.sep, 2)[0] + os.sep
 _FUSED: Final = "<grainmill"
 
 

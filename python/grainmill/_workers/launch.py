@@ -12,6 +12,7 @@ from types import ModuleType
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _NAME = "grainmill"
+_PUBLIC = {"__all__", "__version__", "__version_info__"}
 
 
 class _LazyPackage(ModuleType):
@@ -19,7 +20,8 @@ class _LazyPackage(ModuleType):
 
     def __getattr__(self, name: str) -> object:
         spec = self.__spec__
-        if name.startswith("__") or type(self) is ModuleType or spec is None:
+        is_special = name.startswith("__") and name not in _PUBLIC
+        if is_special or type(self) is ModuleType or spec is None:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         object.__setattr__(self, "__class__", ModuleType)
         if spec.loader is not None:

@@ -19,6 +19,7 @@ import cloudpickle
 import numpy as np
 
 from grainmill._native import common_layout, dicts_of, slot_of, write_arrays
+from grainmill._workers.main_classes import MAIN, is_of_main, receiver_classes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,9 +35,6 @@ _MIN_SLOT_BYTES = 4 << 10
 _LARGE_SLOT_BYTES = 256 << 10
 _MAX_DEPTH = 16
 _PROTOCOL = 5
-_MAIN = "__main__"
-# The name of the main script's module in processes that `multiprocessing` spawns.
-MAIN_OF_CHILD = "__mp_main__"
 
 
 class UnsendableError(Exception):
@@ -307,11 +305,11 @@ def main_classes() -> dict[str, bool]:
     The values are true for classes that are registered with JAX as pytree nodes.
     """
     names: dict[str, bool] = {}
-    pending = [("", vars(sys.modules[_MAIN]))]
+    pending = [("", vars(sys.modules[MAIN]))]
     while pending:
         prefix, scope = pending.pop()
         for name, value in list(scope.items()):
-            if not isinstance(value, type) or not _is_of_main(value):
+            if not isinstance(value, type) or not is_of_main(value):
                 continue
             if value.__qualname__ == prefix + name and value.__qualname__ not in names:
                 names[value.__qualname__] = _is_registered(value)
@@ -329,22 +327,7 @@ def _is_registered(kind: type) -> bool:
         return False
 
 
-_receiver_classes: dict[str, bool] = {}
 _sent_classes: dict[str, type] = {}
-
-
-def set_receiver_classes(names: dict[str, bool]) -> None:
-    """Makes `dumps` send classes of the main script that have one of these names by name."""
-    _receiver_classes.update(names)
-
-
-def is_receivers_container(kind: type) -> bool:
-    """Whether the receiver's main script has registered this class as a pytree node."""
-    return _is_of_main(kind) and _receiver_classes.get(kind.__qualname__, False)
-
-
-def _is_of_main(kind: type) -> bool:
-    return kind.__module__ in (_MAIN, MAIN_OF_CHILD)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -353,9 +336,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def persistent_id(self, value: Any) -> Any:
         if type(value) is io.TextIOWrapper:  # `cloudpickle` would send the text, not the file
             raise TypeError("cannot pickle 'TextIOWrapper' object")
-        if isinstance(value, type) and _is_of_main(value):
+        if isinstance(value, type) and is_of_main(value):
             name = value.__qualname__
-            if name in _receiver_classes and _sent_classes.setdefault(name, value) is value:
+            if name in receiver_classes and _sent_classes.setdefault(name, value) is value:
                 return name
         return None
 
@@ -364,7 +347,7 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, name: str) -> Any:
         if name in _sent_classes:  # the sender itself checks what it can rebuild
             return _sent_classes[name]
-        found: Any = sys.modules[_MAIN]
+        found: Any = sys.modules[MAIN]
         for attribute in name.split("."):
             found = getattr(found, attribute)
         return found

@@ -12,13 +12,11 @@ import logging
 import os
 import select
 import socket
-import sys
 import time
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grainmill._memory import default_budget_bytes
 from grainmill._threads import call_on_new_thread, may_wait
 from grainmill._workers import failures, messages, wire
 from grainmill._workers.worker_group import WorkerGroup
@@ -26,38 +24,10 @@ from grainmill._workers.worker_group import WorkerGroup
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from grainmill._plan.multiprocessing_options import MultiprocessingOptions
-    from grainmill._plan.options import ReadOptions
+    from grainmill._workers.limits import Limits
     from grainmill._workers.worker import Job
 
 _LOGGER = logging.getLogger("grainmill")
-
-
-class Limits(NamedTuple):
-    """Limits on waiting time and shared memory.
-
-    Attributes:
-        stall_warning_s: Seconds without a result until a warning names the worker and the element;
-            `None` for no warning.
-        timeout_s: Seconds without a result until an error is raised; `None` for no limit.
-        budget_bytes: Shared memory that results may hold before they are taken.
-    """
-
-    stall_warning_s: float | None
-    timeout_s: float | None
-    budget_bytes: int
-
-    def share(self, num_tasks: int) -> int:
-        """Bytes that each of `num_tasks` tasks may take; half the budget is for results in use."""
-        return self.budget_bytes // (2 * num_tasks)
-
-    @classmethod
-    def of(cls, options: ReadOptions | MultiprocessingOptions) -> Limits:
-        """The limits in `options`; without a budget, a quarter of the usable memory."""
-        budget_bytes = options.ram_budget_bytes
-        if budget_bytes is None:
-            budget_bytes = default_budget_bytes()
-        return cls(options.stall_warning_s, options.timeout_s, budget_bytes)
 
 
 class Result(NamedTuple):
@@ -378,9 +348,3 @@ def _end_in_background(group: WorkerGroup, pid: int) -> None:
         call_on_new_thread(group.end)
     else:
         group.abandon()
-
-
-def has_gil() -> bool:
-    """Whether this interpreter has the GIL, so that threads do not run Python code in parallel."""
-    enabled = getattr(sys, "_is_gil_enabled", None)
-    return enabled is None or bool(enabled())

@@ -12,6 +12,8 @@ import pickle
 import socket
 from typing import TYPE_CHECKING, Any
 
+from grainmill._native import create_shared_file
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -20,8 +22,13 @@ MAX_FILES = 64
 
 _MAX_PACKET_BYTES = 32 << 10
 _IN_FILE = b"\0"  # no pickle starts with this byte
-_FLAGS = int(socket.MSG_CMSG_CLOEXEC)
-_FILES_SPACE = socket.CMSG_LEN((MAX_FILES + 1) * array.array("i").itemsize)
+# Systems that lack these have no worker processes; see `limits.workers_are_processes`.
+_FLAGS = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+_FILES_SPACE = (
+    socket.CMSG_LEN((MAX_FILES + 1) * array.array("i").itemsize)
+    if hasattr(socket, "CMSG_LEN")
+    else 0
+)
 
 
 def send(connection: socket.socket, message: Any, files: Sequence[int] = ()) -> None:
@@ -32,7 +39,7 @@ def send(connection: socket.socket, message: Any, files: Sequence[int] = ()) -> 
     """
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     if len(data) > _MAX_PACKET_BYTES:
-        file = os.memfd_create("grainmill-message", os.MFD_CLOEXEC)
+        file = create_shared_file("grainmill-message", len(data))
         try:
             write(file, data, 0)
             socket.send_fds(connection, [_IN_FILE], [file, *files])
@@ -78,10 +85,9 @@ def _packet(connection: socket.socket, flags: int) -> tuple[bytes, list[int]]:
     return data, files.tolist()
 
 
-def write(file: int, data: Any, offset: int) -> int:
-    """Writes all of `data` at `offset`; returns the offset behind it."""
+def write(file: int, data: Any, offset: int) -> None:
+    """Writes all of `data` at `offset`."""
     view = memoryview(data)
     while view:
         count = os.pwrite(file, view, offset)
         view, offset = view[count:], offset + count
-    return offset

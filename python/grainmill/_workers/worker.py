@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from grainmill._native import SharedBudget
-from grainmill._workers import failures, messages, wire
+from grainmill._workers import accelerators, failures, main_classes, messages, wire
 from grainmill._workers.shared_arena import SharedArena
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class WorkerConfig(NamedTuple):
             out-of-band buffers.
         path: The parent's `sys.path`.
         directory: The parent's working directory.
-        environment: The parent's environment.
+        environment: The parent's environment, with the platforms that JAX may use in workers.
         log_level: The level of the parent's root logger.
         main_classes: The classes of the parent's main script, by name; see
             `messages.main_classes`.
@@ -387,10 +387,11 @@ def _loaded_job(job_file: int, config: WorkerConfig) -> Job:
 
 def _apply_config(config: WorkerConfig) -> None:
     sys.path[:] = config.path
-    messages.set_receiver_classes(config.main_classes)
+    main_classes.set_receiver_classes(config.main_classes)
     if config.environment != dict(os.environ):
         os.environ.clear()
         os.environ.update(config.environment)
+    accelerators.restrict_jax()
     with contextlib.suppress(OSError):
         os.chdir(config.directory)
     if "numpy.random" in sys.modules:  # all workers were forked with the same global generator

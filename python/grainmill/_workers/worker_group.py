@@ -23,10 +23,12 @@ from grainmill._native import (
     SharedBudget,
     after_fork,
     before_fork,
+    create_shared_file,
     create_shared_index,
 )
 from grainmill._plan.closing import closed_error
-from grainmill._workers import messages, wire
+from grainmill._threads import at_fork
+from grainmill._workers import accelerators, main_classes, messages, wire
 from grainmill._workers.worker import WorkerConfig
 
 if TYPE_CHECKING:
@@ -195,7 +197,7 @@ def _end_all() -> None:
 
 
 # A forked child must not end or wait for the processes of its parent.
-os.register_at_fork(after_in_child=_live_groups.clear)
+at_fork(after_in_child=_live_groups.clear)
 
 
 def _worker_config(
@@ -208,7 +210,7 @@ def _worker_config(
         job_layout,
         list(sys.path),
         _working_directory(),
-        dict(os.environ),
+        accelerators.worker_environment(os.environ),
         logging.getLogger().getEffectiveLevel(),
         messages.main_classes(),
     )
@@ -257,7 +259,10 @@ def _started_process(
             [sys.executable, *flags, "-c", code],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            env={**os.environ, **dict.fromkeys(_THREAD_COUNT_VARIABLES, "1")},
+            env={
+                **accelerators.worker_environment(os.environ),
+                **dict.fromkeys(_THREAD_COUNT_VARIABLES, "1"),
+            },
         )
     return process, ours
 
@@ -271,8 +276,8 @@ def _working_directory() -> str:
 
 def _pickled(job: Job, components: Iterable[Any]) -> tuple[bytes, list[Any]]:
     buffers: list[pickle.PickleBuffer] = []
-    if messages.MAIN_OF_CHILD in sys.modules:  # workers cannot import this module
-        cloudpickle.register_pickle_by_value(sys.modules[messages.MAIN_OF_CHILD])
+    if main_classes.MAIN_OF_CHILD in sys.modules:  # workers cannot import this module
+        cloudpickle.register_pickle_by_value(sys.modules[main_classes.MAIN_OF_CHILD])
     try:
         data = cloudpickle.dumps(job, protocol=5, buffer_callback=buffers.append)
     except Exception as failure:
@@ -288,15 +293,17 @@ def _pickled(job: Job, components: Iterable[Any]) -> tuple[bytes, list[Any]]:
 
 def _job_file(data: bytes, buffers: Sequence[Any]) -> tuple[int, tuple[int, list[tuple[int, int]]]]:
     """An anonymous file with the pickled job, and its layout; see `WorkerConfig.job`."""
-    file = os.memfd_create("grainmill-job", os.MFD_CLOEXEC)
     buffer_ranges = []
-    offset = wire.write(file, data, 0)
+    end = len(data)
     for buffer in buffers:
-        offset = -(-offset // _ALIGNMENT) * _ALIGNMENT
-        buffer_ranges.append((offset, len(buffer)))
-        offset = wire.write(file, buffer, offset)
-    os.ftruncate(file, max(offset, 1))
+        start = -(-end // _ALIGNMENT) * _ALIGNMENT
+        buffer_ranges.append((start, len(buffer)))
+        end = start + len(buffer)
+    file = create_shared_file("grainmill-job", end)
+    wire.write(file, data, 0)
+    for buffer, (start, _) in zip(buffers, buffer_ranges, strict=True):
+        wire.write(file, buffer, start)
     return file, (len(data), buffer_ranges)
 
 
-os.register_at_fork(before=before_fork, after_in_parent=after_fork, after_in_child=after_fork)
+at_fork(before=before_fork, after_in_parent=after_fork, after_in_child=after_fork)

@@ -17,7 +17,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from grainmill._native import die_with_parent
+from grainmill._native import die_with_parent, open_process_file
 from grainmill._workers import wire, worker
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def main(control_file: int, parent: int, *, fork: bool) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     control = socket.socket(fileno=control_file)
-    parent_pidfd = os.pidfd_open(parent)
+    parent_pidfd = open_process_file(parent)
     if os.getppid() == parent:
         gc.collect()
         gc.freeze()
@@ -103,7 +103,7 @@ class _Zygote:
             self._become_worker(config, files, zygote)
         for file in files:
             os.close(file)
-        pidfd = os.pidfd_open(pid)
+        pidfd = open_process_file(pid)
         self._workers[pidfd] = (config.worker, pid)
         return pidfd
 

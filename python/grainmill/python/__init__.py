@@ -1,5 +1,7 @@
 """The interface under its older names, for `import grainmill.python as pygrain`."""
 
+from typing import TYPE_CHECKING
+
 from grainmill import (
     DataLoader,
     DatasetIterator,
@@ -9,6 +11,7 @@ from grainmill import (
     ReadOptions,
     Record,
     RecordMetadata,
+    checkpoint,
     config,
     load,
 )
@@ -20,6 +23,7 @@ from grainmill._loader.operations import (
     Operation,
     RandomMapOperation,
 )
+from grainmill.checkpoint import CheckpointHandler as PyGrainCheckpointHandler
 from grainmill.constants import (
     DATASET_INDEX,
     EPOCH,
@@ -40,6 +44,17 @@ from grainmill.transforms import Filter as FilterTransform
 from grainmill.transforms import Map as MapTransform
 from grainmill.transforms import MapWithIndex as MapWithIndexTransform
 from grainmill.transforms import RandomMap as RandomMapTransform
+
+if TYPE_CHECKING:
+    from grainmill.checkpoint import CheckpointRestore as PyGrainCheckpointRestore  # noqa: F401
+    from grainmill.checkpoint import CheckpointSave as PyGrainCheckpointSave  # noqa: F401
+else:
+
+    def __getattr__(name: str) -> object:
+        if name in {"PyGrainCheckpointRestore", "PyGrainCheckpointSave"} and name in __all__:
+            return getattr(checkpoint, name.removeprefix("PyGrain"))  # imports Orbax
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "DATASET_INDEX",
@@ -67,6 +82,7 @@ __all__ = [
     "MultiprocessingOptions",
     "NoSharding",
     "Operation",
+    "PyGrainCheckpointHandler",
     "PyGrainDatasetIterator",
     "RandomAccessDataSource",
     "RandomMapOperation",
@@ -86,3 +102,4 @@ __all__ = [
     "experimental",
     "load",
 ]
+__all__ += [f"PyGrain{name}" for name in checkpoint.__all__ if name != "CheckpointHandler"]

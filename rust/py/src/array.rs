@@ -5,11 +5,11 @@
 #![expect(unsafe_code, reason = "zero-copy access to NumPy's memory needs its C API")]
 
 use std::ffi::{c_int, c_void};
-use std::os::fd::IntoRawFd;
 use std::ptr;
 
 use grainmill_core::batch::Slot;
 use grainmill_core::bytes::{Bytes, Destination};
+use grainmill_core::platform;
 use grainmill_core::write_prefetcher;
 use numpy::npyffi::{self, NpyTypes, PY_ARRAY_API, npy_intp};
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
@@ -37,7 +37,7 @@ impl PySlot {
     /// A file descriptor of the slot's memory, which the caller closes, and the length in bytes, for
     /// another process to map it. None after the first call.
     fn take_file(&self) -> Option<(c_int, usize)> {
-        self.0.take_file().map(|(file, byte_len)| (file.into_raw_fd(), byte_len))
+        self.0.take_file().map(|(file, byte_len)| (platform::into_descriptor(file), byte_len))
     }
 
     /// Removes the slot from its arena: its memory is freed when dropped, not recycled.

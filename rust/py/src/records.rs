@@ -2,11 +2,11 @@
 
 use std::any::Any;
 use std::ffi::c_int;
-use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use grainmill_core::pipeline::{self, Pending, ReadQueue, open};
+use grainmill_core::platform;
 use grainmill_core::process::PerProcess;
 use grainmill_core::records::array_record::{index_cache, shared_index};
 use grainmill_core::records::riegeli::decompress;
@@ -141,6 +141,12 @@ impl PyRecordFiles {
     #[getter]
     fn is_slow(&self) -> bool {
         self.0.is_slow()
+    }
+
+    /// Reads so far, their bytes, how many of them were timed, and the seconds those took.
+    fn read_totals(&self) -> (u64, u64, u64, f64) {
+        let totals = self.0.read_totals();
+        (totals.reads, totals.bytes, totals.timed_reads, totals.timed.as_secs_f64())
     }
 
     /// The number of records, the size and the modification time of each file; opens files where these
@@ -313,17 +319,17 @@ fn chunk_bytes() -> usize {
 /// closes.
 #[pyfunction]
 fn create_shared_index(byte_len: usize) -> Result<c_int, Raised> {
-    Ok(shared_index::create(byte_len)?.into_raw_fd())
+    Ok(platform::into_descriptor(shared_index::create(byte_len)?))
 }
 
 /// Makes this process share file indices with all processes that map the same memory. Closes the
 /// descriptor.
 #[pyfunction]
 #[expect(unsafe_code, reason = "Python passes file descriptors as integers")]
-fn share_index(file: c_int, byte_len: usize) -> Result<(), Raised> {
+fn share_index(file: c_int, byte_len: usize) -> PyResult<()> {
     // SAFETY: the caller received the descriptor from another process and transfers its ownership.
-    let file = unsafe { OwnedFd::from_raw_fd(file) };
-    Ok(shared_index::share(file.as_fd(), byte_len)?)
+    let file = unsafe { platform::from_descriptor(file) }?;
+    Ok(shared_index::share(platform::borrowed(&file), byte_len).map_err(Raised)?)
 }
 
 /// The number of bytes of indices in the memory that this process shares with others.

@@ -1,7 +1,6 @@
 //! Python bindings for arrays sent between processes in shared slots.
 
 use std::ffi::c_int;
-use std::os::fd::{AsFd, FromRawFd, IntoRawFd, OwnedFd};
 
 use grainmill_core::batch::{self, ALIGNMENT, BorrowedSlot, RemoteSlots};
 use grainmill_core::bytes::Destination;
@@ -50,10 +49,10 @@ impl PyRemoteSlots {
 
     /// Maps slot `slot`. Closes the descriptor.
     #[expect(unsafe_code, reason = "Python passes file descriptors as integers")]
-    fn add(&self, slot: u64, file: c_int, byte_len: usize) -> Result<(), Raised> {
+    fn add(&self, slot: u64, file: c_int, byte_len: usize) -> PyResult<()> {
         // SAFETY: the caller received the descriptor from the slot's owner and transfers its ownership.
-        let file = unsafe { OwnedFd::from_raw_fd(file) };
-        Ok(self.remote_slots.add(slot, file.as_fd(), byte_len)?)
+        let file = unsafe { platform::from_descriptor(file) }?;
+        Ok(self.remote_slots.add(slot, platform::borrowed(&file), byte_len).map_err(Raised)?)
     }
 
     /// Borrows slot `slot`, which its owner has just sent.
@@ -284,16 +283,17 @@ impl PySharedBudget {
     #[staticmethod]
     fn create(num_processes: usize, budget_bytes: u64) -> Result<(Self, c_int), Raised> {
         let (shared_budget, file) = SharedBudget::create(num_processes, budget_bytes)?;
-        Ok((Self(shared_budget), file.into_raw_fd()))
+        Ok((Self(shared_budget), platform::into_descriptor(file)))
     }
 
     /// Maps the page of a file descriptor in another process. Closes the descriptor.
     #[staticmethod]
     #[expect(unsafe_code, reason = "Python passes file descriptors as integers")]
-    fn open(file: c_int, num_processes: usize, budget_bytes: u64) -> Result<Self, Raised> {
+    fn open(file: c_int, num_processes: usize, budget_bytes: u64) -> PyResult<Self> {
         // SAFETY: the caller received the descriptor from the page's owner and transfers its ownership.
-        let file = unsafe { OwnedFd::from_raw_fd(file) };
-        Ok(Self(SharedBudget::open(file.as_fd(), num_processes, budget_bytes)?))
+        let file = unsafe { platform::from_descriptor(file) }?;
+        let file = platform::borrowed(&file);
+        Ok(Self(SharedBudget::open(file, num_processes, budget_bytes).map_err(Raised)?))
     }
 
     /// Reserves `byte_len` bytes if `spare_bytes` more would fit, too; returns whether it did.
@@ -336,6 +336,20 @@ fn die_with_parent(parent: u32) -> PyResult<bool> {
     Ok(platform::die_with_parent(parent)?)
 }
 
+/// An anonymous file of `byte_len` zero bytes that cannot be resized; returns its descriptor, which the
+/// caller closes. Not every Python for Linux has `os.memfd_create`.
+#[pyfunction]
+fn create_shared_file(name: &str, byte_len: u64) -> PyResult<c_int> {
+    Ok(platform::into_descriptor(platform::shared_file(name, byte_len)?))
+}
+
+/// The descriptor of a file that becomes readable when the process `pid` ends; the caller closes it.
+/// Not every Python for Linux has `os.pidfd_open`.
+#[pyfunction]
+fn open_process_file(pid: u32) -> PyResult<c_int> {
+    Ok(platform::into_descriptor(platform::process_file(pid)?))
+}
+
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<PyRemoteSlots>()?;
     module.add_class::<PyBorrowedSlot>()?;
@@ -347,5 +361,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(before_fork, module)?)?;
     module.add_function(wrap_pyfunction!(after_fork, module)?)?;
     module.add_function(wrap_pyfunction!(copied_bytes, module)?)?;
-    module.add_function(wrap_pyfunction!(die_with_parent, module)?)
+    module.add_function(wrap_pyfunction!(die_with_parent, module)?)?;
+    module.add_function(wrap_pyfunction!(create_shared_file, module)?)?;
+    module.add_function(wrap_pyfunction!(open_process_file, module)?)
 }

@@ -7,20 +7,32 @@ use std::ptr::NonNull;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::Advice;
-use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, getppid, pidfd_open, set_parent_process_death_signal,
+};
 
 /// An anonymous file of `byte_len` zero bytes that cannot be resized; `/proc/*/maps` shows `name`.
 ///
 /// # Errors
 ///
 /// If the system is out of memory or file descriptors.
-pub(crate) fn shared_file(name: &str, byte_len: u64) -> io::Result<OwnedFd> {
+pub fn shared_file(name: &str, byte_len: u64) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create(name, flags)?;
     rustix::fs::ftruncate(&file, byte_len)?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&file, seals)?;
     Ok(file)
+}
+
+/// A file that becomes readable when the process `pid` ends.
+///
+/// # Errors
+///
+/// If there is no such process, or the system is out of file descriptors.
+pub fn process_file(pid: u32) -> io::Result<OwnedFd> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(pidfd_open(pid, PidfdFlags::empty())?)
 }
 
 /// The length of `file`, and whether it is `byte_len` and cannot shrink.
@@ -56,9 +68,27 @@ pub fn die_with_parent(parent: u32) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
+    use std::os::fd::{AsFd, AsRawFd};
 
     use super::*;
+
+    #[test]
+    fn process_file_is_readable_once_the_process_has_ended() {
+        let mut child =
+            std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let file = process_file(child.id()).unwrap();
+        let has_ended = |wait_ms: i32| {
+            let mut polled =
+                libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            // SAFETY: one descriptor, which lives through the call.
+            unsafe { libc::poll(&raw mut polled, 1, wait_ms) == 1 }
+        };
+        assert!(!has_ended(0));
+        drop(child.stdin.take());
+        assert!(has_ended(60_000));
+        child.wait().unwrap();
+        assert!(process_file(0).is_err());
+    }
 
     #[test]
     fn file_that_can_be_truncated_has_no_fixed_length() {

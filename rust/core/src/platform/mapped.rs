@@ -1,15 +1,35 @@
 //! Memory-mapped files, on all systems with file descriptors.
 #![expect(unsafe_code, reason = "processes share memory only through a mapping")]
 
+use std::ffi::c_int;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags};
 
 /// Borrows `file`.
-pub(crate) fn borrowed(file: &OwnedFd) -> BorrowedFd<'_> {
+pub fn borrowed(file: &OwnedFd) -> BorrowedFd<'_> {
     file.as_fd()
+}
+
+/// The descriptor of `file`, which the caller closes.
+pub fn into_descriptor(file: OwnedFd) -> c_int {
+    file.into_raw_fd()
+}
+
+/// The file with this descriptor, which closes it when dropped.
+///
+/// # Safety
+///
+/// The descriptor is open, and the caller transfers its ownership.
+///
+/// # Errors
+///
+/// None on this system.
+pub unsafe fn from_descriptor(descriptor: c_int) -> io::Result<OwnedFd> {
+    // SAFETY: as the caller promises.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
 /// The first `byte_len` bytes of `file`, readable and writable by all processes that map them.

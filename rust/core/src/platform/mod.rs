@@ -25,18 +25,20 @@ use windows as system;
 #[cfg(unix)]
 pub(crate) use files::{ReadFile, is_a_directory, is_not_syncable, is_out_of_files, max_files};
 #[cfg(unix)]
-pub(crate) use mapped::{borrowed, is_alive, map_anonymous, map_file, unmap};
+pub use mapped::{borrowed, from_descriptor, into_descriptor};
+#[cfg(unix)]
+pub(crate) use mapped::{is_alive, map_anonymous, map_file, unmap};
 /// An open file that can be passed to another process.
 #[cfg(unix)]
 pub use std::os::fd::{BorrowedFd as BorrowedFile, OwnedFd as OwnedFile};
-pub use system::die_with_parent;
-pub(crate) use system::{discard_pages, fixed_len, shared_file};
+pub use system::{die_with_parent, process_file, shared_file};
+pub(crate) use system::{discard_pages, fixed_len};
 #[cfg(not(unix))]
-pub use windows::{BorrowedFile, OwnedFile};
+pub use windows::{BorrowedFile, OwnedFile, borrowed, from_descriptor, into_descriptor};
 #[cfg(not(unix))]
 pub(crate) use windows::{
-    ReadFile, borrowed, is_a_directory, is_alive, is_not_syncable, is_out_of_files, map_anonymous,
-    map_file, max_files, unmap,
+    ReadFile, is_a_directory, is_alive, is_not_syncable, is_out_of_files, map_anonymous, map_file,
+    max_files, unmap,
 };
 
 /// The metadata of a file.

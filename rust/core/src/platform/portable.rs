@@ -19,7 +19,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// # Errors
 ///
 /// If the system is out of memory or file descriptors.
-pub(crate) fn shared_file(_: &str, byte_len: u64) -> io::Result<OwnedFd> {
+pub fn shared_file(_: &str, byte_len: u64) -> io::Result<OwnedFd> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     loop {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -37,6 +37,15 @@ pub(crate) fn shared_file(_: &str, byte_len: u64) -> io::Result<OwnedFd> {
             Err(refused) => return Err(refused.into()),
         }
     }
+}
+
+/// Always an error: these systems have no files for processes.
+///
+/// # Errors
+///
+/// Always.
+pub fn process_file(_: u32) -> io::Result<OwnedFd> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 /// The length of `file`, and whether `byte_len` bytes of it can be mapped.

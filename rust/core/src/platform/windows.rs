@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "on other systems these functions take an address")]
 
 use std::convert::Infallible;
+use std::ffi::c_int;
 use std::fs::File;
 use std::io;
 use std::marker::PhantomData;
@@ -89,8 +90,26 @@ pub struct OwnedFile(Infallible);
 pub struct BorrowedFile<'a>(Infallible, PhantomData<&'a OwnedFile>);
 
 /// Never called, since there is no such file.
-pub(crate) fn borrowed(file: &OwnedFile) -> BorrowedFile<'_> {
+pub fn borrowed(file: &OwnedFile) -> BorrowedFile<'_> {
     match file.0 {}
+}
+
+/// Never called, since there is no such file.
+pub fn into_descriptor(file: OwnedFile) -> c_int {
+    match file.0 {}
+}
+
+/// Always an error.
+///
+/// # Safety
+///
+/// There are no requirements here.
+///
+/// # Errors
+///
+/// Always.
+pub unsafe fn from_descriptor(_: c_int) -> io::Result<OwnedFile> {
+    unsupported()
 }
 
 fn unsupported<T>() -> io::Result<T> {
@@ -99,7 +118,20 @@ fn unsupported<T>() -> io::Result<T> {
 }
 
 /// Always an error.
-pub(crate) fn shared_file(_: &str, _: u64) -> io::Result<OwnedFile> {
+///
+/// # Errors
+///
+/// Always.
+pub fn shared_file(_: &str, _: u64) -> io::Result<OwnedFile> {
+    unsupported()
+}
+
+/// Always an error.
+///
+/// # Errors
+///
+/// Always.
+pub fn process_file(_: u32) -> io::Result<OwnedFile> {
     unsupported()
 }
 

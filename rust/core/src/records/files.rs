@@ -13,7 +13,7 @@ use super::read::{Records, Scratch};
 use super::record_file::{Pick, RecordFile};
 use super::single_flight::SingleFlight;
 use super::storage::{Reader, Storage};
-use super::storage_latency::StorageLatency;
+use super::storage_latency::{ReadTotals, StorageLatency};
 use crate::{Error, Result};
 
 static OPENS: SingleFlight = SingleFlight::new();
@@ -279,6 +279,11 @@ impl Files {
     /// Whether recent reads had to wait for storage.
     pub fn is_slow(&self) -> bool {
         self.set.latency.is_slow()
+    }
+
+    /// The reads so far of these files, by all users of their [`set`](Self::set).
+    pub fn read_totals(&self) -> ReadTotals {
+        self.set.latency.totals()
     }
 
     /// The state of each file; files without a recorded state are opened.

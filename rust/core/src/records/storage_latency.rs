@@ -6,7 +6,7 @@
 //! duration of the reads.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// A read up to this long may come from memory; each byte allows another nanosecond.
@@ -96,12 +96,41 @@ impl LatencyStats {
 
 /// The latency statistics of some files' storage, shared by all threads that read them.
 #[derive(Debug, Default)]
-pub struct StorageLatency(AtomicU32);
+pub struct StorageLatency {
+    bits: AtomicU32,
+    reads: AtomicU64,
+    bytes: AtomicU64,
+    timed_reads: AtomicU64,
+    timed_ns: AtomicU64,
+}
+
+/// The reads of some files so far. In fast storage only a sample of them is timed.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct ReadTotals {
+    /// How many reads.
+    pub reads: u64,
+    /// Bytes read.
+    pub bytes: u64,
+    /// How many of the reads were timed.
+    pub timed_reads: u64,
+    /// How long those took, added up.
+    pub timed: Duration,
+}
 
 impl StorageLatency {
     /// The statistics of the reads so far.
     pub fn stats(&self) -> LatencyStats {
-        LatencyStats::from_bits(self.0.load(Ordering::Relaxed))
+        LatencyStats::from_bits(self.bits.load(Ordering::Relaxed))
+    }
+
+    /// The reads so far; other threads may be reading.
+    pub fn totals(&self) -> ReadTotals {
+        ReadTotals {
+            reads: self.reads.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
+            timed_reads: self.timed_reads.load(Ordering::Relaxed),
+            timed: Duration::from_nanos(self.timed_ns.load(Ordering::Relaxed)),
+        }
     }
 
     /// Whether storage is slow.
@@ -112,6 +141,8 @@ impl StorageLatency {
     /// Calls `read`, which reads `len` bytes, and may measure its duration.
     #[inline]
     pub(crate) fn measure<T>(&self, len: usize, read: impl FnOnce() -> T) -> T {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(len as u64, Ordering::Relaxed);
         if !self.stats().times_every_read() {
             let untimed = UNTIMED.get() + 1;
             if untimed < SAMPLE_INTERVAL {
@@ -127,11 +158,14 @@ impl StorageLatency {
     }
 
     fn record(&self, elapsed: Duration, len: usize) {
+        let elapsed_ns = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
+        self.timed_reads.fetch_add(1, Ordering::Relaxed);
+        self.timed_ns.fetch_add(elapsed_ns, Ordering::Relaxed);
         let before = self.stats();
         let after = before.after(elapsed, len);
         if after != before {
             // A concurrent update may be lost; later reads correct that.
-            self.0.store(after.to_bits(), Ordering::Relaxed);
+            self.bits.store(after.to_bits(), Ordering::Relaxed);
         }
         if is_slow_read(elapsed, len) {
             add_waited(elapsed);
@@ -207,6 +241,22 @@ mod tests {
             stats = stats.after(read, 100);
             assert_eq!(LatencyStats::from_bits(stats.to_bits()), stats);
         }
+    }
+
+    #[test]
+    fn all_reads_are_counted_and_a_sample_of_fast_ones_is_timed() {
+        let latency = StorageLatency::default();
+        for _ in 0..1000 {
+            latency.measure(3, || ());
+        }
+        let totals = latency.totals();
+        assert_eq!((totals.reads, totals.bytes), (1000, 3000));
+        assert!((1..=1000).contains(&totals.timed_reads));
+        let before = latency.totals();
+        latency.measure(1, || std::thread::sleep(Duration::from_millis(2)));
+        let timed = latency.totals().timed_reads - before.timed_reads;
+        let elapsed = latency.totals().timed.saturating_sub(before.timed);
+        assert!(timed == 0 || elapsed >= Duration::from_millis(2));
     }
 
     #[test]

@@ -1,0 +1,1 @@
+"""Files that saved states are kept in, and what they say about the pipeline."""

@@ -1,0 +1,41 @@
+"""Arguments for Orbax; importing this module imports Orbax and registers the handler with it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import orbax.checkpoint as ocp
+
+from grainmill._checkpoint.handler import CheckpointHandler, own_type_string
+
+
+@dataclasses.dataclass
+class CheckpointSave(ocp.args.CheckpointArgs):  # type: ignore[misc]
+    """What `CheckpointManager.save` of Orbax takes to save the state of an iterator.
+
+    It exists where Orbax is installed, and accessing it imports Orbax.
+
+    Attributes:
+        item: The iterator of a dataset or of a `DataLoader`.
+    """
+
+    item: Any
+
+
+@dataclasses.dataclass
+class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
+    """What `CheckpointManager.restore` of Orbax takes to restore the state of an iterator.
+
+    It exists where Orbax is installed, and accessing it imports Orbax.
+
+    Attributes:
+        item: An iterator over the pipeline that saved the state; it is changed and returned.
+    """
+
+    item: Any
+
+
+with own_type_string():  # a program may use Grain, too
+    ocp.args.register_with_handler(CheckpointHandler, for_save=True)(CheckpointSave)
+    ocp.args.register_with_handler(CheckpointHandler, for_restore=True)(CheckpointRestore)

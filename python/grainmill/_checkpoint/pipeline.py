@@ -1,0 +1,245 @@
+"""Descriptions of pipelines, by which a state of another pipeline is recognized.
+
+A description is JSON: the stages from the source to the end. It has what determines which element
+a position refers to, and leaves out what may change between two runs of the same pipeline:
+directories, options of reading and prefetching, and the code of functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import functools
+import inspect
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from grainmill._checkpoint.files import digest
+from grainmill._plan import random_access, sequential
+from grainmill._plan.node import MapNode, Node
+
+Stages: TypeAlias = "list[dict[str, Any]]"
+
+# These pass elements and states on unchanged; seeds are in the stages that use them.
+_LEFT_OUT = (
+    random_access.Seed,
+    sequential.Seed,
+    sequential.ThreadPrefetch,
+    sequential.WithOptions,
+)
+_FIELDS_LEFT_OUT = {
+    # Described elsewhere, or of the package.
+    *("parents", "added_at", "length", "dataset", "datasets", "with_parents", "function", "source"),
+    # They change neither elements nor states.
+    *("worker_init_fn", "buffer_size", "iter_buffer_size"),
+    *("num_make_iter_threads", "make_iter_buffer_size"),
+}
+# Longer lists of values, files or datasets are described by digests.
+_MAX_LISTED = 16
+_MAX_STAGES = 64
+_MAX_REPORTED = 3
+
+
+def described(node: Node) -> Stages:
+    """The stages of the plan that ends in `node`, from its source on."""
+    return _Describer().stages(node)
+
+
+class _Describer:
+    """Describes each node once, however many stages read it."""
+
+    def __init__(self) -> None:
+        # By the `id` of a plan or dataset, which is held so that the `id` stays its own.
+        self._known: dict[int, tuple[Any, Stages]] = {}
+        self._sizes: dict[int, int] = {}
+
+    def stages(self, node: Node) -> Stages:
+        """The stages of the plan that ends in `node`."""
+        chain = [node]
+        while len(chain[-1].parents) == 1:
+            chain.append(chain[-1].parents[0])
+        stages = [] if len(chain[-1].parents) == 0 else self._joined(chain.pop())
+        for step in reversed(chain):
+            if not isinstance(step, _LEFT_OUT):
+                stages.append(self._stage(step))
+        return stages
+
+    def _joined(self, node: Node) -> Stages:
+        """A stage that combines several plans, which are nested in it."""
+        return [{**_own(node), "of": self._parts(node.parents)}]
+
+    def _stage(self, node: Node) -> dict[str, Any]:
+        stage = _own(node)
+        if isinstance(node, sequential.Interleave):
+            plan_of = getattr(node.datasets, "_plan_node", None)
+            if plan_of is not None:  # a `MapDataset` of datasets, which is not evaluated here
+                stage["of"] = [self._once(plan_of())]
+            elif isinstance(node.datasets, list | tuple):
+                stage["of"] = self._parts(node.datasets)
+            with contextlib.suppress(Exception):
+                stage["datasets"] = len(node.datasets)
+        return stage
+
+    def _parts(self, parts: Sequence[Any]) -> list[Any]:
+        """Their stages, or digests of these where they are too long."""
+        stages = [self._once(part) for part in parts]
+        sizes = [self._sizes[id(one)] for one in stages]
+        if sum(sizes) <= _MAX_STAGES:
+            return stages
+        digests: dict[int, str] = {}
+        for one in stages:
+            if id(one) not in digests:
+                digests[id(one)] = digest(json.dumps(one, sort_keys=True))
+        return [digests[id(one)] for one in stages]
+
+    def _once(self, part: Any) -> Stages:
+        key = id(part)
+        if key not in self._known:
+            node = part
+            if not isinstance(part, Node):
+                plan_of = getattr(part, "_plan_node", None)
+                node = None if plan_of is None else plan_of()
+            stages = [{"stage": type(part).__name__}] if node is None else self.stages(node)
+            self._known[key] = (part, stages)
+            self._sizes[id(stages)] = _size(stages)
+        return self._known[key][1]
+
+
+def _size(stages: Stages) -> int:
+    """How many stages a description has, those of nested plans included."""
+    return sum(
+        1 + sum(_size(one) for one in stage.get("of", ()) if isinstance(one, list))
+        for stage in stages
+    )
+
+
+def _own(node: Node) -> dict[str, Any]:
+    """A stage without what it reads from."""
+    stage: dict[str, Any] = {"stage": node.dataset_name or str(node).partition("(")[0]}
+    if isinstance(node, random_access.UserDefined | sequential.UserDefined):
+        stage["stage"] = type(node.dataset).__qualname__.rpartition("<locals>.")[2]
+    if isinstance(node, random_access.Source):
+        stage["source"] = type(node.source).__name__
+        if names := _file_names(node.source):
+            stage["files"] = names
+    if isinstance(node, random_access.UserDefined) or (
+        isinstance(node, MapNode) and not node.parents
+    ):
+        with contextlib.suppress(Exception):  # a user's dataset may not know its length
+            stage["length"] = int(node.length)
+    if isinstance(node, sequential.MultiprocessPrefetch):
+        stage["num_workers"] = node.num_workers
+    for field in dataclasses.fields(node):
+        if field.name in _FIELDS_LEFT_OUT:
+            continue
+        value = getattr(node, field.name)
+        if field.name != "options" and value is not None:
+            stage[field.name] = _value(value)
+    return stage
+
+
+def _file_names(source: Any) -> list[str]:
+    """The names of the files of a source, without directories."""
+    paths = getattr(source, "paths", None)
+    if not isinstance(paths, list | tuple) or not paths:
+        return []
+    if not all(isinstance(path, str | os.PathLike) for path in paths):
+        return []
+    names = [re.split(r"[\\/]", os.fspath(path))[-1] for path in paths]
+    if len(names) > _MAX_LISTED:
+        return [names[0], f"{len(names) - 2} more, {digest(json.dumps(names))}", names[-1]]
+    return names
+
+
+def _value(value: Any) -> Any:
+    """A parameter as JSON; functions and objects by name."""
+    match value:
+        case bool() | int() | float() | str():
+            described: Any = value
+        case enum.Enum():
+            described = value.name
+        case np.generic():
+            described = _value(value.item())
+        case np.ndarray():
+            described = _value(value.tolist())
+        case range():
+            described = [value.start, value.stop, value.step]
+        case Mapping():
+            described = {str(key): _value(value[key]) for key in sorted(value, key=str)}
+        case list() | tuple() if len(value) > _MAX_LISTED:
+            described = f"{len(value)} values, {digest(json.dumps(value, default=_value))}"
+        case list() | tuple():
+            described = [_value(inner) for inner in value]
+            if all(isinstance(inner, str) for inner in value):
+                described.sort()  # names may have been given as a set
+        case _:
+            described = function_name(value)
+    return described
+
+
+def function_name(function: Any) -> str:
+    """The name of a function as written, or of the class of another callable object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    with contextlib.suppress(ValueError):
+        function = inspect.unwrap(function)
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return str(name).rpartition("<locals>.")[2]
+
+
+def differences(saved: Any, now: Any) -> list[str]:
+    """What differs between two descriptions; empty if nothing does."""
+    if saved == now:
+        return []
+    if not isinstance(saved, list) or not isinstance(now, list):
+        return ["the datasets are others"]
+    found: list[str] = []
+    for number in range(max(len(saved), len(now))):
+        before = saved[number] if number < len(saved) else None
+        after = now[number] if number < len(now) else None
+        if before is None or after is None or before.get("stage") != after.get("stage"):
+            # The stages that follow are shifted, so that comparing them says nothing.
+            return [
+                *found,
+                f"stage {number + 1} was {_shown(before)} when it was saved, and is "
+                f"{_shown(after)} now",
+            ]
+        found += _parameters(before, after)
+    return found
+
+
+def _parameters(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """What differs between two stages of the same kind."""
+    found = []
+    for name in sorted(before.keys() | after.keys()):
+        was, now = before.get(name), after.get(name)
+        if was == now:
+            continue
+        if name != "of" or not isinstance(was, list) or not isinstance(now, list):
+            found.append(f"{name} of {before['stage']} was {was}, and is {now} now")
+        elif len(was) != len(now):
+            found.append(f"{before['stage']} had {len(was)} datasets, and has {len(now)} now")
+        else:
+            for number, (one, other) in enumerate(zip(was, now, strict=True)):
+                inner = f"in dataset {number} of {before['stage']}: "
+                found += [inner + difference for difference in differences(one, other)]
+    return found
+
+
+def _shown(stage: dict[str, Any] | None) -> str:
+    if stage is None:
+        return "absent"
+    arguments = [f"{name}={stage[name]}" for name in stage if name not in {"stage", "of"}]
+    return f"{stage['stage']}({', '.join(arguments)})"
+
+
+def reported(found: Sequence[str]) -> str:
+    """The first of the differences as one text."""
+    more = len(found) - _MAX_REPORTED
+    return "; ".join([*found[:_MAX_REPORTED], *([f"and {more} more"] if more > 0 else [])])

@@ -1,0 +1,58 @@
+"""How datasets and loaders show themselves, in a terminal and in a notebook."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from grainmill._dataset.description import Description
+    from grainmill._plan.node import Node
+
+
+class Shown:
+    """What shows the stages of a pipeline.
+
+    What draws them is imported when it is asked for.
+    """
+
+    def _shown_plan(self) -> tuple[Node, str]:
+        """The plan's last node, and what the pipeline is called."""
+        raise NotImplementedError
+
+    def describe(self, *, read_elements: bool = False) -> Description:
+        """Returns what is known of each stage, as text; in a notebook it is drawn.
+
+        That is: how many elements it has; whether any of them can be computed by its index (random
+        access) or only in order; whether Rust or Python computes them, and on which threads or
+        worker processes; their structure, shapes and dtypes; and what a saved state holds. Of parts
+        with the same stages, one is shown.
+
+        Args:
+            read_elements: Whether to compute one element of each stage whose element spec does not
+                follow from the plan. This calls users' functions, on the calling thread.
+
+        Returns:
+            An object whose `str` is the text.
+
+        Example:
+            >>> ds = grain.MapDataset.source(["a", "bc"]).map(len).to_iter_dataset().batch(2)
+            >>> text = str(ds.describe(read_elements=True))
+            >>> "2 elements, random access; computed in Python, on up to 16 threads" in text
+            True
+        """
+        from grainmill._dataset.description import described  # noqa: PLC0415
+
+        node, kind = self._shown_plan()
+        return described(node, kind, read_elements=read_elements)
+
+    def _repr_html_(self) -> str:
+        """The stages as boxes; notebooks call this."""
+        from grainmill._dataset.description import drawn  # noqa: PLC0415
+
+        return drawn(*self._shown_plan())
+
+    def _stages_shown(self) -> str:
+        """The stages as text, a line each."""
+        from grainmill._dataset.description import shown  # noqa: PLC0415
+
+        return shown(*self._shown_plan())

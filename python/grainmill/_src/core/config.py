@@ -1,0 +1,5 @@
+"""Names of `grain._src.core.config`."""
+
+from grainmill import config
+
+__all__ = ["config"]

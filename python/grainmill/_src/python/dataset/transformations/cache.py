@@ -1,0 +1,5 @@
+"""Names of `grain._src.python.dataset.transformations.cache`."""
+
+from grainmill.experimental import CacheIterDataset
+
+__all__ = ["CacheIterDataset"]

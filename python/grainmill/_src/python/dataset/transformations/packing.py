@@ -1,0 +1,5 @@
+"""Names of `grain._src.python.dataset.transformations.packing`."""
+
+from grainmill.experimental import BestFitPackIterDataset, FirstFitPackIterDataset
+
+__all__ = ["BestFitPackIterDataset", "FirstFitPackIterDataset"]

@@ -1,0 +1,5 @@
+"""Names of `grain._src.python.dataset.transformations.repeat`."""
+
+from grainmill.experimental import RepeatIterDataset
+
+__all__ = ["RepeatIterDataset"]

@@ -1,0 +1,5 @@
+"""Names of `grain._src.python.dataset.transformations.zip`."""
+
+from grainmill.experimental import ZipIterDataset, ZipMapDataset
+
+__all__ = ["ZipIterDataset", "ZipMapDataset"]

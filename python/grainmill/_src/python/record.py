@@ -1,0 +1,5 @@
+"""Names of `grain._src.python.record`."""
+
+from grainmill import Record, RecordMetadata
+
+__all__ = ["Record", "RecordMetadata"]

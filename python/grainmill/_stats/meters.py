@@ -1,0 +1,639 @@
+"""Counters and times of a running pipeline, taken at the loops over blocks.
+
+Nothing here costs anything per element: a call that handles a block is timed as a whole, and of its
+elements as many are timed singly as keep the cost of reading clocks below a fixed share. A call
+that is too short for that is timed now and then, and counts for those in between.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from grainmill._plan.node import Node
+
+clock_s = time.perf_counter
+
+# Reads, bytes, timed reads and their seconds; see `RecordFiles.read_totals`.
+Totals: TypeAlias = tuple[int, int, int, float]
+
+# The share of a pipeline's time that may be spent on reading clocks: always, and where the user
+# asked for tracking.
+_SHARE: Final = 0.0015
+_SHARE_TRACKED: Final = 0.01
+# What timing one step of an element costs, in readings of the clock.
+_STEP_READINGS: Final = 3
+# Of the blocks whose elements are timed singly, every how many is timed with the CPU clock, and
+# which of these is the first.
+_CPU_INTERVAL: Final = 16
+_CPU_FIRST: Final = 2
+# A call that takes this many times the usual time does not stand for others; and the share that a
+# new call has in the usual time.
+_UNUSUAL: Final = 4.0
+_NEW_SHARE: Final = 0.25
+# Longer pauses would miss what a pipeline does now.
+_MAX_PAUSE: Final = 1 << 16
+
+
+@functools.cache
+def clock_cost_s() -> float:
+    """Seconds that reading the clock takes."""
+    readings = []
+    for _ in range(5):
+        started_s = clock_s()
+        for _ in range(20):
+            clock_s()
+        readings.append((clock_s() - started_s) / 20)
+    return max(20e-9, min(readings))
+
+
+class StageMeter:
+    """Counts and times of one stage.
+
+    Attributes:
+        elements: Elements it returned; estimated where only some calls are timed.
+        total_s: Seconds it took, added up over threads, without the stages upstream.
+        min_s: The least seconds of a timed element; infinite before the first.
+        max_s: The most seconds of a timed element.
+        cpu_s: CPU seconds, as far as `total_s` was taken with the CPU clock, too.
+        cpu_of_s: The part of `total_s` for which `cpu_s` is known.
+        element_bytes: Bytes of the last element looked at.
+        spec: The spec of its elements, a pytree of texts; `None` where it is not recorded.
+        passes_lazy: Whether functions upstream run only when its elements are requested.
+    """
+
+    __slots__ = (
+        "_usual_s",
+        "cpu_of_s",
+        "cpu_s",
+        "element_bytes",
+        "elements",
+        "max_s",
+        "min_s",
+        "passes_lazy",
+        "spec",
+        "total_s",
+    )
+
+    def __init__(self) -> None:
+        self.elements = 0.0
+        self.total_s = 0.0
+        self.min_s = float("inf")
+        self.max_s = 0.0
+        self.cpu_s = 0.0
+        self.cpu_of_s = 0.0
+        self.element_bytes = 0.0
+        self.spec: Any = None
+        self.passes_lazy = False
+        self._usual_s = 0.0
+
+    def add(self, elements: float, total_s: float, weight: float = 1.0) -> None:
+        """Adds a timed call; it counts `weight` times."""
+        self.elements += elements * weight
+        self.total_s += self.extrapolated_s(total_s, weight)
+        if elements:
+            mean_s = total_s / elements
+            self.min_s = min(self.min_s, mean_s)
+            self.max_s = max(self.max_s, mean_s)
+
+    def extrapolated_s(self, call_s: float, weight: float) -> float:
+        """The seconds of `weight` calls of which one took `call_s`.
+
+        Where it took far longer than usual, as when its thread lost its core, only this one did.
+        """
+        usual_s = min(call_s, _UNUSUAL * self._usual_s) if self._usual_s else call_s
+        self._usual_s += _NEW_SHARE * (usual_s - self._usual_s) if self._usual_s else usual_s
+        return usual_s * weight + (call_s - usual_s)
+
+    def snapshot(self) -> tuple[float, ...]:
+        """The numbers, as `merge` takes them."""
+        return (
+            self.elements,
+            self.total_s,
+            self.min_s,
+            self.max_s,
+            self.cpu_s,
+            self.cpu_of_s,
+            self.element_bytes,
+        )
+
+    def merge(self, numbers: Sequence[float]) -> None:
+        """Adds the `snapshot` of the same stage elsewhere."""
+        elements, total_s, min_s, max_s, cpu_s, cpu_of_s, element_bytes = numbers
+        self.elements += elements
+        self.total_s += total_s
+        self.min_s = min(self.min_s, min_s)
+        self.max_s = max(self.max_s, max_s)
+        self.cpu_s += cpu_s
+        self.cpu_of_s += cpu_of_s
+        self.element_bytes = element_bytes or self.element_bytes
+
+
+class Activity:
+    """When an iterator was first asked for an element, and when it reached its end."""
+
+    def __init__(self) -> None:
+        self._started_s: float | None = None
+        self._ended_s: float | None = None
+
+    def start(self, now_s: float) -> None:
+        """Records that an element was asked for."""
+        if self._started_s is None:
+            self._started_s = now_s
+        self._ended_s = None
+
+    def end(self) -> None:
+        """Records that there are no more elements."""
+        self._ended_s = clock_s()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds from the first request to the end, or to now."""
+        if self._started_s is None:
+            return 0.0
+        return (self._ended_s or clock_s()) - self._started_s
+
+
+class CallTimer:
+    """Decides which calls are timed, so that it costs at most a share of their time.
+
+    Attributes:
+        countdown: Calls left before one is timed, which a caller decrements; timed once negative.
+    """
+
+    __slots__ = ("_before", "_cost_s", "_pause", "_share", "countdown")
+
+    def __init__(self, share: float) -> None:
+        self.countdown = 0
+        self._pause = 0
+        self._share = share
+        self._cost_s = -1.0
+        self._before = 0
+
+    def start(self) -> int:
+        """Starts the next pause; returns for how many calls the one that is timed now counts."""
+        weight = self._before + 1
+        self._before = self.countdown = self._pause
+        return weight
+
+    def affordable(self, call_s: float, element_cost_s: float) -> int:
+        """How many elements of a call of `call_s` may be timed."""
+        return max(1, int(self._share * call_s / element_cost_s))
+
+    def record(self, call_s: float, cost_s: float) -> None:
+        """Chooses the next pause after a call of `call_s`, whose timing cost `cost_s`."""
+        if self._cost_s < 0:  # the first compiles a loop
+            self._cost_s = 0.0
+            return
+        if self._cost_s:  # it may have lost its core meanwhile
+            cost_s = min(cost_s, _UNUSUAL * self._cost_s)
+            self._cost_s += _NEW_SHARE * (cost_s - self._cost_s)
+        else:
+            self._cost_s = cost_s
+        self._pause = min(_MAX_PAUSE, int(self._cost_s / (self._share * max(call_s, 1e-9))))
+
+
+class LoopMeter:
+    """Times the steps of a loop over elements; any thread may use it.
+
+    Args:
+        stages: The meter of each step.
+        share: The share of time that this may cost.
+        byte_len: Estimates the bytes of an element.
+        spec_of: Describes the output of each step once; `None` where no specs are recorded.
+
+    Attributes:
+        timer: Decides which calls of the loop are timed.
+        first: The number of the first element of the next call that is timed singly.
+        count: How many elements from there on.
+        source: The meter of the stage that the inputs of the first step come from, if it has none.
+        sees_next: Whether the next timed call is to call `see`.
+        counts: Whether the elements of all calls are counted, not only of the timed ones.
+    """
+
+    __slots__ = (
+        "_byte_len",
+        "_spec_of",
+        "_stages",
+        "count",
+        "counts",
+        "first",
+        "sees_next",
+        "source",
+        "timer",
+    )
+
+    def __init__(
+        self,
+        stages: Sequence[StageMeter],
+        share: float,
+        byte_len: Callable[[Any], int],
+        spec_of: Callable[[Any], Any] | None,
+        *,
+        counts: bool,
+    ) -> None:
+        self._stages = stages
+        self._byte_len = byte_len
+        self.counts = counts
+        self.source: StageMeter | None = None
+        self.timer = CallTimer(share)
+        self.first = 0
+        self.count = 1
+        self._spec_of = spec_of
+        self.sees_next = spec_of is not None
+
+    def see(self, step: int, element: Any) -> None:
+        """Records the spec of the output of a step; step -1 is the input of the first."""
+        stage = self.source if step < 0 else self._stages[step]
+        if stage is not None and self._spec_of is not None and element is not None:
+            stage.spec = self._spec_of(element)
+
+    def count_elements(self, count: int) -> None:
+        """Records that a call returned `count` elements, if all calls are counted."""
+        for stage in self._stages:
+            stage.elements += count
+
+    def record(  # noqa: PLR0917 - in the order in which they become known
+        self,
+        weight: int,
+        times: Sequence[Sequence[float]],
+        results: Sequence[Any],
+        call_s: float,
+        cpu_s: float,
+        started_s: float,
+    ) -> None:
+        """Records a timed call.
+
+        Args:
+            weight: How many calls it counts for.
+            times: For each step, the seconds of each element that was timed singly.
+            results: All elements of the call.
+            call_s: Seconds of the call.
+            cpu_s: CPU seconds of it.
+            started_s: When preparing it began; what took longer than the call is its cost.
+        """
+        num_elements, num_timed = len(results), len(times[0])
+        total_s = self._stages[0].extrapolated_s(call_s, weight)
+        sums = list(map(sum, times))
+        all_timed_s = sum(sums) or 1.0
+        element_bytes = self._byte_len(results[-1]) if results else 0
+        if self.counts:
+            self.count_elements(num_elements)
+        for stage, of_step, sum_s in zip(self._stages, times, sums, strict=True):
+            share = sum_s / all_timed_s if num_timed else 1 / len(sums)
+            stage.elements += 0 if self.counts else num_elements * weight
+            stage.total_s += total_s * share
+            stage.cpu_s += cpu_s * share
+            stage.cpu_of_s += call_s * share
+            if of_step:
+                stage.min_s = min(stage.min_s, *of_step)
+                stage.max_s = max(stage.max_s, *of_step)
+        self._stages[-1].element_bytes = element_bytes or self._stages[-1].element_bytes
+        element_cost_s = _STEP_READINGS * clock_cost_s() * len(times)
+        if num_elements:
+            self.count = self.timer.affordable(call_s, element_cost_s)
+            # Another place in each call: the first element of a block finds cold caches.
+            step = max(1, num_elements // 3)
+            self.first = (self.first + step) % max(1, num_elements - self.count + 1)
+        self.timer.record(call_s, clock_s() - started_s - call_s + element_cost_s * num_timed)
+
+
+class BlockTimes:
+    """The times of the steps of a block whose elements are computed later, one by one.
+
+    Attributes:
+        clock: The clock to read: of seconds, in some blocks of CPU seconds.
+        of_steps: A list for each step, which takes the time of each element.
+        weight: How many blocks it counts for.
+        num_added: How many times of each step are added to its meter.
+        see: Called with the number of each step and its output; `None` for nothing.
+    """
+
+    __slots__ = ("clock", "num_added", "of_steps", "see", "weight")
+
+    def __init__(self, clock: Callable[[], float], num_steps: int, weight: int) -> None:
+        self.clock = clock
+        self.of_steps: list[list[float]] = [[] for _ in range(num_steps)]
+        self.weight = weight
+        self.num_added = [0] * num_steps
+        self.see: Callable[[int, Any], None] | None = None
+
+
+class StepsMeter:
+    """Times the steps of lazy blocks: in some blocks, those of all elements.
+
+    Args:
+        stages: The meter of each step.
+        share: The share of time that this may cost.
+        spec_of: Describes the output of each step once; `None` where no specs are recorded.
+        counts: Whether `count` is called for all blocks.
+
+    Attributes:
+        timer: Decides which blocks are timed.
+        counts: See there.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[StageMeter],
+        share: float,
+        spec_of: Callable[[Any], Any] | None,
+        *,
+        counts: bool,
+    ) -> None:
+        self._stages = stages
+        self._spec_of = spec_of
+        self.counts = counts
+        self.timer = CallTimer(share)
+        self._block: BlockTimes | None = None
+        self._num_blocks = 0
+
+    def start(self) -> BlockTimes:
+        """Starts to time a block."""
+        self._num_blocks += 1
+        clock = time.thread_time if self._num_blocks % _CPU_INTERVAL == _CPU_FIRST else clock_s
+        block = self._block = BlockTimes(clock, len(self._stages), self.timer.start())
+        if self._spec_of is not None and any(stage.spec is None for stage in self._stages):
+            block.see = self._see
+        return block
+
+    def _see(self, step: int, element: Any) -> None:
+        stage = self._stages[step]
+        if stage.spec is None and element is not None and self._spec_of is not None:
+            stage.spec = self._spec_of(element)
+
+    def count(self, outputs: Iterable[int]) -> None:
+        """Adds the number of elements that each step returned."""
+        for stage, num_elements in zip(self._stages, outputs, strict=True):
+            stage.elements += num_elements
+
+    def finish(self) -> None:
+        """Ends what `start` started."""
+        block = self._block
+        if block is None:
+            return
+        started_s = clock_s()
+        self.update()
+        self._block = None
+        count = sum(map(len, block.of_steps))
+        if block.clock is clock_s and count:
+            block_s = sum(map(sum, block.of_steps))
+            # Starting costs about as much as finishing.
+            cost_s = 2 * (clock_s() - started_s) + clock_cost_s() * _STEP_READINGS * count
+            self.timer.record(block_s, cost_s)
+
+    def update(self) -> None:
+        """Adds the times that the current block has so far."""
+        block = self._block
+        if block is None:
+            return
+        for i, (stage, all_times) in enumerate(zip(self._stages, block.of_steps, strict=True)):
+            times = all_times[block.num_added[i] :]
+            block.num_added[i] += len(times)
+            if not times:
+                continue
+            sum_s = sum(times)
+            if block.clock is clock_s:
+                stage.min_s = min(stage.min_s, *times)
+                stage.max_s = max(stage.max_s, *times)
+            else:
+                mean_s = stage.total_s / stage.elements if stage.elements else 0.0
+                stage.cpu_s += sum_s
+                stage.cpu_of_s += mean_s * len(times)
+                sum_s = mean_s * len(times)
+            if not self.counts:
+                stage.elements += len(times) * block.weight
+            stage.total_s += sum_s * block.weight
+
+
+class ReadMeter:
+    """Counts and times of the place where blocks of a random-access plan are computed and taken.
+
+    Attributes:
+        node: The node that takes the blocks.
+        elements: Elements taken by the consumer.
+        work_s: Seconds spent computing blocks, added up over threads, without waits for storage.
+        storage_s: Seconds in which they waited for storage.
+        caller_s: The part of both that the consuming thread spent.
+        starved_s: Seconds in which the consuming thread waited for threads or workers.
+        ahead: Returns how many elements are prefetched, and the limit.
+        threads: Returns the number of active threads, of allowed ones, and their CPU seconds.
+        num_workers: Worker processes.
+    """
+
+    def __init__(self) -> None:
+        self.node: Node | None = None
+        self.elements = 0
+        self.work_s = 0.0
+        self.storage_s = 0.0
+        self.caller_s = 0.0
+        self.starved_s = 0.0
+        self.num_workers = 0
+        self.ahead: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self.threads: Callable[[], tuple[float, ...]] = lambda: (0, 0, 0.0)
+
+    def computed(self, work_s: float, storage_s: float) -> None:
+        """Records a block that the consuming thread computed."""
+        self.work_s += work_s
+        self.storage_s += storage_s
+        self.caller_s += work_s + storage_s
+
+
+class WorkerReport:
+    """What a worker process last reported about itself; all numbers since its start.
+
+    Attributes:
+        busy_s: Seconds in which it ran tasks.
+        alive_s: Seconds since it was started.
+        elements: Elements it has computed.
+        stages: The `StageMeter.snapshot` of each of its stages, by the stage's number.
+        reads: `work_s` and `storage_s` of its blocks, and the reads of its files; see `ReadMeter`.
+    """
+
+    __slots__ = ("alive_s", "busy_s", "elements", "reads", "stages")
+
+    def __init__(
+        self,
+        busy_s: float,
+        alive_s: float,
+        elements: int,
+        stages: dict[int, tuple[float, ...]],
+        reads: tuple[float, ...],
+    ) -> None:
+        self.busy_s = busy_s
+        self.alive_s = alive_s
+        self.elements = elements
+        self.stages = stages
+        self.reads = reads
+
+    def __reduce__(self) -> Any:
+        args = (self.busy_s, self.alive_s, self.elements, self.stages, self.reads)
+        return WorkerReport, args
+
+
+class Recorder:
+    """All that one pipeline records in one process.
+
+    Args:
+        tracks: Whether the user asked for tracking: every pull of every stage is timed.
+        spec_of: Describes an element, where specs of elements are recorded.
+
+    Attributes:
+        tracks: See there.
+        spec_of: See there.
+        share: The share of time that timing single calls and elements may cost.
+        reads: The places where blocks are computed.
+    """
+
+    def __init__(
+        self, *, tracks: bool = False, spec_of: Callable[[Any], Any] | None = None
+    ) -> None:
+        self.tracks = tracks
+        self.spec_of = spec_of
+        self.share = _SHARE_TRACKED if tracks else _SHARE
+        self.reads: list[ReadMeter] = []
+        self._stages: weakref.WeakKeyDictionary[Node, StageMeter] = weakref.WeakKeyDictionary()
+        self._steps: weakref.WeakSet[StepsMeter] = weakref.WeakSet()
+        self._waits: weakref.WeakKeyDictionary[Node, float] = weakref.WeakKeyDictionary()
+        self._reports: dict[tuple[int, int], WorkerReport] = {}
+        self._parts: weakref.WeakKeyDictionary[Node, PartsRecorder] = weakref.WeakKeyDictionary()
+        self._files: dict[int, tuple[Callable[[], Totals], Totals]] = {}
+        self._closed_files: Totals = (0, 0, 0, 0.0)
+
+    def stage(self, node: Node) -> StageMeter:
+        """The meter of a node; the same each time."""
+        meter = self._stages.get(node)
+        if meter is None:
+            meter = self._stages[node] = StageMeter()
+        return meter
+
+    def stages(self) -> dict[int, StageMeter]:
+        """All meters by the `id` of their node."""
+        for steps in list(self._steps):
+            steps.update()
+        return {id(node): meter for node, meter in list(self._stages.items())}
+
+    def loop(self, nodes: Sequence[Node], byte_len: Callable[[Any], int]) -> LoopMeter:
+        """The meter of a loop whose steps are `nodes`."""
+        stages = [self.stage(node) for node in nodes]
+        return LoopMeter(stages, self.share, byte_len, self.spec_of, counts=self.tracks)
+
+    def steps(self, nodes: Sequence[Node]) -> StepsMeter:
+        """The meter of consecutive functions of elements that are computed one by one."""
+        stages = [self.stage(node) for node in nodes]
+        meter = StepsMeter(stages, self.share, self.spec_of, counts=self.tracks)
+        self._steps.add(meter)
+        return meter
+
+    def read(self) -> ReadMeter:
+        """A new meter for the blocks of a plan."""
+        meter = ReadMeter()
+        self.reads.append(meter)
+        return meter
+
+    def parts(self, node: Node) -> PartsRecorder:
+        """The recorder of the datasets that `node` opens while it runs."""
+        recorder = self._parts.get(node)
+        if recorder is None:
+            recorder = self._parts[node] = PartsRecorder(tracks=self.tracks, spec_of=self.spec_of)
+        return recorder
+
+    def all_parts(self) -> list[tuple[Node, PartsRecorder]]:
+        """The nodes that open datasets while they run, with the recorders of those."""
+        return list(self._parts.items())
+
+    def watch_files(self, owner: Any, totals: Callable[[], Totals]) -> None:
+        """Makes `files` include the reads that `totals` returns from now on, while `owner` lives.
+
+        Args:
+            owner: Whoever reads the files.
+            totals: Must not refer to `owner`.
+        """
+        self._files[id(owner)] = (totals, totals())
+        weakref.finalize(owner, self._close_files, id(owner)).atexit = False
+
+    def _close_files(self, key: int) -> None:
+        totals, before = self._files.pop(key)
+        self._closed_files = _sum(self._closed_files, totals(), before)
+
+    def files(self) -> Totals:
+        """Reads of files so far: how many, their bytes, how many were timed, and their seconds."""
+        reads = self._closed_files
+        for totals, before in list(self._files.values()):
+            reads = _sum(reads, totals(), before)
+        for _, parts in self.all_parts():
+            reads = _sum(reads, parts.files())
+        return reads
+
+    def all_reads(self) -> Iterator[ReadMeter]:
+        """All places where blocks are computed."""
+        yield from self.reads
+        for _, parts in self.all_parts():
+            yield from parts.all_reads()
+
+    def all_files(self) -> tuple[float, ...]:
+        """`files` of this process and of all workers."""
+        totals = list(self.files())
+        for report in list(self._reports.values()):
+            totals = [total + more for total, more in zip(totals, report.reads[2:], strict=True)]
+        return tuple(totals)
+
+    def waited(self, node: Node, elapsed_s: float) -> None:
+        """Records that a thread waited for the thread or the workers of `node`."""
+        self._waits[node] = self._waits.get(node, 0.0) + elapsed_s
+
+    def wait_s(self, node: Node) -> float:
+        """For how long threads waited for those of `node`."""
+        return self._waits.get(node, 0.0)
+
+    def report(self, node: Node, worker: int, report: WorkerReport) -> None:
+        """Records the last report of a worker of `node`."""
+        self._reports[id(node), worker] = report
+
+    def reports_of(self, node: Node) -> dict[int, WorkerReport]:
+        """The last report of each worker of `node`."""
+        return {
+            worker: report
+            for (of, worker), report in sorted(self._reports.items())
+            if of == id(node)
+        }
+
+
+class PartsRecorder(Recorder):
+    """Records datasets of the same kind, opened one after the other, stage by stage as one.
+
+    Attributes:
+        by_number: The meter of each stage, by its number in a dataset.
+        numbers: The number of each stage of the datasets.
+        first: The last node of the first dataset.
+    """
+
+    def __init__(self, *, tracks: bool, spec_of: Callable[[Any], Any] | None) -> None:
+        super().__init__(tracks=tracks, spec_of=spec_of)
+        self.by_number: dict[int, StageMeter] = {}
+        self.numbers: weakref.WeakKeyDictionary[Node, int] = weakref.WeakKeyDictionary()
+        self.first: Node | None = None
+
+    def opened(self, output: Node, stages: Sequence[tuple[int, Node]]) -> None:
+        """Records that the plan that ends in `output` is about to run; `stages` are numbered."""
+        if self.first is None:
+            self.first = output
+        for number, node in stages:
+            self._stages[node] = self.by_number.setdefault(number, StageMeter())
+            self.numbers[node] = number
+
+    def read(self) -> ReadMeter:
+        """See `Recorder.read`; one for all."""
+        return self.reads[0] if self.reads else super().read()
+
+
+def _sum(totals: Totals, more: Totals, less: Totals = (0, 0, 0, 0.0)) -> Totals:
+    reads, read_bytes, timed, timed_s = (
+        total + added - left for total, added, left in zip(totals, more, less, strict=True)
+    )
+    return int(reads), int(read_bytes), int(timed), timed_s

@@ -1,0 +1,47 @@
+"""The stages of a plan as reports number them: 0 is the output, parents follow, depth first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from grainmill._plan import sequential
+
+if TYPE_CHECKING:
+    from grainmill._plan.node import Node
+
+_HIDDEN = (sequential.Seed, sequential.WithOptions)
+
+
+class NumberedStage(NamedTuple):
+    """A stage in a report.
+
+    Attributes:
+        number: Its number.
+        node: Its node.
+        parents: The numbers of the stages that it takes elements from.
+    """
+
+    number: int
+    node: Node
+    parents: list[int]
+
+
+def is_hidden(node: Node) -> bool:
+    """Whether reports leave out `node`: it only sets options, or cuts the share of a worker."""
+    return isinstance(node, _HIDDEN) or (bool(node.parents) and node.added_at == "")
+
+
+def numbered(output: Node) -> list[NumberedStage]:
+    """The stages of the plan that ends in `output`; the same in each worker that runs a share."""
+    stages: list[NumberedStage] = []
+
+    def add(node: Node) -> int:
+        while is_hidden(node):
+            (node,) = node.parents
+        stage = NumberedStage(len(stages), node, [])
+        stages.append(stage)
+        stage.parents.extend(add(parent) for parent in node.parents)
+        return stage.number
+
+    add(output)
+    return stages

@@ -1,0 +1,225 @@
+"""One sentence on what holds a pipeline back, and what would change that."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, NamedTuple
+
+from grainmill._plan import random_access, sequential
+from grainmill._plan.node import MapNode, transform_name
+
+if TYPE_CHECKING:
+    from grainmill._stats.report import Report, StageReport
+
+# The consumer holds the pipeline back if it waits for less than this share of the time.
+_CONSUMER_WAITS = 0.25
+# A function waits, rather than computes, if its CPU time is less than this share of its fastest
+# call: the mean call may have waited for a core or for the interpreter lock.
+_COMPUTES = 0.3
+# Threads that keep more cores busy than this run functions that release the interpreter lock.
+_SEVERAL_CORES = 1.1
+# A worker is slow if its elements take this many times as long as those of the others.
+_SLOW_WORKER = 2.0
+# A worker holds the others up only if it is busy for this share of the time.
+_BUSY_WORKER = 0.5
+# Workers wait for the main process if they are busy for a smaller share of the time.
+_IDLE_WORKERS = 0.25
+
+
+class Verdict(NamedTuple):
+    """What holds a pipeline back.
+
+    Attributes:
+        kind: "nothing", "consumer", "storage", "function", "lock", "workers" or "stage".
+        text: The sentence.
+    """
+
+    kind: str
+    text: str
+
+
+def verdict_on(report: Report) -> Verdict:
+    """What holds the pipeline back, by its statistics."""
+    if not report.elapsed_s or not report.stages:
+        return Verdict("nothing", "no element has been requested yet; ask again later")
+    waits = report.consumer_wait_s / report.elapsed_s
+    if waits < _CONSUMER_WAITS:
+        return Verdict(
+            "consumer",
+            f"the consumer holds the pipeline back: it waits for elements only {waits:.0%} of the "
+            "time, so make its own step faster; a faster pipeline would gain little",
+        )
+    slow = max(report.stages, key=lambda stage: stage.wait_share)
+    owner = _workers_of(report, slow)
+    computing_s = report.work_s + report.storage_s
+    reads_files = report.storage[0] > 0 and report.storage_s > computing_s / 2
+    if reads_files and isinstance(slow.node, random_access.Source):
+        return _storage(report)
+    if owner is not None:
+        return _in_workers(slow, owner)
+    return _in_process(report, slow)
+
+
+def _workers_of(report: Report, stage: StageReport) -> StageReport | None:
+    """The stage whose workers run `stage`, or which is it."""
+    by_number = {found.number: found for found in report.stages}
+    for owner in report.stages:
+        pending = [owner.number] if owner.workers else []
+        while pending:
+            number = pending.pop()
+            if number == stage.number:
+                return owner
+            pending += by_number[number].inputs
+    return None
+
+
+def _storage(report: Report) -> Verdict:
+    reads, read_bytes, timed, timed_s = report.storage
+    latency = f"{timed_s / timed * 1e3:.1f} ms" if timed else "an unknown time"
+    return Verdict(
+        "storage",
+        f"storage holds the pipeline back: {reads:.0f} reads of {read_bytes / reads / 1024:.0f} "
+        f"KiB took {latency} each, and computing waited for them; raise `prefetch_buffer_size` "
+        "and `max_reads_in_flight` of `ReadOptions`, or bring the files closer",
+    )
+
+
+def _in_workers(slow: StageReport, owner: StageReport) -> Verdict:
+    workers = {number: report for number, report in owner.workers.items() if report.elements}
+    costs = {number: report.busy_s / report.elements for number, report in workers.items()}
+    if len(costs) > 1:
+        worst = max(costs, key=costs.__getitem__)
+        others = statistics.median(cost for number, cost in costs.items() if number != worst)
+        is_busy = workers[worst].busy_s > _BUSY_WORKER * workers[worst].alive_s
+        if is_busy and costs[worst] > _SLOW_WORKER * others:
+            return Verdict(
+                "workers",
+                f"worker {worst} holds the pipeline back: its elements take "
+                f"{_seconds(costs[worst])} each, those of the other {len(costs) - 1} "
+                f"{_seconds(others)}, and elements are delivered in order; look for what is slow "
+                "in its share of the data or on its core",
+            )
+    busy = [report.busy_s / report.alive_s for report in workers.values() if report.alive_s]
+    mean_busy = min(1.0, statistics.mean(busy)) if busy else 0.0
+    if mean_busy < _IDLE_WORKERS:
+        return Verdict(
+            "workers",
+            f"the transfer from the {len(owner.workers)} workers holds the pipeline back: they are "
+            f"busy only {mean_busy:.0%} of the time; use fewer of them, and batch in the workers "
+            "so that fewer and larger elements are sent",
+        )
+    computes = _computes(slow)
+    advice = "more workers (`num_workers`)" if computes else "more threads (`num_threads`)"
+    return Verdict(
+        "function",
+        f"{_subject(slow)} holds the pipeline back: all {len(owner.workers)} workers are busy "
+        f"{mean_busy:.0%} of the time, and it takes {_cost(slow)}{_waiting(slow)}; make it faster, "
+        f"or use {advice}",
+    )
+
+
+def _in_process(report: Report, slow: StageReport) -> Verdict:
+    if not _is_users(slow):
+        return Verdict(
+            "stage",
+            f"{_subject(slow)} holds the pipeline back: it takes {_cost(slow)}; "
+            + (
+                "run the pipeline in worker processes (`mp_prefetch`), or prefetch it on a thread "
+                "(`experimental.ThreadPrefetchIterDataset`)"
+                if not isinstance(slow.node, MapNode)
+                else "give `ReadOptions` more threads or workers"
+            ),
+        )
+    if isinstance(slow.node, random_access.Source) and not _computes(slow):
+        return Verdict(
+            "storage",
+            f"the source of {_subject(slow)} holds the pipeline back: reading takes {_cost(slow)}"
+            f"{_waiting(slow)}; read more elements at the same time (`num_threads` and "
+            "`prefetch_buffer_size` of `ReadOptions`), or bring the data closer",
+        )
+    if not isinstance(slow.node, MapNode):
+        return Verdict(
+            "function",
+            f"{_subject(slow)} holds the pipeline back: it takes {_cost(slow)}"
+            f"{_waiting(slow)} on the thread that asks for the elements; move it before "
+            "`to_iter_dataset`, where threads and workers run it, or append `mp_prefetch`",
+        )
+    active, allowed, cpu_s = max((read.threads() for read in report.reads), default=(0, 0, 0.0))
+    cores = cpu_s / report.elapsed_s
+    if allowed > 1 and _computes(slow) and cores < _SEVERAL_CORES:
+        return Verdict(
+            "lock",
+            f"{_subject(slow)} holds the pipeline back: it takes {_cost(slow)} and holds the "
+            "interpreter lock (GIL), so threads do not help; run it in processes with "
+            "`ReadOptions(num_workers=...)`, or make it faster",
+        )
+    if _computes(slow):
+        advice = (
+            "make it faster, or use worker processes (`ReadOptions(num_workers=...)`)"
+            if allowed <= 1
+            else f"make it faster, or use workers: {active:.0f} threads keep {cores:.1f} cores busy"
+        )
+    else:
+        advice = (
+            f"raise `num_threads` of `ReadOptions`, {allowed:.0f} now, and with it "
+            "`prefetch_buffer_size`, or let it wait less"
+        )
+    return Verdict(
+        "function",
+        f"{_subject(slow)} holds the pipeline back: it takes {_cost(slow)}{_waiting(slow)}; "
+        f"{advice}",
+    )
+
+
+def _is_users(stage: StageReport) -> bool:
+    node = stage.node
+    if isinstance(node, sequential.Batch | random_access.Batch):
+        return node.batch_fn is not None
+    if isinstance(node, random_access.Source):
+        return bool(stage.meter.cpu_of_s)
+    kinds = (
+        sequential.Map,
+        sequential.FlatMap,
+        sequential.UserDefined,
+        random_access.Map,
+        random_access.FlatMap,
+        random_access.UserDefined,
+    )
+    return isinstance(node, kinds)
+
+
+def _computes(stage: StageReport) -> bool:
+    meter = stage.meter
+    if not meter.cpu_of_s or not meter.elements:
+        return True
+    cpu_share = meter.cpu_s / meter.cpu_of_s
+    cpu_s = cpu_share * meter.total_s / meter.elements
+    return cpu_share >= _COMPUTES or cpu_s >= _COMPUTES * meter.min_s
+
+
+def _waiting(stage: StageReport) -> str:
+    meter = stage.meter
+    if _computes(stage):
+        return ""
+    return f", {1 - meter.cpu_s / meter.cpu_of_s:.0%} of it waiting"
+
+
+def _subject(stage: StageReport) -> str:
+    transform = getattr(stage.node, "transform", None)
+    if transform is not None:
+        return f"`{transform_name(transform)}`, stage {stage.number},"
+    return f"stage {stage.number}, {stage.name},"
+
+
+def _cost(stage: StageReport) -> str:
+    meter = stage.meter
+    if not meter.elements:
+        return _seconds(meter.total_s)
+    return f"{_seconds(meter.total_s / meter.elements)} per element"
+
+
+def _seconds(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds * 1e6:.1f} us"

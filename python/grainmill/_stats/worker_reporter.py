@@ -1,0 +1,61 @@
+"""What a worker process sends to its parent about itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from grainmill._stats.meters import StageMeter, WorkerReport, clock_s
+from grainmill._stats.numbering import numbered
+
+if TYPE_CHECKING:
+    from grainmill._plan.node import Node
+    from grainmill._stats.meters import Recorder
+
+# The least seconds between two reports, after the first few.
+_INTERVAL_S = 0.05
+_FIRST_REPORTS = 3
+
+
+class WorkerReporter:
+    """Reports on a worker a few times a second, with the results of its tasks.
+
+    Args:
+        recorder: What the worker records.
+        output: The last node of the plan that it runs.
+    """
+
+    def __init__(self, recorder: Recorder, output: Node) -> None:
+        self._recorder = recorder
+        self._output = output
+        self._numbers: dict[int, int] | None = None
+        self._started_s = self._next_s = clock_s()
+        self._num_reports = 0
+        self._busy_s = 0.0
+        self._elements = 0
+
+    def report(self, busy_s: float, elements: int) -> WorkerReport | None:
+        """Records a task that took `busy_s` for `elements`; returns a report if one is due."""
+        self._busy_s += busy_s
+        self._elements += elements
+        now_s = clock_s()
+        if self._num_reports >= _FIRST_REPORTS and now_s < self._next_s:
+            return None
+        self._num_reports += 1
+        self._next_s = now_s + _INTERVAL_S
+        if self._numbers is None:
+            self._numbers = {id(stage.node): stage.number for stage in numbered(self._output)}
+        numbers = self._numbers
+        stages = {
+            numbers[key]: meter.snapshot()
+            for key, meter in self._recorder.stages().items()
+            if key in numbers
+        }
+        for read in self._recorder.reads:
+            if read.node is not None:
+                meter = StageMeter()
+                meter.elements, meter.total_s = read.elements, read.caller_s + read.starved_s
+                stages[numbers[id(read.node)]] = meter.snapshot()
+        work_s = sum(read.work_s for read in self._recorder.reads)
+        storage_s = sum(read.storage_s for read in self._recorder.reads)
+        reads = (work_s, storage_s, *self._recorder.files())
+        return WorkerReport(self._busy_s, now_s - self._started_s, self._elements, stages, reads)

@@ -1,0 +1,22 @@
+"""Saving the states of iterators in checkpoints, with Orbax or without."""
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from grainmill._checkpoint.handler import CheckpointHandler
+
+if TYPE_CHECKING:
+    from grainmill._checkpoint.orbax import CheckpointRestore, CheckpointSave
+else:
+
+    def __getattr__(name: str) -> object:
+        if name in {"CheckpointRestore", "CheckpointSave"} and name in __all__:
+            from grainmill._checkpoint import orbax  # noqa: PLC0415
+
+            return getattr(orbax, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = ["CheckpointHandler"]
+if importlib.util.find_spec("orbax") is not None:  # Orbax is optional and slow to import
+    __all__ += ["CheckpointRestore", "CheckpointSave"]

@@ -1,0 +1,395 @@
+"""Pipelines drawn as text, SVG and HTML; the execution summary; metrics and traces."""
+
+import contextlib
+import html.parser
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+
+import grainmill as grain
+from grainmill import MapDataset, ReadOptions
+from grainmill._dataset import observers
+from grainmill._dataset.statistics import report_on
+from grainmill._stats.element_specs import spec_of
+from grainmill._stats.jax_trace import trace_annotation
+from grainmill._stats.summary import duration, size, summary_text, table
+
+
+@contextlib.contextmanager
+def setting(name, value, default):
+    grain.config.update(name, value)
+    try:
+        yield
+    finally:
+        grain.config.update(name, default)
+
+
+def drawing_to(directory):
+    return setting("py_dataset_visualization_output_dir", directory, None)
+
+
+def messages(caplog):
+    return [record.getMessage() for record in caplog.records if record.name == "grainmill"]
+
+
+class Slow(grain.transforms.Map):
+    def map(self, element):
+        return {"x": np.full(100, element, np.float32)}
+
+
+def pipeline():
+    read = ReadOptions(num_threads=2, prefetch_buffer_size=4)
+    return (
+        MapDataset.source([1, 2, 3, 4]).shuffle(seed=1).map(Slow()).to_iter_dataset(read).batch(2)
+    )
+
+
+DRAWN = """\
+Grain Dataset graph:
+
+SourceMapDataset(source=list)
+  ││
+  ││\N{SPACE}\N{SPACE}
+  ││
+  \u2572\u2571
+'int[]'
+
+  ││
+  ││  ShuffleMapDataset
+  ││
+  \u2572\u2571
+'int[]'
+
+  ││
+  ││  MapMapDataset(transform=Slow)
+  ││
+  \u2572\u2571
+{'x': 'float32[100]'}
+
+  ││
+  ││  PrefetchDatasetIterator(read_options=ReadOptions(num_threads=2, prefetch_buffer_size=4), \
+allow_nones=False)
+  ││
+  \u2572\u2571
+{'x': 'float32[100]'}
+
+  ││
+  ││  BatchDatasetIterator(batch_size=2, drop_remainder=False)
+  ││
+  \u2572\u2571
+{'x': 'float32[2, 100]'}
+"""
+
+
+def test_pipeline_is_drawn_to_the_log_once_at_the_first_element(caplog):
+    caplog.set_level(logging.INFO, "grainmill")
+    with drawing_to(""):
+        iterator = iter(pipeline())
+        assert not messages(caplog)
+        assert len(list(iterator)) == 2
+        assert messages(caplog) == [DRAWN]
+        iterator.set_state({"next_index": 0})
+        next(iterator)
+    assert len(messages(caplog)) == 1
+
+
+def test_nothing_is_drawn_by_default(caplog):
+    caplog.set_level(logging.INFO, "grainmill")
+    list(pipeline())
+    assert not messages(caplog)
+
+
+def test_lazy_functions_are_drawn_with_their_specs(caplog):
+    caplog.set_level(logging.INFO, "grainmill")
+    with drawing_to(""):
+        next(iter(MapDataset.range(9).to_iter_dataset().map(str).filter(len).batch(2)))
+    (text,) = messages(caplog)
+    specs = [block.splitlines()[-1] for block in text.strip().split("\n\n")[1:]]
+    assert specs == ["'int[]'", "'int[]'", "'str[]'", "'str[]'", "'<U1[2]'"]
+
+
+def test_only_the_first_of_several_parents_is_drawn(caplog):
+    caplog.set_level(logging.INFO, "grainmill")
+    with drawing_to(""):
+        next(iter(grain.experimental.ZipIterDataset([pipeline(), pipeline()])))
+    (text,) = messages(caplog)
+    warning = "WARNING: Detected multi-parent datasets. Only displaying the first parent.\n\n"
+    assert text.startswith(f"Grain Dataset graph:\n\n{warning}SourceMapDataset")
+    assert text.count("ShuffleMapDataset") == 1
+
+
+@pytest.mark.parametrize(
+    ("element", "spec"),
+    [
+        (1, "int[]"),
+        (b"x", "bytes[]"),
+        ([1, 2], "list<int>[2]"),
+        ((), "tuple<>[0]"),
+        ([[1], [1, 2]], "list<list>[unknown shape]"),
+        ([1, "x"], ["int[]", "str[]"]),
+        ({"a": np.zeros((2, 3), np.float32), "b": None}, {"a": "float32[2, 3]", "b": None}),
+    ],
+)
+def test_specs_of_elements(element, spec):
+    assert spec_of(element) == spec
+
+
+class Page(html.parser.HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.references = []
+
+    def handle_starttag(self, _tag, attrs):
+        self.references += [value for name, value in attrs if name in {"href", "src"}]
+
+
+def test_pipeline_is_drawn_to_files(tmp_path):
+    folder = tmp_path / "new" / "folder"
+    with drawing_to(str(folder)):
+        mixed = grain.experimental.ZipIterDataset([pipeline(), pipeline()])
+        assert len(list(mixed)) == 2
+    svg, page = sorted(folder.iterdir(), key=lambda path: path.suffix, reverse=True)
+    assert (svg.suffix, page.suffix) == (".svg", ".html")
+    root = ET.fromstring(svg.read_text("utf-8"))
+    space = "{http://www.w3.org/2000/svg}"
+    boxes = root.findall(f"{space}rect")
+    assert len(boxes) == 1 + 2 * 5
+    arrows = root.findall(f"{space}path")
+    assert len(arrows) == 10
+    text = " ".join(node.text for node in root.findall(f"{space}text"))
+    assert text.count("MapMapDataset(transform=Slow)") == 2
+    assert "float32[2, 100]" in text
+    places = {(box.get("x"), box.get("y")) for box in boxes}
+    assert len(places) == len(boxes)
+    parser = Page()
+    parser.feed(page.read_text("utf-8"))
+    assert not parser.references
+    assert svg.read_text("utf-8") in page.read_text("utf-8")
+
+
+def test_names_are_escaped_in_drawings(tmp_path):
+    with drawing_to(str(tmp_path)):
+        next(iter(MapDataset.range(3).map(lambda x: x).to_iter_dataset()))
+    (svg,) = tmp_path.glob("*.svg")
+    assert "&lt;lambda&gt;" in svg.read_text("utf-8")
+    ET.fromstring(svg.read_text("utf-8"))
+
+
+# --- the execution summary --------------------------------------------------------------------
+
+SUMMARY = """\
+|---------------------------------------------------------|
+| id | name                           | percent wait time |
+|---------------------------------------------------------|
+| 1  | MapMapDataset(transform=Slow)  | 88.67%            |
+|---------------------------------------------------------|
+| 0  | PrefetchDatasetIterator(read_o | N/A               |
+|    | ptions=ReadOptions(num_threads |                   |
+|    | =2, prefetch_buffer_size=4), a |                   |
+|    | llow_nones=False)              |                   |
+|---------------------------------------------------------|"""
+
+
+def test_table_has_the_form_of_grains():
+    read = ReadOptions(num_threads=2, prefetch_buffer_size=4)
+    rows = [
+        ("id", "name", "percent wait time"),
+        ("1", "MapMapDataset(transform=Slow)", "88.67%"),
+        ("0", f"PrefetchDatasetIterator(read_options={read}, allow_nones=False)", "N/A"),
+    ]
+    assert table(rows) == SUMMARY
+
+
+def test_long_cells_are_cut_after_five_lines_and_full_ones_get_another():
+    lines = table([("x" * 200,)]).splitlines()
+    assert len(lines) == 2 + 5
+    assert len(table([("x" * 30,)]).splitlines()) == 2 + 2
+    assert len(table([("x" * 29,)]).splitlines()) == 2 + 1
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "text"),
+    [
+        (999, "999ns"),
+        (1000, "1.00us"),
+        (999999, "1000.00us"),
+        (1230000, "1.23ms"),
+        (1500000000, "1.50s"),
+    ],
+)
+def test_durations_have_a_unit(nanoseconds, text):
+    assert duration(nanoseconds) == text
+
+
+def test_sizes_have_a_unit():
+    assert [size(n) for n in (0, 1600, 1 << 20)] == ["0 bytes", "1.56 KiB", "1.00 MiB"]
+
+
+def test_summary_has_grains_columns_and_sorts_by_waiting():
+    iterator = iter(MapDataset.range(50).map(lambda x: time.sleep(0.002) or x).to_iter_dataset())
+    list(iterator)
+    text = summary_text(report_on(iterator))
+    head, note, _, rows = text.split("\n\n")[0], text.split("\n\n")[1], None, text.split("\n\n")[2]
+    assert head == "Grain Dataset Execution Summary:"
+    assert note.startswith(
+        "NOTE: Before analyzing the `total_processing_time` for a node, please check the `percent "
+        "wait time` column"
+    )
+    lines = [line for line in rows.splitlines() if not line.startswith("|-")]
+    assert [cell.strip() for cell in lines[0].strip("|").split("|")] == [
+        "id",
+        "name",
+        "inputs",
+        "percent wait time",
+        "total processing time",
+        "min processing time",
+        "max processing time",
+        "avg processing time",
+        "num produced elements",
+        "memory usage",
+    ]
+    assert lines[1].split("|")[2].strip().startswith("MapMapDataset")
+    assert len({len(line) for line in rows.splitlines()}) == 1
+
+
+class SleepingSource:
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return index
+
+
+def test_summary_warns_of_a_slow_source():
+    iterator = iter(MapDataset.source(SleepingSource()).map(lambda x: x).to_iter_dataset())
+    list(iterator)
+    assert "\nWARNING: Your source is likely the bottleneck." in summary_text(report_on(iterator))
+
+
+def test_summary_is_logged_while_elements_are_taken(caplog, monkeypatch):
+    caplog.set_level(logging.INFO, "grainmill")
+    monkeypatch.setattr(observers, "SUMMARY_INTERVAL_S", 0.05)
+    read = ReadOptions(num_workers=1)
+    with setting("py_debug_mode", value=True, default=False), drawing_to(""):
+        iterator = iter(MapDataset.range(1000).map(lambda x: x).to_iter_dataset(read))
+        deadline = time.monotonic() + 60
+        while not messages(caplog) and time.monotonic() < deadline:
+            next(iterator)
+            time.sleep(0.01)
+        iterator.close()
+    first = messages(caplog)[0]
+    assert first.startswith("Grain Dataset Execution Summary:\n\nNOTE")
+    assert "MapMapDataset" in first
+    assert not any("graph" in message for message in messages(caplog))
+
+
+# --- metrics and traces -----------------------------------------------------------------------
+
+METRICS = """
+import os, socket, sys, urllib.request
+import grainmill as grain
+from grainmill.array_record import ArrayRecordWriter
+path = sys.argv[1]
+with ArrayRecordWriter(path, "group_size:1,uncompressed") as writer:
+    for number in range(50):
+        writer.write(bytes(1000))
+if sys.argv[2] == "import":
+    import prometheus_client
+def run():
+    source = grain.sources.ArrayRecordDataSource(path)
+    iterator = iter(grain.MapDataset.source(source).to_iter_dataset())
+    assert len(list(iterator)) == 50
+    return iterator
+first = run()
+del first
+second = run()
+if sys.argv[2] == "none":
+    assert "prometheus_client" not in sys.modules
+elif sys.argv[2] == "import":
+    print(prometheus_client.generate_latest().decode())
+else:
+    port = os.environ["GRAIN_PROMETHEUS_PORT"]
+    print(urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode())
+"""
+
+
+def run_metrics(tmp_path, how, **environment):
+    command = [sys.executable, "-c", METRICS, str(tmp_path / "r.array_record"), how]
+    env = {name: value for name, value in os.environ.items() if name != "GRAIN_PROMETHEUS_PORT"}
+    done = subprocess.run(
+        command, env=env | environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert not done.returncode, done.stderr
+    return done.stdout
+
+
+def values(text):
+    lines = [line.split() for line in text.splitlines() if line.startswith("grain_")]
+    return {name: float(value) for name, value in lines}
+
+
+def test_metrics_are_registered_where_the_program_uses_them(tmp_path):
+    metrics = values(run_metrics(tmp_path, "import"))
+    assert metrics["grain_bytes_read_total"] >= 2 * 50 * 1000
+    assert metrics["grain_reads_total"] >= 2
+    assert metrics["grain_read_latency_seconds_count"] > 0
+    assert metrics["grain_read_latency_seconds_sum"] > 0
+    assert metrics["grain_prefetch_depth"] == 0
+
+
+def test_metrics_are_served_on_the_port_that_the_environment_names(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    metrics = values(run_metrics(tmp_path, "port", GRAIN_PROMETHEUS_PORT=str(port)))
+    assert metrics["grain_bytes_read_total"] >= 2 * 50 * 1000
+
+
+def test_no_metrics_are_computed_and_no_port_is_opened_by_default(tmp_path):
+    assert not run_metrics(tmp_path, "none")
+
+
+def test_pulls_are_annotated_while_a_trace_is_taken(monkeypatch):
+    names = []
+
+    class Annotation:
+        enabled = False
+
+        def __init__(self, name):
+            names.append(name)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        @classmethod
+        def is_enabled(cls):
+            return cls.enabled
+
+    class Jax:
+        class profiler:  # noqa: N801 - as the module is called
+            TraceAnnotation = Annotation
+
+    monkeypatch.setitem(sys.modules, "jax", Jax)
+    iterator = iter(MapDataset.range(6).batch(2).to_iter_dataset(ReadOptions(0, 0)))
+    next(iterator)
+    assert not names
+    Annotation.enabled = True
+    assert len(list(iterator)) == 2
+    assert set(names) == {f"grainmill {iterator}"}
+
+
+def test_jax_knows_whether_a_trace_is_taken():
+    jax = pytest.importorskip("jax")
+    assert trace_annotation() is jax.profiler.TraceAnnotation
+    assert not trace_annotation().is_enabled()

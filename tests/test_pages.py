@@ -1,0 +1,122 @@
+"""The pages in docs: their code runs, their outputs are true, and what they refer to exists."""
+
+import os
+import re
+import subprocess
+import sys
+
+import nbclient
+import nbformat
+import pages
+import pytest
+
+ROOT = pages.DOCS.parent
+NOTEBOOKS = sorted(pages.DOCS.glob("*.ipynb"))
+SMALL = {"RECORDS": "1500", "BATCHES": "4", "BATCH_SIZE": "8", "WORKERS": "2", "STEP_S": "0.02"}
+TEXTS = [*sorted(pages.DOCS.glob("*.md")), *NOTEBOOKS, ROOT / "README.md"]
+
+
+def run_page(path, cwd, timeout=240):
+    environment = dict(
+        os.environ,
+        JAX_PLATFORMS="cpu",
+        KERAS_BACKEND="jax",
+        # Several devices on one machine, for the pages that divide batches.
+        XLA_FLAGS="--xla_force_host_platform_device_count=8",
+        PYTHONPATH=os.pathsep.join(sys.path),
+    )
+    return subprocess.run(
+        [sys.executable, str(ROOT / "tests/pages.py"), str(path)],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("page", pages.pages(), ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs(page, tmp_path):
+    done = run_page(page, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+WRONG = {
+    "another output": ('```python\nprint(1)\n```\n\n```text title="Output"\n2\n```\n', "expected"),
+    "an exception": ("```python\nraise KeyError('seven')\n```\n", "seven"),
+    "a program that fails": (
+        '```python title="a.py"\nraise SystemExit(3)\n```\n\n```console\n$ python a.py\n```\n',
+        "failed",
+    ),
+    "a file that nothing runs": ('```python title="a.py"\nprint(1)\n```\n', "nothing runs"),
+    "an output of no code": ('```text title="Output"\n2\n```\n', "no code"),
+    "an indented block": ("- list\n\n    ```python\n    1 / 0\n    ```\n", "fences"),
+    "a kind without a rule": ("```py\n1 / 0\n```\n", "no rule"),
+}
+
+
+@pytest.mark.parametrize(("text", "complaint"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_on_a_page_is_found(text, complaint, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    done = run_page(page, tmp_path)
+    assert done.returncode == 1
+    assert complaint in done.stderr
+
+
+def test_blocks_of_a_page_share_their_names(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```python\nnumber = 41\n```\n\nmore\n\n```python\nprint(number + 1)\nprint('and so on')\n"
+        '```\n\n```text title="Output"\n42\n...\n```\n'
+    )
+    done = run_page(page, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+def test_records_of_figures_exist(path):
+    """Links within the pages are checked where the pages are built."""
+    for name in re.findall(r"benches/record/[\w.-]+\.\w+", path.read_text("utf-8")):
+        assert (ROOT / name).is_file(), f"{path.name} names {name}"
+
+
+def test_pages_that_the_readme_names_exist():
+    readme = (ROOT / "README.md").read_text("utf-8")
+    links = re.findall(r"\]\((docs/[^)#]+)", readme)
+    assert len(links) >= 8
+    for link in links:
+        assert (ROOT / link).exists(), link
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs(notebook, tmp_path, monkeypatch):
+    """With few records and short steps; the outputs in the file are those of a full run."""
+    for name, value in SMALL.items():
+        monkeypatch.setenv(f"WALKTHROUGH_{name}", value)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    cells = nbformat.read(notebook, as_version=4)
+    client = nbclient.NotebookClient(
+        cells, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()
+    last = [printed(cell) for cell in cells.cells if cell.cell_type == "code"]
+    assert "1500" in last[1]
+    assert "description_segment_ids" in last[5]
+    assert "True" in last[-4]
+    waited = [float(share) for share in re.findall(r"waited ([\d.]+)%", "".join(last))]
+    assert len(waited) == 3
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_shows_its_outputs(notebook):
+    for cell in nbformat.read(notebook, as_version=4).cells:
+        if cell.cell_type == "code" and not cell.source.startswith("import"):
+            assert printed(cell), cell.source
+
+
+def printed(cell):
+    """The text below a cell of a notebook."""
+    texts = [output.get("text") or output["data"]["text/plain"] for output in cell.outputs]
+    return "".join(texts)

@@ -1,0 +1,423 @@
+"""Where the time of a pipeline goes: counts, waits, and the stage that holds it back."""
+
+import io
+import json
+import time
+
+import numpy as np
+import pytest
+
+import grainmill as grain
+from grainmill import MapDataset, MultiprocessingOptions, ReadOptions
+from grainmill._dataset.statistics import report_on
+from grainmill._stats.verdict import verdict_on
+from grainmill.array_record import ArrayRecordWriter
+from grainmill.sources import ArrayRecordDataSource
+
+CALLER = ReadOptions(num_threads=0)
+
+
+def sleeping(x):
+    time.sleep(0.005)
+    return x
+
+
+def computing(x):
+    stop = time.thread_time() + 0.001  # short, so that some call is not preempted
+    while time.thread_time() < stop:
+        pass
+    return x
+
+
+def kind_of(iterator):
+    return verdict_on(report_on(iterator)).kind
+
+
+def stage_named(stats, name):
+    (stage,) = [stage for stage in stats["stages"] if stage["name"].startswith(name)]
+    return stage
+
+
+def drained(dataset):
+    iterator = iter(dataset)
+    for _ in iterator:
+        pass
+    return iterator
+
+
+# --- what the statistics contain --------------------------------------------------------------
+
+
+def test_statistics_of_every_stage_are_there_without_switching_anything_on():
+    ds = MapDataset.range(60).shuffle(seed=1).map(sleeping).to_iter_dataset(CALLER)
+    iterator = drained(ds.filter(lambda x: x % 2).batch(3))
+    stats = json.loads(json.dumps(iterator.stats()))
+    names = [stage["name"].split("(")[0] for stage in stats["stages"]]
+    assert names == [
+        "BatchDatasetIterator",
+        "FilterDatasetIterator",
+        "PrefetchDatasetIterator",
+        "MapMapDataset",
+        "ShuffleMapDataset",
+        "RangeMapDataset",
+    ]
+    assert [stage["inputs"] for stage in stats["stages"]] == [[1], [2], [3], [4], [5], []]
+    assert stats["elements"] == 10
+    assert stage_named(stats, "PrefetchDatasetIterator")["elements"] == 60
+    mapped = stage_named(stats, "MapMapDataset")
+    assert mapped["elements"] == 60
+    assert 60 * 0.005 <= mapped["time_s"] <= stats["elapsed_s"]
+    assert 0.005 <= mapped["min_s"] <= mapped["max_s"]
+    assert mapped["wait_share"] > 0.5
+    assert mapped["cpu_share"] < 0.5
+    assert 60 * 0.005 <= stats["consumer_wait_s"] <= stats["elapsed_s"]
+
+
+def test_shares_of_waiting_add_up_to_one():
+    iterator = drained(MapDataset.range(50).map(sleeping).to_iter_dataset().batch(2))
+    shares = [stage["wait_share"] for stage in iterator.stats()["stages"]]
+    assert sum(shares) == pytest.approx(1, abs=0.01)
+
+
+def test_times_of_steps_in_one_loop_are_told_apart():
+    def half(x):
+        time.sleep(0.0025)
+        return x
+
+    ds = MapDataset.range(80).map(half).map(sleeping).to_iter_dataset(CALLER)
+    first, second = [
+        stage for stage in drained(ds).stats()["stages"] if stage["name"].startswith("MapMap")
+    ]
+    assert first["time_s"] > 1.3 * second["time_s"]  # the output first
+
+
+def test_delivered_elements_are_counted_wherever_the_iterator_stands():
+    iterator = iter(MapDataset.range(100).to_iter_dataset().filter(lambda x: x % 3))
+    for count in range(1, 40):
+        next(iterator)
+        assert iterator.stats()["elements"] == count
+
+
+def test_reads_of_files_are_counted(tmp_path):
+    path = tmp_path / "records.array_record"
+    with ArrayRecordWriter(str(path), "group_size:1,uncompressed") as writer:
+        for number in range(200):
+            writer.write(bytes(2000 + number))
+    ds = MapDataset.source(ArrayRecordDataSource(str(path))).map(len)
+    for options in (CALLER, ReadOptions(num_workers=2)):
+        storage = drained(ds.to_iter_dataset(options)).stats()["storage"]
+        if options.num_workers:  # the last tasks of a worker may not be reported
+            assert storage["reads"] > 0
+            continue
+        assert 1 <= storage["reads"] <= 400  # neighbouring records are read together
+        assert 200 * 2100 <= storage["bytes"] <= 300 * 2600
+        assert storage["mean_latency_s"] > 0
+
+
+def test_workers_report_their_stages():
+    read = MapDataset.range(120).map(sleeping).to_iter_dataset(ReadOptions(num_workers=2))
+    shards = MapDataset.range(120).to_iter_dataset().map(sleeping)
+    for ds in (read, shards.mp_prefetch(MultiprocessingOptions(2))):
+        stats = drained(ds).stats()
+        output = stats["stages"][0]
+        assert [worker["worker"] for worker in output["workers"]] == [0, 1]
+        assert all(0 < worker["busy_share"] <= 1 for worker in output["workers"])
+        mapped = next(stage for stage in stats["stages"] if stage["name"].startswith("Map"))
+        assert mapped["time_s"] > 0.2
+        assert mapped["wait_share"] > 0.5
+
+
+def test_datasets_of_an_interleave_are_one_row():
+    parts = [MapDataset.range(20).map(sleeping).to_iter_dataset(CALLER) for _ in range(5)]
+    stats = drained(grain.experimental.InterleaveIterDataset(parts, cycle_length=2)).stats()
+    assert len(stats["stages"]) == 4
+    mapped = stage_named(stats, "MapMapDataset")
+    assert mapped["elements"] == 100
+    assert mapped["wait_share"] > 0.5
+    assert stats["consumer_wait_s"] >= 100 * 0.005
+
+
+def test_prefetching_threads_are_told_from_the_consumer():
+    ds = MapDataset.range(60).to_iter_dataset(CALLER).map(sleeping).batch(2)
+    iterator = drained(grain.experimental.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2))
+    stats = iterator.stats()
+    assert stats["stages"][0]["is_prefetch"]
+    assert stats["stages"][0]["wait_s"] > 0.1
+    assert stage_named(stats, "MapDatasetIterator")["wait_share"] > 0.8
+
+
+class Timed(grain.IterDataset):
+    def __iter__(self):
+        return TimedIterator(self._parent.__iter__())
+
+
+class TimedIterator(grain.DatasetIterator):
+    def __next__(self):
+        element = next(self._parent)
+        time.sleep(0.002)
+        with self._stats.record_self_time():
+            time.sleep(0.003)
+            return self._stats.record_output_spec(element)
+
+    def get_state(self):
+        return self._parent.get_state()
+
+    def set_state(self, state):
+        self._parent.set_state(state)
+
+
+def test_users_iterator_reports_its_own_time():
+    ds = Timed(MapDataset.range(40).map(sleeping).to_iter_dataset(CALLER)).map(lambda x: x)
+    stats = drained(ds).stats()
+    assert 40 * 0.003 <= stage_named(stats, "Timed")["time_s"] < 40 * 0.005
+    assert stage_named(stats, "MapMapDataset")["time_s"] >= 40 * 0.005
+
+
+def test_statistics_of_a_users_iterator_are_those_of_what_it_reads():
+    iterator = iter(Timed(MapDataset.range(4).to_iter_dataset()))
+    list(iterator)
+    assert iterator.stats()["elements"] == 4
+    with pytest.raises(NotImplementedError, match="reads from no iterator"):
+        TimedIterator(()).stats()
+
+
+def test_loader_has_statistics():
+    sampler = grain.samplers.SequentialSampler(6)
+    iterator = iter(grain.DataLoader(data_source=range(6), sampler=sampler))
+    list(iterator)
+    assert iterator.stats()["elements"] == 6
+    assert iterator.verdict()
+
+
+def test_positions_and_elements_do_not_depend_on_tracking():
+    def ds():
+        mapped = MapDataset.range(500).shuffle(3).map(lambda x: x * 3).filter(lambda x: x % 2)
+        return mapped.to_iter_dataset().map(lambda x: x + 1).filter(lambda x: x % 5).batch(7)
+
+    def run():
+        iterator = iter(ds())
+        return [(batch.tolist(), iterator.get_state()) for batch in iterator]
+
+    untracked = run()
+    grain.config.update("py_debug_mode", value=True)
+    try:
+        assert run() == untracked
+    finally:
+        grain.config.update("py_debug_mode", value=False)
+
+
+def test_stage_timing_counts_all_elements():
+    options = grain.experimental.DatasetOptions(
+        execution_tracking_mode=grain.experimental.ExecutionTrackingMode.STAGE_TIMING
+    )
+    read = MapDataset.range(3000).map(lambda x: x + 1).to_iter_dataset(CALLER)
+    maps = read.map(lambda x: x).map(lambda x: x).batch(4)
+    filters = read.map(lambda x: x).filter(lambda x: x % 2).map(lambda x: x).filter(lambda x: x % 3)
+
+    def counts(ds):
+        stats = drained(grain.experimental.WithOptionsIterDataset(ds, options)).stats()
+        return [stage["elements"] for stage in stats["stages"]]
+
+    assert counts(maps) == [750, 3000, 3000, 3000, 3000, 3000]
+    assert counts(filters) == [1000, 1500, 1500, 3000, 3000, 3000, 3000]
+
+
+def test_failure_in_a_timed_call_names_its_stage():
+    def failing(x):
+        if x == 7:
+            raise ValueError("seven")
+        return x
+
+    for ds in (
+        MapDataset.range(20).map(lambda x: x).map(failing).to_iter_dataset(CALLER),
+        MapDataset.range(20).to_iter_dataset(CALLER).map(lambda x: x).map(failing),
+    ):
+        with pytest.raises(ValueError, match="seven") as caught:
+            list(ds)
+        assert "failing" in "".join(caught.value.__notes__)
+
+
+# --- verdicts: pipelines that are slow on purpose ---------------------------------------------
+
+
+def test_nothing_is_said_before_the_first_element():
+    assert kind_of(iter(MapDataset.range(3).to_iter_dataset())) == "nothing"
+
+
+def test_slow_consumer():
+    iterator = iter(MapDataset.range(30).map(lambda x: x).to_iter_dataset().batch(2))
+    for _ in iterator:
+        time.sleep(0.02)
+    assert kind_of(iterator) == "consumer"
+    assert "the consumer holds the pipeline back" in iterator.verdict()
+
+
+@pytest.mark.parametrize("threads", [0, 16])
+def test_function_that_waits(threads):
+    read = ReadOptions(num_threads=threads, prefetch_buffer_size=max(1, threads))
+    iterator = drained(MapDataset.range(64).map(sleeping).map(lambda x: x).to_iter_dataset(read))
+    assert kind_of(iterator) == "function"
+    assert "`sleeping" in iterator.verdict()
+    assert "num_threads" in iterator.verdict()
+
+
+def test_function_that_computes_in_the_caller():
+    iterator = drained(MapDataset.range(200).map(computing).to_iter_dataset(CALLER))
+    assert kind_of(iterator) == "function"
+    assert "`computing" in iterator.verdict()
+    assert "num_workers" in iterator.verdict()
+
+
+def test_function_on_the_consumers_thread():
+    iterator = drained(MapDataset.range(50).to_iter_dataset().map(sleeping).batch(5))
+    assert kind_of(iterator) == "function"
+    assert "`sleeping" in iterator.verdict()
+    assert "mp_prefetch" in iterator.verdict()
+
+
+def test_threads_that_wait_for_the_interpreter_lock():
+    iterator = drained(MapDataset.range(400).map(computing).to_iter_dataset())
+    assert kind_of(iterator) == "lock"
+    assert "`computing" in iterator.verdict()
+
+
+def test_function_in_workers():
+    read = ReadOptions(num_workers=2)
+    iterator = drained(MapDataset.range(300).map(sleeping).batch(4).to_iter_dataset(read))
+    assert kind_of(iterator) == "function"
+    assert "`sleeping" in iterator.verdict()
+    assert "workers are busy" in iterator.verdict()
+
+
+WORKER = {}
+
+
+def remember_worker(worker, _):
+    WORKER["number"] = worker
+
+
+def slow_in_worker_1(x):
+    time.sleep(0.05 if WORKER["number"] == 1 else 0.002)
+    return x
+
+
+def test_one_slow_worker():
+    shards = MapDataset.range(80).to_iter_dataset().map(slow_in_worker_1)
+    iterator = drained(shards.mp_prefetch(MultiprocessingOptions(2), remember_worker))
+    assert kind_of(iterator) == "workers"
+    assert "worker 1 holds the pipeline back" in iterator.verdict()
+
+
+class SlowSource:
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        time.sleep(0.005)
+        return index
+
+
+def test_slow_storage_of_a_users_source():
+    ds = MapDataset.source(SlowSource()).map(lambda x: x + 1).to_iter_dataset(CALLER)
+    iterator = drained(ds)
+    assert kind_of(iterator) == "storage"
+    assert "SlowSource" in iterator.verdict()
+
+
+class SlowFiles:
+    """Files whose reads take long, as `RecordFiles` counts them."""
+
+    def __init__(self):
+        self.totals = (0, 0, 0, 0.0)
+
+    def read(self, num_bytes, elapsed_s):
+        reads, total, timed, timed_s = self.totals
+        self.totals = (reads + 1, total + num_bytes, timed + 1, timed_s + elapsed_s)
+
+
+def test_slow_storage_of_files():
+    """What the engine reports of slow reads: their number, and how long blocks waited for them."""
+    ds = MapDataset.source([1, 2, 3]).map(lambda x: x).to_iter_dataset(CALLER)
+    iterator = drained(ds)
+    files = SlowFiles()
+    iterator._recorder.watch_files(files, lambda: files.totals)
+    for _ in range(50):
+        files.read(4096, 0.02)
+    (read,) = iterator._recorder.reads
+    read.computed(0.01, 1.0)
+    iterator._activity._started_s -= 1.1
+    assert kind_of(iterator) == "storage"
+    assert "50 reads of 4 KiB took 20.0 ms each" in iterator.verdict()
+
+
+# --- the progress bar -------------------------------------------------------------------------
+
+
+def test_progress_bar_shows_the_count_and_passes_methods_on():
+    bar = io.StringIO()
+    iterator = iter(MapDataset.range(10).to_iter_dataset())
+    shown = grain.progress(iterator, total=10, file=bar)
+    assert [next(shown) for _ in range(4)] == [0, 1, 2, 3]
+    state = shown.get_state()
+    assert list(shown) == [4, 5, 6, 7, 8, 9]
+    assert bar.getvalue().rstrip(" \n").endswith("waiting]")
+    assert bar.getvalue().endswith("\n")
+    last = bar.getvalue().split("\r")[-1]
+    assert last.startswith("100% |########################| 10/10 [")
+    shown.set_state(state)
+    assert next(shown) == 4
+    assert shown.stats()["elements"] >= 10
+
+
+def test_progress_of_a_dataset_knows_its_length():
+    bar = io.StringIO()
+    assert len(list(grain.progress(MapDataset.range(7), file=bar))) == 7
+    assert "7/7" in bar.getvalue()
+    endless = grain.progress(MapDataset.range(7).to_iter_dataset(), file=bar)
+    assert len(list(endless)) == 7
+
+
+def test_progress_ends_its_line_on_a_failure():
+    def failing():
+        yield 1
+        raise ValueError("late")
+
+    bar = io.StringIO()
+    with pytest.raises(ValueError, match="late"):
+        list(grain.progress(failing(), file=bar))
+    assert bar.getvalue().endswith("\n")
+
+
+def test_progress_in_a_notebook_uses_its_display(monkeypatch):
+    shown = []
+
+    class Display:
+        def update(self, content, *, raw):
+            assert raw
+            shown.append(content["text/plain"])
+
+    class ZMQInteractiveShell:
+        pass
+
+    class Notebook:
+        get_ipython = staticmethod(ZMQInteractiveShell)
+
+    class DisplayModule:
+        @staticmethod
+        def display(content, *, raw, display_id):
+            assert content == {"text/plain": ""}
+            assert raw
+            assert display_id
+            return Display()
+
+    monkeypatch.setitem(__import__("sys").modules, "IPython", Notebook)
+    monkeypatch.setitem(__import__("sys").modules, "IPython.display", DisplayModule)
+    bar = io.StringIO()
+    assert list(grain.progress([1, 2, 3], file=bar)) == [1, 2, 3]
+    assert "3/3" in shown[-1]
+    assert not bar.getvalue()
+
+
+def test_arrays_count_their_bytes():
+    ds = MapDataset.range(40).map(lambda _: np.zeros(100, np.int64)).to_iter_dataset(CALLER)
+    assert stage_named(drained(ds).stats(), "MapMapDataset")["bytes"] == 40 * 800
