@@ -140,13 +140,13 @@ def test_batches_in_shared_memory_equal_others(elements):
     """Grain takes the dtype of the first element, and refuses empty arrays."""
     ds = grain.MapDataset.source(elements).batch(2)
     expected = ds[0]
-    spec = repr(ds)
+    text = str(ds)
     ds.enable_shared_memory_output()
     found = ds[0]
     assert isinstance(found, grain.multiprocessing.SharedMemoryArray)
     np.testing.assert_array_equal(found, expected)
     assert found.dtype == expected.dtype
-    assert repr(ds) == spec
+    assert str(ds) == text
 
 
 def test_only_batches_can_be_put_into_shared_memory():
