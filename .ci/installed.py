@@ -44,16 +44,16 @@ def check(folder: Path) -> None:
     assert len(source) == RECORDS
 
     batches = iter(packed(source, workers=0))
-    seen = [next(batches)[0]["tokens"] for _ in range(5)]
+    seen = [next(batches)["tokens"] for _ in range(5)]
     state = json.loads(json.dumps(batches.get_state()))
-    expected = [next(batches)[0]["tokens"] for _ in range(5)]
+    expected = [next(batches)["tokens"] for _ in range(5)]
     assert all(batch.shape == (4, 64) for batch in seen)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # workers are threads on this system
         with iter(packed(source, workers=2)) as resumed:
             resumed.set_state(state)
             for batch in expected:
-                np.testing.assert_array_equal(next(resumed)[0]["tokens"], batch)
+                np.testing.assert_array_equal(next(resumed)["tokens"], batch)
         rows = grain.MapDataset.source(source).map(decode)
         elements = list(rows.to_iter_dataset(grain.ReadOptions(num_workers=2)))
     lengths = [element["tokens"].size for element in elements]

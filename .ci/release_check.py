@@ -37,9 +37,8 @@ ALLOWED_LIBRARIES = {
 }
 # The smaller files: each layer, with threads and workers.
 TESTS = [
-    *("test_batch_stack", "test_concat_split", "test_golden_vectors", "test_lists"),
-    *("test_other_systems", "test_packing", "test_resume", "test_slicing", "test_stages"),
-    *("test_thread_prefetch", "test_worker_values"),
+    *("test_concat_split", "test_golden_vectors", "test_lists", "test_other_systems"),
+    *("test_packing", "test_slicing", "test_stages", "test_thread_prefetch", "test_worker_tasks"),
 ]
 TEST_REQUIREMENTS = ["hypothesis", "psutil", "pytest", "pytest-timeout"]
 DESCRIBES_ITSELF = """

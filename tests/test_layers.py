@@ -49,6 +49,7 @@ LATE_IMPORTS = {
     "_iterators/worker_shards.py": {"grainmill._iterators.remote"},
     "_evaluate/rng.py": {"grainmill._evaluate.philox_key"},
     "_memory.py": {"pathlib"},
+    "_workers/limits.py": {"select", "socket"},
     # So does what only some programs use: checkpoints and named shared memory.
     "_dataset/iterator.py": {"grainmill._checkpoint"},
     "_dataset/shared_batches.py": {"grainmill.shared_memory_array"},

@@ -23,7 +23,7 @@ def sleeping(x):
 
 
 def computing(x):
-    stop = time.thread_time() + 0.004
+    stop = time.thread_time() + 0.001  # short, so that some call is not preempted
     while time.thread_time() < stop:
         pass
     return x
@@ -210,18 +210,16 @@ def test_stage_timing_counts_all_elements():
     options = grain.experimental.DatasetOptions(
         execution_tracking_mode=grain.experimental.ExecutionTrackingMode.STAGE_TIMING
     )
-    ds = (
-        MapDataset.range(300).map(lambda x: x + 1).to_iter_dataset(CALLER).map(lambda x: x).batch(4)
-    )
-    stats = drained(grain.experimental.WithOptionsIterDataset(ds, options)).stats()
-    counts = {stage["name"].split("(")[0]: stage["elements"] for stage in stats["stages"]}
-    assert counts == {
-        "BatchDatasetIterator": 75,
-        "MapDatasetIterator": 300,
-        "PrefetchDatasetIterator": 300,
-        "MapMapDataset": 300,
-        "RangeMapDataset": 300,
-    }
+    read = MapDataset.range(3000).map(lambda x: x + 1).to_iter_dataset(CALLER)
+    maps = read.map(lambda x: x).map(lambda x: x).batch(4)
+    filters = read.map(lambda x: x).filter(lambda x: x % 2).map(lambda x: x).filter(lambda x: x % 3)
+
+    def counts(ds):
+        stats = drained(grain.experimental.WithOptionsIterDataset(ds, options)).stats()
+        return [stage["elements"] for stage in stats["stages"]]
+
+    assert counts(maps) == [750, 3000, 3000, 3000, 3000, 3000]
+    assert counts(filters) == [1000, 1500, 1500, 3000, 3000, 3000, 3000]
 
 
 def test_failure_in_a_timed_call_names_its_stage():
@@ -264,7 +262,7 @@ def test_function_that_waits(threads):
 
 
 def test_function_that_computes_in_the_caller():
-    iterator = drained(MapDataset.range(50).map(computing).to_iter_dataset(CALLER))
+    iterator = drained(MapDataset.range(200).map(computing).to_iter_dataset(CALLER))
     assert kind_of(iterator) == "function"
     assert "`computing" in iterator.verdict()
     assert "num_workers" in iterator.verdict()
@@ -278,7 +276,7 @@ def test_function_on_the_consumers_thread():
 
 
 def test_threads_that_wait_for_the_interpreter_lock():
-    iterator = drained(MapDataset.range(150).map(computing).to_iter_dataset())
+    iterator = drained(MapDataset.range(400).map(computing).to_iter_dataset())
     assert kind_of(iterator) == "lock"
     assert "`computing" in iterator.verdict()
 

@@ -140,7 +140,8 @@ def loader_plan(seed):
     for _ in range(rng.randint(0, 4)):
         name = rng.choice(names) if kind == "int" else "Batch"
         if name == "Batch":
-            plan["operations"].append([name, rng.choice([1, 2, 3]), rng.random() < 0.5])
+            kind_of_batch = rng.choice(["Batch", "Batch", "BatchOperation"])
+            plan["operations"].append([kind_of_batch, rng.choice([1, 2, 3]), rng.random() < 0.5])
         else:
             plan["operations"].append([name])
         # Elements of a flat map get generators here, but not in Grain.
@@ -179,6 +180,8 @@ def backwards(g):
 def operation(g, name, args):
     """An operation of a plan, built with module `g`."""
     legacy = {"MapOperation": add_one, "FilterOperation": is_even, "RandomMapOperation": rand_u32}
+    if name == "BatchOperation":
+        return importlib.import_module(f"{g.__name__}.python").BatchOperation(*args)
     if name in legacy:
         return getattr(importlib.import_module(f"{g.__name__}.python"), name)(legacy[name])
     return g.transforms.Batch(*args) if name == "Batch" else transforms(g)[name]()

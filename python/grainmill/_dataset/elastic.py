@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Never, overload
 
+from grainmill._checkpoint import pipeline
 from grainmill._dataset.elastic_readers import ByIndex, ByShard, by_users_shards
 from grainmill._dataset.element_types import D, K, Leaf, T_co
 from grainmill._dataset.iter_dataset import IterDataset, node_of
@@ -178,6 +179,7 @@ class ElasticIterator(DatasetIterator[T_co], IterDataset[T_co]):
         if not isinstance(shard_options, ShardOptions):
             raise TypeError(f"`shard_options` must be a `ShardOptions`, got {shard_options!r}")
         node = node_of(ds)
+        self._whole = node
         self._shard_options = shard_options
         self._lock = threading.RLock()
         self._reader: ByIndex | ByShard | ByUsersShards
@@ -195,6 +197,10 @@ class ElasticIterator(DatasetIterator[T_co], IterDataset[T_co]):
         self._reader = by_users_shards(node, size, shard_options) or ByShard(
             node, size, shard_options
         )
+
+    def _describe_pipeline(self) -> pipeline.Stages:
+        """See `DatasetIterator._describe_pipeline`; batches and processes may change."""
+        return [*pipeline.described(self._whole), {"stage": "ElasticIterator"}]
 
     @property
     def shard_options(self) -> ShardOptions:

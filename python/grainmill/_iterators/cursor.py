@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -58,7 +59,7 @@ def _raise_not_implemented(text: str, _: int) -> State:
 class _StartState:
     """The state of a stage before the first pull, read only when requested.
 
-    Another thread may request it while the stage is pulled from, so it is saved before that.
+    If another thread may request it while the stage is pulled from, it is saved before that.
     """
 
     __slots__ = ("__weakref__", "_failure", "_stage", "_state_after")
@@ -110,6 +111,14 @@ class _StartState:
 
 def _no_state(_: int) -> State:
     raise AssertionError("a block is being pulled")
+
+
+def _others_may_ask() -> bool:
+    """Whether a state may be requested while this thread pulls.
+
+    A consumer's thread holds the lock of its iterator meanwhile, a prefetching thread does not.
+    """
+    return threading.get_ident() != threading.main_thread().ident
 
 
 _NO_BLOCK: Final = Block([], _no_state)
@@ -169,7 +178,7 @@ class Cursor:
         """Moves to the next block; `False` at the end."""
         start = self._start
         self._block = _NO_BLOCK  # else a user's iterator would have to save the state before it
-        if start is not None and self.stage.moves_start:
+        if start is not None and self.stage.moves_start and _others_may_ask():
             held = weakref.ref(start)
             self._start = start = None
             start = held()

@@ -92,6 +92,7 @@ class ElementwiseStage(Stage):
         self._num_inputs = [0] * len(steps)  # inputs of each step before the last block
         self._last_len = 0
         self._last_dropped: Sequence[list[int] | None] = [None] * len(steps)
+        self._all_dropped: list[int] | None = None  # by all filters up to the last
 
     def _bind(
         self,
@@ -134,6 +135,8 @@ class ElementwiseStage(Stage):
         self._parent_state_after = None  # else a user's iterator would have to save its state
         block = self._parent.pull(limit)
         self._parent_state_after = block.state_after
+        if self._meter.counts:
+            self._count_last(len(block.elements))
         if self._times is not None:
             self._meter.finish()
         timer = self._meter.timer
@@ -162,12 +165,27 @@ class ElementwiseStage(Stage):
                 before = []
             dropped.append(before)
         self._last_dropped = skipped_before
+        self._all_dropped = before
         over = self._over_ready if block.finish is None else self._over_lazy
         one, many = self._bind(over, num_inputs, dropped, block)
         state_after = self._states(block.state_after, num_inputs, skipped_before)
         lazy = Block(block.elements, state_after, one, before, many)
         lazy.finisher = self
         return lazy
+
+    def _count_last(self, next_len: int) -> None:
+        """Counts the elements of the last block, all of which are finished."""
+        if not self._tracks_positions:
+            self._meter.count([self._last_len] * len(self._kinds))
+            self._last_len = next_len
+            return
+        after = self._num_inputs_after(self._last_len)
+        inputs = [then - before for then, before in zip(after, self._num_inputs, strict=True)]
+        finished = _num_inputs_after(0, self._all_dropped, self._last_len)
+        following = [*inputs[1:], finished]
+        is_test = [kind == "test" for kind in self._kinds]
+        outputs = [f if test else i for i, f, test in zip(inputs, following, is_test, strict=True)]
+        self._meter.count(outputs)
 
     def note(self, failure: BaseException, at: int, passed: Sequence[Passed]) -> None:
         """See `Finisher.note`."""

@@ -146,8 +146,8 @@ class Stage(abc.ABC):
 
     Attributes:
         parents: The stages that this one pulls from.
-        moves_start: Whether pulling changes what `state` returns for the start, so that `Cursor`
-            reads that state before, if it is still referenced.
+        moves_start: Whether `state` no longer returns the state at the start once an element is
+            being pulled, so that it may have to be read before.
         node: The node that it runs, the last one of several; `None` if it has none.
         recorder: Takes the times of that node, if it is set.
         is_elementwise: Whether its own times are taken where elements of lazy blocks are finished.

@@ -13,7 +13,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from grainmill._plan.node import Node
 
@@ -24,8 +24,8 @@ Totals: TypeAlias = tuple[int, int, int, float]
 
 # The share of a pipeline's time that may be spent on reading clocks: always, and where the user
 # asked for tracking.
-_SHARE: Final = 0.003
-_SHARE_TRACKED: Final = 0.02
+_SHARE: Final = 0.0015
+_SHARE_TRACKED: Final = 0.01
 # What timing one step of an element costs, in readings of the clock.
 _STEP_READINGS: Final = 3
 # Of the blocks whose elements are timed singly, every how many is timed with the CPU clock, and
@@ -331,16 +331,24 @@ class StepsMeter:
         stages: The meter of each step.
         share: The share of time that this may cost.
         spec_of: Describes the output of each step once; `None` where no specs are recorded.
+        counts: Whether `count` is called for all blocks.
 
     Attributes:
         timer: Decides which blocks are timed.
+        counts: See there.
     """
 
     def __init__(
-        self, stages: Sequence[StageMeter], share: float, spec_of: Callable[[Any], Any] | None
+        self,
+        stages: Sequence[StageMeter],
+        share: float,
+        spec_of: Callable[[Any], Any] | None,
+        *,
+        counts: bool,
     ) -> None:
         self._stages = stages
         self._spec_of = spec_of
+        self.counts = counts
         self.timer = CallTimer(share)
         self._block: BlockTimes | None = None
         self._num_blocks = 0
@@ -358,6 +366,11 @@ class StepsMeter:
         stage = self._stages[step]
         if stage.spec is None and element is not None and self._spec_of is not None:
             stage.spec = self._spec_of(element)
+
+    def count(self, outputs: Iterable[int]) -> None:
+        """Adds the number of elements that each step returned."""
+        for stage, num_elements in zip(self._stages, outputs, strict=True):
+            stage.elements += num_elements
 
     def finish(self) -> None:
         """Ends what `start` started."""
@@ -393,7 +406,8 @@ class StepsMeter:
                 stage.cpu_s += sum_s
                 stage.cpu_of_s += mean_s * len(times)
                 sum_s = mean_s * len(times)
-            stage.elements += len(times) * block.weight
+            if not self.counts:
+                stage.elements += len(times) * block.weight
             stage.total_s += sum_s * block.weight
 
 
@@ -511,8 +525,8 @@ class Recorder:
 
     def steps(self, nodes: Sequence[Node]) -> StepsMeter:
         """The meter of consecutive functions of elements that are computed one by one."""
-        share = float("inf") if self.tracks else self.share  # all blocks
-        meter = StepsMeter([self.stage(node) for node in nodes], share, self.spec_of)
+        stages = [self.stage(node) for node in nodes]
+        meter = StepsMeter(stages, self.share, self.spec_of, counts=self.tracks)
         self._steps.add(meter)
         return meter
 

@@ -239,10 +239,21 @@ def _add_read(stages: list[StageReport], read: ReadMeter) -> None:
     storage_s = read.storage_s + sum(report.reads[1] for report in in_workers)
     behind = _upstream(stages, stage)
     steps_s = sum(found.meter.total_s for found in behind)
-    # Reading, decoding and copying, which the engine does, is the source's.
     sources = [found for found in behind if not found.inputs]
-    if sources:
-        sources[0].meter.total_s += storage_s + max(0.0, work_s - steps_s)
+    if not sources:
+        return
+    source = sources[0]
+    if 0 < steps_s < work_s and (isinstance(source.node, random_access.Range) or _has_loop(source)):
+        for found in behind:  # nothing else takes long, so the timed calls were short ones
+            found.meter.total_s *= work_s / steps_s
+        steps_s = work_s
+    # Reading, decoding and copying, which the engine does, is the source's.
+    source.meter.total_s += storage_s + max(0.0, work_s - steps_s)
+
+
+def _has_loop(source: StageReport) -> bool:
+    """Whether the loop of functions reads the elements of `source`, and takes its time."""
+    return source.meter.cpu_of_s > 0
 
 
 def _count(stages: Sequence[StageReport], stage: StageReport, elements: float) -> None:

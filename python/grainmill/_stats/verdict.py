@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _CONSUMER_WAITS = 0.25
 # A function waits, rather than computes, if its CPU time is less than this share of its fastest
 # call: the mean call may have waited for a core or for the interpreter lock.
-_COMPUTES = 0.5
+_COMPUTES = 0.3
 # Threads that keep more cores busy than this run functions that release the interpreter lock.
 _SEVERAL_CORES = 1.1
 # A worker is slow if its elements take this many times as long as those of the others.
