@@ -105,6 +105,9 @@ def test_notebook_runs(notebook, tmp_path, monkeypatch):
     assert "1500" in last[1]
     assert "description_segment_ids" in last[5]
     assert "True" in last[-4]
+    assert "Grain Dataset graph:" in "".join(last)
+    assert "FirstFitPackDatasetIterator" in "".join(last)
+    assert "of the wait" in "".join(last)
     waited = [float(share) for share in re.findall(r"waited ([\d.]+)%", "".join(last))]
     assert len(waited) == 3
 
