@@ -473,11 +473,11 @@ class PlannedIterator(DatasetIterator[T_co]):
         return max(0, self._num_pulled - self._num_dropped - dropped - undelivered)
 
     def stats(self) -> dict[str, Any]:
-        """See `DatasetIterator.stats`."""
+        """Returns where the time has gone so far; see `DatasetIterator.stats`."""
         return as_dict(report_on(self))
 
     def verdict(self) -> str:
-        """See `DatasetIterator.verdict`."""
+        """Returns what holds the pipeline back; see `DatasetIterator.verdict`."""
         return verdict_on(report_on(self)).text
 
     def _record_position(self) -> None:
