@@ -98,13 +98,13 @@ def audited(wheel: Path, out: Path) -> None:
     if libraries := needed(wheel) - ALLOWED_LIBRARIES:
         sys.exit(f"{wheel.name} needs {libraries}")
     (tag,) = re.findall(r"(?:many|musl)linux_\d+_\d+_\w+", wheel.stem)
-    if tag.startswith("musl") or not tag.endswith(platform.machine()):
-        return  # maturin has audited its symbols; auditwheel wants the libraries themselves
+    if tag.startswith("musl"):
+        return  # maturin has audited its symbols; auditwheel wants musl itself
     auditwheel = [sys.executable, "-m", "auditwheel"]
     shown = run(*auditwheel, "show", wheel)
     if f'"{tag}"' not in shown:
         sys.exit(f"{wheel.name} is not one for {tag}:\n{shown}")
-    run(*auditwheel, "repair", "--plat", tag, "-w", out, wheel)
+    run(*auditwheel, "repair", "--plat", "auto", "-w", out, wheel)
     (repaired,) = out.glob("*.whl")
     with zipfile.ZipFile(repaired) as files:
         copied = [name for name in files.namelist() if ".libs/" in name]
