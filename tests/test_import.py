@@ -17,7 +17,7 @@ from grainmill._plan.node import Node
 STAY_OUT = (
     *("jax", "orbax", "flax", "pyarrow", "absl", "tensorflow", "etils", "prometheus_client"),
     *("asyncio", "concurrent.futures", "multiprocessing", "subprocess", "socket", "tempfile"),
-    *("importlib.abc", "importlib.resources", "numpy.random", "statistics", "xml", "json"),
+    *("importlib.abc", "importlib.resources", "numpy.random", "statistics", "xml"),
 )
 
 

@@ -50,6 +50,7 @@ LATE_IMPORTS = {
     "_evaluate/rng.py": {"grainmill._evaluate.philox_key"},
     "_memory.py": {"pathlib"},
     "_workers/limits.py": {"select", "socket"},
+    "_dataset/observers.py": {"grainmill._stats.drawing"},
     # So does what only some programs use: checkpoints and named shared memory.
     "_dataset/iterator.py": {"grainmill._checkpoint"},
     "_dataset/shared_batches.py": {"grainmill.shared_memory_array"},

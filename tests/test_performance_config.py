@@ -200,9 +200,15 @@ def test_a_users_dataset_is_timed():
         def __iter__(self):
             return iter(x for x in self._parent for _ in range(2))
 
-    ds = Twice(MapDataset.range(100).to_iter_dataset())
-    assert pick(ds)[0] == 0
-    assert list(itertools.islice(ds, 4)) == [0, 0, 1, 1]
+    class Sliced(Twice):
+        def set_slice(self, *_):
+            raise AssertionError("nothing is sliced")
+
+    for kind in (Twice, Sliced):
+        ds = kind(MapDataset.range(100).to_iter_dataset())
+        assert pick(ds.map(str))[0] == 0
+        assert "elements: str" in str(ds.map(str).describe(read_elements=True))
+        assert list(itertools.islice(ds, 4)) == [0, 0, 1, 1]
 
 
 def test_a_config_has_defaults():

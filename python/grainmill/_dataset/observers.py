@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from grainmill._dataset.statistics import report_on
 from grainmill._evaluate.program import Program
 from grainmill._plan import random_access as plan
-from grainmill._stats.drawing import write_drawing
 from grainmill._stats.element_specs import spec_of
 from grainmill._stats.graph import graph_text, known_specs
 from grainmill._stats.summary import summary_text
@@ -40,6 +39,8 @@ def draw(iterator: Any, directory: str) -> None:
     if not directory:
         _LOGGER.info("Grain Dataset graph:\n\n%s", graph_text(stages, specs))
         return
+    from grainmill._stats.drawing import write_drawing  # noqa: PLC0415
+
     for path in write_drawing(directory, stages, specs):
         _LOGGER.info("drew the pipeline to %s", path)
 

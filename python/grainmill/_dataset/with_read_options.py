@@ -35,7 +35,7 @@ def with_read_options(node: Node, options: ReadOptions, *, in_caller: bool = Fal
 class _Replaced:
     """The nodes of the new plan; a `Share` of one worker, which gets all."""
 
-    worker, count = 0, 1
+    worker, count, inline_size = 0, 1, None
 
     def __init__(self, options: ReadOptions, *, in_caller: bool) -> None:
         self._options = options
@@ -54,3 +54,7 @@ class _Replaced:
                 replaced = node.share(self) if node.parents else node  # type: ignore[arg-type]
             self._replaced[id(node)] = replaced
         return self._replaced[id(node)]
+
+    def of_users_dataset(self, dataset: Any) -> Any:
+        """See `Share.of_users_dataset`; one worker has all of it, with its own readers."""
+        return dataset

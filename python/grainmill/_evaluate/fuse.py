@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import pathlib
+import os
 import re
 import threading
 import time
@@ -224,7 +224,7 @@ def _loop(
 
 # Keras takes code for that of a pipeline, and computes on the CPU, if a file on its stack has this
 # path in its name.
-_KERAS_LOOKS_FOR: Final = pathlib.Path("grain", "_src", "python", "dataset")
+_KERAS_LOOKS_FOR: Final = "grain/_src/python/dataset".replace("/", os.sep)
 _GENERATED: Final = f"<grainmill fused stages, {_KERAS_LOOKS_FOR}>"
 _STEP: Final = re.compile(r"\bf(\d+)\(")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import TYPE_CHECKING, NamedTuple
 
 from grainmill._plan import random_access, sequential
@@ -89,7 +88,7 @@ def _in_workers(slow: StageReport, owner: StageReport) -> Verdict:
     costs = {number: report.busy_s / report.elements for number, report in workers.items()}
     if len(costs) > 1:
         worst = max(costs, key=costs.__getitem__)
-        others = statistics.median(cost for number, cost in costs.items() if number != worst)
+        others = _median([cost for number, cost in costs.items() if number != worst])
         is_busy = workers[worst].busy_s > _BUSY_WORKER * workers[worst].alive_s
         if is_busy and costs[worst] > _SLOW_WORKER * others:
             return Verdict(
@@ -100,7 +99,7 @@ def _in_workers(slow: StageReport, owner: StageReport) -> Verdict:
                 "in its share of the data or on its core",
             )
     busy = [report.busy_s / report.alive_s for report in workers.values() if report.alive_s]
-    mean_busy = min(1.0, statistics.mean(busy)) if busy else 0.0
+    mean_busy = min(1.0, sum(busy) / len(busy)) if busy else 0.0
     if mean_busy < _IDLE_WORKERS:
         return Verdict(
             "workers",
@@ -223,3 +222,10 @@ def _seconds(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds * 1e6:.1f} us"
+
+
+def _median(values: list[float]) -> float:
+    """The median; the module `statistics` takes milliseconds to import."""
+    values = sorted(values)
+    middle = len(values) // 2
+    return (values[middle] + values[~middle]) / 2
