@@ -17,7 +17,15 @@ from grainmill._plan.node import Node
 STAY_OUT = (
     *("jax", "orbax", "flax", "pyarrow", "absl", "tensorflow", "etils", "prometheus_client"),
     *("asyncio", "concurrent.futures", "multiprocessing", "subprocess", "socket", "tempfile"),
-    *("importlib.abc", "importlib.resources", "numpy.random", "statistics", "xml"),
+    *(
+        "json",
+        "pathlib",
+        "importlib.abc",
+        "importlib.resources",
+        "numpy.random",
+        "statistics",
+        "xml",
+    ),
 )
 
 
@@ -42,7 +50,9 @@ def test_names_are_imported_when_they_are_used():
     program = """
 import grainmill, sys
 assert "grainmill._loader.data_loader" not in sys.modules
+assert "grainmill._dataset.elastic" not in sys.modules
 assert {"DataLoader", "experimental", "checkpoint"} <= set(dir(grainmill))
+assert {"experimental", "checkpoint", "multiprocessing", "sources"} <= vars(grainmill).keys()
 from grainmill import DataLoader, experimental, sources
 assert grainmill.DataLoader is DataLoader
 assert grainmill.experimental.pick_performance_config

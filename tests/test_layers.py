@@ -39,10 +39,9 @@ CORE_EXCEPTIONS: dict[tuple[str, str], str] = {}
 # Python files that import inside a function: file -> modules, and why not at the top.
 LATE_IMPORTS = {
     # JAX is optional and takes a second to import.
-    "experimental.py": {"grainmill.jax"},
     "sharding.py": {"grainmill.jax"},
     # So is Orbax, which imports JAX.
-    "checkpoint.py": {"grainmill._checkpoint"},
+    "checkpoint.py": {"grainmill._checkpoint", "grainmill._checkpoint.handler"},
     "_checkpoint/handler.py": {"grainmill._checkpoint.orbax"},
     # What starts processes takes a tenth of the time that importing the package does.
     "_iterators/read.py": {"grainmill._evaluate.processes"},
@@ -54,6 +53,8 @@ LATE_IMPORTS = {
     # So does what only some programs use: checkpoints and named shared memory.
     "_dataset/iterator.py": {"grainmill._checkpoint"},
     "_dataset/shared_batches.py": {"grainmill.shared_memory_array"},
+    "multiprocessing.py": {"grainmill"},
+    "sources.py": {"grainmill._index_file", "grainmill._shared_memory_source"},
     "_dataset/shown.py": {"grainmill._dataset.description"},
     # It takes 40 ms to import, and whoever awaits something has imported it.
     "_checkpoint/states.py": {"asyncio"},

@@ -18,7 +18,16 @@ Example:
 import importlib
 from typing import TYPE_CHECKING
 
-from grainmill import constants, sharding, transforms
+from grainmill import (
+    checkpoint,
+    constants,
+    experimental,
+    multiprocessing,
+    samplers,
+    sharding,
+    sources,
+    transforms,
+)
 from grainmill._as_grain import install_as_grain
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
@@ -30,7 +39,6 @@ from grainmill._plan.options import ReadOptions
 from grainmill._plan.settings import config
 
 if TYPE_CHECKING:
-    from grainmill import checkpoint, experimental, multiprocessing, samplers, sources
     from grainmill._loader.data_loader import DataLoader, DataLoaderIterator, load
     from grainmill._loader.record import Record, RecordMetadata
     from grainmill._workers.failures import WorkerError
@@ -45,11 +53,8 @@ else:
         "WorkerError": "grainmill._workers.failures",
         "load": "grainmill._loader.data_loader",
     }
-    _SUBMODULES = ("checkpoint", "experimental", "multiprocessing", "samplers", "sources")
 
     def __getattr__(name: str) -> object:
-        if name in _SUBMODULES:
-            return importlib.import_module(f"{__name__}.{name}")
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)

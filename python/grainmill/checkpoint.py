@@ -3,13 +3,16 @@
 import importlib.util
 from typing import TYPE_CHECKING
 
-from grainmill._checkpoint.handler import CheckpointHandler
-
 if TYPE_CHECKING:
+    from grainmill._checkpoint.handler import CheckpointHandler
     from grainmill._checkpoint.orbax import CheckpointRestore, CheckpointSave
 else:
 
     def __getattr__(name: str) -> object:
+        if name == "CheckpointHandler":  # what it needs takes long to import
+            from grainmill._checkpoint.handler import CheckpointHandler  # noqa: PLC0415
+
+            return CheckpointHandler
         if name in {"CheckpointRestore", "CheckpointSave"} and name in __all__:
             from grainmill._checkpoint import orbax  # noqa: PLC0415
 

@@ -1,17 +1,16 @@
 """Packing, prefetching, window shuffles and other newer parts of the interface."""
 
+import importlib
 from typing import TYPE_CHECKING
 
 from grainmill._dataset import stages
 from grainmill._dataset.apply import apply_each as apply_transformations
 from grainmill._dataset.checks import assert_equal_output_after_checkpoint
-from grainmill._dataset.elastic import ElasticIterator
 from grainmill._dataset.iterator import (
     ThreadPrefetchDatasetIterator,
     get_next_index,
     set_next_index,
 )
-from grainmill._dataset.performance_config import PerformanceConfig, pick_performance_config
 from grainmill._dataset.rng_pool import RngPool
 from grainmill._dataset.spec import get_element_spec
 from grainmill._dataset.stages import *  # noqa: F403 - `stages.__all__` lists them
@@ -25,14 +24,21 @@ from grainmill._plan.transforms import FlatMap as FlatMapTransform
 from grainmill._plan.transforms import MapWithIndex as MapWithIndexTransform
 
 if TYPE_CHECKING:
+    from grainmill._dataset.elastic import ElasticIterator
+    from grainmill._dataset.performance_config import PerformanceConfig, pick_performance_config
     from grainmill.jax import device_put
 else:
+    # Imported when they are used: JAX is optional, and what the others need takes long, too.
+    _MODULES = {
+        "ElasticIterator": "grainmill._dataset.elastic",
+        "PerformanceConfig": "grainmill._dataset.performance_config",
+        "device_put": "grainmill.jax",
+        "pick_performance_config": "grainmill._dataset.performance_config",
+    }
 
     def __getattr__(name: str) -> object:
-        if name == "device_put":  # JAX is optional and slow to import
-            from grainmill.jax import device_put  # noqa: PLC0415
-
-            return device_put
+        if name in _MODULES:
+            return getattr(importlib.import_module(_MODULES[name]), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -4,14 +4,10 @@ import hashlib
 import operator
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from multiprocessing import shared_memory
-from pathlib import PurePath
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import (
     TYPE_CHECKING,
-    Any,
-    Generic,
     Protocol,
     Self,
     SupportsIndex,
@@ -22,9 +18,20 @@ from typing import (
 import numpy as np
 
 from grainmill import _native
-from grainmill._dataset.element_types import Element
-from grainmill._index_file import FileEntry, read_entries
 from grainmill.array_record import check_reader_options
+
+if TYPE_CHECKING:
+    from grainmill._index_file import FileEntry
+    from grainmill._shared_memory_source import SharedMemoryDataSource
+else:
+
+    def __getattr__(name: str) -> object:
+        if name == "SharedMemoryDataSource":  # what it needs takes long to import
+            from grainmill._shared_memory_source import SharedMemoryDataSource  # noqa: PLC0415
+
+            return SharedMemoryDataSource
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "ArrayRecordDataSource",
@@ -95,7 +102,7 @@ class FileInstruction(Protocol):
     examples_in_shard: int
 
 
-PathLike = str | PurePath | FileInstruction
+PathLike = str | os.PathLike[str] | FileInstruction
 
 
 class ArrayRecordDataSource:
@@ -151,6 +158,8 @@ class ArrayRecordDataSource:
         self._opened: _native.RecordFiles | None = None
         self._entries: list[FileEntry] | None = None
         if index is not None:
+            from grainmill._index_file import read_entries  # noqa: PLC0415
+
             self._entries = read_entries(os.fspath(index), [path for path, _, _ in self._sources])
             # The engine compares them with the files when it opens these.
             counts = [
@@ -251,7 +260,7 @@ def _absolute(path: str) -> str:
 
 
 def _listed(paths: object) -> Sequence[object]:
-    if isinstance(paths, PathLike):
+    if isinstance(paths, str | os.PathLike | FileInstruction):
         return [paths]
     if not isinstance(paths, Sequence):
         # The message of the `array_record` package, with the type that was passed.
@@ -270,7 +279,7 @@ def _source(path: object) -> tuple[str, int, int | None]:
         if match := _RANGE.fullmatch(path):
             return match[1], int(match[2]), _take(path, int(match[3]) - int(match[2]))
         return path, 0, None
-    if isinstance(path, PurePath):
+    if isinstance(path, os.PathLike):
         return os.fspath(path), 0, None
     if isinstance(path, FileInstruction):
         return os.fspath(path.filename), path.skip, _take(path, path.take)
@@ -322,67 +331,3 @@ class RangeDataSource:
         """Saved states contain this text, so it must not change."""
         numbers = self._range
         return f"RangeDataSource(start={numbers.start}, stop={numbers.stop}, step={numbers.step})"
-
-
-class SharedMemoryDataSource(shared_memory.ShareableList[Any], Generic[Element]):
-    """Numbers, booleans, strings, `bytes` and `None` in shared memory, for several processes.
-
-    Its pickle contains only the name of the memory. Call `close` in every process and `unlink` in
-    one of them when it is no longer needed.
-
-    Args:
-        elements: The elements, which are copied into a new block of shared memory. Integers have 64
-            bits.
-        name: The name of the new block, chosen by the system if `None`; without `elements`, that of
-            an existing block.
-
-    Raises:
-        ValueError: There are neither elements nor a name, or a string or `bytes` ends in a zero
-            byte, which cannot be stored.
-
-    Example:
-        >>> source = grain.sources.SharedMemoryDataSource(["one", "two"])
-        >>> same = grain.sources.SharedMemoryDataSource(name=source.shm.name)  # in another process
-        >>> list(grain.MapDataset.source(same).map(len))
-        [3, 3]
-        >>> same.close()
-        >>> source.close()
-        >>> source.unlink()
-    """
-
-    if TYPE_CHECKING:
-
-        def __getitem__(self, position: int) -> Element: ...
-
-    def __init__(
-        self, elements: Iterable[Element] | None = None, *, name: str | None = None
-    ) -> None:
-        if elements is None:
-            if name is None:
-                raise ValueError("Elements or name must be provided.")
-            super().__init__(name=name)
-            return
-        listed = list(elements)
-        for index, element in enumerate(listed):
-            # `ShareableList` pads with zero bytes, and removes all trailing ones when it reads.
-            if isinstance(element, str | bytes) and element[-1:] in {"\0", b"\0"}:
-                raise ValueError(
-                    f"elements must not end in a zero byte, which shared memory cannot store, got "
-                    f"{element!r} as element {index}"
-                )
-        super().__init__(listed, name=name)
-
-    def __str__(self) -> str:
-        return f"InMemoryDataSource(name={self.shm.name}, len={len(self)})"
-
-    def close(self) -> None:
-        """Releases the shared memory in this process; elements cannot be read afterwards."""
-        self.shm.close()
-
-    def unlink(self) -> None:
-        """Removes the shared memory once all processes have released it.
-
-        Raises:
-            FileNotFoundError: It has been removed already.
-        """
-        self.shm.unlink()
