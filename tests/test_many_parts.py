@@ -263,7 +263,7 @@ def test_slow_storage_is_read_for_all_parts_together(sources):
             begun.append(index.tolist())
             return self._files.start(index, reads)
 
-    source._files = Far(source._files)
+    source.files = Far(source.files)
     assert program.start_reads(0, 60)() == expected
     assert program.run(0, 60) == expected
     assert [len(index) for index in begun] == [60, 60]

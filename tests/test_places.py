@@ -16,6 +16,8 @@ from grainmill._dataset.iter_dataset import node_of
 from grainmill._iterators.cursor import END, Cursor
 from grainmill._iterators.pipeline_job import PipelineTask, _PipelineRunner
 from grainmill._iterators.table import open_stage
+from grainmill._stats.meters import Recorder
+from grainmill._stats.worker_reporter import WorkerReporter
 from grainmill._workers.worker import WorkerContext
 
 pytestmark = pytest.mark.better_than_grain("Grain pickles a state with each element")
@@ -63,12 +65,17 @@ LARGE = {
 
 def resume_point_bytes(ds):
     """Bytes per element that a worker sends for resume points."""
-    runner = _PipelineRunner(open_stage(node_of(ds)), WorkerContext(0, 1, None, lambda _: None, -1))
+    node, recorder = node_of(ds), Recorder()
+    runner = _PipelineRunner(
+        open_stage(node, recorder),
+        WorkerContext(0, 1, None, lambda _: None, -1),
+        WorkerReporter(recorder, node),
+    )
     for _ in range(60):  # until the datasets return many elements at a time
         runner.run(PipelineTask(None, 64, 64))
     outcome = runner.run(PipelineTask(None, 64, 64))
     assert len(outcome.elements) == 64
-    return len(pickle.dumps(outcome.extra)) / 64
+    return len(outcome.extra[0]) / 64
 
 
 @pytest.mark.parametrize("large", LARGE)
