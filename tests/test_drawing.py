@@ -4,6 +4,7 @@ import contextlib
 import html.parser
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -316,14 +317,14 @@ if sys.argv[2] == "none":
 elif sys.argv[2] == "import":
     print(prometheus_client.generate_latest().decode())
 else:
-    port = os.environ["GRAIN_PROMETHEUS_PORT"]
+    port = os.environ["GRAINMILL_PROMETHEUS_PORT"]
     print(urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode())
 """
 
 
 def run_metrics(tmp_path, how, **environment):
     command = [sys.executable, "-c", METRICS, str(tmp_path / "r.array_record"), how]
-    env = {name: value for name, value in os.environ.items() if name != "GRAIN_PROMETHEUS_PORT"}
+    env = {name: value for name, value in os.environ.items() if "PROMETHEUS" not in name}
     done = subprocess.run(
         command, env=env | environment, capture_output=True, text=True, timeout=300, check=False
     )
@@ -333,24 +334,36 @@ def run_metrics(tmp_path, how, **environment):
 
 def values(text):
     lines = [line.split() for line in text.splitlines() if line.startswith("grain_")]
-    return {name: float(value) for name, value in lines}
+    return {re.sub(r"^grain_python_|{.*}", "", name): float(value) for name, value in lines}
 
 
 def test_metrics_are_registered_where_the_program_uses_them(tmp_path):
-    metrics = values(run_metrics(tmp_path, "import"))
-    assert metrics["grain_bytes_read_total"] >= 2 * 50 * 1000
-    assert metrics["grain_reads_total"] >= 2
-    assert metrics["grain_read_latency_seconds_count"] > 0
-    assert metrics["grain_read_latency_seconds_sum"] > 0
-    assert metrics["grain_prefetch_depth"] == 0
+    text = run_metrics(tmp_path, "import")
+    # Grain has these names and labels, too.
+    assert 'grain_python_data_sources_bytes_read_total{source="ArrayRecordDataSource"}' in text
+    assert 'grain_python_dataset_source_read_time_ns_sum{source="ArrayRecordDataSource"}' in text
+    metrics = values(text)
+    assert metrics["data_sources_bytes_read_total"] >= 2 * 50 * 1000
+    assert metrics["data_sources_reads_total"] >= 2
+    assert metrics["dataset_source_read_time_ns_count"] > 0
+    assert metrics["dataset_source_read_time_ns_sum"] > 0
+    assert metrics["dataset_prefetch_depth"] == 0
 
 
-def test_metrics_are_served_on_the_port_that_the_environment_names(tmp_path):
+def test_metrics_are_served_where_the_environment_asks_for_it(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    metrics = values(run_metrics(tmp_path, "port", GRAIN_PROMETHEUS_PORT=str(port)))
-    assert metrics["grain_bytes_read_total"] >= 2 * 50 * 1000
+    environment = {
+        "ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY": "true",
+        "GRAINMILL_PROMETHEUS_PORT": str(port),
+    }
+    metrics = values(run_metrics(tmp_path, "port", **environment))
+    assert metrics["data_sources_bytes_read_total"] >= 2 * 50 * 1000
+
+
+def test_a_port_alone_serves_nothing(tmp_path):
+    assert not run_metrics(tmp_path, "none", GRAINMILL_PROMETHEUS_PORT="9")
 
 
 def test_no_metrics_are_computed_and_no_port_is_opened_by_default(tmp_path):

@@ -1,8 +1,9 @@
 """Metrics for Prometheus: bytes read, latency of reads, prefetched elements.
 
 They are registered with `prometheus_client` when the first iterator is opened, if the program has
-imported it, or if `GRAIN_PROMETHEUS_PORT` names a port to serve them on. They are computed when
-they are scraped, so they cost nothing otherwise.
+imported it, or if `ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY` is `true`, as Grain has it: then they are
+served, too, on Grain's port unless `GRAINMILL_PROMETHEUS_PORT` names another. Metrics that Grain
+has are under its names. They are computed when they are scraped, so they cost nothing otherwise.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
     from grainmill._stats.meters import Recorder
 
-PORT_VARIABLE: Final = "GRAIN_PROMETHEUS_PORT"
+ENABLE_VARIABLE: Final = "ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY"
+PORT_VARIABLE: Final = "GRAINMILL_PROMETHEUS_PORT"
+_DEFAULT_PORT: Final = "9431"
 
 _LOGGER = logging.getLogger("grainmill")
 
@@ -52,15 +55,27 @@ class PipelineCollector:
             totals = _added(totals, recorder.all_files())
             ahead += sum(read.ahead()[0] for read in recorder.all_reads())
         reads, read_bytes, timed, timed_s = totals
-        yield core.CounterMetricFamily("grain_bytes_read", "Bytes read from files", read_bytes)
-        yield core.CounterMetricFamily("grain_reads", "Reads of files", reads)
-        yield core.SummaryMetricFamily(
-            "grain_read_latency_seconds",
-            "Duration of those reads that were timed",
-            count_value=timed,
-            sum_value=timed_s,
+        source = ["ArrayRecordDataSource"]
+        read = core.CounterMetricFamily(
+            "grain_python_data_sources_bytes_read", "Bytes read from files", labels=["source"]
         )
-        yield core.GaugeMetricFamily("grain_prefetch_depth", "Elements that are ready", ahead)
+        read.add_metric(source, read_bytes)
+        yield read
+        count = core.CounterMetricFamily(
+            "grain_python_data_sources_reads", "Reads of files", labels=["source"]
+        )
+        count.add_metric(source, reads)
+        yield count
+        latency = core.SummaryMetricFamily(
+            "grain_python_dataset_source_read_time_ns",
+            "Nanoseconds of those reads that were timed",
+            labels=["source"],
+        )
+        latency.add_metric(source, count_value=timed, sum_value=timed_s * 1e9)
+        yield latency
+        yield core.GaugeMetricFamily(
+            "grain_python_dataset_prefetch_depth", "Elements that are ready", ahead
+        )
 
 
 def _added(totals: tuple[float, ...], more: tuple[float, ...]) -> tuple[float, float, float, float]:
@@ -73,7 +88,9 @@ _collector: PipelineCollector | None = None
 
 def export(owner: Any, recorder: Recorder) -> None:
     """Includes `recorder` in the metrics of the process, if there are any, while `owner` lives."""
-    port = os.environ.get(PORT_VARIABLE)
+    port = None
+    if os.environ.get(ENABLE_VARIABLE, "").lower() == "true":
+        port = os.environ.get(PORT_VARIABLE) or _DEFAULT_PORT
     if not port and "prometheus_client" not in sys.modules:
         return
     collector = _registered(port)
@@ -90,7 +107,7 @@ def _registered(port: str | None) -> PipelineCollector | None:
         client: Any = importlib.import_module("prometheus_client")
         importlib.import_module("prometheus_client.core")
     except ImportError:
-        _LOGGER.warning("`%s` is set, but `prometheus_client` is not installed", PORT_VARIABLE)
+        _LOGGER.warning("`%s` is set, but `prometheus_client` is not installed", ENABLE_VARIABLE)
         return None
     _collector = PipelineCollector()
     with contextlib.suppress(ValueError):  # another package uses these names
