@@ -662,12 +662,12 @@ def iterator_over(
 class ObservedIterator(PlannedIterator[T_co]):
     """Draws its pipeline, or logs its times once a minute, as the settings of the process say."""
 
-    _observed = False
+    _kind: type[PlannedIterator[Any]]
 
     def __next__(self) -> T_co:
         element = super().__next__()
-        if not self._observed and element is not None:
-            self._observed = True
+        if element is not None:
+            self.__class__ = self._kind  # type: ignore[assignment]  # later elements cost no more
             directory = drawing_directory()
             if logs_summary():
                 SummaryLog(self)
@@ -681,7 +681,7 @@ class ObservedIterator(PlannedIterator[T_co]):
 
 @functools.cache
 def _observed(kind: type[PlannedIterator[Any]]) -> type[PlannedIterator[Any]]:
-    return type(kind.__name__, (ObservedIterator, kind), {})
+    return type(kind.__name__, (ObservedIterator, kind), {"_kind": kind})
 
 
 class ThreadPrefetchDatasetIterator(PlannedIterator[T_co]):

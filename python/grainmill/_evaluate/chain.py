@@ -144,7 +144,9 @@ def run(
     if not chain.fused.steps or (positions is not None and not len(positions)):
         return positions, result
     mapped = chain.fused(wrap_inputs(result.elements), step_values(chain, columns), output)
-    return positions, Evaluated(mapped.elements, mapped.failure or result.failure)
+    if mapped.failure is None and result.failure is not None:
+        mapped = Evaluated(mapped.elements, result.failure)
+    return positions, mapped
 
 
 def step_values(chain: Chain, columns: Columns) -> Sequence[Any]:

@@ -15,9 +15,9 @@ from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import block_len, byte_len, in_batches
 from grainmill._evaluate.fuse import Evaluated
 from grainmill._evaluate.shared_threads import PoolShare
-from grainmill._evaluate.storage import work_clock_s
 from grainmill._evaluate.thread_pool import Task, ThreadPool
 from grainmill._evaluate.tuner import Tuner
+from grainmill._native import waited_s
 from grainmill._plan.closing import closed_error
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ class Blocks(abc.ABC):
         Raises:
             ValueError: `cancel` was called, before or during this call.
         """
-        self.check_open()
+        if self._cancelled:
+            self.check_open()
         if not self.ready and self._rest is None:
             before = self.position
             try:
@@ -85,9 +86,11 @@ class Blocks(abc.ABC):
     def _enqueue(self, result: BlockResult) -> int:
         """Makes the next calls of `take` return `result`; returns its number of elements."""
         batches, self._rest = result
+        count = 0 if self._rest is None else len(self._rest.elements)
         for batch in batches:
             self.ready += batch.split(self.batch_size)
-        return sum(map(len, batches)) + (0 if self._rest is None else len(self._rest.elements))
+            count += len(batch)
+        return count
 
     def restart(self, position: int) -> None:
         """Moves to `position`, the start of a batch, and discards prefetched elements."""
@@ -416,14 +419,15 @@ class Executor(Blocks):
             return
         if self._program.reads_lists and not whole:
             count = block_len(self._element_bytes, count, self._budget.total // 2)
-        started_s, work_started_s = time.perf_counter(), work_clock_s()
+        started_s, waited_before_s = time.perf_counter(), waited_s()
         if whole and not to_boundary:
             result: BlockResult = in_batches(self._program, start, count, self.batch_size)
         else:
             result = [], self._program.run(start, count)
-        work_s = work_clock_s() - work_started_s
+        storage_s = waited_s() - waited_before_s
+        work_s = time.perf_counter() - started_s - storage_s
         self._pace.record(count, work_s)
-        self.meter.computed(work_s, max(0.0, time.perf_counter() - started_s - work_s))
+        self.meter.computed(work_s, storage_s)
         if self._program.reads_lists:
             self._record_element_size(result)
         self._enqueue(result)

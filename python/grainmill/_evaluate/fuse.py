@@ -83,18 +83,25 @@ class Fused:
             columns: One index per element for each step that takes one, in order.
             output: The list to append to; other threads may read it meanwhile.
         """
-        if self._loop is None:
+        loop = self._loop
+        if loop is None:
             return Evaluated(list(elements), None)
         meter = self.meter
         if meter is not None:
-            meter.timer.countdown -= 1
-            if meter.timer.countdown < 0:
+            timer = meter.timer
+            timer.countdown -= 1
+            if timer.countdown < 0:
                 return self._timed(meter, elements, columns, output)
-            if meter.counts:
-                result = evaluated(self._run, elements, columns, output)
-                meter.count_elements(len(result.elements))
-                return result
-        return evaluated(self._run, elements, columns, output)
+        output = [] if output is None else output
+        try:  # as in `evaluated`, without another call for each block, which may be one element
+            loop(elements, output.append, self._functions, self._generators, columns)
+        except BaseException as failure:
+            result = _until_failure(output, failure)
+        else:
+            result = Evaluated(output, None)
+        if meter is not None and meter.counts:
+            meter.count_elements(len(output))
+        return result
 
     def _timed(
         self,
@@ -133,15 +140,6 @@ class Fused:
         """Whether a loop with `functions` is the one of these steps."""
         return self._functions is functions
 
-    def _run(
-        self,
-        elements: Iterable[Any],
-        columns: Sequence[Sequence[int]],
-        append: Callable[[Any], None],
-    ) -> None:
-        if self._loop is not None:
-            self._loop(elements, append, self._functions, self._generators, columns)
-
 
 def evaluated(
     loop: Callable[..., None], elements: Iterable[Any], given: Any, output: list[Any] | None = None
@@ -150,17 +148,24 @@ def evaluated(
     output = [] if output is None else output
     try:
         loop(elements, given, output.append)
-    except StopIteration as stop:
-        failure = stop_iteration_error(stop)
-        failure.__cause__ = stop
-        return Evaluated(output, failure)
-    except Exception as failure:
-        return Evaluated(output, failure)
     except BaseException as failure:
-        if _raises_interrupts and threading.current_thread() is threading.main_thread():
-            raise  # an interrupt is not delayed until its element is delivered
-        return Evaluated(output, failure)
+        return _until_failure(output, failure)
     return Evaluated(output, None)
+
+
+def _until_failure(elements: list[Any], failure: BaseException) -> Evaluated:
+    """The elements before `failure`, which is being handled; raises it if it is an interrupt."""
+    if isinstance(failure, StopIteration):
+        error = stop_iteration_error(failure)
+        error.__cause__ = failure
+        return Evaluated(elements, error)
+    if (
+        not isinstance(failure, Exception)
+        and _raises_interrupts
+        and threading.current_thread() is threading.main_thread()
+    ):
+        raise failure  # an interrupt is not delayed until its element is delivered
+    return Evaluated(elements, failure)
 
 
 _STOPPED: Final = "raised StopIteration, which does not end the data"

@@ -57,6 +57,8 @@ class Program:
         self._resolver = Resolver(tree)
         self.runs_user_code: bool = self._chain.runs_user_code
         self._element_sources = sources = [source for _, source in self._chain.sources()]
+        never_waits = element_sources.ElementSource.waits_for_storage
+        self._may_wait = [s for s in sources if type(s).waits_for_storage is not never_waits]
         self.num_records = max(source.num_records for source in sources)
         self.reads_lists: bool = any(source.reads_lists for source in sources)
         self.mean_byte_len: float = max(source.mean_byte_len for source in sources)
@@ -72,7 +74,8 @@ class Program:
     @property
     def waits_for_storage(self) -> bool:
         """Whether the storage of any source is slow, by its recent reads."""
-        return any(source.waits_for_storage for source in self._element_sources)
+        may_wait = self._may_wait
+        return bool(may_wait) and any(source.waits_for_storage for source in may_wait)
 
     def report_to(self, mark: Callable[[int], None]) -> None:
         """Makes later runs call `mark` with the position of each element before computing it."""

@@ -57,7 +57,7 @@ class ReadStage(Stage):
 
     def _resume_index(self) -> int:
         """The index after the last element pulled; elements skipped since then do not count."""
-        return self._position() - self._num_skipped
+        return self._blocks.position - len(self._computed) + self._offset - self._num_skipped
 
     def _position(self) -> int:
         """The index of the next element to look at."""
@@ -83,21 +83,23 @@ class ReadStage(Stage):
         while True:
             if self._offset >= len(self._computed):
                 self._refill(limit)
-            if isinstance(self._computed, BatchBlock):
+            computed, offset = self._computed, self._offset
+            if isinstance(computed, BatchBlock):
                 self._unstack()
                 continue
-            if not self._computed:
+            if not computed:
                 self._num_skipped = 0
                 return Block([], _states_from(self._position()))
-            start = self._position()
-            elements = (
-                self._computed[self._offset : self._offset + limit]
-                if self._offset
-                else self._computed[:limit]
-            )
-            self._offset += len(elements)
-            if self._offset == len(self._computed):  # keep no reference to delivered elements
+            start = self._blocks.position - len(computed) + offset
+            if offset or len(computed) > limit:
+                elements = computed[offset : offset + limit]
+                offset += len(elements)
+            else:
+                elements, offset = computed[:], len(computed)
+            if offset == len(computed):  # keep no reference to delivered elements
                 self._computed, self._offset = [], 0
+            else:
+                self._offset = offset
             block = self._without_nones(elements, start, before)
             if block.elements:
                 return block
