@@ -83,11 +83,13 @@ def test_what_one_thread_waits_for_keeps_no_other_from_going_on(tmp_path):
     iterator = waiting(function=stuck, num_threads=4, prefetch_buffer_size=100)
     assert all_of(iterator, SETTLED) == list(range(SETTLED))
     until = time.monotonic() + SOON_S
-    while len(list(tmp_path.iterdir())) < 15 and time.monotonic() < until:
+    # Twice what the other threads could have begun before; on a busy machine tasks are short, and
+    # no more are sent while nobody asks for elements.
+    while len(list(tmp_path.iterdir())) < 7 and time.monotonic() < until:
         time.sleep(0.01)
     done_meanwhile = len(list(tmp_path.iterdir()))
     (tmp_path / "go").touch()
-    assert 15 <= done_meanwhile < 100
+    assert 7 <= done_meanwhile < 100
     assert all_of(iterator, 100) == list(range(SETTLED, SETTLED + 100))
 
 
