@@ -63,7 +63,45 @@ class Closeable(abc.ABC):
         self.close()
 
 
-class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
+class Savable(Closeable):
+    """An iterator whose state Orbax' newer interface saves and restores."""
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Saves the state as a part of a checkpoint of Orbax' newer interface.
+
+        The state is taken during this call, before it returns, so elements may be taken while it is
+        written.
+
+        Args:
+            directory: Where to write the files of `grain.checkpoint.CheckpointHandler`: a path, or
+                an object whose `await_creation` returns one.
+
+        Returns:
+            A coroutine that writes the files when it is awaited.
+
+        Raises:
+            TypeError: JSON cannot represent the state.
+        """
+        from grainmill._checkpoint import states  # noqa: PLC0415
+
+        return await states.save(self, directory)
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """Restores the state that `save` wrote.
+
+        Args:
+            directory: A path.
+
+        Returns:
+            A coroutine that reads the files and restores the state when it is awaited; it raises
+            `ValueError` if there is no state, or one of another pipeline or loader.
+        """
+        from grainmill._checkpoint import states  # noqa: PLC0415
+
+        return await states.load(self, directory)
+
+
+class DatasetIterator(Savable, Iterator[T_co], Generic[T_co]):
     """An iterator over a dataset whose position can be saved and restored.
 
     `iter(dataset)` returns one. Threads may share it: each element goes to one of them. It cannot
@@ -149,40 +187,6 @@ class DatasetIterator(Closeable, Iterator[T_co], Generic[T_co]):
             state: From `get_state` of an iterator over the same pipeline, in any process; it is not
                 changed.
         """
-
-    async def save(self, directory: Any) -> Awaitable[None]:
-        """Saves the state as a part of a checkpoint of Orbax' newer interface.
-
-        The state is taken during this call, before it returns, so elements may be taken while it is
-        written.
-
-        Args:
-            directory: Where to write the files of `grain.checkpoint.CheckpointHandler`: a path, or
-                an object whose `await_creation` returns one.
-
-        Returns:
-            A coroutine that writes the files when it is awaited.
-
-        Raises:
-            TypeError: JSON cannot represent the state.
-        """
-        from grainmill._checkpoint import states  # noqa: PLC0415
-
-        return await states.save(self, directory)
-
-    async def load(self, directory: Any) -> Awaitable[None]:
-        """Restores the state that `save` wrote.
-
-        Args:
-            directory: A path.
-
-        Returns:
-            A coroutine that reads the files and restores the state when it is awaited; it raises
-            `ValueError` if there is no state, or one of another pipeline.
-        """
-        from grainmill._checkpoint import states  # noqa: PLC0415
-
-        return await states.load(self, directory)
 
     def _describe_pipeline(self) -> pipeline.Stages | None:
         """What a checkpoint says about the pipeline; `None` if it is unknown."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, overload
 
-from grainmill._checkpoint import pipeline, states
+from grainmill._checkpoint import pipeline
 from grainmill._dataset.element_types import Loaded_co
-from grainmill._dataset.iterator import Closeable
+from grainmill._dataset.iterator import Savable
 from grainmill._dataset.map_dataset import MapDataset, PlannedMapDataset
 from grainmill._dataset.shown import Shown
 from grainmill._loader import records
@@ -286,7 +286,7 @@ def _description(data_source: Any) -> str:
     return str(type(data_source)) if by_type else repr(data_source)
 
 
-class DataLoaderIterator(Closeable, Iterator[Loaded_co], Generic[Loaded_co]):
+class DataLoaderIterator(Savable, Iterator[Loaded_co], Generic[Loaded_co]):
     """Iterates over the elements of a `DataLoader`; its position can be saved and restored.
 
     One comes from `iter(loader)`. `close`, or the end of its `with` block, releases threads, worker
@@ -342,32 +342,6 @@ class DataLoaderIterator(Closeable, Iterator[Loaded_co], Generic[Loaded_co]):
         if self._numbering is not None:
             saved = self._numbering.own(saved, validate=self._validate_state)
         self._iterator.set_state(saved)
-
-    async def save(self, directory: Any) -> Awaitable[None]:
-        """Saves the state as a part of a checkpoint of Orbax' newer interface.
-
-        The state is taken during this call, before it returns.
-
-        Args:
-            directory: Where to write the files of `grain.checkpoint.CheckpointHandler`: a path, or
-                an object whose `await_creation` returns one.
-
-        Returns:
-            A coroutine that writes the files when it is awaited.
-        """
-        return await states.save(self, directory)
-
-    async def load(self, directory: Any) -> Awaitable[None]:
-        """Restores the state that `save` wrote.
-
-        Args:
-            directory: A path.
-
-        Returns:
-            A coroutine that reads the files and restores the state when it is awaited; it raises
-            `ValueError` if there is no state, or one of another loader.
-        """
-        return await states.load(self, directory)
 
     def _describe_pipeline(self) -> pipeline.Stages:
         """What a checkpoint says about the loader."""
