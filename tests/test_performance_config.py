@@ -214,3 +214,13 @@ def test_a_users_dataset_is_timed():
 def test_a_config_has_defaults():
     assert PerformanceConfig() == PerformanceConfig(None, None)
     assert not hasattr(PerformanceConfig(), "__dict__")
+
+
+def test_a_map_dataset_under_a_sequential_stage_is_timed():
+    ds = grain.experimental.LimitIterDataset(grain.MapDataset.range(50).map(str), 40)
+    found = ds.describe(read_elements=True)
+    assert "raised" not in str(found)
+    config = grain.experimental.pick_performance_config(
+        ds.map(str.encode), ram_budget_mb=1, max_workers=1, max_buffer_size=7
+    )
+    assert config.read_options.prefetch_buffer_size == 7

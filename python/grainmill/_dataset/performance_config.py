@@ -241,11 +241,12 @@ def _sampled(node: Node, num_samples: int) -> tuple[list[float], list[int]]:
 
 def _read_bytes(node: Node, num_samples: int) -> list[float]:
     """The mean size of an element, for each reader of the plan."""
+    node = with_read_options(node, ReadOptions(0, 0))
     readers = [upstream for upstream in node.walk(until=Read) if isinstance(upstream, Read)]
     share = math.ceil(num_samples / max(1, len(readers)))
     means = []
     for reader in readers:
-        _, sizes = _sampled(with_read_options(reader, ReadOptions(0, 0)), share)
+        _, sizes = _sampled(reader, share)
         means.append(_mean(sizes[:share]) if sizes else 0.0)
     return means
 

@@ -285,7 +285,4 @@ def _over(node: Node, unit: Node, replacement: Node) -> Node:
     parent = _over(node.parent, unit, replacement)
     if isinstance(node, ThreadPrefetch):
         return parent
-    if isinstance(node, UserDefined):
-        dataset = node.with_parents(node.dataset, (parent,))
-        return dataclasses.replace(node, parents=(parent,), dataset=dataset)
-    return dataclasses.replace(node, parents=(parent,))
+    return node.over((parent,))

@@ -112,7 +112,11 @@ class Node:
         """
         if not self.parents:
             raise ValueError(f"Cannot slice `IterDataset` source. {self._source_type()}")
-        return dataclasses.replace(self, parents=tuple(map(share.of, self.parents)))
+        return self.over(tuple(map(share.of, self.parents)))
+
+    def over(self, parents: tuple[Any, ...]) -> Self:
+        """The same stage on other parents."""
+        return dataclasses.replace(self, parents=parents)
 
     def _source_type(self) -> type:
         """The type named in the message that this source cannot be split among workers."""
@@ -149,8 +153,8 @@ class MapNode(Node):
 
     length: int
 
-    def over(self, parents: tuple[MapNode, ...]) -> Self:
-        """The same stage on other parents, with their length."""
+    def over(self, parents: tuple[Any, ...]) -> Self:
+        """See `Node.over`; with the length of the parents."""
         return dataclasses.replace(self, parents=parents, length=parents[0].length)
 
     def share(self, share: Share) -> Node:

@@ -68,9 +68,12 @@ class UserDefined(Node):
         if hasattr(self.dataset, "set_slice"):
             node: Node = share.of_users_dataset(self.dataset)._plan_node()  # noqa: SLF001 - opaque
             return node
-        shared = super().share(share)
-        dataset = self.with_parents(self.dataset, shared.parents)
-        return dataclasses.replace(self, parents=shared.parents, dataset=dataset)
+        return super().share(share)
+
+    def over(self, parents: tuple[Any, ...]) -> Self:
+        """See `Node.over`."""
+        dataset = self.with_parents(self.dataset, parents)
+        return dataclasses.replace(self, parents=parents, dataset=dataset)
 
     def _source_type(self) -> type:
         return type(self.dataset)
