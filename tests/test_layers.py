@@ -22,7 +22,7 @@ CORE_LAYERS = [
     {"pipeline"},
 ]
 FACE_LAYERS = [
-    {"_native", "_lazy_dataclass", "_memory", "_threads", "_tree"},
+    {"_native", "_atomic_file", "_lazy_dataclass", "_memory", "_threads", "_tree"},
     {"shared_memory_array"},
     {"_plan"},
     {"_stats"},

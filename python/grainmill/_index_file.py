@@ -1,16 +1,13 @@
 """A small file with the number of records of other files, so that these need not be opened."""
 
-import errno
 import hashlib
 import itertools
 import json
-import os
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from grainmill import _native
+from grainmill import _atomic_file, _native
 
 # A file's number of records, length in bytes, and modification time in nanoseconds since 1970.
 FileEntry: TypeAlias = tuple[int, int, int]
@@ -67,24 +64,7 @@ def _write(index: str, entries: dict[str, FileEntry]) -> None:
     values = list(itertools.chain([tuple(entries)], zip(*entries.values(), strict=True)))
     body = json.dumps(dict(zip(_COLUMNS, values, strict=True))).encode()
     header = {"format": _FORMAT, "version": _VERSION, "sha256": _checksum(body)}
-    temporary = Path(f"{index}.{os.getpid()}.{threading.get_ident()}.part")
-    try:
-        with temporary.open("wb") as file:
-            file.write(json.dumps(header).encode() + b"\n" + body)
-            file.flush()
-            _sync(file.fileno(), str(temporary))
-        temporary.replace(index)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _sync(file: int, path: str) -> None:
-    """Writes the file to disk; a lack of disk space may be reported only here."""
-    try:
-        os.fsync(file)
-    except OSError as failure:
-        if failure.errno not in (errno.EINVAL, errno.ENOTSUP):  # unsupported by the file system
-            raise OSError(failure.errno, failure.strerror, path) from None
+    _atomic_file.write(Path(index), json.dumps(header).encode() + b"\n" + body)
 
 
 def _checksum(body: bytes) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import pathlib
 import sys
 from typing import Any
+
+from grainmill import _atomic_file
 
 
 def process_index_and_count() -> tuple[int, int]:
@@ -56,28 +57,4 @@ def write(path: Any, text: str) -> None:
     if "://" in name:
         path.write_text(text)
         return
-    target = pathlib.Path(name)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
-    try:
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except BaseException as failure:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        if isinstance(failure, FileNotFoundError):
-            raise FileNotFoundError(failure.errno, failure.strerror, str(target)) from None
-        raise
-    _sync(target.parent)
-
-
-def _sync(directory: pathlib.Path) -> None:
-    """Makes the names in `directory` durable, where the system can do that."""
-    with contextlib.suppress(OSError):
-        file = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(file)
-        finally:
-            os.close(file)
+    _atomic_file.write(pathlib.Path(name), text.encode())

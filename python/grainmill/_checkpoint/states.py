@@ -215,18 +215,17 @@ def _find_elastic(directory: Any, item: Any, name: str, options: Any) -> Found:
     index, count = files.process_index_and_count()
     saved_count, records = _latest(directory)
     text = _text(directory, name) if saved_count in {0, count} else None
-    needed = _shard_states(item)
     if text is not None:
         record = records.get(index)
-        same_shard = record is None or record.shard in (
-            None,
-            [options.shard_index, options.shard_count],
-        )
-        if same_shard or needed is None:
+        own = [options.shard_index, options.shard_count]
+        if record is None or record.shard in (None, own):
             return Found(str(directory / name), text, record=record)
     elif saved_count in {0, count}:
         _refuse_missing(directory, name)
+    needed = _shard_states(item)
     if needed is None:
+        if text is not None:
+            return Found(str(directory / name), text, record=records.get(index))
         return _any_state(directory, saved_count, records)
     return _find_shards(directory, sorted(map(int, needed)), options, saved_count, records)
 
@@ -280,20 +279,22 @@ _PROCESS_FILE = re.compile(r"process_(\d+)-of-(\d+)\.json")
 
 def _any_state(directory: Any, count: int, records: dict[int, _Record]) -> Found:
     """The state of any process; they are equal where each has taken as many steps."""
-    texts = {}
+    first = files.state_file(0, count)
+    found = Found(str(directory / first), record=records.get(0))
+    state = None
     for index in range(count):
         name = files.state_file(index, count)
-        texts[name] = _text(directory, name)
-    first, *_ = texts
-    for name, text in texts.items():
+        text = _text(directory, name)
         if text is None:
             _refuse_missing(directory, name)
-        if json.loads(text) != json.loads(texts[first] or ""):
+        if index == 0:
+            found.text, state = text, json.loads(text)
+        elif json.loads(text) != state:
             raise ValueError(
                 f"{directory}: {first} and {name} have different states, so the processes had not "
                 "taken equally many steps; another number of processes cannot continue from it"
             )
-    return Found(str(directory / first), texts[first], record=records.get(0))
+    return found
 
 
 def _find_shards(

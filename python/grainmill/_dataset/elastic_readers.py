@@ -27,7 +27,30 @@ if TYPE_CHECKING:
 _NAME = "ElasticIterator"
 
 
-class ByIndex:
+class _Reader:
+    """Opens the iterator over a process's elements when it is first needed."""
+
+    _iterator: PlannedIterator[Any] | None = None
+
+    def iterator(self) -> PlannedIterator[Any]:
+        """The iterator over this process's elements, opened where the state says."""
+        if self._iterator is None:
+            self._iterator = self._opened()
+        return self._iterator
+
+    def _opened(self) -> PlannedIterator[Any]:
+        raise NotImplementedError
+
+    def count_step(self) -> None:
+        """Called after each element of the iterator."""
+
+    def close(self) -> None:
+        """Closes the iterator."""
+        if self._iterator is not None:
+            self._iterator.close()
+
+
+class ByIndex(_Reader):
     """Reads every n-th element of a `MapDataset` from a global index on."""
 
     def __init__(
@@ -44,23 +67,19 @@ class ByIndex:
         self._read_options = read_options
         self._multiprocessing_options = multiprocessing_options
         self._next_index = 0
-        self._iterator: PlannedIterator[Any] | None = None
 
-    def iterator(self) -> PlannedIterator[Any]:
-        """The iterator over this process's elements, opened where the state says."""
-        if self._iterator is None:
-            count = self._options.shard_count
-            start = self._next_index + self._options.shard_index
-            rows = self._ds.slice(slice(start, None, count))
-            batches = rows.batch(local_batch_size(self._size, count), drop_remainder=True)
-            dataset = batches.to_iter_dataset(self._read_options)
-            if self._multiprocessing_options is not None:
-                dataset = dataset.mp_prefetch(self._multiprocessing_options)
-            self._iterator = iter(dataset)
-        return self._iterator
+    def _opened(self) -> PlannedIterator[Any]:
+        count = self._options.shard_count
+        start = self._next_index + self._options.shard_index
+        rows = self._ds.slice(slice(start, None, count))
+        batches = rows.batch(local_batch_size(self._size, count), drop_remainder=True)
+        dataset = batches.to_iter_dataset(self._read_options)
+        if self._multiprocessing_options is not None:
+            dataset = dataset.mp_prefetch(self._multiprocessing_options)
+        iterator: PlannedIterator[Any] = iter(dataset)
+        return iterator
 
     def count_step(self) -> None:
-        """Called after each element of the iterator."""
         self._next_index += self._size
 
     def state(self) -> dict[str, Any]:
@@ -76,16 +95,11 @@ class ByIndex:
         self.close()
         self._iterator, self._next_index = None, index
 
-    def close(self) -> None:
-        """Closes the iterator."""
-        if self._iterator is not None:
-            self._iterator.close()
-
 
 _NEXT = "global_next_index"
 
 
-class ByShard:
+class ByShard(_Reader):
     """Runs the shards of one process."""
 
     def __init__(
@@ -99,19 +113,12 @@ class ByShard:
         self._options = options
         check_sliceable(node, max(2, options.shard_count))
         self._shards = plan.Shards(node, max(0, global_batch_size), multiprocessing_options)
-        self._iterator: PlannedIterator[Any] | None = None
 
     @property
     def _numbers(self) -> range:
         """The shards of this process."""
         count = self._shards.count
         return range(self._options.shard_index, count, self._options.shard_count)
-
-    def iterator(self) -> PlannedIterator[Any]:
-        """The iterator over this process's elements, opened where the state says."""
-        if self._iterator is None:
-            self._iterator = self._opened()
-        return self._iterator
 
     def _opened(self) -> PlannedIterator[Any]:
         local_batch_size(self._size, self._options.shard_count)  # the plainer error first
@@ -122,9 +129,6 @@ class ByShard:
                 "number of processes"
             )
         return _opened(self._shards.of_process(self._numbers), self._size, self._options)
-
-    def count_step(self) -> None:
-        """Called after each element of the iterator."""
 
     def state(self) -> dict[str, Any]:
         """See `ElasticIterator.get_state`."""
@@ -195,13 +199,8 @@ class ByShard:
             (stage,) = stage.parents
         return stage
 
-    def close(self) -> None:
-        """Closes the iterator."""
-        if self._iterator is not None:
-            self._iterator.close()
 
-
-class ByUsersShards:
+class ByUsersShards(_Reader):
     """Runs the share of a user's own dataset, whose iterator has the states of its shards."""
 
     def __init__(
@@ -211,16 +210,9 @@ class ByUsersShards:
         self._dataset = dataset
         self._size = global_batch_size
         self._options = options
-        self._iterator: PlannedIterator[Any] | None = None
 
-    def iterator(self) -> PlannedIterator[Any]:
-        """The iterator over this process's elements, opened where the state says."""
-        if self._iterator is None:
-            self._iterator = _opened(self._node, self._size, self._options)
-        return self._iterator
-
-    def count_step(self) -> None:
-        """Called after each element of the iterator."""
+    def _opened(self) -> PlannedIterator[Any]:
+        return _opened(self._node, self._size, self._options)
 
     def state(self) -> dict[str, Any]:
         """See `ElasticIterator.get_state`."""
@@ -253,11 +245,6 @@ class ByUsersShards:
             self.restore(before)
             raise
         iterator.set_state(after)
-
-    def close(self) -> None:
-        """Closes the iterator."""
-        if self._iterator is not None:
-            self._iterator.close()
 
 
 class _Recorded:

@@ -38,7 +38,6 @@ class ProcessBlocks(Blocks):
         self._node = node
         self._tracks = tracks
         self._recorder = program.recorder
-        self.meter.num_workers = node.options.num_workers
         self.meter.ahead = weak_call(self, ProcessBlocks._num_ahead)
         options = node.options
         self._workers = options.num_workers

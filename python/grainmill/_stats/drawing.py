@@ -10,6 +10,8 @@ import pprint
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from grainmill import _atomic_file
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -103,9 +105,7 @@ def write_drawing(
     paths = []
     for suffix, text in (("svg", svg), ("html", html_text(f"Pipeline {name}", svg))):
         path = folder / f"{name}.{suffix}"
-        temporary = path.with_suffix(f".{suffix}.tmp")
-        temporary.write_text(text, "utf-8")
-        temporary.replace(path)
+        _atomic_file.write(path, text.encode())
         paths.append(path)
     return paths
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -423,7 +423,6 @@ class ReadMeter:
         starved_s: Seconds in which the consuming thread waited for threads or workers.
         ahead: Returns how many elements are prefetched, and the limit.
         threads: Returns the number of active threads, of allowed ones, and their CPU seconds.
-        num_workers: Worker processes.
     """
 
     def __init__(self) -> None:
@@ -433,7 +432,6 @@ class ReadMeter:
         self.storage_s = 0.0
         self.caller_s = 0.0
         self.starved_s = 0.0
-        self.num_workers = 0
         self.ahead: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.threads: Callable[[], tuple[float, ...]] = lambda: (0, 0, 0.0)
 
@@ -444,7 +442,7 @@ class ReadMeter:
         self.caller_s += work_s + storage_s
 
 
-class WorkerReport:
+class WorkerReport(NamedTuple):
     """What a worker process last reported about itself; all numbers since its start.
 
     Attributes:
@@ -455,25 +453,11 @@ class WorkerReport:
         reads: `work_s` and `storage_s` of its blocks, and the reads of its files; see `ReadMeter`.
     """
 
-    __slots__ = ("alive_s", "busy_s", "elements", "reads", "stages")
-
-    def __init__(
-        self,
-        busy_s: float,
-        alive_s: float,
-        elements: int,
-        stages: dict[int, tuple[float, ...]],
-        reads: tuple[float, ...],
-    ) -> None:
-        self.busy_s = busy_s
-        self.alive_s = alive_s
-        self.elements = elements
-        self.stages = stages
-        self.reads = reads
-
-    def __reduce__(self) -> Any:
-        args = (self.busy_s, self.alive_s, self.elements, self.stages, self.reads)
-        return WorkerReport, args
+    busy_s: float
+    alive_s: float
+    elements: int
+    stages: dict[int, tuple[float, ...]]
+    reads: tuple[float, ...]
 
 
 class Recorder:

@@ -1,0 +1,50 @@
+"""Writing files such that each is complete under its name, or not there at all."""
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+
+def write(path: Path, content: bytes) -> None:
+    """Writes `content` under a temporary name beside `path`, syncs it, and renames it to `path`.
+
+    Processes and threads may write the same file at the same time: one of them wins.
+
+    Raises:
+        FileNotFoundError: There is no such directory.
+        OSError: The file cannot be written; the one before is still there.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.part")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            _sync(file.fileno(), temporary)
+        temporary.replace(path)
+    except BaseException as failure:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if isinstance(failure, FileNotFoundError):
+            raise FileNotFoundError(failure.errno, failure.strerror, str(path)) from None
+        raise
+    _sync_directory(path.parent)
+
+
+def _sync(file: int, path: Path) -> None:
+    """Writes the file to disk; a lack of disk space may be reported only here."""
+    try:
+        os.fsync(file)
+    except OSError as failure:
+        if failure.errno not in (errno.EINVAL, errno.ENOTSUP):  # unsupported by the file system
+            raise OSError(failure.errno, failure.strerror or str(failure), str(path)) from None
+
+
+def _sync_directory(directory: Path) -> None:
+    """Makes the names in `directory` durable, where the system can do that."""
+    with contextlib.suppress(OSError):
+        file = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
