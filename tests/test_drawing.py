@@ -269,6 +269,22 @@ class SleepingSource:
         return index
 
 
+@pytest.mark.parametrize("kind", ["read", "mp_prefetch"])
+def test_drawing_shows_elements_of_stages_in_worker_processes(caplog, kind):
+    caplog.set_level(logging.INFO, "grainmill")
+    ds = MapDataset.source([1, 2, 3, 4]).map(Slow()).map(lambda x: x["x"])
+    if kind == "read":
+        ds = ds.to_iter_dataset(ReadOptions(num_workers=1))
+    else:
+        ds = ds.to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(num_workers=1))
+    with drawing_to(""), contextlib.closing(iter(ds)) as iterator:
+        next(iterator)
+    (drawn,) = messages(caplog)
+    assert "Slow" in drawn
+    specs = [line for line in drawn.splitlines() if "float32" in line]
+    assert specs[:2] == ["{'x': 'float32[100]'}", "'float32[100]'"]
+
+
 def test_summary_warns_of_a_slow_source():
     iterator = iter(MapDataset.source(SleepingSource()).map(lambda x: x).to_iter_dataset())
     list(iterator)

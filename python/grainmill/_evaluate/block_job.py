@@ -75,21 +75,19 @@ class BlockJob(Job):
         node: Node,
         worker_init_fn: Callable[[int, int], None] | None = None,
         num_threads: int = 1,
-        *,
-        tracks: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
         self._node = node
         self._worker_init_fn = worker_init_fn
         self._num_threads = num_threads
-        self._tracks = tracks
+        self._recorder = Recorder() if recorder is None else recorder
 
     def open(self, context: WorkerContext) -> Runner:
         """See `Job.open`."""
         set_up_worker(context, self._worker_init_fn)
-        recorder = Recorder(tracks=self._tracks)
-        program = Program(self._node, Context(recorder=recorder))
+        program = Program(self._node, Context(recorder=self._recorder))
         program.report_to(context.mark)
-        reporter = WorkerReporter(recorder, self._node)
+        reporter = WorkerReporter(self._recorder, self._node)
         return _BlockRunner(program, max(1, self._num_threads), reporter)
 
 

@@ -54,7 +54,7 @@ class Context:
 
     def __reduce__(self) -> Any:
         """Another process gets its own threads, `reads` and `recorder`, for its plan."""
-        args = self.options, self.prefetches, self.num_workers, self.recorder.tracks
+        args = self.options, self.prefetches, self.num_workers, self.recorder
         return _context_in_worker, args
 
 
@@ -62,6 +62,6 @@ def _context_in_worker(
     options: DatasetOptions,
     prefetches: bool,  # noqa: FBT001 - in the order of the fields
     num_workers: int,
-    tracks: bool,  # noqa: FBT001
+    recorder: Recorder,
 ) -> Context:
-    return Context(options, prefetches, num_workers, recorder=Recorder(tracks=tracks))
+    return Context(options, prefetches, num_workers, recorder=recorder)

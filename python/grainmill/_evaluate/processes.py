@@ -31,12 +31,9 @@ class ProcessBlocks(Blocks):
     a worker is raised when its block is taken; later calls start new workers.
     """
 
-    def __init__(
-        self, program: Program, length: int, node: plan.Read, *, tracks: bool = False
-    ) -> None:
+    def __init__(self, program: Program, length: int, node: plan.Read) -> None:
         super().__init__(program, length)
         self._node = node
-        self._tracks = tracks
         self._recorder = program.recorder
         self.meter.ahead = weak_call(self, ProcessBlocks._num_ahead)
         options = node.options
@@ -172,7 +169,7 @@ class ProcessBlocks(Blocks):
             self._drop_tasks(self.position)
             plan = self._node.parent
             options = self._node.options
-            job = BlockJob(plan, options.worker_init_fn, options.num_threads, tracks=self._tracks)
+            job = BlockJob(plan, options.worker_init_fn, options.num_threads, self._recorder)
             self._pool = WorkerPool(job, self._workers, self._limits, plan.walk_up())
             self.check_open()  # `cancel` may have been called before the pool existed
         self._dispatch_to(self._pool, self.position)

@@ -274,7 +274,7 @@ def _blocks(program: Program, length: int, node: plan.Read, context: Context) ->
         if workers_are_processes():
             from grainmill._evaluate.processes import ProcessBlocks  # noqa: PLC0415
 
-            return ProcessBlocks(program, length, node, tracks=context.recorder.tracks)
+            return ProcessBlocks(program, length, node)
         options = dataclasses.replace(options, num_threads=options.num_workers)
     num_sharing = context.num_readers * max(1, context.num_workers)
     budget_bytes = Limits.of(options).budget_bytes // num_sharing

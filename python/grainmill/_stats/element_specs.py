@@ -34,6 +34,15 @@ def spec_of(element: Any) -> Any:  # noqa: PLR0911 - one for each kind of elemen
     return f"{type(element).__name__}[]"
 
 
+class SpecText(str):
+    """A spec that another process has printed, since its types may be known there only."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 def _sequence_spec(element: list[Any] | tuple[Any, ...]) -> Any:
     kinds = {type(item) for item in element}
     if len(kinds) > 1:

@@ -451,6 +451,7 @@ class WorkerReport(NamedTuple):
         elements: Elements it has computed.
         stages: The `StageMeter.snapshot` of each of its stages, by the stage's number.
         reads: `work_s` and `storage_s` of its blocks, and the reads of its files; see `ReadMeter`.
+        specs: The spec of the elements of its stages as text, by the stage's number, where seen.
     """
 
     busy_s: float
@@ -458,6 +459,7 @@ class WorkerReport(NamedTuple):
     elements: int
     stages: dict[int, tuple[float, ...]]
     reads: tuple[float, ...]
+    specs: dict[int, str]
 
 
 class Recorder:
@@ -488,6 +490,10 @@ class Recorder:
         self._parts: weakref.WeakKeyDictionary[Node, PartsRecorder] = weakref.WeakKeyDictionary()
         self._files: dict[int, tuple[Callable[[], Totals], Totals]] = {}
         self._closed_files: Totals = (0, 0, 0, 0.0)
+
+    def __reduce__(self) -> Any:
+        """Another process records the same about its own plan."""
+        return _new_recorder, (self.tracks, self.spec_of)
 
     def stage(self, node: Node) -> StageMeter:
         """The meter of a node; the same each time."""
@@ -586,6 +592,13 @@ class Recorder:
             for (of, worker), report in sorted(self._reports.items())
             if of == id(node)
         }
+
+
+def _new_recorder(
+    tracks: bool,  # noqa: FBT001 - pickled arguments have no names
+    spec_of: Callable[[Any], Any] | None,
+) -> Recorder:
+    return Recorder(tracks=tracks, spec_of=spec_of)
 
 
 class PartsRecorder(Recorder):

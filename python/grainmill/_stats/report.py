@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from grainmill._plan import random_access, sequential
 from grainmill._plan.node import MapNode
+from grainmill._stats.element_specs import SpecText
 from grainmill._stats.meters import StageMeter
 from grainmill._stats.numbering import NumberedStage, numbered
 
@@ -207,6 +208,9 @@ def _merge(stages: list[StageReport], owner: StageReport, report: WorkerReport) 
     for number, numbers in report.stages.items():
         if first + number < len(stages):
             stages[first + number].meter.merge(numbers)
+    for number, text in report.specs.items():
+        if first + number < len(stages) and stages[first + number].meter.spec is None:
+            stages[first + number].meter.spec = SpecText(text)
 
 
 def _upstream(stages: Sequence[StageReport], stage: StageReport) -> list[StageReport]:

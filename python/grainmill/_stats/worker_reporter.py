@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pprint
 from typing import TYPE_CHECKING
 
 from grainmill._stats.meters import StageMeter, WorkerReport, clock_s
@@ -50,6 +51,11 @@ class WorkerReporter:
             for key, meter in self._recorder.stages().items()
             if key in numbers
         }
+        specs = {
+            numbers[key]: pprint.pformat(meter.spec)
+            for key, meter in self._recorder.stages().items()
+            if key in numbers and meter.spec is not None
+        }
         for read in self._recorder.reads:
             if read.node is not None:
                 meter = StageMeter()
@@ -58,4 +64,5 @@ class WorkerReporter:
         work_s = sum(read.work_s for read in self._recorder.reads)
         storage_s = sum(read.storage_s for read in self._recorder.reads)
         reads = (work_s, storage_s, *self._recorder.files())
-        return WorkerReport(self._busy_s, now_s - self._started_s, self._elements, stages, reads)
+        alive_s = now_s - self._started_s
+        return WorkerReport(self._busy_s, alive_s, self._elements, stages, reads, specs)
