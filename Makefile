@@ -124,7 +124,7 @@ wheel: $(VENV)/.demo
 
 # Not a part of `test`: it compiles for each system, and takes some ten minutes.
 release-check: $(VENV)/.release ## what is published: built, audited, installed, tried
-	$(BIN)/python .ci/release_check.py
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python .ci/release_check.py
 
 bench: develop $(VENV)/.test ## micro benches of each layer, then end to end beside Grain
 	$(CARGO) bench --locked -p grainmill-core

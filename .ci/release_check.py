@@ -88,10 +88,7 @@ def interpreters() -> dict[str, str]:
 
 def built(out: Path, *options: str) -> Path:
     """The one wheel that maturin builds with `options`."""
-    # What runs zig looks for it in the first `python3` on the path.
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    command = [sys.executable, "-m", "maturin", "build", "--locked", "--out", out, *options]
-    run(*command, cwd=ROOT, env={**os.environ, "PATH": path})
+    run(sys.executable, "-m", "maturin", "build", "--locked", "--out", out, *options, cwd=ROOT)
     (wheel,) = out.glob("*.whl")
     return wheel
 
