@@ -63,8 +63,8 @@ def shared_pipeline(seed):
     maker.restores = False
     maker.compared = without_ended
     # At the end of one worker its parent may have noticed the end, or not.
-    packs = any(word in shown for word in ("_fit", "concat_split", "rebatch"))
-    maker.loose_states |= packs and ("iter_mix" in shown or "iter_repeat" in shown)
+    splits = "concat_split" in shown and ("iter_mix" in shown or "iter_repeat" in shown)
+    maker.loose_states |= splits or "rebatch" in shown
     return maker
 
 

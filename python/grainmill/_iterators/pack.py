@@ -38,7 +38,7 @@ class FitPackStage(Stage):
         self._packer = self._features.packer()
         self._columns: dict[str, Any] | None = None
         self._order: list[int] = []
-        self._start = self._cursor.state_getter()
+        self._start = self._end = self._cursor.state_getter()
         self._next_row = 0
         self._counter = 0
         self._num_taken = 0
@@ -75,7 +75,7 @@ class FitPackStage(Stage):
         return constant_state(self.state())
 
     def _states(self, first: int, num_rows: int) -> Callable[[int], State]:
-        bounds = self._start, self._cursor.state_getter()
+        bounds = self._start, self._end
         return functools.partial(_state_after, bounds, self._counter, first, num_rows)
 
     def _pack(self) -> bool:
@@ -84,7 +84,7 @@ class FitPackStage(Stage):
             self._counter += len(self._order)
             self._next_row -= len(self._order)
             self._columns = None
-            self._start = self._cursor.state_getter()
+            self._start = self._end
         full, before = False, self._num_taken
         while not full:
             elements = self._cursor.peek(self._pull_len)
@@ -93,6 +93,7 @@ class FitPackStage(Stage):
             count, full = self._push(elements)
             self._cursor.advance(count)
             self._num_taken += count
+            self._end = self._cursor.state_getter()  # as in Grain, before the end is noticed
         self._pull_len = min(max(self._num_taken - before, _MIN_PULL), _MAX_PULL)
         num_rows, columns, unpacked = self._packer.take()
         if self._next_row > num_rows:
@@ -143,7 +144,7 @@ class FitPackStage(Stage):
         self._cursor.restore(saved["parent"])
         self._packer = self._features.packer()
         self._columns = None
-        self._start = self._cursor.state_getter()
+        self._start = self._end = self._cursor.state_getter()
         self._next_row = next_row
         self._counter = counter - next_row
         self._num_taken = 0
