@@ -8,6 +8,7 @@ mod array_bytes;
 mod batch;
 mod bytes_slot;
 mod call;
+mod convert;
 mod error;
 mod fill;
 mod order;
@@ -23,6 +24,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     order::register(module)?;
     records::register(module)?;
     record_writer::register(module)?;
+    convert::register(module)?;
     batch::register(module)?;
     fill::register(module)?;
     shared::register(module)?;

@@ -214,6 +214,11 @@ enum Prepared {
 }
 
 impl PyRecordFiles {
+    /// The files.
+    pub(crate) fn files(&self) -> &Arc<Files> {
+        &self.0
+    }
+
     /// The records at `positions`, in that order.
     pub(crate) fn read_at<'py>(
         &self,

@@ -11,6 +11,7 @@ pub mod options;
 pub(crate) mod ranges;
 pub mod reader;
 pub mod shared_index;
+pub mod verify;
 pub mod writer;
 
 pub use options::WriterOptions;

@@ -294,7 +294,7 @@ fn read_index(
 
 /// The extent of the footer in a file of `byte_len`: up to the postscript, which may be damaged, or
 /// missing in a short file.
-fn find_footer(
+pub(super) fn find_footer(
     source: &impl RangeReader,
     byte_len: u64,
 ) -> Result<Result<Range<u64>, Option<FormatError>>> {
