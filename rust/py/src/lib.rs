@@ -10,6 +10,7 @@ mod bytes_slot;
 mod call;
 mod error;
 mod fill;
+mod format;
 mod order;
 mod pack;
 mod record_writer;
@@ -21,6 +22,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     error::register(module)?;
     order::register(module)?;
+    format::register(module)?;
     records::register(module)?;
     record_writer::register(module)?;
     batch::register(module)?;
