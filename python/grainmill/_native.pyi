@@ -94,6 +94,9 @@ def philox_key(seed: int) -> tuple[int, int]: ...
 def derived_seed(seeds: Sequence[tuple[int, int]]) -> int: ...
 
 @final
+class Format: ...
+
+@final
 class RecordFiles:
     def __new__(
         cls,
@@ -101,6 +104,7 @@ class RecordFiles:
         *,
         lazy: bool = False,
         file_infos: Sequence[tuple[int, int, int]] | None = None,
+        format: Format | None = None,
     ) -> RecordFiles: ...
     @staticmethod
     def joined(parts: Sequence[RecordFiles]) -> RecordFiles: ...

@@ -11,6 +11,7 @@ mod call;
 mod convert;
 mod error;
 mod fill;
+mod format;
 mod order;
 mod pack;
 mod record_writer;
@@ -22,6 +23,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     error::register(module)?;
     order::register(module)?;
+    format::register(module)?;
     records::register(module)?;
     record_writer::register(module)?;
     convert::register(module)?;

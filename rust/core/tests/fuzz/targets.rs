@@ -24,7 +24,7 @@ use grainmill_core::records::riegeli::varint::{Cursor, push_varint};
 use grainmill_core::records::riegeli::{ChunkRecords, Decoder, FormatError};
 use grainmill_core::records::sequential::{Framing, Lines, RecordBlock, RecordStream, TfRecords};
 use grainmill_core::records::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
-use grainmill_core::records::{FileSet, Files, Source};
+use grainmill_core::records::{ArrayRecord, FileSet, Files, Format, Source};
 use grainmill_core::{Error, Result};
 
 /// How many bytes a chunk may decode to here, so that unbounded memory fails a run.
@@ -105,7 +105,11 @@ fn postscript_of(footer_offset: u64) -> Vec<u8> {
 fn read_file(bytes: Vec<u8>) {
     limit_chunks();
     let storage: Arc<dyn Storage> = Arc::new(InMemory(Arc::new(bytes)));
-    let set = FileSet::in_storage(&storage, [Source::from(PathBuf::from("fuzzed"))]);
+    let set = FileSet::in_storage(
+        &storage,
+        &(Arc::new(ArrayRecord) as Arc<dyn Format>),
+        [Source::from(PathBuf::from("fuzzed"))],
+    );
     let Ok(files) = Files::of(Arc::new(set)) else { return };
     let len = files.len();
     let positions: Vec<u64> = (0..len.min(40)).chain(len.checked_sub(1)).collect();

@@ -2,15 +2,16 @@
 
 use std::path::Path;
 
+use super::super::format_error::FormatError;
 use super::super::local::LocalFiles;
+use super::super::offsets::Offsets;
+use super::super::riegeli::Decoder;
 use super::super::riegeli::block::{BLOCK_LEN, BlockHeader};
 use super::super::riegeli::chunk::{Opened, kind};
 use super::super::riegeli::stream_decoder::StreamError;
-use super::super::riegeli::{Decoder, FormatError};
 use super::super::storage::{Reader, Storage, StoredFile};
 use super::super::storage_latency::StorageLatency;
 use super::footer::Footer;
-use super::offsets::Offsets;
 use super::ranges::{FileTail, RangeReader, read_chunk, read_header};
 use super::reader::find_footer;
 use super::{diagnose, index};

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use super::options::WriterOptions;
 use crate::platform;
+use crate::records::checksum::highway::Hasher;
 use crate::records::riegeli::FormatError;
 use crate::records::riegeli::chunk::{ChunkHeader, kind};
 use crate::records::riegeli::compress::{Codec, Compressor};
 use crate::records::riegeli::encode::{Group, simple_data};
-use crate::records::riegeli::hash::Hasher;
 use crate::records::riegeli::sink::ChunkSink;
 use crate::records::riegeli::transposed::encode::transposed_data;
 use crate::records::riegeli::varint::push_varint;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::{Encoded, Encoder, Output};
 use crate::records::array_record::writer::ChunkEncoder;
 use crate::records::array_record::{RecordWriter, WriterOptions};
-use crate::records::riegeli::FormatError;
+use crate::records::format_error::FormatError;
 use crate::records::sequential::RecordBlock;
 use crate::{Error, Result};
 

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use flate2::{Compression, GzBuilder};
 
 use super::{Encoded, Encoder, Output, level_of};
-use crate::records::sequential::{RecordBlock, masked_crc};
+use crate::records::checksum::crc32c::masked as masked_crc;
+use crate::records::sequential::RecordBlock;
 use crate::{Error, Result, platform};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,7 +9,7 @@ pub struct Lines;
 impl Framing for Lines {
     fn frame(&self, bytes: &[u8], at: usize, is_end: bool) -> Result<Frame, String> {
         let rest = &bytes[at..];
-        let (end, next) = match rest.iter().position(|&byte| byte == b'\n') {
+        let (end, next) = match memchr::memchr(b'\n', rest) {
             Some(len) => (at + len, at + len + 1),
             None if is_end => (bytes.len(), bytes.len()),
             None => return Ok(Frame::Incomplete(rest.len() + 1)),

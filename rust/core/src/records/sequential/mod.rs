@@ -18,7 +18,6 @@ use crate::{Error, Result};
 
 pub use lines::Lines;
 pub use tfrecord::TfRecords;
-pub(crate) use tfrecord::masked_crc;
 
 /// About how many bytes a block has.
 pub const BLOCK_BYTES: usize = 256 << 10;

@@ -1,6 +1,7 @@
 //! The frames of a `TFRecord` file: length, checksum of the length, data, checksum of the data.
 
 use super::{Frame, Framing};
+use crate::records::checksum::crc32c::masked as masked_crc;
 
 const HEADER_LEN: usize = 12;
 const FOOTER_LEN: usize = 4;
@@ -8,12 +9,6 @@ const FOOTER_LEN: usize = 4;
 /// Records with their length before and checksums around them, all of which are verified.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TfRecords;
-
-/// The checksum of `bytes` as `TFRecord` files store it.
-#[inline]
-pub(crate) fn masked_crc(bytes: &[u8]) -> u32 {
-    crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
-}
 
 /// Whether `first` begins with a length and its checksum.
 pub(super) fn begins_with(first: &[u8]) -> bool {
