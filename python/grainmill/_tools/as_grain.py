@@ -21,7 +21,8 @@ Runs a program on grainmill: where it, its libraries and the processes that it s
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command; those after them are the program's."""
-    parser.usage = "grainmill as-grain [-m MODULE | PROGRAM.py] [ARGUMENT ...]"
+    parser.add_argument("-m", metavar="MODULE", help="run a module")
+    parser.add_argument("program", metavar="PROGRAM.py", help="and its arguments")
 
 
 def run_program(arguments: Sequence[str]) -> int:

@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n",
         "--count",
         type=int,
+        metavar="N",
         default=_HEAD if is_head else None,
         help=f"how many records at most (default: {_HEAD if is_head else 'all'})",
     )

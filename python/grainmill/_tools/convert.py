@@ -72,7 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write N files OUTPUT-00000-of-0000N with equal shares of the records",
     )
     parser.add_argument("--shuffle", action="store_true", help="shuffle all records, globally")
-    parser.add_argument("--seed", type=int, default=0, help="of the shuffle (default: 0)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of the shuffle (default: 0)"
+    )
     options = "; ".join(
         f"{found.name}: {found.options}" for found in formats.FORMATS.values() if found.options
     )

@@ -150,7 +150,7 @@ def opened(
         raise CommandError("inputs of several formats can be converted one by one only")
     source = found[0].open(paths)
     files = reading.files_of(source)
-    if files is not None and content == "same":
+    if files is not None and content == "same" and not found[0].rows:
         byte_len = sum(Path(path).stat().st_size for path in paths if Path(path).exists())
         return Indexed(files, byte_len, seed)
     return Objects(lambda: _blocks(source, seed), _maker(content), paths[0])

@@ -40,6 +40,7 @@ class Format:
         source: The name of its class in `grainmill.sources`.
         in_order: Whether the engine reads it without an index, from start to end.
         written: Whether files of it can be written.
+        rows: Whether records are rows, `dict`s, not `bytes`.
         options: What `--options` may contain, for help.
     """
 
@@ -49,13 +50,16 @@ class Format:
     source: str
     in_order: bool = False
     written: bool = False
+    rows: bool = False
     options: str = ""
 
     def open(self, paths: Sequence[str]) -> Source:
         """Opens files as one sequence of records."""
         make: Callable[[Sequence[str]], Source] | None = getattr(sources, self.source, None)
         if make is None:
-            raise CommandError(f"{self.title} files cannot be read by position")
+            raise CommandError(
+                f"{self.title} files cannot be read by position; convert them to ArrayRecord first"
+            )
         return make(list(paths))
 
 
@@ -96,8 +100,8 @@ FORMATS = {
             written=True,
             options="zstd:LEVEL, uncompressed",
         ),
-        Format("parquet", "Parquet", (".parquet", ".pq"), "ParquetDataSource"),
-        Format("webdataset", "WebDataset", (".tar",), "WebDatasetDataSource"),
+        Format("parquet", "Parquet", (".parquet", ".pq"), "ParquetDataSource", rows=True),
+        Format("webdataset", "WebDataset", (".tar",), "WebDatasetDataSource", rows=True),
     )
 }
 READ = tuple(FORMATS)

@@ -36,6 +36,19 @@ COMMANDS = {
 _EPILOG = "exit codes:\n" + "\n".join(f"  {code:d}  {text}" for code, text in EXIT_CODES.items())
 
 
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Help of one width, the same with every version of Python."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26, width=88)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, action.dest.upper())
+        return f"{', '.join(action.option_strings)} {value}"
+
+
 def module_of(command: str) -> Any:
     """The module that implements a command."""
     name = {"head": "cat"}.get(command, command.replace("-", "_"))
@@ -47,7 +60,7 @@ def command_parser(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"grainmill {command}",
         description=COMMANDS[command][0].upper() + COMMANDS[command][1:] + ".",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     module = module_of(command)
@@ -58,6 +71,12 @@ def command_parser(command: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--traceback", action="store_true", help="show where in the program an error was raised"
     )
+    places = [
+        f"{action.metavar} [{action.metavar} ...]" if action.nargs == "+" else action.metavar
+        for action in parser._actions  # noqa: SLF001 - there is no other way to list them
+        if not action.option_strings
+    ]
+    parser.usage = f"grainmill {command} [OPTION ...] {' '.join(map(str, places))}"
     return parser
 
 
@@ -70,7 +89,7 @@ def _main_parser() -> argparse.ArgumentParser:
         description="Looks at files of records, checks, converts and indexes them, and measures "
         "pipelines.",
         epilog=f"commands (`grainmill COMMAND --help` describes each):\n{lines}\n\n{_EPILOG}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"grainmill {__version__}")
     parser.add_argument("command", metavar="COMMAND", help=argparse.SUPPRESS)

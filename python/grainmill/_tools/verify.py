@@ -115,7 +115,9 @@ def check_file(path: str, given: str | None, max_problems: int) -> dict[str, Any
                 {"offset": offset, "record": record, "problem": problem}
                 for record, offset, problem in damages
             ]
-        report["records"] = stream.num_records - len(damages)
+        # The place from which on nothing can be read is none of the records that were read.
+        total = stream.num_records
+        report["records"] = total - sum(1 for record, _, _ in damages if record < total)
         if found.name == "jsonl" and not problems:
             problems = _bad_json(path, found, max_problems)
         return report | {"problems": problems}
