@@ -32,6 +32,7 @@ FACE_LAYERS = [
     {"_iterators"},
     {"_dataset"},
     {"_loader"},
+    {"_sources"},
 ]
 
 # Accepted upward references: (file, layer) -> why.
