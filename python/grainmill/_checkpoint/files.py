@@ -70,10 +70,10 @@ def write(path: Any, text: str) -> None:
         if isinstance(failure, FileNotFoundError):
             raise FileNotFoundError(failure.errno, failure.strerror, str(target)) from None
         raise
-    _sync(target.parent)
+    sync(target.parent)
 
 
-def _sync(directory: pathlib.Path) -> None:
+def sync(directory: pathlib.Path) -> None:
     """Makes the names in `directory` durable, where the system can do that."""
     with contextlib.suppress(OSError):
         file = os.open(directory, os.O_RDONLY)
