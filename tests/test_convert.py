@@ -223,7 +223,7 @@ def test_an_output_that_is_replaced_stays_until_the_new_one_is_complete(tmp_path
         (["in.tfrecord", "o.array_record", "--shards", "0"], ExitCode.USAGE, "at least 1"),
         (["in.tfrecord", ".", "--shards", "2"], ExitCode.USAGE, "give the name"),
         (["*.nothing", "out.array_record"], ExitCode.SYSTEM, "no file matches"),
-        (["folder/", "out.array_record"], ExitCode.SYSTEM, "no files"),
+        (["folder/", "out.array_record"], ExitCode.SYSTEM, "the directory has no files"),
         (["pipe", "out.array_record"], ExitCode.SYSTEM, "not a regular file"),
         (["zeros", "o.array_record"], ExitCode.USAGE, "format is not known"),
         (["zeros", "o.array_record", "--from", "tfrecord"], ExitCode.DAMAGED, "record 0 at byte 0"),

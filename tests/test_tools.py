@@ -117,6 +117,7 @@ def test_a_closed_pipe_is_no_error(tmp_path):
         ("train.tfrecord-00003-of-00010.gz", "tfrecord"),
         ("a.tfrecords.gz", "tfrecord"),
         ("a.ndjson", "jsonl"),
+        ("a.array_record@12", "array_record"),
         ("mnist-train.array_record-00000-of-00001", "array_record"),
         ("a.bag", "bagz"),
         ("a.txt", None),
@@ -144,7 +145,7 @@ def test_arguments_name_many_files(tmp_path, monkeypatch):
         Path(name).write_bytes(b"")
     assert formats.expanded(["a@3.tfrecord"]) == names
     assert formats.expanded(["a-*"]) == names
-    assert formats.expanded(["."]) == names
+    assert formats.expanded(["."]) == [f"./{name}" for name in names]
     assert formats.expanded(["notes.txt", "a-*1-*"]) == ["notes.txt", names[1]]
 
 

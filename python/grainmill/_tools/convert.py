@@ -128,7 +128,7 @@ def run(options: argparse.Namespace) -> int:
     for name, value in (("--threads", threads), ("--shards", options.shards)):
         if value is not None and value < 1:
             raise CommandError(f"{name} must be at least 1, got {value}")
-    if "://" in options.output:
+    if formats.is_url(options.output):
         raise CommandError(
             f"{options.output}: outputs are written to a file system; copy them to the bucket then"
         )
@@ -442,7 +442,9 @@ class Conversion:
         self._progress = Progress("convert", self._total_bytes(), shown=shown)
         self._num_done = len(finished)
         # Files without an index are read once, from start to end, for all outputs.
-        in_order = any(found.in_order for found in self._formats)
+        in_order = any(
+            found.streams(path) for path, found in zip(self._inputs, self._formats, strict=True)
+        )
         is_one_pass = len(self._shards) > 1 and in_order and todo and todo[0].count is not None
         is_one_pass = is_one_pass and not self._options.shuffle
         try:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from grainmill import sources
+from grainmill._sources.paths import expand
 from grainmill._tools.console import CommandError, ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-_SHARD = re.compile(r"-\d{5,}-of-\d{5,}")
+_SHARD = re.compile(r"-\d{5,}-of-\d{5,}|@\d+")
 _RIEGELI = bytes.fromhex("83af70d10d884a3f")
 _MASK = 0xFFFFFFFF
 
@@ -52,6 +53,10 @@ class Format:
     written: bool = False
     rows: bool = False
     options: str = ""
+
+    def streams(self, path: str) -> bool:
+        """Whether the engine reads this file from start to end; in buckets it reads by position."""
+        return self.in_order and not is_url(path)
 
     def open(self, paths: Sequence[str]) -> Source:
         """Opens files as one sequence of records."""
@@ -109,6 +114,11 @@ WRITTEN = tuple(name for name, found in FORMATS.items() if found.written)
 COMPRESSED = (".gz", ".gzip", ".zlib", ".z")
 
 
+def is_url(path: str) -> bool:
+    """Whether a file is in a bucket or on a web server."""
+    return "://" in path
+
+
 def of_name(path: str) -> Format | None:
     """The format that the name of a file says, whatever the shard and the compression."""
     name = _SHARD.sub("", Path(path).name.lower())
@@ -147,7 +157,7 @@ def detect(path: str, given: str | None = None) -> Format:
         return FORMATS[given]
     if not Path(path).is_file():
         found = of_name(path)
-        if found is not None and "://" in path:
+        if found is not None and is_url(path):
             return found
         check_readable(path)
     found = of_content(path) or of_name(path)
@@ -169,44 +179,18 @@ def check_readable(path: str) -> None:
 
 
 def expanded(paths: Sequence[str]) -> list[str]:
-    """The files that arguments name: paths, globs, `name@N`, and all files of directories."""
-    found: list[str] = []
-    for path in paths:
-        place = Path(path)
-        if place.is_dir():
-            files = sorted(
-                str(entry)
-                for entry in place.iterdir()
-                if entry.is_file() and not entry.name.startswith(".")
-            )
-            if not files:
-                raise CommandError(f"{path}: no files in this directory", ExitCode.SYSTEM)
-            found += [file for file in files if of_name(file) is not None] or files
-        elif place.exists() or not re.search(r"[*?\[]", path):
-            found += list(_sharded(path))
-        else:
-            matches = sorted(str(entry) for entry in _glob(path))
-            if not matches:
-                raise CommandError(f"{path}: no file matches", ExitCode.SYSTEM)
-            found += matches
+    """The files that arguments name: paths, globs, `name@N`, URLs, and all files of directories."""
+    return [file for path in paths for file in _expanded(path)]
+
+
+def _expanded(path: str) -> list[str]:
+    try:
+        found = expand(path)
+    except FileNotFoundError as error:
+        raise CommandError(str(error), ExitCode.SYSTEM) from error
+    if len(found) > 1 and Path(path).is_dir():  # without what is no file of records
+        return [file for file in found if of_name(file) is not None] or found
     return found
-
-
-def _glob(pattern: str) -> Iterator[Path]:
-    place = Path(pattern)
-    root = Path(place.anchor) if place.is_absolute() else Path()
-    return root.glob(str(place.relative_to(root)))
-
-
-def _sharded(path: str) -> Iterator[str]:
-    """`name@3.ext` as `name-00000-of-00003.ext` and so on."""
-    match = re.fullmatch(r"(.*)@(\d{1,5})([^/]*)", path)
-    if match is None or Path(path).exists() or "://" in path:
-        yield path
-        return
-    count = int(match[2])
-    for number in range(count):
-        yield f"{match[1]}-{number:05}-of-{count:05}{match[3]}"
 
 
 def _masked_crc(data: bytes) -> int:

@@ -89,7 +89,7 @@ def check_file(path: str, given: str | None, max_problems: int) -> dict[str, Any
     """What is wrong with one file: every place, up to `max_problems`."""
     found = formats.detect(path, given)
     report: dict[str, Any] = {"path": path, "format": found.name, "bytes": _size(path)}
-    if found.name == "array_record":
+    if found.name == "array_record" and not formats.is_url(path):
         native = _native.verify_array_record(path, max_problems)
         indexed = native["indexed_records"]
         report |= {
@@ -103,7 +103,7 @@ def check_file(path: str, given: str | None, max_problems: int) -> dict[str, Any
             for offset, chunk, problem in native["problems"]
         ]
         return report | {"problems": problems}
-    if found.in_order:
+    if found.streams(path):
         stream = _native.RecordStream(path, found.name)
         try:
             damages = stream.verify(max_problems)
