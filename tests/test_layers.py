@@ -27,10 +27,12 @@ FACE_LAYERS = [
     {"_plan"},
     {"_stats"},
     {"_checkpoint", "_workers"},
+    {"_cache"},
     {"_evaluate"},
     {"_iterators"},
     {"_dataset"},
     {"_loader"},
+    {"_sources"},
 ]
 
 # Accepted upward references: (file, layer) -> why.
@@ -48,6 +50,8 @@ LATE_IMPORTS = {
     "_iterators/worker_shards.py": {"grainmill._iterators.remote"},
     "_evaluate/rng.py": {"grainmill._evaluate.philox_key"},
     "_memory.py": {"pathlib"},
+    # A system may have none.
+    "_cache/memory.py": {"fcntl"},
     "_workers/limits.py": {"select", "socket"},
     "_dataset/observers.py": {"grainmill._stats.drawing"},
     # So does what only some programs use: checkpoints and named shared memory.
@@ -56,6 +60,8 @@ LATE_IMPORTS = {
     "multiprocessing.py": {"grainmill"},
     "sources.py": {"grainmill._index_file", "grainmill._shared_memory_source"},
     "_dataset/shown.py": {"grainmill._dataset.description"},
+    "_dataset/map_dataset.py": {"grainmill._cache.make"},
+    "_dataset/iter_dataset.py": {"grainmill._cache.make"},
     # It takes 40 ms to import, and whoever awaits something has imported it.
     "_checkpoint/states.py": {"asyncio"},
 }

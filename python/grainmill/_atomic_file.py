@@ -28,7 +28,7 @@ def write(path: Path, content: bytes) -> None:
         if isinstance(failure, FileNotFoundError):
             raise FileNotFoundError(failure.errno, failure.strerror, str(path)) from None
         raise
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
 def _sync(file: int, path: Path) -> None:
@@ -40,7 +40,7 @@ def _sync(file: int, path: Path) -> None:
             raise OSError(failure.errno, failure.strerror or str(failure), str(path)) from None
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     """Makes the names in `directory` durable, where the system can do that."""
     with contextlib.suppress(OSError):
         file = os.open(directory, os.O_RDONLY)

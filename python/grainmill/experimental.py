@@ -26,6 +26,7 @@ from grainmill._plan.transforms import MapWithIndex as MapWithIndexTransform
 if TYPE_CHECKING:
     from grainmill._dataset.elastic import ElasticIterator
     from grainmill._dataset.performance_config import PerformanceConfig, pick_performance_config
+    from grainmill._sources.mixture import mix_from_text, parse_mixture
     from grainmill.jax import device_put
 else:
     # Imported when they are used: JAX is optional, and what the others need takes long, too.
@@ -33,6 +34,8 @@ else:
         "ElasticIterator": "grainmill._dataset.elastic",
         "PerformanceConfig": "grainmill._dataset.performance_config",
         "device_put": "grainmill.jax",
+        "mix_from_text": "grainmill._sources.mixture",
+        "parse_mixture": "grainmill._sources.mixture",
         "pick_performance_config": "grainmill._dataset.performance_config",
     }
 
@@ -62,6 +65,8 @@ __all__ = [
     "get_element_spec",
     "get_next_index",
     "index_shuffle",
+    "mix_from_text",
+    "parse_mixture",
     "pick_performance_config",
     "set_next_index",
 ]

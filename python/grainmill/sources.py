@@ -3,7 +3,6 @@
 import hashlib
 import operator
 import os
-import re
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import (
@@ -18,6 +17,7 @@ from typing import (
 import numpy as np
 
 from grainmill import _native
+from grainmill._sources.paths import expand, expand_ranges
 from grainmill.array_record import check_reader_options
 
 if TYPE_CHECKING:
@@ -38,11 +38,10 @@ __all__ = [
     "RandomAccessDataSource",
     "RangeDataSource",
     "SharedMemoryDataSource",
+    "expand_paths",
 ]
 
 T_co = TypeVar("T_co", covariant=True)
-
-_RANGE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
 
 
 @runtime_checkable
@@ -102,6 +101,9 @@ class FileInstruction(Protocol):
     examples_in_shard: int
 
 
+# What a directory's ArrayRecord files end with.
+_ARRAY_RECORD_SUFFIXES = (".array_record", ".arrayrecord", ".riegeli")
+
 PathLike = str | os.PathLike[str] | FileInstruction
 
 
@@ -113,9 +115,9 @@ class ArrayRecordDataSource:
     are verified when a record is read; damage raises a `GrainmillError` that names the file.
 
     Args:
-        paths: A path, a `FileInstruction`, or a sequence of them. A string of the form `path[a:b]`
-            selects records `a` to `b - 1` of that file. Files with such a range are opened when
-            they are first read, all others immediately.
+        paths: A path, a `FileInstruction`, or a sequence of them, as for `expand_paths`. A string
+            of the form `path[a:b]` selects records `a` to `b - 1` of that file. Files with such a
+            range are opened when they are first read, all others immediately.
         reader_options: Options of an `ArrayRecordReader`, as a dict. They are checked, but have no
             effect.
         index: Path of an index file with the number of records of each file, so that no file has
@@ -126,7 +128,7 @@ class ArrayRecordDataSource:
     Raises:
         ValueError: A path has an unsupported type, there is none, a range is reversed, an option is
             invalid, or the index is damaged.
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: There is no such file, or none that matches.
 
     Example:
         >>> from grainmill.array_record import ArrayRecordWriter
@@ -147,7 +149,7 @@ class ArrayRecordDataSource:
         *,
         index: str | os.PathLike[str] | None = None,
     ) -> None:
-        sources = [_source(path) for path in _listed(paths)]
+        sources = expand_ranges(paths, suffixes=_ARRAY_RECORD_SUFFIXES, looks_up=index is None)
         self._paths = [path for path, _, _ in sources]
         # Absolute, as a worker may open them from another directory.
         self._sources = [(_absolute(path), skip, take) for path, skip, take in sources]
@@ -180,7 +182,7 @@ class ArrayRecordDataSource:
 
     @property
     def paths(self) -> list[str]:
-        """The paths of the files, as given."""
+        """The paths of the files, as given or expanded."""
         return list(self._paths)
 
     def __len__(self) -> int:
@@ -259,40 +261,36 @@ def _absolute(path: str) -> str:
     return os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - a `Path` would normalize it
 
 
-def _listed(paths: object) -> Sequence[object]:
-    if isinstance(paths, str | os.PathLike | FileInstruction):
-        return [paths]
-    if not isinstance(paths, Sequence):
-        # The message of the `array_record` package, with the type that was passed.
-        raise ValueError(
-            "Unsupported path format was used. Path format must be a Sequence, String, "
-            f"pathlib.Path or FileInstruction, got {type(paths).__name__}"
-        )
-    if not paths:
-        raise ValueError("Paths sequence can not be of 0 length")
-    return paths
+def expand_paths(paths: PathLike | Sequence[PathLike]) -> list[str]:
+    """Returns the files that a path argument stands for; every source of files takes such.
 
+    A string may be
 
-def _source(path: object) -> tuple[str, int, int | None]:
-    """The path, the number of records to skip, and the number to read (`None`: all)."""
-    if isinstance(path, str):
-        if match := _RANGE.fullmatch(path):
-            return match[1], int(match[2]), _take(path, int(match[3]) - int(match[2]))
-        return path, 0, None
-    if isinstance(path, os.PathLike):
-        return os.fspath(path), 0, None
-    if isinstance(path, FileInstruction):
-        return os.fspath(path.filename), path.skip, _take(path, path.take)
-    raise ValueError(
-        "All elements in a path sequence must be of type: String, pathlib.Path, or "
-        f"FileInstruction, got {type(path).__name__}"
-    )
+    - a path, which stands for itself if the file exists, whatever characters it has;
+    - a glob pattern: `*`, `?` and `[...]` within a name, `**` for any directories, in sorted order;
+    - `name@N` or `name@N.suffix`, the shards `name-00000-of-0000N`; with `*` in place of the
+      number, as many as there are;
+    - a directory: its files in sorted order, without those that start with `.` or `_`. Sources take
+      only those with a suffix of their format;
+    - one of these as a URL. Patterns and URLs that end with `/` list the objects of a bucket;
+    - with `[a:b]` at its end, records `a` to `b - 1` of that file.
 
+    Args:
+        paths: A path, a `FileInstruction`, or a sequence of them.
 
-def _take(path: object, count: int) -> int:
-    if count < 0:
-        raise ValueError(f"a range of records must not end before it starts, got {path!r}")
-    return count
+    Raises:
+        ValueError: The argument is empty or of an unsupported type, or a range is reversed or
+            concerns several files.
+        FileNotFoundError: A pattern matches no file, or a directory has none.
+
+    Example:
+        >>> from pathlib import Path
+        >>> for name in ("b-1.txt", "a-1.txt", "a-2.txt"):
+        ...     _ = Path(name).write_text("")
+        >>> grain.sources.expand_paths(["a-*.txt", "b-1.txt[0:5]", "c@2"])
+        ['a-1.txt', 'a-2.txt', 'b-1.txt[0:5]', 'c-00000-of-00002', 'c-00001-of-00002']
+    """
+    return expand(paths)
 
 
 class RangeDataSource:

@@ -36,6 +36,7 @@ _LEFT_OUT = (
 _FIELDS_LEFT_OUT = {
     # Described elsewhere, or of the package.
     *("parents", "added_at", "length", "dataset", "datasets", "with_parents", "function", "source"),
+    "store",
     # They change neither elements nor states.
     *("worker_init_fn", "buffer_size", "iter_buffer_size"),
     *("num_make_iter_threads", "make_iter_buffer_size"),

@@ -23,6 +23,8 @@ from grainmill._plan.slicing import check_sliceable
 from grainmill._plan.tracebacks import line_of_user
 
 if TYPE_CHECKING:
+    import os
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -351,6 +353,50 @@ class IterDataset(
             [0.014, 1.288, 2.85]
         """
         return after(self, plan.RandomMap.of, transform, seed)
+
+    def cache(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        ram_budget_bytes: int | None = None,
+    ) -> IterDataset[T_co]:
+        """Stores the elements of the first pass, from which later passes take them.
+
+        A later pass is a new iterator over the same dataset, or the next epoch of
+        `RepeatIterDataset` downstream. Elements are copied, so changing one does not change the
+        cache, and must be picklable.
+
+        In memory, the first elements are kept, up to `ram_budget_bytes`; those after them are read
+        again in each pass. In files, the first pass from the start to the end writes the cache, for
+        later runs, too; one that stops before leaves nothing. As with `MapDataset.cache`, it is
+        found only by the same pipeline, half-written files are never used, and `path` must be
+        trustworthy. Workers of `mp_prefetch` downstream each cache their share.
+
+        A restored iterator continues at once from the state of its parent, or from the cache. Only
+        if the state was saved while reading a cache that is gone does it read the parent again from
+        its start.
+
+        Args:
+            path: A directory of the local file system, which is created; in memory if `None`.
+            ram_budget_bytes: The most memory that the elements may take, a quarter of the memory
+                that this process may use if `None`. Only without `path`.
+
+        Raises:
+            ValueError: `path` is a URL or empty, both arguments are given, or the budget is not
+                positive. When read: the cache is damaged.
+            TypeError: An argument has another type. When read: an element cannot be pickled.
+            OSError: When read: `path` cannot be written to.
+
+        Example:
+            >>> calls = []
+            >>> ds = grain.MapDataset.range(4).to_iter_dataset()
+            >>> ds = ds.filter(lambda x: calls.append(x) or x % 2).cache()
+            >>> list(ds), list(ds), calls
+            ([1, 3], [1, 3], [0, 1, 2, 3])
+        """
+        from grainmill._cache.make import sequence_store  # noqa: PLC0415
+
+        return after(self, plan.StoredCache.of, sequence_store(path, ram_budget_bytes))
 
     def seed(self, seed: int) -> IterDataset[T_co]:
         """Sets a seed from which random stages downstream derive theirs, if they are given none.

@@ -30,6 +30,8 @@ from grainmill._plan.slicing import consecutive_share
 from grainmill._plan.tracebacks import line_of_user
 
 if TYPE_CHECKING:
+    import os
+
     from numpy.typing import NDArray
 
     from grainmill._dataset.iterator import DatasetIterator
@@ -457,6 +459,48 @@ class MapDataset(Shown, grain_classes.MapDataset, Generic[T_co], metaclass=MapDa
         if isinstance(sl, slice):
             return _after(self, plan.Slice.of, sl)
         return _after(self, plan.Take.of, sl)
+
+    def cache(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        ram_budget_bytes: int | None = None,
+    ) -> MapDataset[T_co]:
+        """Computes each element once, and takes it from memory or from files afterwards.
+
+        Elements are stored as they are requested, in any order, by any number of threads and
+        processes; what is not stored is computed. Every epoch has the elements of the first one, so
+        put what differs between epochs (random maps, shuffles) downstream. Elements are copied, so
+        changing one does not change the cache, and must be picklable.
+
+        In memory, the elements that come first are kept until they take `ram_budget_bytes`; worker
+        processes share them. In files, elements stay for later runs. Each pipeline has a directory
+        below `path`, named by a fingerprint of its stages, the code of its functions and its files;
+        so when one of these changes, a new cache is made, and a warning says what has changed.
+        Files of killed processes and half-written ones are never used. Reading a cache runs
+        `pickle`, so `path` must be as trustworthy as a program.
+
+        Args:
+            path: A directory of the local file system, which is created; in memory if `None`.
+            ram_budget_bytes: The most memory that the elements may take, a quarter of the memory
+                that this process may use if `None`. Only without `path`.
+
+        Raises:
+            ValueError: The dataset is endless, `path` is a URL or empty, both arguments are given,
+                or the budget is not positive. When read: the cache is damaged.
+            TypeError: An argument has another type. When read: an element cannot be pickled.
+            OSError: When read: `path` cannot be written to.
+
+        Example:
+            >>> calls = []
+            >>> ds = grain.MapDataset.range(4).map(lambda x: calls.append(x) or x * x)
+            >>> ds = ds.cache().shuffle(seed=1).repeat(3)
+            >>> len(list(ds)), len(calls)
+            (12, 4)
+        """
+        from grainmill._cache.make import element_store  # noqa: PLC0415
+
+        return _after(self, plan.Cache.of, element_store(path, ram_budget_bytes))
 
     def repeat(
         self, num_epochs: int | None = None, *, reseed_each_epoch: bool = True

@@ -30,6 +30,7 @@ _USER_CODE = (
 _HANDS_ON = (
     sequential.Repeat,
     sequential.Cache,
+    sequential.StoredCache,
     sequential.Limit,
     sequential.Zip,
     sequential.Interleave,
@@ -38,6 +39,7 @@ _HANDS_ON = (
     sequential.MultiprocessPrefetch,
     sequential.MultithreadPrefetch,
     random_access.Zip,
+    random_access.Cache,
 )
 
 # What the state of an iterator holds of each stage, besides that of the stages before it.
@@ -52,6 +54,7 @@ _STATES: dict[type[Node], str] = {
     sequential.MultithreadPrefetch: "whose turn it is, and the state of each thread",
     sequential.Repeat: "the epoch",
     sequential.Cache: "the position in the cache",
+    sequential.StoredCache: "the position in the cache",
     sequential.Limit: "the number of elements passed",
     sequential.FlatMap: "the position in the element that is split",
     sequential.WindowShuffle: "the window and the position in it",
@@ -229,6 +232,7 @@ _ONE_TO_ONE = (
     sequential.Map,
     sequential.WindowShuffle,
     sequential.Cache,
+    sequential.StoredCache,
     sequential.ThreadPrefetch,
     sequential.Seed,
     sequential.WithOptions,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grainmill._evaluate import element_sources, grouped_sources
 from grainmill._evaluate.batch_blocks import byte_len
+from grainmill._evaluate.cache_source import CacheSource
 from grainmill._evaluate.chain import Chain, StepColumn
 from grainmill._evaluate.fuse import Fused
 from grainmill._evaluate.grouped_steps import STEP_KINDS, step_of
@@ -316,6 +317,7 @@ _SOURCES: dict[
     plan.Range: lambda node, _: element_sources.BigRangeSource(node.numbers),
     plan.UserDefined: lambda node, _: _object_source(node),
     plan.Batch: _batch_source,
+    plan.Cache: lambda node, of: CacheSource(node, of(node.parent)),
     plan.FlatMap: lambda node, of: element_sources.FlatMapSource(node, of(node.parent)),
     plan.Zip: lambda node, of: element_sources.ZipSource([of(parent) for parent in node.parents]),
     plan.Select: lambda node, of: element_sources.SelectSource(

@@ -122,6 +122,12 @@ def _cache(node: Node, before: State, after: State) -> list[_Origin]:
     return [] if after["cache_filled"] else _wrapped(node, before, after)
 
 
+def _stored_cache(node: Node, before: State, after: State) -> list[_Origin]:
+    """Elements that were taken from the store were computed at another time."""
+    is_computed = before["parent"] is not None and after["parent"] is not None
+    return _wrapped(node, before, after) if is_computed else []
+
+
 def _batch(node: Node, before: State, after: State) -> list[_Origin]:
     firsts = _origins(node.parent, before, before)
     lasts = _origins(node.parent, after, after)
@@ -167,6 +173,7 @@ _FINDERS: Final[dict[type[Node], Callable[[Any, State, State], list[_Origin]]]] 
     **dict.fromkeys((plan.MapWithIndex, plan.RandomMap, plan.TakeWhile), _wrapped),
     **dict.fromkeys((plan.Limit, plan.Repeat), _wrapped),
     plan.Cache: _cache,
+    plan.StoredCache: _stored_cache,
     plan.Batch: _batch,
     plan.Zip: _zip,
     plan.Mix: _mix,

@@ -446,6 +446,39 @@ def check_flat_map(transform: Any) -> None:
 
 
 @lazy_dataclass
+class Cache(MapNode):
+    """The elements of the first epoch of the parent, each computed once and kept in `store`.
+
+    `store` is of another layer; `store.for_parent(node)` is one for the elements of another plan.
+    """
+
+    store: Any
+    dataset_name: ClassVar[str] = "CacheMapDataset"
+    keeps_spec: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, parent: Node, make_store: Callable[[MapNode], Any]) -> Self:
+        """A node that keeps the elements of `parent` in the store that `make_store` returns."""
+        parent = random_access(parent)
+        if parent.length >= ENDLESS:
+            raise ValueError(
+                f"Cannot cache infinite dataset {parent}. Put `cache` upstream of `repeat`."
+            )
+        return cls((parent,), parent.length, make_store(parent))
+
+    def over(self, parents: tuple[MapNode, ...]) -> Self:
+        """See `MapNode.over`; elements of another plan are stored elsewhere."""
+        if parents[0] is self.parents[0]:
+            return self
+        return self.of(parents[0], self.store.for_parent)
+
+    @property
+    def slices_own_epoch(self) -> bool:
+        """See `MapNode.slices_own_epoch`; workers share the cache of the whole dataset."""
+        return True
+
+
+@lazy_dataclass
 class FlatMap(MapNode):
     """Up to `max_fan_out` elements for each element, filled up with `None`."""
 

@@ -353,6 +353,37 @@ class Cache(Node):
 
 
 @lazy_dataclass
+class StoredCache(Node):
+    """The elements of the parent, which are kept in `store` during the first pass over them.
+
+    `store` is of another layer; `store.for_parent(node)` is one for the elements of another plan,
+    and `store.share(node, worker, count)` the one for a worker's share of these.
+    """
+
+    store: Any
+    dataset_name: ClassVar[str] = "StoredCacheIterDataset"
+    keeps_spec: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, parent: Node, make_store: Callable[[Node], Any]) -> Self:
+        """A node that keeps the elements of `parent` in the store that `make_store` returns."""
+        return cls((parent,), make_store(parent))
+
+    def share(self, share: Share) -> Node:
+        """See `Node.share`."""
+        parent = share.of(self.parent)
+        return dataclasses.replace(
+            self, parents=(parent,), store=self.store.share(parent, share.worker, share.count)
+        )
+
+    def over(self, parents: tuple[Any, ...]) -> Self:
+        """See `Node.over`."""
+        if parents[0] is self.parents[0]:
+            return self
+        return dataclasses.replace(self, parents=parents, store=self.store.for_parent(parents[0]))
+
+
+@lazy_dataclass
 class Limit(Node):
     """The first `count` elements."""
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from grainmill._native import SharedBudget
-from grainmill._workers import accelerators, failures, main_classes, messages, wire
+from grainmill._workers import accelerators, at_exit, failures, main_classes, messages, wire
 from grainmill._workers.shared_arena import SharedArena
 
 if TYPE_CHECKING:
@@ -328,6 +328,7 @@ def run(files: WorkerFiles, config: WorkerConfig) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
+        at_exit.run_calls()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()

@@ -2,6 +2,7 @@
 //!
 //! No other layer starts threads.
 
+pub mod copy;
 pub mod open;
 pub mod pool;
 pub mod read_ahead;

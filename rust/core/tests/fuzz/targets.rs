@@ -2,12 +2,13 @@
 //! with valid results.
 
 use std::fmt::Debug;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once};
 
 use grainmill_core::bytes::ScatterBuffers;
-use grainmill_core::records::array_record::WriterOptions;
 use grainmill_core::records::array_record::footer::{self, FooterParser, MAGIC};
+use grainmill_core::records::array_record::{WriterOptions, verify};
 use grainmill_core::records::riegeli::block::BLOCK_LEN;
 use grainmill_core::records::riegeli::chunk::{self, CHUNK_HEADER_LEN, ChunkHeader, kind};
 use grainmill_core::records::riegeli::compress::{Codec, Compressor};
@@ -21,8 +22,9 @@ use grainmill_core::records::riegeli::stream_decoder::{
 use grainmill_core::records::riegeli::transposed::encode::transposed_data;
 use grainmill_core::records::riegeli::varint::{Cursor, push_varint};
 use grainmill_core::records::riegeli::{ChunkRecords, Decoder, FormatError};
+use grainmill_core::records::sequential::{Framing, Lines, RecordBlock, RecordStream, TfRecords};
 use grainmill_core::records::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
-use grainmill_core::records::{FileSet, Files, Source};
+use grainmill_core::records::{ArrayRecord, FileSet, Files, Format, Source};
 use grainmill_core::{Error, Result};
 
 /// How many bytes a chunk may decode to here, so that unbounded memory fails a run.
@@ -36,7 +38,7 @@ const MAX_RECORDS: u64 = 1 << 16;
 pub(crate) type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub(crate) const TARGETS: [Target; 12] = [
+pub(crate) const TARGETS: [Target; 15] = [
     ("file", file),
     ("chunks", chunks),
     ("headers", headers),
@@ -49,6 +51,9 @@ pub(crate) const TARGETS: [Target; 12] = [
     ("writer_options", writer_options),
     ("round_trip_simple", round_trip_simple),
     ("round_trip_transposed", round_trip_transposed),
+    ("verify", verify_file),
+    ("tfrecord_stream", tfrecord_stream),
+    ("lines", lines),
 ];
 
 /// The input as a file.
@@ -100,7 +105,11 @@ fn postscript_of(footer_offset: u64) -> Vec<u8> {
 fn read_file(bytes: Vec<u8>) {
     limit_chunks();
     let storage: Arc<dyn Storage> = Arc::new(InMemory(Arc::new(bytes)));
-    let set = FileSet::in_storage(&storage, [Source::from(PathBuf::from("fuzzed"))]);
+    let set = FileSet::in_storage(
+        &storage,
+        &(Arc::new(ArrayRecord) as Arc<dyn Format>),
+        [Source::from(PathBuf::from("fuzzed"))],
+    );
     let Ok(files) = Files::of(Arc::new(set)) else { return };
     let len = files.len();
     let positions: Vec<u64> = (0..len.min(40)).chain(len.checked_sub(1)).collect();
@@ -111,6 +120,52 @@ fn read_file(bytes: Vec<u8>) {
         for (both, single) in together.iter().zip(each.iter().flatten()) {
             assert!(single.iter().eq([both]));
         }
+    }
+}
+
+/// Verifies a file: without problems, all of its records can be read.
+fn verify_file(input: &[u8]) {
+    limit_chunks();
+    let memory = InMemory(Arc::new(input.to_vec()));
+    let report = verify::verify_in(&memory, Path::new("fuzzed"), 100).expect("reading memory");
+    let storage: Arc<dyn Storage> = Arc::new(memory);
+    let set = FileSet::in_storage(&storage, [Source::from(PathBuf::from("fuzzed"))]);
+    if report.problems.is_empty() {
+        let files = Files::of(Arc::new(set)).expect("a file without problems can be opened");
+        assert_eq!(files.len(), report.num_records);
+        let positions: Vec<u64> = (0..files.len().min(40)).collect();
+        files.read(&positions).expect("a file without problems can be read");
+    }
+}
+
+fn tfrecord_stream(input: &[u8]) {
+    stream(input, || Box::new(TfRecords));
+}
+
+fn lines(input: &[u8]) {
+    stream(input, || Box::new(Lines));
+}
+
+/// Reads the input as a stream, in blocks of any length and of single records, which must agree.
+fn stream(input: &[u8], framing: impl Fn() -> Box<dyn Framing>) {
+    let records_of = |max_records| {
+        let (mut block, mut records) = (RecordBlock::default(), Vec::new());
+        let input = std::io::Cursor::new(input.to_vec()).take(MAX_FILE_LEN);
+        let mut stream = RecordStream::of(PathBuf::from("fuzzed"), input, framing())?;
+        // Compressed input may be endless.
+        while records.len() < 1000 && stream.offset() < MAX_CHUNK_LEN {
+            if !stream.read(&mut block, max_records)? {
+                break;
+            }
+            assert!((1..=max_records).contains(&block.len()));
+            records.extend(block.iter().map(<[u8]>::to_vec));
+        }
+        Ok::<_, Error>(records)
+    };
+    let (all, single) = (records_of(1000), records_of(1));
+    assert_eq!(all.is_ok(), single.is_ok(), "{all:?}, {single:?}");
+    if let (Ok(all), Ok(single)) = (all, single) {
+        assert!(all.iter().zip(&single).all(|(both, single)| both == single));
     }
 }
 
@@ -423,7 +478,7 @@ fn limit_chunks() {
 
 /// Inputs for the targets made from an intact or damaged file.
 pub(crate) fn seeds_of(bytes: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
-    let mut seeds = vec![("file", bytes.to_vec())];
+    let mut seeds = vec![("file", bytes.to_vec()), ("verify", bytes.to_vec())];
     let mut of_file = Vec::new();
     let mut begin = 64_u64;
     let end = (bytes.len() as u64).saturating_sub(BLOCK_LEN);
@@ -512,5 +567,21 @@ pub(crate) fn other_seeds() -> Vec<(&'static str, Vec<u8>)> {
     let longest = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01];
     let options = options.map(|text| ("writer_options", text.as_bytes().to_vec()));
     let varints = varints.into_iter().chain([&longest[..]]);
-    options.into_iter().chain(varints.map(|bytes| ("varints", bytes.to_vec()))).collect()
+    // A `TFRecord` file with records of one byte and none, plain and as gzip.
+    let frames =
+        b"\x01\x00\x00\x00\x00\x00\x00\x00\x01\x75\xde\x41\x31\xc3\x0c\x4a\xd6\x00\x00\x00\
+        \x00\x00\x00\x00\x00\x29\x03\x98\x07\xd8\xea\x82\xa2";
+    let gzip = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\x03\x63\x64\x80\x00\xc6\xd2\x7b\x8e\x86\x87\
+        \x79\xbc\xae\x41\xf9\x0c\x9a\xcc\x33\xd8\x6f\xbc\x6a\x5a\x04\x00\xd5\x8a\x7a\xd6\
+        \x21\x00\x00\x00";
+    let streams =
+        [("tfrecord_stream", &frames[..]), ("tfrecord_stream", &gzip[..]), ("lines", &gzip[..])];
+    let lines = ["{\"a\": 1}\n{}\r\n\n  \nlast", "\n", "no end"];
+    let lines = lines.map(|text| ("lines", text.as_bytes().to_vec()));
+    options
+        .into_iter()
+        .chain(varints.map(|bytes| ("varints", bytes.to_vec())))
+        .chain(streams.map(|(name, bytes)| (name, bytes.to_vec())))
+        .chain(lines)
+        .collect()
 }

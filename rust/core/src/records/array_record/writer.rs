@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use super::options::WriterOptions;
 use crate::platform;
+use crate::records::checksum::highway::Hasher;
 use crate::records::riegeli::FormatError;
-use crate::records::riegeli::chunk::kind;
+use crate::records::riegeli::chunk::{ChunkHeader, kind};
 use crate::records::riegeli::compress::{Codec, Compressor};
 use crate::records::riegeli::encode::{Group, simple_data};
 use crate::records::riegeli::sink::ChunkSink;
@@ -141,23 +142,54 @@ impl RecordWriter {
         Ok(self.sink.pad_to_block()?)
     }
 
+    /// Appends chunks that a [`ChunkEncoder`] with the same options has encoded.
+    ///
+    /// Each but the last of a file has `group_size` records.
+    ///
+    /// # Errors
+    /// If they cannot be written, anything has failed before, or a chunk is incomplete that is not
+    /// the last.
+    pub fn write_encoded(&mut self, chunks: &EncodedChunks) -> Result<()> {
+        self.check()?;
+        let result = self.append_encoded(chunks);
+        self.record_failure(result)
+    }
+
+    fn append_encoded(&mut self, chunks: &EncodedChunks) -> Result<(), WriteError> {
+        let mut begin = 0;
+        for header in &chunks.headers {
+            let group_size = u64::from(self.options.group_size());
+            if self.group.num_records() > 0 || !self.num_records.is_multiple_of(group_size) {
+                return Err(FormatError::fixed("a chunk follows an incomplete one").into());
+            }
+            let end = usize::try_from(header.data_len).map_or(usize::MAX, |len| begin + len);
+            let data = chunks.bytes.get(begin..end).ok_or(FormatError::fixed("a chunk is cut"))?;
+            self.num_records += header.num_records;
+            let at = self.sink.write_hashed(header, &[data])?;
+            self.add_to_index(at, header.decoded_len, header.num_records)?;
+            begin = end;
+        }
+        Ok(())
+    }
+
     fn write_data_chunk(&mut self) -> Result<(), WriteError> {
         let (num_records, decoded_len) = (self.group.num_records(), self.group.decoded_len());
-        let (kind, parts) = match self.options.transposed_bucket_len() {
-            None => {
-                let parts = simple_data(&self.group, &mut self.compressor, &mut self.scratch)?;
-                (kind::SIMPLE, parts)
-            }
-            Some(len) => {
-                transposed_data(&self.group, len, &mut self.compressor, &mut self.scratch)?;
-                (kind::TRANSPOSED, [&self.scratch[..], &[]])
-            }
-        };
+        let (kind, parts) =
+            chunk_data(&self.group, &self.options, &mut self.compressor, &mut self.scratch)?;
         let begin = self.sink.write_chunk(kind, num_records, decoded_len, &parts)?;
+        self.group.clear();
+        self.add_to_index(begin, decoded_len, num_records)
+    }
+
+    fn add_to_index(
+        &mut self,
+        begin: u64,
+        decoded_len: u64,
+        num_records: u64,
+    ) -> Result<(), WriteError> {
         if self.options.pad_to_block_boundary() {
             self.sink.pad_to_block()?;
         }
-        self.group.clear();
         self.scratch.clear();
         for (number, value) in [(1, begin), (2, decoded_len), (3, num_records)] {
             push_number(&mut self.scratch, number, value);
@@ -220,6 +252,97 @@ impl RecordWriter {
             message: error.to_string(),
         });
         self.check()
+    }
+}
+
+/// The kind and the data of a chunk of `group`; `scratch` holds what is not in `group`.
+fn chunk_data<'a>(
+    group: &'a Group,
+    options: &WriterOptions,
+    compressor: &mut Compressor,
+    scratch: &'a mut Vec<u8>,
+) -> Result<(u8, [&'a [u8]; 2]), FormatError> {
+    match options.transposed_bucket_len() {
+        None => Ok((kind::SIMPLE, simple_data(group, compressor, scratch)?)),
+        Some(len) => {
+            transposed_data(group, len, compressor, scratch)?;
+            Ok((kind::TRANSPOSED, [&scratch[..], &[]]))
+        }
+    }
+}
+
+/// Chunks that have been encoded and not been written yet.
+#[derive(Debug, Default)]
+pub struct EncodedChunks {
+    /// The data of all chunks back to back.
+    bytes: Vec<u8>,
+    headers: Vec<ChunkHeader>,
+}
+
+impl EncodedChunks {
+    /// Removes the chunks but keeps the memory for the next ones.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.headers.clear();
+    }
+}
+
+/// Encodes chunks of a file on any thread.
+#[derive(Debug)]
+pub struct ChunkEncoder {
+    options: WriterOptions,
+    compressor: Compressor,
+    group: Group,
+    scratch: Vec<u8>,
+}
+
+impl ChunkEncoder {
+    /// An encoder for a file with these options.
+    ///
+    /// # Errors
+    /// If the codec cannot be set up.
+    pub fn new(options: WriterOptions) -> Result<Self, FormatError> {
+        let compressor = Compressor::new(options.codec())?;
+        Ok(Self { options, compressor, group: Group::default(), scratch: Vec::new() })
+    }
+
+    /// Appends to `out` the chunks of `records`, of which the first begins a chunk.
+    ///
+    /// # Errors
+    /// If the codec fails.
+    pub fn encode<'a>(
+        &mut self,
+        records: impl Iterator<Item = &'a [u8]>,
+        out: &mut EncodedChunks,
+    ) -> Result<(), FormatError> {
+        let group_size = u64::from(self.options.group_size());
+        for record in records {
+            self.group.push(record);
+            if self.group.num_records() >= group_size {
+                self.encode_chunk(out)?;
+            }
+        }
+        if self.group.num_records() > 0 {
+            self.encode_chunk(out)?;
+        }
+        Ok(())
+    }
+
+    fn encode_chunk(&mut self, out: &mut EncodedChunks) -> Result<(), FormatError> {
+        let (num_records, decoded_len) = (self.group.num_records(), self.group.decoded_len());
+        let (kind, parts) =
+            chunk_data(&self.group, &self.options, &mut self.compressor, &mut self.scratch)?;
+        let mut hasher = Hasher::default();
+        let mut data_len = 0;
+        for part in parts {
+            hasher.update(part);
+            out.bytes.extend_from_slice(part);
+            data_len += part.len() as u64;
+        }
+        let data_hash = hasher.finish();
+        out.headers.push(ChunkHeader { data_len, data_hash, kind, num_records, decoded_len });
+        self.group.clear();
+        Ok(())
     }
 }
 

@@ -48,7 +48,13 @@ impl Codec {
 pub struct Compressor {
     codec: Codec,
     engine: Engine,
+    /// The last short block and its compressed form: the lengths of a chunk of one record are often
+    /// those of the chunk before, and compressing three bytes takes as long as 200.
+    short: (Vec<u8>, Vec<u8>),
 }
+
+/// Blocks up to this length are remembered.
+const SHORT_LEN: usize = 16;
 
 enum Engine {
     None,
@@ -78,7 +84,7 @@ impl Compressor {
                 ..BrotliEncoderParams::default()
             })),
         };
-        Ok(Self { codec, engine })
+        Ok(Self { codec, engine, short: Default::default() })
     }
 
     /// The settings.
@@ -91,9 +97,29 @@ impl Compressor {
     /// # Errors
     /// If the codec does not support that many bytes or cannot allocate memory.
     pub fn append(&mut self, plain: &[u8], out: &mut Vec<u8>) -> Result<(), FormatError> {
-        if !matches!(self.engine, Engine::None) {
-            push_varint(out, plain.len() as u64);
+        if matches!(self.engine, Engine::None) {
+            out.extend_from_slice(plain);
+            return Ok(());
         }
+        if plain.len() > SHORT_LEN {
+            return self.append_compressed(plain, out);
+        }
+        // No plain block is remembered before the first, which an empty one would equal.
+        if self.short.0 != plain || self.short.1.is_empty() {
+            let begin = out.len();
+            self.append_compressed(plain, out)?;
+            self.short.0.clear();
+            self.short.0.extend_from_slice(plain);
+            self.short.1.clear();
+            self.short.1.extend_from_slice(&out[begin..]);
+        } else {
+            out.extend_from_slice(&self.short.1);
+        }
+        Ok(())
+    }
+
+    fn append_compressed(&mut self, plain: &[u8], out: &mut Vec<u8>) -> Result<(), FormatError> {
+        push_varint(out, plain.len() as u64);
         match &mut self.engine {
             Engine::None => out.extend_from_slice(plain),
             Engine::Snappy(encoder) => append_snappy(encoder, plain, out)?,

@@ -60,7 +60,15 @@ impl<W: Write> ChunkSink<W> {
         }
         let header =
             ChunkHeader { data_len, data_hash: hasher.finish(), kind, num_records, decoded_len };
-        let extent = self.extent(&header)?;
+        self.write_hashed(&header, parts)
+    }
+
+    /// Writes the chunk of `header`, whose data are `parts` back to back; returns where it begins.
+    ///
+    /// # Errors
+    /// If the underlying writer fails or the file would exceed 2^64 bytes.
+    pub fn write_hashed(&mut self, header: &ChunkHeader, parts: &[&[u8]]) -> io::Result<u64> {
+        let extent = self.extent(header)?;
         self.append(extent, &header.to_bytes())?;
         for part in parts {
             self.append(extent, part)?;

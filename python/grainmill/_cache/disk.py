@@ -1,0 +1,335 @@
+"""Elements of a dataset with random access in files, which any number of processes write.
+
+Each process appends the elements that it computes to a part of its own, so processes, also of other
+machines, need no lock: a part belongs to one writer, and is visible when it is complete. Its last
+record lists the indices of its elements. An element that two processes computed is in two parts,
+of which each reader uses one. Whoever finds all elements in parts writes the manifest, with an
+index that later runs map into memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from grainmill._cache import files
+from grainmill._cache.encoding import decoded, encoded
+from grainmill._cache.fingerprint import Fingerprint
+from grainmill._cache.missing import MISSING
+from grainmill._native import GrainmillError, RecordFiles
+from grainmill._threads import at_fork
+from grainmill._workers.at_exit import call_at_exit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from grainmill._cache.memory import Indices
+    from grainmill._plan.node import Node
+
+# An open part is lost if its process is killed, so it becomes visible at this size, or at a share
+# of what was written before if that is more: few parts, and little to compute again.
+_MIN_PART_BYTES: Final = 1 << 20
+_MAX_PART_BYTES: Final = 64 << 20
+_PART_SHARE: Final = 4
+# In the table of a process: absent, or in its own open part; else the number of the record, plus 1.
+_ABSENT: Final = 0
+_IN_OPEN_PART: Final = -1
+
+
+class DiskStore:
+    """The elements of one pipeline by index, in files below `path`.
+
+    It is pickled as the path and the fingerprint, so a worker process reads and writes the same
+    files. Until the cache is finished, a table of 8 bytes per element is kept in each process.
+
+    Args:
+        path: The directory below which each pipeline has a directory.
+        parent: The plan whose elements are stored.
+        length: The number of elements.
+    """
+
+    def __init__(self, path: str, parent: Node | None, length: int) -> None:
+        self._path = os.path.abspath(path)  # noqa: PTH100 - workers have other directories
+        self._parent = parent
+        self._length = length
+        self._fingerprint: Fingerprint | None = None
+        self._lock = threading.RLock()
+        self._is_open = False
+        _stores.add(self)
+
+    def for_parent(self, parent: Node) -> DiskStore:
+        """A store below the same path, for another pipeline."""
+        return DiskStore(self._path, parent, getattr(parent, "length", 0))
+
+    def __getstate__(self) -> dict[str, Any]:
+        found = {"_path": self._path, "_length": self._length}
+        return {**found, "_fingerprint": self.fingerprint()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_path"], None, state["_length"])  # type: ignore[misc]
+        self._fingerprint = state["_fingerprint"]
+
+    def fingerprint(self) -> Fingerprint:
+        """What makes the elements."""
+        with self._lock:
+            if self._fingerprint is None:
+                assert self._parent is not None
+                self._fingerprint = Fingerprint.of(self._parent, "random access")
+            return self._fingerprint
+
+    @property
+    def directory(self) -> Path:
+        """The directory of this pipeline's cache."""
+        return files.directory_of(self._path, self.fingerprint())
+
+    def _open(self) -> None:
+        """Finds what is stored already; called before anything else."""
+        if self._is_open:
+            return
+        with self._lock:
+            if self._is_open:
+                return
+            self._directory = directory = self.directory
+            self._writer: files.PartWriter | None = None
+            self._own: list[int] = []
+            self._num_open = 0  # those of them that no other process has made visible
+            self._num_flushed_bytes = 0
+            self._can_write = True
+            self._parts: dict[str, int] = {}
+            self._listed_ns = -1
+            manifest = files.read_manifest(directory)
+            self._is_finished = manifest is not None
+            if manifest is not None:
+                self._open_finished(manifest)
+            else:
+                self._files: RecordFiles | None = None
+                self._table: Any = np.zeros(self._length, np.int64)
+                self._num_known = 0
+                files.make_directory(directory, self.fingerprint())
+                files.remove_leftovers(directory, f"*{files.UNFINISHED}")
+                self._refresh()
+                self._finish_if_complete()
+            self._is_open = True
+
+    def _open_finished(self, manifest: dict[str, Any]) -> None:
+        parts = [(part["name"], part["num_records"]) for part in manifest["parts"]]
+        index = self._directory / str(manifest.get("index"))
+        try:
+            self._table = np.load(index, mmap_mode="r")
+        except (OSError, ValueError) as failure:
+            raise ValueError(f"{index}: damaged; delete {self._directory}") from failure
+        if self._table.shape != (self._length,) or self._table.dtype != np.int64:
+            raise ValueError(f"{index}: expected {self._length} numbers; delete {self._directory}")
+        self._parts = dict(parts)
+        self._files = files.opened(self._directory, parts) if parts else None
+        self._num_known = self._length
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all elements are stored, and nothing has to be computed any more."""
+        self._open()
+        return self._num_known == self._length
+
+    def missing(self, index: Indices) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which of the elements at `index` are not stored, or not visible yet."""
+        self._open()
+        rows = self._table[index]
+        if self._num_known < self._length and (rows <= _ABSENT).any():
+            with self._lock:
+                self._check_process()
+                self._refresh()
+                if (self._table[index] == _IN_OPEN_PART).any() and self._flush_is_worth():
+                    self._flush()
+            rows = self._table[index]
+        absent: np.ndarray[Any, np.dtype[np.bool_]] = rows <= _ABSENT
+        return absent
+
+    def _flush_is_worth(self) -> bool:
+        """Whether the open part is large enough that there will be few of them."""
+        return self._num_open * _PART_SHARE >= self._num_known
+
+    def read(self, index: Indices) -> Iterator[Any]:
+        """Yields the elements at `index`, `MISSING` for those that are not visible.
+
+        Raises:
+            GrainmillError: A file is damaged.
+            OSError: It cannot be read.
+        """
+        self._open()
+        rows = self._table[index]
+        opened = self._files  # after the table: it has all records that the table refers to
+        wanted = rows[rows > _ABSENT] - 1
+        try:
+            records = iter(opened.read(wanted) if opened is not None and len(wanted) else ())
+        except Exception:  # reading one by one finds the failing element
+            assert opened is not None
+            records = map(opened.read_one, wanted.tolist())
+        for row in rows.tolist():
+            yield decoded(next(records)) if row > _ABSENT else MISSING
+
+    def put(self, index: Sequence[int], elements: Sequence[Any]) -> None:
+        """Appends elements to the open part; a full disk ends the caching, with a warning.
+
+        Raises:
+            TypeError: One cannot be pickled.
+        """
+        self._open()
+        if not self._can_write or self._num_known == self._length:
+            return
+        records = [encoded(element) for element in elements]
+        with self._lock:
+            self._check_process()
+            try:
+                self._append(index, records)
+            except (OSError, GrainmillError) as failure:
+                self._stop_writing(failure)
+
+    def _append(self, index: Sequence[int], records: Sequence[list[Any]]) -> None:
+        for number, pieces in zip(index, records, strict=True):
+            if self._table[number] != _ABSENT:
+                continue
+            if self._writer is None:
+                self._writer = files.PartWriter(self._directory)
+            self._writer.write(pieces)
+            self._table[number] = _IN_OPEN_PART
+            self._own.append(number)
+            self._num_open += 1
+        if self._writer is not None:
+            share = self._num_flushed_bytes // _PART_SHARE
+            limit = min(_MAX_PART_BYTES, max(_MIN_PART_BYTES, share))
+            is_last = self._num_known + self._num_open == self._length
+            if is_last or self._writer.byte_len >= limit:
+                self._flush()
+
+    def flush(self) -> None:
+        """Makes the open part visible to others."""
+        if self._is_open:
+            with self._lock:
+                self._check_process()
+                self._flush()
+
+    def _flush(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        own, self._own = self._own, []
+        name = f"part-{files.new_name()}{files.SUFFIX}"
+        try:
+            writer.write([np.array(own, "<i8").tobytes()])
+            writer.finish(name)
+        except (OSError, GrainmillError) as failure:
+            self._own = own
+            writer.abandon()
+            # Whoever finished the cache has removed what was unfinished.
+            is_finished = (self._directory / files.MANIFEST).exists()
+            self._stop_writing(None if is_finished else failure)
+            self._refresh()
+            return
+        self._num_flushed_bytes += writer.byte_len
+        self._add(name, np.array(own, np.int64))
+        self._refresh()
+        self._finish_if_complete()
+
+    def _stop_writing(self, failure: BaseException | None) -> None:
+        self._can_write = False
+        self._forget_open_part()
+        if failure is not None:
+            files.warn_unwritable(self._directory, failure)
+
+    def _forget_open_part(self) -> None:
+        writer, self._writer = self._writer, None
+        own, self._own = np.array(self._own, np.int64), []
+        own = own[self._table[own] == _IN_OPEN_PART]
+        self._table[own] = _ABSENT
+        self._num_open = 0
+        if writer is not None:
+            writer.abandon()
+
+    def _check_process(self) -> None:
+        """In a forked child: leaves the open part to the parent."""
+        if self._writer is not None and not self._writer.is_own:
+            files.keep_if_inherited(self._writer)
+            self._forget_open_part()
+
+    def _refresh(self) -> None:
+        """Adds the parts that others have made visible."""
+        try:
+            changed_ns = self._directory.stat().st_mtime_ns
+            if changed_ns == self._listed_ns:
+                return
+            names = [entry.name for entry in os.scandir(self._directory)]
+        except FileNotFoundError:
+            return  # deleted by the user
+        self._listed_ns = changed_ns
+        for name in sorted(names):
+            if name.startswith("part-") and name.endswith(files.SUFFIX) and name not in self._parts:
+                part = RecordFiles([(str(self._directory / name), 0, None)], lazy=True)
+                count = len(part) - 1
+                listed = np.frombuffer(part.read_one(count), "<i8") if count >= 0 else ()
+                if len(listed) != count or min(listed) < 0 or max(listed) >= self._length:
+                    raise ValueError(
+                        f"{self._directory / name}: not a part of this cache; delete the file"
+                    )
+                self._add(name, listed)
+
+    def _add(self, name: str, index: Any) -> None:
+        """Makes the elements of a part visible in this process."""
+        first = sum(self._parts.values())
+        self._parts[name] = len(index) + 1
+        part = files.opened(self._directory, [(name, len(index) + 1)])
+        self._files = part if self._files is None else RecordFiles.joined([self._files, part])
+        rows = self._table[index]
+        is_new = rows <= _ABSENT
+        self._num_open -= int((rows == _IN_OPEN_PART).sum())
+        numbers = first + 1 + np.arange(len(index))
+        self._table[index[is_new]] = numbers[is_new]
+        self._num_known += int(is_new.sum())
+
+    def _finish_if_complete(self) -> None:
+        """Writes the manifest if all elements are visible; several processes may do so."""
+        if self._is_finished or self._num_known < self._length:
+            return
+        self._is_finished = True
+        name = f"index-{files.new_name()}.npy"
+        try:
+            with (self._directory / name).open("xb") as file:
+                np.save(file, self._table)
+                file.flush()
+                os.fsync(file.fileno())
+            files.write_manifest(
+                self._directory, self.fingerprint(), self._length, self._parts, index=name
+            )
+            for unfinished in self._directory.glob(f"*{files.UNFINISHED}"):
+                unfinished.unlink(missing_ok=True)
+        except OSError as failure:  # all elements are there, and later runs find them in the parts
+            with contextlib.suppress(OSError):
+                (self._directory / name).unlink()
+            files.warn_unwritable(self._directory, failure)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.flush()
+
+
+_stores: Final[weakref.WeakSet[DiskStore]] = weakref.WeakSet()
+
+
+@call_at_exit
+def _flush_all() -> None:
+    for store in list(_stores):
+        with contextlib.suppress(Exception):
+            store.flush()
+
+
+def _after_fork() -> None:
+    for store in list(_stores):
+        store._lock = threading.RLock()  # noqa: SLF001 - another thread may have held it
+
+
+at_fork(after_in_child=_after_fork)

@@ -1,0 +1,60 @@
+"""Stores for the arguments of `cache`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from grainmill._cache.disk import DiskStore
+from grainmill._cache.memory import MemoryStore
+from grainmill._cache.sequence import SequenceFiles, SequenceMemory
+from grainmill._plan.arguments import checked_integer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from grainmill._plan.node import MapNode, Node
+
+
+def element_store(
+    path: str | os.PathLike[str] | None, ram_budget_bytes: int | None
+) -> Callable[[MapNode], MemoryStore | DiskStore]:
+    """What makes the store of `MapDataset.cache`, with its arguments checked."""
+    where, budget_bytes = _checked(path, ram_budget_bytes)
+    if where is None:
+        return lambda parent: MemoryStore(budget_bytes, parent.length)
+    return lambda parent: DiskStore(where, parent, parent.length)
+
+
+def sequence_store(
+    path: str | os.PathLike[str] | None, ram_budget_bytes: int | None
+) -> Callable[[Node], SequenceMemory | SequenceFiles]:
+    """What makes the store of `IterDataset.cache`, with its arguments checked."""
+    where, budget_bytes = _checked(path, ram_budget_bytes)
+    if where is None:
+        return lambda _: SequenceMemory(budget_bytes)
+    return lambda parent: SequenceFiles(where, parent)
+
+
+def _checked(
+    path: str | os.PathLike[str] | None, ram_budget_bytes: int | None
+) -> tuple[str | None, int | None]:
+    if ram_budget_bytes is not None:
+        if path is not None:
+            raise ValueError(
+                "`ram_budget_bytes` bounds a cache in memory and has no effect on one in files; "
+                f"leave it out, or leave out `path`, got {path!r}"
+            )
+        ram_budget_bytes = checked_integer(ram_budget_bytes, "ram_budget_bytes", minimum=1)
+    if path is None:
+        return None, ram_budget_bytes
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            f"`path` must be a path or `None`, got {path!r} of type {type(path).__name__}"
+        )
+    where = os.fspath(path)
+    if not isinstance(where, str) or "://" in where:
+        raise ValueError(f"`path` must be a directory of the local file system, got {path!r}")
+    if not where:
+        raise ValueError("`path` must not be empty")
+    return where, None

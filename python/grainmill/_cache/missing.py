@@ -1,0 +1,5 @@
+"""What a store gives in place of an element that it does not have."""
+
+from typing import Final
+
+MISSING: Final = object()

@@ -1,0 +1,189 @@
+"""Keeps the elements of the first pass in a store, from which later passes take them."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from grainmill._iterators.cursor import END, Cursor, constant_state
+from grainmill._iterators.saved import Saved
+from grainmill._iterators.stage import Block, Stage, State, runs
+from grainmill._plan import sequential
+
+if TYPE_CHECKING:
+    from grainmill._iterators.cursor import ResumePoint
+    from grainmill._iterators.stage import StateAfter
+
+_PULL_SIZE = 64
+
+
+@runs(sequential.StoredCache)
+class StoredCacheStage(Stage):
+    """Takes an element from the store if it is there, else from its parent.
+
+    A state has the position and, where the parent has been read up to there, the parent's state.
+    With it, a restored iterator continues at once; without, it takes elements from the store, and
+    only if they are not there any more does it read the parent again from its start.
+    """
+
+    def __init__(self, node: sequential.StoredCache, parent: Stage) -> None:
+        super().__init__(parent)
+        self._name = node.dataset_name
+        self._store = node.store
+        self._cursor = Cursor(parent)
+        self._initial: State | None = None
+        self._position = 0
+        self._parent_position = 0  # elements that the cursor is past
+        self._last: StateAfter = functools.partial(_state_at_point, self._cursor.resume_point(), 0)
+        self._num_last = 0
+        self._pass: Any = None  # takes the elements of the pass that this is
+        self._opened: Any = None
+        self._singly = False  # whether to take one element at a time
+
+    @property
+    def pull_size(self) -> int:
+        """See `Stage.pull_size`."""
+        return max(_PULL_SIZE, self._cursor.stage.pull_size)
+
+    def pull(self, limit: int) -> Block:
+        """See `Stage.pull`."""
+        self._first_state()
+        if not self._position:  # another pass may have finished the cache
+            self._opened = self._store.opened()
+        stored = self._opened
+        if stored is not None and (stored.is_complete or self._position < stored.num_stored):
+            elements = stored.read(self._position, limit)
+            after = functools.partial(_state_in_store, self._position)
+            if not elements and self._position > stored.num_stored:
+                raise self._refusal(stored.num_stored)
+            return self._delivered(elements, after)
+        self._go_to_position()
+        elements, points = self._taken(limit)
+        return self._delivered(elements, functools.partial(_state_at, self._position, points))
+
+    def _delivered(self, elements: list[Any], after: StateAfter) -> Block:
+        self._position += len(elements)
+        self._last, self._num_last = after, len(elements)
+        return Block(elements, after)
+
+    def _taken(self, limit: int) -> tuple[list[Any], list[ResumePoint]]:
+        """The next elements of the parent, with the resume points before, between and after."""
+        cursor = self._cursor
+        cursor.fill()
+        points = [cursor.resume_point()]
+        elements: list[Any] = []
+        for _ in range(1 if self._singly else max(1, min(limit, cursor.num_ready))):
+            element = cursor.next()
+            if element is END:
+                points = [cursor.resume_point()]
+                break
+            elements.append(element)
+            points.append(cursor.resume_point())
+        try:
+            self._store_elements(elements, points)
+        except TypeError:  # one of them cannot be pickled
+            self._return_to(points[0], self._parent_position - len(elements))
+            if len(elements) == 1:
+                raise
+            self._singly = True
+            return self._taken(1)
+        return elements, points
+
+    def _store_elements(self, elements: list[Any], points: list[ResumePoint]) -> None:
+        at = self._parent_position
+        if at == 0 or self._pass is None:
+            if self._pass is not None:
+                self._pass.abandon()
+            self._pass = self._store.begin()
+        self._parent_position += len(elements)
+        if elements:
+            self._pass.append(
+                at, elements, [functools.partial(_state_of, point) for point in points[1:]]
+            )
+        else:
+            self._pass.finish(at)
+            self._pass = None
+            self._opened = self._store.opened()
+
+    def _return_to(self, point: ResumePoint, position: int) -> None:
+        self._cursor.restore(_state_of(point))
+        self._parent_position = position
+
+    def _go_to_position(self) -> None:
+        """Moves the parent to the position, if it is elsewhere, and stores what it passes."""
+        if self._parent_position == self._position:
+            return
+        stored = self._opened
+        count, state = (0, None) if stored is None else stored.frontier
+        if not count <= self._parent_position < self._position:
+            self._cursor.restore(self._first_state() if state is None else state())
+            self._parent_position = 0 if state is None else count
+        while self._parent_position < self._position:
+            elements, _ = self._taken(self._position - self._parent_position)
+            if not elements:
+                raise self._refusal(self._parent_position)
+
+    def _refusal(self, count: int) -> ValueError:
+        return ValueError(
+            f"state of {self._name} was saved after {self._position} elements but there are "
+            f"{count}; restore needs the same data"
+        )
+
+    def _first_state(self) -> State:
+        if self._initial is None:
+            self._initial = self._cursor.stage.state()
+        return self._initial
+
+    def state(self) -> State:
+        """See `Stage.state`."""
+        return self._last(self._num_last)
+
+    def restore(self, state: State) -> None:
+        """See `Stage.restore`."""
+        saved = Saved(self._name, state, ("parent", "position"))
+        position = saved.index("position")
+        self._first_state()
+        if self._pass is not None:
+            self._pass.abandon()
+            self._pass = None
+        self._opened = stored = self._store.opened()
+        parent = saved["parent"]
+        if parent is not None and (stored is None or not stored.is_complete):
+            self._cursor.restore(parent)  # raises if it is not a state of the parent
+            self._parent_position = position
+        self._position = position
+        self._last, self._num_last = constant_state(dict(state)), 0
+
+    def start_prefetch(self) -> None:
+        """See `Stage.start_prefetch`; does nothing where all elements are stored."""
+        stored = self._store.opened()
+        if stored is None or not stored.is_complete:
+            super().start_prefetch()
+
+    def close(self) -> None:
+        """See `Stage.close`."""
+        if self._pass is not None:
+            self._pass.abandon()
+            self._pass = None
+        super().close()
+
+
+def _state(position: int, parent: State | None) -> State:
+    return {"parent": parent, "position": position}
+
+
+def _state_in_store(position: int, k: int) -> State:
+    return _state(position + k, None)
+
+
+def _state_at(position: int, points: list[ResumePoint], k: int) -> State:
+    return _state(position + k, _state_of(points[k]))
+
+
+def _state_at_point(point: ResumePoint, position: int, _: int) -> State:
+    return _state(position, _state_of(point))
+
+
+def _state_of(point: ResumePoint) -> State:
+    after, taken = point
+    return after(taken)

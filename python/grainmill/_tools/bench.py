@@ -1,0 +1,199 @@
+"""`grainmill bench`: measures a pipeline and says what holds it back."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grainmill import MapDataset
+from grainmill._tools.bench_plot import svg
+from grainmill._tools.console import CommandError, ExitCode, byte_text, print_json, table
+from grainmill._tools.processes import Usage
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+_EXAMPLES = """\
+The attribute is a MapDataset, an IterDataset, a DataLoader or another iterable of elements, or a
+function without arguments that returns one.
+
+examples:
+  grainmill bench my_project.data:train_batches
+  grainmill bench pipeline.py:ds --seconds 30 --svg throughput.svg
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    parser.epilog = _EXAMPLES
+    parser.add_argument("target", metavar="MODULE:ATTRIBUTE", help="or FILE.py:ATTRIBUTE")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, metavar="S", help="stop after S (default: 10)"
+    )
+    parser.add_argument("-n", "--count", type=int, metavar="N", help="stop after N elements")
+    parser.add_argument(
+        "--warmup", type=int, default=1, metavar="N", help="elements not measured (default: 1)"
+    )
+    parser.add_argument("--svg", metavar="FILE", help="write a plot of the throughput")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command."""
+    if options.seconds <= 0:
+        raise CommandError(f"--seconds must be positive, got {options.seconds:g}")
+    if options.warmup < 0 or (options.count is not None and options.count < 1):
+        raise CommandError("--warmup must be at least 0, and --count at least 1")
+    elements = pipeline_of(options.target)
+    found = measured(elements, options.seconds, options.count, options.warmup)
+    found = {"pipeline": options.target, **found}
+    if options.svg:
+        Path(options.svg).write_text(svg(options.target, found), "utf-8")
+    if options.json:
+        print_json(found)
+        return ExitCode.OK
+    rate = found["elements_per_s"]
+    print(options.target)
+    rows = [
+        ("first element", f"{found['first_s']:.3f} s"),
+        ("throughput", f"{rate:,.1f} elements/s" if rate else "unknown, too few elements"),
+        ("measured", f"{found['elements']:,} elements in {found['seconds']:.2f} s"),
+        ("CPU", f"{found['cpu_s']:.2f} s, {found['cores']:.2f} cores"),
+        ("memory", f"{byte_text(found['peak_bytes'])} at most, of {found['processes']} processes"),
+    ]
+    if found["bytes_per_element"]:
+        each = byte_text(found["bytes_per_element"])
+        rows.insert(2, ("element", f"{each}, {byte_text(found['bytes_per_element'] * rate)}/s"))
+    print(table(rows))
+    if found["verdict"]:
+        print(f"  {found['verdict']}")
+    if options.svg:
+        print(f"  plot: {options.svg}")
+    return ExitCode.OK
+
+
+def pipeline_of(target: str) -> Any:
+    """The object that `MODULE:ATTRIBUTE` names.
+
+    Raises:
+        CommandError: There is no such module or attribute, or it is not iterable.
+    """
+    name, colon, attribute = target.rpartition(":")
+    if not colon or not name or not attribute:
+        raise CommandError(f"a pipeline is named by MODULE:ATTRIBUTE, got `{target}`")
+    module = _module(name)
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise CommandError(f"{name} has no attribute `{attribute}`")
+        found = getattr(found, part)
+    if callable(found) and not hasattr(found, "__iter__"):
+        found = found()
+    if not hasattr(found, "__iter__") and not hasattr(found, "__getitem__"):
+        raise CommandError(f"{target} is a {type(found).__name__}, which has no elements")
+    return found.to_iter_dataset() if isinstance(found, MapDataset) else found
+
+
+def _module(name: str) -> Any:
+    sys.path.insert(0, str(Path.cwd()))
+    if name.endswith(".py"):
+        path = Path(name)
+        if not path.is_file():
+            raise CommandError(f"{name}: no such file", ExitCode.SYSTEM)
+        sys.path.insert(0, str(path.resolve().parent))
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module  # so that worker processes find its functions
+        spec.loader.exec_module(module)
+        return module
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and name.split(".", maxsplit=1)[0] == error.name.split(".")[0]:
+            raise CommandError(f"there is no module `{name}` here or installed") from error
+        raise
+
+
+def measured(elements: Any, seconds: float, max_count: int | None, warmup: int) -> dict[str, Any]:
+    """Iterates, and measures what is delivered after the first elements."""
+    usage = Usage()
+    began = time.perf_counter()
+    iterator: Iterator[Any] = iter(elements)
+    first = next(iterator, None)
+    first_s = time.perf_counter() - began
+    if first is None:
+        raise CommandError("the pipeline has no elements", ExitCode.FAILED)
+    for _ in range(warmup - 1):
+        next(iterator, None)
+    times = [0.0]
+    before = usage.cpu_s()
+    start = time.perf_counter()
+    deadline = start + seconds
+    limit = max_count if max_count is not None else sys.maxsize
+    next_sample = start + 0.1
+    for _ in itertools.islice(iterator, limit):
+        now = time.perf_counter()
+        times.append(now - start)
+        if now >= next_sample:  # what is asked of the system takes longer than an element
+            usage.sample()
+            next_sample = now + 0.1
+        if now >= deadline:
+            break
+    elapsed = times[-1]
+    usage.sample()
+    cpu = usage.cpu_s() - before
+    verdict = getattr(iterator, "verdict", None)
+    text = None
+    if verdict is not None:
+        try:
+            text = verdict()
+        except NotImplementedError:
+            text = None
+    close = getattr(iterator, "close", None)
+    if close is not None:
+        close()
+    count = len(times) - 1
+    return {
+        "first_s": round(first_s, 4),
+        "elements": count,
+        "seconds": round(elapsed, 4),
+        "elements_per_s": round(count / elapsed, 3) if elapsed else 0.0,
+        "bytes_per_element": _byte_len(first),
+        "cpu_s": round(cpu, 4),
+        "cores": round(cpu / elapsed, 3) if elapsed else 0.0,
+        "peak_bytes": usage.peak_bytes,
+        "processes": usage.max_processes,
+        "pid": os.getpid(),
+        "verdict": text,
+        "rates": _rates(times),
+    }
+
+
+def _rates(times: list[float]) -> list[tuple[float, float]]:
+    """Up to 100 pairs of a time and the elements per second since the one before."""
+    count = len(times) - 1
+    steps = min(100, count)
+    marks = [count * at // steps for at in range(steps + 1)] if steps else []
+    return [
+        (round(times[b], 4), round((b - a) / max(times[b] - times[a], 1e-9), 2))
+        for a, b in itertools.pairwise(marks)
+    ]
+
+
+def _byte_len(element: Any) -> int:
+    """The bytes of the arrays in an element."""
+    if isinstance(element, dict):
+        return sum(map(_byte_len, element.values()))
+    if isinstance(element, list | tuple):
+        return sum(map(_byte_len, element))
+    if isinstance(element, bytes | str):
+        return len(element)
+    return int(getattr(element, "nbytes", 0))

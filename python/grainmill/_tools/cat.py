@@ -1,0 +1,184 @@
+"""`grainmill cat` and `grainmill head`: prints records."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from grainmill._tools import formats, reading, tf_example
+from grainmill._tools.console import CommandError, ExitCode, print_json
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+_VIEWS = ("auto", "raw", "json", "example", "hex")
+_HEAD = 10
+_HEX_WIDTH = 16
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of both commands."""
+    is_head = parser.get_default("command") == "head"
+    parser.add_argument(
+        "paths", nargs="+", metavar="FILE", help="files, globs, name@N, directories"
+    )
+    parser.add_argument("--from", dest="format", choices=formats.READ, help="the files' format")
+    parser.add_argument(
+        "--as",
+        dest="view",
+        choices=_VIEWS,
+        default="auto",
+        help="how records are printed; auto: as JSON, text or tf.train.Example where they are "
+        "that, otherwise hex",
+    )
+    parser.add_argument(
+        "-n",
+        "--count",
+        type=int,
+        metavar="N",
+        default=_HEAD if is_head else None,
+        help=f"how many records at most (default: {_HEAD if is_head else 'all'})",
+    )
+    if not is_head:
+        parser.add_argument(
+            "-i",
+            "--index",
+            action="append",
+            metavar="I|A:B",
+            help="print record I, or records A to B - 1; repeat it, or separate by commas",
+        )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command."""
+    if options.count is not None and options.count < 0:
+        raise CommandError(f"--count must be at least 0, got {options.count}")
+    paths = formats.expanded(options.paths)
+    chosen = getattr(options, "index", None)
+    if chosen and len(paths) > 1:
+        raise CommandError(f"--index selects records of one file, got {len(paths)} files")
+    for path in paths:
+        found = formats.detect(path, options.format)
+        numbered = (
+            _chosen(path, found, chosen) if chosen else enumerate(reading.records(path, found))
+        )
+        for index, record in itertools.islice(numbered, options.count):
+            _show(path, index, record, options)
+    return ExitCode.OK
+
+
+def _chosen(path: str, found: formats.Format, given: list[str]) -> Iterator[tuple[int, Any]]:
+    """The records that `--index` names, in that order."""
+    for part in ",".join(given).split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*|\s*(\d*):(\d*)\s*", part)
+        if match is None:
+            raise CommandError(f"--index must be a number or a range `A:B`, got `{part}`")
+        if match[1]:
+            at = int(match[1])
+            yield at, reading.at_positions(path, found, [at])[0]
+            continue
+        first = int(match[2] or 0)
+        count = int(match[3]) - first if match[3] else None
+        if count is not None and count < 0:
+            raise CommandError(f"--index `{part}` ends before it starts")
+        yield from itertools.islice(enumerate(reading.records(path, found, first), first), count)
+
+
+def _show(path: str, index: int, record: Any, options: argparse.Namespace) -> None:
+    if options.json:
+        print_json({"path": path, "index": index, **_as_dict(record, options.view)})
+        return
+    if not isinstance(record, bytes):
+        print(json.dumps(plain(record), ensure_ascii=False))
+        return
+    view = options.view if options.view != "auto" else _view_of(record)
+    if view == "raw":
+        sys.stdout.flush()
+        sys.stdout.buffer.write(record + b"\n")
+        sys.stdout.buffer.flush()
+    elif view == "json":
+        print(json.dumps(_parsed(path, index, record, json.loads), ensure_ascii=False))
+    elif view == "example":
+        print(json.dumps(_parsed(path, index, record, tf_example.as_json), ensure_ascii=False))
+    else:
+        print(f"record {index}, {len(record)} bytes\n{_hex(record)}")
+
+
+def _parsed(path: str, index: int, record: bytes, parse: Any) -> Any:
+    try:
+        return parse(record)
+    except ValueError as error:
+        raise CommandError(f"{path}: record {index}: {error}", ExitCode.DAMAGED) from error
+
+
+def _view_of(record: bytes) -> str:
+    """How a record is best shown."""
+    if record[:1] in {b"{", b"["}:
+        try:
+            json.loads(record)
+        except ValueError:
+            pass
+        else:
+            return "raw"
+    if record[:1] == b"\n":
+        try:
+            tf_example.decode(record)
+        except ValueError:
+            pass
+        else:
+            return "example"
+    try:
+        text = record.decode("utf-8")
+    except UnicodeDecodeError:
+        return "hex"
+    return "raw" if all(char.isprintable() or char in "\t\n\r" for char in text) else "hex"
+
+
+def _as_dict(record: Any, view: str) -> dict[str, Any]:
+    """A record for programs."""
+    if not isinstance(record, bytes):
+        return {"record": plain(record)}
+    if view == "auto":
+        view = _view_of(record)
+        if view == "raw" and record[:1] in {b"{", b"["}:
+            view = "json"
+    if view == "json":
+        try:
+            return {"record": json.loads(record)}
+        except ValueError:
+            view = "raw"
+    if view == "example":
+        return {"record": tf_example.as_json(record)}
+    if view == "hex":
+        return {"hex": record.hex()}
+    try:
+        return {"text": record.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(record).decode("ascii")}
+
+
+def plain(value: Any) -> Any:
+    """A row or a value of it, as JSON can represent it."""
+    if isinstance(value, dict):
+        return {str(name): plain(content) for name, content in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(content) for content in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, bytes):
+        return tf_example.shown(value)
+    return value if value is None or isinstance(value, bool | int | float) else str(value)
+
+
+def _hex(record: bytes) -> str:
+    lines = []
+    for at in range(0, len(record), _HEX_WIDTH):
+        part = record[at : at + _HEX_WIDTH]
+        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
+        lines.append(f"  {at:08x}  {part.hex(' '):<{3 * _HEX_WIDTH - 1}}  {text}")
+    return "\n".join(lines)

@@ -1,0 +1,204 @@
+"""The table of formats: how each is recognised, read by position, read in order, and written."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from grainmill import sources
+from grainmill._sources.paths import expand
+from grainmill._tools.console import CommandError, ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_SHARD = re.compile(r"-\d{5,}-of-\d{5,}|@\d+")
+_RIEGELI = bytes.fromhex("83af70d10d884a3f")
+_MASK = 0xFFFFFFFF
+
+
+class Source(Protocol):
+    """The records of files by position."""
+
+    def __len__(self) -> int:
+        """Returns the number of records."""
+
+    def __getitems__(self, record_keys: Sequence[int], /) -> list[Any]:
+        """Returns records in the order of their positions."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A format of files.
+
+    Attributes:
+        name: The name in options.
+        title: The name for people.
+        extensions: Of files, the one for new files first.
+        source: The name of its class in `grainmill.sources`.
+        in_order: Whether the engine reads it without an index, from start to end.
+        written: Whether files of it can be written.
+        rows: Whether records are rows, `dict`s, not `bytes`.
+        options: What `--options` may contain, for help.
+    """
+
+    name: str
+    title: str
+    extensions: tuple[str, ...]
+    source: str
+    in_order: bool = False
+    written: bool = False
+    rows: bool = False
+    options: str = ""
+
+    def streams(self, path: str) -> bool:
+        """Whether the engine reads this file from start to end; in buckets it reads by position."""
+        return self.in_order and not is_url(path)
+
+    def open(self, paths: Sequence[str]) -> Source:
+        """Opens files as one sequence of records."""
+        make: Callable[[Sequence[str]], Source] | None = getattr(sources, self.source, None)
+        if make is None:
+            raise CommandError(
+                f"{self.title} files cannot be read by position; convert them to ArrayRecord first"
+            )
+        return make(list(paths))
+
+
+FORMATS = {
+    found.name: found
+    for found in (
+        Format(
+            "array_record",
+            "ArrayRecord",
+            (".array_record", ".arrayrecord", ".ar", ".riegeli"),
+            "ArrayRecordDataSource",
+            written=True,
+            options="group_size:N, zstd:LEVEL, brotli:LEVEL, snappy, uncompressed, ...",
+        ),
+        Format(
+            "tfrecord",
+            "TFRecord",
+            (".tfrecord", ".tfrecords", ".tfrec"),
+            "TFRecordDataSource",
+            in_order=True,
+            written=True,
+            options="gzip:LEVEL",
+        ),
+        Format(
+            "jsonl",
+            "JSON Lines",
+            (".jsonl", ".ndjson", ".jsonlines"),
+            "JsonLinesDataSource",
+            in_order=True,
+            written=True,
+            options="gzip:LEVEL",
+        ),
+        Format(
+            "bagz",
+            "Bagz",
+            (".bagz", ".bag"),
+            "BagzDataSource",
+            written=True,
+            options="zstd:LEVEL, uncompressed",
+        ),
+        Format("parquet", "Parquet", (".parquet", ".pq"), "ParquetDataSource", rows=True),
+        Format("webdataset", "WebDataset", (".tar",), "WebDatasetDataSource", rows=True),
+    )
+}
+READ = tuple(FORMATS)
+WRITTEN = tuple(name for name, found in FORMATS.items() if found.written)
+COMPRESSED = (".gz", ".gzip", ".zlib", ".z")
+
+
+def is_url(path: str) -> bool:
+    """Whether a file is in a bucket or on a web server."""
+    return "://" in path
+
+
+def of_name(path: str) -> Format | None:
+    """The format that the name of a file says, whatever the shard and the compression."""
+    name = _SHARD.sub("", Path(path).name.lower())
+    for suffix in COMPRESSED:
+        name = name.removesuffix(suffix)
+    for found in FORMATS.values():
+        if name.endswith(found.extensions):
+            return found
+    # As in `train.tfrecord-gzip` and `name.tfrecord.v2`.
+    for found in FORMATS.values():
+        if any(f"{extension}{end}" in name for extension in found.extensions for end in ".-_"):
+            return found
+    return None
+
+
+def of_content(path: str) -> Format | None:
+    """The format that the first bytes of a local file say, if they do."""
+    with Path(path).open("rb") as file:
+        first = file.read(512)
+    if first[:8] == _RIEGELI:
+        return FORMATS["array_record"]
+    if first[:4] == b"PAR1":
+        return FORMATS["parquet"]
+    if len(first) >= 12 and struct.unpack("<I", first[8:12])[0] == _masked_crc(first[:8]):
+        return FORMATS["tfrecord"]
+    if first[257:262] == b"ustar":
+        return FORMATS["webdataset"]
+    if first.lstrip()[:1] == b"{":
+        return FORMATS["jsonl"]
+    return None
+
+
+def detect(path: str, given: str | None = None) -> Format:
+    """The format of an input file: the given one, or what its content or its name says."""
+    if given is not None:
+        return FORMATS[given]
+    if not Path(path).is_file():
+        found = of_name(path)
+        if found is not None and is_url(path):
+            return found
+        check_readable(path)
+    found = of_content(path) or of_name(path)
+    if found is None:
+        raise CommandError(
+            f"{path}: its format is not known from its name or content; pass --from "
+            f"({', '.join(READ)})"
+        )
+    return found
+
+
+def check_readable(path: str) -> None:
+    """Raises an error for what is not a file."""
+    place = Path(path)
+    if not place.exists():
+        raise CommandError(f"{path}: no such file", ExitCode.SYSTEM)
+    if not place.is_file():
+        raise CommandError(f"{path}: not a regular file", ExitCode.SYSTEM)
+
+
+def expanded(paths: Sequence[str]) -> list[str]:
+    """The files that arguments name: paths, globs, `name@N`, URLs, and all files of directories."""
+    return [file for path in paths for file in _expanded(path)]
+
+
+def _expanded(path: str) -> list[str]:
+    try:
+        found = expand(path)
+    except FileNotFoundError as error:
+        raise CommandError(str(error), ExitCode.SYSTEM) from error
+    if len(found) > 1 and Path(path).is_dir():  # without what is no file of records
+        return [file for file in found if of_name(file) is not None] or found
+    return found
+
+
+def _masked_crc(data: bytes) -> int:
+    """The checksum of a TFRecord file, CRC-32C, bit by bit: its input has eight bytes."""
+    crc = _MASK
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 & -(crc & 1))
+    crc ^= _MASK
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & _MASK

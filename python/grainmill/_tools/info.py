@@ -1,0 +1,138 @@
+"""`grainmill info`: what files contain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from grainmill._tools import formats, reading
+from grainmill._tools.console import ExitCode, byte_text, count_text, print_json, table
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+_SAMPLE = 10_000
+_BAR = 30
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    parser.add_argument(
+        "paths", nargs="+", metavar="FILE", help="files, globs, name@N, directories"
+    )
+    parser.add_argument("--from", dest="format", choices=formats.READ, help="the files' format")
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help=f"read all records for the sizes, not a sample of {_SAMPLE:,}",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command."""
+    paths = formats.expanded(options.paths)
+    limit = 1 << 62 if options.full else _SAMPLE
+    shown = [info_of(path, options.format, limit) for path in paths]
+    if options.json:
+        print_json({"files": shown, **_sums(shown)})
+        return ExitCode.OK
+    for found in shown:
+        print(f"{found['path']}\n{table(_rows(found))}")
+        if found["sizes"]["histogram"]:
+            print("  sizes of records" + ("" if found["sizes"]["exact"] else " (a sample)"))
+            print(_bars(found["sizes"]["histogram"]))
+    if len(shown) > 1:
+        sums = _sums(shown)
+        print(
+            f"{count_text(len(shown), 'file')}: {count_text(sums['records'], 'record')}, "
+            f"{byte_text(sums['bytes'])}"
+        )
+    return ExitCode.OK
+
+
+def info_of(path: str, given: str | None, max_records: int) -> dict[str, Any]:
+    """What one file contains."""
+    found = formats.detect(path, given)
+    num_records, lengths, exact = reading.sample(path, found, max_records)
+    mean = sum(lengths) / len(lengths) if lengths else 0.0
+    record_bytes = sum(lengths) if exact else round(mean * num_records)
+    stored = Path(path).stat().st_size if Path(path).exists() else None
+    info: dict[str, Any] = {
+        "path": path,
+        "format": found.name,
+        "records": num_records,
+        "bytes": stored,
+        "record_bytes": record_bytes,
+        "ratio": round(stored / record_bytes, 4) if stored is not None and record_bytes else None,
+    }
+    if found.name == "array_record":
+        files = reading.files_of(found.open([path]))
+        if files is not None:
+            group_size = files.group_sizes[0]
+            info["chunks"] = -(-num_records // group_size) if group_size else 0
+            info["records_per_chunk"] = group_size
+            info["options"] = files.writer_options[0]
+    info["sizes"] = {
+        "exact": exact,
+        "min": min(lengths, default=0),
+        "mean": round(mean, 1),
+        "max": max(lengths, default=0),
+        "histogram": histogram(lengths),
+    }
+    return info
+
+
+def histogram(lengths: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Counts of lengths from one power of two (inclusive) to the next (exclusive)."""
+    if not lengths:
+        return []
+    # The bin of a length is its number of bits.
+    bins, counts = np.unique([length.bit_length() for length in lengths], return_counts=True)
+    by_bin = dict(zip(bins.tolist(), counts.tolist(), strict=True))
+    return [
+        (1 << bits >> 1, 1 << bits, by_bin.get(bits, 0))
+        for bits in range(min(by_bin), max(by_bin) + 1)
+    ]
+
+
+def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    sizes = found["sizes"]
+    about = "" if sizes["exact"] else "about "
+    rows = [
+        ("format", formats.FORMATS[found["format"]].title),
+        ("records", f"{found['records']:,}"),
+    ]
+    if found["bytes"] is not None:
+        rows.append(("bytes", f"{found['bytes']:,} ({byte_text(found['bytes'])})"))
+    rows.append(("bytes of records", f"{about}{found['record_bytes']:,}"))
+    if found["ratio"] is not None:
+        rows.append(("stored / records", f"{about}{found['ratio']:.2f}"))
+    if "chunks" in found:
+        rows.append(("chunks", f"{found['chunks']:,} of {found['records_per_chunk']:,} records"))
+    if found.get("options"):
+        rows.append(("options", found["options"]))
+    if found["records"]:
+        text = f"{sizes['min']:,} to {sizes['max']:,} bytes, mean {sizes['mean']:,.1f}"
+        rows.append(("size of a record", text))
+    return rows
+
+
+def _bars(bins: list[tuple[int, int, int]]) -> str:
+    most = max(count for _, _, count in bins)
+    names = [f"{low:,} to {high - 1:,}" for low, high, _ in bins]
+    names = ["0" if high == 1 else name for name, (_, high, _) in zip(names, bins, strict=True)]
+    width = max(map(len, names))
+    return "\n".join(
+        f"    {name:>{width}}  {'#' * round(_BAR * count / most):<{_BAR}}  {count:,}"
+        for name, (_, _, count) in zip(names, bins, strict=True)
+    )
+
+
+def _sums(shown: list[dict[str, Any]]) -> dict[str, int]:
+    return {
+        "records": sum(found["records"] for found in shown),
+        "bytes": sum(found["bytes"] or 0 for found in shown),
+    }

@@ -1,0 +1,108 @@
+"""Reads records of one file: by position where its format has an index, otherwise in order."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from grainmill import _native
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from grainmill._tools.formats import Format, Source
+
+_BLOCK_BYTES = 1 << 20
+
+
+def files_of(source: Source) -> _native.RecordFiles | None:
+    """The files behind a source that the engine reads itself."""
+    files = getattr(source, "_files", None)
+    return files if isinstance(files, _native.RecordFiles) else None
+
+
+def records(path: str, found: Format, start: int = 0) -> Iterator[Any]:
+    """All records from number `start` on, read in blocks."""
+    if found.streams(path):
+        stream = _native.RecordStream(path, found.name)
+        stream.skip(start)
+        while block := stream.read(1 << 12):
+            yield from block
+        return
+    source = found.open([path])
+    step = block_len(source)
+    for first in range(start, len(source), step):
+        yield from source.__getitems__(range(first, min(first + step, len(source))))
+
+
+def block_len(source: Source) -> int:
+    """How many records to read at a time."""
+    files = files_of(source)
+    if files is None:
+        return 256
+    return max(1, min(4096, int(_BLOCK_BYTES / max(files.mean_byte_len, 1.0))))
+
+
+def count(path: str, found: Format) -> int:
+    """The number of records; files without an index are read for it."""
+    if found.streams(path):
+        stream = _native.RecordStream(path, found.name)
+        return stream.skip((1 << 63) - 1)
+    return len(found.open([path]))
+
+
+def at_positions(path: str, found: Format, positions: Sequence[int]) -> list[Any]:
+    """The records at positions, in that order.
+
+    Raises:
+        IndexError: There is no such record.
+    """
+    if not found.streams(path):
+        source = found.open([path])
+        if outside := [at for at in positions if not 0 <= at < len(source)]:
+            raise IndexError(f"{path}: no record {outside[0]}, it has {len(source)}")
+        return source.__getitems__(positions)
+    wanted = set(positions)
+    taken: dict[int, Any] = {}
+    total = -1
+    for total, record in enumerate(
+        itertools.islice(records(path, found), max(wanted, default=-1) + 1)
+    ):
+        if total in wanted:
+            taken[total] = record
+    if missing := sorted(wanted - taken.keys()):
+        raise IndexError(f"{path}: no record {missing[0]}, it has {total + 1}")
+    return [taken[at] for at in positions]
+
+
+def sample(path: str, found: Format, max_records: int) -> tuple[int, list[int], bool]:
+    """The number of records, the lengths of some of them, and whether these are all.
+
+    Files without an index are read to their end anyway, so that all of their lengths are known.
+    """
+    if found.streams(path):
+        lengths = [len(record) for record in records(path, found)]
+        return len(lengths), lengths, True
+    source = found.open([path])
+    total = len(source)
+    if total <= max_records:
+        positions = np.arange(total)
+    else:  # evenly spaced
+        positions = np.unique(np.linspace(0, total - 1, max_records).astype(np.int64))
+    lengths = []
+    step = block_len(source)
+    for first in range(0, len(positions), step):
+        block = [int(at) for at in positions[first : first + step]]
+        lengths += [byte_len(record) for record in source.__getitems__(block)]
+    return total, lengths, len(positions) == total
+
+
+def byte_len(record: Any) -> int:
+    """The length of a record in bytes: of `bytes`, or of all values of a row."""
+    if isinstance(record, bytes | str):
+        return len(record)
+    if isinstance(record, dict):
+        return sum(byte_len(value) for value in record.values())
+    return int(getattr(record, "nbytes", 8))

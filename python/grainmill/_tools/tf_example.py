@@ -1,0 +1,174 @@
+"""Decodes `tf.train.Example` messages, to print them; training uses `transforms.ParseExample`."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from typing import Any
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
+
+
+def decode(record: bytes) -> dict[str, list[Any]]:
+    """The features of an example, by name: lists of `bytes`, floats or integers.
+
+    Raises:
+        ValueError: The record is no such message.
+    """
+    features: dict[str, list[Any]] = {}
+    for number, wire, value in _fields(record):
+        if number != 1 or wire != _BYTES:
+            raise ValueError("not a tf.train.Example")
+        for inner, inner_wire, entry in _fields(value):
+            if inner != 1 or inner_wire != _BYTES:
+                raise ValueError("not a tf.train.Example")
+            name, feature = b"", b""
+            for part, part_wire, content in _fields(entry):
+                if part_wire != _BYTES or part not in {1, 2}:
+                    raise ValueError("not a tf.train.Example")
+                if part == 1:
+                    name = content
+                else:
+                    feature += content  # messages that occur repeatedly are merged
+            features[name.decode("utf-8")] = _values(feature)
+    return features
+
+
+def encode(features: dict[str, Any]) -> bytes:
+    """The message of features: values or lists of text, `bytes`, numbers or booleans, by name.
+
+    Raises:
+        ValueError: A value has another type.
+    """
+    entries = []
+    for name in sorted(features):
+        given = features[name]
+        values = given.tolist() if hasattr(given, "tolist") else given
+        values = [] if values is None else values
+        values = values if isinstance(values, list | tuple) else [values]
+        feature = _feature(name, list(values))
+        entries.append(_field(1, _field(1, name.encode()) + _field(2, feature)))
+    return _field(1, b"".join(entries))
+
+
+def _feature(name: str, values: list[Any]) -> bytes:
+    if not values:
+        return b""
+    if all(isinstance(value, str | bytes) for value in values):
+        parts = [value.encode() if isinstance(value, str) else value for value in values]
+        return _field(_BYTES_LIST, b"".join(_field(1, part) for part in parts))
+    if all(isinstance(value, int) for value in values):  # and booleans
+        if any(not -(1 << 63) <= value < 1 << 63 for value in values):
+            raise ValueError(f"`{name}`: an integer exceeds 64 bits")
+        packed = b"".join(_encoded(int(value) & ((1 << 64) - 1)) for value in values)
+        return _field(_INT64_LIST, _field(1, packed))
+    if all(isinstance(value, int | float) for value in values):
+        return _field(_FLOAT_LIST, _field(1, struct.pack(f"<{len(values)}f", *values)))
+    kind = type(values[0]).__name__
+    raise ValueError(f"`{name}`: a list of text, bytes or numbers was expected, got {kind}")
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return bytes([number << 3 | _BYTES]) + _encoded(len(content)) + content
+
+
+def _encoded(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def shown(value: Any) -> Any:
+    """A feature's value for JSON: text where bytes are text, otherwise base64."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode("utf-8")
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(value).decode("ascii")}
+    return value
+
+
+def as_json(record: bytes) -> dict[str, list[Any]]:
+    """The features of an example, as JSON can represent them.
+
+    Raises:
+        ValueError: The record is no such message.
+    """
+    return {name: [shown(value) for value in values] for name, values in decode(record).items()}
+
+
+def _values(feature: bytes) -> list[Any]:
+    values: list[Any] = []
+    kind = 0
+    for number, wire, content in _fields(feature):
+        if wire != _BYTES or number not in {_BYTES_LIST, _FLOAT_LIST, _INT64_LIST}:
+            raise ValueError("not a tf.train.Feature")
+        if number != kind:  # another kind replaces what was before
+            kind, values = number, []
+        for inner, inner_wire, value in _fields(content):
+            if inner != 1:
+                raise ValueError("not a list of values")
+            values += _value_list(kind, inner_wire, value)
+    return values
+
+
+def _value_list(kind: int, wire: int, value: Any) -> list[Any]:
+    if kind == _BYTES_LIST and wire == _BYTES:
+        return [value]
+    if kind == _FLOAT_LIST and wire in {_FIXED32, _BYTES} and len(value) % 4 == 0:
+        return list(struct.unpack(f"<{len(value) // 4}f", value))
+    if kind == _INT64_LIST and wire == _VARINT:
+        return [_signed(value)]
+    if kind == _INT64_LIST and wire == _BYTES:
+        values, at = [], 0
+        while at < len(value):
+            number, at = _varint(value, at)
+            values.append(_signed(number))
+        return values
+    raise ValueError("not a list of values")
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number
+
+
+def _fields(message: bytes) -> list[tuple[int, int, Any]]:
+    """Number, wire type and value of each field."""
+    found: list[tuple[int, int, Any]] = []
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        wire = key & 7
+        if wire == _VARINT:
+            value: Any
+            value, at = _varint(message, at)
+        else:
+            if wire == _BYTES:
+                length, at = _varint(message, at)
+            elif wire in {_FIXED32, _FIXED64}:
+                length = 4 if wire == _FIXED32 else 8
+            else:
+                raise ValueError(f"wire type {wire} in a message")
+            value, at = message[at : at + length], at + length
+            if at > len(message):
+                raise ValueError("a message is truncated")
+        found.append((key >> 3, wire, value))
+    return found
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    result = shift = 0
+    while shift < 70:
+        if at >= len(data):
+            raise ValueError("a message is truncated")
+        byte = data[at]
+        result |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return result & ((1 << 64) - 1), at
+        shift += 7
+    raise ValueError("a number in a message is too long")

@@ -1,0 +1,258 @@
+"""`grainmill verify`: finds damage, all of it, and compares files with a manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grainmill import _native
+from grainmill._native import GrainmillError
+from grainmill._tools import formats, reading
+from grainmill._tools.console import (
+    CommandError,
+    ExitCode,
+    Progress,
+    byte_text,
+    count_text,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    import argparse
+
+_MANIFEST = "grainmill manifest of files"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    parser.add_argument(
+        "paths", nargs="+", metavar="FILE", help="files, globs, name@N, directories"
+    )
+    parser.add_argument("--from", dest="format", choices=formats.READ, help="the files' format")
+    parser.add_argument(
+        "--manifest",
+        metavar="MANIFEST",
+        help="compare number of records, length and SHA-256 of each file with this file; it is "
+        "written if it does not exist",
+    )
+    parser.add_argument(
+        "--update", action="store_true", help="write the manifest anew, if no file is damaged"
+    )
+    parser.add_argument(
+        "--max-problems", type=int, default=100, metavar="N", help="per file (default: 100)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command."""
+    if options.max_problems < 1:
+        raise CommandError(f"--max-problems must be at least 1, got {options.max_problems}")
+    if options.update and not options.manifest:
+        raise CommandError("--update needs --manifest")
+    paths = formats.expanded(options.paths)
+    manifest = Path(options.manifest) if options.manifest else None
+    expected = None
+    if manifest is not None and manifest.exists() and not options.update:
+        expected = _read_manifest(manifest)
+    progress = Progress("verify", sum(_size(path) for path in paths))
+    found = []
+    for number, path in enumerate(paths):
+        progress.note(f"{number} of {len(paths)} files")
+        report = check_file(path, options.format, options.max_problems)
+        if manifest is not None:
+            report["sha256"] = _sha256(path)
+            if expected is not None:
+                report["problems"] += _differences(report, expected.get(_key(path, manifest)))
+        found.append(report)
+        progress.add(_size(path), report["records"])
+    progress.close()
+    missing = _missing(expected, paths, manifest)
+    num_problems = sum(len(report["problems"]) for report in found) + len(missing)
+    wrote = manifest is not None and expected is None and not num_problems
+    if wrote and manifest is not None:
+        _write_manifest(manifest, found)
+    if options.json:
+        print_json({"ok": not num_problems, "files": found, "missing": missing})
+    else:
+        _show(found, missing, options)
+        if wrote:
+            print(f"{manifest}: written, {count_text(len(found), 'file')}")
+        elif manifest is not None and expected is None:
+            print(f"{manifest}: not written, as there is damage")
+    return ExitCode.DAMAGED if num_problems else ExitCode.OK
+
+
+def check_file(path: str, given: str | None, max_problems: int) -> dict[str, Any]:
+    """What is wrong with one file: every place, up to `max_problems`."""
+    found = formats.detect(path, given)
+    report: dict[str, Any] = {"path": path, "format": found.name, "bytes": _size(path)}
+    if found.name == "array_record" and not formats.is_url(path):
+        native = _native.verify_array_record(path, max_problems)
+        indexed = native["indexed_records"]
+        report |= {
+            "records": native["num_records"],
+            "chunks": native["num_chunks"],
+            "record_bytes": native["record_bytes"],
+            "indexed_records": indexed,
+        }
+        problems = [
+            {"offset": offset, "chunk": chunk, "problem": problem}
+            for offset, chunk, problem in native["problems"]
+        ]
+        return report | {"problems": problems}
+    if found.streams(path):
+        stream = _native.RecordStream(path, found.name)
+        try:
+            damages = stream.verify(max_problems)
+        except GrainmillError as error:  # the compressed data itself
+            damages = []
+            problems = [{"problem": str(error).removeprefix(f"{path}: ")}]
+        else:
+            problems = [
+                {"offset": offset, "record": record, "problem": problem}
+                for record, offset, problem in damages
+            ]
+        # The place from which on nothing can be read is none of the records that were read.
+        total = stream.num_records
+        report["records"] = total - sum(1 for record, _, _ in damages if record < total)
+        if found.name == "jsonl" and not problems:
+            problems = _bad_json(path, found, max_problems)
+        return report | {"problems": problems}
+    return report | _read_all(path, found, max_problems)
+
+
+def _bad_json(path: str, found: formats.Format, max_problems: int) -> list[dict[str, Any]]:
+    problems: list[dict[str, Any]] = []
+    for number, line in enumerate(reading.records(path, found)):
+        try:
+            json.loads(line)
+        except ValueError as error:
+            problems.append({"record": number, "problem": f"not JSON: {error}"})
+            if len(problems) >= max_problems:
+                break
+    return problems
+
+
+def _read_all(path: str, found: formats.Format, max_problems: int) -> dict[str, Any]:
+    """Reads each record of a file whose format has no checks of its own."""
+    problems: list[dict[str, Any]] = []
+    try:
+        source = found.open([path])
+    except (GrainmillError, ValueError) as error:
+        return {"records": 0, "problems": [{"problem": str(error).removeprefix(f"{path}: ")}]}
+    step = reading.block_len(source)
+    pending = [
+        range(first, min(first + step, len(source))) for first in range(0, len(source), step)
+    ][::-1]
+    intact = 0
+    while pending and len(problems) < max_problems:
+        block = pending.pop()
+        try:
+            intact += len(source.__getitems__(block))
+        except (GrainmillError, ValueError) as error:
+            if len(block) == 1:
+                problem = str(error).removeprefix(f"{path}: ")
+                problems.append({"record": block[0], "problem": problem})
+            else:  # one of them, or several: the others are checked all the same
+                half = len(block) // 2
+                pending += [block[half:], block[:half]]
+    return {"records": intact, "problems": problems}
+
+
+def _show(found: list[dict[str, Any]], missing: list[str], options: argparse.Namespace) -> None:
+    for report in found:
+        problems = report["problems"]
+        size = f"{count_text(report['records'], 'record')}, {byte_text(report['bytes'])}"
+        if not problems:
+            print(f"{report['path']}: ok, {size}")
+            continue
+        more = "at least " if len(problems) >= options.max_problems else ""
+        print(f"{report['path']}: {more}{count_text(len(problems), 'problem')}; intact: {size}")
+        for problem in problems:
+            place = [
+                f"{name} {problem[key]}"
+                for key, name in (("chunk", "chunk"), ("record", "record"), ("offset", "at byte"))
+                if problem.get(key) is not None
+            ]
+            prefix = " ".join(place)
+            print(f"  {prefix}: {problem['problem']}" if prefix else f"  {problem['problem']}")
+    for path in missing:
+        print(f"{path}: in the manifest, but not given or missing")
+
+
+# --- the manifest -------------------------------------------------------------------------------
+
+
+def _key(path: str, manifest: Path) -> str:
+    """A path as the manifest names it: relative to its directory, so that both can be moved."""
+    return Path(os.path.relpath(path, manifest.parent)).as_posix()
+
+
+def _read_manifest(manifest: Path) -> dict[str, dict[str, Any]]:
+    try:
+        content = json.loads(manifest.read_text("utf-8"))
+        is_manifest = content["format"] == _MANIFEST and content["version"] == 1
+        entries = {str(entry["path"]): entry for entry in content["files"]}
+    except (ValueError, KeyError, TypeError):
+        is_manifest, entries = False, {}
+    if not is_manifest:
+        raise CommandError(
+            f"{manifest}: not a manifest of `grainmill verify`; name another, or pass --update"
+        )
+    return entries
+
+
+def _write_manifest(manifest: Path, found: list[dict[str, Any]]) -> None:
+    files = [
+        {
+            "path": _key(report["path"], manifest),
+            "bytes": report["bytes"],
+            "records": report["records"],
+            "sha256": report["sha256"],
+        }
+        for report in found
+    ]
+    content = {"format": _MANIFEST, "version": 1, "files": files}
+    temporary = manifest.with_name(f".{manifest.name}.{os.getpid()}")
+    try:
+        temporary.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+        temporary.replace(manifest)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _differences(report: dict[str, Any], entry: dict[str, Any] | None) -> list[dict[str, Any]]:
+    if entry is None:
+        return [{"problem": "not in the manifest"}]
+    return [
+        {"problem": f"the manifest states {name} {entry.get(name)}, found {report[name]}"}
+        for name in ("bytes", "records", "sha256")
+        if entry.get(name) != report[name]
+    ]
+
+
+def _missing(
+    expected: dict[str, dict[str, Any]] | None, paths: list[str], manifest: Path | None
+) -> list[str]:
+    """Files of the manifest, of the directories of the given ones, that were not given."""
+    if expected is None or manifest is None:
+        return []
+    given = {_key(path, manifest) for path in paths}
+    return sorted(
+        path for path in expected if path not in given and not (manifest.parent / path).exists()
+    )
+
+
+def _sha256(path: str) -> str:
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _size(path: str) -> int:
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return 0

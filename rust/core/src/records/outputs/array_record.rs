@@ -1,0 +1,64 @@
+//! `ArrayRecord` files.
+
+use std::path::{Path, PathBuf};
+
+use super::{Encoded, Encoder, Output};
+use crate::records::array_record::writer::ChunkEncoder;
+use crate::records::array_record::{RecordWriter, WriterOptions};
+use crate::records::format_error::FormatError;
+use crate::records::sequential::RecordBlock;
+use crate::{Error, Result};
+
+#[derive(Debug)]
+pub(super) struct ArrayRecordOutput {
+    options: WriterOptions,
+    writer: RecordWriter,
+}
+
+#[derive(Debug)]
+struct ArrayRecordEncoder {
+    path: PathBuf,
+    chunks: ChunkEncoder,
+}
+
+impl ArrayRecordOutput {
+    pub(super) fn create(path: &Path, options: &str) -> Result<Self> {
+        let options = options.parse()?;
+        Ok(Self { options, writer: RecordWriter::create(path, options)? })
+    }
+}
+
+impl Output for ArrayRecordOutput {
+    fn group_size(&self) -> usize {
+        usize::try_from(self.options.group_size()).unwrap_or(usize::MAX)
+    }
+
+    fn encoder(&self) -> Result<Box<dyn Encoder>> {
+        let path = self.writer.path().to_owned();
+        let chunks = ChunkEncoder::new(self.options).map_err(|problem| refused(&path, &problem))?;
+        Ok(Box::new(ArrayRecordEncoder { path, chunks }))
+    }
+
+    fn append(&mut self, encoded: &Encoded) -> Result<()> {
+        self.writer.write_encoded(&encoded.chunks)
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        self.writer.close()
+    }
+}
+
+impl Encoder for ArrayRecordEncoder {
+    fn encode(&mut self, block: &RecordBlock, out: &mut Encoded) -> Result<()> {
+        out.clear();
+        out.num_records = block.len() as u64;
+        self.chunks
+            .encode(block.iter(), &mut out.chunks)
+            .map_err(|problem| refused(&self.path, &problem))
+    }
+}
+
+#[cold]
+fn refused(path: &Path, problem: &FormatError) -> Error {
+    Error::io(path, "compress", std::io::Error::other(problem.to_string()))
+}

@@ -1,0 +1,229 @@
+//! Python bindings of what converts and verifies files.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use grainmill_core::pipeline::copy::{CopyTarget, InMemory, Indexed};
+use grainmill_core::records::array_record::verify;
+use grainmill_core::records::outputs;
+use grainmill_core::records::sequential::{
+    Compression, Damage, Framing, Lines, RecordBlock, RecordStream, TfRecords,
+};
+use grainmill_core::{Error, Result};
+use numpy::PyReadonlyArray1;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList};
+
+use crate::error::Raised;
+use crate::records::{PyRecordFiles, positions};
+
+/// The records of a TFRecord file, or the lines of a text file, in order.
+#[pyclass(frozen, name = "RecordStream", module = "grainmill._native")]
+pub(crate) struct PyRecordStream(Mutex<(RecordStream, RecordBlock)>);
+
+#[pymethods]
+impl PyRecordStream {
+    /// Opens a file of format `format_name`, `tfrecord` or `jsonl`, compressed as its first bytes say.
+    #[new]
+    fn new(py: Python<'_>, path: PathBuf, format_name: &str) -> Result<Self, Raised> {
+        let framing: Box<dyn Framing> = match format_name {
+            "tfrecord" => Box::new(TfRecords),
+            "jsonl" => Box::new(Lines),
+            _ => {
+                let text = format!("files of format `{format_name}` are not read in order");
+                return Err(Raised(Error::InvalidArgument(text)));
+            }
+        };
+        let stream = py.detach(|| RecordStream::open(path, framing))?;
+        Ok(Self(Mutex::new((stream, RecordBlock::default()))))
+    }
+
+    /// The number of records read or skipped so far.
+    #[getter]
+    fn num_records(&self, py: Python<'_>) -> u64 {
+        py.detach(|| self.lock().0.num_records())
+    }
+
+    /// The number of bytes of the decompressed file read so far.
+    #[getter]
+    fn offset(&self, py: Python<'_>) -> u64 {
+        py.detach(|| self.lock().0.offset())
+    }
+
+    /// `gzip`, `zlib` or None.
+    #[getter]
+    fn compression(&self, py: Python<'_>) -> Option<&'static str> {
+        match py.detach(|| self.lock().0.compression()) {
+            Compression::None => None,
+            Compression::Gzip => Some("gzip"),
+            Compression::Zlib => Some("zlib"),
+        }
+    }
+
+    /// Reads some of the next records, at least one and at most `max_records`; none at the end.
+    fn read<'py>(&self, py: Python<'py>, max_records: usize) -> PyResult<Bound<'py, PyList>> {
+        let read = || {
+            let (stream, block) = &mut *self.lock();
+            stream.read(block, max_records)?;
+            Ok(block.iter().map(<[u8]>::to_vec).collect())
+        };
+        let records: Vec<Vec<u8>> = py.detach(read).map_err(|error: Error| Raised::from(error))?;
+        PyList::new(py, records.iter().map(|record| PyBytes::new(py, record)))
+    }
+
+    /// Skips records; returns how many there were, fewer than `count` at the end.
+    fn skip(&self, py: Python<'_>, count: u64) -> Result<u64, Raised> {
+        let skip = || {
+            let (stream, block) = &mut *self.lock();
+            stream.skip(block, count)
+        };
+        py.detach(skip).map_err(Raised::from)
+    }
+
+    /// Reads to the end; returns the record, offset and problem of up to `max_damages` places.
+    fn verify(
+        &self,
+        py: Python<'_>,
+        max_damages: usize,
+    ) -> Result<Vec<(u64, u64, String)>, Raised> {
+        let verify = || {
+            let (stream, block) = &mut *self.lock();
+            stream.verify(block, max_damages)
+        };
+        let damages = py.detach(verify).map_err(Raised::from)?;
+        let tuple = |damage: Damage| (damage.record, damage.offset, damage.problem);
+        Ok(damages.into_iter().map(tuple).collect())
+    }
+}
+
+impl PyRecordStream {
+    fn lock(&self) -> MutexGuard<'_, (RecordStream, RecordBlock)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A file of any writable format that records are copied to.
+#[pyclass(frozen, name = "RecordOutput", module = "grainmill._native")]
+pub(crate) struct PyRecordOutput(Mutex<Option<CopyTarget>>);
+
+#[pymethods]
+impl PyRecordOutput {
+    /// Creates the file, of format `array_record`, `tfrecord`, `jsonl` or `bagz`.
+    #[new]
+    #[pyo3(signature = (path, format_name, options = ""))]
+    fn new(
+        py: Python<'_>,
+        path: PathBuf,
+        format_name: &str,
+        options: &str,
+    ) -> Result<Self, Raised> {
+        let output = py.detach(|| outputs::create(format_name, &path, options))?;
+        Ok(Self(Mutex::new(Some(CopyTarget::new(output)))))
+    }
+
+    /// Copies up to `max_records` next records of `stream`; returns how many there were.
+    #[pyo3(signature = (stream, max_records, num_threads = 1))]
+    fn copy_stream(
+        &self,
+        py: Python<'_>,
+        stream: &PyRecordStream,
+        max_records: u64,
+        num_threads: usize,
+    ) -> Result<u64, Raised> {
+        self.copying(py, |target| target.copy(&mut stream.lock().0, max_records, num_threads))
+    }
+
+    /// Copies the records of `files` at `indices`, in that order.
+    #[pyo3(signature = (files, indices, num_threads = 1))]
+    fn copy_indexed(
+        &self,
+        py: Python<'_>,
+        files: &PyRecordFiles,
+        indices: PyReadonlyArray1<'_, i64>,
+        num_threads: usize,
+    ) -> PyResult<u64> {
+        let positions = positions(&indices)?;
+        let files = files.files();
+        let copied = self.copying(py, |target| {
+            target.copy(&mut Indexed::new(files, &positions), u64::MAX, num_threads)
+        });
+        Ok(copied?)
+    }
+
+    /// Copies the `bytes` of `records`.
+    #[pyo3(signature = (records, num_threads = 1))]
+    fn copy_list(
+        &self,
+        py: Python<'_>,
+        records: Vec<Bound<'_, PyBytes>>,
+        num_threads: usize,
+    ) -> Result<u64, Raised> {
+        let records: Vec<&[u8]> = records.iter().map(|record| record.as_bytes()).collect();
+        self.copying(py, |target| {
+            target.copy(&mut InMemory(records.into_iter()), u64::MAX, num_threads)
+        })
+    }
+
+    /// Writes what follows the records, and syncs and closes the file.
+    fn close(&self, py: Python<'_>) -> Result<(), Raised> {
+        let close = || match self.lock().take() {
+            Some(target) => target.close(),
+            None => Err(closed()),
+        };
+        py.detach(close).map_err(Raised::from)
+    }
+}
+
+impl PyRecordOutput {
+    fn lock(&self) -> MutexGuard<'_, Option<CopyTarget>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `copy` without the interpreter; after an error, the file is closed.
+    fn copying(
+        &self,
+        py: Python<'_>,
+        copy: impl FnOnce(&mut CopyTarget) -> Result<u64> + Send,
+    ) -> Result<u64, Raised> {
+        let copy = || {
+            let mut guard = self.lock();
+            let result = copy(guard.as_mut().ok_or_else(closed)?);
+            if result.is_err() {
+                *guard = None;
+            }
+            result
+        };
+        py.detach(copy).map_err(Raised::from)
+    }
+}
+
+fn closed() -> Error {
+    Error::InvalidArgument("the file is closed".to_owned())
+}
+
+/// Verifies an ArrayRecord file: every chunk, and the index against them; returns what was found.
+#[pyfunction]
+fn verify_array_record<'py>(
+    py: Python<'py>,
+    path: PathBuf,
+    max_problems: usize,
+) -> PyResult<Bound<'py, PyDict>> {
+    let report =
+        py.detach(|| verify::verify(&path, max_problems)).map_err(|error| Raised(error))?;
+    let found = PyDict::new(py);
+    found.set_item("byte_len", report.byte_len)?;
+    found.set_item("num_chunks", report.num_chunks)?;
+    found.set_item("num_records", report.num_records)?;
+    found.set_item("record_bytes", report.record_bytes)?;
+    found.set_item("indexed_records", report.indexed_records)?;
+    let problems = report.problems.into_iter();
+    let problems = problems.map(|problem| (problem.offset, problem.chunk, problem.problem));
+    found.set_item("problems", problems.collect::<Vec<_>>())?;
+    Ok(found)
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PyRecordStream>()?;
+    module.add_class::<PyRecordOutput>()?;
+    module.add_function(wrap_pyfunction!(verify_array_record, module)?)
+}

@@ -1,0 +1,409 @@
+"""`grainmill convert`: what is written, what is refused, and what an interruption leaves."""
+
+import functools
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import grainmill as grain
+from grainmill import _native
+from grainmill._tools import formats, tf_example
+from grainmill._tools.console import ExitCode
+from grainmill._tools.main import main
+from grainmill.array_record import ArrayRecordReader, ArrayRecordWriter
+
+
+@functools.cache
+def _crc_table():
+    table = []
+    for byte in range(256):
+        crc = byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 & -(crc & 1))
+        table.append(crc)
+    return table
+
+
+def masked_crc(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = (crc >> 8) ^ _crc_table()[(crc ^ byte) & 0xFF]
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def tfrecord(records):
+    """The bytes of a TFRecord file, without the package."""
+    out = bytearray()
+    for record in records:
+        length = struct.pack("<Q", len(record))
+        out += length + struct.pack("<I", masked_crc(length))
+        out += record + struct.pack("<I", masked_crc(record))
+    return bytes(out)
+
+
+def write_tfrecord(path, records):
+    Path(path).write_bytes(tfrecord(records))
+
+
+def read_array_record(path):
+    with ArrayRecordReader(str(path)) as reader:
+        return reader.read_all()
+
+
+def bagz(path):
+    """The records of an uncompressed Bagz file, without the package."""
+    data = Path(path).read_bytes()
+    (split,) = struct.unpack("<Q", data[-8:])
+    ends = struct.unpack(f"<{(len(data) - split) // 8}Q", data[split:])
+    return [data[a:b] for a, b in zip((0, *ends), ends, strict=False)]
+
+
+def names_in(directory):
+    return sorted(path.name for path in Path(directory).iterdir())
+
+
+def texts(count):
+    return [f"record {number} ".encode() * (number % 7) + b"." for number in range(count)]
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    """Three TFRecord files of 100, 0 and 57 records."""
+    records = texts(157)
+    for number, part in enumerate([records[:100], [], records[100:]]):
+        write_tfrecord(tmp_path / f"in.tfrecord-{number:05}-of-00003", part)
+    return records
+
+
+def test_each_input_becomes_an_output(tmp_path, inputs, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["convert", "in.tfrecord@3", "out/"]) == ExitCode.OK
+    names = names_in("out")
+    assert names == [f"in.array_record-{number:05}-of-00003" for number in range(3)]
+    found = [read_array_record(f"out/{name}") for name in names]
+    assert found == [inputs[:100], [], inputs[100:]]
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 7])
+@pytest.mark.parametrize("threads", ["1", "2", "5"])
+def test_shards_have_equal_shares_in_order(tmp_path, inputs, shards, threads):
+    output = tmp_path / "out" / "all.array_record"
+    command = ["convert", str(tmp_path / "in.tfrecord@3"), str(output)]
+    assert main([*command, "--shards", str(shards), "--threads", threads]) == 0
+    paths = [Path(f"{output}-{number:05}-of-{shards:05}") for number in range(shards)]
+    assert sorted(output.parent.iterdir()) == paths
+    found = [read_array_record(path) for path in paths]
+    assert [record for part in found for record in part] == inputs
+    assert max(map(len, found)) - min(map(len, found)) <= 1
+
+
+def test_shuffle_has_the_order_of_the_engine(tmp_path, inputs):
+    first, second = tmp_path / "all.array_record", tmp_path / "shuffled.array_record"
+    command = ["convert", str(tmp_path / "in.tfrecord@3"), str(first), "--shards", "1"]
+    assert main(command) == 0
+    source = grain.sources.ArrayRecordDataSource(f"{first}-00000-of-00001")
+    expected = list(grain.MapDataset.source(source).shuffle(seed=5))
+    command = ["convert", f"{first}-00000-of-00001", str(second), "--shuffle", "--seed", "5"]
+    assert main([*command, "--shards", "4", "--options", "group_size:10"]) == 0
+    paths = [f"{second}-{number:05}-of-00004" for number in range(4)]
+    assert [record for path in paths for record in read_array_record(path)] == expected
+    assert sorted(expected) == sorted(inputs)
+    assert expected != inputs
+
+
+def test_one_file_without_shards_is_shuffled_too(tmp_path):
+    with ArrayRecordWriter(str(tmp_path / "in.array_record")) as writer:
+        for record in texts(30):
+            writer.write(record)
+    command = ["convert", str(tmp_path / "in.array_record"), str(tmp_path / "out.tfrecord")]
+    assert main([*command, "--shuffle"]) == 0
+    order = list(grain.MapDataset.range(30).shuffle(seed=0))
+    expected = tfrecord([texts(30)[at] for at in order])
+    assert (tmp_path / "out.tfrecord").read_bytes() == expected
+
+
+def test_formats_in_all_directions(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    records = [json.dumps({"n": number, "text": "x" * number}).encode() for number in range(300)]
+    write_tfrecord("a.tfrecord", records)
+    chain = ["b.jsonl", "c.tfrecord", "d.array_record", "e.tfrecord", "f.jsonl", "g.array_record"]
+    before = "a.tfrecord"
+    for name in chain:
+        assert main(["convert", before, name, "--verify"]) == 0
+        before = name
+    assert Path("b.jsonl").read_bytes() == b"".join(record + b"\n" for record in records)
+    assert Path("f.jsonl").read_bytes() == Path("b.jsonl").read_bytes()
+    assert Path("e.tfrecord").read_bytes() == Path("a.tfrecord").read_bytes() == tfrecord(records)
+    assert read_array_record("g.array_record") == records
+    assert main(["convert", "d.array_record", "h.bag", "--options", "uncompressed"]) == 0
+    assert bagz("h.bag") == records
+
+
+def test_options_are_those_of_the_writer(tmp_path, inputs):
+    output = tmp_path / "out.array_record"
+    command = ["convert", str(tmp_path / "in.tfrecord-00000-of-00003"), str(output)]
+    assert main([*command, "--options", "group_size:9,brotli:2"]) == 0
+    with ArrayRecordWriter(str(tmp_path / "expected"), "group_size:9,brotli:2") as writer:
+        for record in inputs[:100]:
+            writer.write(record)
+    assert output.read_bytes() == (tmp_path / "expected").read_bytes()
+    wrong = [*command, "--force", "--options", "group_sise:9"]
+    assert main(wrong) == ExitCode.USAGE
+    assert len(read_array_record(output)) == 100
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.dictionaries(
+        st.text(max_size=5),
+        st.one_of(
+            st.lists(st.text(max_size=5), min_size=1),
+            st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1),
+            st.lists(st.floats(width=32, allow_nan=False), min_size=1),
+        ),
+    )
+)
+def test_examples_are_decoded_as_they_were_encoded(features):
+    assert tf_example.as_json(tf_example.encode(features)) == features
+
+
+def test_json_becomes_examples_and_back(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"label": [number], "name": [f"n{number}"], "w": [0.5, 2.0]} for number in range(50)]
+    Path("a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    assert main(["convert", "a.jsonl", "b.tfrecord", "--content", "example"]) == 0
+    assert main(["convert", "b.tfrecord", "c.jsonl", "--content", "json"]) == 0
+    assert [json.loads(line) for line in Path("c.jsonl").read_text("utf-8").splitlines()] == rows
+    assert main(["convert", "a.jsonl", "d.jsonl", "--content", "json"]) == ExitCode.DAMAGED
+    assert not Path("d.jsonl").exists()
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+def test_existing_outputs_are_kept_without_force(tmp_path, inputs, capsys):
+    output = tmp_path / "out.array_record"
+    output.write_bytes(b"mine")
+    command = ["convert", str(tmp_path / "in.tfrecord-00000-of-00003"), str(output)]
+    assert main(command) == ExitCode.EXISTS
+    assert "--force" in capsys.readouterr().err
+    assert output.read_bytes() == b"mine"
+    assert main([*command, "--force"]) == 0
+    assert read_array_record(output) == inputs[:100]
+    assert not [name for name in names_in(tmp_path) if name.startswith(".")]
+
+
+def test_an_output_that_is_replaced_stays_until_the_new_one_is_complete(tmp_path):
+    output = tmp_path / "out.array_record"
+    output.write_bytes(b"mine")
+    (tmp_path / "in.tfrecord").write_bytes(tfrecord(texts(50))[:-1])
+    command = ["convert", str(tmp_path / "in.tfrecord"), str(output), "--force"]
+    assert main(command) == ExitCode.DAMAGED
+    assert output.read_bytes() == b"mine"
+    assert names_in(tmp_path) == ["in.tfrecord", "out.array_record"]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (["missing.tfrecord", "out.array_record"], ExitCode.SYSTEM, "no such file"),
+        (["in.tfrecord", "out.xyz"], ExitCode.USAGE, "--to"),
+        (["in.tfrecord", "out.parquet"], ExitCode.USAGE, "not written"),
+        (["in.tfrecord", "in.tfrecord", "--force"], ExitCode.USAGE, "is an input"),
+        (["in.tfrecord", "o.array_record", "--shards", "0"], ExitCode.USAGE, "at least 1"),
+        (["in.tfrecord", ".", "--shards", "2"], ExitCode.USAGE, "give the name"),
+        (["*.nothing", "out.array_record"], ExitCode.SYSTEM, "no file matches"),
+        (["folder/", "out.array_record"], ExitCode.SYSTEM, "the directory has no files"),
+        (["pipe", "out.array_record"], ExitCode.SYSTEM, "not a regular file"),
+        (["zeros", "o.array_record"], ExitCode.USAGE, "format is not known"),
+        (["zeros", "o.array_record", "--from", "tfrecord"], ExitCode.DAMAGED, "record 0 at byte 0"),
+        (
+            ["in.tfrecord", "o.tfrecord", "--from", "array_record"],
+            ExitCode.DAMAGED,
+            "TFRecord file",
+        ),
+        (["lines", "o.jsonl", "--from", "tfrecord"], ExitCode.DAMAGED, "record 0"),
+        (["in.tfrecord", "gs://bucket/o.tfrecord"], ExitCode.USAGE, "file system"),
+        (["two.tfrecord", "o.jsonl"], ExitCode.USAGE, "record 1 contains a line end"),
+    ],
+)
+def test_errors_are_one_line_and_leave_nothing(tmp_path, monkeypatch, capsys, case):
+    arguments, code, message = case
+    monkeypatch.chdir(tmp_path)
+    write_tfrecord("in.tfrecord", texts(5))
+    write_tfrecord("two.tfrecord", [b"a", b"b\nc"])
+    Path("zeros").write_bytes(bytes(1000))
+    Path("lines").write_bytes(b"word\n" * 1000)
+    os.mkfifo("pipe")
+    Path("folder").mkdir()
+    before = names_in(".")
+    assert main(["convert", *arguments]) == code
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
+    assert "Traceback" not in error
+    assert names_in(".") == before
+
+
+def test_damaged_input_is_named_at_every_truncation(tmp_path, capsys):
+    whole = tfrecord([b"", b"abc", b"x" * 40])
+    source, output = tmp_path / "in.tfrecord", tmp_path / "out.array_record"
+    ends = {0, 16, 35, len(whole)}
+    command = ["convert", str(source), str(output), "--from", "tfrecord"]
+    for length in range(len(whole) + 1):
+        source.write_bytes(whole[:length])
+        code = main(command)
+        assert code == (ExitCode.OK if length in ends else ExitCode.DAMAGED), length
+        assert output.exists() == (length in ends)
+        output.unlink(missing_ok=True)
+        if length not in ends:
+            assert f"{source}: record " in capsys.readouterr().err
+
+
+def test_flipped_bits_are_never_copied(tmp_path):
+    whole = bytearray(tfrecord(texts(20)))
+    source, output = tmp_path / "in.tfrecord", tmp_path / "out.array_record"
+    for seed in range(100):
+        at = seed * 7919 % (8 * len(whole))
+        whole[at // 8] ^= 1 << at % 8
+        source.write_bytes(whole)
+        assert main(["convert", str(source), str(output), "--from", "tfrecord"]) == ExitCode.DAMAGED
+        assert not output.exists()
+        whole[at // 8] ^= 1 << at % 8
+
+
+# --- interruptions ------------------------------------------------------------------------------
+
+
+def start(arguments, **options):
+    command = [sys.executable, "-m", "grainmill", "convert", *map(str, arguments)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+@pytest.fixture
+def many(tmp_path):
+    """Inputs whose conversion takes long enough to be interrupted: brotli at its slowest."""
+    for number in range(4):
+        records = [os.urandom(40).hex().encode() * 5 for _ in range(100)]
+        write_tfrecord(tmp_path / f"in-{number}.tfrecord", records)
+    options = ["--options", "brotli:11", "--threads", "1"]
+    return [*sorted(tmp_path.glob("in-*")), tmp_path / "out/all.array_record", *options]
+
+
+def interrupted(arguments, how):
+    """Runs a conversion until one file is finished, and sends it a signal."""
+    directory = next(path for path in arguments if "all.array_record" in str(path)).parent
+    process = start(arguments)
+    deadline = time.monotonic() + 60
+    while not list(directory.glob("all.*")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(how)
+    _, error = process.communicate(timeout=60)
+    return process.returncode, error, directory
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("resharded", [False, True])
+def test_interrupted_conversions_continue(many, how, resharded):
+    arguments = [*many, "--shards", "5"] if resharded else many
+    code, error, directory = interrupted(arguments, how)
+    assert code == (-signal.SIGKILL if how == signal.SIGKILL else ExitCode.INTERRUPTED)
+    assert "Traceback" not in error
+    finished = {path: path.stat().st_mtime_ns for path in directory.glob("all.*")}
+    total = 5 if resharded else 4
+    assert 1 <= len(finished) < total
+    for path in finished:  # what has its final name is complete
+        assert read_array_record(path)
+    process = start([*arguments, "--json"])
+    out, error = process.communicate(timeout=120)
+    assert process.returncode == 0, error
+    assert json.loads(out)["kept"] == len(finished)
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    assert names_in(directory) == [
+        f"all.array_record-{number:05}-of-{total:05}" for number in range(total)
+    ]
+    found = [record for path in sorted(directory.iterdir()) for record in read_array_record(path)]
+    expected = []
+    for path in many[:4]:
+        stream = _native.RecordStream(str(path), "tfrecord")
+        while block := stream.read(1000):
+            expected += block
+    assert found == expected
+
+
+def test_files_of_another_conversion_are_not_kept(many):
+    code, _, directory = interrupted(many, signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    other = [*many[:5], "--options", "snappy"]
+    assert main(["convert", *map(str, other)]) == ExitCode.EXISTS
+    assert main(["convert", *map(str, other), "--force"]) == 0
+    found = formats.FORMATS["array_record"].open(sorted(map(str, directory.iterdir())))
+    assert len(found) == 400
+
+
+def test_two_conversions_do_not_write_the_same_files(tmp_path, many, capsys):
+    process = start(many)
+    try:
+        journal = tmp_path / "out/.all.array_record.converting"
+        deadline = time.monotonic() + 60
+        while not (journal.exists() and journal.stat().st_size) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert main(["convert", *map(str, many)]) == ExitCode.EXISTS
+        assert "another conversion" in capsys.readouterr().err
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path):
+    write_tfrecord(tmp_path / "in.tfrecord", [os.urandom(1000) for _ in range(1000)])
+    (tmp_path / "out.tfrecord").write_bytes(b"mine")
+    # A limit on the length of files fails like a full disk does, once for a signal.
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
+        "from grainmill._tools.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, "convert", "in.tfrecord", "out.tfrecord2"]
+    done = subprocess.run(
+        [*command, "--to", "tfrecord"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == ExitCode.SYSTEM
+    assert "out.tfrecord2" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert names_in(tmp_path) == ["in.tfrecord", "out.tfrecord"]
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    record = os.urandom(1 << 16)
+    write_tfrecord(tmp_path / "in.tfrecord", [record] * 64)
+    block = (tmp_path / "in.tfrecord").read_bytes()
+    with (tmp_path / "in.tfrecord").open("wb") as file:
+        for _ in range(32):  # 128 MiB
+            file.write(block)
+    code = (
+        "import resource, sys; from grainmill._tools.main import main;"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss;"
+        "before = peak(); assert main(sys.argv[1:]) == 0; print(peak() - before)"
+    )
+    command = [sys.executable, "-c", code, "convert", "in.tfrecord", "out.array_record", "--quiet"]
+    done = subprocess.run(
+        [*command, "--options", "uncompressed"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout.split()[-1]) < 40 << 10  # KiB

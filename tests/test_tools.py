@@ -1,0 +1,426 @@
+"""The commands of `grainmill`: what they print, find, and exit with."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from test_convert import tfrecord, write_tfrecord
+
+import grainmill as grain
+from grainmill._tools import completion, console, formats, info, tf_example
+from grainmill._tools.console import ExitCode
+from grainmill._tools.main import COMMANDS, command_parser, main
+from grainmill.array_record import ArrayRecordWriter
+
+CORPUS = Path(__file__).parent / "data/array_record"
+
+
+def call(capsys, *arguments):
+    """The exit code, output and errors of a command."""
+    code = main(list(map(str, arguments)))
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def write_array_record(path, records, options=""):
+    with ArrayRecordWriter(str(path), options) as writer:
+        for record in records:
+            writer.write(record)
+
+
+def example(**features):
+    return tf_example.encode(features)
+
+
+# --- help and errors ----------------------------------------------------------------------------
+
+
+def test_help_of_each_command(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for command in COMMANDS:
+        assert f"\n  {command} " in text
+        if command == "as-grain":
+            assert main([command, "--help"]) == 0
+        else:
+            with pytest.raises(SystemExit) as ended:
+                main([command, "--help"])
+            assert ended.value.code == 0
+        assert f"grainmill {command}" in capsys.readouterr().out
+    for code in console.EXIT_CODES.values():
+        assert code in text
+
+
+def test_help_imports_no_command_and_the_package_no_tool():
+    code = (
+        "import sys, grainmill; assert not [m for m in sys.modules if '_tools' in m]\n"
+        "from grainmill._tools.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted(m for m in sys.modules if '_tools.' in m))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "['grainmill._tools.console', 'grainmill._tools.main']"
+
+
+def test_unknown_commands_and_versions(capsys):
+    assert call(capsys, "frobnicate")[0] == ExitCode.USAGE
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"grainmill {grain.__version__}\n"
+    done = subprocess.run(
+        [sys.executable, "-m", "grainmill", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"grainmill {grain.__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["info", "cat", "head", "verify"])
+def test_missing_files_are_one_line(capsys, command):
+    code, out, err = call(capsys, command, "missing.array_record")
+    assert (code, out) == (ExitCode.SYSTEM, "")
+    assert err == f"grainmill {command}: missing.array_record: no such file\n"
+
+
+def test_traceback_on_request(capsys):
+    code, _, err = call(capsys, "info", "missing.array_record", "--traceback")
+    assert code == ExitCode.SYSTEM
+    assert "Traceback" in err
+
+
+def test_a_closed_pipe_is_no_error(tmp_path):
+    write_array_record(tmp_path / "a.array_record", [b"text"] * 50_000)
+    command = (
+        f"{sys.executable} -m grainmill cat a.array_record | head -n 1; echo ${{PIPESTATUS[0]}}"
+    )
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "text\n141\n"
+    assert done.stderr == ""
+
+
+# --- formats ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a.array_record", "array_record"),
+        ("a.array_record-00000-of-00010", "array_record"),
+        ("data-00003-of-00010.tfrecord", "tfrecord"),
+        ("train.tfrecord-00003-of-00010.gz", "tfrecord"),
+        ("a.tfrecords.gz", "tfrecord"),
+        ("a.ndjson", "jsonl"),
+        ("a.array_record@12", "array_record"),
+        ("mnist-train.array_record-00000-of-00001", "array_record"),
+        ("a.bag", "bagz"),
+        ("a.txt", None),
+    ],
+)
+def test_formats_by_name(name, expected):
+    found = formats.of_name(f"some/dir/{name}")
+    assert (found and found.name) == expected
+
+
+def test_content_decides_before_the_name(tmp_path):
+    write_array_record(tmp_path / "a.tfrecord", [b"x"])
+    write_tfrecord(tmp_path / "b.array_record", [b"x"])
+    (tmp_path / "c").write_bytes(b'{"a": 1}\n')
+    found = [
+        formats.detect(str(tmp_path / name)).name for name in ("a.tfrecord", "b.array_record", "c")
+    ]
+    assert found == ["array_record", "tfrecord", "jsonl"]
+
+
+def test_arguments_name_many_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = [f"a-{number:05}-of-00003.tfrecord" for number in range(3)]
+    for name in [*names, "notes.txt", ".hidden.tfrecord"]:
+        Path(name).write_bytes(b"")
+    assert formats.expanded(["a@3.tfrecord"]) == names
+    assert formats.expanded(["a-*"]) == names
+    assert formats.expanded(["."]) == [f"./{name}" for name in names]
+    assert formats.expanded(["notes.txt", "a-*1-*"]) == ["notes.txt", names[1]]
+
+
+# --- info ---------------------------------------------------------------------------------------
+
+
+def test_info_counts_records_bytes_and_chunks(tmp_path, capsys):
+    records = [b"x" * length for length in (0, 1, 2, 3, 4, 200, 201)]
+    path = tmp_path / "a.array_record"
+    write_array_record(path, records, "group_size:3,uncompressed")
+    code, out, _ = call(capsys, "info", path, "--json")
+    found = json.loads(out)["files"][0]
+    assert code == 0
+    assert (found["records"], found["chunks"], found["records_per_chunk"]) == (7, 3, 3)
+    assert (found["bytes"], found["record_bytes"]) == (path.stat().st_size, sum(map(len, records)))
+    assert "uncompressed" in found["options"]
+    assert found["sizes"]["histogram"] == [
+        [0, 1, 1], [1, 2, 1], [2, 4, 2], [4, 8, 1], [8, 16, 0], [16, 32, 0], [32, 64, 0],
+        [64, 128, 0], [128, 256, 2],
+    ]  # fmt: skip
+    _, text, _ = call(capsys, "info", path)
+    assert "3 of 3 records" in text
+
+
+def test_info_takes_a_sample_of_many_records(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(info, "_SAMPLE", 10)
+    write_array_record(tmp_path / "a.array_record", [b"x" * (n % 5) for n in range(100)])
+    found = json.loads(call(capsys, "info", tmp_path / "a.array_record", "--json")[1])["files"][0]
+    assert (found["records"], found["sizes"]["exact"]) == (100, False)
+    arguments = ["info", tmp_path / "a.array_record", "--full", "--json"]
+    found = json.loads(call(capsys, *arguments)[1])["files"][0]
+    assert (found["record_bytes"], found["sizes"]["exact"]) == (200, True)
+
+
+def test_info_of_empty_and_of_several_files(tmp_path, capsys):
+    write_tfrecord(tmp_path / "a.tfrecord", [])
+    write_tfrecord(tmp_path / "b.tfrecord", [b"abc"])
+    code, out, _ = call(capsys, "info", tmp_path)
+    assert code == 0
+    assert out.splitlines()[-1] == "2 files: 1 record, 19 B"
+
+
+# --- cat and head -------------------------------------------------------------------------------
+
+
+def test_views_of_records(tmp_path, capsys):
+    records = [b'{"a": 1}', b"plain text", example(n=[1, -2], s=["x"]), b"\x00\xff\x01"]
+    write_array_record(tmp_path / "a.array_record", records)
+    _, out, _ = call(capsys, "cat", tmp_path / "a.array_record")
+    lines = out.splitlines()
+    assert lines[:2] == ['{"a": 1}', "plain text"]
+    assert json.loads(lines[2]) == {"n": [1, -2], "s": ["x"]}
+    assert lines[3:] == ["record 3, 3 bytes", f"  00000000  {'00 ff 01':<47}  ..."]
+    _, out, _ = call(capsys, "cat", tmp_path / "a.array_record", "--json")
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [line["index"] for line in found] == [0, 1, 2, 3]
+    assert found[0]["record"] == {"a": 1}
+    assert found[1]["text"] == "plain text"
+    assert found[2]["record"] == {"n": [1, -2], "s": ["x"]}
+    assert found[3]["hex"] == "00ff01"
+
+
+def test_raw_records_are_exact(tmp_path):
+    write_array_record(tmp_path / "a.array_record", [b"\x00\xff", b""])
+    command = [sys.executable, "-m", "grainmill", "cat", "a.array_record", "--as", "raw"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
+    assert done.stdout == b"\x00\xff\n\n"
+
+
+@pytest.mark.parametrize("name", ["a.array_record", "a.tfrecord"])
+def test_records_by_index_and_range(tmp_path, capsys, name):
+    records = [f"record {number}".encode() for number in range(30)]
+    write = write_array_record if name == "a.array_record" else write_tfrecord
+    write(tmp_path / name, records)
+    for arguments, expected in [
+        (["-i", "3"], [3]),
+        (["-i", "3,1:4", "-i", "29"], [3, 1, 2, 3, 29]),
+        (["-i", "28:"], [28, 29]),
+        (["-i", ":2"], [0, 1]),
+        (["-n", "2"], [0, 1]),
+        (["-i", "5:9", "-n", "1"], [5]),
+    ]:
+        code, out, _ = call(capsys, "cat", tmp_path / name, *arguments)
+        assert (code, out.split("\n")[:-1]) == (0, [f"record {number}" for number in expected])
+    assert len(call(capsys, "head", tmp_path / name)[1].splitlines()) == 10
+    code, _, err = call(capsys, "cat", tmp_path / name, "-i", "30")
+    assert code == ExitCode.USAGE
+    assert "no record 30, it has 30" in err
+    assert call(capsys, "cat", tmp_path / name, "-i", "x")[0] == ExitCode.USAGE
+
+
+def test_a_record_that_is_not_what_was_asked_for(tmp_path, capsys):
+    write_array_record(tmp_path / "a.array_record", [b"\xff"])
+    for view in ("json", "example"):
+        code, _, err = call(capsys, "cat", tmp_path / "a.array_record", "--as", view)
+        assert code == ExitCode.DAMAGED
+        assert "record 0" in err
+
+
+# --- verify -------------------------------------------------------------------------------------
+
+
+def test_verify_agrees_with_readers_on_the_corpus(capsys):
+    """Files that can be read whole have no problem but chunks that their index leaves out."""
+    for path in sorted([*CORPUS.glob("*.array_record*"), *CORPUS.glob("bad/*.array_record")]):
+        code, out, _ = call(capsys, "verify", path, "--from", "array_record", "--json")
+        problems = json.loads(out)["files"][0]["problems"]
+        try:
+            source = grain.sources.ArrayRecordDataSource(str(path))
+            source.__getitems__(range(len(source)))
+            is_readable = True
+        except grain.GrainmillError:
+            is_readable = False
+        assert code == (ExitCode.DAMAGED if problems else ExitCode.OK)
+        if not is_readable:
+            assert problems, path
+
+
+def test_verify_names_every_bad_chunk(tmp_path, capsys):
+    path = tmp_path / "a.array_record"
+    write_array_record(path, [bytes([number]) * 200 for number in range(100)], "uncompressed")
+    data = bytearray(path.read_bytes())
+    for number in (3, 50, 99):
+        data[data.index(bytes([number]) * 200) + 7] ^= 1
+    path.write_bytes(data)
+    code, out, _ = call(capsys, "verify", path)
+    assert code == ExitCode.DAMAGED
+    assert out.splitlines()[0].startswith(f"{path}: 3 problems; intact: 97 records")
+    assert [line.split(" at byte")[0] for line in out.splitlines()[1:]] == [
+        "  chunk 3",
+        "  chunk 50",
+        "  chunk 99",
+    ]
+    code, out, _ = call(capsys, "verify", path, "--max-problems", "2")
+    assert "at least 2 problems" in out
+
+
+def test_verify_names_every_bad_record_of_a_tfrecord_file(tmp_path, capsys):
+    data = bytearray(tfrecord([b"x" * 10] * 20))
+    for record in (2, 7):
+        data[record * 26 + 15] ^= 1
+    (tmp_path / "a.tfrecord").write_bytes(data[:-1])
+    code, out, _ = call(capsys, "verify", tmp_path / "a.tfrecord", "--json")
+    found = json.loads(out)["files"][0]
+    assert code == ExitCode.DAMAGED
+    assert [(bad["record"], bad["offset"]) for bad in found["problems"]] == [
+        (2, 52),
+        (7, 182),
+        (19, 494),
+    ]
+    assert found["records"] == 17
+
+
+def test_verify_names_every_line_that_is_not_json(tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\nnope\n{}\n{"b": \n', "utf-8")
+    code, out, _ = call(capsys, "verify", tmp_path / "a.jsonl", "--json")
+    assert code == ExitCode.DAMAGED
+    assert [bad["record"] for bad in json.loads(out)["files"][0]["problems"]] == [1, 3]
+
+
+def test_manifests_are_written_and_checked(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number in range(3):
+        write_array_record(f"a{number}.array_record", [b"x"] * number)
+    command = ["verify", "a0.array_record", "a1.array_record", "a2.array_record", "--manifest", "m"]
+    assert call(capsys, *command)[0] == 0
+    manifest = Path("m").read_bytes()
+    assert [entry["records"] for entry in json.loads(manifest)["files"]] == [0, 1, 2]
+    assert call(capsys, *command)[0] == 0
+    write_array_record("a1.array_record", [b"y"])  # intact, but another
+    code, out, _ = call(capsys, *command)
+    assert code == ExitCode.DAMAGED
+    assert "the manifest states sha256" in out
+    Path("a2.array_record").unlink()
+    code, out, _ = call(capsys, *command[:2], *command[4:])
+    assert code == ExitCode.DAMAGED
+    assert "a2.array_record: in the manifest" in out
+    assert Path("m").read_bytes() == manifest
+    Path("a1.array_record").rename("a2.array_record")
+    assert call(capsys, "verify", *["a2.array_record", "--manifest", "m", "--update"])[0] == 0
+    assert call(capsys, "verify", *["a2.array_record", "--manifest", "m"])[0] == 0
+    Path("m").write_text("{}", "utf-8")
+    assert call(capsys, *command[:2], *command[4:])[0] == ExitCode.USAGE
+
+
+# --- index, bench, as-grain, completion ---------------------------------------------------------
+
+
+def test_index_of_array_record_files(tmp_path, capsys):
+    paths = [tmp_path / f"{number}.array_record" for number in range(3)]
+    for number, path in enumerate(paths):
+        write_array_record(path, [b"x"] * number)
+    code, out, _ = call(capsys, "index", *paths, "-o", tmp_path / "index")
+    assert (code, out) == (0, "3 files, 3 records\n")
+    source = grain.sources.ArrayRecordDataSource(list(map(str, paths)), index=tmp_path / "index")
+    assert len(source) == 3
+    assert call(capsys, "index", *paths)[0] == ExitCode.USAGE
+
+
+def test_bench_measures_and_draws(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("pipeline_to_bench.py").write_text(
+        "import numpy as np, grainmill as grain\n"
+        "def make():\n"
+        "    return grain.MapDataset.range(100).map(lambda n: np.full(10, n)).batch(10)\n"
+        "not_one = 5\n",
+        "utf-8",
+    )
+    command = ["bench", "pipeline_to_bench.py:make", "--svg", "plot.svg"]
+    code, out, err = call(capsys, *command, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["elements"] == 9  # of ten, one to warm up
+    assert found["bytes_per_element"] == 800
+    assert found["elements_per_s"] > 0
+    assert found["verdict"]
+    assert ElementTree.parse("plot.svg").getroot().tag.endswith("svg")
+    code, out, _ = call(capsys, *command)
+    assert "elements/s" in out
+    for target in ("nothing", "no_such_module:x", "pipeline_to_bench.py:y", "json:loads.x"):
+        assert call(capsys, "bench", target)[0] == ExitCode.USAGE
+    assert call(capsys, "bench", "pipeline_to_bench.py:not_one")[0] == ExitCode.USAGE
+    assert call(capsys, "bench", "missing.py:x")[0] == ExitCode.SYSTEM
+
+
+def test_as_grain_runs_a_program(tmp_path):
+    (tmp_path / "program.py").write_text(
+        "import sys, grain\nprint(grain.MapDataset.range(3)[2], sys.argv[1:])\n", "utf-8"
+    )
+    command = [sys.executable, "-m", "grainmill", "as-grain", "program.py", "--json", "x"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "2 ['--json', 'x']\n"
+
+
+def test_completion_in_bash():
+    script = (
+        'source <("$1" -m grainmill completion bash)\n'
+        'try() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _grainmill; echo "${COMPREPLY[*]}"; }\n'
+        "try grainmill ver; try grainmill convert --sh; try grainmill cat --as ''; "
+        "try grainmill completion f"
+    )
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", sys.executable], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [
+        "verify",
+        "--shards --shuffle",
+        "auto raw json example hex",
+        "fish",
+    ]
+
+
+@pytest.mark.parametrize("shell", completion.SHELLS)
+def test_completion_names_every_option(shell, capsys):
+    _, out, _ = call(capsys, "completion", shell)
+    for command in COMMANDS:
+        assert command in out
+        for option in completion.options_of(command):
+            for name in option.names:
+                assert (name if shell != "fish" else name.lstrip("-")) in out
+
+
+def test_every_command_has_json():
+    for command in COMMANDS.keys() - {"as-grain", "completion"}:
+        assert "--json" in command_parser(command).format_help()
+
+
+def test_progress_line_has_rate_and_time_left(capsys, monkeypatch):
+    clock = iter([0.0, 10.0, 10.0])
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
+    progress = console.Progress("convert", 100, shown=True)
+    progress.note("1 of 4 files")
+    progress.skip(20)
+    progress.add(20, 5000)
+    assert capsys.readouterr().err == (
+        "\rconvert  [########............]  40%  1 of 4 files  5,000 records, 500/s  0:00:30 left"
+        "\x1b[K"
+    )
