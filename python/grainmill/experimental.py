@@ -26,12 +26,14 @@ from grainmill._plan.transforms import MapWithIndex as MapWithIndexTransform
 if TYPE_CHECKING:
     from grainmill._dataset.elastic import ElasticIterator
     from grainmill._dataset.performance_config import PerformanceConfig, pick_performance_config
+    from grainmill._sources.hugging_face import HuggingFaceIterDataset
     from grainmill._sources.mixture import mix_from_text, parse_mixture
     from grainmill.jax import device_put
 else:
     # Imported when they are used: JAX is optional, and what the others need takes long, too.
     _MODULES = {
         "ElasticIterator": "grainmill._dataset.elastic",
+        "HuggingFaceIterDataset": "grainmill._sources.hugging_face",
         "PerformanceConfig": "grainmill._dataset.performance_config",
         "device_put": "grainmill.jax",
         "mix_from_text": "grainmill._sources.mixture",
@@ -51,6 +53,7 @@ __all__ = [
     "ElasticIterator",
     "ExecutionTrackingMode",
     "FlatMapTransform",
+    "HuggingFaceIterDataset",
     "MapWithIndexTransform",
     "PackAndBatchOperation",
     "PerformanceConfig",

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import (
     TYPE_CHECKING,
+    Any,
     Protocol,
     Self,
     SupportsIndex,
@@ -23,6 +24,7 @@ from grainmill.array_record import check_reader_options
 if TYPE_CHECKING:
     from grainmill._index_file import FileEntry
     from grainmill._shared_memory_source import SharedMemoryDataSource
+    from grainmill._sources.hugging_face import HuggingFaceDataSource
 else:
 
     def __getattr__(name: str) -> object:
@@ -30,11 +32,16 @@ else:
             from grainmill._shared_memory_source import SharedMemoryDataSource  # noqa: PLC0415
 
             return SharedMemoryDataSource
+        if name == "HuggingFaceDataSource":
+            from grainmill._sources.hugging_face import HuggingFaceDataSource  # noqa: PLC0415
+
+            return HuggingFaceDataSource
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [
     "ArrayRecordDataSource",
+    "HuggingFaceDataSource",
     "RandomAccessDataSource",
     "RangeDataSource",
     "SharedMemoryDataSource",
@@ -158,6 +165,7 @@ class ArrayRecordDataSource:
             raise ValueError("Option readahead_buffer_size is present more than once")
         check_reader_options(self._reader_options)
         self._opened: _native.RecordFiles | None = None
+        self._features: dict[str, Any] | None = None
         self._entries: list[FileEntry] | None = None
         if index is not None:
             from grainmill._index_file import read_entries  # noqa: PLC0415
@@ -172,6 +180,37 @@ class ArrayRecordDataSource:
             return
         takes = [take for _, _, take in self._sources if take is not None]
         self._len = sum(takes) if len(takes) == len(self._sources) else len(self._files)
+
+    @classmethod
+    def from_tfds_dir(cls, path: str | os.PathLike[str], split: str = "train") -> Self:
+        """The records of a split of a directory that TensorFlow Datasets has written.
+
+        They are serialized `tf.train.Example` messages of the fields in `features`. The numbers of
+        records come from `dataset_info.json`, so no file is opened before it is read.
+
+        Args:
+            path: The directory of one version, with `dataset_info.json`. Its files must have the
+                format `array_record`.
+            split: The name of a split, or `all`; with a range of records (`train[100:200]`),
+                percent (`train[:10%]`, rounded to the nearest record) or files (`train[2shard:]`),
+                whose bounds may be negative; or several, joined by `+`.
+
+        Raises:
+            FileNotFoundError: There is no `dataset_info.json`.
+            ValueError: The files have another format, there is no such split, it is empty or not
+                understood, or `dataset_info.json` is damaged.
+        """
+        from grainmill._sources.tfds import read_directory  # noqa: PLC0415
+
+        found = read_directory(path, split)
+        source = cls(found.paths)
+        source._features = found.features
+        return source
+
+    @property
+    def features(self) -> dict[str, Any] | None:
+        """The contents of `features.json`, if it is from `from_tfds_dir`; else `None`."""
+        return self._features
 
     @property
     def _files(self) -> _native.RecordFiles:

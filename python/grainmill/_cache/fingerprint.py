@@ -178,18 +178,19 @@ class _Hasher:
 
     def add_source(self, source: Any) -> None:
         """Takes in a source: its text and its files, or what it consists of."""
+        is_ours = type(source).__module__.startswith("grainmill")
+        if is_ours:
+            self._text(repr(source))
         paths = getattr(source, "paths", None)
         if isinstance(paths, list | tuple) and all(isinstance(p, str | os.PathLike) for p in paths):
-            # Not the directory: a copy of the files is as good.
-            self._text(type(source).__qualname__)
-            if not type(source).__module__.startswith("grainmill"):
+            if not is_ours:
                 self.add(type(source))
             ranges = getattr(source, "_sources", None)
             self.add([] if ranges is None else [tuple(each)[1:2] for each in ranges])
             self.add(len(source))
             for path in paths:
                 self._file(os.fspath(path))
-        else:
+        elif not is_ours:
             self.add(source)
 
     def _file(self, path: str) -> None:

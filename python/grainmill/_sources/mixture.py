@@ -65,8 +65,8 @@ def parse_mixture(text: str) -> dict[str, Fraction]:
     without = [path for path, weight in weights.items() if weight is None]
     if without and len(without) < len(weights):
         raise ValueError(
-            f"the mixture {text!r} has no weight for {without[0]!r}; give one for each path, or for "
-            "none"
+            f"the mixture {text!r} has no weight for {without[0]!r}; give one for each path, "
+            "or for none"
         )
     chosen = {path: Fraction(1) if weight is None else weight for path, weight in weights.items()}
     total = sum(chosen.values())
