@@ -13,7 +13,7 @@ FACE = ROOT / "python/grainmill"
 
 # Each uses only itself and earlier ones; `batch` and `pack` do not use each other.
 CORE_LAYERS = [
-    {"bytes", "error"},
+    {"bytes", "error", "parse"},
     {"platform", "process", "write_prefetcher"},
     {"try_alloc", "shared_memory"},
     {"order"},

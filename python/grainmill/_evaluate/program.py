@@ -10,6 +10,7 @@ import numpy as np
 from grainmill._evaluate import chain, element_sources
 from grainmill._evaluate.compile import compiled
 from grainmill._evaluate.context import Context
+from grainmill._evaluate.fuse_blocks import BlockFused
 from grainmill._evaluate.notes import add_element_notes
 from grainmill._evaluate.origins import Origins, OriginTree
 from grainmill._native import Resolver, keep_large_blocks
@@ -38,8 +39,7 @@ class Program:
         row_byte_len: Bytes of an element in the last batch, or of its records if these are
             larger; 0 at first.
         num_records: Records per element.
-        reads_lists: Whether a user's `__getitems__` is called with one list for all elements
-            that are requested at once.
+        maps_blocks: Whether functions of whole blocks are called.
         can_fill: Whether the engine can read and copy the elements of a batch in its own loop
             (`IncrementalRun.fill`), as far as the plan shows.
         layout: The structure, shapes and dtypes of elements if the last batch was filled that
@@ -60,7 +60,8 @@ class Program:
         never_waits = element_sources.ElementSource.waits_for_storage
         self._may_wait = [s for s in sources if type(s).waits_for_storage is not never_waits]
         self.num_records = max(source.num_records for source in sources)
-        self.reads_lists: bool = any(source.reads_lists for source in sources)
+        self._reads_lists = any(source.reads_lists for source in sources)
+        self.maps_blocks = bool(self._chain.block_loops)
         self.mean_byte_len: float = max(source.mean_byte_len for source in sources)
         self._numbers = _numbers_column(self._chain)
         self.row_byte_len = self.mean_byte_len
@@ -70,6 +71,15 @@ class Program:
         self.element_s = 0.0
         self._mark: Callable[[int], None] | None = None
         self.recorder: Recorder = context.recorder
+
+    @property
+    def reads_lists(self) -> bool:
+        """Whether longer blocks are worth trying, as the cost of a call may not depend on them.
+
+        So where a user's `__getitems__` is called with one list for all elements that are requested
+        at once, or slow functions of whole blocks.
+        """
+        return self._reads_lists or any(loop.lists_help for loop in self._chain.block_loops)
 
     @property
     def waits_for_storage(self) -> bool:
@@ -208,7 +218,9 @@ class IncrementalRun:
             result = chain.run(self._chain, columns, None, count)[1]
         else:
             self._mark(at)
-            marked = functools.partial(chain.marked, self._mark, at)
+            # Of a block that is computed together, the first element stands for all.
+            in_blocks = isinstance(self._chain.fused, BlockFused)
+            marked = iter if in_blocks else functools.partial(chain.marked, self._mark, at)
             result = chain.run(self._chain, columns, None, count, marked)[1]
         if result.failure is not None:
             self._program.annotate(result.failure, at + len(result.elements))
@@ -250,7 +262,8 @@ class IncrementalRun:
             first = at - self._start
             columns = chain.columns_slice(self._columns, first, first + len(records))
             steps = chain.step_values(self._chain, columns)
-            inputs = records if self._mark is None else chain.marked(self._mark, at, records)
+            marks = self._mark is not None and not isinstance(self._chain.fused, BlockFused)
+            inputs = chain.marked(self._mark, at, records) if marks else records
             result = self._chain.fused(inputs, steps)
             at += len(records)
             if self._mark is not None and at < stop:
