@@ -25,6 +25,7 @@ FACE_LAYERS = [
     {"_native", "_lazy_dataclass", "_memory", "_threads", "_tree"},
     {"shared_memory_array"},
     {"_plan"},
+    {"_parsing"},
     {"_stats"},
     {"_checkpoint", "_workers"},
     {"_evaluate"},
@@ -56,6 +57,7 @@ LATE_IMPORTS = {
     "multiprocessing.py": {"grainmill"},
     "sources.py": {"grainmill._index_file", "grainmill._shared_memory_source"},
     "_dataset/shown.py": {"grainmill._dataset.description"},
+    "transforms.py": {"grainmill._parsing"},
     # It takes 40 ms to import, and whoever awaits something has imported it.
     "_checkpoint/states.py": {"asyncio"},
 }

@@ -5,6 +5,8 @@ Attributes:
     Transformations: A sequence of them.
 """
 
+from typing import TYPE_CHECKING
+
 from grainmill._plan.transforms import (
     Batch,
     DatasetSelectionMap,
@@ -17,12 +19,26 @@ from grainmill._plan.transforms import (
     Transformations,
 )
 
+if TYPE_CHECKING:
+    from grainmill._parsing.example import Feature, ParseExample
+else:
+
+    def __getattr__(name: str) -> object:
+        if name in {"Feature", "ParseExample"}:
+            from grainmill._parsing import example  # noqa: PLC0415 - few programs need it
+
+            return getattr(example, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "Batch",
     "DatasetSelectionMap",
+    "Feature",
     "Filter",
     "Map",
     "MapWithIndex",
+    "ParseExample",
     "RandomMap",
     "TfRandomMap",
     "Transformation",

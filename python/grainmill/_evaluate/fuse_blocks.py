@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import islice, repeat
+from operator import is_
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import block_len, byte_len
@@ -19,7 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from grainmill._evaluate.fuse import Step
+    from grainmill._evaluate.stack import Targets
     from grainmill._stats.meters import LoopMeter
+
+
+# Writes the results for a list of elements to the columns of a batch, pairs of a key and an array or
+# list, from a row on; returns whether they fit.
+RowWriter: TypeAlias = "Callable[[list[Any], Sequence[tuple[Any, Any]], int], bool]"
 
 
 class _Part(NamedTuple):
@@ -51,6 +58,8 @@ class BlockFused(Fused):
     def __init__(self, steps: Sequence[Step]) -> None:
         super().__init__(steps)
         self.lists_help = False
+        writer = getattr(self.steps[-1].block, "__self__", None)
+        self._row_writer: RowWriter | None = getattr(writer, "_fill_rows", None)
         self._parts = _parts_of(self.steps, self._kinds)
         # Intermediate results may be larger than what goes in and comes out.
         self._max_len = tuning.MAX_REQUESTED
@@ -73,7 +82,7 @@ class BlockFused(Fused):
                 timed = meter.timer.countdown < 0
             own = [column[at:stop] for column in columns]
             if meter is not None and timed:
-                result = self._measured(meter, elements[at:stop], own)
+                result = self._run_timed(meter, elements[at:stop], own)
             else:
                 result = self._run(elements[at:stop], own)
             if meter is not None and meter.counts and not timed:
@@ -83,15 +92,63 @@ class BlockFused(Fused):
                 return Evaluated(output, result.failure)
         return Evaluated(output, failure)
 
-    def inputs_of_last(
-        self, elements: Iterable[Any], columns: Sequence[Iterable[int]] = ()
-    ) -> Evaluated:
-        """What the last step, which has a block function, is called with."""
-        elements, failure = _listed(elements)
-        if len(self._parts) == 1:
-            return Evaluated(elements, failure)
-        result = self._run(elements, columns, self._parts[:-1])
-        return result if result.failure is not None else Evaluated(result.elements, failure)
+    @property
+    def fills_rows(self) -> bool:
+        """Whether the last step can write its results to the rows of a batch."""
+        return self._row_writer is not None
+
+    def fill_rows(self, elements: list[Any], targets: Targets, at: int) -> bool:
+        """Writes the results for `elements` to `targets` from row `at` on.
+
+        Returns whether it did: not where an element fails, is left out or does not fit, which
+        calling this object shows.
+        """
+        container, columns = targets
+        meter, write = self.meter, self._row_writer
+        if write is None or container is not dict or (meter is not None and meter.sees_next):
+            return False
+        if meter is None:
+            return self._write(write, elements, columns, at, None)
+        meter.timer.countdown -= 1
+        if meter.timer.countdown >= 0:
+            written = self._write(write, elements, columns, at, None)
+            if written and meter.counts:
+                meter.count_elements(len(elements))
+            return written
+
+        def run(timing: Timing) -> Sequence[Any]:
+            if not self._write(write, elements, columns, at, timing):
+                return []
+            last = at + len(elements) - 1
+            rows = {key: column[-1 if type(column) is list else last] for key, column in columns}
+            return [rows] * len(elements)
+
+        return bool(self._measured(meter, run, len(elements)))
+
+    def _write(
+        self,
+        write: RowWriter,
+        elements: list[Any],
+        columns: Sequence[tuple[Any, Any]],
+        at: int,
+        timing: Timing | None,
+    ) -> bool:
+        if len(self._parts) > 1:
+            result = self._run(elements, (), self._parts[:-1], timing)
+            if result.failure is not None:
+                return False
+            elements = result.elements
+        if any(map(is_, elements, repeat(None))):
+            return False
+        started_s = time.perf_counter()
+        try:
+            written = write(elements, columns, at)
+        except Exception:
+            return False  # computing one by one finds the element that fails
+        if timing is not None:
+            elapsed_s = time.perf_counter() - started_s
+            timing.add_block(len(self.steps) - 1, elements, [], elapsed_s)
+        return written
 
     def _run(
         self,
@@ -196,23 +253,35 @@ class BlockFused(Fused):
             return singly
         return Evaluated([], refusal)
 
-    def _measured(
+    def _run_timed(
         self, meter: LoopMeter, elements: list[Any], columns: Sequence[Iterable[int]]
     ) -> Evaluated:
-        """`_run`, with the time of the call and of the steps of some of its elements."""
+        results: list[Evaluated] = []
+
+        def run(timing: Timing) -> Sequence[Any]:
+            results.append(self._run(elements, columns, None, timing))
+            return results[0].elements
+
+        self._measured(meter, run, len(elements))
+        return results[0]
+
+    def _measured(
+        self, meter: LoopMeter, run: Callable[[Timing], Sequence[Any]], num_elements: int
+    ) -> Sequence[Any]:
+        """What `run` returns, with the time of the call and of the steps of some elements."""
         prepared_s = time.perf_counter()
         weight = meter.timer.start()
         sees = meter.sees_next
         meter.sees_next = False
-        count = 1 if sees else max(1, min(meter.count, len(elements)))
+        count = 1 if sees else max(1, min(meter.count, num_elements))
         times: list[list[float]] = [[] for _ in self.steps]
         timing = Timing(times, count, time.perf_counter, meter.see if sees else None)
         started_s, cpu_started_s = time.perf_counter(), time.thread_time()
-        result = self._run(elements, columns, None, timing)
+        results = run(timing)
         cpu_s = time.thread_time() - cpu_started_s
         call_s = time.perf_counter() - started_s
-        meter.record(weight, times, result.elements, call_s, cpu_s, prepared_s)
-        return result
+        meter.record(weight, times, results, call_s, cpu_s, prepared_s)
+        return results
 
 
 class Timing:

@@ -249,10 +249,47 @@ class IncrementalRun:
             compute = self._compute_function(at, stop)
         _, index, datasets = self._columns[number]
         index = source.request(index, datasets)[first : stop - self._start]
+        if isinstance(whole.fused, BlockFused) and whole.fused.fills_rows:
+            compute = self._row_function(compute, whole.fused, targets, first, len(index), part_len)
         filled, rest = fill(index, part_len, compute, *targets, first)
         if rest is not None and rest.failure is not None:
             self._program.annotate(rest.failure, at + filled + len(rest.elements))
         return filled, rest
+
+    def _row_function(
+        self,
+        compute: Callable[[list[Any]], Evaluated],
+        fused: BlockFused,
+        targets: Targets,
+        row: int,
+        count: int,
+        part_len: int,
+    ) -> Callable[[list[Any]], Evaluated | None]:
+        """`compute`, or `None` where the last step has written its results to `targets`.
+
+        Args:
+            compute: Computes elements from lists of their records.
+            fused: The steps; the last can write rows.
+            targets: Where elements go.
+            row: The row of the first element.
+            count: How many elements there are.
+            part_len: How many are computed at once.
+        """
+        stop = row + count
+        fits = not self._chain.step_columns and self._mark is None
+
+        def write(records: list[Any]) -> Evaluated | None:
+            nonlocal row, fits
+            # Fewer if one could not be read.
+            if fits and len(records) == min(part_len, stop - row):
+                fits = fused.fill_rows(records, targets, row)
+                if fits:
+                    row += len(records)
+                    return None
+            row += len(records)
+            return compute(records)
+
+        return write
 
     def _compute_function(self, at: int, stop: int) -> Callable[[list[Any]], Evaluated]:
         """A function that computes the elements from `at` on from lists of their records."""

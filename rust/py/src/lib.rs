@@ -12,6 +12,7 @@ mod error;
 mod fill;
 mod order;
 mod pack;
+mod parse;
 mod record_writer;
 mod records;
 mod shared;
@@ -26,5 +27,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     batch::register(module)?;
     fill::register(module)?;
     shared::register(module)?;
-    pack::register(module)
+    pack::register(module)?;
+    parse::register(module)
 }

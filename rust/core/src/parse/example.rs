@@ -191,7 +191,29 @@ fn join<'a>(message: &mut Option<Cow<'a, [u8]>>, part: &'a [u8]) {
     }
 }
 
+/// The values of a `Feature`; `None` if it has no list.
+fn values_of(feature: &[u8]) -> Result<Option<Values<'_>>, Malformed> {
+    let mut fields = Fields::of(feature);
+    let mut values: Option<Values<'_>> = None;
+    while let Some((number, content)) = fields.next_field()? {
+        let (Some(kind), Content::Bytes(part)) = (Kind::of_field(number), content) else {
+            continue;
+        };
+        match &mut values {
+            // A list of another kind replaces the one before.
+            Some(values) if values.kind == kind => values.list.to_mut().extend_from_slice(part),
+            _ => values = Some(Values { kind, list: Cow::Borrowed(part) }),
+        }
+    }
+    Ok(values)
+}
+
 impl<'a> Values<'a> {
+    /// A list without values.
+    pub fn empty(kind: Kind) -> Self {
+        Self { kind, list: Cow::Borrowed(&[]) }
+    }
+
     /// The values of a `Feature`; `None` if it has no list.
     ///
     /// # Errors
@@ -199,28 +221,12 @@ impl<'a> Values<'a> {
     /// If it is no message.
     pub fn of_feature(feature: Cow<'a, [u8]>) -> Result<Option<Self>, Malformed> {
         match feature {
-            Cow::Borrowed(feature) => Self::of_part(feature),
-            Cow::Owned(feature) => Ok(Self::of_part(&feature)?.map(|values| Self {
+            Cow::Borrowed(feature) => values_of(feature),
+            Cow::Owned(feature) => Ok(values_of(&feature)?.map(|values| Self {
                 kind: values.kind,
                 list: Cow::Owned(values.list.into_owned()),
             })),
         }
-    }
-
-    fn of_part(feature: &'a [u8]) -> Result<Option<Self>, Malformed> {
-        let mut fields = Fields::of(feature);
-        let mut values: Option<Self> = None;
-        while let Some((number, content)) = fields.next_field()? {
-            let (Some(kind), Content::Bytes(part)) = (Kind::of_field(number), content) else {
-                continue;
-            };
-            match &mut values {
-                // A list of another kind replaces the one before.
-                Some(values) if values.kind == kind => values.list.to_mut().extend_from_slice(part),
-                _ => values = Some(Self { kind, list: Cow::Borrowed(part) }),
-            }
-        }
-        Ok(values)
     }
 
     /// Calls `take` with each run of encoded values: packed ones, or a single one.
@@ -310,7 +316,7 @@ impl Steps<'_> {
         let mut fields = Fields::of(&self.0);
         while let Some((number, content)) = fields.next_field()? {
             if let (1, Content::Bytes(feature)) = (number, content) {
-                take(Values::of_part(feature)?)?;
+                take(values_of(feature)?)?;
             }
         }
         Ok(())

@@ -117,8 +117,6 @@ pub fn put_varints(number: Number, run: &[u8], out: &mut [u8]) -> Result<(), Opt
 const LANES: usize = 4;
 /// Shorter runs are not worth cutting.
 const MIN_CUT_LEN: usize = 128;
-/// Bytes that may be loaded at once.
-const WORD: usize = 8;
 
 fn put_all<T: Integer>(run: &[u8], out: &mut [u8]) -> Result<(), Option<Overflow>> {
     let mut fits = true;
@@ -126,45 +124,75 @@ fn put_all<T: Integer>(run: &[u8], out: &mut [u8]) -> Result<(), Option<Overflow
         for (&byte, slot) in run.iter().zip(out.chunks_exact_mut(T::LEN)) {
             fits &= T::put(i64::from(byte), slot);
         }
+    } else if run.len() < MIN_CUT_LEN {
+        put_row::<T>(run, &mut fits, out)?;
     } else {
-        let (mut lanes, mut outs) = (cut(run), out);
-        let mut slots: [&mut [u8]; LANES] = Default::default();
-        for (lane, own) in lanes.iter().zip(&mut slots) {
-            let num_values = num_varints(lane).map_err(|_| None)?;
-            (*own, outs) = outs.split_at_mut(num_values * T::LEN);
+        let starts = cut(run);
+        let mut rest = out;
+        let mut rows: [&mut [u8]; LANES] = Default::default();
+        for (lane, row) in rows.iter_mut().enumerate() {
+            let end = starts.get(lane + 1).copied().unwrap_or(run.len());
+            let num_values = num_varints(&run[starts[lane]..end]).map_err(|_| None)?;
+            (*row, rest) = rest.split_at_mut(num_values * T::LEN);
         }
-        while lanes.iter().zip(&slots).all(|(lane, own)| lane.len() >= WORD && !own.is_empty()) {
-            for (lane, own) in lanes.iter_mut().zip(&mut slots) {
-                fits &= put_next::<T>(lane, own)?;
-            }
-        }
-        for (lane, own) in lanes.iter_mut().zip(&mut slots) {
-            while !own.is_empty() {
-                fits &= put_next::<T>(lane, own)?;
-            }
-        }
+        put_rows::<T>(run, starts, rows, &mut fits)?;
     }
     if fits { Ok(()) } else { Err(first_overflow::<T>(run)) }
 }
 
-/// Moves the first varint of `lane` to the first place of `slots`; returns whether it fits.
-#[inline]
-fn put_next<T: Integer>(lane: &mut &[u8], slots: &mut &mut [u8]) -> Result<bool, Option<Overflow>> {
-    let (value, len) = match lane.first_chunk::<WORD>() {
-        Some(word) => match short_varint(u64::from_le_bytes(*word)) {
-            Some(found) => found,
-            None => varint(lane).map_err(|_| None)?,
-        },
-        None => varint(lane).map_err(|_| None)?,
-    };
-    *lane = &lane[len..];
-    let (slot, rest) = std::mem::take(slots).split_at_mut(T::LEN);
-    *slots = rest;
-    Ok(T::put(value.cast_signed(), slot))
+/// Decodes the varints from each of `starts` on to each of `rows`, as many as these hold.
+fn put_rows<T: Integer>(
+    run: &[u8],
+    mut starts: [usize; LANES],
+    rows: [&mut [u8]; LANES],
+    fits: &mut bool,
+) -> Result<(), Option<Overflow>> {
+    let common = rows.iter().map(|row| row.len()).min().unwrap_or(0);
+    let [a, b, c, d] = rows.map(|row| row.split_at_mut(common));
+    let slots = a.0.chunks_exact_mut(T::LEN).zip(b.0.chunks_exact_mut(T::LEN));
+    let slots = slots.zip(c.0.chunks_exact_mut(T::LEN)).zip(d.0.chunks_exact_mut(T::LEN));
+    for (((a, b), c), d) in slots {
+        for (at, slot) in starts.iter_mut().zip([a, b, c, d]) {
+            let (value, len) = next_varint(&run[*at..])?;
+            *at += len;
+            *fits &= T::put(value.cast_signed(), slot);
+        }
+    }
+    for (at, row) in starts.into_iter().zip([a.1, b.1, c.1, d.1]) {
+        put_row::<T>(&run[at..], fits, row)?;
+    }
+    Ok(())
+}
+
+/// Decodes the varints at the start of `run`, as many as `row` holds.
+fn put_row<T: Integer>(
+    mut run: &[u8],
+    fits: &mut bool,
+    row: &mut [u8],
+) -> Result<(), Option<Overflow>> {
+    for slot in row.chunks_exact_mut(T::LEN) {
+        let (value, len) = next_varint(run)?;
+        run = &run[len..];
+        *fits &= T::put(value.cast_signed(), slot);
+    }
+    Ok(())
+}
+
+/// `varint`, quicker where eight bytes are left and hold it.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "it is the body of a loop over millions of numbers")]
+fn next_varint(bytes: &[u8]) -> Result<(u64, usize), Option<Overflow>> {
+    if let Some(word) = bytes.first_chunk()
+        && let Some(found) = short_varint(u64::from_le_bytes(*word))
+    {
+        return Ok(found);
+    }
+    varint(bytes).map_err(|_| None)
 }
 
 /// The varint at the start of a word, and its length, if it ends there.
-#[inline]
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "as above")]
 fn short_varint(word: u64) -> Option<(u64, usize)> {
     let ends = !word & 0x8080_8080_8080_8080;
     if ends == 0 {
@@ -178,18 +206,15 @@ fn short_varint(word: u64) -> Option<(u64, usize)> {
     Some((bits, ends.trailing_zeros() as usize / 8 + 1))
 }
 
-/// `run` in pieces of about the same length, each of whole varints.
-fn cut(run: &[u8]) -> [&[u8]; LANES] {
-    let mut lanes: [&[u8]; LANES] = Default::default();
-    let mut rest = run;
-    for (at, lane) in lanes.iter_mut().enumerate() {
-        let about = if run.len() < MIN_CUT_LEN { rest.len() } else { rest.len() / (LANES - at) };
-        let end = rest[about..].iter().position(|&byte| byte < 0x80);
-        // The byte before may be an end already; one varint more does not matter.
-        let len = end.map_or(rest.len(), |end| about + end + 1);
-        (*lane, rest) = rest.split_at(len);
+/// Where pieces of `run` of about the same length start, each of whole varints.
+fn cut(run: &[u8]) -> [usize; LANES] {
+    let mut starts = [0; LANES];
+    for lane in 1..LANES {
+        let about = (run.len() * lane / LANES).max(starts[lane - 1]);
+        let end = run[about..].iter().position(|&byte| byte < 0x80);
+        starts[lane] = end.map_or(run.len(), |end| about + end + 1);
     }
-    lanes
+    starts
 }
 
 fn first_overflow<T: Integer>(mut run: &[u8]) -> Option<Overflow> {
