@@ -21,6 +21,8 @@ from grainmill._plan.transforms import (
 
 if TYPE_CHECKING:
     from grainmill._parsing.example import Feature, ParseExample
+    from grainmill._parsing.json import JsonField, ParseJson
+    from grainmill._parsing.tokenize import Tokenize
 else:
 
     def __getattr__(name: str) -> object:
@@ -28,6 +30,14 @@ else:
             from grainmill._parsing import example  # noqa: PLC0415 - few programs need it
 
             return getattr(example, name)
+        if name in {"JsonField", "ParseJson"}:
+            from grainmill._parsing import json  # noqa: PLC0415
+
+            return getattr(json, name)
+        if name == "Tokenize":
+            from grainmill._parsing import tokenize  # noqa: PLC0415
+
+            return tokenize.Tokenize
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -36,11 +46,14 @@ __all__ = [
     "DatasetSelectionMap",
     "Feature",
     "Filter",
+    "JsonField",
     "Map",
     "MapWithIndex",
     "ParseExample",
+    "ParseJson",
     "RandomMap",
     "TfRandomMap",
+    "Tokenize",
     "Transformation",
     "Transformations",
 ]

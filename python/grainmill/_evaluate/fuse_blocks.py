@@ -73,14 +73,14 @@ class BlockFused(Fused):
         """See `Fused.__call__`."""
         output = [] if output is None else output
         elements, failure = _listed(elements)
-        columns = [list(column) for column in columns]
+        lists = [list(column) for column in columns]
         for at in range(0, len(elements), self._max_len):
             stop = at + self._max_len
             meter, timed = self.meter, False
             if meter is not None:
                 meter.timer.countdown -= 1
                 timed = meter.timer.countdown < 0
-            own = [column[at:stop] for column in columns]
+            own = [column[at:stop] for column in lists]
             if meter is not None and timed:
                 result = self._run_timed(meter, elements[at:stop], own)
             else:
@@ -222,12 +222,12 @@ class BlockFused(Fused):
         columns: Sequence[Iterable[int]],
     ) -> Evaluated:
         """The results of the block function; if it fails, those of one element after another."""
-        columns = [list(column) for column in columns]
+        lists = [elements, *(list(column) for column in columns)]
         present = [at for at, element in enumerate(elements) if element is not None]
         if not present:
             return Evaluated(elements, None)
         # Copies: what the function does to its lists must not change what is computed again.
-        arguments = [[column[at] for at in present] for column in (elements, *columns)]
+        arguments = [[column[at] for at in present] for column in lists]
 
         def check(answer: Any) -> list[Any]:
             return checked_block(answer, len(present), function)
@@ -237,7 +237,7 @@ class BlockFused(Fused):
             results = block_call(part.start)(self._functions, function, arguments, check)
         except _WrongLengthError as error:
             refusal = error.shown()
-        except Exception:  # noqa: S110 - computing one by one finds the element that fails
+        except Exception:
             pass
         except BaseException as failure:  # an interrupt
             return until_failure([], failure)
@@ -248,7 +248,7 @@ class BlockFused(Fused):
             for at, result in zip(present, results, strict=True):
                 output[at] = result
             return Evaluated(output, None)
-        singly = self._looped(part, elements, columns)
+        singly = self._looped(part, elements, lists[1:])
         if refusal is None or singly.failure is not None:
             return singly
         return Evaluated([], refusal)

@@ -244,7 +244,7 @@ class IncrementalRun:
         fill = source.fill_function()
         if fill is None:
             return 0, None
-        compute: Callable[[list[Any]], Evaluated] = whole.fused.__call__
+        compute: Callable[[list[Any]], Evaluated | None] = whole.fused.__call__
         if self._mark is not None or whole.step_columns:
             compute = self._compute_function(at, stop)
         _, index, datasets = self._columns[number]
@@ -258,7 +258,7 @@ class IncrementalRun:
 
     def _row_function(
         self,
-        compute: Callable[[list[Any]], Evaluated],
+        compute: Callable[[list[Any]], Evaluated | None],
         fused: BlockFused,
         targets: Targets,
         row: int,
@@ -299,8 +299,8 @@ class IncrementalRun:
             first = at - self._start
             columns = chain.columns_slice(self._columns, first, first + len(records))
             steps = chain.step_values(self._chain, columns)
-            marks = self._mark is not None and not isinstance(self._chain.fused, BlockFused)
-            inputs = chain.marked(self._mark, at, records) if marks else records
+            mark = None if isinstance(self._chain.fused, BlockFused) else self._mark
+            inputs = records if mark is None else chain.marked(mark, at, records)
             result = self._chain.fused(inputs, steps)
             at += len(records)
             if self._mark is not None and at < stop:

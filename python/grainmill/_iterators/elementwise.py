@@ -159,9 +159,7 @@ class ElementwiseStage(Stage):
                     self._over_lazy, self._num_inputs, self._last_dropped, block
                 )
                 if self._blocks is not None and is_ready:
-                    block.finish_many = functools.partial(
-                        _finish_blocks, self._blocks, self._times
-                    )
+                    block.finish_many = functools.partial(_finish_blocks, self._blocks, self._times)
             block.columns = None  # they hold what the functions have not been applied to
             block.finisher = self
             return block
@@ -272,8 +270,7 @@ class ElementwiseStage(Stage):
 def _block_loop(steps: Sequence[Step]) -> BlockFused | None:
     """The loop that calls functions of whole blocks, if users offer any."""
     fused = [
-        FusedStep("map", step.function, block=block_function(step.node.transform))
-        for step in steps
+        FusedStep("map", step.function, block=block_function(step.node.transform)) for step in steps
     ]
     return BlockFused(fused) if any(step.block is not None for step in fused) else None
 

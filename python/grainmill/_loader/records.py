@@ -178,9 +178,7 @@ def _mapped_block(
     block: Callable[[list[Any]], Sequence[Any]], records: list[Record[Any]]
 ) -> list[Record[Any]]:
     results = checked_block(block([record.data for record in records]), len(records), block)
-    return [
-        Record(record.metadata, data) for record, data in zip(records, results, strict=True)
-    ]
+    return [Record(record.metadata, data) for record, data in zip(records, results, strict=True)]
 
 
 class RandomMapData(_OfData):

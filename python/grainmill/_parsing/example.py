@@ -70,9 +70,13 @@ class ParseExample(Map):
         TypeError: From a pipeline: an element is not `bytes`.
 
     Example:
-        >>> record = bytes.fromhex("0a0f0a0d0a01781208 1a060a04ac02feff".replace(" ", ""))
-        >>> grain.transforms.ParseExample({}).map(b"")
-        {}
+        >>> record = bytes.fromhex("0a110a0f0a06746f6b656e7312051a030a0103")
+        >>> parse = grain.transforms.ParseExample({
+        ...     "tokens": grain.transforms.Feature("int32", (-1,)),
+        ...     "label": grain.transforms.Feature("int64", default=-1),
+        ... })
+        >>> parse.map(record)
+        {'tokens': array([3], dtype=int32), 'label': np.int64(-1)}
     """
 
     def __init__(
@@ -113,7 +117,10 @@ class ParseExample(Map):
         self, elements: list[bytes], columns: Sequence[tuple[Any, Any]], at: int
     ) -> bool:
         """Writes the features to the rows of a batch; see `RowWriter`."""
-        return self._parser.fill(elements, columns, at)
+        targets = dict(columns)
+        if targets.keys() != self._features.keys():
+            return False
+        return self._parser.fill(elements, [(name, targets[name]) for name in self._features], at)
 
     def __repr__(self) -> str:
         sequences = f", sequences={self._sequences}" if self._sequences else ""
@@ -127,9 +134,22 @@ class ParseExample(Map):
         ParseExample.__init__(self, self._features, sequences=self._sequences)
 
 
-_NUMBERS: Final = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float32 float64".split()
+NUMBERS: Final = frozenset(
+    [
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float32",
+        "float64",
+    ]
 )
+"""The names of dtypes that the engine parses numbers to."""
 
 
 def _feature(name: str, feature: FeatureLike) -> Feature:
@@ -140,63 +160,75 @@ def _feature(name: str, feature: FeatureLike) -> Feature:
 
 def _described(name: str, feature: Feature, *, steps: bool) -> tuple[Any, ...]:
     """The description that the engine takes of a feature."""
-    shape = tuple(feature.shape)
-    if any(type(length) is not int and not isinstance(length, np.integer) for length in shape):
-        raise ValueError(f"feature `{name}`: `shape` must consist of integers, got {shape}")
-    any_len = shape[:1] == (-1,)
-    own = tuple(int(length) for length in shape[any_len:])
-    if any(length < 0 for length in own) or (any_len and not math.prod(own)):
-        raise ValueError(
-            f"feature `{name}`: `shape` must have lengths from 0 on, the first may be -1, "
-            f"got {shape}"
-        )
+    what = f"feature `{name}`"
+    own, any_len = row_shape(what, feature.shape)
     if feature.dtype in {bytes, str}:
         kind, number, dtype = _BYTES_LIST, None, None
     else:
         dtype = np.dtype(feature.dtype).newbyteorder("=")
         number = dtype.name
-        if number not in _NUMBERS:
+        if number not in NUMBERS:
             raise ValueError(
-                f"feature `{name}`: `dtype` must be `bytes`, `str`, `bool`, an integer dtype, "
+                f"{what}: `dtype` must be `bytes`, `str`, `bool`, an integer dtype, "
                 f"float32 or float64, got {feature.dtype!r}"
             )
         kind = _FLOAT_LIST if dtype.kind == "f" else _INT64_LIST
-    absent = None
+    absent: Any = None
     if feature.optional and feature.default is not None:
-        raise ValueError(f"feature `{name}`: give `default` or `optional=True`, not both")
+        raise ValueError(f"{what}: give `default` or `optional=True`, not both")
     if feature.optional:
         absent = (None, b"")
     elif steps and feature.default is not None:
-        raise ValueError(f"feature `{name}`: features of steps have no `default`")
+        raise ValueError(f"{what}: features of steps have no `default`")
     elif feature.default is not None:
-        absent = _default(name, feature, own, dtype, any_len=any_len)
+        kept: Any = feature.dtype if dtype is None else dtype
+        absent = default_value(what, feature.default, feature.shape, kept)
     elif any_len and not steps:
         absent = (np.empty((0, *own), object if dtype is None else dtype), b"")
     text = feature.dtype is str
     return name, kind, number, dtype, text, list(own), any_len, absent
 
 
-def _default(
-    name: str, feature: Feature, shape: tuple[int, ...], dtype: Any, *, any_len: bool
-) -> tuple[Any, bytes]:
-    """The value where a feature is missing, and its bytes."""
-    given = feature.default
-    kept = object if dtype is None else dtype
+def row_shape(what: str, given: Sequence[int]) -> tuple[tuple[int, ...], bool]:
+    """`given` without a first length of -1, and whether it has one."""
+    shape = tuple(given)
+    if any(type(length) is not int and not isinstance(length, np.integer) for length in shape):
+        raise ValueError(f"{what}: `shape` must consist of integers, got {shape}")
+    any_len = shape[:1] == (-1,)
+    own = tuple(int(length) for length in shape[any_len:])
+    if any(length < 0 for length in own) or (any_len and not math.prod(own)):
+        raise ValueError(
+            f"{what}: `shape` must have lengths from 0 on, the first may be -1, got {shape}"
+        )
+    return own, any_len
+
+
+def default_value(what: str, given: Any, shape: Sequence[int], kept: Any) -> tuple[Any, bytes]:
+    """The value where a feature or field is missing, and its bytes.
+
+    Args:
+        what: The feature, for messages.
+        given: The user's default.
+        shape: Its shape, whose first length may be -1.
+        kept: Its dtype, `bytes` or `str`.
+    """
+    own, any_len = row_shape(what, shape)
+    is_number = isinstance(kept, np.dtype)
     try:
-        values = np.array(given, kept)
-        if dtype is not None and not np.array_equal(values, np.asarray(given)):
+        values = np.array(given, kept if is_number else object)
+        # Rounding to float32 is what happens to all values.
+        if is_number and kept.kind != "f" and not np.array_equal(values, np.asarray(given)):
             raise ValueError("it changes its value")
         if not any_len:
-            values = np.broadcast_to(values, shape)
-        elif values.shape[1:] != shape or not values.ndim:
+            values = np.broadcast_to(values, own)
+        elif values.shape[1:] != own or not values.ndim:
             raise ValueError(f"it has shape {values.shape}")
     except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(
-            f"feature `{name}`: `default` {given!r} does not fit shape {tuple(feature.shape)} and "
-            f"dtype {feature.dtype!r}: {error}"
+            f"{what}: `default` {given!r} does not fit shape {tuple(shape)} and dtype {kept}: "
+            f"{error}"
         ) from None
-    if dtype is None:
-        if not all(type(value) is feature.dtype for value in values.flat):
-            raise ValueError(f"feature `{name}`: `default` must be {feature.dtype}, got {given!r}")
-        return (values.copy() if any_len or shape else values[()]), b""
-    return (values.copy() if any_len or shape else values[()]), values.tobytes()
+    if not is_number and not all(type(value) is kept for value in values.flat):
+        raise ValueError(f"{what}: `default` must be {kept.__name__}, got {given!r}")
+    value = values.copy() if any_len or own else values[()]
+    return value, values.tobytes() if is_number else b""

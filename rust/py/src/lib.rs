@@ -13,6 +13,7 @@ mod fill;
 mod order;
 mod pack;
 mod parse;
+mod parse_json;
 mod record_writer;
 mod records;
 mod shared;
@@ -28,5 +29,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     fill::register(module)?;
     shared::register(module)?;
     pack::register(module)?;
-    parse::register(module)
+    parse::register(module)?;
+    parse_json::register(module)
 }

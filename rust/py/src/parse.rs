@@ -245,7 +245,7 @@ impl From<PyErr> for StepsError {
     }
 }
 
-fn number_of(name: &str) -> PyResult<Number> {
+pub(crate) fn number_of(name: &str) -> PyResult<Number> {
     Ok(match name {
         "bool" => Number::Bool,
         "int8" => Number::I8,
@@ -262,7 +262,7 @@ fn number_of(name: &str) -> PyResult<Number> {
     })
 }
 
-fn object_array<'py>(
+pub(crate) fn object_array<'py>(
     py: Python<'py>,
     objects: Vec<Bound<'py, PyAny>>,
     shape: &[usize],

@@ -245,6 +245,48 @@ pub fn push_floats(number: Number, run: &[u8], out: &mut Vec<u8>) {
     }
 }
 
+/// Appends `value` to `out` as `number`; returns whether it fits.
+///
+/// # Panics
+///
+/// If `number` is no integer.
+pub fn put_integer(number: Number, value: i128, out: &mut Vec<u8>) -> bool {
+    macro_rules! put {
+        ($of:ty) => {
+            <$of>::try_from(value).map(|value| out.extend_from_slice(&value.to_ne_bytes())).is_ok()
+        };
+    }
+    match number {
+        Number::Bool => u8::try_from(value).is_ok_and(|value| {
+            out.push(value);
+            value <= 1
+        }),
+        Number::I8 => put!(i8),
+        Number::I16 => put!(i16),
+        Number::I32 => put!(i32),
+        Number::I64 => put!(i64),
+        Number::U8 => put!(u8),
+        Number::U16 => put!(u16),
+        Number::U32 => put!(u32),
+        Number::U64 => put!(u64),
+        Number::F32 | Number::F64 => panic!("floats are no integers"),
+    }
+}
+
+/// Appends `value` to `out` as `number`, rounded to it.
+///
+/// # Panics
+///
+/// If `number` is an integer.
+pub fn put_float(number: Number, value: f64, out: &mut Vec<u8>) {
+    match number {
+        #[expect(clippy::cast_possible_truncation, reason = "it rounds")]
+        Number::F32 => out.extend_from_slice(&(value as f32).to_ne_bytes()),
+        Number::F64 => out.extend_from_slice(&value.to_ne_bytes()),
+        _ => panic!("floats are no integers"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -46,6 +46,8 @@ target_tests! {
     writer_options
     round_trip_simple
     round_trip_transposed
+    example
+    json
 }
 
 fn files_in(dir: &Path) -> Vec<PathBuf> {
