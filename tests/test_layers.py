@@ -13,7 +13,7 @@ FACE = ROOT / "python/grainmill"
 
 # Each uses only itself and earlier ones; `batch` and `pack` do not use each other.
 CORE_LAYERS = [
-    {"bytes", "error"},
+    {"bytes", "error", "parse"},
     {"platform", "process", "write_prefetcher"},
     {"try_alloc", "shared_memory"},
     {"order"},
@@ -25,6 +25,7 @@ FACE_LAYERS = [
     {"_native", "_atomic_file", "_lazy_dataclass", "_memory", "_threads", "_tree"},
     {"shared_memory_array"},
     {"_plan"},
+    {"_parsing"},
     {"_stats"},
     {"_checkpoint", "_workers"},
     {"_cache"},
@@ -67,6 +68,7 @@ LATE_IMPORTS = {
     "_dataset/shown.py": {"grainmill._dataset.description"},
     "_dataset/map_dataset.py": {"grainmill._cache.make"},
     "_dataset/iter_dataset.py": {"grainmill._cache.make"},
+    "transforms.py": {"grainmill._parsing"},
     # It takes 40 ms to import, and whoever awaits something has imported it.
     "_checkpoint/states.py": {"asyncio"},
 }

@@ -247,11 +247,28 @@ def die_with_parent(parent: int) -> bool: ...
 def create_shared_file(name: str, byte_len: int) -> int: ...
 def open_process_file(pid: int) -> int: ...
 def copy_rows(array: NDArray[Any], elements: list[Any], at: int, *, hot: bool) -> int: ...
+
+@final
+class ExampleParser:
+    def __new__(cls, features: Sequence[Any], steps: Sequence[Any]) -> ExampleParser: ...
+    def parse(self, records: list[Any]) -> list[dict[str, Any]]: ...
+    def fill(
+        self,
+        records: list[Any],
+        columns: Sequence[tuple[str, NDArray[Any] | list[Any]]],
+        at: int,
+    ) -> bool: ...
+
+@final
+class JsonParser:
+    def __new__(cls, described: Sequence[Any]) -> JsonParser: ...
+    def parse(self, records: list[Any]) -> list[dict[str, Any]]: ...
+
 def fill_columns(
     files: RecordFiles,
     indices: NDArray[np.int64],
     part_len: int,
-    make: Callable[[list[Any]], tuple[list[Any], BaseException | None]],
+    make: Callable[[list[Any]], tuple[list[Any], BaseException | None] | None],
     container: type | None,
     columns: list[tuple[Any, NDArray[Any] | list[Any]]],
     at: int,

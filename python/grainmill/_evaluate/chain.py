@@ -8,6 +8,7 @@ import numpy as np
 
 from grainmill._evaluate import element_sources
 from grainmill._evaluate.fuse import Evaluated, Fused
+from grainmill._evaluate.fuse_blocks import BlockFused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -49,6 +50,7 @@ class Chain:
         source: The source with the number of its column, if there is only one.
         reads_in_loop: Whether the first function reads the element.
         runs_user_code: Whether functions or objects of the user are called.
+        block_loops: Its loops, and those upstream, that call functions of whole blocks.
     """
 
     def __init__(
@@ -70,6 +72,11 @@ class Chain:
             if self.source is None
             else bool(self.source[1].runs_user_code)
         )
+        upstream = () if self.source is not None else chains
+        self.block_loops: list[BlockFused] = [
+            *(loop for chain in upstream for loop in chain.block_loops),
+            *([fused] if isinstance(fused, BlockFused) else []),
+        ]
 
     def sources(self, *, read_in_loop: bool = True) -> list[tuple[int, ElementSource[Any]]]:
         """All sources; `read_in_loop` includes those that the loop of functions reads."""

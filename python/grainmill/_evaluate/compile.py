@@ -15,6 +15,7 @@ from grainmill._evaluate.batch_blocks import byte_len
 from grainmill._evaluate.cache_source import CacheSource
 from grainmill._evaluate.chain import Chain, StepColumn
 from grainmill._evaluate.fuse import Fused
+from grainmill._evaluate.fuse_blocks import BlockFused
 from grainmill._evaluate.grouped_steps import STEP_KINDS, step_of
 from grainmill._evaluate.index_tree import INDEX_STAGES, joined
 from grainmill._plan import random_access as plan
@@ -95,7 +96,8 @@ class _Unfused(NamedTuple):
             reads = inputs[1].first_step()
             if reads is not None:
                 steps, nodes = [reads, *steps], [self.source, *nodes]
-        fused = Fused(steps)
+        maps_blocks = any(step.block is not None for step in steps)
+        fused = BlockFused(steps) if maps_blocks else Fused(steps)
         if steps:
             fused.meter = recorder.loop(nodes, byte_len)
             if nodes[0] is not self.source:

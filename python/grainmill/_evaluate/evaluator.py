@@ -39,12 +39,15 @@ class Evaluator(Protocol):
     runs_user_code: bool
     mean_byte_len: float
     num_records: int
-    reads_lists: bool
     row_byte_len: float
     can_fill: bool
     layout: Layout | None
     batches_small: bool | None
     element_s: float
+
+    @property
+    def reads_lists(self) -> bool:
+        """Whether longer blocks are worth trying, as the cost of a call may not depend on them."""
 
     @property
     def waits_for_storage(self) -> bool:

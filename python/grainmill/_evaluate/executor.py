@@ -137,6 +137,7 @@ class Pace:
     Attributes:
         max_count: The limit of `count`.
         count: How many elements to compute at once.
+        by_lists: Whether users' functions are called for all these elements at once.
         element_s: Seconds per element of the last block; `None` before the first.
         is_growing: Whether later blocks will probably be larger.
     """
@@ -147,7 +148,7 @@ class Pace:
         self.is_growing = True
         self.element_s: float | None = None
         self._block_s = block_s
-        self._by_lists = by_lists  # users' `__getitems__` are called for `count` elements at once
+        self.by_lists = by_lists
         self._previous: tuple[int, float] | None = None  # another list length and its `element_s`
         self._num_held = 0  # blocks for which the length is not changed
 
@@ -155,7 +156,7 @@ class Pace:
         """Records that `count` elements took `elapsed_s`."""
         self.element_s = elapsed_s / count
         is_long = elapsed_s >= self._block_s / 2
-        if self._by_lists and is_long:
+        if self.by_lists and is_long:
             if count == self.count:
                 self.count = min(self.max_count, self._list_len(count, self.element_s))
         elif elapsed_s > self._block_s:
@@ -163,7 +164,7 @@ class Pace:
         elif not is_long and count >= self.count:
             self.count = min(self.max_count, self.count * 2)
             self._previous, self._num_held = None, 0
-        grows_anyway = self._by_lists and self.count < tuning.MIN_LIST_LEN
+        grows_anyway = self.by_lists and self.count < tuning.MIN_LIST_LEN
         self.is_growing = (not is_long or grows_anyway) and self.count < self.max_count
 
     def _list_len(self, count: int, element_s: float) -> int:
@@ -367,6 +368,7 @@ class Executor(Blocks):
             self.meter.work_s += block.task.elapsed_s
             self.meter.storage_s += block.task.waited_s
         result = block.result()
+        self._pace.by_lists = self._program.reads_lists
         self._pace.record(block.count, block.task.elapsed_s)
         self._blocks.popleft()
         self._record_element_size(result)
@@ -426,6 +428,7 @@ class Executor(Blocks):
             result = [], self._program.run(start, count)
         storage_s = waited_s() - waited_before_s
         work_s = time.perf_counter() - started_s - storage_s
+        self._pace.by_lists = self._program.reads_lists
         self._pace.record(count, work_s)
         self.meter.computed(work_s, storage_s)
         if self._program.reads_lists:

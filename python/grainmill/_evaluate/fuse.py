@@ -46,12 +46,22 @@ class Evaluated(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step:
-    """A user function in a chain; `column` is that of the indices it takes."""
+    """A user function in a chain.
+
+    Attributes:
+        kind: How it is called.
+        function: The function.
+        column: The column of the indices it takes.
+        generators: The generators of a random map.
+        block: The same function of a list of elements, where the user offers one; it also takes the
+            list of indices if `function` takes an index.
+    """
 
     kind: StepKind
     function: Callable[..., Any]
     column: int | None = None
     generators: IndexedGenerators | None = None
+    block: Callable[..., Any] | None = None
 
 
 class Fused:
@@ -66,7 +76,7 @@ class Fused:
         self.steps = tuple(steps)
         self.meter: LoopMeter | None = None
         self._kinds = tuple(step.kind for step in steps)
-        self._loop = _loop(self._kinds) if steps else None
+        self._loop = loop_of(self._kinds) if steps else None
         self._functions = [step.function for step in steps]
         self._generators = [step.generators for step in steps if step.kind == "random"]
 
@@ -96,7 +106,7 @@ class Fused:
         try:  # as in `evaluated`, without another call for each block, which may be one element
             loop(elements, output.append, self._functions, self._generators, columns)
         except BaseException as failure:
-            result = _until_failure(output, failure)
+            result = until_failure(output, failure)
         else:
             result = Evaluated(output, None)
         if meter is not None and meter.counts:
@@ -113,7 +123,7 @@ class Fused:
         """`__call__`, with the time of the call and of the steps of some of its elements."""
         prepared_s = time.perf_counter()
         times: list[list[float]] = [[] for _ in self.steps]
-        timed_loop = _loop(self._kinds, timing="specs" if meter.sees_next else "times")
+        timed_loop = loop_of(self._kinds, "specs" if meter.sees_next else "times")
         weight = meter.timer.start()
         first, count, see = meter.first, meter.count, meter.see
         if meter.sees_next:
@@ -149,11 +159,11 @@ def evaluated(
     try:
         loop(elements, given, output.append)
     except BaseException as failure:
-        return _until_failure(output, failure)
+        return until_failure(output, failure)
     return Evaluated(output, None)
 
 
-def _until_failure(elements: list[Any], failure: BaseException) -> Evaluated:
+def until_failure(elements: list[Any], failure: BaseException) -> Evaluated:
     """The elements before `failure`, which is being handled; raises it if it is an interrupt."""
     if isinstance(failure, StopIteration):
         error = stop_iteration_error(failure)
@@ -196,17 +206,25 @@ def defer_interrupts() -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def _loop(
-    kinds: tuple[StepKind, ...], timing: Literal["none", "times", "specs"] = "none"
+def loop_of(
+    kinds: tuple[StepKind, ...],
+    timing: Literal["none", "times", "specs"] = "none",
+    start: int = 0,
+    stop: int | None = None,
 ) -> Callable[..., None]:
-    """The loop; with `timing`, it takes the clock, a list of times for each step, and `see`."""
-    indexed = [i for i, kind in enumerate(kinds) if kind in _INDEXED_KINDS]
+    """The loop over the steps from `start` to `stop` of a chain of these kinds.
+
+    With `timing`, it takes the clock, a list of times for each step, and `see`. It always takes the
+    functions and generators of the whole chain, but columns for its own steps only.
+    """
+    own = range(len(kinds))[start:stop]
+    indexed = [i for i in own if kinds[i] in _INDEXED_KINDS]
     randoms = [i for i, kind in enumerate(kinds) if kind == "random"]
     names = ", ".join(["x", *(f"k{i}" for i in indexed)])
     timed = timing != "none"
     steps: list[str] = []
-    for i, kind in enumerate(kinds):
-        steps.append(f"        {_LINES[kind].format(i=i)}")
+    for i in own:
+        steps.append(f"        {_LINES[kinds[i]].format(i=i)}")
         if timed:
             steps.append(f"        end = clock(); t{i}.append(end - start); start = end")
         if timing == "specs":
@@ -219,12 +237,26 @@ def _loop(
         f"    {''.join(f'f{i}, ' for i in range(len(kinds)))}= functions",
         f"    {''.join(f'g{i}, ' for i in randoms)}= generators" if randoms else "",
         f"    for {names} in {'zip(elements, *columns)' if indexed else 'elements'}:",
-        "        see(-1, x)" if timing == "specs" else "",
+        "        see(-1, x)" if timing == "specs" and not start else "",
         "        start = clock()" if timed else "",
         *steps,
         "        append(x)",
     ]
     return _generated(lines, {})["loop"]  # type: ignore[no-any-return]
+
+
+@functools.lru_cache(maxsize=256)
+def block_call(step: int) -> Callable[..., list[Any]]:
+    """A function that passes a block to step `step` and has the answer checked.
+
+    Its arguments are the steps' functions, by which notes find their chain; the block function, its
+    arguments, and the check, which gets the answer.
+    """
+    lines = [
+        f"def call(functions, f{step}, arguments, check):",
+        f"    return check(f{step}(*arguments))",
+    ]
+    return _generated(lines, {})["call"]  # type: ignore[no-any-return]
 
 
 # Keras takes code for that of a pipeline, and computes on the CPU, if a file on its stack has this

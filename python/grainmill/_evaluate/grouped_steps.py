@@ -6,13 +6,17 @@ of each element.
 
 from __future__ import annotations
 
+import dataclasses
+from collections import defaultdict
 from operator import attrgetter
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate.fuse import Step
+from grainmill._evaluate.fuse_blocks import checked_block
 from grainmill._evaluate.rng import IndexedGenerators
 from grainmill._plan import random_access as plan
+from grainmill._plan.node import block_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,10 +39,15 @@ def step_of(nodes: Sequence[plan.Map]) -> tuple[Step, bool]:
     """
     kind = STEP_KINDS[type(nodes[0])]
     if _are_one(nodes):
-        return Step(kind, nodes[0].function, None, _generators(nodes[0])), False
+        block = block_function(nodes[0].transform) if kind == "map" else None
+        return Step(kind, nodes[0].function, None, _generators(nodes[0]), block), False
     functions = list(map(attrgetter("function"), nodes))
     if kind == "map":
-        return Step("indexed", lambda dataset, x: functions[dataset](x)), True
+        step = Step("indexed", lambda dataset, x: functions[dataset](x))
+        blocks = [block_function(node.transform) for node in nodes]
+        if all(block is None for block in blocks):
+            return step, True
+        return dataclasses.replace(step, block=_BlocksOfDatasets(functions, blocks)), True
     if kind == "filter":
         return Step("indexed", lambda dataset, x: x if functions[dataset](x) else None), True
     if kind == "indexed":
@@ -50,6 +59,33 @@ def step_of(nodes: Sequence[plan.Map]) -> tuple[Step, bool]:
         return functions[dataset](x, generators[dataset](index))
 
     return Step("indexed", random), True
+
+
+class _BlocksOfDatasets:
+    """A function of a block whose elements come from several datasets, each with its own."""
+
+    def __init__(
+        self,
+        functions: Sequence[Callable[[Any], Any]],
+        blocks: Sequence[Callable[[list[Any]], Any] | None],
+    ) -> None:
+        self._functions = functions
+        self._blocks = blocks
+
+    def __call__(self, elements: list[Any], datasets: list[int]) -> list[Any]:
+        places: dict[int, list[int]] = defaultdict(list)
+        for at, dataset in enumerate(datasets):
+            places[dataset].append(at)
+        output: list[Any] = [None] * len(elements)
+        for dataset, own in places.items():
+            inputs, block = [elements[at] for at in own], self._blocks[dataset]
+            if block is None or len(inputs) == 1:
+                results = list(map(self._functions[dataset], inputs))
+            else:
+                results = checked_block(block(inputs), len(inputs), block)
+            for at, result in zip(own, results, strict=True):
+                output[at] = result
+        return output
 
 
 def read_step(reads: Sequence[Callable[[int], Any]]) -> Step:

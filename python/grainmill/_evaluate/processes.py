@@ -42,7 +42,7 @@ class ProcessBlocks(Blocks):
         self._min_batches = max(2, self._workers)
         self._num_concurrent = 1  # tasks that a worker computes at the same time
         self._element_s: float | None = None  # a worker's cost of an element, once known
-        by_lists = program.reads_lists
+        by_lists = program.reads_lists or program.maps_blocks
         self._pace = Pace(self._max_task_len, tuning.WORKER_BLOCK_S, by_lists=by_lists)
         self._limits = Limits.of(options)
         self._affordable = self._max_task_len

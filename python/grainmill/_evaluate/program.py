@@ -10,6 +10,7 @@ import numpy as np
 from grainmill._evaluate import chain, element_sources
 from grainmill._evaluate.compile import compiled
 from grainmill._evaluate.context import Context
+from grainmill._evaluate.fuse_blocks import BlockFused
 from grainmill._evaluate.notes import add_element_notes
 from grainmill._evaluate.origins import Origins, OriginTree
 from grainmill._native import Resolver, keep_large_blocks
@@ -38,8 +39,7 @@ class Program:
         row_byte_len: Bytes of an element in the last batch, or of its records if these are
             larger; 0 at first.
         num_records: Records per element.
-        reads_lists: Whether a user's `__getitems__` is called with one list for all elements
-            that are requested at once.
+        maps_blocks: Whether functions of whole blocks are called.
         can_fill: Whether the engine can read and copy the elements of a batch in its own loop
             (`IncrementalRun.fill`), as far as the plan shows.
         layout: The structure, shapes and dtypes of elements if the last batch was filled that
@@ -60,7 +60,8 @@ class Program:
         never_waits = element_sources.ElementSource.waits_for_storage
         self._may_wait = [s for s in sources if type(s).waits_for_storage is not never_waits]
         self.num_records = max(source.num_records for source in sources)
-        self.reads_lists: bool = any(source.reads_lists for source in sources)
+        self._reads_lists = any(source.reads_lists for source in sources)
+        self.maps_blocks = bool(self._chain.block_loops)
         self.mean_byte_len: float = max(source.mean_byte_len for source in sources)
         self._numbers = _numbers_column(self._chain)
         self.row_byte_len = self.mean_byte_len
@@ -70,6 +71,15 @@ class Program:
         self.element_s = 0.0
         self._mark: Callable[[int], None] | None = None
         self.recorder: Recorder = context.recorder
+
+    @property
+    def reads_lists(self) -> bool:
+        """Whether longer blocks are worth trying, as the cost of a call may not depend on them.
+
+        So where a user's `__getitems__` is called with one list for all elements that are requested
+        at once, or slow functions of whole blocks.
+        """
+        return self._reads_lists or any(loop.lists_help for loop in self._chain.block_loops)
 
     @property
     def waits_for_storage(self) -> bool:
@@ -208,7 +218,9 @@ class IncrementalRun:
             result = chain.run(self._chain, columns, None, count)[1]
         else:
             self._mark(at)
-            marked = functools.partial(chain.marked, self._mark, at)
+            # Of a block that is computed together, the first element stands for all.
+            in_blocks = isinstance(self._chain.fused, BlockFused)
+            marked = iter if in_blocks else functools.partial(chain.marked, self._mark, at)
             result = chain.run(self._chain, columns, None, count, marked)[1]
         if result.failure is not None:
             self._program.annotate(result.failure, at + len(result.elements))
@@ -232,15 +244,52 @@ class IncrementalRun:
         fill = source.fill_function()
         if fill is None:
             return 0, None
-        compute: Callable[[list[Any]], Evaluated] = whole.fused.__call__
+        compute: Callable[[list[Any]], Evaluated | None] = whole.fused.__call__
         if self._mark is not None or whole.step_columns:
             compute = self._compute_function(at, stop)
         _, index, datasets = self._columns[number]
         index = source.request(index, datasets)[first : stop - self._start]
+        if isinstance(whole.fused, BlockFused) and whole.fused.fills_rows:
+            compute = self._row_function(compute, whole.fused, targets, first, len(index), part_len)
         filled, rest = fill(index, part_len, compute, *targets, first)
         if rest is not None and rest.failure is not None:
             self._program.annotate(rest.failure, at + filled + len(rest.elements))
         return filled, rest
+
+    def _row_function(
+        self,
+        compute: Callable[[list[Any]], Evaluated | None],
+        fused: BlockFused,
+        targets: Targets,
+        row: int,
+        count: int,
+        part_len: int,
+    ) -> Callable[[list[Any]], Evaluated | None]:
+        """`compute`, or `None` where the last step has written its results to `targets`.
+
+        Args:
+            compute: Computes elements from lists of their records.
+            fused: The steps; the last can write rows.
+            targets: Where elements go.
+            row: The row of the first element.
+            count: How many elements there are.
+            part_len: How many are computed at once.
+        """
+        stop = row + count
+        fits = not self._chain.step_columns and self._mark is None
+
+        def write(records: list[Any]) -> Evaluated | None:
+            nonlocal row, fits
+            # Fewer if one could not be read.
+            if fits and len(records) == min(part_len, stop - row):
+                fits = fused.fill_rows(records, targets, row)
+                if fits:
+                    row += len(records)
+                    return None
+            row += len(records)
+            return compute(records)
+
+        return write
 
     def _compute_function(self, at: int, stop: int) -> Callable[[list[Any]], Evaluated]:
         """A function that computes the elements from `at` on from lists of their records."""
@@ -250,7 +299,8 @@ class IncrementalRun:
             first = at - self._start
             columns = chain.columns_slice(self._columns, first, first + len(records))
             steps = chain.step_values(self._chain, columns)
-            inputs = records if self._mark is None else chain.marked(self._mark, at, records)
+            mark = None if isinstance(self._chain.fused, BlockFused) else self._mark
+            inputs = records if mark is None else chain.marked(mark, at, records)
             result = self._chain.fused(inputs, steps)
             at += len(records)
             if self._mark is not None and at < stop:

@@ -29,6 +29,12 @@ LISTS_HELD: Final = 64
 # The bytes of a list within a batch.
 LIST_BYTES: Final = 4 << 20
 
+# --- users' functions of blocks -----------------------------------------------------------------
+
+# Calls that take this long count as slow: their blocks grow as the lists above do. Quick ones stay
+# as long as fits into the cache.
+SLOW_BLOCK_FUNCTION_S: Final = 0.001
+
 # --- blocks computed by threads -----------------------------------------------------------------
 
 # A woken thread starts with a cold cache and contends for the interpreter lock: blocks of 5 ms cost

@@ -7,12 +7,15 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grainmill._evaluate.fuse import Kind, finisher
+from grainmill._evaluate.fuse import Step as FusedStep
+from grainmill._evaluate.fuse_blocks import BlockFused, Timing
 from grainmill._evaluate.rng import IndexedGenerators
 from grainmill._iterators.drops import DropWatch
 from grainmill._iterators.notes import note_stage
 from grainmill._iterators.saved import Saved
 from grainmill._iterators.stage import Block, Stage, State, StateAfter
 from grainmill._plan import sequential as plan
+from grainmill._plan.node import block_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,6 +92,8 @@ class ElementwiseStage(Stage):
         self._over_ready = finisher(kinds, over_lazy=False)
         self._over_lazy = finisher(kinds, over_lazy=True)
         self._only_maps = self._bind(self._over_ready, [0] * len(steps), [[]] * len(steps), None)
+        # Functions of whole blocks are called where nothing depends on the number of an element.
+        self._blocks = None if self._tracks_positions else _block_loop(steps)
         self._num_inputs = [0] * len(steps)  # inputs of each step before the last block
         self._last_len = 0
         self._last_dropped: Sequence[list[int] | None] = [None] * len(steps)
@@ -145,11 +150,16 @@ class ElementwiseStage(Stage):
         if not self._tracks_positions:
             if block.finish is None and self._times is None:
                 block.finish, block.finish_many = self._only_maps
+                if self._blocks is not None:
+                    block.finish_many = functools.partial(_finish_blocks, self._blocks, None)
             else:
                 self._upstream_finisher = block.finisher
+                is_ready = block.finish is None
                 block.finish, block.finish_many = self._bind(
                     self._over_lazy, self._num_inputs, self._last_dropped, block
                 )
+                if self._blocks is not None and is_ready:
+                    block.finish_many = functools.partial(_finish_blocks, self._blocks, self._times)
             block.columns = None  # they hold what the functions have not been applied to
             block.finisher = self
             return block
@@ -255,6 +265,33 @@ class ElementwiseStage(Stage):
             super().seek(index)
         self._parent.seek(index)
         self._reset([index] * len(self._num_inputs))
+
+
+def _block_loop(steps: Sequence[Step]) -> BlockFused | None:
+    """The loop that calls functions of whole blocks, if users offer any."""
+    fused = [
+        FusedStep("map", step.function, block=block_function(step.node.transform)) for step in steps
+    ]
+    return BlockFused(fused) if any(step.block is not None for step in fused) else None
+
+
+def _finish_blocks(
+    loop: BlockFused,
+    times: BlockTimes | None,
+    elements: Sequence[Any],
+    at: int,  # noqa: ARG001 - maps do not depend on the element's number
+    append: Callable[[Any], None],
+) -> None:
+    """`Block.finish_many`."""
+    if times is None:
+        result = loop(elements)
+    else:
+        timing = Timing(times.of_steps, len(elements), times.clock, times.see)
+        result = loop.timed(elements, timing)
+    for element in result.elements:
+        append(element)
+    if result.failure is not None:
+        raise result.failure
 
 
 def _state_after(

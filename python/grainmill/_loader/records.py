@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -9,11 +10,13 @@ import numpy as np
 from grainmill._dataset.iter_dataset import IterDataset, node_of
 from grainmill._dataset.iterator import DatasetIterator, get_next_index, set_next_index
 from grainmill._dataset.map_dataset import MapDataset
+from grainmill._evaluate.fuse_blocks import checked_block
 from grainmill._evaluate.program import Program
 from grainmill._evaluate.stack import shared_arena, stack
 from grainmill._loader.record import Record, RecordMetadata
 from grainmill._loader.samplers import metadata_of
 from grainmill._plan import transforms
+from grainmill._plan.node import block_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -163,6 +166,19 @@ class MapData(_OfData):
 
     def __call__(self, record: Record[Any]) -> Record[Any]:
         return Record(record.metadata, self._function(record.data))
+
+    @property
+    def map_block(self) -> Callable[[list[Record[Any]]], list[Record[Any]]] | None:
+        """The transform's function of a block, called on the elements of records, if it has one."""
+        block = block_function(self.__wrapped__)
+        return None if block is None else functools.partial(_mapped_block, block)
+
+
+def _mapped_block(
+    block: Callable[[list[Any]], Sequence[Any]], records: list[Record[Any]]
+) -> list[Record[Any]]:
+    results = checked_block(block([record.data for record in records]), len(records), block)
+    return [Record(record.metadata, data) for record, data in zip(records, results, strict=True)]
 
 
 class RandomMapData(_OfData):

@@ -210,6 +210,13 @@ def function_of(transform: Any, kind: type, method: str) -> Callable[..., Any]:
     return transform  # type: ignore[no-any-return]
 
 
+def block_function(transform: Any) -> Callable[..., Any] | None:
+    """The function of a whole block that `transform` offers beside that of one element, if any."""
+    # Not what objects have that answer to any name.
+    block = getattr(transform, "map_block", None) if hasattr(type(transform), "map_block") else None
+    return block if callable(block) else None
+
+
 def transform_name(transform: Any) -> str:
     """The name of a transform in messages, with the file and line where it is defined."""
     if isinstance(transform, _TRANSFORM_CLASSES):

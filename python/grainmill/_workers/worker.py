@@ -393,6 +393,8 @@ def _apply_config(config: WorkerConfig) -> None:
         os.environ.clear()
         os.environ.update(config.environment)
     accelerators.restrict_jax()
+    # Processes are what runs in parallel here; else each would use a thread for every core.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with contextlib.suppress(OSError):
         os.chdir(config.directory)
     if "numpy.random" in sys.modules:  # all workers were forked with the same global generator

@@ -1,6 +1,6 @@
 //! The engine of grainmill, lowest layer first: [`error`], [`bytes`], [`platform`], [`process`],
 //! [`try_alloc`], [`shared_memory`] and [`write_prefetcher`], [`order`] (the order of records),
-//! [`records`] (bytes by index), [`batch`] and [`pack`] (rows of a slot), [`pipeline`] (threads).
+//! [`parse`] (records to values), [`records`] (bytes by index), [`batch`] and [`pack`] (rows of a slot), [`pipeline`] (threads).
 //! A layer uses only those before it; none knows Python.
 
 pub mod batch;
@@ -8,6 +8,7 @@ pub mod bytes;
 pub mod error;
 pub mod order;
 pub mod pack;
+pub mod parse;
 pub mod pipeline;
 pub mod platform;
 pub mod process;

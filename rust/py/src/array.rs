@@ -161,6 +161,61 @@ pub(crate) fn array_in<'py>(
     if failed < 0 { Err(PyErr::fetch(py)) } else { Ok(array) }
 }
 
+/// A new C-contiguous array of plain values with these bytes.
+pub(crate) fn array_of<'py>(
+    shape: &[usize],
+    dtype: &Bound<'py, PyArrayDescr>,
+    bytes: &[u8],
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = dtype.py();
+    assert_eq!(array_byte_len(shape, dtype)?, bytes.len(), "an array has the bytes of its shape");
+    let ndim = c_int::try_from(shape.len())?;
+    // Lengths were checked to be at most `isize::MAX`, so the cast keeps their values.
+    let dims = shape.as_ptr().cast_mut().cast::<npy_intp>();
+    // SAFETY: NumPy's own type object; the API table loads or panics on first use.
+    let subtype = unsafe { npyffi::get_type_object(py, NpyTypes::PyArray_Type) };
+    // SAFETY: NumPy allocates the memory, copies the dims and steals the reference to the dtype.
+    let created = unsafe {
+        PY_ARRAY_API.PyArray_NewFromDescr(
+            py,
+            subtype,
+            dtype.clone().into_dtype_ptr(),
+            ndim,
+            dims,
+            ptr::null_mut(),
+            ptr::null_mut(),
+            0,
+            ptr::null_mut(),
+        )
+    };
+    // SAFETY: a new reference, or null with an exception set.
+    let array = unsafe { Bound::from_owned_ptr_or_err(py, created) }?;
+    // SAFETY: an array, as created above.
+    let start = start_of(unsafe { array.cast_unchecked::<PyUntypedArray>() });
+    // SAFETY: the new array has as many bytes, as asserted above, and nobody else knows it.
+    let mut memory = unsafe { Destination::new(start, bytes.len()) };
+    Bytes::from(bytes).copy_to(&mut memory);
+    Ok(array)
+}
+
+/// A NumPy scalar with these bytes.
+pub(crate) fn scalar_of<'py>(
+    dtype: &Bound<'py, PyArrayDescr>,
+    bytes: &[u8],
+) -> PyResult<Bound<'py, PyAny>> {
+    assert!(
+        is_plain(dtype) && bytes.len() == dtype.itemsize(),
+        "a scalar has the bytes of one value"
+    );
+    let data = bytes.as_ptr().cast_mut().cast::<c_void>();
+    // SAFETY: NumPy copies the bytes of a value of this dtype from `data`.
+    let scalar = unsafe {
+        PY_ARRAY_API.PyArray_Scalar(dtype.py(), data, dtype.as_dtype_ptr(), ptr::null_mut())
+    };
+    // SAFETY: a new reference, or null with an exception set.
+    unsafe { Bound::from_owned_ptr_or_err(dtype.py(), scalar) }
+}
+
 /// `object` as an array, if it is a C-contiguous one of plain bytes.
 pub(crate) fn as_plain_array<'a, 'py>(
     object: Borrowed<'a, 'py, PyAny>,

@@ -14,7 +14,8 @@ use crate::records::{PyRecordFiles, positions};
 /// Reads the records at `indices`, `part_len` at a time, calls `make` to turn each list of records
 /// into a list of elements, and copies these into `columns` from row `at` on.
 ///
-/// `make` returns `(elements, failure)`. `container` is the type of the elements: dict, tuple or
+/// `make` returns `(elements, failure)`, or None if it has written the elements to their rows itself.
+/// `container` is the type of the elements: dict, tuple or
 /// list. `columns` has a pair for each of its keys: the key, and the array to whose rows its values
 /// are copied, or the list to which they are appended. If elements are arrays, `container` and the
 /// key of the only column are None.
@@ -50,6 +51,10 @@ fn fill_columns<'py>(
         }
         let (records, read_error) = read_chunk(py, files, chunk)?;
         let mut outcome = call(&make, (records,))?;
+        if outcome.is_none() && read_error.is_none() {
+            filled += chunk.len();
+            continue;
+        }
         let (elements, failure) = unpacked(&outcome)?;
         let complete = failure.is_none() && elements.len() == chunk.len();
         if let Some(error) = read_error

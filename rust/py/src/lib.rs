@@ -14,6 +14,8 @@ mod fill;
 mod format;
 mod order;
 mod pack;
+mod parse;
+mod parse_json;
 mod record_writer;
 mod records;
 mod shared;
@@ -30,5 +32,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     batch::register(module)?;
     fill::register(module)?;
     shared::register(module)?;
-    pack::register(module)
+    pack::register(module)?;
+    parse::register(module)?;
+    parse_json::register(module)
 }

@@ -49,6 +49,8 @@ target_tests! {
     verify
     tfrecord_stream
     lines
+    example
+    json
 }
 
 fn files_in(dir: &Path) -> Vec<PathBuf> {

@@ -7,6 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once};
 
 use grainmill_core::bytes::ScatterBuffers;
+use grainmill_core::parse::example::{self, Kind, Names, Values};
+use grainmill_core::parse::json::{self, Paths, Step, Value};
+use grainmill_core::parse::number::Number;
+use grainmill_core::parse::wire::Malformed;
 use grainmill_core::records::array_record::footer::{self, FooterParser, MAGIC};
 use grainmill_core::records::array_record::{WriterOptions, verify};
 use grainmill_core::records::riegeli::block::BLOCK_LEN;
@@ -38,7 +42,7 @@ const MAX_RECORDS: u64 = 1 << 16;
 pub(crate) type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub(crate) const TARGETS: [Target; 15] = [
+pub(crate) const TARGETS: [Target; 17] = [
     ("file", file),
     ("chunks", chunks),
     ("headers", headers),
@@ -54,6 +58,8 @@ pub(crate) const TARGETS: [Target; 15] = [
     ("verify", verify_file),
     ("tfrecord_stream", tfrecord_stream),
     ("lines", lines),
+    ("example", example),
+    ("json", json),
 ];
 
 /// The input as a file.
@@ -166,6 +172,82 @@ fn stream(input: &[u8], framing: impl Fn() -> Box<dyn Framing>) {
     assert_eq!(all.is_ok(), single.is_ok(), "{all:?}, {single:?}");
     if let (Ok(all), Ok(single)) = (all, single) {
         assert!(all.iter().zip(&single).all(|(both, single)| both == single));
+    }
+}
+
+/// A message of features, and of lists of them.
+fn example(input: &[u8]) {
+    let names = Names::new(["a", "b", "c", "d"].map(str::to_owned));
+    let mut found = vec![None; names.len()];
+    if example::features(input, &names, &mut found).is_ok() {
+        found.iter().flatten().for_each(read_values);
+    }
+    let mut found = vec![None; names.len()];
+    if example::feature_lists(input, &names, &mut found).is_ok() {
+        for steps in found.iter().flatten() {
+            let _ = steps.for_each(|values| -> std::result::Result<(), Malformed> {
+                values.iter().for_each(read_values);
+                Ok(())
+            });
+        }
+    }
+}
+
+/// The values of a list are as many as were counted.
+fn read_values(values: &Values<'_>) {
+    let Ok(count) = values.count() else { return };
+    let numbers: &[Number] = match values.kind {
+        Kind::Bytes => {
+            let mut num_read = 0;
+            values.for_each_bytes(|_| num_read += 1).expect("a list that was counted");
+            assert_eq!(num_read, count);
+            return;
+        }
+        Kind::Float => &[Number::F32, Number::F64],
+        Kind::Int64 => &[Number::I64, Number::U16, Number::Bool],
+    };
+    for &number in numbers {
+        let mut out = Vec::new();
+        if values.push_numbers(number, &mut out).is_ok() {
+            assert_eq!(out.len(), count * number.byte_len());
+        }
+    }
+}
+
+/// A JSON text; what is found in it is JSON, too.
+fn json(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    let member = |name: &str| Step::Member(name.to_owned());
+    let deep = vec![member("b"), member("c"), Step::Item(1), member("d")];
+    let paths = Paths::new([vec![member("a")], vec![member("b")], deep, vec![member("f")]]);
+    let mut found = vec![None; 4];
+    if paths.find(text, &mut found).is_err() {
+        return;
+    }
+    for field in found.into_iter().flatten() {
+        assert_eq!(Paths::new([vec![]]).find(field, &mut [None]), Ok(()));
+        read_value(field, 0);
+    }
+}
+
+fn read_value(text: &str, depth: usize) {
+    if depth > 20 {
+        return;
+    }
+    match json::value(text) {
+        Value::String(string) => drop(json::decoded(string)),
+        Value::Array(array) => json::for_each_item(array, |item| {
+            read_value(item, depth + 1);
+            Ok::<(), ()>(())
+        })
+        .expect("nothing fails"),
+        Value::Object(object) => json::for_each_member(object, |_, member| {
+            read_value(member, depth + 1);
+            Ok::<(), ()>(())
+        })
+        .expect("nothing fails"),
+        Value::Number(number) => assert!(number.parse::<f64>().is_ok(), "{number}"),
+        Value::Null | Value::Bool(_) => {}
     }
 }
 
@@ -578,10 +660,39 @@ pub(crate) fn other_seeds() -> Vec<(&'static str, Vec<u8>)> {
         [("tfrecord_stream", &frames[..]), ("tfrecord_stream", &gzip[..]), ("lines", &gzip[..])];
     let lines = ["{\"a\": 1}\n{}\r\n\n  \nlast", "\n", "no end"];
     let lines = lines.map(|text| ("lines", text.as_bytes().to_vec()));
-    options
-        .into_iter()
-        .chain(varints.map(|bytes| ("varints", bytes.to_vec())))
-        .chain(streams.map(|(name, bytes)| (name, bytes.to_vec())))
-        .chain(lines)
-        .collect()
+    let texts = [
+        r#"{"a": 1, "b": {"c": [10, {"d": "x\"y\u00e9\ud83d\ude00"}], "e": null}, "f": -1.5e-3}"#,
+        r#" {"b": {}, "b": {"c": [[], true, false]}} "#,
+    ];
+    let mut seeds: Vec<_> =
+        options.into_iter().chain(varints.map(|bytes| ("varints", bytes.to_vec()))).collect();
+    seeds.extend(streams.map(|(name, bytes)| (name, bytes.to_vec())));
+    seeds.extend(lines);
+    seeds.extend(texts.map(|text| ("json", text.as_bytes().to_vec())));
+    seeds.extend(examples().into_iter().map(|message| ("example", message)));
+    seeds
+}
+
+/// Messages with lists of each kind, packed and not, in both of the fields that are read.
+fn examples() -> Vec<Vec<u8>> {
+    let part = |number: u8, content: &[u8]| {
+        [&[number << 3 | 2][..], &varint(content.len() as u64), content].concat()
+    };
+    let many: Vec<u8> = (0..300_u64).flat_map(|value| varint(value * value)).collect();
+    let lists = [
+        ("a", part(3, &part(1, &many))),
+        ("a", part(3, &[8, 1, 8, 0xac, 2])),
+        ("b", part(2, &part(1, &[0, 0, 128, 63, 0, 0, 0, 64]))),
+        ("b", part(2, &[13, 0, 0, 128, 63])),
+        ("c", part(1, &[part(1, b"text"), part(1, b"")].concat())),
+        ("d", Vec::new()),
+    ];
+    let entry =
+        |name: &str, value: &[u8]| part(1, &[part(1, name.as_bytes()), part(2, value)].concat());
+    let context: Vec<u8> = lists.iter().flat_map(|(name, list)| entry(name, list)).collect();
+    let steps: Vec<u8> = lists
+        .iter()
+        .flat_map(|(name, list)| entry(name, &[part(1, list), part(1, list)].concat()))
+        .collect();
+    vec![part(1, &context), [part(1, &context), part(2, &steps)].concat()]
 }

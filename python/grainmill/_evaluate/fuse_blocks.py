@@ -1,0 +1,370 @@
+"""Chains in which the user offers functions of whole blocks beside functions of one element.
+
+The steps before, between and after them are fused as elsewhere. The results are those of passing
+one element after another through all steps: after a failure, the elements before it are passed on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from itertools import islice, repeat
+from operator import is_
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from grainmill._evaluate import tuning
+from grainmill._evaluate.batch_blocks import block_len, byte_len
+from grainmill._evaluate.fuse import Evaluated, Fused, block_call, loop_of, until_failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from grainmill._evaluate.fuse import Step
+    from grainmill._evaluate.stack import Targets
+    from grainmill._stats.meters import LoopMeter
+
+
+# Writes the results for a list of elements to the columns of a batch, pairs of a key and an array or
+# list, from a row on; returns whether they fit.
+RowWriter: TypeAlias = "Callable[[list[Any], Sequence[tuple[Any, Any]], int], bool]"
+
+
+class _Part(NamedTuple):
+    """Consecutive steps that are fused, or one with a block function.
+
+    Attributes:
+        start: The first step.
+        stop: The step after the last.
+        loop: Calls them for one element after another.
+        block: The block function.
+        columns: Which columns of the chain they take.
+    """
+
+    start: int
+    stop: int
+    loop: Callable[..., None]
+    block: Callable[..., Any] | None
+    columns: slice
+
+
+class BlockFused(Fused):
+    """`Fused` steps of which at least one has a block function.
+
+    Attributes:
+        lists_help: Whether most of the time is spent in slow calls of block functions, so that
+            longer blocks are worth trying; their cost may not depend on the number of elements.
+    """
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        super().__init__(steps)
+        self.lists_help = False
+        writer = getattr(self.steps[-1].block, "__self__", None)
+        self._row_writer: RowWriter | None = getattr(writer, "_fill_rows", None)
+        self._parts = _parts_of(self.steps, self._kinds)
+        # Intermediate results may be larger than what goes in and comes out.
+        self._max_len = tuning.MAX_REQUESTED
+
+    def __call__(
+        self,
+        elements: Iterable[Any],
+        columns: Sequence[Iterable[int]] = (),
+        output: list[Any] | None = None,
+    ) -> Evaluated:
+        """See `Fused.__call__`."""
+        output = [] if output is None else output
+        elements, failure = _listed(elements)
+        lists = [list(column) for column in columns]
+        for at in range(0, len(elements), self._max_len):
+            stop = at + self._max_len
+            meter, timed = self.meter, False
+            if meter is not None:
+                meter.timer.countdown -= 1
+                timed = meter.timer.countdown < 0
+            own = [column[at:stop] for column in lists]
+            if meter is not None and timed:
+                result = self._run_timed(meter, elements[at:stop], own)
+            else:
+                result = self._run(elements[at:stop], own)
+            if meter is not None and meter.counts and not timed:
+                meter.count_elements(len(result.elements))
+            output += result.elements
+            if result.failure is not None:
+                return Evaluated(output, result.failure)
+        return Evaluated(output, failure)
+
+    @property
+    def fills_rows(self) -> bool:
+        """Whether the last step can write its results to the rows of a batch."""
+        return self._row_writer is not None
+
+    def fill_rows(self, elements: list[Any], targets: Targets, at: int) -> bool:
+        """Writes the results for `elements` to `targets` from row `at` on.
+
+        Returns whether it did: not where an element fails, is left out or does not fit, which
+        calling this object shows.
+        """
+        container, columns = targets
+        meter, write = self.meter, self._row_writer
+        if write is None or container is not dict or (meter is not None and meter.sees_next):
+            return False
+        if meter is None:
+            return self._write(write, elements, columns, at, None)
+        meter.timer.countdown -= 1
+        if meter.timer.countdown >= 0:
+            written = self._write(write, elements, columns, at, None)
+            if written and meter.counts:
+                meter.count_elements(len(elements))
+            return written
+
+        def run(timing: Timing) -> Sequence[Any]:
+            if not self._write(write, elements, columns, at, timing):
+                return []
+            last = at + len(elements) - 1
+            rows = {key: column[-1 if type(column) is list else last] for key, column in columns}
+            return [rows] * len(elements)
+
+        return bool(self._measured(meter, run, len(elements)))
+
+    def _write(
+        self,
+        write: RowWriter,
+        elements: list[Any],
+        columns: Sequence[tuple[Any, Any]],
+        at: int,
+        timing: Timing | None,
+    ) -> bool:
+        if len(self._parts) > 1:
+            result = self._run(elements, (), self._parts[:-1], timing)
+            if result.failure is not None:
+                return False
+            elements = result.elements
+        if any(map(is_, elements, repeat(None))):
+            return False
+        started_s = time.perf_counter()
+        try:
+            written = write(elements, columns, at)
+        except Exception:
+            return False  # computing one by one finds the element that fails
+        if timing is not None:
+            elapsed_s = time.perf_counter() - started_s
+            timing.add_block(len(self.steps) - 1, elements, [], elapsed_s)
+        return written
+
+    def _run(
+        self,
+        elements: list[Any],
+        columns: Sequence[Iterable[int]],
+        parts: Sequence[_Part] | None = None,
+        timing: Timing | None = None,
+    ) -> Evaluated:
+        failure: BaseException | None = None
+        block_s, total_s, largest = 0.0, 0.0, 1
+        clock = time.perf_counter if timing is None else timing.clock
+        for part in self._parts if parts is None else parts:
+            if not elements:
+                break
+            started_s = clock()
+            own = columns[part.columns]
+            if part.block is None or len(elements) == 1:
+                result = self._looped(part, elements, own, timing)
+            else:
+                result = self._block(part, part.block, elements, own)
+            elapsed_s = clock() - started_s
+            if part.block is not None:
+                block_s = max(block_s, elapsed_s)
+                if timing is not None:
+                    timing.add_block(part.start, elements, result.elements, elapsed_s)
+            total_s += elapsed_s
+            if result.failure is not None:
+                failure = result.failure
+            elements = result.elements
+            if elements:
+                largest = max(largest, byte_len(elements[0]))
+        self.lists_help = block_s >= tuning.SLOW_BLOCK_FUNCTION_S and block_s >= total_s / 2
+        self._max_len = block_len(largest, tuning.MAX_REQUESTED, tuning.LIST_BYTES)
+        return Evaluated(elements, failure)
+
+    def timed(self, elements: Iterable[Any], timing: Timing) -> Evaluated:
+        """Applies the steps, which take no columns, with the times going to `timing`."""
+        elements, failure = _listed(elements)
+        result = self._run(elements, (), None, timing)
+        return result if result.failure is not None else Evaluated(result.elements, failure)
+
+    def _looped(
+        self,
+        part: _Part,
+        elements: Iterable[Any],
+        columns: Sequence[Iterable[int]],
+        timing: Timing | None = None,
+    ) -> Evaluated:
+        """The results of one element after another."""
+        output: list[Any] = []
+        given: Any = output.append, self._functions, self._generators
+        try:
+            if timing is not None and part.block is None:
+                rest, columns = iter(elements), [iter(column) for column in columns]
+                kind: Any = "times" if timing.see is None else "specs"
+                loop = loop_of(self._kinds, kind, part.start, part.stop)
+                first = islice(rest, timing.count)
+                loop(first, *given, columns, timing.clock, timing.times, timing.see)
+                part.loop(rest, *given, columns)
+            else:
+                part.loop(elements, *given, columns)
+        except BaseException as failure:
+            return until_failure(output, failure)
+        return Evaluated(output, None)
+
+    def _block(
+        self,
+        part: _Part,
+        function: Callable[..., Any],
+        elements: list[Any],
+        columns: Sequence[Iterable[int]],
+    ) -> Evaluated:
+        """The results of the block function; if it fails, those of one element after another."""
+        lists = [elements, *(list(column) for column in columns)]
+        present = [at for at, element in enumerate(elements) if element is not None]
+        if not present:
+            return Evaluated(elements, None)
+        # Copies: what the function does to its lists must not change what is computed again.
+        arguments = [[column[at] for at in present] for column in lists]
+
+        def check(answer: Any) -> list[Any]:
+            return checked_block(answer, len(present), function)
+
+        refusal: ValueError | None = None
+        try:
+            results = block_call(part.start)(self._functions, function, arguments, check)
+        except _WrongLengthError as error:
+            refusal = error.shown()
+        except Exception:
+            pass
+        except BaseException as failure:  # an interrupt
+            return until_failure([], failure)
+        else:
+            if len(present) == len(elements):
+                return Evaluated(results, None)
+            output: list[Any] = [None] * len(elements)
+            for at, result in zip(present, results, strict=True):
+                output[at] = result
+            return Evaluated(output, None)
+        singly = self._looped(part, elements, lists[1:])
+        if refusal is None or singly.failure is not None:
+            return singly
+        return Evaluated([], refusal)
+
+    def _run_timed(
+        self, meter: LoopMeter, elements: list[Any], columns: Sequence[Iterable[int]]
+    ) -> Evaluated:
+        results: list[Evaluated] = []
+
+        def run(timing: Timing) -> Sequence[Any]:
+            results.append(self._run(elements, columns, None, timing))
+            return results[0].elements
+
+        self._measured(meter, run, len(elements))
+        return results[0]
+
+    def _measured(
+        self, meter: LoopMeter, run: Callable[[Timing], Sequence[Any]], num_elements: int
+    ) -> Sequence[Any]:
+        """What `run` returns, with the time of the call and of the steps of some elements."""
+        prepared_s = time.perf_counter()
+        weight = meter.timer.start()
+        sees = meter.sees_next
+        meter.sees_next = False
+        count = 1 if sees else max(1, min(meter.count, num_elements))
+        times: list[list[float]] = [[] for _ in self.steps]
+        timing = Timing(times, count, time.perf_counter, meter.see if sees else None)
+        started_s, cpu_started_s = time.perf_counter(), time.thread_time()
+        results = run(timing)
+        cpu_s = time.thread_time() - cpu_started_s
+        call_s = time.perf_counter() - started_s
+        meter.record(weight, times, results, call_s, cpu_s, prepared_s)
+        return results
+
+
+class Timing:
+    """Where the times of a call go.
+
+    Attributes:
+        times: A list for each step, which takes the seconds of elements.
+        count: How many elements are timed: the first ones.
+        clock: The clock to read.
+        see: Called with the number of each step, -1 for the input, and its output; `None` for
+            nothing.
+    """
+
+    def __init__(
+        self,
+        times: Sequence[list[float]],
+        count: int,
+        clock: Callable[[], float],
+        see: Callable[[int, Any], None] | None,
+    ) -> None:
+        self.times = times
+        self.count = count
+        self.clock = clock
+        self.see = see
+
+    def add_block(
+        self, step: int, inputs: Sequence[Any], results: Sequence[Any], elapsed_s: float
+    ) -> None:
+        """Adds a call of a block function, whose elements are taken to cost the same."""
+        self.times[step].extend([elapsed_s / len(inputs)] * min(self.count, len(inputs)))
+        if self.see is not None:
+            if not step:
+                self.see(-1, inputs[0])
+            if results:
+                self.see(step, results[0])
+
+
+class _WrongLengthError(Exception):
+    """A block function returned something else than a list with a result for each element."""
+
+    def shown(self) -> ValueError:
+        """The error that the user gets; its traceback shows which function it was."""
+        (text,) = self.args
+        return ValueError(text).with_traceback(self.__traceback__)
+
+
+def checked_block(answer: Any, count: int, function: Callable[..., Any]) -> list[Any]:
+    """The answer of a block function as a list with one result for each of `count` elements."""
+    if isinstance(answer, Mapping | str | bytes) or not hasattr(answer, "__getitem__"):
+        found = f"a {type(answer).__name__}"
+    elif len(answer) != count:
+        found = f"{len(answer)} elements"
+    else:
+        return answer if type(answer) is list else [answer[at] for at in range(count)]
+    name = getattr(function, "__qualname__", None) or type(function).__name__
+    raise _WrongLengthError(
+        f"`{name}` must return a list with one element for each of the {count} it is given, got "
+        f"{found}; correct it, or remove it so that elements are mapped one by one"
+    )
+
+
+def _listed(elements: Iterable[Any]) -> tuple[list[Any], BaseException | None]:
+    """`elements` as a list that may be kept, and what ended it."""
+    listed: list[Any] = []
+    try:
+        listed.extend(elements)
+    except BaseException as failure:
+        result = until_failure(listed, failure)
+        return result.elements, result.failure
+    return listed, None
+
+
+def _parts_of(steps: Sequence[Step], kinds: Any) -> tuple[_Part, ...]:
+    bounds = {0, len(steps)}
+    for at, step in enumerate(steps):
+        if step.block is not None:
+            bounds |= {at, at + 1}
+    ordered = sorted(bounds)
+    parts, num_columns = [], 0
+    for start, stop in zip(ordered, ordered[1:], strict=False):
+        taking = sum(kind in {"indexed", "random"} for kind in kinds[start:stop])
+        columns = slice(num_columns, num_columns + taking)
+        loop = loop_of(kinds, "none", start, stop)
+        parts.append(_Part(start, stop, loop, steps[start].block, columns))
+        num_columns += taking
+    return tuple(parts)

@@ -1,0 +1,146 @@
+"""Fields of JSON records to NumPy and Python values, parsed by the engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+
+from grainmill._native import JsonParser
+from grainmill._parsing.example import NUMBERS, default_value, row_shape
+from grainmill._plan.transforms import Map
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class JsonField:
+    """A field of JSON objects, as `ParseJson` is to return it.
+
+    Attributes:
+        dtype: `object` for what `json.loads` returns; `str` or `bytes` (UTF-8) for strings; an
+            integer dtype, `float32`, `float64` or `bool` for numbers or truth values.
+        path: The names of the members to pass, an integer for an item of an array; one name may be
+            given as it is. `None` for the field's own name.
+        shape: The shape of the array that a JSON array, or arrays in an array, become; `()` for one
+            value, which is returned as a scalar. The first length may be -1: any.
+        default: The value where the field is missing or `null`.
+        optional: Whether the value is `None` there. `object` needs neither for `null`.
+
+    Example:
+        >>> grain.transforms.JsonField("int64", path=("user", "id"))
+        JsonField(dtype='int64', path=('user', 'id'), shape=(), default=None, optional=False)
+    """
+
+    dtype: DTypeLike = object
+    path: str | Sequence[str | int] | None = None
+    shape: Sequence[int] = ()
+    default: Any = None
+    optional: bool = False
+
+
+JsonFieldLike: TypeAlias = "JsonField | DTypeLike"
+
+
+class ParseJson(Map):
+    """Takes fields out of JSON objects, and returns dicts of NumPy and Python values.
+
+    The engine passes each record once: it checks that all of it is JSON, and creates values only
+    for `fields`. Of several members with one name the last counts, as in Python's `json`.
+
+    Args:
+        fields: The fields to return by name, each a `JsonField`, or the dtype of one value.
+
+    Raises:
+        ValueError: A path, shape, dtype or default is impossible. From a pipeline: a record is not
+            a JSON object in UTF-8, or a field is missing, of another type or shape, or has a value
+            that does not fit its dtype. The message names the field or the byte, and a note the
+            record.
+        TypeError: From a pipeline: an element is neither `bytes` nor `str`.
+
+    Example:
+        >>> record = b'{"text": "a b", "user": {"id": 7}, "tokens": [1, 2, 3], "more": [{}]}'
+        >>> parse = grain.transforms.ParseJson({
+        ...     "text": str,
+        ...     "user": grain.transforms.JsonField("int64", path=("user", "id")),
+        ...     "tokens": grain.transforms.JsonField("int32", shape=(-1,)),
+        ... })
+        >>> parse.map(record)
+        {'text': 'a b', 'user': np.int64(7), 'tokens': array([1, 2, 3], dtype=int32)}
+    """
+
+    def __init__(self, fields: Mapping[str, JsonFieldLike]) -> None:
+        self._fields = {
+            name: field if isinstance(field, JsonField) else JsonField(field)
+            for name, field in fields.items()
+        }
+        self._parser = JsonParser([_described(*item) for item in self._fields.items()])
+
+    def map(self, element: bytes | str) -> dict[str, Any]:
+        """Returns the fields of a record.
+
+        Args:
+            element: A JSON object.
+        """
+        return self._parser.parse([element])[0]
+
+    def map_block(self, elements: list[bytes | str]) -> list[dict[str, Any]]:
+        """Returns the fields of each record.
+
+        Args:
+            elements: JSON objects.
+        """
+        return self._parser.parse(elements)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._fields})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_parser": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        ParseJson.__init__(self, self._fields)
+
+
+_OBJECTS: Final = {bytes: "bytes", str: "str", object: "object"}
+
+
+def _described(name: str, field: JsonField) -> tuple[Any, ...]:
+    """The description that the engine takes of a field."""
+    what = f"field `{name}`"
+    path = (name,) if field.path is None else field.path
+    path = (path,) if isinstance(path, str) else tuple(path)
+    if not path or not all(
+        isinstance(step, str) or (type(step) is int and step >= 0) for step in path
+    ):
+        raise ValueError(
+            f"{what}: `path` must have names, or integers from 0 on, got {field.path!r}"
+        )
+    shape, any_len = row_shape(what, field.shape)
+    dtype = None
+    kind = next((text for of, text in _OBJECTS.items() if field.dtype is of), None)
+    if kind is None:
+        dtype = np.dtype(field.dtype).newbyteorder("=")
+        kind = dtype.name
+        if kind not in NUMBERS:
+            raise ValueError(
+                f"{what}: `dtype` must be `object`, `bytes`, `str`, `bool`, an integer dtype, "
+                f"float32 or float64, got {field.dtype!r}"
+            )
+    absent = None
+    if field.optional and field.default is not None:
+        raise ValueError(f"{what}: give `default` or `optional=True`, not both")
+    if kind == "object":
+        if field.shape:
+            raise ValueError(f"{what}: `object` takes no `shape`, got {field.shape}")
+        absent = (field.default,) if field.optional or field.default is not None else None
+    elif field.optional:
+        absent = (None,)
+    elif field.default is not None:
+        kept: Any = field.dtype if dtype is None else dtype
+        absent = (default_value(what, field.default, field.shape, kept)[0],)
+    return name, list(path), kind, dtype, list(shape), any_len, absent
