@@ -12,6 +12,7 @@ mod error;
 mod fill;
 mod order;
 mod pack;
+mod python_storage;
 mod record_writer;
 mod records;
 mod shared;
