@@ -16,6 +16,7 @@ mod order;
 mod pack;
 mod parse;
 mod parse_json;
+mod python_storage;
 mod record_writer;
 mod records;
 mod shared;

@@ -10,6 +10,7 @@ use grainmill_core::platform;
 use grainmill_core::process::PerProcess;
 use grainmill_core::records::array_record::shared_index;
 use grainmill_core::records::riegeli::decompress;
+use grainmill_core::records::storage::Storage;
 use grainmill_core::records::{
     ArrayRecordFile, FileInfo, FileSet, Files, Plan, Records, Source, chunk_cache, index_cache,
     storage_latency,
@@ -23,6 +24,7 @@ use pyo3::types::{PyBytes, PyList};
 use crate::bytes_slot::{BytesSlot, keep_large_blocks, new_slot};
 use crate::error::Raised;
 use crate::format::PyFormat;
+use crate::python_storage::PythonFiles;
 
 /// Longer records are read before their `bytes` is allocated: a damaged index may claim any length.
 const MAX_SLOT_LEN: usize = 64 << 20;
@@ -97,6 +99,21 @@ impl PyRecordFiles {
             }
             open::open(set)
         });
+        opened.map(|files| Self(Arc::new(files))).map_err(Raised::from)
+    }
+
+    /// Opens files of a storage of Python: `open_file` takes a path and returns the length in bytes, the
+    /// time of the last change in nanoseconds since 1970, and a function that takes a position and a
+    /// length and returns `bytes`. That is called on any thread, on several at once.
+    #[staticmethod]
+    fn opened_by(
+        py: Python<'_>,
+        open_file: Py<PyAny>,
+        paths: Vec<PathBuf>,
+    ) -> Result<Self, Raised> {
+        let storage: Arc<dyn Storage> = Arc::new(PythonFiles(open_file));
+        let set = FileSet::in_storage(&storage, paths.into_iter().map(Source::from));
+        let opened = py.detach(|| open::open_all(set));
         opened.map(|files| Self(Arc::new(files))).map_err(Raised::from)
     }
 

@@ -1,0 +1,229 @@
+"""Files wherever Beam's file systems reach: read in the engine, written to their name at once.
+
+Local files are read and written by their path. Of others, the engine reads the ranges of bytes that
+it needs; they are written to a local temporary file first, of one shard at a time.
+"""
+
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from apache_beam.io.filesystem import BeamIOError, CompressionTypes, FileMetadata
+from apache_beam.io.filesystems import FileSystems
+
+from grainmill import _native
+from grainmill._materialize import LocalStore, part_name, write_part
+
+_COPY_LEN = 1 << 20
+_BINARY = "application/octet-stream"
+
+
+def is_local(path: str) -> bool:
+    """Whether a path is one of the local file system."""
+    return FileSystems.get_scheme(path) is None
+
+
+def absolute(path: str | os.PathLike[str]) -> str:
+    """A path or pattern that means the same on a worker with another working directory."""
+    path = os.fspath(path)
+    return str(Path(path).absolute()) if is_local(path) else path
+
+
+def matched(pattern: str, *, allow_none: bool = False) -> list[FileMetadata]:
+    """The files that match a pattern, in the order of their names.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    (match,) = FileSystems.match([pattern])
+    if not match.metadata_list and not allow_none:
+        raise FileNotFoundError(f"no file matches `{pattern}`")
+    return sorted(match.metadata_list, key=lambda metadata: str(metadata.path))
+
+
+def opened(path: str) -> _native.RecordFiles:
+    """An ArrayRecord file."""
+    if is_local(path):
+        return _native.RecordFiles([(path, 0, None)])
+    return _native.RecordFiles.opened_by(_open, [path])
+
+
+def _open(path: str) -> tuple[int, int, Callable[[int, int], bytes]]:
+    """The length of a file, when it was last written, and a function that reads ranges of it."""
+    metadata = FileSystems.get_filesystem(path).metadata(path)
+    file = open_bytes(path, CompressionTypes.UNCOMPRESSED)
+    lock = threading.Lock()  # a file has one position
+
+    def read(at: int, length: int) -> bytes:
+        with lock:
+            file.seek(at)
+            pieces, missing = [], length
+            while missing and (piece := file.read(missing)):
+                pieces.append(piece)
+                missing -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    weakref.finalize(read, file.close)  # with the engine's last reference
+    seconds = metadata.last_updated_in_seconds or 0
+    return int(metadata.size_in_bytes), int(seconds * 1_000_000_000), read
+
+
+def open_bytes(path: str, compression: str) -> BinaryIO:
+    """Opens a file for reading."""
+    return cast("BinaryIO", FileSystems.open(path, _BINARY, compression_type=compression))
+
+
+class BeamStore:
+    """Beam's file systems."""
+
+    _local = LocalStore()
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file."""
+        return bool(FileSystems.exists(path))
+
+    def read_text(self, path: str) -> str | None:
+        """The text of a file; `None` if there is none."""
+        if not self.exists(path):
+            return None
+        with open_bytes(path, CompressionTypes.UNCOMPRESSED) as file:
+            return file.read().decode("utf-8")
+
+    def write_text(self, path: str, text: str) -> None:
+        """Writes a small file."""
+        if is_local(path):
+            self._local.write_text(path, text)
+            return
+        with _placed(path) as part, _created(part) as out:
+            out.write(text.encode("utf-8"))
+
+    def write_records(self, path: str, records: Iterable[bytes], options: str) -> int:
+        """Writes an ArrayRecord file; returns the number of its records."""
+        if is_local(path):
+            return self._local.write_records(path, records, options)
+        with tempfile.TemporaryDirectory(prefix="grainmill-") as folder:
+            local = Path(folder, "shard")
+            count = write_part(Path(folder, "part"), local, records, options)
+            with _placed(path) as part:
+                _upload(local, part)
+        return count
+
+    def remove(self, path: str) -> None:
+        """Deletes a file, if there is one."""
+        if self.exists(path):
+            FileSystems.delete([path])
+
+    def remove_parts(self, prefix: str, suffix: str) -> None:
+        """Deletes what writers of such paths that were killed have left."""
+        if is_local(prefix):
+            self._local.remove_parts(prefix, suffix)
+            return
+        found = matched(f"{prefix}*{suffix}.*.part", allow_none=True)
+        parts = [str(one.path) for one in found]
+        if parts:
+            FileSystems.delete(parts)
+
+
+class PartWriter:
+    """Writes a temporary ArrayRecord file, under its name from the start."""
+
+    def __init__(self, path: str, options: str) -> None:
+        self._path = path
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        local = path
+        make_folder(path)
+        if not is_local(path):
+            self._folder = tempfile.TemporaryDirectory(prefix="grainmill-")
+            local = str(Path(self._folder.name, "part"))
+        self._local = local
+        self._writer = _native.ArrayRecordWriter(local, options)
+
+    def write(self, record: bytes) -> None:
+        """Appends a record."""
+        self._writer.write(record)
+
+    def close(self) -> None:
+        """Completes the file."""
+        self._writer.close()
+        if self._folder is not None:
+            with self._folder:
+                _upload(Path(self._local), self._path)
+
+
+def _upload(local: Path, path: str) -> None:
+    with _created(path) as out, local.open("rb") as file:
+        shutil.copyfileobj(file, out, _COPY_LEN)
+
+
+@contextlib.contextmanager
+def _created(path: str) -> Iterator[BinaryIO]:
+    out = FileSystems.create(path, _BINARY, compression_type=CompressionTypes.UNCOMPRESSED)
+    with contextlib.closing(out):
+        yield cast("BinaryIO", out)
+
+
+@contextlib.contextmanager
+def _placed(path: str) -> Iterator[str]:
+    """A temporary name, whose file is renamed to `path` at the end, or deleted."""
+    part = part_name(path)
+    make_folder(path)
+    try:
+        yield part
+        rename([(part, path)])
+    except BaseException:
+        with contextlib.suppress(BeamIOError):
+            FileSystems.delete([part])
+        raise
+
+
+def make_folder(path: str) -> None:
+    """Makes the folder of a file, where file systems have folders."""
+    if is_local(path):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        return
+    folder, _ = FileSystems.split(path)
+    with contextlib.suppress(BeamIOError):  # it exists
+        FileSystems.mkdirs(folder)
+
+
+def rename(pairs: Sequence[tuple[str, str]]) -> None:
+    """Renames files, replacing those that exist; may be repeated after it was interrupted.
+
+    Raises:
+        FileNotFoundError: A file exists under neither of its names.
+    """
+    for part, path in pairs:
+        if is_local(part):
+            _rename_local(part, path)
+            continue
+        try:
+            FileSystems.rename([part], [path])
+        except BeamIOError:
+            if not FileSystems.exists(part):
+                if FileSystems.exists(path):
+                    continue  # by the call that was interrupted
+                raise
+            if not FileSystems.exists(path):
+                raise
+            FileSystems.delete([path])  # this file system does not replace files
+            FileSystems.rename([part], [path])
+
+
+def _rename_local(part: str, path: str) -> None:
+    try:
+        Path(part).replace(path)
+    except FileNotFoundError:
+        if not Path(path).exists():
+            raise
+
+
+def delete_folder(folder: str) -> None:
+    """Deletes a folder of temporary files, with what writers that were killed have left there."""
+    with contextlib.suppress(BeamIOError, FileNotFoundError):  # where nothing has been written
+        FileSystems.delete([folder])
