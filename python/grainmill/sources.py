@@ -42,6 +42,8 @@ __all__ = [
 
 T_co = TypeVar("T_co", covariant=True)
 
+# A file in a bucket or on a server; the engine has the list of what it reads.
+_URL = re.compile(r"[a-z][a-z0-9]*://")
 _RANGE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
 
 
@@ -113,7 +115,8 @@ class ArrayRecordDataSource:
     are verified when a record is read; damage raises a `GrainmillError` that names the file.
 
     Args:
-        paths: A path, a `FileInstruction`, or a sequence of them. A string of the form `path[a:b]`
+        paths: A path, a `FileInstruction`, or a sequence of them. A path may be a URL, such as
+            `s3://bucket/name`, `gs://`, `az://` or `https://`. A string of the form `path[a:b]`
             selects records `a` to `b - 1` of that file. Files with such a range are opened when
             they are first read, all others immediately.
         reader_options: Options of an `ArrayRecordReader`, as a dict. They are checked, but have no
@@ -254,7 +257,7 @@ class ArrayRecordDataSource:
 
 
 def _absolute(path: str) -> str:
-    if os.path.isabs(path):  # noqa: PTH117 - for many files, a `Path` dominates the cost
+    if _URL.match(path) or os.path.isabs(path):  # noqa: PTH117 - for many files, a `Path` dominates the cost
         return path
     return os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - a `Path` would normalize it
 

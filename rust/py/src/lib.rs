@@ -15,6 +15,7 @@ mod pack;
 mod record_writer;
 mod records;
 mod shared;
+mod storage;
 
 #[pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -26,5 +27,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     batch::register(module)?;
     fill::register(module)?;
     shared::register(module)?;
+    storage::register(module)?;
     pack::register(module)
 }

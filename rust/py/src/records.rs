@@ -21,6 +21,7 @@ use pyo3::types::{PyBytes, PyList};
 
 use crate::bytes_slot::{BytesSlot, keep_large_blocks, new_slot};
 use crate::error::Raised;
+use crate::storage::storage_of;
 
 /// Longer records are read before their `bytes` is allocated: a damaged index may claim any length.
 const MAX_SLOT_LEN: usize = 64 << 20;
@@ -86,7 +87,8 @@ impl PyRecordFiles {
                 num_records,
             });
         let source = |(path, skip, take)| Source { path, skip, take, expected: expected.next() };
-        let set = FileSet::new(paths.into_iter().map(source).collect::<Vec<_>>());
+        let storage = storage_of(paths.iter().map(|(path, ..)| path))?;
+        let set = FileSet::in_storage(&storage, paths.into_iter().map(source).collect::<Vec<_>>());
         let opened = py.detach(|| {
             if !lazy {
                 return open::open_all(set);
