@@ -1,4 +1,5 @@
-//! Serves ranges of one file over HTTP, for `benches/buckets.py`: the address is printed.
+//! Serves ranges of one file over HTTP, for `benches/buckets.py`: the address is printed. A second
+//! argument is the number of milliseconds after which it answers.
 //!
 //! It answers as an object store does, and costs little: the file is in memory, each connection has
 //! a thread, and an answer is one call of the system.
@@ -6,21 +7,24 @@
 use std::io::{BufRead, BufReader, IoSlice, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
+use std::time::Duration;
 
 fn main() -> std::io::Result<()> {
     let path = std::env::args().nth(1).ok_or(std::io::ErrorKind::InvalidInput)?;
+    let latency_ms = std::env::args().nth(2).and_then(|text| text.parse().ok()).unwrap_or(0);
+    let latency = Duration::from_millis(latency_ms);
     let data: Arc<Vec<u8>> = Arc::new(std::fs::read(path)?);
     let listener = TcpListener::bind("127.0.0.1:0")?;
     writeln!(std::io::stdout(), "{}", listener.local_addr()?)?;
     for stream in listener.incoming() {
         let (stream, data) = (stream?, Arc::clone(&data));
-        std::thread::spawn(move || serve(&stream, &data));
+        std::thread::spawn(move || serve(&stream, &data, latency));
     }
     Ok(())
 }
 
 /// Answers requests until the client ends the connection.
-fn serve(stream: &TcpStream, data: &[u8]) -> std::io::Result<()> {
+fn serve(stream: &TcpStream, data: &[u8], latency: Duration) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let mut lines = BufReader::new(stream);
     let mut line = String::new();
@@ -39,6 +43,9 @@ fn serve(stream: &TcpStream, data: &[u8]) -> std::io::Result<()> {
                 _ if line == "\r\n" => break,
                 _ => {}
             }
+        }
+        if !latency.is_zero() {
+            std::thread::sleep(latency);
         }
         let len = data.len();
         let (status, part) = match range {

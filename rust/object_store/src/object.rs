@@ -48,6 +48,10 @@ impl Storage for Buckets {
         let bytes = Arc::new(OpenObject { object: Arc::clone(&object), tail });
         Ok((Box::new(StoredObject(object)), bytes))
     }
+
+    fn is_remote(&self, path: &Path) -> bool {
+        path.to_str().is_some_and(is_url)
+    }
 }
 
 /// An object that has been opened once.

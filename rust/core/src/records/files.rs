@@ -132,6 +132,9 @@ impl FileSet {
         let file: Arc<dyn RecordFile> =
             Arc::new(ArrayRecordFile::open(stored, reader, load_index)?);
         entry.source.check(file.num_records())?;
+        if entry.storage.is_remote(&entry.source.path) {
+            self.latency.expect_slow();
+        }
         Ok(entry.file.get_or_init(|| file))
     }
 
