@@ -71,11 +71,12 @@ target/tools/bin/cargo-deny:
 # The bridge has no tests of its own: what it does is tested from Python.
 rust-test: $(VENV)/.test
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
-		set -x; $(CARGO) nextest run --locked -p grainmill-core --no-fail-fast \
+		set -x; $(CARGO) nextest run --locked -p grainmill-core -p grainmill-object-store --no-fail-fast \
 			--status-level fail --final-status-level fail \
 		&& $(CARGO) test --locked -p grainmill-core --doc --quiet; \
 	else \
-		set -x; $(CARGO) test --locked -p grainmill-core --quiet --no-fail-fast; \
+		set -x; $(CARGO) test --locked -p grainmill-core -p grainmill-object-store --quiet \
+			--no-fail-fast; \
 	fi
 
 # What stands in elsewhere for the calls that only Linux has is tested here; for other systems the

@@ -41,7 +41,7 @@ OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWA
 
 # Crates that are published without the text of their licence: that of a crate from the same
 # repository, or the licence that they name with the authors that they name.
-TEXT_OF = {"alloc-stdlib": "alloc-no-stdlib"}
+TEXT_OF = {"alloc-stdlib": "alloc-no-stdlib", "crc-catalog": "crc"}
 NAMES_ONLY = {"highway": f"MIT License\n\nCopyright (c) Nick Babcock\n\n{MIT}"}
 
 STANDARD_LIBRARY = f"""\

@@ -156,6 +156,13 @@ def test_core_knows_no_python():
         assert not re.search(r"\bpyo3\b|\bnumpy::", path.read_text("utf-8")), path
 
 
+def test_object_stores_know_no_python_and_no_format():
+    files = list((ROOT / "rust/object_store/src").rglob("*.rs"))
+    assert files
+    for path in files:
+        assert not re.search(r"pyo3|array_record|riegeli", path.read_text("utf-8")), path
+
+
 def test_order_has_no_clock_no_file_and_no_thread():
     banned = re.compile(r"std::(fs|io|net|time|thread|env)\b|\brayon\b|\brustix\b|\bstatic mut\b")
     for path in (CORE / "order").rglob("*.rs"):

@@ -116,7 +116,7 @@ class ArrayRecordReader:
     readable. `reader[index]` raises an `IndexError` if there is no such record.
 
     Args:
-        path: The file.
+        path: The file, or its URL, such as `s3://bucket/name`.
         options: `key:value` items separated by commas: `readahead_buffer_size` (bytes that `read()`
             reads at a time, at least 1 MiB), `max_parallelism` (0 disables read-ahead),
             `index_storage_option` and `footer_prefetch_bytes` (accepted, without effect).

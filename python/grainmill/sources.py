@@ -18,7 +18,7 @@ from typing import (
 import numpy as np
 
 from grainmill import _native
-from grainmill._sources.paths import expand, expand_ranges
+from grainmill._sources.paths import absolute, expand, expand_ranges
 from grainmill.array_record import check_reader_options
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ __all__ = [
 ]
 
 T_co = TypeVar("T_co", covariant=True)
+
 
 
 @runtime_checkable
@@ -122,9 +123,10 @@ class ArrayRecordDataSource:
     are verified when a record is read; damage raises a `GrainmillError` that names the file.
 
     Args:
-        paths: A path, a `FileInstruction`, or a sequence of them, as for `expand_paths`. A string
-            of the form `path[a:b]` selects records `a` to `b - 1` of that file. Files with such a
-            range are opened when they are first read, all others immediately.
+        paths: A path, a `FileInstruction`, or a sequence of them, as for `expand_paths`. A path may
+            be a URL, such as `s3://bucket/name`, `gs://`, `az://` or `https://`. A string of the
+            form `path[a:b]` selects records `a` to `b - 1` of that file. Files with such a range
+            are opened when they are first read, all others immediately.
         reader_options: Options of an `ArrayRecordReader`, as a dict. They are checked, but have no
             effect.
         index: Path of an index file with the number of records of each file, so that no file has
@@ -159,7 +161,7 @@ class ArrayRecordDataSource:
         sources = expand_ranges(paths, suffixes=_ARRAY_RECORD_SUFFIXES, looks_up=index is None)
         self._paths = [path for path, _, _ in sources]
         # Absolute, as a worker may open them from another directory.
-        self._sources = [(_absolute(path), skip, take) for path, skip, take in sources]
+        self._sources = [(absolute(path), skip, take) for path, skip, take in sources]
         self._reader_options = dict(reader_options or {})
         if "readahead_buffer_size" in self._reader_options:
             raise ValueError("Option readahead_buffer_size is present more than once")
@@ -292,12 +294,6 @@ class ArrayRecordDataSource:
                 f"Record key should be in [0, num_records), got {key} of {self._len} records"
             )
         return key
-
-
-def _absolute(path: str) -> str:
-    if os.path.isabs(path):  # noqa: PTH117 - for many files, a `Path` dominates the cost
-        return path
-    return os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - a `Path` would normalize it
 
 
 def expand_paths(paths: PathLike | Sequence[PathLike]) -> list[str]:

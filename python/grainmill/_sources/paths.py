@@ -134,6 +134,13 @@ def expand_ranges(
     return found
 
 
+def absolute(path: str) -> str:
+    """The path from the root; URLs stay as they are."""
+    if _URL.match(path) or os.path.isabs(path):  # noqa: PTH117 - a `Path` costs far more
+        return path
+    return os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - a `Path` would normalize it
+
+
 def _files(path: str, suffixes: Sequence[str], *, looks_up: bool) -> list[str]:
     """The files that one path without a range stands for."""
     if _URL.match(path) and not path.startswith("file://"):
@@ -173,8 +180,7 @@ def _kind(suffixes: Sequence[str]) -> str:
 
 def _not_empty(files: list[str], path: str, problem: str) -> list[str]:
     if not files:
-        is_whole = _URL.match(path) or os.path.isabs(path)  # noqa: PTH117
-        where = "" if is_whole else f", relative to {Path.cwd()}"
+        where = "" if absolute(path) == path else f", relative to {Path.cwd()}"
         raise FileNotFoundError(f"{problem}: {path!r}{where}")
     return files
 

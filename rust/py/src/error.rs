@@ -1,8 +1,12 @@
 //! The only table that maps errors of the engine to Python exceptions.
 
+use std::io::ErrorKind;
+
 use grainmill_core::Error;
 use pyo3::PyErr;
-use pyo3::exceptions::{PyIndexError, PyMemoryError, PyOSError, PyValueError};
+use pyo3::exceptions::{
+    PyFileNotFoundError, PyIndexError, PyMemoryError, PyOSError, PyPermissionError, PyValueError,
+};
 use pyo3::prelude::*;
 
 pyo3::create_exception!(
@@ -31,7 +35,12 @@ impl From<Raised> for PyErr {
             Error::Io { source, path, .. } => match source.raw_os_error() {
                 // With an errno and a path, Python selects `FileNotFoundError` and similar subclasses.
                 Some(errno) => PyOSError::new_err((errno, message, path)),
-                None => PyOSError::new_err(message),
+                // What a server said has a kind, but no errno.
+                None => match source.kind() {
+                    ErrorKind::NotFound => PyFileNotFoundError::new_err(message),
+                    ErrorKind::PermissionDenied => PyPermissionError::new_err(message),
+                    _ => PyOSError::new_err(message),
+                },
             },
             _ => GrainmillError::new_err(message),
         }

@@ -20,6 +20,7 @@ mod python_storage;
 mod record_writer;
 mod records;
 mod shared;
+mod storage;
 
 #[pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -33,6 +34,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     batch::register(module)?;
     fill::register(module)?;
     shared::register(module)?;
+    storage::register(module)?;
     pack::register(module)?;
     parse::register(module)?;
     parse_json::register(module)

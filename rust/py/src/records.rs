@@ -25,6 +25,7 @@ use crate::bytes_slot::{BytesSlot, keep_large_blocks, new_slot};
 use crate::error::Raised;
 use crate::format::PyFormat;
 use crate::python_storage::PythonFiles;
+use crate::storage::storage_of;
 
 /// Longer records are read before their `bytes` is allocated: a damaged index may claim any length.
 const MAX_SLOT_LEN: usize = 64 << 20;
@@ -92,7 +93,9 @@ impl PyRecordFiles {
             });
         let source = |(path, skip, take)| Source { path, skip, take, expected: expected.next() };
         let format = format.map_or_else(PyFormat::array_record, |format| Arc::clone(&format.0));
-        let set = FileSet::new(&format, paths.into_iter().map(source).collect::<Vec<_>>());
+        let storage = storage_of(paths.iter().map(|(path, ..)| path))?;
+        let sources = paths.into_iter().map(source).collect::<Vec<_>>();
+        let set = FileSet::in_storage(&storage, &format, sources);
         let opened = py.detach(|| {
             if !lazy {
                 return open::open_all(set);
@@ -112,7 +115,11 @@ impl PyRecordFiles {
         paths: Vec<PathBuf>,
     ) -> Result<Self, Raised> {
         let storage: Arc<dyn Storage> = Arc::new(PythonFiles(open_file));
-        let set = FileSet::in_storage(&storage, paths.into_iter().map(Source::from));
+        let set = FileSet::in_storage(
+            &storage,
+            &PyFormat::array_record(),
+            paths.into_iter().map(Source::from),
+        );
         let opened = py.detach(|| open::open_all(set));
         opened.map(|files| Self(Arc::new(files))).map_err(Raised::from)
     }

@@ -136,6 +136,9 @@ impl FileSet {
         let file = OpenedFile { stored, reader, storage, latency, load_index };
         let file = entry.format.open(file)?;
         entry.source.check(file.num_records())?;
+        if entry.storage.is_remote(&entry.source.path) {
+            self.latency.expect_slow();
+        }
         Ok(entry.file.get_or_init(|| file))
     }
 

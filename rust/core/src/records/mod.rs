@@ -32,6 +32,8 @@ pub use array_record::{ArrayRecord, ArrayRecordFile};
 pub use files::{FileInfo, FileSet, Files, SortedPositions, Source};
 pub use format::Format;
 pub use format_error::FormatError;
+pub use local::LocalFiles;
 pub use plan::{Plan, Unit};
 pub use read::{Outcome, Records, Scratch, UnitRecords};
 pub use record_file::RecordFile;
+pub use single_flight::{FlightGuard, SingleFlight};

@@ -7,7 +7,7 @@ use crate::process::PerProcess;
 
 /// The keys that threads are working on. A forked child starts with none.
 #[derive(Debug)]
-pub(crate) struct SingleFlight(PerProcess<(Mutex<State>, Condvar)>);
+pub struct SingleFlight(PerProcess<(Mutex<State>, Condvar)>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -17,18 +17,25 @@ struct State {
 
 /// Releases its key when dropped.
 #[derive(Debug)]
-pub(crate) struct FlightGuard<'a> {
+pub struct FlightGuard<'a> {
     flights: &'a SingleFlight,
     key: u64,
 }
 
+impl Default for SingleFlight {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl SingleFlight {
-    pub(crate) const fn new() -> Self {
+    /// No key is held.
+    pub const fn new() -> Self {
         Self(PerProcess::new(Default::default))
     }
 
     /// Waits until no other thread holds `key`, and takes it.
-    pub(crate) fn enter(&self, key: u64) -> FlightGuard<'_> {
+    pub fn enter(&self, key: u64) -> FlightGuard<'_> {
         let (state, released) = self.0.get();
         let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
         while !state.keys.insert(key) {

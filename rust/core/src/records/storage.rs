@@ -15,6 +15,12 @@ pub trait Storage: Debug + Send + Sync {
     /// # Errors
     /// If there is no such file, or it cannot be opened.
     fn open(&self, path: &Path) -> Result<(Box<dyn StoredFile>, Arc<dyn ReadAt>)>;
+
+    /// Whether each read of the file at `path` is a request to another machine, so that reads should
+    /// be concurrent before one has been measured.
+    fn is_remote(&self, _path: &Path) -> bool {
+        false
+    }
 }
 
 /// A file that has been opened once, with the length and time that it had then.

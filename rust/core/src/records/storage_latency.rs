@@ -62,6 +62,11 @@ impl LatencyStats {
         self.is_slow
     }
 
+    /// The statistics of storage that is slow until fast reads show the contrary.
+    pub fn of_remote() -> Self {
+        Self { is_slow: true, weight: SLOW_WEIGHT, fast_streak: 0 }
+    }
+
     /// Whether every read should be timed, not only a sample.
     pub fn times_every_read(self) -> bool {
         self.fast_streak < MAX_FAST_STREAK
@@ -136,6 +141,11 @@ impl StorageLatency {
     /// Whether storage is slow.
     pub fn is_slow(&self) -> bool {
         self.stats().is_slow()
+    }
+
+    /// Takes the storage for slow from now on, until fast reads show the contrary.
+    pub(crate) fn expect_slow(&self) {
+        self.bits.store(LatencyStats::of_remote().to_bits(), Ordering::Relaxed);
     }
 
     /// Calls `read`, which reads `len` bytes, and may measure its duration.
@@ -222,6 +232,15 @@ mod tests {
         let fast = after(slow, times(70, CACHED));
         assert!(!fast.is_slow());
         assert!(after(fast, [NETWORK, NETWORK]).is_slow());
+    }
+
+    #[test]
+    fn remote_storage_is_slow_until_reads_come_from_memory() {
+        let remote = LatencyStats::of_remote();
+        assert!(remote.is_slow() && remote.times_every_read());
+        assert!(after(remote, times(20, CACHED)).is_slow());
+        assert!(!after(remote, times(70, CACHED)).is_slow());
+        assert!(after(remote, times(70, NETWORK)).is_slow());
     }
 
     #[test]

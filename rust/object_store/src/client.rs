@@ -1,0 +1,322 @@
+//! The clients of buckets and servers, and the runtime that sends their requests.
+//!
+//! All of it is made anew in a forked child: threads and connections do not survive a fork.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use grainmill_core::process::PerProcess;
+use grainmill_core::{Error, Result};
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, resolve_bucket_region};
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService,
+};
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::http::HttpBuilder;
+use object_store::list::PaginatedListStore;
+use object_store::{ClientOptions, ObjectStore, RetryConfig};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{Semaphore, oneshot};
+
+use crate::aws_profile;
+use crate::location::{Location, Service};
+use crate::settings::Settings;
+
+/// Threads that send and receive; one moves about a gigabyte a second.
+const MAX_THREADS: usize = 4;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
+/// A server may close a connection that idles longer than this.
+const MAX_IDLE: Duration = Duration::from_secs(30);
+/// How many parts of large reads are in flight in a process, beside one for each read.
+const MAX_SPARE_PARTS: usize = 16;
+const USER_AGENT: &str = concat!("grainmill/", env!("CARGO_PKG_VERSION"));
+
+/// What the clients of a process share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    runtime: Runtime,
+    http: Http,
+    pub(crate) spare_parts: Arc<Semaphore>,
+}
+
+static SHARED: PerProcess<std::result::Result<Shared, String>> = PerProcess::new(Shared::new);
+static BUCKETS: PerProcess<Mutex<Buckets>> = PerProcess::new(Mutex::default);
+
+/// By URL and settings.
+type Buckets = HashMap<(String, Arc<Settings>), Arc<Bucket>>;
+
+tokio::task_local! {
+    /// What the server answered to the last request of a task.
+    pub(crate) static ANSWER: Cell<Answer>;
+}
+
+/// The head of an answer.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Answer {
+    /// The HTTP status; 0 if there was no answer.
+    pub(crate) status: u16,
+    /// How long the server asks to wait.
+    pub(crate) retry_after: Option<Duration>,
+}
+
+impl Shared {
+    fn new() -> std::result::Result<Self, String> {
+        let num_cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(num_cores.min(MAX_THREADS))
+            .thread_name("grainmill-http")
+            .enable_all()
+            .build()
+            .map_err(|error| format!("cannot start threads that send requests: {error}"))?;
+        // Fails if the program has chosen one already, which serves as well.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let client = reqwest::Client::builder()
+            .user_agent(USER_AGENT)
+            .http1_only()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .pool_idle_timeout(MAX_IDLE)
+            .build()
+            .map_err(|error| format!("cannot create a client for HTTP: {}", chain(&error)))?;
+        let spare_parts = Arc::new(Semaphore::new(MAX_SPARE_PARTS));
+        Ok(Self { runtime, http: Http(client), spare_parts })
+    }
+
+    pub(crate) fn get() -> Result<&'static Self> {
+        SHARED.get().as_ref().map_err(|problem| {
+            Error::io("requests", "start", std::io::Error::other(problem.clone()))
+        })
+    }
+
+    /// Starts `work` on a thread of the runtime.
+    pub(crate) fn start<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Started<T> {
+        let (sender, receiver) = oneshot::channel();
+        self.runtime.spawn(async move {
+            // Nobody may be waiting any more.
+            let _ = sender.send(work.await);
+        });
+        Started(receiver)
+    }
+}
+
+/// Work on the runtime.
+#[derive(Debug)]
+pub(crate) struct Started<T>(oneshot::Receiver<Result<T>>);
+
+impl<T> Started<T> {
+    /// Waits for the result.
+    pub(crate) fn wait(self) -> Result<T> {
+        let panicked = |_| Err(Error::Panicked("a thread that sends requests panicked".to_owned()));
+        self.0.blocking_recv().unwrap_or_else(panicked)
+    }
+}
+
+/// One client for all buckets, with common connections; notes what servers answer.
+#[derive(Debug, Clone)]
+struct Http(reqwest::Client);
+
+impl HttpConnector for Http {
+    fn connect(&self, _options: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(HttpClient::new(self.clone()))
+    }
+}
+
+#[async_trait]
+impl HttpService for Http {
+    async fn call(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
+        let note = |answer| {
+            // Requests for credentials may be sent from other tasks.
+            let _ = ANSWER.try_with(|last| last.set(answer));
+        };
+        note(Answer::default());
+        let response = HttpService::call(&self.0, request).await?;
+        let retry_after = response.headers().get("retry-after");
+        let retry_after = retry_after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
+        let retry_after = retry_after.map(Duration::from_secs);
+        note(Answer { status: response.status().as_u16(), retry_after });
+        Ok(response)
+    }
+}
+
+/// A bucket, or a server, and how it is reached.
+#[derive(Debug)]
+pub(crate) struct Bucket {
+    location: Location,
+    pub(crate) settings: Arc<Settings>,
+    client: PerProcess<Mutex<Option<Arc<Client>>>>,
+}
+
+/// Sends requests to a bucket.
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub(crate) store: Arc<dyn ObjectStore>,
+    pub(crate) lister: Option<Lister>,
+    /// Whether the server has ever answered.
+    pub(crate) has_answered: AtomicBool,
+}
+
+/// Lists the names of objects page by page.
+#[derive(Clone)]
+pub(crate) struct Lister(pub(crate) Arc<dyn PaginatedListStore>);
+
+impl std::fmt::Debug for Lister {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Lister").finish_non_exhaustive()
+    }
+}
+
+impl Bucket {
+    /// The bucket of `location`, one for all objects in it.
+    pub(crate) fn of(location: &Location, settings: &Arc<Settings>) -> Arc<Self> {
+        let mut buckets = BUCKETS.get().lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || {
+            let location = Location { key: String::new(), ..location.clone() };
+            let client = PerProcess::new(Mutex::default);
+            Arc::new(Self { location, settings: Arc::clone(settings), client })
+        };
+        let key = (location.base.clone(), Arc::clone(settings));
+        Arc::clone(buckets.entry(key).or_insert_with(new))
+    }
+
+    /// The client of this process.
+    pub(crate) fn client(&self) -> Result<Arc<Client>> {
+        let mut client = self.client.get().lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(client) = &*client {
+            return Ok(Arc::clone(client));
+        }
+        let shared = Shared::get()?;
+        let (store, lister) = self.connect(shared).map_err(|error| {
+            Error::io(&self.location.base, "connect", std::io::Error::other(chain(&error)))
+        })?;
+        let created = Arc::new(Client { store, lister, has_answered: AtomicBool::new(false) });
+        Ok(Arc::clone(client.insert(created)))
+    }
+
+    fn connect(
+        &self,
+        shared: &Shared,
+    ) -> object_store::Result<(Arc<dyn ObjectStore>, Option<Lister>)> {
+        let (settings, http) = (&self.settings, shared.http.clone());
+        // Repeated by `fetch`, which knows what was received already.
+        let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
+        let Location { base, bucket, .. } = &self.location;
+        Ok(match self.location.service {
+            Service::S3 => {
+                let builder = self.s3(shared);
+                let builder = builder.with_http_connector(http).with_retry(retry);
+                both(Arc::new(builder.with_bucket_name(bucket).build()?))
+            }
+            Service::Google => {
+                let mut builder = GoogleCloudStorageBuilder::new();
+                for (name, value) in settings.starting_with("GOOGLE_") {
+                    if let Ok(key) = name.parse() {
+                        builder = builder.with_config(key, value);
+                    }
+                }
+                if let Some(path) = settings.get("SERVICE_ACCOUNT") {
+                    builder = builder.with_service_account_path(path);
+                }
+                if let Some(host) = settings.get("STORAGE_EMULATOR_HOST") {
+                    let scheme = if host.contains("://") { "" } else { "http://" };
+                    let base = format!("{scheme}{}", host.trim_end_matches('/'));
+                    builder = builder.with_base_url(&base).with_skip_signature(true);
+                }
+                let builder = builder.with_http_connector(http).with_retry(retry);
+                both(Arc::new(builder.with_bucket_name(bucket).build()?))
+            }
+            Service::Azure => {
+                let mut builder = MicrosoftAzureBuilder::new();
+                for (name, value) in settings.starting_with("AZURE_") {
+                    if let Ok(key) = name.parse() {
+                        builder = builder.with_config(key, value);
+                    }
+                }
+                if let Some(endpoint) = settings.get("IDENTITY_ENDPOINT") {
+                    builder = builder.with_msi_endpoint(endpoint);
+                }
+                let builder = builder.with_http_connector(http).with_retry(retry);
+                // Of the form `container@account...` in the URLs of a data lake.
+                let builder = if bucket.contains('@') {
+                    builder.with_url(base)
+                } else {
+                    builder.with_container_name(bucket)
+                };
+                both(Arc::new(builder.build()?))
+            }
+            Service::Http => {
+                let builder = HttpBuilder::new().with_url(base).with_http_connector(http);
+                (Arc::new(builder.with_retry(retry).build()?), None)
+            }
+        })
+    }
+
+    /// The options of S3: the environment, then the user's profile; a region that neither names is
+    /// asked for.
+    fn s3(&self, shared: &Shared) -> AmazonS3Builder {
+        let settings = &self.settings;
+        let mut builder = AmazonS3Builder::new();
+        for (name, value) in settings.starting_with("AWS_") {
+            if let Ok(key) = name.parse() {
+                builder = builder.with_config(key, value);
+            }
+        }
+        let has_credentials = ["AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"]
+            .iter()
+            .any(|name| settings.get(name).is_some());
+        for (name, value) in aws_profile::options(settings) {
+            let Ok(key) = name.parse::<AmazonS3ConfigKey>() else { continue };
+            let is_credential = name.starts_with("aws_");
+            let is_unset = builder.get_config_value(&key).is_none();
+            if if is_credential { !has_credentials } else { is_unset } {
+                builder = builder.with_config(key, value);
+            }
+        }
+        let is_unset = |key| builder.get_config_value(&key).is_none();
+        if is_unset(AmazonS3ConfigKey::Region) {
+            if let Some(region) = settings.get("AWS_DEFAULT_REGION") {
+                return builder.with_region(region);
+            }
+            if is_unset(AmazonS3ConfigKey::Endpoint) && is_unset(AmazonS3ConfigKey::S3Endpoint) {
+                let bucket = self.location.bucket.clone();
+                let ask = async move {
+                    let options = ClientOptions::new();
+                    let region = resolve_bucket_region(&bucket, &options);
+                    Ok(tokio::time::timeout(CONNECT_TIMEOUT, region).await)
+                };
+                // Without an answer the default region is tried, and the error is that of a request.
+                if let Ok(Ok(Ok(region))) = shared.start(ask).wait() {
+                    return builder.with_region(region);
+                }
+            }
+        }
+        builder
+    }
+}
+
+fn both<T: ObjectStore + PaginatedListStore>(
+    store: Arc<T>,
+) -> (Arc<dyn ObjectStore>, Option<Lister>) {
+    (Arc::clone(&store) as Arc<dyn ObjectStore>, Some(Lister(store)))
+}
+
+/// The text of `error` with those of its causes that it leaves out.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}

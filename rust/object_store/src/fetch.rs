@@ -1,0 +1,375 @@
+//! Requests for ranges of bytes, repeated until they succeed or a deadline has passed.
+//!
+//! A request that fails after some bytes continues with the next. The object must stay the one that
+//! was opened, which the server checks where it can, and every answer is compared.
+
+use std::cell::Cell;
+use std::hash::{BuildHasher, RandomState};
+use std::io::ErrorKind;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use grainmill_core::{Error, Result};
+use object_store::path::Path as ObjectPath;
+use object_store::{Error as StoreError, GetOptions, GetRange, GetResult, ObjectMeta};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::client::{ANSWER, Answer, Client, chain};
+use crate::settings::Settings;
+
+/// The pause after the first failure, which doubles up to the maximum; a server may ask for more.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const MAX_PAUSE: Duration = Duration::from_secs(10);
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
+/// A server that has never answered is not waited for as long as one that has: its name, or the way
+/// to it, may be wrong.
+const FIRST_ANSWER: Duration = Duration::from_secs(15);
+/// Longer messages are cut: a server may send a page of HTML.
+const MAX_TEXT_LEN: usize = 600;
+
+/// How a request failed.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    kind: FailureKind,
+    text: String,
+    retry_after: Option<Duration>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FailureKind {
+    NotFound,
+    Denied,
+    Changed,
+    /// The server does not send the part of an object that was requested.
+    NoPart,
+    /// Repeating it would not help.
+    Permanent,
+    /// Without an answer from the server.
+    Unanswered,
+    /// The server is busy or broken, or the answer was incomplete.
+    Transient,
+}
+
+impl Failure {
+    fn new(kind: FailureKind, text: impl Into<String>) -> Self {
+        Self { kind, text: text.into(), retry_after: None }
+    }
+
+    /// That the server has not answered for as long as is waited.
+    pub(crate) fn unanswered(stall: Duration) -> Self {
+        let text = format!("no answer within {} s", stall.as_secs_f64());
+        Self::new(FailureKind::Unanswered, text)
+    }
+
+    /// What `error` of the last request of this task means.
+    pub(crate) fn of(error: &StoreError) -> Self {
+        let Answer { status, retry_after } = ANSWER.with(Cell::get);
+        let kind = match (error, status) {
+            (StoreError::NotSupported { .. }, _) | (_, 200) => {
+                let text = "the server does not serve ranges of bytes";
+                return Self::new(FailureKind::NoPart, format!("{text} ({})", chain(error)));
+            }
+            (StoreError::NotFound { .. }, _) | (_, 404) => FailureKind::NotFound,
+            (_, 401 | 403) => FailureKind::Denied,
+            (_, 412 | 416) => FailureKind::Changed,
+            (StoreError::Generic { .. }, 0) => FailureKind::Unanswered,
+            (_, 408 | 429) => FailureKind::Transient,
+            (_, 0 | 300..=499 | 501 | 505) => FailureKind::Permanent,
+            _ => FailureKind::Transient,
+        };
+        Self { kind, text: chain(error), retry_after }
+    }
+}
+
+/// The attempts of one request.
+#[derive(Debug)]
+pub(crate) struct Attempts<'a> {
+    client: &'a Client,
+    settings: &'a Settings,
+    /// The URL, for messages.
+    shown: &'a str,
+    action: &'static str,
+    started: Instant,
+    count: u32,
+}
+
+impl<'a> Attempts<'a> {
+    pub(crate) fn new(
+        client: &'a Client,
+        settings: &'a Settings,
+        shown: &'a str,
+        action: &'static str,
+    ) -> Self {
+        Self { client, settings, shown, action, started: Instant::now(), count: 0 }
+    }
+
+    /// Runs one attempt; gives up one that sends nothing for too long.
+    pub(crate) async fn run<T>(
+        &self,
+        attempt: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        let result = ANSWER.scope(Cell::default(), attempt).await;
+        if !matches!(&result, Err(Failure { kind: FailureKind::Unanswered, .. })) {
+            self.client.has_answered.store(true, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// Waits before the next attempt.
+    ///
+    /// # Errors
+    /// If there should be none. The message says what was requested, as `what` tells.
+    pub(crate) async fn after(
+        &mut self,
+        failure: Failure,
+        what: impl FnOnce() -> String,
+    ) -> Result<()> {
+        self.count += 1;
+        let limit = match failure.kind {
+            FailureKind::Transient => self.settings.deadline,
+            FailureKind::Unanswered if self.client.has_answered.load(Ordering::Relaxed) => {
+                self.settings.deadline
+            }
+            FailureKind::Unanswered => self.settings.deadline.min(FIRST_ANSWER),
+            _ => Duration::ZERO,
+        };
+        let pause =
+            pause(self.count).max(failure.retry_after.unwrap_or_default().min(MAX_RETRY_AFTER));
+        let elapsed = self.started.elapsed();
+        if elapsed + pause < limit {
+            sleep(pause).await;
+            return Ok(());
+        }
+        if failure.kind == FailureKind::Changed {
+            return Err(Error::Changed { path: self.shown.to_owned() });
+        }
+        let kind = match failure.kind {
+            FailureKind::NotFound => ErrorKind::NotFound,
+            FailureKind::Denied => ErrorKind::PermissionDenied,
+            _ => ErrorKind::Other,
+        };
+        let mut text = format!("{}{}", what(), cut(&without_query(&failure.text, self.shown)));
+        if self.count > 1 {
+            let seconds = elapsed.as_secs_f64();
+            text = format!("{text} ({} attempts in {seconds:.1} s)", self.count);
+        }
+        Err(Error::io(self.shown, self.action, std::io::Error::new(kind, text)))
+    }
+}
+
+/// The pause after `count` failures, a random part of it left out so that not all clients of a busy
+/// server return at the same time.
+fn pause(count: u32) -> Duration {
+    let longest = FIRST_PAUSE.saturating_mul(1 << (count - 1).min(16)).min(MAX_PAUSE);
+    // The keys of each `RandomState` differ.
+    let [random, ..] = RandomState::new().hash_one(count).to_le_bytes();
+    longest / 2 + longest.mul_f64(f64::from(random) / 512.0)
+}
+
+fn cut(text: &str) -> String {
+    match text.char_indices().nth(MAX_TEXT_LEN) {
+        Some((at, _)) => format!("{}...", &text[..at]),
+        None => text.to_owned(),
+    }
+}
+
+/// `text` without the query of the URL in it, if messages must not show that.
+fn without_query(text: &str, shown: &str) -> String {
+    let Some(url) = shown.strip_suffix("...") else { return text.to_owned() };
+    let mut parts = text.split(url);
+    let mut out = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let after = part.find(|c: char| c.is_whitespace() || c == ')').map_or("", |at| &part[at..]);
+        out = format!("{out}{shown}{after}");
+    }
+    out
+}
+
+/// An object as it was when it was opened.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    pub(crate) path: ObjectPath,
+    pub(crate) shown: Arc<str>,
+    pub(crate) byte_len: u64,
+    pub(crate) modified_ns: i64,
+    pub(crate) e_tag: Option<String>,
+}
+
+impl Target {
+    fn new(path: &ObjectPath, shown: &Arc<str>, meta: &ObjectMeta) -> Self {
+        Self {
+            path: path.clone(),
+            shown: Arc::clone(shown),
+            byte_len: meta.size,
+            modified_ns: modified_ns(meta),
+            e_tag: meta.e_tag.clone(),
+        }
+    }
+
+    /// Whether `meta` may be of the same content.
+    fn is(&self, meta: &ObjectMeta) -> bool {
+        let is_same = match (&self.e_tag, &meta.e_tag) {
+            (Some(opened), Some(found)) => opened == found,
+            _ => self.modified_ns == modified_ns(meta),
+        };
+        is_same && self.byte_len == meta.size
+    }
+}
+
+fn modified_ns(meta: &ObjectMeta) -> i64 {
+    meta.last_modified.timestamp_nanos_opt().unwrap_or_default()
+}
+
+/// Asks for the length of an object and its last `tail_len` bytes, where the server sends both at
+/// once; else for the length only.
+pub(crate) async fn open(
+    client: Arc<Client>,
+    settings: Arc<Settings>,
+    path: ObjectPath,
+    shown: Arc<str>,
+    tail_len: u64,
+) -> Result<(Target, Vec<Bytes>)> {
+    let mut attempts = Attempts::new(&client, &settings, &shown, "open");
+    let mut has_suffixes = true;
+    loop {
+        let attempt = async {
+            let range = has_suffixes.then_some(GetRange::Suffix(tail_len));
+            let options = GetOptions { head: range.is_none(), range, ..GetOptions::default() };
+            let result = get(&client, &settings, &path, options).await?;
+            let target = Target::new(&path, &shown, &result.meta);
+            let mut tail = Vec::new();
+            if has_suffixes {
+                let len = result.range.end - result.range.start;
+                receive(result, len, &settings, &mut tail, &mut 0).await?;
+            }
+            Ok((target, tail))
+        };
+        match attempts.run(attempt).await {
+            Ok(opened) => return Ok(opened),
+            // An empty object has no last bytes, some servers send all of them, some none.
+            Err(Failure { kind: FailureKind::Changed | FailureKind::NoPart, .. })
+                if has_suffixes =>
+            {
+                has_suffixes = false;
+            }
+            Err(failure) => attempts.after(failure, String::new).await?,
+        }
+    }
+}
+
+/// Reads `range` of an object, which it must have.
+pub(crate) async fn read(
+    client: Arc<Client>,
+    settings: Arc<Settings>,
+    target: Arc<Target>,
+    range: Range<u64>,
+) -> Result<Vec<Bytes>> {
+    let mut attempts = Attempts::new(&client, &settings, &target.shown, "read");
+    let (mut received, mut len) = (Vec::new(), 0);
+    let total = range.end - range.start;
+    loop {
+        let attempt = async {
+            // An entity tag that is weak does not identify the bytes.
+            let if_match = target.e_tag.clone().filter(|tag| !tag.starts_with("W/"));
+            let left = GetRange::Bounded(range.start + len..range.end);
+            let options = GetOptions { if_match, range: Some(left), ..GetOptions::default() };
+            let result = get(&client, &settings, &target.path, options).await?;
+            if !target.is(&result.meta) {
+                return Err(Failure::new(FailureKind::Changed, "another object"));
+            }
+            receive(result, total - len, &settings, &mut received, &mut len).await
+        };
+        match attempts.run(attempt).await {
+            Ok(()) => return Ok(received),
+            Err(failure) => {
+                let what = || format!("{total} bytes at offset {}: ", range.start);
+                attempts.after(failure, what).await?;
+            }
+        }
+    }
+}
+
+async fn get(
+    client: &Client,
+    settings: &Settings,
+    path: &ObjectPath,
+    options: GetOptions,
+) -> Result<GetResult, Failure> {
+    match timeout(settings.stall, client.store.get_opts(path, options)).await {
+        Ok(result) => result.map_err(|error| Failure::of(&error)),
+        Err(_) => Err(Failure::unanswered(settings.stall)),
+    }
+}
+
+/// Appends the body of `result`, which has `expected` bytes, to `received`, and counts them in `len`.
+async fn receive(
+    result: GetResult,
+    expected: u64,
+    settings: &Settings,
+    received: &mut Vec<Bytes>,
+    len: &mut u64,
+) -> Result<(), Failure> {
+    let end = *len + expected;
+    let mut body = result.into_stream();
+    while *len < end {
+        let so_far =
+            || format!("after {} of {expected} bytes of the answer", expected - (end - *len));
+        let Ok(next) = timeout(settings.stall, body.next()).await else {
+            let text = format!("nothing for {} s {}", settings.stall.as_secs_f64(), so_far());
+            return Err(Failure::new(FailureKind::Transient, text));
+        };
+        match next {
+            Some(Ok(bytes)) if bytes.len() as u64 <= end - *len => {
+                *len += bytes.len() as u64;
+                received.push(bytes);
+            }
+            Some(Ok(_)) => {
+                let text = format!("more bytes than the {expected} requested");
+                return Err(Failure::new(FailureKind::Permanent, text));
+            }
+            Some(Err(error)) => {
+                let text = format!("{} {}", chain(&error), so_far());
+                return Err(Failure::new(FailureKind::Transient, text));
+            }
+            None => {
+                let text = format!("the connection ended {}", so_far());
+                return Err(Failure::new(FailureKind::Transient, text));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_a_maximum_and_differ() {
+        for count in 1..40 {
+            let longest = FIRST_PAUSE.saturating_mul(1 << (count - 1).min(16)).min(MAX_PAUSE);
+            let found = pause(count);
+            assert!(found >= longest / 2 && found <= longest, "{count}: {found:?}");
+        }
+        let some: std::collections::HashSet<Duration> = (0..50).map(|_| pause(9)).collect();
+        assert!(some.len() > 10);
+    }
+
+    #[test]
+    fn messages_do_not_show_queries() {
+        let text = "GET https://h/a?sig=secret in 5 ms, then https://h/a?x=2";
+        let found = without_query(text, "https://h/a?...");
+        assert_eq!(found, "GET https://h/a?... in 5 ms, then https://h/a?...");
+        assert_eq!(without_query(text, "https://h/a"), text);
+    }
+
+    #[test]
+    fn long_messages_are_cut_between_characters() {
+        assert_eq!(cut("short"), "short");
+        assert_eq!(cut(&"ä".repeat(1000)).chars().count(), MAX_TEXT_LEN + 3);
+    }
+}

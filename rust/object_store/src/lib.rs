@@ -1,0 +1,23 @@
+//! Objects of S3, Google Cloud Storage and Azure, and files of HTTP servers, as a [`Storage`] of the
+//! engine.
+//!
+//! A read is one blocking call for an exact range of bytes: many are in flight because many threads
+//! of the engine call. The requests themselves run on a small runtime, one for each process, that
+//! starts with the first ([`client`]). Failed requests are repeated until a deadline ([`fetch`]), and
+//! blocks may be kept in a cache on a local disk ([`block_cache`]). It knows no format of files.
+//!
+//! [`Storage`]: grainmill_core::records::storage::Storage
+
+mod aws_profile;
+pub mod block_cache;
+mod client;
+mod fetch;
+mod list;
+mod location;
+mod object;
+mod settings;
+
+pub use list::list;
+pub use location::is_url;
+pub use object::Buckets;
+pub use settings::Settings;

@@ -1,0 +1,124 @@
+//! The environment variables that say how to reach buckets and how long to try.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use grainmill_core::{Error, Result};
+
+const DEADLINE: &str = "GRAINMILL_BUCKET_DEADLINE_S";
+const STALL: &str = "GRAINMILL_BUCKET_STALL_S";
+const CACHE_DIR: &str = "GRAINMILL_BUCKET_CACHE_DIR";
+const CACHE_BYTES: &str = "GRAINMILL_BUCKET_CACHE_BYTES";
+/// For how long a request is repeated, and for how long one may send nothing.
+const DEFAULT_DEADLINE_S: f64 = 120.0;
+const DEFAULT_STALL_S: f64 = 20.0;
+const DEFAULT_CACHE_BYTES: u64 = 16 << 30;
+
+/// Variables that start with one of these are copied, and those with these names.
+const PREFIXES: [&str; 4] = ["AWS_", "GOOGLE_", "AZURE_", "GRAINMILL_BUCKET_"];
+const NAMES: [&str; 5] =
+    ["HOME", "USERPROFILE", "IDENTITY_ENDPOINT", "SERVICE_ACCOUNT", "STORAGE_EMULATOR_HOST"];
+
+/// How buckets are reached, as the environment said when it was asked.
+///
+/// The variables are copied since the program may change them while threads of the engine read.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Settings {
+    pub(crate) variables: BTreeMap<String, String>,
+    /// For how long a failed request is repeated.
+    pub(crate) deadline: Duration,
+    /// After how long without a byte a request has failed.
+    pub(crate) stall: Duration,
+    /// The directory of the block cache and its size in bytes.
+    pub(crate) cache: Option<(PathBuf, u64)>,
+}
+
+impl Settings {
+    /// The settings in the environment of this process.
+    ///
+    /// # Errors
+    /// If a variable has an invalid value.
+    pub fn from_env() -> Result<Self> {
+        let variables = std::env::vars_os().filter_map(|(name, value)| {
+            let name = name.into_string().ok()?;
+            let is_used = PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+                || NAMES.contains(&name.as_str());
+            Some((name, value.into_string().ok()?)).filter(|_| is_used)
+        });
+        Self::from_variables(variables.collect())
+    }
+
+    fn from_variables(variables: BTreeMap<String, String>) -> Result<Self> {
+        let given = |name: &str| variables.get(name).filter(|value| !value.is_empty());
+        let seconds = |name: &str, default: f64| {
+            let Some(text) = given(name) else { return Ok(Duration::from_secs_f64(default)) };
+            let seconds = text.parse().ok().filter(|&seconds: &f64| seconds > 0.0);
+            let duration = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+            duration.ok_or_else(|| invalid(name, "a positive number of seconds", text))
+        };
+        let cache_bytes = match given(CACHE_BYTES) {
+            None => DEFAULT_CACHE_BYTES,
+            Some(text) => {
+                text.parse().map_err(|_| invalid(CACHE_BYTES, "a number of bytes", text))?
+            }
+        };
+        let cache = given(CACHE_DIR).map(|dir| (PathBuf::from(dir), cache_bytes));
+        let (deadline, stall) =
+            (seconds(DEADLINE, DEFAULT_DEADLINE_S)?, seconds(STALL, DEFAULT_STALL_S)?);
+        Ok(Self { variables, deadline, stall, cache })
+    }
+
+    /// The variables that start with `prefix`, by their names in lower case.
+    pub(crate) fn starting_with(&self, prefix: &str) -> impl Iterator<Item = (String, &str)> {
+        self.variables
+            .iter()
+            .filter(move |(name, _)| name.starts_with(prefix))
+            .map(|(name, value)| (name.to_ascii_lowercase(), value.as_str()))
+    }
+
+    /// The value of a variable, unless it is empty.
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
+        self.variables.get(name).map(String::as_str).filter(|value| !value.is_empty())
+    }
+}
+
+fn invalid(name: &str, expected: &str, found: &str) -> Error {
+    Error::InvalidArgument(format!(
+        "the environment variable {name} must be {expected}, got {found:?}"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(variables: &[(&str, &str)]) -> Result<Settings> {
+        let owned = variables.iter().map(|&(name, value)| (name.to_owned(), value.to_owned()));
+        Settings::from_variables(owned.collect())
+    }
+
+    #[test]
+    fn variables_set_times_and_the_cache() {
+        let default = settings(&[(STALL, "")]).unwrap();
+        assert_eq!((default.deadline, default.cache), (Duration::from_secs(120), None));
+        let set =
+            settings(&[(DEADLINE, "1.5"), (STALL, "0.25"), (CACHE_DIR, "/c"), (CACHE_BYTES, "9")]);
+        let set = set.unwrap();
+        assert_eq!(
+            (set.deadline, set.stall),
+            (Duration::from_millis(1500), Duration::from_millis(250))
+        );
+        assert_eq!(set.cache, Some((PathBuf::from("/c"), 9)));
+    }
+
+    #[test]
+    fn invalid_values_name_their_variable() {
+        for (name, value) in
+            [(DEADLINE, "soon"), (STALL, "0"), (STALL, "-1"), (STALL, "inf"), (CACHE_BYTES, "1.5")]
+        {
+            let error = settings(&[(name, value)]).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains(value), "{error}");
+        }
+    }
+}

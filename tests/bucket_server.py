@@ -1,0 +1,252 @@
+"""A server of objects for tests: parts of S3, of Google Cloud Storage, of Azure, and plain HTTP.
+
+It keeps objects in memory, by their path, and can fail, hang up, stall and answer late on purpose.
+In a test it runs on a thread; `python bucket_server.py` runs one on its own.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import threading
+import urllib.parse
+from collections import deque
+from email.utils import formatdate
+from xml.sax.saxutils import escape
+
+EMULATOR = "/devstoreaccount1"  # the account of an emulated Azure
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """What goes wrong with one request."""
+
+    status: int = 0
+    """Answers with this status and a text."""
+    retry_after: int | None = None
+    cut_at: int | None = None
+    """Ends the connection after so many bytes of the body."""
+    stall_at: int | None = None
+    """Sends nothing more after so many bytes of the body."""
+    is_reset: bool = False
+    """Ends the connection without an answer."""
+    is_silent: bool = False
+    """Never answers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Object:
+    data: bytes
+    tag: str
+    written: float
+
+
+class BucketServer:
+    """Serves `objects` until its `with` block ends."""
+
+    def __init__(self, port=0, *, latency_s=0.0, has_ranges=True, has_tags=True, page_len=1000):
+        self.objects = {}
+        self.faults = deque()
+        """One for each of the next requests of an object; `None` for one that succeeds."""
+        self.always = None
+        """What goes wrong with each request of an object."""
+        self.requests = []
+        self.num_active = self.max_active = 0
+        self.port, self.latency_s, self.page_len = port, latency_s, page_len
+        self.has_ranges, self.has_tags = has_ranges, has_tags
+        self._clock = itertools.count(1_700_000_000)
+
+    def put(self, path, data):
+        tag = f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
+        self.objects[path] = Object(data, tag, next(self._clock))
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self):
+        started = threading.Event()
+        self._loop = asyncio.new_event_loop()
+
+        async def run():
+            self._stop = asyncio.Event()
+            server = await self.start()
+            started.set()
+            await self._stop.wait()
+            server.close()
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=[run()])
+        self._thread.start()
+        started.wait()
+        return self
+
+    def __exit__(self, *_):
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.close()
+
+    async def start(self):
+        server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, backlog=1024)
+        self.port = server.sockets[0].getsockname()[1]
+        return server
+
+    async def _serve(self, reader, writer):
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+                method, target, _ = head[0].split(" ")
+                path, _, query = target.partition("?")
+                pairs = (line.split(": ", 1) for line in head[1:] if line)
+                headers = {name.lower(): value for name, value in pairs}
+                request = Request(
+                    method,
+                    urllib.parse.unquote(path).removeprefix(EMULATOR),
+                    dict(urllib.parse.parse_qsl(query)),
+                    headers,
+                )
+                self.requests.append(request)
+                self.num_active += 1
+                self.max_active = max(self.max_active, self.num_active)
+                try:
+                    if self.latency_s:
+                        await asyncio.sleep(self.latency_s)
+                    if not await self._answer(request, writer):
+                        return
+                finally:
+                    self.num_active -= 1
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+    async def _answer(self, request, writer):  # noqa: PLR0911 - one for each answer
+        """Answers `request`; returns whether the connection stays open."""
+        if "list-type" in request.query or request.query.get("comp") == "list":
+            return await self._send(writer, 200, self._listing(request), {})
+        fault = self.faults.popleft() if self.faults else self.always
+        fault = fault or Fault()
+        if fault.is_reset:
+            writer.transport.abort()
+            return False
+        if fault.is_silent:
+            await asyncio.sleep(3600)
+        if fault.status:
+            extra = {} if fault.retry_after is None else {"Retry-After": str(fault.retry_after)}
+            text = f"<Error><Message>refused on purpose: {fault.status}</Message></Error>"
+            return await self._send(writer, fault.status, text.encode(), extra)
+        found = self.objects.get(request.path)
+        if found is None:
+            text = b"<Error><Code>NoSuchKey</Code></Error>"
+            return await self._send(writer, 404, b"" if request.method == "HEAD" else text, {})
+        headers = {"Last-Modified": formatdate(found.written, usegmt=True)}
+        if self.has_tags:
+            headers["ETag"] = found.tag
+        wanted = request.headers.get("if-match")
+        if wanted is not None and wanted != found.tag:
+            return await self._send(writer, 412, b"<Error>PreconditionFailed</Error>", headers)
+        size = len(found.data)
+        if request.method == "HEAD":
+            return await self._send(writer, 200, b"", headers, length=size)
+        asked = request.headers.get("range") or request.headers.get("x-ms-range")
+        if asked is None or not self.has_ranges:
+            return await self._send(writer, 200, found.data, headers, fault=fault)
+        first, _, last = asked.removeprefix("bytes=").partition("-")
+        begin = int(first) if first else max(size - int(last), 0)
+        end = min(int(last) + 1, size) if first and last else size
+        if begin >= end:
+            return await self._send(writer, 416, b"<Error>InvalidRange</Error>", headers)
+        headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
+        return await self._send(writer, 206, found.data[begin:end], headers, fault=fault)
+
+    async def _send(self, writer, status, body, headers, *, length=None, fault=None):
+        lines = [f"HTTP/1.1 {status} Status"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        lines += [f"Content-Length: {len(body) if length is None else length}", "", ""]
+        writer.write("\r\n".join(lines).encode())
+        if fault is not None and fault.cut_at is not None:
+            writer.write(body[: fault.cut_at])
+            await writer.drain()
+            return False
+        if fault is not None and fault.stall_at is not None:
+            writer.write(body[: fault.stall_at])
+            await writer.drain()
+            await asyncio.sleep(3600)
+        writer.write(body)
+        await writer.drain()
+        return True
+
+    def _listing(self, request):
+        bucket = "/" + request.path.strip("/") + "/"
+        prefix = bucket + request.query.get("prefix", "")
+        names = sorted(path for path in self.objects if path.startswith(prefix))
+        token = "marker" if "comp" in request.query else "continuation-token"
+        begin = int(request.query.get(token) or 0)
+        page = names[begin : begin + self.page_len]
+        following = str(begin + len(page)) if begin + len(page) < len(names) else ""
+        if "comp" in request.query:
+            return self._azure_listing(bucket, page, following)
+        entries = "".join(
+            f"<Contents><Key>{escape(name.removeprefix(bucket))}</Key>"
+            f"<Size>{len(self.objects[name].data)}</Size><ETag>{self.objects[name].tag}</ETag>"
+            "<LastModified>2023-11-14T22:13:20.000Z</LastModified></Contents>"
+            for name in page
+        )
+        more = f"<NextContinuationToken>{following}</NextContinuationToken>" if following else ""
+        is_cut = str(bool(following)).lower()
+        return (
+            f"<ListBucketResult><KeyCount>{len(page)}</KeyCount><IsTruncated>{is_cut}"
+            f"</IsTruncated>{more}{entries}</ListBucketResult>"
+        ).encode()
+
+    def _azure_listing(self, bucket, page, following):
+        blobs = "".join(
+            f"<Blob><Name>{escape(name.removeprefix(bucket))}</Name><Properties>"
+            "<Last-Modified>Tue, 14 Nov 2023 22:13:20 GMT</Last-Modified>"
+            f"<Content-Length>{len(self.objects[name].data)}</Content-Length>"
+            f"<Content-Type>x</Content-Type><Etag>{self.objects[name].tag}</Etag>"
+            "</Properties></Blob>"
+            for name in page
+        )
+        return (
+            f"<EnumerationResults><Blobs>{blobs}</Blobs><NextMarker>{following}</NextMarker>"
+            "</EnumerationResults>"
+        ).encode()
+
+
+def main():
+    """Serves one object under many names, and prints the port.
+
+    For each line of input it prints the most requests that were active at a time, and their number.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("file")
+    parser.add_argument("--count", type=int, default=1)
+    parser.add_argument("--latency-ms", type=float, default=0)
+    options = parser.parse_args()
+    server = BucketServer(latency_s=options.latency_ms / 1000)
+    with open(options.file, "rb") as file:  # noqa: PTH123
+        server.put("/bucket/0", file.read())
+    for number in range(options.count):
+        server.objects[f"/bucket/data/{number:05}"] = server.objects["/bucket/0"]
+    with server, contextlib.suppress(EOFError):
+        print(server.port, flush=True)
+        while True:
+            input()
+            print(server.max_active, len(server.requests), flush=True)
+
+
+if __name__ == "__main__":
+    main()
