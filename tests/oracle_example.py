@@ -1,4 +1,4 @@
-"""`tf.train.Example` messages, read slowly and written: in Python, and by the `protobuf` package."""
+"""`tf.train.Example` messages: written, read slowly, and read by the `protobuf` package."""
 
 import struct
 

@@ -139,7 +139,7 @@ class BlocksOnly(grain.transforms.Map):
 
 
 class Flagged(grain.transforms.Map):
-    def map(self, element):
+    def map(self, element):  # noqa: ARG002
         return False
 
     def map_block(self, elements):
@@ -220,9 +220,9 @@ def test_a_block_may_fail_where_no_element_does():
     ("answer", "found"),
     [
         (lambda elements: elements[1:], "got 15 elements"),
-        (lambda elements: dict.fromkeys(elements), "got a dict"),
-        (lambda elements: None, "got a NoneType"),
-        (lambda elements: (x for x in elements), "got a generator"),
+        (dict.fromkeys, "got a dict"),
+        (lambda _: None, "got a NoneType"),
+        (iter, "got a list_iterator"),
         (lambda elements: "x" * len(elements), "got a str"),
     ],
 )
@@ -239,7 +239,7 @@ def test_a_block_of_another_length_is_refused(answer, found):
 
 def test_an_interrupt_is_not_computed_again():
     class Interrupted(Scale):
-        def map_block(self, elements):
+        def map_block(self, elements):  # noqa: ARG002
             raise KeyboardInterrupt
 
     transform = Interrupted()
@@ -263,7 +263,7 @@ def test_stop_iteration_does_not_end_the_data():
 
 def test_a_callable_may_have_map_block():
     class Callable:
-        def __call__(self, element):
+        def __call__(self, element):  # noqa: ARG002
             return False
 
         def map_block(self, elements):
@@ -278,7 +278,7 @@ def test_objects_that_answer_to_any_name_have_none():
             return element
 
         def __getattr__(self, name):
-            return lambda elements: []
+            return lambda _: []
 
     assert list(MapDataset.range(20).map(Anything())) == list(range(20))
 
@@ -288,7 +288,7 @@ def test_large_results_come_in_small_blocks():
         def __init__(self):
             self.blocks = []
 
-        def map(self, element):
+        def map(self, element):  # noqa: ARG002
             return np.zeros(1 << 20, np.uint8)
 
         def map_block(self, elements):

@@ -99,7 +99,7 @@ def test_values_are_those_of_tensorflow(case):
 
 
 def by_protobuf(message):
-    """What the package reads, except that entries without a list do not count; `None` if nothing."""
+    """What the package reads, but entries without a list do not count; `None` if nothing."""
     try:
         found = oracle.by_protobuf(message)
     except Exception:
@@ -145,12 +145,12 @@ floats = st.floats(width=32, allow_nan=False)
 lists = st.one_of(
     st.tuples(st.just("int64"), st.lists(int64s, max_size=80), st.booleans()),
     st.tuples(st.just("float"), st.lists(floats, max_size=9), st.booleans()),
-    st.tuples(st.just("bytes"), st.lists(st.binary(max_size=9), max_size=4), st.just(True)),
+    st.tuples(st.just("bytes"), st.lists(st.binary(max_size=9), max_size=4), st.booleans()),
 )
 WRITERS = {
     "int64": int64_list,
     "float": float_list,
-    "bytes": lambda values, packed: bytes_list(values),
+    "bytes": lambda values, **_: bytes_list(values),
 }
 junk = st.sampled_from([b"", b"", part(9, b"zz"), varint(15 << 3) + b"\x01", b"\x0b\x08\x01\x0c"])
 
@@ -251,8 +251,8 @@ def test_what_is_no_message_is_refused(record):
 
 
 def test_every_truncation_is_refused_or_lacks_features():
-    parse = ParseExample({name: Feature(kind, (-1,)) for name, kind in [
-        ("id", bytes), ("label", "int64"), ("tokens", "int64"), ("weight", "float32")]})  # fmt: skip
+    kinds = {"id": bytes, "label": "int64", "tokens": "int64", "weight": "float32"}
+    parse = ParseExample({name: Feature(kind, (-1,)) for name, kind in kinds.items()})
     for length in range(1, len(RECORD)):
         with pytest.raises(ValueError, match="the record is no"):
             parse.map(RECORD[:length])
@@ -396,7 +396,7 @@ def write(path, records):
 
 SOURCES = {
     "files": write,
-    "list": lambda path, records: list(records),
+    "list": lambda _, records: list(records),
 }
 
 

@@ -22,11 +22,12 @@ RECORD = {
     "big": 2**70,
     "": 1,
 }
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(exclude_categories=["Cs"]), max_size=40),
+    | texts,
     lambda inner: st.lists(inner, max_size=4)
-    | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=3), inner, max_size=4),
+    | st.dictionaries(texts, inner, max_size=4),
     max_leaves=12,
 )  # fmt: skip
 
@@ -53,8 +54,11 @@ def test_objects_are_those_of_json(value, ascii_only, indent):
 @given(
     text=st.lists(
         st.sampled_from(
-            ["{", "}", "[", "]", ",", ":", '"x"', '"\\u00e9"', '"\\x"', "1", "-0", "01", "1.5", "1.",
-             "1e5", "true", "tru", "null", " ", "\n", '"', "\x01", '{"x":1}', '"x":', "é", "\x00"]
+            [
+                *"{}[],: é",
+                *['"x"', '"\\u00e9"', '"\\x"', '"', '{"x":1}', '"x":', "\x00", "\x01", "\n"],
+                *["1", "-0", "01", "1.5", "1.", "1e5", "true", "tru", "null"],
+            ]
         ),
         max_size=8,
     ).map("".join),
@@ -189,9 +193,7 @@ def test_what_is_not_json_is_refused(record, problem):
 
 
 def test_records_must_be_texts():
-    with pytest.raises(
-        TypeError, match="a record must be `bytes` or `str`, got a value of type int"
-    ):
+    with pytest.raises(TypeError, match="must be `bytes` or `str`, got a value of type int"):
         ParseJson({}).map(3)
 
 

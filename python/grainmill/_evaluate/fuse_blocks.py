@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from itertools import islice, repeat
+from itertools import islice, pairwise, repeat
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from grainmill._stats.meters import LoopMeter
 
 
-# Writes the results for a list of elements to the columns of a batch, pairs of a key and an array or
-# list, from a row on; returns whether they fit.
+# Writes the results for a list of elements to the columns of a batch, pairs of a key and an array
+# or list, from a row on; returns whether they fit.
 RowWriter: TypeAlias = "Callable[[list[Any], Sequence[tuple[Any, Any]], int], bool]"
 
 
@@ -361,7 +361,7 @@ def _parts_of(steps: Sequence[Step], kinds: Any) -> tuple[_Part, ...]:
             bounds |= {at, at + 1}
     ordered = sorted(bounds)
     parts, num_columns = [], 0
-    for start, stop in zip(ordered, ordered[1:], strict=False):
+    for start, stop in pairwise(ordered):
         taking = sum(kind in {"indexed", "random"} for kind in kinds[start:stop])
         columns = slice(num_columns, num_columns + taking)
         loop = loop_of(kinds, "none", start, stop)

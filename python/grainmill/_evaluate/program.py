@@ -250,7 +250,8 @@ class IncrementalRun:
         _, index, datasets = self._columns[number]
         index = source.request(index, datasets)[first : stop - self._start]
         if isinstance(whole.fused, BlockFused) and whole.fused.fills_rows:
-            compute = self._row_function(compute, whole.fused, targets, first, len(index), part_len)
+            rows = range(first, first + len(index))
+            compute = self._row_function(compute, whole.fused, targets, rows, part_len)
         filled, rest = fill(index, part_len, compute, *targets, first)
         if rest is not None and rest.failure is not None:
             self._program.annotate(rest.failure, at + filled + len(rest.elements))
@@ -261,8 +262,7 @@ class IncrementalRun:
         compute: Callable[[list[Any]], Evaluated | None],
         fused: BlockFused,
         targets: Targets,
-        row: int,
-        count: int,
+        rows: range,
         part_len: int,
     ) -> Callable[[list[Any]], Evaluated | None]:
         """`compute`, or `None` where the last step has written its results to `targets`.
@@ -271,11 +271,10 @@ class IncrementalRun:
             compute: Computes elements from lists of their records.
             fused: The steps; the last can write rows.
             targets: Where elements go.
-            row: The row of the first element.
-            count: How many elements there are.
+            rows: Their rows.
             part_len: How many are computed at once.
         """
-        stop = row + count
+        row, stop = rows.start, rows.stop
         fits = not self._chain.step_columns and self._mark is None
 
         def write(records: list[Any]) -> Evaluated | None:

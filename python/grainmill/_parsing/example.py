@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -13,6 +12,8 @@ from grainmill._native import ExampleParser
 from grainmill._plan.transforms import Map
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from numpy.typing import DTypeLike
 
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
@@ -214,20 +215,19 @@ def default_value(what: str, given: Any, shape: Sequence[int], kept: Any) -> tup
     """
     own, any_len = row_shape(what, shape)
     is_number = isinstance(kept, np.dtype)
+    refusal = ValueError(
+        f"{what}: `default` {given!r} does not fit shape {tuple(shape)} and dtype {kept}"
+    )
     try:
         values = np.array(given, kept if is_number else object)
-        # Rounding to float32 is what happens to all values.
-        if is_number and kept.kind != "f" and not np.array_equal(values, np.asarray(given)):
-            raise ValueError("it changes its value")
         if not any_len:
             values = np.broadcast_to(values, own)
-        elif values.shape[1:] != own or not values.ndim:
-            raise ValueError(f"it has shape {values.shape}")
     except (ValueError, TypeError, OverflowError) as error:
-        raise ValueError(
-            f"{what}: `default` {given!r} does not fit shape {tuple(shape)} and dtype {kept}: "
-            f"{error}"
-        ) from None
+        raise refusal from error
+    # Rounding to float32 is what happens to all values.
+    changes = is_number and kept.kind != "f" and not np.all(values == np.asarray(given))
+    if changes or (any_len and (not values.ndim or values.shape[1:] != own)):
+        raise refusal
     if not is_number and not all(type(value) is kept for value in values.flat):
         raise ValueError(f"{what}: `default` must be {kept.__name__}, got {given!r}")
     value = values.copy() if any_len or own else values[()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -13,6 +12,8 @@ from grainmill._parsing.example import NUMBERS, default_value, row_shape
 from grainmill._plan.transforms import Map
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from numpy.typing import DTypeLike
 
 

@@ -69,7 +69,7 @@ class Tokenize(Map):
         self._dtype = np.dtype(dtype)
         self._max_length = max_length
         self._add_special_tokens = add_special_tokens
-        self._encode = _encoder(tokenizer, add_special_tokens)
+        self._encode = _encoder(tokenizer, add_special_tokens=add_special_tokens)
 
     def map(self, element: Any) -> Any:
         """Returns the ids of a text, or the dict with them.
@@ -134,11 +134,11 @@ class Tokenize(Map):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._encode = _encoder(self._tokenizer, self._add_special_tokens)
+        self._encode = _encoder(self._tokenizer, add_special_tokens=self._add_special_tokens)
 
 
 def _encoder(
-    tokenizer: Any, add_special_tokens: bool | None
+    tokenizer: Any, *, add_special_tokens: bool | None
 ) -> Callable[[list[str]], Sequence[Any]]:
     """A function of texts that returns the ids of each."""
     options = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}

@@ -19,6 +19,11 @@ class Map(abc.ABC):
 
     Derive from it and define `map`; `ds.map`, `ds.apply` and `DataLoader` accept such objects.
 
+    Where it is cheaper to handle many elements in one call, also define `map_block(elements)`: it
+    gets a list of elements and returns a list, or an object with a length and indexing, with the
+    result for each. Results, order, states and errors stay those of `map`, which is still called
+    for single elements, and for those of a block that fails.
+
     Example:
         >>> class Scale(grain.transforms.Map):
         ...     def __init__(self, factor):
