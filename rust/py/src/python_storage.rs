@@ -71,7 +71,11 @@ impl PythonFile {
             Ok(is_whole)
         })
         .map_err(|error| raised(&self.path, "read", error))?;
-        if is_whole { Ok(()) } else { Err(Error::Changed { path: self.path.display().to_string() }) }
+        if is_whole {
+            Ok(())
+        } else {
+            Err(Error::Changed { path: self.path.display().to_string() })
+        }
     }
 }
 

@@ -102,7 +102,11 @@ impl PyRecordFiles {
     /// time of the last change in nanoseconds since 1970, and a function that takes a position and a
     /// length and returns `bytes`. That is called on any thread, on several at once.
     #[staticmethod]
-    fn opened_by(py: Python<'_>, open_file: Py<PyAny>, paths: Vec<PathBuf>) -> Result<Self, Raised> {
+    fn opened_by(
+        py: Python<'_>,
+        open_file: Py<PyAny>,
+        paths: Vec<PathBuf>,
+    ) -> Result<Self, Raised> {
         let storage: Arc<dyn Storage> = Arc::new(PythonFiles(open_file));
         let set = FileSet::in_storage(&storage, paths.into_iter().map(Source::from));
         let opened = py.detach(|| open::open_all(set));
