@@ -50,6 +50,7 @@ WITHOUT_EXAMPLE = {
         "RandomMapOperation",
         "TfRandomMap",
     ],
+    "starts processes of Ray; shown on the page *Beam* and in `test_ray.py`": ["materialize"],
     "in use by other modules of the package": [
         "process_index_and_count",
     ],

@@ -48,7 +48,7 @@ class ConvertTFRecordToArrayRecord(beam.PTransform):  # type: ignore[misc]
         >>> from grainmill.array_record import ArrayRecordReader
         >>> from grainmill.beam import ConvertTFRecordToArrayRecord
         >>> with open("one.tfrecord", "wb") as file:  # one record, "abc"
-        ...     _ = file.write(bytes.fromhex("0300000000000000138f0a3d616263cb5ae4d7"))
+        ...     _ = file.write(bytes.fromhex("0300000000000000b099490e6162636e57f121"))
         >>> with beam.Pipeline() as pipeline:
         ...     paths = pipeline | ConvertTFRecordToArrayRecord("*.tfrecord", "out")
         >>> ArrayRecordReader("out-00000-of-00001.array_record").read_all()

@@ -94,23 +94,22 @@ class MaterializeDataset(beam.PTransform):  # type: ignore[misc]
         Returns:
             The paths of the shards.
         """
-        job = self._job
-        once = pbegin | "Once" >> beam.Create([job])
+        once = pbegin | "Job" >> beam.Create([self._job])
+        job = beam.pvalue.AsSingleton(once)  # it may be large, and each worker gets it once
         written = (
             once
             | "Begin" >> beam.FlatMap(_missing)
             | "Spread shards" >> beam.Reshuffle()
-            | "Write" >> beam.Map(_write)
+            | "Write" >> beam.Map(_write, job)
         )
         return once | "Paths" >> beam.FlatMap(_paths, beam.pvalue.AsList(written))
 
 
-def _missing(job: Job) -> list[tuple[Job, int]]:
-    return [(job, shard) for shard in job.begin(BeamStore())]
+def _missing(job: Job) -> list[int]:
+    return job.begin(BeamStore())
 
 
-def _write(job_and_shard: tuple[Job, int]) -> int:
-    job, shard = job_and_shard
+def _write(shard: int, job: Job) -> int:
     return job.write(shard, BeamStore())
 
 

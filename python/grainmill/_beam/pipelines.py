@@ -42,7 +42,7 @@ def convert_tf_to_arrayrecord_disk(
     Example:
         >>> from grainmill.beam import convert_tf_to_arrayrecord_disk
         >>> with open("one.tfrecord", "wb") as file:
-        ...     _ = file.write(bytes.fromhex("0300000000000000138f0a3d616263cb5ae4d7"))
+        ...     _ = file.write(bytes.fromhex("0300000000000000b099490e6162636e57f121"))
         >>> names = {"input": "one.tfrecord", "output": "out"}
         >>> result = convert_tf_to_arrayrecord_disk(num_shards=1, args=names).run()
         >>> result.wait_until_finish()
@@ -74,7 +74,7 @@ def convert_tf_to_arrayrecord_disk_match_shards(
     Example:
         >>> from grainmill.beam import convert_tf_to_arrayrecord_disk_match_shards
         >>> with open("one.tfrecord", "wb") as file:
-        ...     _ = file.write(bytes.fromhex("0300000000000000138f0a3d616263cb5ae4d7"))
+        ...     _ = file.write(bytes.fromhex("0300000000000000b099490e6162636e57f121"))
         >>> names = {"input": "*.tfrecord", "output": "out"}
         >>> result = convert_tf_to_arrayrecord_disk_match_shards(args=names).run()
         >>> result.wait_until_finish()
@@ -110,7 +110,7 @@ def convert_tf_to_arrayrecord_gcs(
     Example:
         >>> from grainmill.beam import convert_tf_to_arrayrecord_gcs
         >>> with open("one.tfrecord", "wb") as file:
-        ...     _ = file.write(bytes.fromhex("0300000000000000138f0a3d616263cb5ae4d7"))
+        ...     _ = file.write(bytes.fromhex("0300000000000000b099490e6162636e57f121"))
         >>> names = {"input": "one.tfrecord", "output": "out"}
         >>> pipeline = convert_tf_to_arrayrecord_gcs(overwrite_extension=True, args=names)
         >>> pipeline.run().wait_until_finish()

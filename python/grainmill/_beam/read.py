@@ -302,7 +302,7 @@ class ReadFromTFRecordIndexed(beam.PTransform):  # type: ignore[misc]
         >>> import apache_beam as beam
         >>> from grainmill.beam import ReadFromTFRecordIndexed
         >>> with open("one.tfrecord", "wb") as file:  # one record, "abc"
-        ...     _ = file.write(bytes.fromhex("0300000000000000138f0a3d616263cb5ae4d7"))
+        ...     _ = file.write(bytes.fromhex("0300000000000000b099490e6162636e57f121"))
         >>> with beam.Pipeline() as pipeline:
         ...     _ = pipeline | ReadFromTFRecordIndexed("one.tfrecord") | beam.Map(print)
         b'abc'
