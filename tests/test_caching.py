@@ -123,6 +123,19 @@ def test_each_element_is_computed_once_in_any_order_of_access(where):
     assert not count.calls
 
 
+def test_threads_that_need_the_same_element_compute_it_once():
+    count = Counted()
+
+    def slow(x):
+        time.sleep(0.02)
+        return count(x)
+
+    ds = grain.MapDataset.range(5).map(slow).cache().shuffle(seed=1).repeat(20)
+    read = ds.to_iter_dataset(grain.ReadOptions(num_threads=8, prefetch_buffer_size=100))
+    assert len(list(read)) == 100
+    assert set(count.calls.values()) == {1}
+
+
 def test_elements_are_those_of_the_first_epoch_in_every_epoch(where):
     ds = (
         grain.MapDataset.range(7)

@@ -6,7 +6,6 @@ import glob
 import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from grainmill import _native
@@ -174,7 +173,7 @@ def _kind(suffixes: Sequence[str]) -> str:
 def _not_empty(files: list[str], path: str, problem: str) -> list[str]:
     if not files:
         is_whole = _URL.match(path) or os.path.isabs(path)  # noqa: PTH117
-        where = "" if is_whole else f", relative to {Path.cwd()}"
+        where = "" if is_whole else f", relative to {os.getcwd()}"  # noqa: PTH109
         raise FileNotFoundError(f"{problem}: {path!r}{where}")
     return files
 
