@@ -650,6 +650,38 @@ def test_stages_parameters_sources_and_files_count(tmp_path):
     assert len({digest(ds) for ds in several}) == len(several)
 
 
+def test_fingerprint_is_the_same_in_other_processes(tmp_path):
+    script = """
+        import collections, functools, json, re, sys
+        import numpy as np, grainmill as grain
+        from grainmill._cache.fingerprint import Fingerprint
+        class Jitter(grain.transforms.RandomMap):
+            def __init__(self):
+                self.words, self.pattern = {"a", "b", "c"}, re.compile("x+")
+                self.counts = collections.OrderedDict(a=1)
+            def random_map(self, x, rng):
+                return x, self.words & {"a", "zz"}
+        class Own(grain.MapDataset):
+            def __len__(self):
+                return 3
+            def __getitem__(self, index):
+                return self._parent[index]
+        def helper(x):
+            return np.asarray(x) if x in {1, 2, 3, "q"} else json.dumps(x)
+        def collate(elements):
+            return [helper(x) for x in elements]
+        parts = [grain.MapDataset.source(["x", "y"]), grain.MapDataset.range(5).seed(3).shuffle()]
+        ds = grain.MapDataset.mix(parts, [0.1, 0.9]).seed(4).random_map(Jitter())
+        ds = Own(ds.map(functools.partial(collate))).batch(2, batch_fn=collate)
+        ds = ds.to_iter_dataset().filter(lambda x: x is not None)
+        ds = grain.experimental.WindowShuffleIterDataset(ds, window_size=3, seed=1)
+        print(Fingerprint.of(ds._plan_node(), "x").digest)
+    """
+    seeds = ["1", "2", "3"]
+    digests = {run(script, env={**os.environ, "PYTHONHASHSEED": seed}) for seed in seeds}
+    assert len(digests) == 1
+
+
 def test_a_changed_pipeline_makes_a_cache_of_its_own_and_says_what_changed(tmp_path, caplog):
     one, other = made("def f(x): return x + 1"), made("def f(x): return x + 2")
     with caplog.at_level(logging.WARNING, logger="grainmill"):
