@@ -650,7 +650,7 @@ def test_stages_parameters_sources_and_files_count(tmp_path):
     assert len({digest(ds) for ds in several}) == len(several)
 
 
-def test_fingerprint_is_the_same_in_other_processes(tmp_path):
+def test_fingerprint_is_the_same_in_other_processes():
     script = """
         import collections, functools, json, re, sys
         import numpy as np, grainmill as grain
