@@ -123,6 +123,19 @@ def test_each_element_is_computed_once_in_any_order_of_access(where):
     assert not count.calls
 
 
+def test_threads_that_need_the_same_element_compute_it_once():
+    count = Counted()
+
+    def slow(x):
+        time.sleep(0.02)
+        return count(x)
+
+    ds = grain.MapDataset.range(5).map(slow).cache().shuffle(seed=1).repeat(20)
+    read = ds.to_iter_dataset(grain.ReadOptions(num_threads=8, prefetch_buffer_size=100))
+    assert len(list(read)) == 100
+    assert set(count.calls.values()) == {1}
+
+
 def test_elements_are_those_of_the_first_epoch_in_every_epoch(where):
     ds = (
         grain.MapDataset.range(7)
@@ -635,6 +648,38 @@ def test_stages_parameters_sources_and_files_count(tmp_path):
         ranges.batch(3, batch_fn=len),
     ]
     assert len({digest(ds) for ds in several}) == len(several)
+
+
+def test_fingerprint_is_the_same_in_other_processes():
+    script = """
+        import collections, functools, json, re, sys
+        import numpy as np, grainmill as grain
+        from grainmill._cache.fingerprint import Fingerprint
+        class Jitter(grain.transforms.RandomMap):
+            def __init__(self):
+                self.words, self.pattern = {"a", "b", "c"}, re.compile("x+")
+                self.counts = collections.OrderedDict(a=1)
+            def random_map(self, x, rng):
+                return x, self.words & {"a", "zz"}
+        class Own(grain.MapDataset):
+            def __len__(self):
+                return 3
+            def __getitem__(self, index):
+                return self._parent[index]
+        def helper(x):
+            return np.asarray(x) if x in {1, 2, 3, "q"} else json.dumps(x)
+        def collate(elements):
+            return [helper(x) for x in elements]
+        parts = [grain.MapDataset.source(["x", "y"]), grain.MapDataset.range(5).seed(3).shuffle()]
+        ds = grain.MapDataset.mix(parts, [0.1, 0.9]).seed(4).random_map(Jitter())
+        ds = Own(ds.map(functools.partial(collate))).batch(2, batch_fn=collate)
+        ds = ds.to_iter_dataset().filter(lambda x: x is not None)
+        ds = grain.experimental.WindowShuffleIterDataset(ds, window_size=3, seed=1)
+        print(Fingerprint.of(ds._plan_node(), "x").digest)
+    """
+    seeds = ["1", "2", "3"]
+    digests = {run(script, env={**os.environ, "PYTHONHASHSEED": seed}) for seed in seeds}
+    assert len(digests) == 1
 
 
 def test_a_changed_pipeline_makes_a_cache_of_its_own_and_says_what_changed(tmp_path, caplog):

@@ -187,6 +187,12 @@ def test_bad_arguments_are_refused():
             source[key]
 
 
+def test_a_missing_package_is_named(saved, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ImportError, match=r"pip install 'grainmill\[huggingface\]'"):
+        HuggingFaceDataSource(saved)
+
+
 # --- streams -------------------------------------------------------------------------------------
 
 

@@ -51,7 +51,6 @@ __all__ = [
 T_co = TypeVar("T_co", covariant=True)
 
 
-
 @runtime_checkable
 class RandomAccessDataSource(Protocol[T_co]):
     """Any object with `len` and indexing by position, which can be a source.

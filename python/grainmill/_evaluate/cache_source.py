@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import contextlib
+import os
+import threading
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -11,9 +14,14 @@ from grainmill._evaluate.element_sources import ElementSource
 from grainmill._evaluate.fuse import Evaluated
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from grainmill._evaluate.element_sources import Indices
     from grainmill._evaluate.evaluator import Evaluator, PendingElements
     from grainmill._plan import random_access as plan
+
+# The number of an element, and what computing or storing it raised.
+_Failure: TypeAlias = "tuple[int, BaseException]"
 
 
 class CacheSource(ElementSource["Indices"]):
@@ -23,6 +31,10 @@ class CacheSource(ElementSource["Indices"]):
         self._length = node.length
         self._store = node.store
         self._parent = parent
+        # The elements that a thread is computing, with a lock that it holds until they are stored.
+        self._claims: dict[int, threading.Lock] = {}
+        self._lock = threading.Lock()
+        self._process = os.getpid()
         self.mean_byte_len = parent.mean_byte_len
         self.num_records = parent.num_records
         self.reads_lists = parent.reads_lists
@@ -59,28 +71,64 @@ class CacheSource(ElementSource["Indices"]):
         index, missing, reads = pending
         if not len(missing):
             return self._stored(index, {}, None)
-        computed = self._parent.run_at(missing) if reads is None else reads()
-        numbers, failure = missing.tolist(), computed.failure
+        if reads is not None:
+            return self._stored(index, *self._computed(missing, reads))
+        with self._claimed(missing.tolist()) as (mine, others):
+            absent = np.array(mine, np.int64)
+            absent = absent[self._store.missing(absent)]
+            computed, failure = self._computed(absent, None) if len(absent) else ({}, None)
+        for claim in others:  # only now, when nobody waits for this thread
+            claim.acquire()
+            claim.release()
+        return self._stored(index, computed, failure)
+
+    @contextlib.contextmanager
+    def _claimed(self, missing: list[int]) -> Iterator[tuple[list[int], list[Any]]]:
+        """Those of the elements that this thread computes, and the claims of threads on others."""
+        if self._process != os.getpid():  # a forked child has none of those threads
+            self._process, self._claims, self._lock = os.getpid(), {}, threading.Lock()
+        claim, mine, others = threading.Lock(), [], []
+        claim.acquire()
         try:
-            self._store.put(numbers[: len(computed.elements)], computed.elements)
+            with self._lock:
+                for number in missing:
+                    other = self._claims.setdefault(number, claim)
+                    if other is claim:
+                        mine.append(number)
+                    elif other not in others:
+                        others.append(other)
+            yield mine, others
+        finally:
+            with self._lock:
+                for number in mine:
+                    del self._claims[number]
+            claim.release()
+
+    def _computed(
+        self, missing: Indices, reads: PendingElements | None
+    ) -> tuple[dict[int, Any], _Failure | None]:
+        """Computes and stores elements, up to one that fails."""
+        result = self._parent.run_at(missing) if reads is None else reads()
+        numbers, elements, failure = missing.tolist(), result.elements, result.failure
+        try:
+            self._store.put(numbers[: len(elements)], elements)
         except Exception:  # one of them cannot be stored
-            for at, element in enumerate(computed.elements):
+            for at, element in enumerate(elements):
                 try:
                     self._store.put([numbers[at]], [element])
                 except Exception as refusal:
-                    return self._stored(
-                        index, dict(zip(numbers[:at], computed.elements, strict=False)), refusal
-                    )
-        known = dict(zip(numbers, computed.elements, strict=False))
-        if len(numbers) == len(index) and failure is None and numbers == index.tolist():
-            return Evaluated(computed.elements, None)
-        return self._stored(index, known, failure)
+                    elements, failure = elements[:at], refusal
+                    break
+        failed = None if failure is None else (numbers[len(elements)], failure)
+        return dict(zip(numbers, elements, strict=False)), failed
 
     def _stored(
-        self, index: Indices, computed: dict[int, Any], failure: BaseException | None
+        self, index: Indices, computed: dict[int, Any], failed: _Failure | None
     ) -> Evaluated:
-        """The elements at `index`, up to one that is neither stored nor computed."""
+        """The elements at `index`, up to one that failed."""
         elements: list[Any] = []
+        if len(computed) == len(index):  # each index occurs once
+            return Evaluated([computed[number] for number in index.tolist()], None)
         try:
             stored = self._store.read(index)
             for number, element in zip(index.tolist(), stored, strict=True):
@@ -89,8 +137,8 @@ class CacheSource(ElementSource["Indices"]):
                     elements.append(computed.pop(number))
                 elif element is not MISSING:
                     elements.append(element)
-                elif failure is not None:
-                    return Evaluated(elements, failure)
+                elif failed is not None and number == failed[0]:
+                    return Evaluated(elements, failed[1])
                 else:
                     again = self._parent.run_at(np.array([number], np.int64))
                     if again.failure is not None:

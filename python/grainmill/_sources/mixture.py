@@ -89,6 +89,9 @@ def mix_from_text(
         exact: Whether proportions are exactly those of the weights. Otherwise they are rounded as
             by `MapDataset.mix` and Grain, so that 0.3 and 0.7 become 100 and 233.
 
+    Returns:
+        The mixture: a `MapDataset`, or an `IterDataset` if `make_dataset` returns such.
+
     Raises:
         ValueError: The text is not a mixture, a dataset is empty, or the weights have so many
             digits that exact proportions do not fit into 62 bits.
@@ -97,7 +100,7 @@ def mix_from_text(
     Example:
         >>> parts = {"a": grain.MapDataset.range(3), "b": grain.MapDataset.range(10, 17)}
         >>> list(grain.experimental.mix_from_text("a:0.3;b:0.7", parts.get))
-        [10, 11, 0, 12, 13, 1, 14, 15, 2, 16]
+        [0, 10, 11, 1, 12, 13, 2, 14, 15, 16]
     """
     weights = parse_mixture(text)
     datasets: dict[str, Any] = {path: make_dataset(path) for path in weights}

@@ -6,7 +6,6 @@ import glob
 import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from grainmill import _native
@@ -180,7 +179,7 @@ def _kind(suffixes: Sequence[str]) -> str:
 
 def _not_empty(files: list[str], path: str, problem: str) -> list[str]:
     if not files:
-        where = "" if absolute(path) == path else f", relative to {Path.cwd()}"
+        where = "" if absolute(path) == path else f", relative to {os.getcwd()}"  # noqa: PTH109
         raise FileNotFoundError(f"{problem}: {path!r}{where}")
     return files
 
