@@ -129,7 +129,11 @@ fn verify_file(input: &[u8]) {
     let memory = InMemory(Arc::new(input.to_vec()));
     let report = verify::verify_in(&memory, Path::new("fuzzed"), 100).expect("reading memory");
     let storage: Arc<dyn Storage> = Arc::new(memory);
-    let set = FileSet::in_storage(&storage, [Source::from(PathBuf::from("fuzzed"))]);
+    let set = FileSet::in_storage(
+        &storage,
+        &(Arc::new(ArrayRecord) as Arc<dyn Format>),
+        [Source::from(PathBuf::from("fuzzed"))],
+    );
     if report.problems.is_empty() {
         let files = Files::of(Arc::new(set)).expect("a file without problems can be opened");
         assert_eq!(files.len(), report.num_records);
