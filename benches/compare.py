@@ -14,6 +14,7 @@ rounds: on a shared machine it varies less than wall time.
 import argparse
 import dataclasses
 import datetime
+import importlib
 import json
 import os
 import platform
@@ -26,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
+from grainmill import _native
 from grainmill._native import Permutation
 
 ROOT = Path(__file__).parents[1]
@@ -104,12 +106,17 @@ ROWS = (
     Row("token, first-fit 1000 bins, net", "packing.2048", 0.02, 0.008, 0.17, "first_fit_1000",
         net_of="source_only"),
     Row("permuted index", "index_shuffle.1e7", 0.034, 0.02, 3.2, "index_shuffle_loop"),
+    Row("TFRecord to ArrayRecord, zstd", "convert.zstd", 9, 7.5, 0.0, "convert"),
+    Row("the same, uncompressed", "convert.uncompressed", 2, 1.5, 0.0, "convert"),
 )  # fmt: skip
+# Measured here: the options of the ArrayRecord files that 1 KiB records are converted to.
+CONVERSIONS = {"convert.zstd": "group_size:1", "convert.uncompressed": "group_size:1,uncompressed"}
 BARE = {
     "shuffle_batch": "getitems_stack",
     "text_pipeline": "loop",
     "overhead": "loop",
     "index_shuffle": "numpy_permutation",
+    "convert": "loop",
 }
 
 
@@ -133,6 +140,9 @@ def run_suite(suite: Path, options: argparse.Namespace, python: str = sys.execut
     variants = {name for row in ROWS for name in (row.default, *row.others, row.net_of) if name}
     variants |= {peer.split("/")[1] for row in ROWS for peer in row.peers} | set(BARE.values())
     cases = dict.fromkeys(row.case for row in ROWS if row.case.startswith(options.cases))
+    cases = [case for case in cases if case not in CONVERSIONS]
+    if not cases:
+        return {"results": {}, "meta": {"versions": {}}}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         command = [python, "bench.py", "--rank", "cpu", "--json", str(out)]
@@ -189,6 +199,53 @@ def permuted_index_us(num_runs: int) -> dict[str, float]:
             permutation.block(start, min(block_len, num_records - start))
         costs.append((cpu_s() - before) / num_records * 1e6)
     return {"med": statistics.median(costs), "min": min(costs), "max": max(costs)}
+
+
+def conversion_us(suite: Path, options: argparse.Namespace, case: str) -> dict[str, dict]:
+    """CPU microseconds per record: the engine, what compression alone takes, and Python loops."""
+    sys.path.insert(0, str(suite))
+    records = list(importlib.import_module("data").cached_records(
+        options.cache, "text1k", options.scale
+    )[1])  # fmt: skip
+    num_records, writer_options = len(records), CONVERSIONS[case]
+    costs: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(dir=options.cache) as folder:
+        source, target = f"{folder}/in.tfrecord", f"{folder}/out"
+        frames = _native.RecordOutput(source, "tfrecord")
+        frames.copy_list(records)
+        frames.close()
+
+        def convert(target_format: str, target_options: str, num_threads: int) -> None:
+            output = _native.RecordOutput(target, target_format, target_options)
+            stream = _native.RecordStream(source, "tfrecord")
+            assert output.copy_stream(stream, num_records, num_threads) == num_records
+            output.close()
+
+        def loop() -> None:
+            stream = _native.RecordStream(source, "tfrecord")
+            with _native.ArrayRecordWriter(target, writer_options) as writer:
+                while block := stream.read(256):
+                    for record in block:
+                        writer.write(record)
+
+        runs = {
+            "grainmill/convert": lambda: convert("array_record", writer_options, 1),
+            "grainmill/convert_2_threads": lambda: convert("array_record", writer_options, 2),
+            # A file of compressed records and nothing else.
+            "plain/codec": lambda: convert(
+                "bagz", "uncompressed" if "uncompressed" in writer_options else "zstd:3", 1
+            ),
+            "plain/loop": loop,
+        }
+        for _ in range(options.runs):
+            for who, run in runs.items():
+                before = cpu_s()
+                run()
+                costs.setdefault(who, []).append((cpu_s() - before) / num_records * 1e6)
+    return {
+        who: {"med": statistics.median(found), "min": min(found), "max": max(found)}
+        for who, found in costs.items()
+    }
 
 
 def cpu_s() -> float:
@@ -377,6 +434,9 @@ def main() -> None:
     costs = costs_of(results)
     if "index_shuffle.1e7" in costs:
         costs["index_shuffle.1e7"]["grainmill/blocks"] = permuted_index_us(options.runs)
+    for case in CONVERSIONS:
+        if case.startswith(options.cases):
+            costs[case] = conversion_us(suite, options, case)
     record = {
         "date": f"{now:%Y-%m-%d %H:%M}",
         "command": " ".join(["python benches/compare.py", *sys.argv[1:]]),

@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
         ("throughput", f"{rate:,.1f} elements/s" if rate else "unknown, too few elements"),
         ("measured", f"{found['elements']:,} elements in {found['seconds']:.2f} s"),
         ("CPU", f"{found['cpu_s']:.2f} s, {found['cores']:.2f} cores"),
-        ("memory", f"{byte_text(found['peak_bytes'])} at most, of {found['processes']} processes"),
+        ("memory", f"{byte_text(found['peak_bytes'])} at most, {_processes(found['processes'])}"),
     ]
     if found["bytes_per_element"]:
         each = byte_text(found["bytes_per_element"])
@@ -76,6 +76,10 @@ def run(options: argparse.Namespace) -> int:
     if options.svg:
         print(f"  plot: {options.svg}")
     return ExitCode.OK
+
+
+def _processes(count: int) -> str:
+    return "of one process" if count == 1 else f"of {count} processes"
 
 
 def pipeline_of(target: str) -> Any:

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use grainmill_core::pipeline::copy::{CopyTarget, InMemory, Indexed};
 use grainmill_core::records::array_record::{RecordWriter, verify};
 use grainmill_core::records::sequential::{Lines, RecordBlock, RecordStream, TfRecords};
-use grainmill_core::records::{Files, Source, outputs};
+use grainmill_core::records::{ArrayRecord, Files, Source, outputs};
 use proptest::prelude::*;
 
 fn target(format: &str, path: &Path, options: &str) -> CopyTarget {
@@ -158,7 +158,7 @@ fn records_at_positions_are_copied_in_their_order() {
     let records: Vec<_> =
         (0..5000_u32).map(|n| n.to_le_bytes().repeat(1 + n as usize % 90)).collect();
     fs::write(&path, written("group_size:7", &records)).unwrap();
-    let files = Arc::new(Files::open([Source::from(path)]).unwrap());
+    let files = Arc::new(Files::open(ArrayRecord, [Source::from(path)]).unwrap());
     let positions: Vec<u64> = (0..5000).map(|n| n * 1237 % 5000).collect();
     for num_threads in [1, 2] {
         let out = dir.path().join("out");

@@ -63,7 +63,12 @@ const BLOCKS_AHEAD: usize = 8;
 impl<'a> Indexed<'a> {
     /// The records of `files` at `positions`, in that order.
     pub fn new(files: &'a Arc<Files>, positions: &'a [u64]) -> Self {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an estimate")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_precision_loss,
+            clippy::cast_sign_loss,
+            reason = "an estimate"
+        )]
         let block_len = (BLOCK_BYTES as f64 / files.mean_byte_len().max(16.0)) as usize;
         Self { files, positions, pending: VecDeque::new(), block_len: block_len.max(1) }
     }
@@ -156,12 +161,12 @@ impl CopyTarget {
         };
         if num_threads == 1 {
             let encoder = &mut self.encoders[0];
-            let (mut block, mut encoded) = self.spare.pop().unwrap_or_default();
+            let (mut block, mut bytes) = self.spare.pop().unwrap_or_default();
             while blocks.next(&mut block)? {
-                encoder.encode(&block, &mut encoded)?;
-                self.output.append(&encoded)?;
+                encoder.encode(&block, &mut bytes)?;
+                self.output.append(&bytes)?;
             }
-            self.spare.push((block, encoded));
+            self.spare.push((block, bytes));
         } else {
             let encoders = &mut self.encoders[..num_threads];
             copy_threaded(&mut blocks, encoders, &mut *self.output, &mut self.spare)?;
@@ -181,9 +186,9 @@ impl CopyTarget {
                 Some(encoder) => encoder,
                 None => self.output.encoder()?,
             };
-            let mut encoded = Encoded::default();
-            encoder.encode(&self.rest, &mut encoded)?;
-            self.output.append(&encoded)?;
+            let mut bytes = Encoded::default();
+            encoder.encode(&self.rest, &mut bytes)?;
+            self.output.append(&bytes)?;
         }
         self.output.close()
     }
@@ -290,9 +295,9 @@ fn copy_threaded(
 fn run(encoder: &mut dyn Encoder, work: &Mutex<Receiver<Work>>) {
     loop {
         let next = work.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok((block, mut encoded, done)) = next else { return };
-        let result = catch_unwind(AssertUnwindSafe(|| encoder.encode(&block, &mut encoded)));
-        let result = result.unwrap_or_else(|_| Err(ended())).map(|()| (block, encoded));
+        let Ok((block, mut bytes, done)) = next else { return };
+        let result = catch_unwind(AssertUnwindSafe(|| encoder.encode(&block, &mut bytes)));
+        let result = result.unwrap_or_else(|_| Err(ended())).map(|()| (block, bytes));
         if done.send(result).is_err() {
             return; // the copy has failed
         }
