@@ -16,6 +16,7 @@ mod pack;
 mod record_writer;
 mod records;
 mod shared;
+mod tfrecord;
 
 #[pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -28,5 +29,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     batch::register(module)?;
     fill::register(module)?;
     shared::register(module)?;
+    tfrecord::register(module)?;
     pack::register(module)
 }
