@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grain as real
 import pytest
 import record_formats as formats
 
@@ -26,9 +27,8 @@ def path_of(name):
 
 @pytest.mark.parametrize("name", GOOD)
 def test_records_and_states_are_those_of_grain(name):
-    theirs_package = pytest.importorskip("grain")
     ours = iter(grain.experimental.TFRecordIterDataset(path_of(name)))
-    theirs = iter(theirs_package.experimental.TFRecordIterDataset(path_of(name)))
+    theirs = iter(real.experimental.TFRecordIterDataset(path_of(name)))
     states = [ours.get_state()]
     assert states == [theirs.get_state()]
     while (element := next(ours, None)) is not None:
@@ -38,7 +38,7 @@ def test_records_and_states_are_those_of_grain(name):
     assert next(theirs, None) is None
     rest = formats.tfrecords(Path(path_of(name)).read_bytes())[0]
     for number, state in enumerate(states):
-        for package in (grain, theirs_package):
+        for package in (grain, real):
             resumed = iter(package.experimental.TFRecordIterDataset(path_of(name)))
             resumed.set_state(json.loads(json.dumps(state)))
             assert list(resumed) == rest[number:]
@@ -54,6 +54,22 @@ def test_damaged_files_raise_after_the_records_before(name):
         with pytest.raises(ValueError, match=r"Not a valid TFRecord.*byte \d+"):
             next(iterator)
         assert iterator.get_state() == state
+
+
+def test_checksums_are_verified_and_not_by_grain():
+    def read(package, name):
+        return list(package.experimental.TFRecordIterDataset(path_of(name)))
+
+    intact, good = formats.tfrecords(Path(path_of("example")).read_bytes())
+    assert good
+    theirs = read(real, "bad_data")
+    assert len(theirs) == len(intact)
+    assert theirs != intact
+    with pytest.raises(OverflowError):
+        read(real, "bad_length")
+    for name in ("bad_data", "bad_length"):
+        with pytest.raises(ValueError, match=r"record at byte \d+: checksum mismatch"):
+            read(grain, name)
 
 
 def test_a_missing_file_is_an_error_when_iteration_starts():
