@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from grainmill._dataset.performance_config import PerformanceConfig, pick_performance_config
     from grainmill._sources.hugging_face import HuggingFaceIterDataset
     from grainmill._sources.mixture import mix_from_text, parse_mixture
+    from grainmill._dataset.tfrecord_dataset import TFRecordIterDataset
     from grainmill.jax import device_put
 else:
     # Imported when they are used: JAX is optional, and what the others need takes long, too.
     _MODULES = {
         "ElasticIterator": "grainmill._dataset.elastic",
         "HuggingFaceIterDataset": "grainmill._sources.hugging_face",
+        "TFRecordIterDataset": "grainmill._dataset.tfrecord_dataset",
         "PerformanceConfig": "grainmill._dataset.performance_config",
         "device_put": "grainmill.jax",
         "mix_from_text": "grainmill._sources.mixture",
@@ -60,6 +62,7 @@ __all__ = [
     "RngPool",
     "ShapeDtypeStruct",
     "ShapeDtypeStructProtocol",
+    "TFRecordIterDataset",
     "ThreadPrefetchDatasetIterator",
     "apply_transformations",
     "assert_equal_output_after_checkpoint",

@@ -21,6 +21,7 @@ mod record_writer;
 mod records;
 mod shared;
 mod storage;
+mod tfrecord;
 
 #[pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -37,5 +38,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     storage::register(module)?;
     pack::register(module)?;
     parse::register(module)?;
-    parse_json::register(module)
+    parse_json::register(module)?;
+    tfrecord::register(module)
 }

@@ -75,15 +75,15 @@ impl PyRecordFiles {
     ///
     /// With `lazy`, files whose number of records is given are opened when they are first read.
     /// `file_infos` has the number of records, the size and the modification time of each file, which are
-    /// checked when it is opened. Without a `format` they are `ArrayRecord` files.
+    /// checked when it is opened. Without a `file_format` they are `ArrayRecord` files.
     #[new]
-    #[pyo3(signature = (paths, *, lazy = false, file_infos = None, format = None))]
+    #[pyo3(signature = (paths, *, lazy = false, file_infos = None, file_format = None))]
     fn new(
         py: Python<'_>,
         paths: Vec<(PathBuf, u64, Option<u64>)>,
         lazy: bool,
         file_infos: Option<Vec<FileInfoTuple>>,
-        format: Option<PyRef<'_, PyFormat>>,
+        file_format: Option<PyRef<'_, PyFormat>>,
     ) -> Result<Self, Raised> {
         let mut expected =
             file_infos.into_iter().flatten().map(|(num_records, byte_len, modified_ns)| FileInfo {
@@ -92,7 +92,8 @@ impl PyRecordFiles {
                 num_records,
             });
         let source = |(path, skip, take)| Source { path, skip, take, expected: expected.next() };
-        let format = format.map_or_else(PyFormat::array_record, |format| Arc::clone(&format.0));
+        let format =
+            file_format.map_or_else(PyFormat::array_record, |format| Arc::clone(&format.0));
         let storage = storage_of(paths.iter().map(|(path, ..)| path))?;
         let sources = paths.into_iter().map(source).collect::<Vec<_>>();
         let set = FileSet::in_storage(&storage, &format, sources);

@@ -6,6 +6,7 @@
 //! latency decides whether many reads should be in flight at once ([`storage_latency`]).
 
 pub mod array_record;
+pub mod bagz;
 mod buffer_pool;
 pub mod checksum;
 pub mod chunk_cache;
@@ -15,6 +16,7 @@ pub mod files;
 pub mod format;
 pub mod format_error;
 pub mod index_cache;
+pub mod json_lines;
 mod local;
 pub mod offsets;
 pub mod outputs;
@@ -23,10 +25,14 @@ mod raw_bytes;
 pub mod read;
 pub mod record_file;
 pub mod riegeli;
+pub mod scanned;
 pub mod sequential;
 mod single_flight;
 pub mod storage;
 pub mod storage_latency;
+pub mod tfrecord;
+pub mod tfrecord_stream;
+pub mod web_dataset;
 
 pub use array_record::{ArrayRecord, ArrayRecordFile};
 pub use files::{FileInfo, FileSet, Files, SortedPositions, Source};

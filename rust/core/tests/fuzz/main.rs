@@ -51,6 +51,10 @@ target_tests! {
     lines
     example
     json
+    tfrecord
+    json_lines
+    web_dataset
+    bagz
 }
 
 fn files_in(dir: &Path) -> Vec<PathBuf> {
