@@ -25,12 +25,14 @@ from grainmill._plan.transforms import MapWithIndex as MapWithIndexTransform
 
 if TYPE_CHECKING:
     from grainmill._dataset.elastic import ElasticIterator
+    from grainmill._dataset.parquet_dataset import ParquetIterDataset
     from grainmill._dataset.performance_config import PerformanceConfig, pick_performance_config
     from grainmill.jax import device_put
 else:
     # Imported when they are used: JAX is optional, and what the others need takes long, too.
     _MODULES = {
         "ElasticIterator": "grainmill._dataset.elastic",
+        "ParquetIterDataset": "grainmill._dataset.parquet_dataset",
         "PerformanceConfig": "grainmill._dataset.performance_config",
         "device_put": "grainmill.jax",
         "pick_performance_config": "grainmill._dataset.performance_config",
@@ -50,6 +52,7 @@ __all__ = [
     "FlatMapTransform",
     "MapWithIndexTransform",
     "PackAndBatchOperation",
+    "ParquetIterDataset",
     "PerformanceConfig",
     "RngPool",
     "ShapeDtypeStruct",

@@ -23,6 +23,7 @@ from grainmill.array_record import check_reader_options
 if TYPE_CHECKING:
     from grainmill._index_file import FileEntry
     from grainmill._shared_memory_source import SharedMemoryDataSource
+    from grainmill._sources.parquet import ParquetDataSource
 else:
 
     def __getattr__(name: str) -> object:
@@ -30,11 +31,16 @@ else:
             from grainmill._shared_memory_source import SharedMemoryDataSource  # noqa: PLC0415
 
             return SharedMemoryDataSource
+        if name == "ParquetDataSource":
+            from grainmill._sources.parquet import ParquetDataSource  # noqa: PLC0415
+
+            return ParquetDataSource
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [
     "ArrayRecordDataSource",
+    "ParquetDataSource",
     "RandomAccessDataSource",
     "RangeDataSource",
     "SharedMemoryDataSource",

@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 
 mod array;
 mod array_bytes;
+mod arrow;
 mod batch;
 mod bytes_slot;
 mod call;
@@ -12,6 +13,7 @@ mod error;
 mod fill;
 mod order;
 mod pack;
+mod parquet;
 mod record_writer;
 mod records;
 mod shared;
@@ -22,6 +24,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     error::register(module)?;
     order::register(module)?;
     records::register(module)?;
+    parquet::register(module)?;
     record_writer::register(module)?;
     batch::register(module)?;
     fill::register(module)?;

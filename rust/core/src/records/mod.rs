@@ -19,6 +19,7 @@ pub mod storage_latency;
 
 pub use array_record::ArrayRecordFile;
 pub use files::{FileInfo, FileSet, Files, SortedPositions, Source};
+pub use local::LocalFiles;
 pub use plan::{Plan, Unit};
 pub use read::{Outcome, Records, Scratch, UnitRecords};
 pub use record_file::RecordFile;
