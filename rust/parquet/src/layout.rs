@@ -118,7 +118,7 @@ impl Layout {
             return if is_short { vec![self.chunk.clone()] } else { Vec::new() };
         };
         let mut ranges: Vec<_> = self.dictionary().into_iter().collect();
-        let held = self.pages_of(pages, rows);
+        let held = Self::pages_of(pages, rows);
         ranges.extend(held.iter().map(|page| page.offset..page.offset + page.len));
         ranges
     }
@@ -129,7 +129,7 @@ impl Layout {
         (first > self.chunk.start).then_some(self.chunk.start..first)
     }
 
-    fn pages_of<'a>(&self, pages: &'a [PageSpan], rows: &Range<u64>) -> &'a [PageSpan] {
+    fn pages_of<'a>(pages: &'a [PageSpan], rows: &Range<u64>) -> &'a [PageSpan] {
         let first = pages.partition_point(|page| page.first_row <= rows.start).saturating_sub(1);
         let end = pages.partition_point(|page| page.first_row < rows.end);
         &pages[first.min(end)..end]
@@ -188,7 +188,7 @@ impl Layout {
             add(dictionary.start, &header)?;
         }
         let is_flat = place.column.column_descr().max_rep_level() == 0;
-        for page in self.pages_of(pages, rows) {
+        for page in Self::pages_of(pages, rows) {
             let header = header_at(place, page.offset, page.offset + page.len, bytes)?;
             if !matches!(header.kind, PageKind::Data | PageKind::DataV2) {
                 return Err(place.corrupt_page(page.offset, "is no data page"));

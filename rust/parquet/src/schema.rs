@@ -5,7 +5,9 @@ use std::sync::Arc;
 use arrow_array::RecordBatchReader;
 use arrow_schema::{DataType, Field, FieldRef, Fields};
 use grainmill_core::Error;
-use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReader, RowGroups};
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, RowGroups,
+};
 use parquet::arrow::{FieldLevels, ProjectionMask, parquet_to_arrow_field_levels};
 use parquet::column::page::{PageIterator, PageReader};
 use parquet::errors::ParquetError;
@@ -124,13 +126,16 @@ fn selected(
         }
     }
     let mut columns: Vec<_> = by_root.into_iter().map(|(_, leaves)| leaves).collect();
-    columns.iter_mut().for_each(|leaves| leaves.sort_unstable());
+    for leaves in &mut columns {
+        leaves.sort_unstable();
+    }
     Ok(columns)
 }
 
 /// The types to read as: those that the writer had in memory, with dictionaries decoded.
 fn hint(metadata: &Arc<ParquetMetaData>) -> Option<Fields> {
-    let read = ArrowReaderMetadata::try_new(Arc::clone(metadata), Default::default()).ok()?;
+    let read =
+        ArrowReaderMetadata::try_new(Arc::clone(metadata), ArrowReaderOptions::default()).ok()?;
     Some(read.schema().fields().iter().map(plain_field).collect())
 }
 

@@ -24,7 +24,7 @@ const MIN_DETACHED_BYTES: usize = 64 << 10;
 pub(crate) enum Nulls<'a> {
     /// `None`; the other values of the column keep their type.
     None,
-    /// NaN or NaT among numbers and times, for which integers become floats; `None` elsewhere.
+    /// NaN or `NaT` among numbers and times, for which integers become floats; `None` elsewhere.
     AsPandas(&'a NullTree),
 }
 
@@ -99,11 +99,11 @@ pub(crate) fn cells<'py>(
     }
     match array.data_type() {
         Null => Ok(vec![none(py); array.len()]),
-        Utf8 => strings::<i32>(py, array),
-        LargeUtf8 => strings::<i64>(py, array),
-        Binary => binaries(py, array.as_binary::<i32>().iter()),
-        LargeBinary => binaries(py, array.as_binary::<i64>().iter()),
-        FixedSizeBinary(_) => binaries(py, array.as_fixed_size_binary().iter()),
+        Utf8 => Ok(strings::<i32>(py, array)),
+        LargeUtf8 => Ok(strings::<i64>(py, array)),
+        Binary => Ok(binaries(py, array.as_binary::<i32>().iter())),
+        LargeBinary => Ok(binaries(py, array.as_binary::<i64>().iter())),
+        FixedSizeBinary(_) => Ok(binaries(py, array.as_fixed_size_binary().iter())),
         List(_) | LargeList(_) | FixedSizeList(..) => lists(py, array, nulls),
         Struct(_) => structs(py, array, nulls),
         Map(..) => maps(py, array, nulls),
@@ -192,8 +192,7 @@ fn dtype_name(data_type: &DataType) -> Option<&'static str> {
             TimeUnit::Microsecond => "datetime64[us]",
             TimeUnit::Nanosecond => "datetime64[ns]",
         },
-        DataType::Date32 => "datetime64[D]",
-        DataType::Date64 => "datetime64[D]",
+        DataType::Date32 | DataType::Date64 => "datetime64[D]",
         DataType::Duration(unit) => match unit {
             TimeUnit::Second => "timedelta64[s]",
             TimeUnit::Millisecond => "timedelta64[ms]",
@@ -224,11 +223,11 @@ fn numbers<'py>(py: Python<'py>, array: &ArrayRef) -> PyResult<Bound<'py, PyAny>
             let days = times.map(|&time| i64::from_ne_bytes(time).div_euclid(86_400_000)).collect();
             PyArray1::<i64>::from_vec(py, days).call_method1("view", (dtype,))
         }
-        DataType::Float64 => values_of(py, array, f64::from_ne_bytes),
-        DataType::Float32 => values_of(py, array, f32::from_ne_bytes),
-        DataType::Int64 => values_of(py, array, i64::from_ne_bytes),
-        DataType::Int32 => values_of(py, array, i32::from_ne_bytes),
-        DataType::UInt8 => values_of(py, array, u8::from_ne_bytes),
+        DataType::Float64 => Ok(values_of(py, array, f64::from_ne_bytes)),
+        DataType::Float32 => Ok(values_of(py, array, f32::from_ne_bytes)),
+        DataType::Int64 => Ok(values_of(py, array, i64::from_ne_bytes)),
+        DataType::Int32 => Ok(values_of(py, array, i32::from_ne_bytes)),
+        DataType::UInt8 => Ok(values_of(py, array, u8::from_ne_bytes)),
         _ => {
             let bytes = value_bytes(array).unwrap_or_default();
             PyArray1::<u8>::from_slice(py, bytes).call_method1("view", (dtype,))
@@ -240,10 +239,10 @@ fn values_of<'py, T: numpy::Element, const N: usize>(
     py: Python<'py>,
     array: &ArrayRef,
     from_bytes: fn([u8; N]) -> T,
-) -> PyResult<Bound<'py, PyAny>> {
+) -> Bound<'py, PyAny> {
     let (values, _) = value_bytes(array).unwrap_or_default().as_chunks::<N>();
     let values = values.iter().map(|&bytes| from_bytes(bytes)).collect();
-    Ok(PyArray1::<T>::from_vec(py, values).into_any())
+    PyArray1::<T>::from_vec(py, values).into_any()
 }
 
 /// The values of `array` as pandas has them: a NumPy array; of objects where that needs `None`.
@@ -297,23 +296,23 @@ fn with_none<'py>(py: Python<'py>, array: &ArrayRef, mut cells: Cells<'py>) -> C
     cells
 }
 
-fn strings<'py, O: OffsetSizeTrait>(py: Python<'py>, array: &ArrayRef) -> PyResult<Cells<'py>> {
+fn strings<'py, O: OffsetSizeTrait>(py: Python<'py>, array: &ArrayRef) -> Cells<'py> {
     let cell = |text: Option<&str>| match text {
         Some(text) => PyString::new(py, text).into_any(),
         None => none(py),
     };
-    Ok(array.as_string::<O>().iter().map(cell).collect())
+    array.as_string::<O>().iter().map(cell).collect()
 }
 
 fn binaries<'a, 'py>(
     py: Python<'py>,
     values: impl Iterator<Item = Option<&'a [u8]>>,
-) -> PyResult<Cells<'py>> {
+) -> Cells<'py> {
     let cell = |bytes: Option<&[u8]>| match bytes {
         Some(bytes) => PyBytes::new(py, bytes).into_any(),
         None => none(py),
     };
-    Ok(values.map(cell).collect())
+    values.map(cell).collect()
 }
 
 /// Lists as arrays: of numbers, or of objects where the values are none or have nulls.
@@ -359,15 +358,15 @@ fn lists<'py>(py: Python<'py>, array: &ArrayRef, nulls: Nulls<'_>) -> PyResult<C
         if is_number && nulls.are_none() && !has_nulls(start, len) {
             return numbers(py, &of_row);
         }
-        object_array(py, cells(py, &of_row, nulls)?)
+        Ok(object_array(py, cells(py, &of_row, nulls)?))
     };
     rows.iter().map(cell).collect()
 }
 
 /// A NumPy array of these objects.
-fn object_array<'py>(py: Python<'py>, cells: Cells<'py>) -> PyResult<Bound<'py, PyAny>> {
+fn object_array<'py>(py: Python<'py>, cells: Cells<'py>) -> Bound<'py, PyAny> {
     let cells = cells.into_iter().map(Bound::unbind).collect();
-    Ok(PyArray1::<Py<PyAny>>::from_vec(py, cells).into_any())
+    PyArray1::<Py<PyAny>>::from_vec(py, cells).into_any()
 }
 
 fn structs<'py>(py: Python<'py>, array: &ArrayRef, nulls: Nulls<'_>) -> PyResult<Cells<'py>> {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use grainmill_core::records::LocalFiles;
 use grainmill_core::records::storage::Storage;
-use grainmill_parquet::ParquetFiles;
+use grainmill_parquet::{ParquetFiles, Parts};
 use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
@@ -17,6 +17,9 @@ use crate::records::positions;
 /// As many rows are read at a time to look for nulls.
 const MAX_SCANNED_ROWS: u64 = 1 << 16;
 
+/// The first of some rows, their number, and the nulls of each column.
+type NullsOf = (u64, u64, Arc<Vec<NullTree>>);
+
 /// Many Parquet files as one sequence of rows.
 #[pyclass(frozen, name = "ParquetFiles", module = "grainmill._native")]
 pub(crate) struct PyParquetFiles {
@@ -24,7 +27,7 @@ pub(crate) struct PyParquetFiles {
     /// The names of the columns.
     names: Vec<Py<PyString>>,
     /// Those of the range of rows that was last converted as pandas does it.
-    nulls: Mutex<Option<(u64, u64, Arc<Vec<NullTree>>)>>,
+    nulls: Mutex<Option<NullsOf>>,
 }
 
 #[pymethods]
@@ -181,7 +184,7 @@ impl PyParquetFiles {
     ) -> PyResult<Bound<'py, PyList>> {
         let arrays = py.detach(|| {
             let rows = self.files.read(positions)?;
-            rows.columns.iter().map(|parts| parts.joined()).collect::<Result<Vec<_>, _>>()
+            rows.columns.iter().map(Parts::joined).collect::<Result<Vec<_>, _>>()
         });
         let arrays = arrays.map_err(Raised::from)?;
         let columns = arrays
