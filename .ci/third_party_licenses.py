@@ -40,8 +40,12 @@ DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE,
 OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE."""
 
 # Crates that are published without the text of their licence: that of a crate from the same
-# repository, or the licence that they name with the authors that they name.
-TEXT_OF = {"alloc-stdlib": "alloc-no-stdlib", "crc-catalog": "crc"}
+# repository or under the same licence, or the licence and the authors that they name.
+TEXT_OF = {
+    "alloc-stdlib": "alloc-no-stdlib",
+    "crc-catalog": "crc",
+    "flatbuffers": "arrow-ipc",
+}
 NAMES_ONLY = {"highway": f"MIT License\n\nCopyright (c) Nick Babcock\n\n{MIT}"}
 
 STANDARD_LIBRARY = f"""\

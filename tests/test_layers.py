@@ -59,12 +59,7 @@ LATE_IMPORTS = {
     "_dataset/iterator.py": {"grainmill._checkpoint"},
     "_dataset/shared_batches.py": {"grainmill.shared_memory_array"},
     "multiprocessing.py": {"grainmill"},
-    "sources.py": {
-        "grainmill._index_file",
-        "grainmill._shared_memory_source",
-        "grainmill._sources.hugging_face",
-        "grainmill._sources.tfds",
-    },
+    "sources.py": {"grainmill._index_file", "grainmill._sources.tfds"},
     "_dataset/shown.py": {"grainmill._dataset.description"},
     "_dataset/map_dataset.py": {"grainmill._cache.make"},
     "_dataset/iter_dataset.py": {"grainmill._cache.make"},

@@ -25,9 +25,10 @@ from grainmill.array_record import check_reader_options
 if TYPE_CHECKING:
     from grainmill._index_file import FileEntry
     from grainmill._shared_memory_source import SharedMemoryDataSource
-    from grainmill._sources.hugging_face import HuggingFaceDataSource
     from grainmill._sources.bagz import BagzDataSource
+    from grainmill._sources.hugging_face import HuggingFaceDataSource
     from grainmill._sources.json_lines import JsonLinesDataSource
+    from grainmill._sources.parquet import ParquetDataSource
     from grainmill._sources.tfrecord import TFRecordDataSource
     from grainmill._sources.web_dataset import WebDatasetDataSource
 else:
@@ -36,6 +37,7 @@ else:
         "BagzDataSource": "grainmill._sources.bagz",
         "HuggingFaceDataSource": "grainmill._sources.hugging_face",
         "JsonLinesDataSource": "grainmill._sources.json_lines",
+        "ParquetDataSource": "grainmill._sources.parquet",
         "SharedMemoryDataSource": "grainmill._shared_memory_source",
         "TFRecordDataSource": "grainmill._sources.tfrecord",
         "WebDatasetDataSource": "grainmill._sources.web_dataset",
@@ -49,15 +51,16 @@ else:
 
 __all__ = [
     "ArrayRecordDataSource",
-    "HuggingFaceDataSource",
     "BagzDataSource",
+    "HuggingFaceDataSource",
     "JsonLinesDataSource",
+    "ParquetDataSource",
     "RandomAccessDataSource",
     "RangeDataSource",
     "SharedMemoryDataSource",
-    "expand_paths",
     "TFRecordDataSource",
     "WebDatasetDataSource",
+    "expand_paths",
 ]
 
 T_co = TypeVar("T_co", covariant=True)

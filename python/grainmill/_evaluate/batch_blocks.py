@@ -137,6 +137,9 @@ def batched(program: Evaluator, start: int, count: int) -> BatchBlock | Evaluate
     Where an element fails, is left out, or has another structure, the elements are returned as
     they are, and stacking them raises the error.
     """
+    of_columns = program.batch_of_columns(start, count)
+    if of_columns is not None:
+        return BatchBlock(of_columns, count, exact=True)
     builder = BatchBuilder(count, shared_arena())
     # The first element may have to show the size. Parts are small, so that copies hit the cache.
     size = _part_len(program, count) if program.row_byte_len or program.reads_lists else 1

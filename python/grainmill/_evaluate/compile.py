@@ -18,6 +18,7 @@ from grainmill._evaluate.fuse import Fused
 from grainmill._evaluate.fuse_blocks import BlockFused
 from grainmill._evaluate.grouped_steps import STEP_KINDS, step_of
 from grainmill._evaluate.index_tree import INDEX_STAGES, joined
+from grainmill._evaluate.row_source import RowSource
 from grainmill._plan import random_access as plan
 from grainmill._plan.node import random_access
 
@@ -194,7 +195,7 @@ class _Compiler:
         else:
             trees = [_source_tree(node, number, dataset) for dataset, node in enumerate(nodes)]
         source = self._source_of(nodes)
-        if isinstance(source, element_sources.FileSource):
+        if isinstance(source, element_sources.FileSource | RowSource):
             self._context.recorder.watch_files(source, source.files.read_totals)
         return number, trees, _Unfused((number, source), nodes[0], [], [], [])
 
@@ -220,6 +221,8 @@ class _Compiler:
     def _single_source(self, node: MapNode) -> ElementSource[Indices]:
         if _kind(node) == "files":
             return element_sources.FileSource(_files_of(node), self._context.reads)  # type: ignore[arg-type]
+        if _kind(node) == "rows":
+            return RowSource(node.source._files)  # type: ignore[attr-defined] # noqa: SLF001 - as `_files_of`
         return _SOURCES[type(node)](node, self._program_of)
 
 
@@ -263,6 +266,8 @@ def _source_kind(source: Any) -> str:
     )
     if is_of_files and getattr(source, "_yields_records", True):
         return "files"
+    if getitem is not None and getitem is getattr(type(source), "_getitem_of_rows", None):
+        return "rows"
     return _object_kind(source)
 
 
@@ -295,7 +300,10 @@ def _numbers(node: plan.Range, number: int, dataset: int) -> Tree:
 
 
 def _source_tree(node: MapNode, number: int, dataset: int) -> Tree:
-    tree = ("leaf", number, dataset)
+    tree: Tree = ("leaf", number, dataset)
+    if isinstance(node, plan.Source) and node.wraps and _kind(node) == "rows":
+        order: Tree = node.source._index_tree(tree)  # noqa: SLF001 - the source's own order
+        return order
     wraps = isinstance(node, plan.Range) or (isinstance(node, plan.Source) and node.wraps)
     return ("wrap", node.length, tree) if wraps else tree
 
@@ -338,7 +346,7 @@ def _runs_user_code(node: Node) -> bool:
 
 def _is_user_code(node: Node) -> bool:
     if isinstance(node, plan.Source):
-        return _source_kind(node.source) != "files"
+        return _source_kind(node.source) not in {"files", "rows"}
     if isinstance(node, plan.Batch):
         return node.batch_fn is not None
     return isinstance(node, plan.Map | plan.FlatMap | plan.Select | plan.UserDefined)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,6 +67,9 @@ class Evaluator(Protocol):
 
     def run_at(self, index: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Evaluated:
         """The elements at `index`."""
+
+    def batch_of_columns(self, start: int, count: int) -> Any:
+        """The elements as one batch, if they are rows whose columns the engine has as arrays."""
 
     def numbers(self, start: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
         """The elements as an array if the plan only rearranges ranges, otherwise `None`."""

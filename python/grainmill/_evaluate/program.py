@@ -13,6 +13,7 @@ from grainmill._evaluate.context import Context
 from grainmill._evaluate.fuse_blocks import BlockFused
 from grainmill._evaluate.notes import add_element_notes
 from grainmill._evaluate.origins import Origins, OriginTree
+from grainmill._evaluate.row_source import RowSource
 from grainmill._native import Resolver, keep_large_blocks
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Program:
         self.maps_blocks = bool(self._chain.block_loops)
         self.mean_byte_len: float = max(source.mean_byte_len for source in sources)
         self._numbers = _numbers_column(self._chain)
+        self._row_source = _row_source(self._chain)
         self.row_byte_len = self.mean_byte_len
         self.can_fill = isinstance(self._chain.inputs[-1], element_sources.FileSource)
         self.layout: Layout | None = None
@@ -128,6 +130,14 @@ class Program:
             return None
         columns = self._resolver.resolve_range(start, count)
         return columns[self._numbers][1] if columns else np.empty(0, np.int64)
+
+    def batch_of_columns(self, start: int, count: int) -> Any:
+        """The elements as one batch, if they are rows whose columns the engine has as arrays."""
+        if self._row_source is None or self._mark is not None:
+            return None
+        number, source = self._row_source
+        columns = self._resolver.resolve_range(start, count)
+        return source.batch(columns[number][1]) if columns else None
 
     def start_reads(self, start: int, count: int) -> PendingElements:
         """Starts reading the records of the elements at `start, ..., start + count - 1`."""
@@ -315,3 +325,11 @@ def _numbers_column(whole: Chain) -> int | None:
         return None
     number, source = whole.source
     return number if isinstance(source, element_sources.RangeSource) else None
+
+
+def _row_source(whole: Chain) -> tuple[int, RowSource] | None:
+    """The source of `whole` and its column, if its rows are the elements."""
+    if whole.source is None or whole.fused.steps:
+        return None
+    number, source = whole.source
+    return (number, source) if isinstance(source, RowSource) else None

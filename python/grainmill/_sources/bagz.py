@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import glob
-import re
+import os
 from typing import TYPE_CHECKING
 
 from grainmill import _native
-from grainmill._sources.record_files import RecordFilesSource, listed
+from grainmill._sources.paths import expand, listed
+from grainmill._sources.record_files import RecordFilesSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from grainmill._sources.record_files import Paths
 
-_SHARDS = re.compile(r"(.*[^/@]|)@(\d{1,5}|\*)([^/@]*)", re.DOTALL)
+# Of the files that are taken from a directory.
+_SUFFIXES = (".bagz", ".bag")
 _LAYOUTS = ("concatenated", "interleaved")
 _LIMITS = ("tail", "separate")
 
@@ -70,7 +71,10 @@ class BagzDataSource(RecordFilesSource[bytes]):
         self._dictionary = dictionary
         # The engine reads one file after the other, so interleaved records are asked for by number.
         self._yields_records = self._is_concatenated = layout == "concatenated"
-        files = [file for spec in listed(paths) for file in _expanded(spec)]
+        each = [item for path in listed(paths) for item in os.fspath(path).split(",")]
+        files = expand(each, suffixes=_SUFFIXES)
+        if limits == "separate":  # those are beside the files, and match the same patterns
+            files = [file for file in files if not os.path.basename(file).startswith("limits.")]  # noqa: PTH119 - it may be a URL
         super().__init__(files, (compression, limits, layout, dictionary))
         self._counts = self._files.num_records
         if not self._is_concatenated:
@@ -107,28 +111,3 @@ class BagzDataSource(RecordFilesSource[bytes]):
 def _check(name: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
         raise ValueError(f"`{name}` must be one of {', '.join(known)}, got {value!r}")
-
-
-def _expanded(spec: str) -> list[str]:
-    """The files of a specification: a list of paths, each of which may be sharded."""
-    return [file for item in spec.split(",") for file in _shards(item)]
-
-
-def _shards(path: str) -> list[str]:
-    match = _SHARDS.fullmatch(path)
-    if match is None:
-        return [path]
-    prefix, count, suffix = match.groups()
-    if count == "*":
-        pattern = f"{glob.escape(prefix)}-00000-of-{'[0-9]' * 5}{glob.escape(suffix)}"
-        found = glob.glob(pattern)  # noqa: PTH207 - the pattern has a directory
-        if len(found) != 1:
-            raise FileNotFoundError(
-                f"{path}: expected one first shard {prefix}-00000-of-NNNNN{suffix}, "
-                f"found {len(found)}"
-            )
-        count = found[0][len(prefix) + len("-00000-of-") :][:5]
-    total = int(count)
-    if total == 0:
-        raise ValueError(f"{path}: the number of shards must be at least 1, got 0")
-    return [f"{prefix}-{shard:05d}-of-{total:05d}{suffix}" for shard in range(total)]

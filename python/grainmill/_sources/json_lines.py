@@ -6,13 +6,18 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from grainmill import _native
-from grainmill._sources.record_files import RecordFilesSource, index_places, listed
+from grainmill._sources.paths import expand
+from grainmill._sources.record_files import RecordFilesSource, index_places
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
     from grainmill._sources.record_files import Paths
+
+
+# Of the files that are taken from a directory.
+_SUFFIXES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz", ".jsonl.zst", ".ndjson.zst")
 
 
 class JsonLinesDataSource(RecordFilesSource[Any]):
@@ -58,7 +63,7 @@ class JsonLinesDataSource(RecordFilesSource[Any]):
         self._yields_records = not parse
         self._compression = compression
         self._places = index_places(index_dir)
-        super().__init__(listed(paths), (parse, compression))
+        super().__init__(expand(paths, suffixes=_SUFFIXES), (parse, compression))
 
     def _format(self) -> _native.Format:
         return _native.Format.json_lines(self._compression, *self._places)

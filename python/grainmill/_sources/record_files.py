@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import operator
 import os
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeAlias, TypeVar
@@ -13,14 +12,13 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeAlias, TypeVa
 import numpy as np
 
 from grainmill import _native
+from grainmill._sources.paths import absolute
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Element_co = TypeVar("Element_co", covariant=True)
-
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
 class RecordFilesSource(Generic[Element_co]):
@@ -125,28 +123,6 @@ class RecordFilesSource(Generic[Element_co]):
         if not 0 <= key < self._len:
             raise IndexError(f"record {key} was requested, but the files have {self._len}")
         return key
-
-
-def listed(paths: Paths) -> list[str]:
-    """The files that a path argument names.
-
-    Raises:
-        ValueError: There is none.
-        TypeError: A path has an unsupported type.
-    """
-    if isinstance(paths, str | os.PathLike):
-        return [os.fspath(paths)]
-    found = [os.fspath(path) for path in paths]
-    if not found:
-        raise ValueError("`paths` must name at least one file, got an empty sequence")
-    return found
-
-
-def absolute(path: str) -> str:
-    """`path` from the root of the file system, or as it is if it is a URL."""
-    if _URL.match(path) or os.path.isabs(path):  # noqa: PTH117 - a `Path` dominates the cost
-        return path
-    return os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - a `Path` would normalize it
 
 
 def index_places(index_dir: str | os.PathLike[str] | None) -> tuple[bool, str]:

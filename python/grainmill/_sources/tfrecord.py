@@ -5,12 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from grainmill import _native
-from grainmill._sources.record_files import RecordFilesSource, index_places, listed
+from grainmill._sources.paths import expand
+from grainmill._sources.record_files import RecordFilesSource, index_places
 
 if TYPE_CHECKING:
     import os
 
     from grainmill._sources.record_files import Paths
+
+
+# Of the files that are taken from a directory.
+_SUFFIXES = (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")
 
 
 class TFRecordDataSource(RecordFilesSource[bytes]):
@@ -66,7 +71,7 @@ class TFRecordDataSource(RecordFilesSource[bytes]):
     ) -> None:
         self._compression = compression
         self._places = index_places(index_dir)
-        super().__init__(listed(paths), (compression,))
+        super().__init__(expand(paths, suffixes=_SUFFIXES), (compression,))
 
     def _format(self) -> _native.Format:
         return _native.Format.tfrecord(self._compression, *self._places)

@@ -6,7 +6,8 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from grainmill import _native
-from grainmill._sources.record_files import RecordFilesSource, index_places, listed
+from grainmill._sources.paths import expand
+from grainmill._sources.record_files import RecordFilesSource, index_places
 
 if TYPE_CHECKING:
     import os
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
 _HEAD = struct.Struct("<II")
 _LENGTHS = struct.Struct("<IQ")
+
+
+# Of the files that are taken from a directory.
+_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
 
 class WebDatasetDataSource(RecordFilesSource[dict[str, Any]]):
@@ -62,7 +67,7 @@ class WebDatasetDataSource(RecordFilesSource[dict[str, Any]]):
     ) -> None:
         self._compression = compression
         self._places = index_places(index_dir)
-        super().__init__(listed(paths), (compression,))
+        super().__init__(expand(paths, suffixes=_SUFFIXES), (compression,))
 
     def _format(self) -> _native.Format:
         return _native.Format.web_dataset(self._compression, *self._places)

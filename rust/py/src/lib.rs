@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 
 mod array;
 mod array_bytes;
+mod arrow;
 mod batch;
 mod bytes_slot;
 mod call;
@@ -17,6 +18,7 @@ mod pack;
 mod parse;
 mod parse_json;
 mod python_storage;
+mod parquet;
 mod record_writer;
 mod records;
 mod shared;
@@ -30,6 +32,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     order::register(module)?;
     format::register(module)?;
     records::register(module)?;
+    parquet::register(module)?;
     record_writer::register(module)?;
     convert::register(module)?;
     batch::register(module)?;

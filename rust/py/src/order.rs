@@ -224,6 +224,10 @@ fn tree_from(node: &Bound<'_, PyTuple>, depth: usize) -> PyResult<Tree> {
             seed: word(3)?,
             child: child()?,
         },
+        ("group_shuffle", 4) => {
+            let lens = node.get_item(1)?.extract()?;
+            Tree::GroupShuffle { lens, seed: word(2)?, child: child()? }
+        }
         ("slice", 6) => Tree::Slice {
             start: signed(1)?,
             step: signed(2)?,

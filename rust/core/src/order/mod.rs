@@ -2,6 +2,7 @@
 
 mod column;
 mod floor;
+mod groups;
 mod lanes;
 pub mod mix;
 mod orders;

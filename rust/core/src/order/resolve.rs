@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use super::column::{Column, ColumnBuilder};
 use super::floor::FloorDivisor;
+use super::groups::Groups;
 use super::mix::{MixSchedule, RecentChoices};
 use super::orders::{Orders, Run};
 use super::stage::{self, Stage};
@@ -180,6 +181,10 @@ impl<'a> Block<'a> {
                     self.distribute(children, &parts, from);
                     return Ok(());
                 }
+                Stage::GroupShuffle { groups, child } => {
+                    groups.apply(index)?;
+                    child
+                }
                 Stage::Slice { start, step, num_records, parent_len, child } => {
                     stage::slice(index, *start, *step, *num_records, *parent_len)?;
                     child
@@ -348,6 +353,10 @@ impl Compiler {
                 let windows = Windows::new(num_records, window_size)?;
                 Stage::WindowShuffle { windows, seed, child: self.compile_child(*child)? }
             }
+            Tree::GroupShuffle { lens, seed, child } => {
+                let groups = Groups::new(&lens, seed)?;
+                Stage::GroupShuffle { groups, child: self.compile_child(*child)? }
+            }
             Tree::Slice { start, step, num_records, parent_len, child } => Stage::Slice {
                 start,
                 step,
@@ -475,6 +484,24 @@ mod tests {
                 let new_offset = moved(len.cast_unsigned(), *seed, number, offset);
                 (&**child, position - offset + new_offset)
             }
+            Tree::GroupShuffle { lens, seed, child } => {
+                let (epoch, mut offset) = split(lens.iter().sum());
+                let mut numbers: Vec<i64> = (0..lens.len() as u64).map(u64::cast_signed).collect();
+                for number in &mut numbers {
+                    *number = moved(lens.len() as u64, *seed, epoch, *number);
+                }
+                let start = position - offset;
+                let mut found = 0;
+                for number in numbers {
+                    let number = usize::try_from(number).unwrap();
+                    if offset < lens[number].cast_signed() {
+                        found = lens[..number].iter().sum::<u64>().cast_signed() + offset;
+                        break;
+                    }
+                    offset -= lens[number].cast_signed();
+                }
+                (&**child, start + found)
+            }
             Tree::Slice { start, step, num_records, parent_len, child } => {
                 let (epoch, offset) = split(*num_records);
                 (&**child, start + offset * step + epoch * parent_len.cast_signed())
@@ -539,6 +566,7 @@ mod tests {
             Tree::Tap { child, .. }
             | Tree::Shuffle { child, .. }
             | Tree::WindowShuffle { child, .. }
+            | Tree::GroupShuffle { child, .. }
             | Tree::Slice { child, .. }
             | Tree::Wrap { child, .. }
             | Tree::Take { child, .. }
@@ -567,6 +595,7 @@ mod tests {
             }
             Tree::Shuffle { child, .. }
             | Tree::WindowShuffle { child, .. }
+            | Tree::GroupShuffle { child, .. }
             | Tree::Slice { child, .. }
             | Tree::Wrap { child, .. }
             | Tree::Take { child, .. }
@@ -609,6 +638,7 @@ mod tests {
                             seed,
                             child: child.clone(),
                         },
+                        Tree::GroupShuffle { lens: vec![n, 3, m, 1], seed, child: child.clone() },
                         Tree::Slice {
                             start: 5,
                             step,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::floor::FloorDivisor;
+use super::groups::Groups;
 use super::mix::{MixSchedule, RecentChoices};
 use super::orders::{Run, overflow_error};
 use super::window::Windows;
@@ -16,6 +17,7 @@ pub(crate) enum Stage {
     Tap { column: usize, part: u32, child: Box<Stage> },
     Shuffle { num_records: FloorDivisor, epoch_len: i64, seed: u32, child: Box<Stage> },
     WindowShuffle { windows: Windows, seed: u32, child: Box<Stage> },
+    GroupShuffle { groups: Groups, child: Box<Stage> },
     Slice { start: i64, step: i64, num_records: FloorDivisor, parent_len: i64, child: Box<Stage> },
     Wrap { num_records: FloorDivisor, child: Box<Stage> },
     Take { indices: Arc<[i64]>, num_records: FloorDivisor, parent_len: i64, child: Box<Stage> },

@@ -54,6 +54,16 @@ pub enum Tree {
         /// The parent stage.
         child: Box<Tree>,
     },
+    /// Groups of consecutive records in random order, each in its own order; epoch `e` has the seed
+    /// `seed + e`.
+    GroupShuffle {
+        /// Records of each group.
+        lens: Vec<u64>,
+        /// The seed of epoch 0.
+        seed: u32,
+        /// The parent stage.
+        child: Box<Tree>,
+    },
     /// Every `step`-th record from `start` on.
     Slice {
         /// The first record taken from an epoch of the parent.

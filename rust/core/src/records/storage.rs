@@ -86,7 +86,10 @@ impl<'a> Reader<'a> {
     }
 
     /// Fills `out` from position `at`.
-    pub(crate) fn read_at(&self, out: &mut [u8], at: u64) -> Result<()> {
+    ///
+    /// # Errors
+    /// If the file cannot be read or ends too early.
+    pub fn read_at(&self, out: &mut [u8], at: u64) -> Result<()> {
         self.latency.measure(out.len(), || self.bytes.read_at(out, at))
     }
 

@@ -1,0 +1,185 @@
+"""Parquet files as a sequential dataset; `grainmill.experimental` has its name."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+from grainmill._dataset.iter_dataset import IterDataset
+from grainmill._dataset.iterator import DatasetIterator
+from grainmill._dataset.map_dataset import MapDataset
+from grainmill._dataset.stages import InterleaveIterDataset
+from grainmill._native import ParquetFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_CYCLE_LENGTH: Final = 16
+_CACHE_BYTES: Final = 64 << 20
+# Rows are converted in blocks of about this many bytes.
+_BLOCK_BYTES: Final = 1 << 20
+_MAX_BLOCK_LEN: Final = 4096
+# Arguments of `pyarrow.parquet.ParquetFile` that change how a file is read, not what is read.
+_WITHOUT_EFFECT: Final = frozenset(
+    {
+        "buffer_size",
+        "memory_map",
+        "page_checksum_verification",
+        "pre_buffer",
+        "thrift_container_size_limit",
+        "thrift_string_size_limit",
+    }
+)
+
+
+class ParquetIterDataset(IterDataset[dict[str, Any]]):
+    """The rows of Parquet files, one after another, as dicts from column names to values.
+
+    Values are those that Grain gives: NumPy scalars for numbers and times, `str`, `bytes`, arrays
+    for lists, dicts for structures. In a row group where an integer column has nulls, its values
+    are floats and the nulls NaN; `grain.sources.ParquetDataSource` keeps integers and has random
+    access. Rows are converted in blocks, so the size of row groups does not matter. Several files
+    are interleaved, up to 16 at a time.
+
+    Args:
+        path: A path, or a sequence of paths.
+        **read_kwargs: Arguments of `pyarrow.parquet.ParquetFile`, which is not used; those that
+            only say how to read have no effect, others are refused. Besides, `columns` selects
+            columns.
+
+    Raises:
+        TypeError: An argument is unknown.
+        ValueError: An argument has a value that is not supported.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> import pyarrow.parquet as pq
+        >>> pq.write_table(pa.table({"x": [1.5, 2.5], "y": ["a", "b"]}), "rows.parquet")
+        >>> for row in grain.experimental.ParquetIterDataset("rows.parquet"):
+        ...     print(float(row["x"]), row["y"])
+        1.5 a
+        2.5 b
+    """
+
+    def __init__(self, path: str | Sequence[str], **read_kwargs: Any) -> None:
+        super().__init__()
+        _check(read_kwargs)
+        is_one = isinstance(path, str | os.PathLike)
+        self._paths: list[str] = [os.fspath(path)] if is_one else list(path)  # type: ignore[arg-type]
+        self._read_kwargs = read_kwargs
+
+    def __iter__(self) -> DatasetIterator[dict[str, Any]]:
+        if len(self._paths) == 1:
+            return ParquetDatasetIterator(self._paths[0], **self._read_kwargs)
+        one = functools.partial(ParquetIterDataset, **self._read_kwargs)
+        files = MapDataset.source(self._paths).map(one)
+        return InterleaveIterDataset(files, cycle_length=_CYCLE_LENGTH).__iter__()
+
+    def set_slice(
+        self,
+        sl: slice,
+        sequential_slice: bool = False,  # noqa: ARG002, FBT001, FBT002 - as programs call it
+    ) -> None:
+        """Restricts it, in place, to some of its files; a second call restricts it further.
+
+        Args:
+            sl: The slice of the paths, such as `slice(shard_index, None, shard_count)`.
+            sequential_slice: Has no effect: files are dealt out one by one in any case.
+        """
+        self._paths = self._paths[sl]
+
+    def __str__(self) -> str:
+        return f"ParquetIterDataset(paths={len(self._paths)})"
+
+
+class ParquetDatasetIterator(DatasetIterator[dict[str, Any]]):
+    """Reads the rows of one file in order.
+
+    Args:
+        path: The path of the file.
+        **read_kwargs: See `ParquetIterDataset`.
+    """
+
+    def __init__(self, path: str, **read_kwargs: Any) -> None:
+        super().__init__()
+        _check(read_kwargs)
+        self._files = ParquetFiles(
+            [(path if "://" in path else os.path.abspath(path), None)],  # noqa: PTH100 - not a `Path`
+            read_kwargs.get("columns"),
+            _CACHE_BYTES,
+        )
+        self._lens = self._files.row_group_lens()[0]
+        self._starts = [0, *itertools.accumulate(self._lens)]
+        row_byte_len = max(1.0, self._files.mean_byte_len)
+        self._block_len = max(1, min(_MAX_BLOCK_LEN, int(_BLOCK_BYTES / row_byte_len)))
+        self._row_group = 0
+        self._index = 0
+        # The rows of a row group from some index on.
+        self._block: list[dict[str, Any]] = []
+        self._block_start = 0
+
+    def __next__(self) -> dict[str, Any]:
+        at = self._index - self._block_start
+        if at >= len(self._block):
+            self._read_block()
+            at = 0
+        row = self._block[at]
+        self._index += 1
+        return row
+
+    def _read_block(self) -> None:
+        group, index = self._row_group, self._index
+        while group < len(self._lens) and index >= self._lens[group]:
+            group, index = group + 1, 0
+        if group >= len(self._lens):
+            raise StopIteration
+        start, length = self._starts[group], self._lens[group]
+        count = min(self._block_len, length - index)
+        self._block = self._files.read_like_pandas(start, length, start + index, count)
+        self._row_group, self._index, self._block_start = group, index, index
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the row group, and the index in it of the next row."""
+        return {"row_group": self._row_group, "index_within_row_group": self._index}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continues at a row.
+
+        Args:
+            state: What `get_state` returned.
+
+        Raises:
+            ValueError: The file has no such row group.
+        """
+        group = operator.index(state["row_group"])
+        index = operator.index(state["index_within_row_group"])
+        is_start = (group, index) == (0, 0)
+        if index < 0 or not (0 <= group < len(self._lens) or is_start):
+            raise ValueError(
+                f"state was saved in row group {group}, at index {index}, but the file has "
+                f"{len(self._lens)} row groups; restore needs the same file"
+            )
+        self._row_group, self._index = group, index
+        self._block, self._block_start = [], index
+
+
+def _check(read_kwargs: dict[str, Any]) -> None:
+    for name, value in read_kwargs.items():
+        if name in _WITHOUT_EFFECT or name == "columns":
+            continue
+        if name == "filesystem":
+            if value is not None and not type(value).__name__.startswith("Local"):
+                raise ValueError(
+                    f"`filesystem` must be None or a local one, got {type(value).__name__}"
+                )
+            continue
+        if name in {"coerce_int96_timestamp_unit", "decryption_properties", "read_dictionary"} or (
+            name in {"common_metadata", "metadata", "arrow_extensions_enabled"}
+        ):
+            if value is not None:
+                raise ValueError(f"`{name}` is not supported, got {value!r}")
+            continue
+        raise TypeError(f"ParquetFile.__init__() got an unexpected keyword argument '{name}'")

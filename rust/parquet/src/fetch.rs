@@ -1,0 +1,228 @@
+//! Reads byte ranges of a file: joined where they are close, many at a time where storage is slow.
+
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use bytes::{Buf, Bytes};
+use grainmill_core::pipeline::pool;
+use grainmill_core::records::storage::{ReadAt, Reader};
+use grainmill_core::records::storage_latency::StorageLatency;
+use grainmill_core::try_alloc::try_with_capacity;
+use grainmill_core::{Error, Result};
+use parquet::errors::ParquetError;
+use parquet::file::reader::{ChunkReader, Length};
+
+/// Ranges with a smaller gap between them are read together.
+const MAX_GAP: u64 = 16 << 10;
+/// The same where a read has to wait for storage.
+const MAX_SLOW_GAP: u64 = 256 << 10;
+/// Ranges are not joined beyond this length.
+const MAX_JOINED: u64 = 8 << 20;
+/// How many reads are in flight where storage is slow.
+const MAX_IN_FLIGHT: usize = 128;
+/// What a reader of headers fetches at once.
+const WINDOW: u64 = 8 << 10;
+
+/// A file that was opened for some reads.
+#[derive(Debug, Clone)]
+pub(crate) struct OpenFile {
+    pub(crate) bytes: Arc<dyn ReadAt>,
+    pub(crate) latency: Arc<StorageLatency>,
+    pub(crate) byte_len: u64,
+}
+
+impl OpenFile {
+    /// The bytes in `range`, which must lie in the file.
+    pub(crate) fn read(&self, range: Range<u64>) -> Result<Bytes> {
+        let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+        let mut out = try_with_capacity(len, || format!("{len} bytes of a Parquet file"))?;
+        out.resize(len, 0);
+        Reader::new(&*self.bytes, &self.latency).read_at(&mut out, range.start)?;
+        Ok(out.into())
+    }
+}
+
+/// Parts of a file in memory; the rest is read when asked for.
+#[derive(Debug, Clone)]
+pub(crate) struct Fetched {
+    file: OpenFile,
+    /// Sorted by where they start.
+    parts: Vec<(u64, Bytes)>,
+}
+
+impl Fetched {
+    /// Fetches `ranges` of each file; returns one for each file.
+    pub(crate) fn of(requests: Vec<(OpenFile, Vec<Range<u64>>)>) -> Result<Vec<Arc<Self>>> {
+        let mut reads = Vec::new();
+        for (number, (file, ranges)) in requests.iter().enumerate() {
+            let gap = if file.latency.is_slow() { MAX_SLOW_GAP } else { MAX_GAP };
+            for range in joined(ranges.clone(), gap) {
+                reads.push((number, file.clone(), range));
+            }
+        }
+        let mut parts: Vec<Vec<(u64, Bytes)>> = requests.iter().map(|_| Vec::new()).collect();
+        for (number, at, bytes) in all(reads)? {
+            parts[number].push((at, bytes));
+        }
+        let fetched = requests.into_iter().zip(parts).map(|((file, _), mut parts)| {
+            parts.sort_unstable_by_key(|&(at, _)| at);
+            Arc::new(Self { file, parts })
+        });
+        Ok(fetched.collect())
+    }
+
+    /// The bytes in `range`; without a copy if they were fetched.
+    pub(crate) fn get(&self, range: Range<u64>) -> Result<Bytes> {
+        match self.part(&range) {
+            Some(bytes) => Ok(bytes),
+            None if range.start <= range.end && range.end <= self.file.byte_len => {
+                self.file.read(range)
+            }
+            None => Err(Error::OutOfRange(format!("bytes {range:?} lie outside the file"))),
+        }
+    }
+
+    fn part(&self, range: &Range<u64>) -> Option<Bytes> {
+        let after = self.parts.partition_point(|&(at, _)| at <= range.start);
+        let (at, bytes) = self.parts.get(after.checked_sub(1)?)?;
+        let start = usize::try_from(range.start - at).ok()?;
+        let end = usize::try_from(range.end.checked_sub(*at)?).ok()?;
+        (start <= end && end <= bytes.len()).then(|| bytes.slice(start..end))
+    }
+
+    /// The fetched bytes from `at` on, or some that are read now, up to `end`.
+    pub(crate) fn window(&self, at: u64, end: u64, min_len: u64) -> Result<Bytes> {
+        let after = self.parts.partition_point(|&(start, _)| start <= at);
+        if let Some((start, bytes)) = after.checked_sub(1).map(|before| &self.parts[before]) {
+            let skipped = usize::try_from(at - start).unwrap_or(usize::MAX);
+            let len = usize::try_from(end.saturating_sub(at)).unwrap_or(usize::MAX);
+            if skipped < bytes.len() {
+                let held = (bytes.len() - skipped).min(len);
+                if held as u64 >= min_len.min(end - at) {
+                    return Ok(bytes.slice(skipped..skipped + held));
+                }
+            }
+        }
+        self.file.read(at..end.min(at.saturating_add(min_len.max(WINDOW))))
+    }
+}
+
+fn joined(mut ranges: Vec<Range<u64>>, max_gap: u64) -> Vec<Range<u64>> {
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut joined: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last)
+                if range.start <= last.end.saturating_add(max_gap)
+                    && (range.start < last.end || range.end - last.start <= MAX_JOINED) =>
+            {
+                last.end = last.end.max(range.end);
+            }
+            _ => joined.push(range),
+        }
+    }
+    joined
+}
+
+type Read = (usize, OpenFile, Range<u64>);
+type Done = (usize, u64, Bytes);
+
+/// Reads that several threads do.
+struct Shared {
+    /// Those that no thread has taken, and the results of the others.
+    left: Mutex<(Vec<Read>, Vec<Result<Done>>)>,
+    done: Condvar,
+}
+
+/// Does all `reads`.
+fn all(reads: Vec<Read>) -> Result<Vec<Done>> {
+    let read = |(number, file, range): Read| Ok((number, range.start, file.read(range)?));
+    if reads.len() < 2 || !reads.iter().any(|(_, file, _)| file.latency.is_slow()) {
+        return reads.into_iter().map(read).collect();
+    }
+    let num_reads = reads.len();
+    let shared = Arc::new(Shared { left: Mutex::new((reads, Vec::new())), done: Condvar::new() });
+    let job = || -> Box<dyn FnOnce() + Send> {
+        let shared = Arc::clone(&shared);
+        Box::new(move || {
+            loop {
+                let mut left = shared.left.lock().unwrap_or_else(PoisonError::into_inner);
+                let Some((number, file, range)) = left.0.pop() else { break };
+                drop(left);
+                let at = range.start;
+                let result = file.read(range).map(|bytes| (number, at, bytes));
+                left = shared.left.lock().unwrap_or_else(PoisonError::into_inner);
+                left.1.push(result);
+                drop(left);
+                shared.done.notify_all();
+            }
+        })
+    };
+    pool::submit(num_reads.min(MAX_IN_FLIGHT), job);
+    let mut left = shared.left.lock().unwrap_or_else(PoisonError::into_inner);
+    while left.1.len() < num_reads {
+        left = shared.done.wait(left).unwrap_or_else(PoisonError::into_inner);
+    }
+    left.1.drain(..).collect()
+}
+
+impl Length for Fetched {
+    fn len(&self) -> u64 {
+        self.file.byte_len
+    }
+}
+
+impl ChunkReader for Fetched {
+    type T = FetchedReader;
+
+    fn get_read(&self, start: u64) -> Result<FetchedReader, ParquetError> {
+        let window = self.window(start, self.file.byte_len.max(start), 1).map_err(external)?;
+        Ok(FetchedReader { file: self.file.clone(), at: start + window.len() as u64, window })
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        let end = start.checked_add(length as u64);
+        let end = end.ok_or_else(|| ParquetError::EOF("a page beyond the file".to_owned()))?;
+        self.get(start..end).map_err(external)
+    }
+}
+
+/// Reads on from some place in a file.
+#[derive(Debug)]
+pub(crate) struct FetchedReader {
+    file: OpenFile,
+    /// Where the bytes after `window` are.
+    at: u64,
+    window: Bytes,
+}
+
+impl io::Read for FetchedReader {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if self.window.is_empty() && self.at < self.file.byte_len {
+            let end = self.file.byte_len.min(self.at + WINDOW);
+            self.window = self.file.read(self.at..end).map_err(io::Error::other)?;
+            self.at = end;
+        }
+        let len = out.len().min(self.window.len());
+        self.window.copy_to_slice(&mut out[..len]);
+        Ok(len)
+    }
+}
+
+fn external(error: Error) -> ParquetError {
+    ParquetError::External(Box::new(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn close_ranges_are_joined_and_long_ones_are_not() {
+        assert_eq!(joined(vec![20..30, 0..10, 5..12], 8), [0..30]);
+        assert_eq!(joined(vec![20..30, 0..10], 8), [0..10, 20..30]);
+        let long = MAX_JOINED;
+        assert_eq!(joined(vec![0..long, long..long + 1], 8), [0..long, long..long + 1]);
+    }
+}

@@ -1,0 +1,339 @@
+//! Where the pages of a stored column are, and how many rows are decoded at once.
+//!
+//! If the file has an offset index, it lists the pages. Otherwise the headers of the pages are read
+//! once, one after another, except for repeated values in pages of the older form: how many rows
+//! such a page holds is only known once it is decoded.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use grainmill_core::Result;
+use parquet::file::metadata::ColumnChunkMetaData;
+use parquet::file::page_index::offset_index::PageLocation;
+
+use crate::fetch::{Fetched, OpenFile};
+use crate::schema::corrupt;
+use crate::thrift::{self, PageHeader, PageKind, PageSpan, Problem};
+
+/// A shorter chunk is fetched whole to read its page headers.
+const MAX_WHOLE: u64 = 1 << 20;
+/// The same where a read has to wait for storage.
+const MAX_SLOW_WHOLE: u64 = 64 << 20;
+/// Statistics in a page header may be long, but not longer.
+const MAX_HEADER: u64 = 16 << 20;
+/// An index has some bytes for each page.
+const MAX_INDEX: u64 = 256 << 20;
+/// Pages are decoded together up to this stored length, since each decoding has a fixed cost.
+const MIN_UNIT_BYTES: u64 = 32 << 10;
+/// More rows are not decoded at once.
+const MAX_UNIT_ROWS: u64 = 1 << 20;
+/// If the pages of a larger column chunk are not known, it is decoded in parts of this length.
+const UNINDEXED_UNIT_BYTES: u64 = 64 << 20;
+/// A chunk whose pages are not known is fetched whole up to this length, else page by page.
+const MAX_FETCHED: u64 = 64 << 20;
+
+/// The limits of what is decoded: a damaged or hostile file may claim anything.
+const MAX_PAGE_BYTES: u64 = 1 << 30;
+const MAX_VALUES: u64 = 1 << 27;
+/// Pages up to this length may have any ratio of compression, others this one.
+const FREE_PAGE_BYTES: u64 = 16 << 20;
+const MAX_RATIO: u64 = 2048;
+
+/// One column chunk of one row group.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    /// Its bytes, a dictionary first if there is one.
+    pub(crate) chunk: Range<u64>,
+    /// Its data pages, in order; None if it is not known which rows they hold.
+    pub(crate) pages: Option<Vec<PageSpan>>,
+    /// How many rows it has.
+    num_rows: u64,
+}
+
+/// What the pages to decode contain, by their headers.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Contents {
+    /// Number of values.
+    pub(crate) num_values: u64,
+    /// Length of the decompressed dictionary, if there is one.
+    pub(crate) dictionary_len: u64,
+}
+
+/// The place of a column chunk, for messages.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub(crate) path: &'a str,
+    pub(crate) row_group: usize,
+    pub(crate) column: &'a ColumnChunkMetaData,
+}
+
+impl Place<'_> {
+    pub(crate) fn corrupt(&self, problem: &str) -> grainmill_core::Error {
+        let name = self.column.column_path().string();
+        let place = format!("row group {}, column `{name}`", self.row_group);
+        corrupt(self.path, &place, &problem)
+    }
+
+    fn corrupt_page(&self, at: u64, problem: &str) -> grainmill_core::Error {
+        self.corrupt(&format!("page at byte {at}: {problem}"))
+    }
+}
+
+impl Layout {
+    /// Finds the pages of the column chunk at `place`, in a row group of `num_rows` rows.
+    pub(crate) fn read(place: Place<'_>, num_rows: u64, file: &OpenFile) -> Result<Self> {
+        let chunk = chunk(place, file.byte_len)?;
+        let descr = place.column.column_descr();
+        if descr.max_rep_level() == 0 && place.column.num_values().cast_unsigned() != num_rows {
+            let found = place.column.num_values();
+            return Err(place.corrupt(&format!("has {found} values for {num_rows} rows")));
+        }
+        let index = match (place.column.offset_index_offset(), place.column.offset_index_length()) {
+            (Some(offset), Some(len)) => {
+                let (offset, len) = (offset.cast_unsigned(), i64::from(len).cast_unsigned());
+                let end = offset.checked_add(len).filter(|&end| end <= file.byte_len);
+                match end {
+                    Some(end) if len <= MAX_INDEX => Some(file.read(offset..end)?),
+                    _ => return Err(place.corrupt("its offset index lies outside the file")),
+                }
+            }
+            _ => None,
+        };
+        let pages = match index {
+            Some(bytes) => {
+                let pages = thrift::offset_index(&bytes);
+                let pages = pages.map_err(|_| place.corrupt("damaged offset index"))?;
+                // Some writers list pages in which no row begins: then the pages are read in order.
+                fits(&pages, &chunk, num_rows).then_some(pages)
+            }
+            None => scanned(place, &chunk, num_rows, file)?,
+        };
+        Ok(Self { chunk, pages, num_rows })
+    }
+
+    /// The ranges of the file that hold `rows`.
+    pub(crate) fn ranges(&self, rows: &Range<u64>) -> Vec<Range<u64>> {
+        let Some(pages) = &self.pages else {
+            let is_short = self.chunk.end - self.chunk.start <= MAX_FETCHED;
+            return if is_short { vec![self.chunk.clone()] } else { Vec::new() };
+        };
+        let mut ranges: Vec<_> = self.dictionary().into_iter().collect();
+        let held = Self::pages_of(pages, rows);
+        ranges.extend(held.iter().map(|page| page.offset..page.offset + page.len));
+        ranges
+    }
+
+    /// The bytes before the first data page.
+    fn dictionary(&self) -> Option<Range<u64>> {
+        let first = self.pages.as_ref()?.first()?.offset;
+        (first > self.chunk.start).then_some(self.chunk.start..first)
+    }
+
+    fn pages_of<'a>(pages: &'a [PageSpan], rows: &Range<u64>) -> &'a [PageSpan] {
+        let first = pages.partition_point(|page| page.first_row <= rows.start).saturating_sub(1);
+        let end = pages.partition_point(|page| page.first_row < rows.end);
+        &pages[first.min(end)..end]
+    }
+
+    /// The pages in the form of the crate.
+    pub(crate) fn locations(&self) -> Option<Vec<PageLocation>> {
+        let location = |page: &PageSpan| PageLocation {
+            offset: page.offset.cast_signed(),
+            compressed_page_size: i32::try_from(page.len).unwrap_or(i32::MAX),
+            first_row_index: page.first_row.cast_signed(),
+        };
+        Some(self.pages.as_ref()?.iter().map(location).collect())
+    }
+
+    /// Reads the headers of the pages that hold `rows`, and checks that decoding them stays within
+    /// the limits.
+    pub(crate) fn check(
+        &self,
+        place: Place<'_>,
+        rows: &Range<u64>,
+        bytes: &Fetched,
+    ) -> Result<Contents> {
+        let mut contents = Contents::default();
+        let mut add = |at: u64, header: &PageHeader| {
+            if header.decoded_len > MAX_PAGE_BYTES
+                || header.decoded_len > FREE_PAGE_BYTES.max(header.stored_len * MAX_RATIO)
+            {
+                let text = format!(
+                    "{} bytes would be decompressed to {}, which is more than is plausible",
+                    header.stored_len, header.decoded_len
+                );
+                return Err(place.corrupt_page(at, &text));
+            }
+            if header.kind == PageKind::Dictionary {
+                contents.dictionary_len += header.decoded_len;
+            } else {
+                contents.num_values += header.num_values;
+            }
+            Ok(())
+        };
+        let Some(pages) = &self.pages else {
+            let mut at = self.chunk.start;
+            while at < self.chunk.end {
+                let header = header_at(place, at, self.chunk.end, bytes)?;
+                add(at, &header)?;
+                at += header.header_len + header.stored_len;
+            }
+            return checked(place, contents);
+        };
+        if let Some(dictionary) = self.dictionary() {
+            let header = header_at(place, dictionary.start, dictionary.end, bytes)?;
+            if header.kind != PageKind::Dictionary {
+                return Err(place.corrupt_page(dictionary.start, "is no dictionary"));
+            }
+            add(dictionary.start, &header)?;
+        }
+        let is_flat = place.column.column_descr().max_rep_level() == 0;
+        for page in Self::pages_of(pages, rows) {
+            let header = header_at(place, page.offset, page.offset + page.len, bytes)?;
+            if !matches!(header.kind, PageKind::Data | PageKind::DataV2) {
+                return Err(place.corrupt_page(page.offset, "is no data page"));
+            }
+            // An index has no checksum: a wrong one would give the rows of others.
+            let after = pages.partition_point(|other| other.first_row <= page.first_row);
+            let next = pages.get(after).map_or(self.num_rows, |next| next.first_row);
+            let found = header.num_rows.or(is_flat.then_some(header.num_values));
+            if found.is_some_and(|found| found != next - page.first_row) {
+                return Err(place.corrupt_page(page.offset, "has other rows than its index says"));
+            }
+            add(page.offset, &header)?;
+        }
+        checked(place, contents)
+    }
+}
+
+fn checked(place: Place<'_>, contents: Contents) -> Result<Contents> {
+    if contents.num_values > MAX_VALUES {
+        let text = format!("{} values at once are more than is plausible", contents.num_values);
+        return Err(place.corrupt(&text));
+    }
+    Ok(contents)
+}
+
+/// The bytes of a column chunk.
+fn chunk(place: Place<'_>, file_len: u64) -> Result<Range<u64>> {
+    let column = place.column;
+    let start = column.dictionary_page_offset().unwrap_or(column.data_page_offset());
+    let range = u64::try_from(start).ok().zip(u64::try_from(column.compressed_size()).ok());
+    match range.and_then(|(start, len)| Some(start..start.checked_add(len)?)) {
+        Some(chunk) if chunk.end <= file_len => Ok(chunk),
+        _ => Err(place.corrupt("its pages lie outside the file")),
+    }
+}
+
+/// Whether an index lists pages of the chunk, in order, each with the row that it begins with.
+fn fits(pages: &[PageSpan], chunk: &Range<u64>, num_rows: u64) -> bool {
+    let is_in_order = pages.windows(2).all(|pair| {
+        pair[0].first_row < pair[1].first_row
+            && pair[0].offset.checked_add(pair[0].len).is_some_and(|end| end <= pair[1].offset)
+    });
+    let first = pages.first().is_none_or(|page| page.first_row == 0 && page.offset >= chunk.start);
+    let last = pages.last().is_none_or(|page| {
+        let end = page.offset.checked_add(page.len);
+        page.first_row < num_rows && end.is_some_and(|end| end <= chunk.end)
+    });
+    is_in_order && first && last && pages.is_empty() == (num_rows == 0)
+}
+
+/// Reads all page headers of a chunk.
+fn scanned(
+    place: Place<'_>,
+    chunk: &Range<u64>,
+    num_rows: u64,
+    file: &OpenFile,
+) -> Result<Option<Vec<PageSpan>>> {
+    let len = chunk.end - chunk.start;
+    let max_whole = if file.latency.is_slow() { MAX_SLOW_WHOLE } else { MAX_WHOLE };
+    let ranges = if len <= max_whole { vec![chunk.clone()] } else { Vec::new() };
+    let fetched = Fetched::of(vec![(file.clone(), ranges)])?.remove(0);
+    let is_flat = place.column.column_descr().max_rep_level() == 0;
+    let (mut at, mut row, mut pages) = (chunk.start, 0_u64, Vec::new());
+    while at < chunk.end {
+        let header = header_at(place, at, chunk.end, &fetched)?;
+        let len = header.header_len + header.stored_len;
+        match (header.kind, header.num_rows) {
+            (PageKind::Dictionary, _) if at == chunk.start => {}
+            (PageKind::Dictionary | PageKind::Other, _) => return Ok(None),
+            (_, Some(num_rows)) => {
+                pages.push(PageSpan { offset: at, len, first_row: row });
+                row = row.saturating_add(num_rows);
+            }
+            _ if is_flat => {
+                pages.push(PageSpan { offset: at, len, first_row: row });
+                row = row.saturating_add(header.num_values);
+            }
+            _ => return Ok(None),
+        }
+        at += len;
+    }
+    if row != num_rows {
+        return Err(place.corrupt(&format!("its pages have {row} rows of {num_rows}")));
+    }
+    // A page without rows has no place in such a list.
+    let ends = pages.iter().skip(1).map(|page| page.first_row).chain([num_rows]);
+    if pages.iter().zip(ends).any(|(page, end)| page.first_row == end) {
+        return Ok(None);
+    }
+    Ok(Some(pages))
+}
+
+/// The page header at `at`; header and page must end before `end`.
+fn header_at(place: Place<'_>, at: u64, end: u64, bytes: &Fetched) -> Result<PageHeader> {
+    let mut min_len = 1;
+    let header = loop {
+        let window: Bytes = bytes.window(at, end, min_len)?;
+        match thrift::page_header(&window) {
+            Ok(header) => break header,
+            Err(Problem::Short) if (window.len() as u64) < (end - at).min(MAX_HEADER) => {
+                min_len = 8 * window.len() as u64;
+            }
+            Err(_) => return Err(place.corrupt_page(at, "damaged header")),
+        }
+    };
+    if header.header_len + header.stored_len > end - at {
+        return Err(place.corrupt_page(at, "extends beyond the end of its column"));
+    }
+    Ok(header)
+}
+
+/// The first row of each unit of a column that is decoded at once, in a row group of `num_rows` rows.
+/// `leaves` are the column's stored columns, with their uncompressed length.
+pub(crate) fn units(leaves: &[(&Layout, u64)], num_rows: u64) -> Vec<u64> {
+    let longest = leaves.iter().max_by_key(|(layout, _)| layout.chunk.end - layout.chunk.start);
+    let Some((layout, _)) = longest else { return vec![0] };
+    let mut starts = vec![0];
+    let uncompressed: u64 = leaves.iter().fold(0, |sum, (_, len)| sum.saturating_add(*len));
+    let mut max_rows = MAX_UNIT_ROWS;
+    if leaves.iter().any(|(layout, _)| layout.pages.is_none()) {
+        if uncompressed > 4 * UNINDEXED_UNIT_BYTES {
+            max_rows = (UNINDEXED_UNIT_BYTES * num_rows / uncompressed).clamp(1, MAX_UNIT_ROWS);
+        }
+    } else if let Some(pages) = &layout.pages {
+        // A dictionary is decoded with each unit.
+        let dictionary = layout.dictionary().map_or(0, |bytes| bytes.end - bytes.start);
+        let min_len = MIN_UNIT_BYTES.max(dictionary);
+        let mut len = 0;
+        for page in pages {
+            if len >= min_len {
+                starts.push(page.first_row);
+                len = 0;
+            }
+            len += page.len;
+        }
+    }
+    let ends: Vec<u64> = starts.iter().skip(1).copied().chain([num_rows]).collect();
+    let mut split = Vec::with_capacity(starts.len());
+    for (start, end) in starts.into_iter().zip(ends) {
+        split.push(start);
+        let mut next = start + max_rows;
+        while next < end {
+            split.push(next);
+            next += max_rows;
+        }
+    }
+    split
+}

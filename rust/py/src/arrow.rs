@@ -1,0 +1,479 @@
+//! Arrow arrays as NumPy arrays and Python objects.
+
+use grainmill_parquet::Parts;
+use grainmill_parquet::arrow_array::cast::AsArray;
+use grainmill_parquet::arrow_array::types::{
+    Decimal32Type, Decimal64Type, Decimal128Type, Decimal256Type, DecimalType,
+};
+use grainmill_parquet::arrow_array::{Array, ArrayRef, OffsetSizeTrait};
+use grainmill_parquet::arrow_schema::{DataType, TimeUnit};
+use grainmill_parquet::dense::{Dense, list_row, list_values, value_bytes};
+use numpy::{PyArray1, PyUntypedArray};
+use pyo3::exceptions::PyNotImplementedError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+
+use crate::array::RowBytes;
+
+/// Copies of at least this many bytes release the GIL.
+const MIN_DETACHED_BYTES: usize = 64 << 10;
+
+/// What a null becomes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Nulls<'a> {
+    /// `None`; the other values of the column keep their type.
+    None,
+    /// NaN or `NaT` among numbers and times, for which integers become floats; `None` elsewhere.
+    AsPandas(&'a NullTree),
+}
+
+/// Whether a column of which some rows are converted has nulls in any of its rows, and likewise for
+/// the columns nested in it.
+#[derive(Debug, Default)]
+pub(crate) struct NullTree {
+    has_nulls: bool,
+    children: Vec<Self>,
+}
+
+impl NullTree {
+    /// Adds the nulls of `array`.
+    pub(crate) fn add(&mut self, array: &ArrayRef) {
+        self.has_nulls |= array.logical_null_count() > 0;
+        let children: Vec<ArrayRef> = match array.data_type() {
+            DataType::Struct(_) => array.as_struct().columns().to_vec(),
+            DataType::Map(..) => {
+                let map = array.as_map();
+                vec![ArrayRef::clone(map.keys()), ArrayRef::clone(map.values())]
+            }
+            _ => list_values(array).into_iter().collect(),
+        };
+        self.children.resize_with(children.len(), Self::default);
+        for (tree, child) in self.children.iter_mut().zip(&children) {
+            tree.add(child);
+        }
+    }
+
+    /// Whether nulls in a column of this type change how its other values are converted.
+    pub(crate) fn matters(data_type: &DataType) -> bool {
+        match data_type {
+            DataType::Struct(fields) => fields.iter().any(|field| Self::matters(field.data_type())),
+            DataType::List(field)
+            | DataType::LargeList(field)
+            | DataType::FixedSizeList(field, _)
+            | DataType::Map(field, _) => Self::matters(field.data_type()),
+            other => other.is_integer() || *other == DataType::Boolean,
+        }
+    }
+}
+
+impl Nulls<'_> {
+    fn are_none(self) -> bool {
+        matches!(self, Self::None)
+    }
+
+    /// Those of a nested column.
+    fn child(self, number: usize) -> Self {
+        static NO_NULLS: NullTree = NullTree { has_nulls: false, children: Vec::new() };
+        match self {
+            Self::None => Self::None,
+            Self::AsPandas(tree) => Self::AsPandas(tree.children.get(number).unwrap_or(&NO_NULLS)),
+        }
+    }
+}
+
+type Cells<'py> = Vec<Bound<'py, PyAny>>;
+
+/// The values of `array` as objects.
+pub(crate) fn cells<'py>(
+    py: Python<'py>,
+    array: &ArrayRef,
+    nulls: Nulls<'_>,
+) -> PyResult<Cells<'py>> {
+    use DataType::{
+        Binary, Decimal32, Decimal64, Decimal128, Decimal256, FixedSizeBinary, FixedSizeList,
+        LargeBinary, LargeList, LargeUtf8, List, Map, Null, Struct, Time32, Time64, Utf8,
+    };
+    if dtype_name(array.data_type()).is_some() {
+        return number_cells(py, array, nulls);
+    }
+    match array.data_type() {
+        Null => Ok(vec![none(py); array.len()]),
+        Utf8 => Ok(strings::<i32>(py, array)),
+        LargeUtf8 => Ok(strings::<i64>(py, array)),
+        Binary => Ok(binaries(py, array.as_binary::<i32>().iter())),
+        LargeBinary => Ok(binaries(py, array.as_binary::<i64>().iter())),
+        FixedSizeBinary(_) => Ok(binaries(py, array.as_fixed_size_binary().iter())),
+        List(_) | LargeList(_) | FixedSizeList(..) => lists(py, array, nulls),
+        Struct(_) => structs(py, array, nulls),
+        Map(..) => maps(py, array, nulls),
+        Time32(_) | Time64(_) => times(py, array),
+        Decimal32(..) => decimals::<Decimal32Type>(py, array),
+        Decimal64(..) => decimals::<Decimal64Type>(py, array),
+        Decimal128(..) => decimals::<Decimal128Type>(py, array),
+        Decimal256(..) => decimals::<Decimal256Type>(py, array),
+        other => Err(PyNotImplementedError::new_err(format!(
+            "columns of type {other} cannot be read; select others with `columns`"
+        ))),
+    }
+}
+
+/// The rows of a column as an array with a row for each, allocated by `allocate(shape, dtype)`; a
+/// column of structures is a dict of arrays. None if they do not have one shape, or are no numbers.
+pub(crate) fn batch_column<'py>(
+    py: Python<'py>,
+    parts: &Parts,
+    allocate: &Bound<'py, PyAny>,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    if let Some(first) = parts.arrays.first()
+        && let DataType::Struct(fields) = first.data_type()
+    {
+        if parts.arrays.iter().any(|array| array.null_count() > 0) {
+            return Ok(None);
+        }
+        let row = PyDict::new(py);
+        for (number, field) in fields.iter().enumerate() {
+            let child = |array: &ArrayRef| ArrayRef::clone(array.as_struct().column(number));
+            let arrays = parts.arrays.iter().map(child).collect();
+            let child = Parts { arrays, places: parts.places.clone() };
+            let Some(column) = batch_column(py, &child, allocate)? else { return Ok(None) };
+            row.set_item(field.name(), column)?;
+        }
+        return Ok(Some(row.into_any()));
+    }
+    let Some(dense) = parts.dense() else { return Ok(None) };
+    let Some(dtype) = dtype_name(&dense.data_type) else { return Ok(None) };
+    let mut shape = vec![parts.places.len()];
+    shape.extend(&dense.row_shape);
+    let out = allocate.call1((PyTuple::new(py, shape)?, dtype))?;
+    let array = out.cast::<PyUntypedArray>()?.clone();
+    copy(py, &dense, array, parts.places.len())?;
+    Ok(Some(out))
+}
+
+fn copy<'py>(
+    py: Python<'py>,
+    dense: &Dense<'_>,
+    array: Bound<'py, PyUntypedArray>,
+    num_rows: usize,
+) -> PyResult<()> {
+    let mut rows = RowBytes::of(array, 0)?;
+    let out = rows.destination(0, num_rows);
+    if out.len() < MIN_DETACHED_BYTES {
+        dense.copy_to(out);
+    } else {
+        py.detach(|| dense.copy_to(out));
+    }
+    Ok(())
+}
+
+fn none(py: Python<'_>) -> Bound<'_, PyAny> {
+    py.None().into_bound(py)
+}
+
+/// The dtype of arrays of this type; None if its values are no numbers or times of NumPy.
+fn dtype_name(data_type: &DataType) -> Option<&'static str> {
+    Some(match data_type {
+        DataType::Boolean => "bool",
+        DataType::Int8 => "int8",
+        DataType::Int16 => "int16",
+        DataType::Int32 => "int32",
+        DataType::Int64 => "int64",
+        DataType::UInt8 => "uint8",
+        DataType::UInt16 => "uint16",
+        DataType::UInt32 => "uint32",
+        DataType::UInt64 => "uint64",
+        DataType::Float16 => "float16",
+        DataType::Float32 => "float32",
+        DataType::Float64 => "float64",
+        DataType::Timestamp(unit, _) => match unit {
+            TimeUnit::Second => "datetime64[s]",
+            TimeUnit::Millisecond => "datetime64[ms]",
+            TimeUnit::Microsecond => "datetime64[us]",
+            TimeUnit::Nanosecond => "datetime64[ns]",
+        },
+        DataType::Date32 | DataType::Date64 => "datetime64[D]",
+        DataType::Duration(unit) => match unit {
+            TimeUnit::Second => "timedelta64[s]",
+            TimeUnit::Millisecond => "timedelta64[ms]",
+            TimeUnit::Microsecond => "timedelta64[us]",
+            TimeUnit::Nanosecond => "timedelta64[ns]",
+        },
+        _ => return None,
+    })
+}
+
+/// The values of `array`, which are numbers, as a NumPy array; what stands in place of nulls is
+/// unspecified.
+fn numbers<'py>(py: Python<'py>, array: &ArrayRef) -> PyResult<Bound<'py, PyAny>> {
+    let dtype = dtype_name(array.data_type()).unwrap_or("uint8");
+    match array.data_type() {
+        DataType::Boolean => {
+            let values = array.as_boolean().values().iter().collect();
+            Ok(PyArray1::<bool>::from_vec(py, values).into_any())
+        }
+        DataType::Date32 => {
+            // NumPy counts days in 64 bits.
+            let days = value_bytes(array).unwrap_or_default().as_chunks::<4>().0.iter();
+            let days = days.map(|&day| i64::from(i32::from_ne_bytes(day))).collect();
+            PyArray1::<i64>::from_vec(py, days).call_method1("view", (dtype,))
+        }
+        DataType::Date64 => {
+            let times = value_bytes(array).unwrap_or_default().as_chunks::<8>().0.iter();
+            let days = times.map(|&time| i64::from_ne_bytes(time).div_euclid(86_400_000)).collect();
+            PyArray1::<i64>::from_vec(py, days).call_method1("view", (dtype,))
+        }
+        DataType::Float64 => Ok(values_of(py, array, f64::from_ne_bytes)),
+        DataType::Float32 => Ok(values_of(py, array, f32::from_ne_bytes)),
+        DataType::Int64 => Ok(values_of(py, array, i64::from_ne_bytes)),
+        DataType::Int32 => Ok(values_of(py, array, i32::from_ne_bytes)),
+        DataType::UInt8 => Ok(values_of(py, array, u8::from_ne_bytes)),
+        _ => {
+            let bytes = value_bytes(array).unwrap_or_default();
+            PyArray1::<u8>::from_slice(py, bytes).call_method1("view", (dtype,))
+        }
+    }
+}
+
+fn values_of<'py, T: numpy::Element, const N: usize>(
+    py: Python<'py>,
+    array: &ArrayRef,
+    from_bytes: fn([u8; N]) -> T,
+) -> Bound<'py, PyAny> {
+    let (values, _) = value_bytes(array).unwrap_or_default().as_chunks::<N>();
+    let values = values.iter().map(|&bytes| from_bytes(bytes)).collect();
+    PyArray1::<T>::from_vec(py, values).into_any()
+}
+
+/// The values of `array` as pandas has them: a NumPy array; of objects where that needs `None`.
+fn numbers_like_pandas<'py>(
+    py: Python<'py>,
+    array: &ArrayRef,
+    has_nulls: bool,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let values = numbers(py, array)?;
+    if !has_nulls && array.null_count() == 0 {
+        return Ok(Some(values));
+    }
+    let (values, missing) = match array.data_type() {
+        DataType::Boolean => return Ok(None),
+        other if other.is_integer() => {
+            (values.call_method1("astype", ("float64",))?, f64::NAN.into_pyobject(py)?.into_any())
+        }
+        other if other.is_floating() => (values, f64::NAN.into_pyobject(py)?.into_any()),
+        _ => (values, PyString::new(py, "NaT").into_any()),
+    };
+    let mask: Vec<bool> = (0..array.len()).map(|at| array.is_null(at)).collect();
+    values.set_item(PyArray1::from_vec(py, mask), missing)?;
+    Ok(Some(values))
+}
+
+fn number_cells<'py>(py: Python<'py>, array: &ArrayRef, nulls: Nulls<'_>) -> PyResult<Cells<'py>> {
+    let values = match nulls {
+        Nulls::AsPandas(tree) => numbers_like_pandas(py, array, tree.has_nulls)?,
+        Nulls::None => None,
+    };
+    if let Some(values) = values {
+        return values.try_iter()?.collect();
+    }
+    let mut values = numbers(py, array)?;
+    if !nulls.are_none() {
+        values = values.call_method0("tolist")?;
+    }
+    let cells = values.try_iter()?.collect::<PyResult<_>>()?;
+    Ok(with_none(py, array, cells))
+}
+
+/// `cells` with `None` where `array` has a null.
+fn with_none<'py>(py: Python<'py>, array: &ArrayRef, mut cells: Cells<'py>) -> Cells<'py> {
+    if array.null_count() > 0 {
+        for (at, cell) in cells.iter_mut().enumerate() {
+            if array.is_null(at) {
+                *cell = none(py);
+            }
+        }
+    }
+    cells
+}
+
+fn strings<'py, O: OffsetSizeTrait>(py: Python<'py>, array: &ArrayRef) -> Cells<'py> {
+    let cell = |text: Option<&str>| match text {
+        Some(text) => PyString::new(py, text).into_any(),
+        None => none(py),
+    };
+    array.as_string::<O>().iter().map(cell).collect()
+}
+
+fn binaries<'a, 'py>(
+    py: Python<'py>,
+    values: impl Iterator<Item = Option<&'a [u8]>>,
+) -> Cells<'py> {
+    let cell = |bytes: Option<&[u8]>| match bytes {
+        Some(bytes) => PyBytes::new(py, bytes).into_any(),
+        None => none(py),
+    };
+    values.map(cell).collect()
+}
+
+/// Lists as arrays: of numbers, or of objects where the values are none or have nulls.
+fn lists<'py>(py: Python<'py>, array: &ArrayRef, nulls: Nulls<'_>) -> PyResult<Cells<'py>> {
+    let rows: Vec<_> = (0..array.len()).map(|row| list_row(array, row)).collect();
+    let Some(values) = list_values(array) else { return Ok(Vec::new()) };
+    // Only the values of these rows, which may be few of many.
+    let first = rows.iter().flatten().map(|&(start, _)| start).min().unwrap_or(0);
+    let end = rows.iter().flatten().map(|&(start, len)| start + len).max().unwrap_or(first);
+    let values = values.slice(first, end - first);
+    let is_number = dtype_name(values.data_type()).is_some();
+    let nulls = nulls.child(0);
+    let as_numbers = match nulls {
+        _ if !is_number => None,
+        Nulls::AsPandas(tree) => numbers_like_pandas(py, &values, tree.has_nulls)?,
+        Nulls::None if values.null_count() == 0 => Some(numbers(py, &values)?),
+        Nulls::None => None,
+    };
+    if let Some(numbers) = as_numbers {
+        let copy = pyo3::intern!(py, "copy");
+        let cell = |row: &Option<(usize, usize)>| match *row {
+            Some((start, len)) => {
+                let slice = pyo3::types::PySlice::new(
+                    py,
+                    (start - first).cast_signed(),
+                    (start - first + len).cast_signed(),
+                    1,
+                );
+                // A view would keep the memory of all rows.
+                numbers.get_item(slice)?.call_method0(copy)
+            }
+            None => Ok(none(py)),
+        };
+        return rows.iter().map(cell).collect();
+    }
+    let has_nulls = |start: usize, len: usize| {
+        values.null_count() > 0 && values.slice(start, len).null_count() > 0
+    };
+    let cell = |row: &Option<(usize, usize)>| -> PyResult<Bound<'py, PyAny>> {
+        let Some((start, len)) = *row else { return Ok(none(py)) };
+        let start = start - first;
+        let of_row = values.slice(start, len);
+        if is_number && nulls.are_none() && !has_nulls(start, len) {
+            return numbers(py, &of_row);
+        }
+        Ok(object_array(py, cells(py, &of_row, nulls)?))
+    };
+    rows.iter().map(cell).collect()
+}
+
+/// A NumPy array of these objects.
+fn object_array<'py>(py: Python<'py>, cells: Cells<'py>) -> Bound<'py, PyAny> {
+    let cells = cells.into_iter().map(Bound::unbind).collect();
+    PyArray1::<Py<PyAny>>::from_vec(py, cells).into_any()
+}
+
+fn structs<'py>(py: Python<'py>, array: &ArrayRef, nulls: Nulls<'_>) -> PyResult<Cells<'py>> {
+    let structs = array.as_struct();
+    let mut names = Vec::new();
+    let mut columns = Vec::new();
+    for (field, child) in structs.fields().iter().zip(structs.columns()) {
+        names.push(PyString::intern(py, field.name()));
+        columns.push(nested_cells(py, child, nulls.child(columns.len()))?.into_iter());
+    }
+    let mut rows = Vec::with_capacity(array.len());
+    for row in 0..array.len() {
+        let values: Vec<_> = columns.iter_mut().map(Iterator::next).collect();
+        if array.is_null(row) {
+            rows.push(none(py));
+            continue;
+        }
+        let dict = PyDict::new(py);
+        for (name, value) in names.iter().zip(values) {
+            dict.set_item(name, value)?;
+        }
+        rows.push(dict.into_any());
+    }
+    Ok(rows)
+}
+
+/// The values of a column in structures or maps. There, pandas has Python's numbers, and no NaN.
+fn nested_cells<'py>(py: Python<'py>, array: &ArrayRef, nulls: Nulls<'_>) -> PyResult<Cells<'py>> {
+    if let Nulls::AsPandas(tree) = nulls
+        && dtype_name(array.data_type()).is_some()
+        && let Some(values) = numbers_like_pandas(py, array, tree.has_nulls)?
+    {
+        let cells = values.call_method0("tolist")?.try_iter()?.collect::<PyResult<_>>()?;
+        return Ok(with_none(py, array, cells));
+    }
+    cells(py, array, nulls)
+}
+
+/// Maps as lists of pairs.
+fn maps<'py>(py: Python<'py>, array: &ArrayRef, nulls: Nulls<'_>) -> PyResult<Cells<'py>> {
+    let maps = array.as_map();
+    let keys = nested_cells(py, maps.keys(), nulls.child(0))?;
+    let values = nested_cells(py, maps.values(), nulls.child(1))?;
+    let offsets = maps.value_offsets();
+    let cell = |row: usize| {
+        if array.is_null(row) {
+            return Ok(none(py));
+        }
+        let range = to_usize(offsets[row])..to_usize(offsets[row + 1]);
+        let pairs = range.map(|at| (keys[at].clone(), values[at].clone()));
+        Ok(PyList::new(py, pairs.collect::<Vec<_>>())?.into_any())
+    };
+    (0..array.len()).map(cell).collect()
+}
+
+/// Offsets are checked not to be negative.
+fn to_usize(offset: i32) -> usize {
+    usize::try_from(offset).unwrap_or(0)
+}
+
+/// Times of day as `datetime.time`, in whole microseconds.
+fn times<'py>(py: Python<'py>, array: &ArrayRef) -> PyResult<Cells<'py>> {
+    static TIME: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let class = class(py, &TIME, "datetime", "time")?;
+    let bytes = value_bytes(array).unwrap_or_default();
+    let (is_short, per_second) = match array.data_type() {
+        DataType::Time32(TimeUnit::Second) => (true, 1),
+        DataType::Time32(_) => (true, 1_000),
+        DataType::Time64(TimeUnit::Nanosecond) => (false, 1_000_000_000),
+        _ => (false, 1_000_000_i64),
+    };
+    let cell = |row: usize| {
+        if array.is_null(row) {
+            return Ok(none(py));
+        }
+        let count = if is_short {
+            i64::from(i32::from_ne_bytes(bytes.as_chunks::<4>().0[row]))
+        } else {
+            i64::from_ne_bytes(bytes.as_chunks::<8>().0[row])
+        };
+        let (seconds, rest) = (count / per_second, count % per_second);
+        let micros = i128::from(rest) * 1_000_000 / i128::from(per_second);
+        class.call1((seconds / 3600, seconds / 60 % 60, seconds % 60, micros))
+    };
+    (0..array.len()).map(cell).collect()
+}
+
+fn decimals<'py, T: DecimalType>(py: Python<'py>, array: &ArrayRef) -> PyResult<Cells<'py>> {
+    static DECIMAL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let class = class(py, &DECIMAL, "decimal", "Decimal")?;
+    let array = array.as_primitive::<T>();
+    let cell = |row: usize| {
+        if array.is_null(row) {
+            return Ok(none(py));
+        }
+        class.call1((array.value_as_string(row),))
+    };
+    (0..array.len()).map(cell).collect()
+}
+
+fn class<'py>(
+    py: Python<'py>,
+    cache: &'static PyOnceLock<Py<PyAny>>,
+    module: &str,
+    name: &str,
+) -> PyResult<&'py Bound<'py, PyAny>> {
+    let class =
+        cache.get_or_try_init(py, || py.import(module)?.getattr(name).map(Bound::unbind))?;
+    Ok(class.bind(py))
+}

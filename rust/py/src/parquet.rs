@@ -1,0 +1,212 @@
+//! Python bindings of Parquet files: rows as dicts, and columns as arrays.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use grainmill_parquet::{ParquetFiles, Parts};
+use numpy::PyReadonlyArray1;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyString};
+
+use crate::arrow::{NullTree, Nulls, batch_column, cells};
+use crate::error::Raised;
+use crate::storage::storage_of;
+use crate::records::positions;
+
+/// As many rows are read at a time to look for nulls.
+const MAX_SCANNED_ROWS: u64 = 1 << 16;
+
+/// The first of some rows, their number, and the nulls of each column.
+type NullsOf = (u64, u64, Arc<Vec<NullTree>>);
+
+/// Many Parquet files as one sequence of rows.
+#[pyclass(frozen, name = "ParquetFiles", module = "grainmill._native")]
+pub(crate) struct PyParquetFiles {
+    files: ParquetFiles,
+    /// The names of the columns.
+    names: Vec<Py<PyString>>,
+    /// Those of the range of rows that was last converted as pandas does it.
+    nulls: Mutex<Option<NullsOf>>,
+}
+
+#[pymethods]
+impl PyParquetFiles {
+    /// Opens `(path, num_rows)` files; those whose number of rows is given when they are first read.
+    #[new]
+    fn new(
+        py: Python<'_>,
+        paths: Vec<(PathBuf, Option<u64>)>,
+        columns: Option<Vec<String>>,
+        cache_bytes: usize,
+    ) -> Result<Self, Raised> {
+        let storage = storage_of(paths.iter().map(|(path, _)| path))?;
+        let (files, fields) = py.detach(|| {
+            let files = ParquetFiles::open(&storage, paths, columns, cache_bytes)?;
+            let fields = files.fields()?;
+            Ok::<_, Raised>((files, fields))
+        })?;
+        let name = |name: &String| PyString::intern(py, name).unbind();
+        let names = fields.iter().map(|field| name(field.name())).collect();
+        Ok(Self { files, names, nulls: Mutex::default() })
+    }
+
+    fn __len__(&self) -> PyResult<usize> {
+        Ok(usize::try_from(self.files.len())?)
+    }
+
+    /// The number of rows of each file.
+    #[getter]
+    fn num_rows(&self) -> Vec<u64> {
+        self.files.num_rows().collect()
+    }
+
+    /// The number of rows of each row group of each file; opens all files.
+    fn row_group_lens(&self, py: Python<'_>) -> Result<Vec<Vec<u64>>, Raised> {
+        py.detach(|| self.files.row_group_lens()).map_err(Raised::from)
+    }
+
+    /// The name and type of each column.
+    fn column_types(&self) -> Result<Vec<(String, String)>, Raised> {
+        let fields = self.files.fields()?;
+        let column = |field: &grainmill_parquet::arrow_schema::FieldRef| {
+            (field.name().clone(), field.data_type().to_string())
+        };
+        Ok(fields.iter().map(column).collect())
+    }
+
+    /// The approximate size of a row in memory, in bytes.
+    #[getter]
+    fn mean_byte_len(&self, py: Python<'_>) -> f64 {
+        py.detach(|| self.files.mean_byte_len())
+    }
+
+    /// The bytes of decoded pages that are kept.
+    #[getter]
+    fn cached_bytes(&self) -> usize {
+        self.files.cached_bytes()
+    }
+
+    /// Reads so far, their bytes, how many of them were timed, and the seconds those took.
+    fn read_totals(&self) -> (u64, u64, u64, f64) {
+        let totals = self.files.read_totals();
+        (totals.reads, totals.bytes, totals.timed_reads, totals.timed.as_secs_f64())
+    }
+
+    /// The path of the file of row `index`, and the row's number in it.
+    fn locate(&self, index: u64) -> Option<(String, u64)> {
+        let (path, row) = self.files.locate(index)?;
+        Some((path.display().to_string(), row))
+    }
+
+    /// The rows at `indices`, in that order, as dicts.
+    fn read<'py>(
+        &self,
+        py: Python<'py>,
+        indices: PyReadonlyArray1<'py, i64>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let positions = positions(&indices)?;
+        self.read_at(py, &positions, None)
+    }
+
+    /// The rows at `index`, as a dict.
+    fn read_one<'py>(&self, py: Python<'py>, index: u64) -> PyResult<Bound<'py, PyAny>> {
+        self.read_at(py, &[index], None)?.get_item(0)
+    }
+
+    /// The `count` rows from `start` on as pandas has them, in which nulls decide how the other values
+    /// of a column are converted: those in the row group of `group_len` rows from `group_start` on.
+    fn read_like_pandas<'py>(
+        &self,
+        py: Python<'py>,
+        group_start: u64,
+        group_len: u64,
+        start: u64,
+        count: u64,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let positions: Vec<u64> = (start..start.saturating_add(count)).collect();
+        let nulls = py.detach(|| self.nulls_of(group_start, group_len)).map_err(Raised::from)?;
+        self.read_at(py, &positions, Some(&nulls))
+    }
+
+    /// The rows at `indices` as a batch: a dict of arrays, each allocated by a call of
+    /// `allocate(shape, dtype)`. None if a column is not of numbers or of lists of equally many
+    /// numbers, or if it has nulls.
+    fn read_batch<'py>(
+        &self,
+        py: Python<'py>,
+        indices: PyReadonlyArray1<'py, i64>,
+        allocate: Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let positions = positions(&indices)?;
+        let rows = py.detach(|| self.files.read(&positions)).map_err(Raised::from)?;
+        let batch = PyDict::new(py);
+        for (name, parts) in self.names.iter().zip(&rows.columns) {
+            let Some(column) = batch_column(py, parts, &allocate)? else { return Ok(None) };
+            batch.set_item(name, column)?;
+        }
+        Ok(Some(batch))
+    }
+}
+
+impl PyParquetFiles {
+    /// Whether the columns have nulls in these rows, as far as that matters.
+    fn nulls_of(&self, start: u64, len: u64) -> grainmill_core::Result<Arc<Vec<NullTree>>> {
+        let mut last = self.nulls.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((of_start, of_len, nulls)) = &*last
+            && (*of_start, *of_len) == (start, len)
+        {
+            return Ok(Arc::clone(nulls));
+        }
+        let fields = self.files.fields()?;
+        let matter: Vec<usize> =
+            (0..fields.len()).filter(|&at| NullTree::matters(fields[at].data_type())).collect();
+        let mut trees: Vec<NullTree> = fields.iter().map(|_| NullTree::default()).collect();
+        let mut at = start;
+        while at < start + len && !matter.is_empty() {
+            let end = (start + len).min(at + MAX_SCANNED_ROWS);
+            let rows = self.files.read_columns(&(at..end).collect::<Vec<_>>(), &matter)?;
+            for (&number, parts) in matter.iter().zip(&rows.columns) {
+                trees[number].add(&parts.joined()?);
+            }
+            at = end;
+        }
+        let trees = Arc::new(trees);
+        *last = Some((start, len, Arc::clone(&trees)));
+        Ok(trees)
+    }
+
+    fn read_at<'py>(
+        &self,
+        py: Python<'py>,
+        positions: &[u64],
+        nulls: Option<&[NullTree]>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let arrays = py.detach(|| {
+            let rows = self.files.read(positions)?;
+            rows.columns.iter().map(Parts::joined).collect::<Result<Vec<_>, _>>()
+        });
+        let arrays = arrays.map_err(Raised::from)?;
+        let columns = arrays
+            .iter()
+            .enumerate()
+            .map(|(number, array)| {
+                let tree = nulls.and_then(|nulls| nulls.get(number));
+                Ok(cells(py, array, tree.map_or(Nulls::None, Nulls::AsPandas))?.into_iter())
+            })
+            .collect::<PyResult<Vec<_>>>();
+        let mut columns = columns?;
+        let rows = PyList::empty(py);
+        for _ in positions {
+            let row = PyDict::new(py);
+            for (name, column) in self.names.iter().zip(&mut columns) {
+                row.set_item(name, column.next())?;
+            }
+            rows.append(row)?;
+        }
+        Ok(rows)
+    }
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PyParquetFiles>()
+}

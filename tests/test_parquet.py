@@ -1,0 +1,705 @@
+"""Parquet files: rows by position, columns as batches, orders that keep rows close, and damage."""
+
+import datetime
+import decimal
+import os
+import pickle
+import random
+import threading
+
+import grain as real_grain
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import grainmill as grain
+from grainmill._native import GrainmillError
+from grainmill.experimental import ParquetIterDataset
+from grainmill.sources import ParquetDataSource
+
+# What reading a file that has been damaged may raise.
+DAMAGE = (GrainmillError, ValueError, OSError, NotImplementedError)
+
+
+def plain(value):
+    """A value of an element as Python objects without NumPy."""
+    if isinstance(value, np.ndarray):
+        return [plain(one) for one in value]
+    if isinstance(value, np.datetime64 | np.timedelta64):
+        return int(value.astype(np.int64))
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [tuple(plain(one) for one in pair) for pair in value]
+    return value
+
+
+def as_numbers(column):
+    """`column` with times as integers, like `plain`."""
+    kind = column.type
+    if pa.types.is_date64(kind):
+        return column.cast(pa.date32()).cast(pa.int32())
+    if pa.types.is_date32(kind):
+        return column.cast(pa.int32())
+    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
+        return column.cast(pa.int64())
+    return column
+
+
+def rows_of(table):
+    columns = [as_numbers(column).to_pylist() for column in table.columns]
+    return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def value_of(kind, rng):  # noqa: PLR0911, PLR0912 - a line for each type
+    """A random value of an Arrow type."""
+    if pa.types.is_integer(kind):
+        bits = kind.bit_width
+        low = 0 if pa.types.is_unsigned_integer(kind) else -(2 ** (bits - 1))
+        return rng.choice([low, low + 2**bits - 1, rng.randrange(0, 100)])
+    if pa.types.is_floating(kind):
+        return rng.randrange(-64, 64) / 8
+    if pa.types.is_boolean(kind):
+        return rng.random() < 0.5
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return rng.choice(["", "a", "häß", "long " * rng.randrange(20)])
+    if pa.types.is_fixed_size_binary(kind):
+        return rng.randbytes(kind.byte_width)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return rng.randbytes(rng.randrange(12))
+    if pa.types.is_decimal(kind):
+        return decimal.Decimal(rng.randrange(-10000, 10000)).scaleb(-kind.scale)
+    if pa.types.is_time(kind):
+        return datetime.time(rng.randrange(24), rng.randrange(60), rng.randrange(60))
+    if pa.types.is_date(kind):
+        return datetime.date(1970, 1, 1) + datetime.timedelta(rng.randrange(-9999, 9999))
+    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
+        return rng.randrange(-(10**9), 10**9)
+    if pa.types.is_struct(kind):
+        return {field.name: maybe(field.type, rng, 0.2) for field in kind}
+    if pa.types.is_map(kind):
+        keys = rng.sample(["a", "b", "c"], rng.randrange(3))
+        return [(key, maybe(kind.item_type, rng, 0.2)) for key in keys]
+    if pa.types.is_fixed_size_list(kind):
+        return [maybe(kind.value_type, rng, 0.1) for _ in range(kind.list_size)]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return [maybe(kind.value_type, rng, 0.1) for _ in range(rng.randrange(4))]
+    raise AssertionError(kind)
+
+
+def maybe(kind, rng, null_share):
+    return None if rng.random() < null_share else value_of(kind, rng)
+
+
+KINDS = [
+    *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32()),
+    *(pa.uint64(), pa.float16(), pa.float32(), pa.float64(), pa.bool_(), pa.string()),
+    *(pa.large_string(), pa.binary(), pa.large_binary(), pa.binary(3), pa.decimal128(9, 2)),
+    *(pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.date32(), pa.date64()),
+    *(pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")),
+    *(pa.timestamp("us", tz="Europe/Berlin"), pa.duration("ms"), pa.duration("ns")),
+    *(pa.list_(pa.int32()), pa.list_(pa.string()), pa.list_(pa.list_(pa.float32()))),
+    *(pa.large_list(pa.int64()), pa.list_(pa.float32(), 3), pa.map_(pa.string(), pa.int64())),
+    pa.struct([("x", pa.int64()), ("y", pa.string()), ("z", pa.list_(pa.int8()))]),
+    pa.list_(pa.struct([("x", pa.int32()), ("y", pa.bool_())])),
+]
+
+
+@st.composite
+def files(draw):
+    """A random table, and how it is written."""
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    num_rows = draw(st.sampled_from([0, 1, 7, 200]))
+    arrays = {}
+    for number, kind in enumerate(draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=5))):
+        null_share = rng.choice([0, 0, 0.3, 1])
+        values = [maybe(kind, rng, null_share) for _ in range(num_rows)]
+        arrays[f"c{number}"] = pa.array(values, kind)
+        if pa.types.is_string(kind) and rng.random() < 0.3:
+            arrays[f"c{number}"] = arrays[f"c{number}"].dictionary_encode()
+    options = {
+        "row_group_size": rng.choice([1, 13, 100, 1000]),
+        "data_page_size": rng.choice([64, 300, 1 << 20]),
+        "write_batch_size": rng.choice([1, 10, 1024]),
+        "use_dictionary": rng.random() < 0.5,
+        "compression": rng.choice(["none", "snappy", "gzip", "zstd", "lz4", "brotli"]),
+        "data_page_version": rng.choice(["1.0", "2.0"]),
+        "write_page_index": rng.random() < 0.5,
+        "write_page_checksum": rng.random() < 0.5,
+        "store_schema": rng.random() < 0.8,
+    }
+    return pa.table(arrays), options
+
+
+@settings(max_examples=30, deadline=None)
+@given(files(), st.integers(0, 2**32), st.sampled_from([0, 3000, 1 << 29]))
+def test_rows_are_those_of_pyarrow(tmp_path_factory, file, seed, cache_bytes):
+    table, options = file
+    path = tmp_path_factory.mktemp("p") / "x.parquet"
+    pq.write_table(table, path, **options)
+    try:
+        expected = rows_of(pq.read_table(path))
+    except pa.lib.ArrowException:  # with tiny pages, pyarrow writes some lists that it cannot read
+        return
+    source = ParquetDataSource(path, cache_bytes=cache_bytes)
+    assert len(source) == len(expected)
+    found = source.__getitems__(range(len(source)))
+    assert [plain(row) for row in found] == expected
+    rng = random.Random(seed)
+    if expected:
+        index = [rng.randrange(len(expected)) for _ in range(50)]
+        assert [plain(row) for row in source.__getitems__(index)] == [expected[k] for k in index]
+        at = rng.randrange(len(expected))
+        assert plain(source[at]) == expected[at]
+
+
+@settings(max_examples=25, deadline=None)
+@given(files(), st.integers(1, 40))
+def test_batches_are_the_stacked_elements(tmp_path_factory, file, batch_size):
+    table, options = file
+    dense = [name for name in table.column_names if table[name].null_count == 0]
+    dense = [name for name in dense if not pa.types.is_date(table[name].type)]
+    if not dense:
+        return
+    path = tmp_path_factory.mktemp("p") / "x.parquet"
+    pq.write_table(table.select(dense), path, **options)
+    source = ParquetDataSource(path)
+    for name in dense:
+        of_one = grain.MapDataset.source(ParquetDataSource(path, columns=[name]))
+        rows = source.__getitems__(range(len(source)))
+        try:
+            slow = list(
+                grain.MapDataset.source([{name: row[name]} for row in rows]).batch(batch_size)
+            )
+        except Exception as failure:
+            with pytest.raises(type(failure)):
+                list(of_one.batch(batch_size))
+            continue
+        fast = list(of_one.batch(batch_size))
+        assert len(fast) == len(slow)
+        for ours, theirs in zip(fast, slow, strict=True):
+            assert_same(ours, theirs)
+        for ours, theirs in zip(
+            list(of_one.to_iter_dataset().batch(batch_size)), slow, strict=True
+        ):
+            assert_same(ours, theirs)
+
+
+def assert_same(ours, theirs):
+    assert type(ours) is type(theirs)
+    if isinstance(ours, dict):
+        assert ours.keys() == theirs.keys()
+        for name in ours:
+            assert_same(ours[name], theirs[name])
+    elif isinstance(ours, np.ndarray):
+        assert ours.dtype == theirs.dtype
+        assert ours.shape == theirs.shape
+        assert plain(ours) == plain(theirs)
+    else:
+        assert plain(ours) == plain(theirs)
+
+
+def write(path, num_rows=1000, **options):
+    table = pa.table(
+        {
+            "id": np.arange(num_rows),
+            "x": np.arange(num_rows * 4, dtype=np.float32).reshape(num_rows, 4).tolist(),
+            "name": [f"row {k}" for k in range(num_rows)],
+        }
+    ).cast(pa.schema([("id", pa.int64()), ("x", pa.list_(pa.float32())), ("name", pa.string())]))
+    pq.write_table(table, path, **{"row_group_size": 128, **options})
+    return table
+
+
+def test_values_have_the_documented_types(tmp_path):
+    table = pa.table(
+        {
+            "i": pa.array([1, None], pa.int16()),
+            "f": pa.array([1.5, 2.5], pa.float32()),
+            "b": pa.array([True, None]),
+            "s": pa.array(["a", None]),
+            "bin": pa.array([b"a", b"b"]),
+            "l": pa.array([[1, 2], [3, None]]),
+            "ls": pa.array([["a"], None]),
+            "t": pa.array([1, None], pa.timestamp("ms", tz="UTC")),
+            "d": pa.array([datetime.date(2020, 1, 2), None]),
+            "st": pa.array([{"x": 1}, None]),
+            "m": pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int64())),
+            "dec": pa.array([decimal.Decimal("1.20"), None]),
+        }
+    )
+    pq.write_table(table, tmp_path / "x.parquet")
+    one, two = ParquetDataSource(tmp_path / "x.parquet").__getitems__([0, 1])
+    assert type(one["i"]) is np.int16
+    assert type(one["f"]) is np.float32
+    assert type(one["b"]) is np.bool_
+    assert type(one["s"]) is str
+    assert type(one["bin"]) is bytes
+    assert one["l"].dtype == np.int64
+    assert two["l"].dtype == object
+    assert two["l"].tolist() == [3, None]
+    assert one["ls"].dtype == object
+    assert one["t"] == np.datetime64(1, "ms")
+    assert one["t"].dtype == "datetime64[ms]"
+    assert one["d"] == np.datetime64("2020-01-02")
+    assert type(one["st"]["x"]) is np.int64
+    assert one["m"] == [("a", 1)]
+    assert one["dec"] == decimal.Decimal("1.20")
+    assert str(one["dec"]) == "1.20"
+    assert all(two[name] is None for name in ("i", "b", "s", "ls", "t", "d", "st", "dec"))
+
+
+def test_columns_and_fields_are_selected_in_the_order_given(tmp_path):
+    table = pa.table(
+        {
+            "a": [1, 2],
+            "image": [{"bytes": b"x", "path": "p", "size": {"h": 1, "w": 2}}] * 2,
+            "c": ["u", "v"],
+        }
+    )
+    pq.write_table(table, tmp_path / "x.parquet")
+    source = ParquetDataSource(tmp_path / "x.parquet", columns=["c", "image.bytes", "image.size.w"])
+    assert plain(source[1]) == {"c": "v", "image": {"bytes": b"x", "size": {"w": 2}}}
+    assert list(source[1]) == ["c", "image"]
+    assert list(source.column_types) == ["c", "image"]
+    with pytest.raises(ValueError, match=r"no column `d` among .*image"):
+        ParquetDataSource(tmp_path / "x.parquet", columns=["d"])
+
+
+def test_many_files_are_one_sequence_and_must_have_the_same_columns(tmp_path):
+    paths = []
+    for number in range(12):
+        paths.append(tmp_path / f"{number}.parquet")
+        pq.write_table(pa.table({"x": pa.array([number] * number, pa.int64())}), paths[-1])
+    source = ParquetDataSource(paths)
+    assert [int(row["x"]) for row in source] == [n for n in range(12) for _ in range(n)]
+    assert source._record_location(1) == (str(paths[2]), 0)
+    pq.write_table(pa.table({"x": ["text"]}), paths[3])
+    with pytest.raises(ValueError, match=r"same columns, but .*0.parquet.*3.parquet.*Utf8"):
+        ParquetDataSource(paths)
+
+
+def test_one_row_costs_its_pages_where_there_is_an_index_and_where_not(tmp_path):
+    for index in (True, False):
+        path = tmp_path / f"{index}.parquet"
+        table = pa.table({"x": [os.urandom(1000) for _ in range(10_000)]})
+        pq.write_table(
+            table,
+            path,
+            write_page_index=index,
+            data_page_size=8000,
+            use_dictionary=False,
+            compression="none",
+            write_batch_size=8,
+        )
+        source = ParquetDataSource(path)
+        _, before, _, _ = source._files.read_totals()
+        assert source[5000]["x"] == table["x"][5000].as_py()
+        _, after, _, _ = source._files.read_totals()
+        first_cost = after - before
+        source[7000]
+        _, last, _, _ = source._files.read_totals()
+        assert last - after < 100_000
+        assert source._files.cached_bytes < 200_000
+        if index:
+            assert first_cost < 200_000
+
+
+def test_decoded_pages_are_kept_within_the_limit(tmp_path):
+    write(tmp_path / "x.parquet", 20_000, row_group_size=500)
+    source = ParquetDataSource(tmp_path / "x.parquet", cache_bytes=100_000)
+    rng = random.Random(0)
+    for _ in range(20):
+        source.__getitems__([rng.randrange(20_000) for _ in range(100)])
+        assert source._files.cached_bytes <= 100_000
+
+
+def test_threads_read_the_same_rows(tmp_path):
+    write(tmp_path / "x.parquet", 5000)
+    source = ParquetDataSource(tmp_path / "x.parquet", cache_bytes=200_000)
+    failures = []
+
+    def read(seed):
+        rng = random.Random(seed)
+        for _ in range(30):
+            index = [rng.randrange(5000) for _ in range(50)]
+            if [int(row["id"]) for row in source.__getitems__(index)] != index:
+                failures.append(index)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_pickles_hold_paths_and_the_text_stays_the_same(tmp_path):
+    write(tmp_path / "x.parquet")
+    source = ParquetDataSource(tmp_path / "x.parquet", columns=["id"], shuffle_seed=3)
+    data = pickle.dumps(source)
+    assert len(data) < 1500
+    copy = pickle.loads(data)
+    assert copy._opened is None
+    assert [row["id"] for row in copy] == [row["id"] for row in source]
+    assert repr(copy) == repr(source)
+    assert "columns=['id'], shuffle_seed=3, shuffle_window=100000" in repr(source)
+
+
+def test_workers_give_the_same_batches(tmp_path):
+    write(tmp_path / "x.parquet")
+    source = ParquetDataSource(tmp_path / "x.parquet", columns=["id", "x"])
+    ds = grain.MapDataset.source(source).shuffle(seed=1).batch(32)
+    alone = list(ds.to_iter_dataset(grain.ReadOptions(num_threads=0)))
+    threads = list(ds.to_iter_dataset(grain.ReadOptions(num_threads=4)))
+    workers = list(ds.to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(num_workers=2)))
+    for other in (threads, workers):
+        for ours, theirs in zip(other, alone, strict=True):
+            np.testing.assert_array_equal(ours["id"], theirs["id"])
+            np.testing.assert_array_equal(ours["x"], theirs["x"])
+
+
+def test_positions_out_of_range_are_refused(tmp_path):
+    write(tmp_path / "x.parquet", 10)
+    source = ParquetDataSource(tmp_path / "x.parquet")
+    for index in (-1, 10):
+        with pytest.raises(IndexError, match=f"row {index} is out of range for 10 rows"):
+            source[index]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"paths": []}, "at least one path"),
+        ({"paths": 3}, "path or a sequence"),
+        ({"columns": "id"}, "sequence of names"),
+        ({"columns": []}, "at least one column"),
+        ({"cache_bytes": -1}, "`cache_bytes` must be at least 0, got -1"),
+        ({"shuffle_seed": -1}, "`shuffle_seed` must be in"),
+        ({"shuffle_seed": 1, "shuffle_window": 0}, "`shuffle_window` must be at least 1"),
+    ],
+)
+def test_bad_arguments_are_refused(tmp_path, arguments, problem):
+    write(tmp_path / "x.parquet", 10)
+    with pytest.raises(ValueError, match=problem):
+        ParquetDataSource(**{"paths": tmp_path / "x.parquet", **arguments})
+
+
+# --- orders that keep rows close ------------------------------------------------------------------
+
+
+def close_order(lens, seed, window, epoch):
+    """The order of an epoch, written out."""
+
+    def shuffled(count, number):
+        permutation = grain.experimental.index_shuffle
+        seed_of = (seed + number) % 2**32
+        return [permutation(k, max_index=count - 1, seed=seed_of, rounds=4) for k in range(count)]
+
+    starts = np.cumsum([0, *lens])
+    rows = [
+        row
+        for group in shuffled(len(lens), epoch)
+        for row in range(starts[group], starts[group + 1])
+    ]
+    num_rows = len(rows)
+    per_epoch = -(-num_rows // window)
+    order = []
+    for number in range(per_epoch):
+        part = rows[number * window : (number + 1) * window]
+        order += [part[k] for k in shuffled(len(part), epoch * per_epoch + number)]
+    return order
+
+
+@pytest.mark.parametrize(("row_group_size", "window"), [(100, 250), (37, 100), (1000, 5000)])
+def test_the_close_order_is_the_one_written_out(tmp_path, row_group_size, window):
+    write(tmp_path / "x.parquet", row_group_size=row_group_size)
+    source = ParquetDataSource(
+        tmp_path / "x.parquet", columns=["id"], shuffle_seed=9, shuffle_window=window
+    )
+    lens = source.row_group_lens
+    assert sum(lens) == 1000
+    expected = [row for epoch in range(3) for row in close_order(lens, 9, window, epoch)]
+    ds = grain.MapDataset.source(source).repeat(3)
+    assert [int(element["id"]) for element in ds] == expected
+    assert sorted(expected[:1000]) == list(range(1000))
+    assert expected[:1000] != expected[1000:2000]
+    assert [int(row["id"]) for row in source] == expected[:1000]
+    batches = list(ds.batch(10))
+    assert np.concatenate([batch["id"] for batch in batches]).tolist() == expected
+    shard = ds[1::3]
+    assert [int(element["id"]) for element in shard] == expected[1::3]
+
+
+def test_the_close_order_resumes_at_every_element(tmp_path):
+    write(tmp_path / "x.parquet", 60, row_group_size=7)
+    source = ParquetDataSource(tmp_path / "x.parquet", shuffle_seed=9, shuffle_window=20)
+    ds = grain.MapDataset.source(source).repeat(2).to_iter_dataset()
+    expected = [int(row["id"]) for row in ds]
+    iterator = iter(ds)
+    states = []
+    for _ in expected:
+        states.append(iterator.get_state())
+        next(iterator)
+    for at, state in enumerate(states):
+        restored = iter(pickle.loads(pickle.dumps(ds))) if at % 20 == 0 else iter(ds)
+        restored.set_state(state)
+        assert int(next(restored)["id"]) == expected[at]
+
+
+def test_each_row_group_is_decoded_about_once_in_the_close_order(tmp_path):
+    write(tmp_path / "x.parquet", 20_000, row_group_size=500)
+    path = tmp_path / "x.parquet"
+    size = path.stat().st_size
+    source = ParquetDataSource(path, shuffle_seed=1, shuffle_window=2000, cache_bytes=1_000_000)
+    _, before, _, _ = source._files.read_totals()
+    for _ in grain.MapDataset.source(source).batch(50, batch_fn=len):
+        pass
+    _, after, _, _ = source._files.read_totals()
+    assert after - before < 3.5 * size
+
+
+def test_messages_name_the_row_in_its_file(tmp_path):
+    write(tmp_path / "x.parquet", 60, row_group_size=7)
+
+    def fail(row):
+        if row["id"] == 33:
+            raise ValueError("this one")
+        return row
+
+    for options in ({}, {"shuffle_seed": 9, "shuffle_window": 20}):
+        source = ParquetDataSource(tmp_path / "x.parquet", **options)
+        with pytest.raises(ValueError, match="this one") as caught:
+            list(grain.MapDataset.source(source).shuffle(seed=1).map(fail))
+        notes = "\n".join(caught.value.__notes__)
+        assert f"record 33 of {tmp_path / 'x.parquet'}" in notes
+
+
+# --- the sequential dataset -----------------------------------------------------------------------
+
+
+def same_value(ours, theirs):
+    if isinstance(theirs, np.ndarray):
+        return (
+            ours.dtype == theirs.dtype
+            and ours.shape == theirs.shape
+            and all(same_value(a, b) for a, b in zip(ours, theirs, strict=True))
+        )
+    if type(ours) is not type(theirs):
+        return False
+    if isinstance(theirs, dict):
+        return ours.keys() == theirs.keys() and all(
+            same_value(ours[name], theirs[name]) for name in theirs
+        )
+    if isinstance(theirs, list | tuple):
+        return len(ours) == len(theirs) and all(map(same_value, ours, theirs))
+    if isinstance(theirs, np.generic) and ours.dtype != theirs.dtype:
+        return False
+    return ours == theirs or (ours != ours and theirs != theirs)  # noqa: PLR0124 - NaN
+
+
+@settings(max_examples=25, deadline=None)
+@given(files())
+def test_sequential_rows_are_those_of_grain(tmp_path_factory, file):
+    table, options = file
+    # Of a dictionary with nulls, Grain gives the last value in place of a null.
+    names = [
+        name
+        for name in table.column_names
+        if not (pa.types.is_dictionary(table[name].type) and table[name].null_count)
+    ]
+    if not table.num_rows or not names:
+        return
+    table = table.select(names)
+    path = str(tmp_path_factory.mktemp("p") / "x.parquet")
+    pq.write_table(table, path, **options)
+    try:
+        theirs = list(real_grain.experimental.ParquetIterDataset(path))
+    except pa.lib.ArrowException:
+        return
+    ours = list(ParquetIterDataset(path))
+    assert len(ours) == len(theirs)
+    for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        for name in b:
+            assert same_value(a[name], b[name]), (number, name, a[name], b[name])
+
+
+def test_sequential_states_are_those_of_grain(tmp_path):
+    paths = [str(tmp_path / f"{number}.parquet") for number in range(3)]
+    for number, path in enumerate(paths):
+        pq.write_table(
+            pa.table({"x": range(100 * number, 100 * number + 5 + number)}),
+            path,
+            row_group_size=2,
+        )
+    for argument in (paths[0], [paths[1]], paths):
+        ours = iter(ParquetIterDataset(argument))
+        theirs = iter(real_grain.experimental.ParquetIterDataset(argument))
+        states = [ours.get_state()]
+        assert ours.get_state() == theirs.get_state()
+        rest = []
+        for element in theirs:
+            rest.append(int(element["x"]))
+            assert int(next(ours)["x"]) == rest[-1]
+            assert ours.get_state() == theirs.get_state()
+            states.append(ours.get_state())
+        with pytest.raises(StopIteration):
+            next(ours)
+        for at, state in enumerate(states):
+            restored = iter(ParquetIterDataset(argument))
+            restored.set_state(state)
+            assert [int(element["x"]) for element in restored] == rest[at:]
+
+
+def test_sequential_rows_of_large_row_groups_agree_on_their_types(tmp_path):
+    # The only null comes after many blocks.
+    values = [[k, k] for k in range(20_000)] + [None, [None]]
+    table = pa.table({"x": [*range(20_001), None], "l": values, "b": [True] * 20_001 + [None]})
+    path = str(tmp_path / "x.parquet")
+    pq.write_table(table, path)
+    ours, theirs = ParquetIterDataset(path), real_grain.experimental.ParquetIterDataset(path)
+    for a, b in zip(ours, theirs, strict=True):
+        assert same_value(a["x"], b["x"])
+        assert same_value(a["b"], b["b"])
+        assert same_value(a["l"], b["l"])
+
+
+def test_a_sequential_dataset_is_sliced_by_file(tmp_path):
+    paths = [str(tmp_path / f"{number}.parquet") for number in range(4)]
+    for number, path in enumerate(paths):
+        pq.write_table(pa.table({"x": [number] * 3}), path)
+    ds = ParquetIterDataset(paths)
+    ds.set_slice(slice(1, None, 2))
+    assert [int(row["x"]) for row in ds] == [1, 3] * 3
+    ds = ParquetIterDataset(paths)
+    workers = ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
+    assert sorted(int(row["x"]) for row in workers) == sorted([0, 1, 2, 3] * 3)
+
+
+def test_sequential_arguments_are_those_of_a_parquet_file(tmp_path):
+    write(tmp_path / "x.parquet", 10)
+    path = str(tmp_path / "x.parquet")
+    rows = list(ParquetIterDataset(path, memory_map=True, pre_buffer=True, columns=["id"]))
+    assert list(rows[0]) == ["id"]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'foo'"):
+        ParquetIterDataset(path, foo=1)
+    with pytest.raises(ValueError, match="`metadata` is not supported"):
+        ParquetIterDataset(path, metadata=3)
+    iterator = iter(ParquetIterDataset(path))
+    with pytest.raises(ValueError, match="1 row groups; restore needs the same file"):
+        iterator.set_state({"row_group": 7, "index_within_row_group": 0})
+    with pytest.raises(FileNotFoundError):
+        iter(ParquetIterDataset("missing.parquet"))
+
+
+# --- damage ---------------------------------------------------------------------------------------
+
+
+def small_file(path, **options):
+    table = pa.table(
+        {
+            "x": pa.array([*range(50), None]),
+            "s": [f"text {k % 7}" for k in range(51)],
+            "l": [[k, k + 1] for k in range(51)],
+        }
+    )
+    pq.write_table(
+        table,
+        path,
+        row_group_size=20,
+        write_page_index=True,
+        data_page_size=100,
+        write_page_checksum=True,
+        **options,
+    )
+    return rows_of(table)
+
+
+def read_all(path):
+    return [plain(row) for row in ParquetDataSource(path)]
+
+
+def test_a_file_cut_at_any_byte_is_an_error(tmp_path):
+    small_file(tmp_path / "whole.parquet")
+    whole = (tmp_path / "whole.parquet").read_bytes()
+    cut = tmp_path / "cut.parquet"
+    for length in range(len(whole)):
+        cut.write_bytes(whole[:length])
+        with pytest.raises(DAMAGE, match=r"cut\.parquet"):
+            read_all(cut)
+
+
+@pytest.mark.parametrize("compression", ["snappy", "zstd", "none"])
+def test_flipped_bits_are_an_error_or_leave_the_rows_alone(tmp_path, compression):
+    # Pages have checksums; the footer and page headers have none, so rows may differ there.
+    small_file(tmp_path / "whole.parquet", compression=compression)
+    whole = (tmp_path / "whole.parquet").read_bytes()
+    footer_len = int.from_bytes(whole[-8:-4], "little")
+    flipped = tmp_path / "flipped.parquet"
+    rng = random.Random(1)
+    num_errors = 0
+    for _ in range(700):
+        damaged = bytearray(whole)
+        bit = rng.randrange(8 * len(whole))
+        damaged[bit // 8] ^= 1 << bit % 8
+        flipped.write_bytes(damaged)
+        try:
+            read_all(flipped)
+        except DAMAGE:
+            num_errors += 1
+    assert num_errors > 100
+    assert footer_len < len(whole)
+
+
+def test_other_files_are_errors_that_name_them(tmp_path):
+    cases = {
+        "empty": (b"", "the file is empty"),
+        "short": (b"PAR1", "too short"),
+        "text": (b"hello world, this is text\n" * 10, "not a Parquet file"),
+        "encrypted": (b"PARE" + bytes(20) + b"PARE", "encrypted"),
+        "footer": (
+            b"PAR1" + bytes(20) + b"\xff\xff\xff\x7fPAR1",
+            "footer: its length is 2147483647",
+        ),
+        "zeros": (b"PAR1" + bytes(20) + b"\x10\0\0\0PAR1", "footer"),
+    }
+    for name, (content, problem) in cases.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DAMAGE, match=rf"{name}: .*{problem}"):
+            ParquetDataSource(tmp_path / name)
+    with pytest.raises(IsADirectoryError):
+        ParquetDataSource(tmp_path)
+    with pytest.raises(FileNotFoundError, match="missing"):
+        ParquetDataSource(tmp_path / "missing")
+
+
+def test_a_file_that_changes_is_an_error(tmp_path):
+    path = tmp_path / "x.parquet"
+    write(path, 1000)
+    source = ParquetDataSource(path, cache_bytes=0)
+    source[0]
+    write(path, 900)
+    with pytest.raises(DAMAGE, match=r"x\.parquet: the file was"):
+        source[500]
+
+
+def test_a_page_that_claims_to_be_huge_is_refused(tmp_path):
+    # 64 MiB of zeros in one page of a few kilobytes.
+    table = pa.table({"x": pa.array([bytes(64 << 20)])})
+    pq.write_table(table, tmp_path / "x.parquet", compression="zstd", use_dictionary=False)
+    assert (tmp_path / "x.parquet").stat().st_size < 20_000
+    with pytest.raises(DAMAGE, match=r"x\.parquet: .*column `x`.*more than is plausible"):
+        ParquetDataSource(tmp_path / "x.parquet")[0]
+
+
+def test_a_dictionary_value_that_is_repeated_is_decoded_in_parts(tmp_path):
+    table = pa.table({"x": pa.array([os.urandom(1 << 20)] * 300)})
+    pq.write_table(table, tmp_path / "x.parquet", dictionary_pagesize_limit=4 << 20)
+    assert (tmp_path / "x.parquet").stat().st_size < 3 << 20
+    source = ParquetDataSource(tmp_path / "x.parquet", cache_bytes=0)
+    assert source[299]["x"] == table["x"][0].as_py()
