@@ -71,15 +71,15 @@ target/tools/bin/cargo-deny:
 # The bridge has no tests of its own: what it does is tested from Python.
 rust-test: $(VENV)/.test
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
-		set -x; $(CARGO) nextest run --locked -p grainmill-core -p grainmill-object-store --no-fail-fast \
-		set -x; $(CARGO) nextest run --locked -p grainmill-core -p grainmill-parquet --no-fail-fast \
+		set -x; $(CARGO) nextest run --locked $(CRATES) --no-fail-fast \
 			--status-level fail --final-status-level fail \
-		&& $(CARGO) test --locked -p grainmill-core -p grainmill-parquet --doc --quiet; \
+		&& $(CARGO) test --locked $(CRATES) --doc --quiet; \
 	else \
-		set -x; $(CARGO) test --locked -p grainmill-core -p grainmill-object-store --quiet \
-			--no-fail-fast; \
-		set -x; $(CARGO) test --locked -p grainmill-core -p grainmill-parquet --quiet --no-fail-fast; \
+		set -x; $(CARGO) test --locked $(CRATES) --quiet --no-fail-fast; \
 	fi
+
+# All but the bridge.
+CRATES := -p grainmill-core -p grainmill-object-store -p grainmill-parquet
 
 # What stands in elsewhere for the calls that only Linux has is tested here; for other systems the
 # types are checked where their standard library is at hand, without a compiler of C or a Python for
@@ -94,7 +94,7 @@ portable: $(VENV)/.rust
 		fi; \
 		name=$$(echo "$$target" | tr - _); \
 		env -u PYO3_PYTHON PYO3_NO_PYTHON=1 "CC_$$name=$(NO_COMPILER)" "AR_$$name=$(NO_COMPILER)" \
-			$(TYPE_CHECK) -p grainmill-core -p grainmill-parquet -p grainmill-py --target "$$target" || exit 1; \
+			$(TYPE_CHECK) $(CRATES) -p grainmill-py --target "$$target" || exit 1; \
 	done
 	env -u PYO3_PYTHON PYO3_CONFIG_FILE=$(abspath .ci/free-threaded.txt) \
 		$(TYPE_CHECK) -p grainmill-py --no-default-features

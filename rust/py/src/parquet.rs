@@ -10,8 +10,8 @@ use pyo3::types::{PyDict, PyList, PyString};
 
 use crate::arrow::{NullTree, Nulls, batch_column, cells};
 use crate::error::Raised;
-use crate::storage::storage_of;
 use crate::records::positions;
+use crate::storage::storage_of;
 
 /// As many rows are read at a time to look for nulls.
 const MAX_SCANNED_ROWS: u64 = 1 << 16;
