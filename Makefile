@@ -71,11 +71,11 @@ target/tools/bin/cargo-deny:
 # The bridge has no tests of its own: what it does is tested from Python.
 rust-test: $(VENV)/.test
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
-		set -x; $(CARGO) nextest run --locked -p grainmill-core --no-fail-fast \
+		set -x; $(CARGO) nextest run --locked -p grainmill-core -p grainmill-image --no-fail-fast \
 			--status-level fail --final-status-level fail \
 		&& $(CARGO) test --locked -p grainmill-core --doc --quiet; \
 	else \
-		set -x; $(CARGO) test --locked -p grainmill-core --quiet --no-fail-fast; \
+		set -x; $(CARGO) test --locked -p grainmill-core -p grainmill-image --quiet --no-fail-fast; \
 	fi
 
 # What stands in elsewhere for the calls that only Linux has is tested here; for other systems the
@@ -91,7 +91,7 @@ portable: $(VENV)/.rust
 		fi; \
 		name=$$(echo "$$target" | tr - _); \
 		env -u PYO3_PYTHON PYO3_NO_PYTHON=1 "CC_$$name=$(NO_COMPILER)" "AR_$$name=$(NO_COMPILER)" \
-			$(TYPE_CHECK) -p grainmill-core -p grainmill-py --target "$$target" || exit 1; \
+			$(TYPE_CHECK) -p grainmill-core -p grainmill-image -p grainmill-py --target "$$target" || exit 1; \
 	done
 	env -u PYO3_PYTHON PYO3_CONFIG_FILE=$(abspath .ci/free-threaded.txt) \
 		$(TYPE_CHECK) -p grainmill-py --no-default-features

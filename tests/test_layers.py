@@ -55,6 +55,7 @@ LATE_IMPORTS = {
     "_dataset/shared_batches.py": {"grainmill.shared_memory_array"},
     "multiprocessing.py": {"grainmill"},
     "sources.py": {"grainmill._index_file", "grainmill._shared_memory_source"},
+    "transforms.py": {"grainmill._images"},
     "_dataset/shown.py": {"grainmill._dataset.description"},
     # It takes 40 ms to import, and whoever awaits something has imported it.
     "_checkpoint/states.py": {"asyncio"},

@@ -5,6 +5,8 @@ Attributes:
     Transformations: A sequence of them.
 """
 
+from typing import TYPE_CHECKING
+
 from grainmill._plan.transforms import (
     Batch,
     DatasetSelectionMap,
@@ -17,9 +19,23 @@ from grainmill._plan.transforms import (
     Transformations,
 )
 
+if TYPE_CHECKING:
+    from grainmill._images import DecodeImage, DecodeRandomCrop
+else:
+
+    def __getattr__(name: str) -> object:
+        if name in {"DecodeImage", "DecodeRandomCrop"}:  # few programs use them
+            from grainmill import _images  # noqa: PLC0415
+
+            return getattr(_images, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "Batch",
     "DatasetSelectionMap",
+    "DecodeImage",
+    "DecodeRandomCrop",
     "Filter",
     "Map",
     "MapWithIndex",

@@ -10,6 +10,7 @@ mod bytes_slot;
 mod call;
 mod error;
 mod fill;
+mod image;
 mod order;
 mod pack;
 mod record_writer;
@@ -25,6 +26,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     record_writer::register(module)?;
     batch::register(module)?;
     fill::register(module)?;
+    image::register(module)?;
     shared::register(module)?;
     pack::register(module)
 }
