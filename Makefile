@@ -72,14 +72,16 @@ target/tools/bin/cargo-deny:
 rust-test: $(VENV)/.test
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
 		set -x; $(CARGO) nextest run --locked $(CRATES) --no-fail-fast \
+		set -x; $(CARGO) nextest run --locked -p grainmill-core -p grainmill-image --no-fail-fast \
 			--status-level fail --final-status-level fail \
 		&& $(CARGO) test --locked $(CRATES) --doc --quiet; \
 	else \
 		set -x; $(CARGO) test --locked $(CRATES) --quiet --no-fail-fast; \
+		set -x; $(CARGO) test --locked -p grainmill-core -p grainmill-image --quiet --no-fail-fast; \
 	fi
 
 # All but the bridge.
-CRATES := -p grainmill-core -p grainmill-object-store -p grainmill-parquet
+CRATES := -p grainmill-core -p grainmill-image -p grainmill-object-store -p grainmill-parquet
 
 # What stands in elsewhere for the calls that only Linux has is tested here; for other systems the
 # types are checked where their standard library is at hand, without a compiler of C or a Python for
@@ -95,6 +97,7 @@ portable: $(VENV)/.rust
 		name=$$(echo "$$target" | tr - _); \
 		env -u PYO3_PYTHON PYO3_NO_PYTHON=1 "CC_$$name=$(NO_COMPILER)" "AR_$$name=$(NO_COMPILER)" \
 			$(TYPE_CHECK) $(CRATES) -p grainmill-py --target "$$target" || exit 1; \
+			$(TYPE_CHECK) -p grainmill-core -p grainmill-image -p grainmill-py --target "$$target" || exit 1; \
 	done
 	env -u PYO3_PYTHON PYO3_CONFIG_FILE=$(abspath .ci/free-threaded.txt) \
 		$(TYPE_CHECK) -p grainmill-py --no-default-features

@@ -20,7 +20,11 @@ PACKAGE = pathlib.Path(inspect.getfile(grain)).parent
 MODULES = public_docs.modules()
 PUBLIC = {public.name: public for public in public_docs.documented(MODULES)}
 # Names that examples may use without importing them.
-NAMES = {"grain": grain, "np": np}
+NAMES = {
+    "grain": grain,
+    "np": np,
+    "jpeg": (pathlib.Path(__file__).parent / "data/images/baseline_420.jpg").read_bytes(),
+}
 
 # Exceptions from the rules, and why.
 NOT_RAISED = {

@@ -63,7 +63,6 @@ LATE_IMPORTS = {
     "_dataset/shown.py": {"grainmill._dataset.description"},
     "_dataset/map_dataset.py": {"grainmill._cache.make"},
     "_dataset/iter_dataset.py": {"grainmill._cache.make"},
-    "transforms.py": {"grainmill._parsing"},
     # It takes 40 ms to import, and whoever awaits something has imported it.
     "_checkpoint/states.py": {"asyncio"},
 }

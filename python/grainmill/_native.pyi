@@ -16,6 +16,7 @@ __all__ = [
     "BorrowedSlot",
     "ExampleParser",
     "GrainmillError",
+    "ImageDecoder",
     "JsonParser",
     "MixSchedule",
     "ParquetFiles",
@@ -385,3 +386,25 @@ class RowPacker:
     ) -> tuple[int, bool, tuple[str, int, int] | None]: ...
     def restart(self, remainder: Sequence[tuple[int, int]] | None) -> None: ...
     def take(self) -> list[list[tuple[Any, ...]]]: ...
+
+# --- images -------------------------------------------------------------------------------------
+
+@final
+class ImageDecoder:
+    def __new__(
+        cls,
+        *,
+        channels: int | None,
+        resample: str,
+        exif_orientation: bool,
+        draft: bool,
+        max_pixels: int,
+        allow_damaged: bool,
+    ) -> Self: ...
+    def size(self, file: bytes) -> tuple[int, int]: ...
+    def decode(
+        self,
+        file: bytes,
+        crop: tuple[int, int, int, int] | None = None,
+        size: tuple[int, int] | None = None,
+    ) -> NDArray[np.uint8]: ...

@@ -5,6 +5,7 @@ Attributes:
     Transformations: A sequence of them.
 """
 
+import importlib
 from typing import TYPE_CHECKING
 
 from grainmill._plan.transforms import (
@@ -20,30 +21,33 @@ from grainmill._plan.transforms import (
 )
 
 if TYPE_CHECKING:
+    from grainmill._images import DecodeImage, DecodeRandomCrop
     from grainmill._parsing.example import Feature, ParseExample
     from grainmill._parsing.json import JsonField, ParseJson
     from grainmill._parsing.tokenize import Tokenize
 else:
+    # Imported when they are used, as few programs need them.
+    _MODULES = {
+        "DecodeImage": "grainmill._images",
+        "DecodeRandomCrop": "grainmill._images",
+        "Feature": "grainmill._parsing.example",
+        "JsonField": "grainmill._parsing.json",
+        "ParseExample": "grainmill._parsing.example",
+        "ParseJson": "grainmill._parsing.json",
+        "Tokenize": "grainmill._parsing.tokenize",
+    }
 
     def __getattr__(name: str) -> object:
-        if name in {"Feature", "ParseExample"}:
-            from grainmill._parsing import example  # noqa: PLC0415 - few programs need it
-
-            return getattr(example, name)
-        if name in {"JsonField", "ParseJson"}:
-            from grainmill._parsing import json  # noqa: PLC0415
-
-            return getattr(json, name)
-        if name == "Tokenize":
-            from grainmill._parsing import tokenize  # noqa: PLC0415
-
-            return tokenize.Tokenize
+        if name in _MODULES:
+            return getattr(importlib.import_module(_MODULES[name]), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [
     "Batch",
     "DatasetSelectionMap",
+    "DecodeImage",
+    "DecodeRandomCrop",
     "Feature",
     "Filter",
     "JsonField",

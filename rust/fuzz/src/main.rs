@@ -12,6 +12,9 @@ use libfuzzer_sys::fuzz_target;
 #[path = "../../core/tests/fuzz/targets.rs"]
 mod targets;
 
+#[path = "../../image/tests/fuzz/targets.rs"]
+mod image_targets;
+
 use targets::{TARGETS, Target, other_seeds, seeds_of};
 
 /// A target that is not part of the public API, so only this program has it.
@@ -26,7 +29,7 @@ fuzz_target!(init: init(), |input: &[u8]| {
 });
 
 fn init() {
-    let mut all = TARGETS.into_iter().chain([OWN]);
+    let mut all = TARGETS.into_iter().chain(image_targets::TARGETS).chain([OWN]);
     if let Some(dir) = std::env::var_os("GRAINMILL_FUZZ_SEEDS") {
         all.for_each(|(name, _)| println!("{name}"));
         write_seeds(Path::new(&dir));
@@ -43,11 +46,12 @@ fn write_seeds(dir: &Path) {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data");
     let files = ["array_record", "array_record/bad"].map(|name| data.join(name));
     let mut seeds = other_seeds();
+    seeds.extend(image_targets::seeds());
     for file in files.iter().flat_map(|dir| files_in(dir)) {
         seeds.extend(seeds_of(&std::fs::read(file).expect("a file of the tests")));
     }
     let found = data.join("fuzz");
-    for (name, _) in TARGETS.into_iter().chain([OWN]) {
+    for (name, _) in TARGETS.into_iter().chain(image_targets::TARGETS).chain([OWN]) {
         std::fs::create_dir_all(dir.join(name)).expect("a folder for seeds");
         for file in files_in(&found.join(name)) {
             seeds.push((name, std::fs::read(file).expect("an input of the tests")));

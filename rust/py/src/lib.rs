@@ -13,6 +13,7 @@ mod convert;
 mod error;
 mod fill;
 mod format;
+mod image;
 mod order;
 mod pack;
 mod parquet;
@@ -37,6 +38,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     convert::register(module)?;
     batch::register(module)?;
     fill::register(module)?;
+    image::register(module)?;
     shared::register(module)?;
     storage::register(module)?;
     pack::register(module)?;
