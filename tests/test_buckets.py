@@ -439,6 +439,17 @@ def test_settings_that_are_no_numbers_are_refused(s3, monkeypatch, name):
         ArrayRecordDataSource(s3)
 
 
+@pytest.mark.parametrize("endpoint", ["http://", "localhost:80", "http://a b", "ftp://host"])
+def test_endpoints_that_are_no_urls_are_refused(monkeypatch, endpoint):
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "a b")
+    for url in ("s3://bucket/x", "gs://bucket/x", "http://a b/x"):
+        with pytest.raises(OSError, match="endpoint must be a URL"):
+            ArrayRecordDataSource(url)
+
+
 def test_messages_do_not_show_signatures(server):
     with pytest.raises(FileNotFoundError) as e:
         ArrayRecordDataSource(f"{server.url}/none?X-Amz-Signature=secret")

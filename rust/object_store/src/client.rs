@@ -13,11 +13,11 @@ use async_trait::async_trait;
 use grainmill_core::process::PerProcess;
 use grainmill_core::{Error, Result};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, resolve_bucket_region};
-use object_store::azure::MicrosoftAzureBuilder;
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService,
 };
-use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
 use object_store::list::PaginatedListStore;
 use object_store::{ClientOptions, ObjectStore, RetryConfig};
@@ -211,6 +211,9 @@ impl Bucket {
         Ok(match self.location.service {
             Service::S3 => {
                 let builder = self.s3(shared);
+                for key in [AmazonS3ConfigKey::Endpoint, AmazonS3ConfigKey::S3Endpoint] {
+                    check_endpoint(builder.get_config_value(&key).as_deref())?;
+                }
                 let builder = builder.with_http_connector(http).with_retry(retry);
                 both(Arc::new(builder.with_bucket_name(bucket).build()?))
             }
@@ -229,6 +232,7 @@ impl Bucket {
                     let base = format!("{scheme}{}", host.trim_end_matches('/'));
                     builder = builder.with_base_url(&base).with_skip_signature(true);
                 }
+                check_endpoint(builder.get_config_value(&GoogleConfigKey::BaseUrl).as_deref())?;
                 let builder = builder.with_http_connector(http).with_retry(retry);
                 both(Arc::new(builder.with_bucket_name(bucket).build()?))
             }
@@ -239,6 +243,7 @@ impl Bucket {
                         builder = builder.with_config(key, value);
                     }
                 }
+                check_endpoint(builder.get_config_value(&AzureConfigKey::Endpoint).as_deref())?;
                 if let Some(endpoint) = settings.get("IDENTITY_ENDPOINT") {
                     builder = builder.with_msi_endpoint(endpoint);
                 }
@@ -252,6 +257,7 @@ impl Bucket {
                 both(Arc::new(builder.build()?))
             }
             Service::Http => {
+                check_endpoint(Some(base))?;
                 let builder = HttpBuilder::new().with_url(base).with_http_connector(http);
                 (Arc::new(builder.with_retry(retry).build()?), None)
             }
@@ -299,6 +305,18 @@ impl Bucket {
         }
         builder
     }
+}
+
+/// Checks the URL of a service, of which `object_store` takes for granted that it is one.
+fn check_endpoint(endpoint: Option<&str>) -> object_store::Result<()> {
+    let Some(endpoint) = endpoint else { return Ok(()) };
+    let has_host = reqwest::Url::parse(endpoint).is_ok_and(|url| url.has_host());
+    let is_valid =
+        has_host && ["http://", "https://"].iter().any(|scheme| endpoint.starts_with(scheme));
+    is_valid.then_some(()).ok_or_else(|| {
+        let text = format!("the endpoint must be a URL such as `https://host`, got {endpoint:?}");
+        object_store::Error::Generic { store: "endpoint", source: text.into() }
+    })
 }
 
 fn both<T: ObjectStore + PaginatedListStore>(
