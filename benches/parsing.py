@@ -48,30 +48,34 @@ def by_protobuf(records):
     found = []
     for record in records:
         features = Example.FromString(record).features.feature
-        found.append({
-            "id": features["id"].bytes_list.value[0],
-            "label": np.int64(features["label"].int64_list.value[0]),
-            "tokens": np.array(features["tokens"].int64_list.value, np.int64),
-            "weight": np.float32(features["weight"].float_list.value[0]),
-        })
+        found.append(
+            {
+                "id": features["id"].bytes_list.value[0],
+                "label": np.int64(features["label"].int64_list.value[0]),
+                "tokens": np.array(features["tokens"].int64_list.value, np.int64),
+                "weight": np.float32(features["weight"].float_list.value[0]),
+            }
+        )
     return found
 
 
 def texts():
     """JSON objects of ten fields and about 1 KiB."""
     return [
-        json.dumps({
-            "id": number,
-            "text": "word " * 70,
-            "url": "https://example.org/" + "a" * 60,
-            "title": "t" * 80,
-            "lang": "en",
-            "score": number * 0.37,
-            "tags": ["a", "b", "c"],
-            "meta": {"a": 1, "b": [1, 2, 3], "note": "x" * 190},
-            "date": "2026-11-23",
-            "body": "b" * 150,
-        }).encode()
+        json.dumps(
+            {
+                "id": number,
+                "text": "word " * 70,
+                "url": "https://example.org/" + "a" * 60,
+                "title": "t" * 80,
+                "lang": "en",
+                "score": number * 0.37,
+                "tags": ["a", "b", "c"],
+                "meta": {"a": 1, "b": [1, 2, 3], "note": "x" * 190},
+                "date": "2026-11-23",
+                "body": "b" * 150,
+            }
+        ).encode()
         for number in range(NUM)
     ]
 
@@ -83,11 +87,13 @@ def by_orjson(records):
     found = []
     for record in records:
         fields = orjson.loads(record)
-        found.append({
-            "text": fields["text"],
-            "id": np.int64(fields["id"]),
-            "score": np.float32(fields["score"]),
-        })
+        found.append(
+            {
+                "text": fields["text"],
+                "id": np.int64(fields["id"]),
+                "score": np.float32(fields["score"]),
+            }
+        )
     return found
 
 
