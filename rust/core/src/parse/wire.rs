@@ -1,7 +1,7 @@
 //! The fields of a protocol buffer message.
 
 /// Groups may be nested this deep, as in the usual parsers.
-const MAX_DEPTH: u32 = 100;
+const MAX_DEPTH: usize = 100;
 
 /// Why bytes are no message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -120,7 +120,7 @@ impl<'a> Fields<'a> {
                 0 => drop(self.varint()?),
                 1 => drop(self.take(8)?),
                 2 => drop(self.delimited()?),
-                3 if open.len() as u32 >= MAX_DEPTH => return Err(Malformed::Depth),
+                3 if open.len() >= MAX_DEPTH => return Err(Malformed::Depth),
                 3 => open.push(number),
                 4 if number == innermost => drop(open.pop()),
                 4 => return Err(Malformed::Group),
