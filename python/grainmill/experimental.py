@@ -26,11 +26,13 @@ from grainmill._plan.transforms import MapWithIndex as MapWithIndexTransform
 if TYPE_CHECKING:
     from grainmill._dataset.elastic import ElasticIterator
     from grainmill._dataset.performance_config import PerformanceConfig, pick_performance_config
+    from grainmill._dataset.tfrecord_dataset import TFRecordIterDataset
     from grainmill.jax import device_put
 else:
     # Imported when they are used: JAX is optional, and what the others need takes long, too.
     _MODULES = {
         "ElasticIterator": "grainmill._dataset.elastic",
+        "TFRecordIterDataset": "grainmill._dataset.tfrecord_dataset",
         "PerformanceConfig": "grainmill._dataset.performance_config",
         "device_put": "grainmill.jax",
         "pick_performance_config": "grainmill._dataset.performance_config",
@@ -54,6 +56,7 @@ __all__ = [
     "RngPool",
     "ShapeDtypeStruct",
     "ShapeDtypeStructProtocol",
+    "TFRecordIterDataset",
     "ThreadPrefetchDatasetIterator",
     "apply_transformations",
     "assert_equal_output_after_checkpoint",

@@ -1,6 +1,7 @@
 """Data sources: the interface of any source, and the ones that Grain has."""
 
 import hashlib
+import importlib
 import operator
 import os
 import re
@@ -23,21 +24,35 @@ from grainmill.array_record import check_reader_options
 if TYPE_CHECKING:
     from grainmill._index_file import FileEntry
     from grainmill._shared_memory_source import SharedMemoryDataSource
+    from grainmill._sources.bagz import BagzDataSource
+    from grainmill._sources.json_lines import JsonLinesDataSource
+    from grainmill._sources.tfrecord import TFRecordDataSource
+    from grainmill._sources.web_dataset import WebDatasetDataSource
 else:
+    # Imported when they are used: what they need takes long to import.
+    _MODULES = {
+        "BagzDataSource": "grainmill._sources.bagz",
+        "JsonLinesDataSource": "grainmill._sources.json_lines",
+        "SharedMemoryDataSource": "grainmill._shared_memory_source",
+        "TFRecordDataSource": "grainmill._sources.tfrecord",
+        "WebDatasetDataSource": "grainmill._sources.web_dataset",
+    }
 
     def __getattr__(name: str) -> object:
-        if name == "SharedMemoryDataSource":  # what it needs takes long to import
-            from grainmill._shared_memory_source import SharedMemoryDataSource  # noqa: PLC0415
-
-            return SharedMemoryDataSource
+        if name in _MODULES:
+            return getattr(importlib.import_module(_MODULES[name]), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [
     "ArrayRecordDataSource",
+    "BagzDataSource",
+    "JsonLinesDataSource",
     "RandomAccessDataSource",
     "RangeDataSource",
     "SharedMemoryDataSource",
+    "TFRecordDataSource",
+    "WebDatasetDataSource",
 ]
 
 T_co = TypeVar("T_co", covariant=True)

@@ -64,7 +64,7 @@ _STATES: dict[type[Node], str] = {
 def runs_in(node: Node) -> str:
     """What computes the elements of `node`."""
     if isinstance(node, random_access.Source):
-        reads = type(node.source).__name__ == "ArrayRecordDataSource"
+        reads = hasattr(type(node.source), "_getitem_of_files")
         return _RUST if reads and not node.wraps else _PYTHON
     if isinstance(node, random_access.Batch | sequential.Batch):
         return _RUST if node.batch_fn is None else _PYTHON

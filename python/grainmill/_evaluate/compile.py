@@ -255,7 +255,10 @@ def _kind(node: MapNode) -> str:
 
 def _source_kind(source: Any) -> str:
     getitem = getattr(type(source), "__getitem__", None)
-    if getitem is not None and getitem is getattr(type(source), "_getitem_of_files", None):
+    is_of_files = getitem is not None and getitem is getattr(
+        type(source), "_getitem_of_files", None
+    )
+    if is_of_files and getattr(source, "_yields_records", True):
         return "files"
     return _object_kind(source)
 

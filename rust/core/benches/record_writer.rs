@@ -7,7 +7,7 @@ use std::path::Path;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use grainmill_core::records::array_record::RecordWriter;
-use grainmill_core::records::{Files, Source};
+use grainmill_core::records::{ArrayRecord, Files, Source};
 
 const NUM_RECORDS: u32 = 20_000;
 
@@ -59,7 +59,7 @@ fn write_files(criterion: &mut Criterion) {
         ("message_46/group_256/zstd_3", "group_size:256", messages()),
     ] {
         write_all(&path, options, &records);
-        let files = Files::open([Source::from(path.clone())]).unwrap();
+        let files = Files::open(ArrayRecord, [Source::from(path.clone())]).unwrap();
         let positions: Vec<u64> = (0..u64::from(NUM_RECORDS)).collect();
         assert!(files.read(&positions).unwrap().iter().eq(records.iter().map(Vec::as_slice)));
 

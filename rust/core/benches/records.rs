@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use grainmill_core::records::array_record::RecordWriter;
-use grainmill_core::records::{Files, Source};
+use grainmill_core::records::{ArrayRecord, Files, Source};
 
 /// Opens a file of the repository.
 fn open(name: &str) -> Files {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/array_record");
-    Files::open([Source::from(dir.join(format!("{name}.array_record")))])
+    Files::open(ArrayRecord, [Source::from(dir.join(format!("{name}.array_record")))])
         .expect("the file is in the repository")
 }
 
@@ -63,7 +63,7 @@ fn write_tiny(dir: &Path, num_records: u64) -> PathBuf {
 }
 
 fn open_path(path: &Path) -> Files {
-    Files::open([Source::from(path.to_owned())]).expect("the file is valid")
+    Files::open(ArrayRecord, [Source::from(path.to_owned())]).expect("the file is valid")
 }
 
 fn open_file(criterion: &mut Criterion) {

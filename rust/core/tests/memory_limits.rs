@@ -12,7 +12,7 @@ use grainmill_core::records::riegeli::decompress::DEFAULT_MAX_CHUNK_LEN;
 use grainmill_core::records::riegeli::encode::append_with_len;
 use grainmill_core::records::riegeli::sink::ChunkSink;
 use grainmill_core::records::riegeli::varint::push_varint;
-use grainmill_core::records::{Files, Source};
+use grainmill_core::records::{ArrayRecord, Files, Source};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// The memory of the tests and their threads, besides that of the process at its start.
@@ -114,7 +114,7 @@ fn write_plain(sink: &mut ChunkSink<std::fs::File>, records: &[&[u8]]) -> u64 {
 }
 
 fn open(path: &Path) -> grainmill_core::Result<Files> {
-    Files::open([Source::from(path.to_owned())])
+    Files::open(ArrayRecord, [Source::from(path.to_owned())])
 }
 
 const IN_CHUNK: &str = "chunk 0 at byte 64 (record 0): ";

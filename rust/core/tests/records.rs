@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use grainmill_core::pipeline::{self, ReadQueue};
 use grainmill_core::records::riegeli::{Decoder, chunk};
-use grainmill_core::records::{ArrayRecordFile, Files, Source};
+use grainmill_core::records::{ArrayRecord, ArrayRecordFile, Files, Source};
 use proptest::prelude::*;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -26,7 +26,7 @@ fn manifest(dir: &Path) -> Vec<Value> {
 }
 
 fn open(path: &Path) -> grainmill_core::Result<Files> {
-    Files::open([Source::from(path.to_owned())])
+    Files::open(ArrayRecord, [Source::from(path.to_owned())])
 }
 
 fn hex(digest: impl AsRef<[u8]>) -> String {
@@ -212,7 +212,7 @@ proptest! {
             skip: if name == "grid_g1_uncompressed" { 300 } else { 0 },
             ..Source::default()
         });
-        let files = Files::open(sources).unwrap();
+        let files = Files::open(ArrayRecord, sources).unwrap();
         prop_assert_eq!(files.len(), 900);
         let all: Vec<u64> = (0..900).collect();
         let all = files.read(&all).unwrap();

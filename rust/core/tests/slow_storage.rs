@@ -12,7 +12,7 @@ use grainmill_core::bytes::ScatterBuffers;
 use grainmill_core::pipeline::{self, ReadQueue, open};
 use grainmill_core::records::array_record::RecordWriter;
 use grainmill_core::records::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
-use grainmill_core::records::{FileSet, Files, Records, Source};
+use grainmill_core::records::{ArrayRecord, FileSet, Files, Format, Records, Source};
 use grainmill_core::{Error, Result};
 
 /// Files in memory with a configurable delay for each read.
@@ -133,7 +133,14 @@ impl Shared {
 
     fn open(&self, sources: impl IntoIterator<Item = Source>) -> Arc<Files> {
         let storage: Arc<dyn Storage> = Arc::new(self.clone());
-        Arc::new(open::open(FileSet::in_storage(&storage, sources)).unwrap())
+        Arc::new(
+            open::open(FileSet::in_storage(
+                &storage,
+                &(Arc::new(ArrayRecord) as Arc<dyn Format>),
+                sources,
+            ))
+            .unwrap(),
+        )
     }
 }
 

@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use grainmill_core::pipeline::{self, Pending, ReadQueue, open};
 use grainmill_core::platform;
 use grainmill_core::process::PerProcess;
-use grainmill_core::records::array_record::{index_cache, shared_index};
+use grainmill_core::records::array_record::shared_index;
 use grainmill_core::records::riegeli::decompress;
 use grainmill_core::records::storage::Storage;
 use grainmill_core::records::{
-    ArrayRecordFile, FileInfo, FileSet, Files, Plan, Records, Source, chunk_cache, storage_latency,
+    ArrayRecordFile, FileInfo, FileSet, Files, Plan, Records, Source, chunk_cache, index_cache,
+    storage_latency,
 };
 use grainmill_core::{Error, Result};
 use numpy::PyReadonlyArray1;
@@ -22,6 +23,7 @@ use pyo3::types::{PyBytes, PyList};
 
 use crate::bytes_slot::{BytesSlot, keep_large_blocks, new_slot};
 use crate::error::Raised;
+use crate::format::PyFormat;
 use crate::python_storage::PythonFiles;
 
 /// Longer records are read before their `bytes` is allocated: a damaged index may claim any length.
@@ -62,7 +64,7 @@ impl PyReadQueue {
     }
 }
 
-/// Many `ArrayRecord` files, or ranges of them, as one sequence of records.
+/// Many files of one format, or ranges of them, as one sequence of records.
 #[pyclass(frozen, name = "RecordFiles", module = "grainmill._native")]
 pub(crate) struct PyRecordFiles(Arc<Files>);
 
@@ -72,14 +74,15 @@ impl PyRecordFiles {
     ///
     /// With `lazy`, files whose number of records is given are opened when they are first read.
     /// `file_infos` has the number of records, the size and the modification time of each file, which are
-    /// checked when it is opened.
+    /// checked when it is opened. Without a `file_format` they are `ArrayRecord` files.
     #[new]
-    #[pyo3(signature = (paths, *, lazy = false, file_infos = None))]
+    #[pyo3(signature = (paths, *, lazy = false, file_infos = None, file_format = None))]
     fn new(
         py: Python<'_>,
         paths: Vec<(PathBuf, u64, Option<u64>)>,
         lazy: bool,
         file_infos: Option<Vec<FileInfoTuple>>,
+        file_format: Option<PyRef<'_, PyFormat>>,
     ) -> Result<Self, Raised> {
         let mut expected =
             file_infos.into_iter().flatten().map(|(num_records, byte_len, modified_ns)| FileInfo {
@@ -88,7 +91,9 @@ impl PyRecordFiles {
                 num_records,
             });
         let source = |(path, skip, take)| Source { path, skip, take, expected: expected.next() };
-        let set = FileSet::new(paths.into_iter().map(source).collect::<Vec<_>>());
+        let format =
+            file_format.map_or_else(PyFormat::array_record, |format| Arc::clone(&format.0));
+        let set = FileSet::new(&format, paths.into_iter().map(source).collect::<Vec<_>>());
         let opened = py.detach(|| {
             if !lazy {
                 return open::open_all(set);
@@ -108,7 +113,8 @@ impl PyRecordFiles {
         paths: Vec<PathBuf>,
     ) -> Result<Self, Raised> {
         let storage: Arc<dyn Storage> = Arc::new(PythonFiles(open_file));
-        let set = FileSet::in_storage(&storage, paths.into_iter().map(Source::from));
+        let format = PyFormat::array_record();
+        let set = FileSet::in_storage(&storage, &format, paths.into_iter().map(Source::from));
         let opened = py.detach(|| open::open_all(set));
         opened.map(|files| Self(Arc::new(files))).map_err(Raised::from)
     }
@@ -264,8 +270,9 @@ impl PyRecordFiles {
         let of_file = |at| {
             let file: &dyn Any = &**set.open(at, false)?;
             let file = file.downcast_ref::<ArrayRecordFile>();
-            file.map(&value_of)
-                .ok_or_else(|| Error::Panicked("a file of another format".to_owned()))
+            file.map(&value_of).ok_or_else(|| {
+                Error::InvalidArgument("these files are not `ArrayRecord` files".to_owned())
+            })
         };
         (0..set.len()).map(of_file).collect::<Result<_>>().map_err(Raised::from)
     }

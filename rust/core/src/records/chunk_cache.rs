@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::riegeli::{ChunkRecords, DecodedChunk};
+use super::chunk_records::{ChunkRecords, DecodedChunk};
 use super::single_flight::{FlightGuard, SingleFlight};
 use crate::process::PerProcess;
 

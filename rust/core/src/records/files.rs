@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::array_record::ArrayRecordFile;
 use super::chunk_cache::ChunkCache;
+use super::format::{Format, OpenedFile};
 use super::local::LocalFiles;
 use super::plan::{Plan, PlannedFile};
 use super::read::{Records, Scratch};
@@ -64,24 +64,27 @@ struct Entry {
     id: u64,
     source: Source,
     storage: Arc<dyn Storage>,
+    format: Arc<dyn Format>,
     file: OnceLock<Arc<dyn RecordFile>>,
 }
 
 impl FileSet {
-    /// Files of the local file system.
-    pub fn new(sources: impl IntoIterator<Item = Source>) -> Self {
+    /// Files of the local file system in `format`.
+    pub fn new(format: &Arc<dyn Format>, sources: impl IntoIterator<Item = Source>) -> Self {
         let storage: Arc<dyn Storage> = Arc::new(LocalFiles);
-        Self::in_storage(&storage, sources)
+        Self::in_storage(&storage, format, sources)
     }
 
-    /// Files of any storage.
+    /// Files of any storage in `format`.
     pub fn in_storage(
         storage: &Arc<dyn Storage>,
+        format: &Arc<dyn Format>,
         sources: impl IntoIterator<Item = Source>,
     ) -> Self {
         let entry = |source| {
             let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-            Arc::new(Entry { id, source, storage: Arc::clone(storage), file: OnceLock::new() })
+            let (storage, format) = (Arc::clone(storage), Arc::clone(format));
+            Arc::new(Entry { id, source, storage, format, file: OnceLock::new() })
         };
         Self::with(sources.into_iter().map(entry).collect())
     }
@@ -129,8 +132,9 @@ impl FileSet {
             entry.source.compare(expected, found)?;
         }
         let reader = Reader::new(&*bytes, &self.latency);
-        let file: Arc<dyn RecordFile> =
-            Arc::new(ArrayRecordFile::open(stored, reader, load_index)?);
+        let (storage, latency) = (&entry.storage, &*self.latency);
+        let file = OpenedFile { stored, reader, storage, latency, load_index };
+        let file = entry.format.open(file)?;
         entry.source.check(file.num_records())?;
         Ok(entry.file.get_or_init(|| file))
     }
@@ -201,12 +205,16 @@ pub struct Files {
 pub struct SortedPositions(Vec<u128>);
 
 impl Files {
-    /// Opens files and reads their indices.
+    /// Opens files in `format` and reads their indices.
     ///
     /// # Errors
     /// If one cannot be opened, or has too few records.
-    pub fn open(sources: impl IntoIterator<Item = Source>) -> Result<Self> {
-        let set = FileSet::new(sources);
+    pub fn open(
+        format: impl Format + 'static,
+        sources: impl IntoIterator<Item = Source>,
+    ) -> Result<Self> {
+        let format: Arc<dyn Format> = Arc::new(format);
+        let set = FileSet::new(&format, sources);
         for at in 0..set.len() {
             set.open(at, false)?;
         }

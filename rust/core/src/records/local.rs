@@ -20,7 +20,7 @@ const MAX_OPEN: u64 = 1 << 16;
 
 /// Files by their path, on any mounted file system.
 #[derive(Debug, Default)]
-pub(super) struct LocalFiles;
+pub struct LocalFiles;
 
 impl Storage for LocalFiles {
     fn open(&self, path: &Path) -> Result<(Box<dyn StoredFile>, Arc<dyn ReadAt>)> {

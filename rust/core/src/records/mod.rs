@@ -1,24 +1,42 @@
 //! The bytes of records, by index.
 //!
 //! Positions become a [`Plan`] of the byte ranges to read ([`files`], [`plan`]); a [`storage`] reads
-//! them, a [`RecordFile`] decodes them, and [`read`] copies the records to their destinations. The
-//! measured latency decides whether many reads should be in flight at once ([`storage_latency`]).
+//! them, a [`RecordFile`] decodes them, and [`read`] copies the records to their destinations. A
+//! [`Format`] opens such files; it knows no storage, and a storage knows no format. The measured
+//! latency decides whether many reads should be in flight at once ([`storage_latency`]).
 
 pub mod array_record;
+pub mod bagz;
 mod buffer_pool;
+pub mod checksum;
 pub mod chunk_cache;
+pub mod chunk_records;
+pub mod decode_scratch;
 pub mod files;
+pub mod format;
+pub mod format_error;
+pub mod index_cache;
+pub mod json_lines;
 mod local;
+pub mod offsets;
 pub mod plan;
+mod raw_bytes;
 pub mod read;
 pub mod record_file;
 pub mod riegeli;
+pub mod scanned;
 mod single_flight;
 pub mod storage;
 pub mod storage_latency;
+pub mod tfrecord;
+pub mod tfrecord_stream;
+pub mod web_dataset;
 
-pub use array_record::ArrayRecordFile;
+pub use array_record::{ArrayRecord, ArrayRecordFile};
 pub use files::{FileInfo, FileSet, Files, SortedPositions, Source};
+pub use format::Format;
+pub use format_error::FormatError;
+pub use local::LocalFiles;
 pub use plan::{Plan, Unit};
 pub use read::{Outcome, Records, Scratch, UnitRecords};
 pub use record_file::RecordFile;

@@ -6,19 +6,17 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::array_record::ranges::{WHOLE_READ_LEN, grow_to};
 use super::buffer_pool;
+use super::checksum::{MAX_LANES, UnverifiedRecord};
+use super::chunk_records::ChunkRecords;
+use super::decode_scratch::{DecodeScratch, MAX_RETAINED_LEN};
 use super::plan::{Plan, PlannedFile, Request, Unit};
-use super::record_file::{Pick, RecordFile, UnverifiedRecord};
-use super::riegeli::hash::MAX_LANES;
-use super::riegeli::{ChunkRecords, Decoder};
+use super::raw_bytes::{WHOLE_READ_LEN, grow_to};
+use super::record_file::{Pick, RecordFile};
 use super::storage::Reader;
 use crate::Result;
 use crate::bytes;
 use crate::write_prefetcher::WritePrefetcher;
-
-/// Longer buffers are freed after use.
-const MAX_RETAINED_LEN: usize = 8 << 20;
 
 /// The result of reading a unit.
 #[derive(Debug)]
@@ -131,7 +129,7 @@ impl Plan {
         let handle = planned.handle(&self.latency)?;
         let reader = handle.reader(&self.latency);
         let decoded =
-            planned.file.read_chunk(reader, pick, &mut scratch.raw, &mut scratch.decoder)?;
+            planned.file.read_chunk(reader, pick, &mut scratch.raw, &mut scratch.decoded)?;
         let record = record_of(pick, &decoded);
         if slot.len() == record.len() {
             slot.copy_from_slice(record);
@@ -197,7 +195,7 @@ fn read_extent(
 ) -> Result<()> {
     let len = extent.end - extent.start;
     if len > WHOLE_READ_LEN {
-        let decoded = file.read_chunk(reader, &picks[0], &mut scratch.raw, &mut scratch.decoder)?;
+        let decoded = file.read_chunk(reader, &picks[0], &mut scratch.raw, &mut scratch.decoded)?;
         take(picks, &decoded);
         return Ok(());
     }
@@ -208,7 +206,7 @@ fn read_extent(
         let pick = &same_chunk[0];
         let at = usize::try_from(pick.begin - extent.start).unwrap_or(usize::MAX);
         let len = usize::try_from(pick.end - pick.begin).unwrap_or(usize::MAX);
-        let decoded = file.decode(pick, &mut raw[at..at + len], &mut scratch.decoder)?;
+        let decoded = file.decode(pick, &mut raw[at..at + len], &mut scratch.decoded)?;
         take(same_chunk, &decoded);
     }
     Ok(())
@@ -354,7 +352,7 @@ impl Drop for UnitRecords {
 #[derive(Debug, Default)]
 pub struct Scratch {
     raw: Vec<u8>,
-    decoder: Decoder,
+    decoded: DecodeScratch,
 }
 
 impl Scratch {
@@ -362,7 +360,7 @@ impl Scratch {
         if self.raw.capacity() > MAX_RETAINED_LEN {
             self.raw = Vec::new();
         }
-        self.decoder.trim();
+        self.decoded.trim();
     }
 }
 

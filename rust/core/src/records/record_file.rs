@@ -1,4 +1,4 @@
-//! The interface of a file format: the number of records, where each is stored, and its bytes.
+//! The interface of a file of records: how many there are, where each is stored, and its bytes.
 //!
 //! Users of this trait do not know the layout of a file. Records that can only be decoded
 //! together are in the same chunk; a chunk may hold any number of records.
@@ -9,11 +9,12 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::riegeli::hash::{Hasher, finish_interleaved};
-use super::riegeli::{ChunkRecords, Decoder, FormatError};
+use super::checksum::UnverifiedRecord;
+use super::chunk_records::ChunkRecords;
+use super::decode_scratch::DecodeScratch;
+use super::format_error::FormatError;
 use super::storage::{ReadAt, Reader, StoredFile};
 use super::storage_latency::StorageLatency;
-use crate::write_prefetcher::WritePrefetcher;
 use crate::{Error, Result};
 
 /// A file of records whose index has been read.
@@ -52,7 +53,7 @@ pub trait RecordFile: Any + Debug + Send + Sync {
         &self,
         pick: &Pick,
         raw: &'a mut [u8],
-        decoder: &'a mut Decoder,
+        scratch: &'a mut DecodeScratch,
     ) -> Result<ChunkRecords<'a>>;
 
     /// Reads the chunk of `pick`, of any length, into `raw` and decodes it. The length in the index
@@ -65,7 +66,7 @@ pub trait RecordFile: Any + Debug + Send + Sync {
         reader: Reader<'_>,
         pick: &Pick,
         raw: &'a mut Vec<u8>,
-        decoder: &'a mut Decoder,
+        scratch: &'a mut DecodeScratch,
     ) -> Result<ChunkRecords<'a>>;
 
     /// Tries to read the only record of the chunk of `pick` into `out`, which has the predicted
@@ -90,7 +91,7 @@ pub trait RecordFile: Any + Debug + Send + Sync {
 pub struct Pick {
     /// The record's number in its file.
     pub record: u64,
-    /// Where its chunk begins, which identifies the chunk in its file.
+    /// Where its chunk begins, which identifies the chunk in its file if several may be in a chunk.
     pub begin: u64,
     /// Where its chunk ends, or a later bound.
     pub end: u64,
@@ -113,46 +114,14 @@ impl Pick {
 
     /// Whether both are in the same chunk.
     pub(crate) fn is_same_chunk(&self, other: &Self) -> bool {
-        self.begin == other.begin && self.file == other.file
+        // An empty record of a format without chunks begins where the next one does.
+        self.begin == other.begin && self.end == other.end && self.file == other.file
     }
 }
 
 /// The result of a direct read: the record, or its destination if the record is not as expected.
 pub type DirectRead<'a, T = UnverifiedRecord<'a>> =
     std::result::Result<T, &'a mut [MaybeUninit<u8>]>;
-
-/// A record whose checksum has not been verified yet.
-#[derive(Debug)]
-pub struct UnverifiedRecord<'a> {
-    record: &'a mut [u8],
-    hasher: Hasher,
-    stored: u64,
-}
-
-impl<'a> UnverifiedRecord<'a> {
-    /// `record`, which is intact if `hasher`, updated with it, gives the hash `stored`.
-    pub(crate) fn new(record: &'a mut [u8], hasher: Hasher, stored: u64) -> Self {
-        Self { record, hasher, stored }
-    }
-
-    /// Verifies records; returns the memory of each damaged one and `None` for each intact one.
-    /// Verifying a few together takes less time than one by one.
-    pub(crate) fn damaged(
-        all: Vec<Self>,
-        prefetcher: &mut WritePrefetcher,
-    ) -> Vec<Option<&'a mut [u8]>> {
-        let (mut hashers, mut rest) =
-            (Vec::with_capacity(all.len()), Vec::with_capacity(all.len()));
-        for Self { record, hasher, stored } in all {
-            hashers.push(hasher);
-            rest.push((record, stored));
-        }
-        let records: Vec<&[u8]> = rest.iter().map(|(record, _)| &**record).collect();
-        let computed = finish_interleaved(hashers, &records, prefetcher);
-        let of_one = |(computed, (record, stored))| (computed != stored).then_some(record);
-        computed.into_iter().zip(rest).map(of_one).collect()
-    }
-}
 
 /// A handle for some reads of a file that was checked to be unchanged.
 #[derive(Debug, Clone)]

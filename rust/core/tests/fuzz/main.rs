@@ -46,6 +46,10 @@ target_tests! {
     writer_options
     round_trip_simple
     round_trip_transposed
+    tfrecord
+    json_lines
+    web_dataset
+    bagz
 }
 
 fn files_in(dir: &Path) -> Vec<PathBuf> {

@@ -8,6 +8,8 @@ use std::sync::{Arc, Once};
 use grainmill_core::bytes::ScatterBuffers;
 use grainmill_core::records::array_record::WriterOptions;
 use grainmill_core::records::array_record::footer::{self, FooterParser, MAGIC};
+use grainmill_core::records::bagz::{Bagz, BagzCompression, Dictionary, Limits};
+use grainmill_core::records::json_lines::JsonLines;
 use grainmill_core::records::riegeli::block::BLOCK_LEN;
 use grainmill_core::records::riegeli::chunk::{self, CHUNK_HEADER_LEN, ChunkHeader, kind};
 use grainmill_core::records::riegeli::compress::{Codec, Compressor};
@@ -21,8 +23,11 @@ use grainmill_core::records::riegeli::stream_decoder::{
 use grainmill_core::records::riegeli::transposed::encode::transposed_data;
 use grainmill_core::records::riegeli::varint::{Cursor, push_varint};
 use grainmill_core::records::riegeli::{ChunkRecords, Decoder, FormatError};
+use grainmill_core::records::scanned::{Compression, Framing, IndexPlaces, ScannedFormat};
 use grainmill_core::records::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
-use grainmill_core::records::{FileSet, Files, Source};
+use grainmill_core::records::tfrecord::TfRecord;
+use grainmill_core::records::web_dataset::WebDataset;
+use grainmill_core::records::{ArrayRecord, FileSet, Files, Format, Source};
 use grainmill_core::{Error, Result};
 
 /// How many bytes a chunk may decode to here, so that unbounded memory fails a run.
@@ -36,7 +41,7 @@ const MAX_RECORDS: u64 = 1 << 16;
 pub(crate) type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub(crate) const TARGETS: [Target; 12] = [
+pub(crate) const TARGETS: [Target; 16] = [
     ("file", file),
     ("chunks", chunks),
     ("headers", headers),
@@ -49,11 +54,55 @@ pub(crate) const TARGETS: [Target; 12] = [
     ("writer_options", writer_options),
     ("round_trip_simple", round_trip_simple),
     ("round_trip_transposed", round_trip_transposed),
+    ("tfrecord", tfrecord),
+    ("json_lines", json_lines),
+    ("web_dataset", web_dataset),
+    ("bagz", bagz),
 ];
 
 /// The input as a file.
 fn file(input: &[u8]) {
     read_file(input.to_vec());
+}
+
+/// The rest of the input as a file in a format that is scanned; its first byte is the compression.
+fn scanned<F: Framing>(framing: F, input: &[u8]) {
+    let Some((compression, bytes)) = input.split_first() else { return };
+    let compression = match compression % 4 {
+        0 => Some(Compression::None),
+        1 => Some(Compression::Gzip),
+        2 => Some(Compression::Zlib),
+        _ => None,
+    };
+    let places = IndexPlaces::default();
+    read_file_in(ScannedFormat { framing, compression, places }, bytes.to_vec());
+}
+
+/// A `TFRecord` file.
+fn tfrecord(input: &[u8]) {
+    scanned(TfRecord, input);
+}
+
+/// A file of JSON lines.
+fn json_lines(input: &[u8]) {
+    scanned(JsonLines, input);
+}
+
+/// A tar file of `WebDataset`.
+fn web_dataset(input: &[u8]) {
+    scanned(WebDataset, input);
+}
+
+/// A Bagz file; the first byte of the input is its compression and where its limits are.
+fn bagz(input: &[u8]) {
+    let Some((options, bytes)) = input.split_first() else { return };
+    let compression = match options % 3 {
+        0 => BagzCompression::None,
+        1 => BagzCompression::Zstd(None),
+        _ => BagzCompression::Zstd(Dictionary::new(b"alpha beta gamma ").ok()),
+    };
+    let limits = if options % 2 == 0 { Limits::Tail } else { Limits::Separate };
+    read_file_in(Bagz { compression, limits }, bytes.to_vec());
 }
 
 /// A file of the chunks in the input, with valid checksums; the last one is the footer.
@@ -98,9 +147,18 @@ fn postscript_of(footer_offset: u64) -> Vec<u8> {
 
 /// Reads records of a file one by one and together, which must agree.
 fn read_file(bytes: Vec<u8>) {
+    read_file_in(ArrayRecord, bytes);
+}
+
+/// As [`read_file`], in another format.
+fn read_file_in(format: impl Format + 'static, bytes: Vec<u8>) {
     limit_chunks();
     let storage: Arc<dyn Storage> = Arc::new(InMemory(Arc::new(bytes)));
-    let set = FileSet::in_storage(&storage, [Source::from(PathBuf::from("fuzzed"))]);
+    let set = FileSet::in_storage(
+        &storage,
+        &(Arc::new(format) as Arc<dyn Format>),
+        [Source::from(PathBuf::from("fuzzed"))],
+    );
     let Ok(files) = Files::of(Arc::new(set)) else { return };
     let len = files.len();
     let positions: Vec<u64> = (0..len.min(40)).chain(len.checked_sub(1)).collect();

@@ -8,7 +8,7 @@ use std::sync::mpsc::channel;
 use grainmill_core::batch::{Arena, Slot, copy_rows};
 use grainmill_core::pipeline::{self, ReadQueue, SharedBudget};
 use grainmill_core::records::array_record::RecordWriter;
-use grainmill_core::records::{Files, Source};
+use grainmill_core::records::{ArrayRecord, Files, Source};
 
 use crate::messages::{self, Message};
 
@@ -140,7 +140,7 @@ fn records_prefetched_by_threads_are_in_their_slots() {
     let mut writer = RecordWriter::create(&path, "uncompressed".parse().unwrap()).unwrap();
     (0..500).for_each(|number| writer.write(&record(number)).unwrap());
     writer.close().unwrap();
-    let files = Arc::new(Files::open([Source::from(path)]).unwrap());
+    let files = Arc::new(Files::open(ArrayRecord, [Source::from(path)]).unwrap());
     let positions: Vec<u64> = (0..500).map(|at| at * 7 % 500).collect();
     std::thread::scope(|scope| {
         for thread in 0..3 {

@@ -8,7 +8,8 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::super::record_file::{DirectRead, UnverifiedRecord};
+use super::super::checksum::{Checksum, UnverifiedRecord};
+use super::super::record_file::DirectRead;
 use super::super::riegeli::block::{
     BLOCK_HEADER_LEN, BLOCK_LEN, BlockHeader, HEADER_BYTES, headers_between,
 };
@@ -87,7 +88,7 @@ pub(super) fn read<'a>(
     hasher.update(&prefix);
     // SAFETY: the buffers are full, and by their total length they cover all of `out`.
     let record = unsafe { bytes::initialised(out) };
-    Ok(Ok((header, UnverifiedRecord::new(record, hasher, header.data_hash))))
+    Ok(Ok((header, UnverifiedRecord::new(record, Checksum::Highway(hasher, header.data_hash)))))
 }
 
 /// The buffers for the bytes of the file: the head of the chunk, then the record from `at` on with

@@ -1,8 +1,8 @@
 //! The messages at the end of an `ArrayRecord` file: postscript, metadata, one entry per chunk.
 
+use super::super::offsets::Offsets;
 use super::super::riegeli::varint::Cursor;
 use super::super::riegeli::{ChunkRecords, FormatError};
-use super::offsets::Offsets;
 
 /// The number that identifies a postscript.
 pub const MAGIC: u64 = 0x7193_0e70_4fda_e05e;

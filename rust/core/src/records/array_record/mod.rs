@@ -5,8 +5,6 @@ mod diagnose;
 mod direct;
 pub mod footer;
 mod index;
-pub mod index_cache;
-pub mod offsets;
 pub mod options;
 pub(crate) mod ranges;
 pub mod reader;
@@ -14,5 +12,5 @@ pub mod shared_index;
 pub mod writer;
 
 pub use options::WriterOptions;
-pub use reader::ArrayRecordFile;
+pub use reader::{ArrayRecord, ArrayRecordFile};
 pub use writer::RecordWriter;

@@ -2,14 +2,11 @@
 
 use std::ops::Range;
 
+use super::super::raw_bytes::{WHOLE_READ_LEN, grow_to};
 use super::super::riegeli::FormatError;
 use super::super::riegeli::chunk::{self, MAX_DATA_AT, Opened};
 use super::super::storage::Reader;
 use crate::Result;
-
-/// Chunks up to this length are read at once; of longer ones the header is read first, so that
-/// memory is allocated only if a verified header requires it.
-pub(crate) const WHOLE_READ_LEN: u64 = 1 << 20;
 
 /// Random-access reads of a file.
 pub(super) trait RangeReader {
@@ -109,15 +106,4 @@ pub(super) fn read_header(
     let bytes = &mut bytes[..len.min(MAX_DATA_AT)];
     source.read_at(bytes, extent.start)?;
     Ok(chunk::open(bytes, extent.start, extent.end))
-}
-
-/// The first `len` bytes of `raw`, which grows if needed and never shrinks.
-pub(crate) fn grow_to(raw: &mut Vec<u8>, len: u64) -> Result<&mut [u8], FormatError> {
-    let short = || FormatError::new(format!("no memory for {len} bytes"));
-    let len = usize::try_from(len).map_err(|_| short())?;
-    if raw.len() < len {
-        raw.try_reserve_exact(len - raw.len()).map_err(|_| short())?;
-        raw.resize(len, 0);
-    }
-    Ok(&mut raw[..len])
 }

@@ -2,9 +2,12 @@
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use super::super::decode_scratch::DecodeScratch;
+use super::super::format::{Format, OpenedFile};
+use super::super::index_cache;
+use super::super::offsets::Offsets;
 use super::super::record_file::{DirectRead, FileHandle, Pick, RecordFile};
 use super::super::riegeli::block::BLOCK_LEN;
 use super::super::riegeli::chunk::{self, ChunkHeader, Opened};
@@ -15,10 +18,9 @@ use super::super::storage::{Reader, StoredFile};
 use super::super::storage_latency::StorageLatency;
 use super::footer::{self, Footer};
 use super::index::{self, Index};
-use super::offsets::Offsets;
 use super::ranges::{FileTail, RangeReader, read_chunk, read_header};
 use super::shared_index::{Found, Key};
-use super::{diagnose, direct, index_cache, shared_index};
+use super::{diagnose, direct, shared_index};
 use crate::{Error, Result};
 
 /// Opening a file of up to this many chunks caches their offsets, as does opening one that is read
@@ -29,7 +31,17 @@ const MAX_EAGER_CHUNKS: u64 = 4096;
 const TAIL_LEN: usize = 2 << 16;
 
 static LOADS: SingleFlight = SingleFlight::new();
-static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+
+/// The format `ArrayRecord`.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ArrayRecord;
+
+impl Format for ArrayRecord {
+    fn open(&self, file: OpenedFile<'_>) -> Result<Arc<dyn RecordFile>> {
+        let OpenedFile { stored, reader, load_index, .. } = file;
+        Ok(Arc::new(ArrayRecordFile::open(stored, reader, load_index)?))
+    }
+}
 
 /// An open `ArrayRecord` file.
 #[derive(Debug)]
@@ -65,7 +77,7 @@ impl ArrayRecordFile {
         let Index { header, footer, offsets } = read_index(&tail, &footer_extent, max_offsets)
             .map_err(|error| in_footer(&*stored, footer_offset, error))?;
         let is_plain = is_plain(&footer);
-        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let id = index_cache::new_id();
         if let Some(offsets) = offsets {
             index_cache::insert(id, &Arc::new(offsets));
         }
@@ -213,12 +225,12 @@ impl RecordFile for ArrayRecordFile {
         &self,
         pick: &Pick,
         raw: &'a mut [u8],
-        decoder: &'a mut Decoder,
+        scratch: &'a mut DecodeScratch,
     ) -> Result<ChunkRecords<'a>> {
         let found = chunk::open(raw, pick.begin, pick.end)
             .and_then(|opened| Ok((opened, opened.data(raw, pick.begin)?)));
         found
-            .and_then(|(opened, data)| self.decode_data(pick, &opened, &raw[data], decoder))
+            .and_then(|(opened, data)| self.decode_data(pick, &opened, &raw[data], scratch.of()))
             .map_err(|problem| self.damaged(pick, &problem))
     }
 
@@ -227,11 +239,11 @@ impl RecordFile for ArrayRecordFile {
         reader: Reader<'_>,
         pick: &Pick,
         raw: &'a mut Vec<u8>,
-        decoder: &'a mut Decoder,
+        scratch: &'a mut DecodeScratch,
     ) -> Result<ChunkRecords<'a>> {
         let found = read_chunk(&reader, pick.extent(), raw)?;
         found
-            .and_then(|(opened, data)| self.decode_data(pick, &opened, &raw[data], decoder))
+            .and_then(|(opened, data)| self.decode_data(pick, &opened, &raw[data], scratch.of()))
             .map_err(|problem| self.damaged(pick, &problem))
     }
 

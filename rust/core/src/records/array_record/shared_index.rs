@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use super::super::offsets::Offsets;
 use super::super::riegeli::chunk::ChunkHeader;
 use super::footer::Footer;
-use super::offsets::Offsets;
 use crate::platform::{self, BorrowedFile, OwnedFile};
 use crate::shared_memory::Words;
 use crate::{Result, process};
@@ -88,7 +88,7 @@ impl Key {
 
 /// The indices of files in shared memory.
 #[derive(Debug)]
-pub(super) struct SharedIndex {
+pub(crate) struct SharedIndex {
     words: Words,
     num_entries: usize,
 }
@@ -128,7 +128,7 @@ impl SharedIndex {
     }
 
     /// `len` words from `at` on, if there are as many.
-    pub(super) fn words(&self, at: usize, len: usize) -> Option<&[AtomicU64]> {
+    pub(crate) fn words(&self, at: usize, len: usize) -> Option<&[AtomicU64]> {
         self.words.get(at..at.checked_add(len)?)
     }
 

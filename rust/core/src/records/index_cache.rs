@@ -1,7 +1,7 @@
-//! A cache of the chunk offsets of recently read files, with a memory limit for each process.
+//! A cache of the offsets in recently read files, with a memory limit for each process.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::offsets::Offsets;
@@ -10,6 +10,7 @@ use crate::process::PerProcess;
 /// The memory limit in bytes unless [`set_budget`] changes it.
 const DEFAULT_BUDGET: usize = 256 << 20;
 
+static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 static BUDGET: AtomicUsize = AtomicUsize::new(DEFAULT_BUDGET);
 static CACHE: PerProcess<Mutex<IndexCache>> = PerProcess::new(|| Mutex::new(IndexCache::default()));
 
@@ -80,18 +81,23 @@ impl IndexCache {
     }
 }
 
+/// A number for a file whose offsets are to be cached, unique in the process.
+pub(crate) fn new_id() -> u64 {
+    NEXT_ID.fetch_add(1, Ordering::Relaxed)
+}
+
 /// The offsets of `file`, if they are cached.
-pub(super) fn get(file: u64) -> Option<Arc<Offsets>> {
+pub(crate) fn get(file: u64) -> Option<Arc<Offsets>> {
     with_cache(|cache| cache.get(file))
 }
 
 /// Caches the offsets of `file`.
-pub(super) fn insert(file: u64, offsets: &Arc<Offsets>) {
+pub(crate) fn insert(file: u64, offsets: &Arc<Offsets>) {
     with_cache(|cache| cache.insert(file, Arc::clone(offsets), budget()));
 }
 
 /// Removes the offsets of `file`.
-pub(super) fn remove(file: u64) {
+pub(crate) fn remove(file: u64) {
     with_cache(|cache| cache.remove(file));
 }
 

@@ -1,9 +1,9 @@
-//! The offsets of a file's chunks: four bytes each, with lookup by number in constant time.
+//! Offsets in a file, such as those of its chunks: four bytes each, with lookup by number in constant time.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::shared_index::SharedIndex;
+use super::array_record::shared_index::SharedIndex;
 
 /// Offsets in rising order.
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ impl Low {
 
 impl Offsets {
     /// Offsets whose low halves are in `memory`, as [`Offsets::low_pairs`] returns them.
-    pub(super) fn shared(
+    pub(crate) fn shared(
         memory: Arc<SharedIndex>,
         first: usize,
         len: usize,
@@ -58,13 +58,13 @@ impl Offsets {
     }
 
     /// The low halves, two to a word.
-    pub(super) fn low_pairs(&self) -> impl Iterator<Item = u64> {
+    pub(crate) fn low_pairs(&self) -> impl Iterator<Item = u64> {
         let low = |at| u64::from(self.low.get(at).unwrap_or_default());
         (0..self.len()).step_by(2).map(move |at| low(at + 1) << 32 | low(at))
     }
 
     /// The high half of all offsets from a number on, for each number at which it changes.
-    pub(super) fn high(&self) -> &[(usize, u32)] {
+    pub(crate) fn high(&self) -> &[(usize, u32)] {
         &self.high
     }
 

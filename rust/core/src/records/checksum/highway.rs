@@ -3,7 +3,7 @@
 use highway::{HighwayHash, HighwayHasher, Key};
 
 #[cfg(target_arch = "x86_64")]
-use super::hash_lanes;
+use super::highway_lanes;
 use crate::write_prefetcher::WritePrefetcher;
 
 /// The maximum number of hashes that are computed together.
@@ -80,7 +80,7 @@ struct Lane<'a> {
 /// Updates lanes together over their common length, while that is long enough to pay.
 #[cfg(target_arch = "x86_64")]
 fn update_interleaved(lanes: &mut [Lane<'_>], prefetcher: &mut WritePrefetcher) {
-    if !hash_lanes::is_supported() {
+    if !highway_lanes::is_supported() {
         return;
     }
     loop {
@@ -108,10 +108,10 @@ fn advance<const LANES: usize>(
     let count = packets.iter().map(|lane| lane.len()).min().unwrap_or(0);
     let packets = packets.map(|lane| &lane[..count]);
     let mut states = lanes.each_ref().map(|lane| lane.hasher.0.checkpoint());
-    hash_lanes::advance(states.each_mut(), packets, prefetcher);
+    highway_lanes::advance(states.each_mut(), packets, prefetcher);
     for (lane, state) in lanes.iter_mut().zip(states) {
         lane.hasher.0 = HighwayHasher::from_checkpoint(state);
-        lane.rest = &lane.rest[count * hash_lanes::PACKET_LEN..];
+        lane.rest = &lane.rest[count * highway_lanes::PACKET_LEN..];
     }
 }
 
@@ -124,7 +124,7 @@ impl Lane<'_> {
         let (_, num_buffered) = checkpoint.split_last_chunk().unwrap_or((&[], &[0; 4]));
         let num_buffered = u32::from_le_bytes(*num_buffered) as usize;
         if num_buffered > 0 {
-            let (begin, rest) = self.rest.split_at(2 * hash_lanes::PACKET_LEN - num_buffered);
+            let (begin, rest) = self.rest.split_at(2 * highway_lanes::PACKET_LEN - num_buffered);
             self.hasher.update(begin);
             self.rest = rest;
         }

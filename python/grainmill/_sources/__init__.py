@@ -1,0 +1,1 @@
+"""Sources of other formats and packages, and the paths that all sources take."""

@@ -1,0 +1,134 @@
+"""A source of Bagz files; `grainmill.sources` has its name."""
+
+from __future__ import annotations
+
+import glob
+import re
+from typing import TYPE_CHECKING
+
+from grainmill import _native
+from grainmill._sources.record_files import RecordFilesSource, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from grainmill._sources.record_files import Paths
+
+_SHARDS = re.compile(r"(.*[^/@]|)@(\d{1,5}|\*)([^/@]*)", re.DOTALL)
+_LAYOUTS = ("concatenated", "interleaved")
+_LIMITS = ("tail", "separate")
+
+
+class BagzDataSource(RecordFilesSource[bytes]):
+    """The records of Bagz files, as one sequence of `bytes`.
+
+    A damaged file or record raises a `GrainmillError` that names the file, the record and its
+    offset. Bagz has no checksums: damage is noticed where limits or compressed data are no longer
+    valid, but changed bytes of an uncompressed record are not.
+
+    Args:
+        paths: A path or a sequence of paths. `name@4.bagz` stands for the shards
+            `name-00000-of-00004.bagz` to `name-00003-of-00004.bagz`, `name@*.bagz` for as many as
+            the name of the first one says. A string may list several of them, separated by commas.
+        compression: `"auto"` decides by the name of each file: `.bagz` is zstd, any other is not
+            compressed; otherwise `"none"` or `"zstd"`.
+        limits: Where the ends of records are: `"tail"` of the file, or in a `"separate"` file
+            `limits.NAME`.
+        layout: `"concatenated"` shards follow each other; with `"interleaved"`, record `i` of `n`
+            shards is record `i // n` of shard `i % n`.
+        dictionary: The zstd dictionary that records were compressed with, if there is one.
+
+    Raises:
+        ValueError: There is no path, an argument is unknown, or the lengths of interleaved shards
+            differ by more than 1 or do not fall.
+        FileNotFoundError: There is no such file or shard.
+        GrainmillError: A file is not a Bagz file, or is damaged.
+
+    Example:
+        >>> import struct
+        >>> records = [b"one", b"two", b"three"]
+        >>> with open("words.bag", "wb") as file:
+        ...     _ = file.write(b"".join(records) + struct.pack("<3Q", 3, 6, 11))
+        >>> source = grain.sources.BagzDataSource("words.bag")
+        >>> len(source), source[1]
+        (3, b'two')
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        compression: str = "auto",
+        limits: str = "tail",
+        layout: str = "concatenated",
+        dictionary: bytes | None = None,
+    ) -> None:
+        _check("limits", limits, _LIMITS)
+        _check("layout", layout, _LAYOUTS)
+        self._compression = compression
+        self._limits = limits
+        self._dictionary = dictionary
+        # The engine reads one file after the other, so interleaved records are asked for by number.
+        self._yields_records = self._is_concatenated = layout == "concatenated"
+        files = [file for spec in listed(paths) for file in _expanded(spec)]
+        super().__init__(files, (compression, limits, layout, dictionary))
+        self._counts = self._files.num_records
+        if not self._is_concatenated:
+            self._check_interleaved()
+
+    def _format(self) -> _native.Format:
+        return _native.Format.bagz(self._compression, self._limits == "separate", self._dictionary)
+
+    def _check_interleaved(self) -> None:
+        num_shards = len(self._counts)
+        full, rest = divmod(sum(self._counts), num_shards)
+        expected = [full + (shard < rest) for shard in range(num_shards)]
+        if self._counts != expected:
+            raise ValueError(
+                "Interleaved error - shard sizes must be within 1 of each other, the larger ones "
+                f"first: expected {expected}, got {self._counts}"
+            )
+        self._starts = [sum(self._counts[:shard]) for shard in range(num_shards)]
+
+    def _checked(self, record_key: object) -> int:
+        key = super()._checked(record_key)  # type: ignore[arg-type]
+        if self._is_concatenated:
+            return key
+        number, shard = divmod(key, len(self._starts))
+        return self._starts[shard] + number
+
+    def _record_location(self, index: int) -> tuple[str, int]:
+        if self._is_concatenated:
+            return super()._record_location(index)
+        number, shard = divmod(index, len(self._starts))
+        return self._sources[shard][0], number
+
+
+def _check(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"`{name}` must be one of {', '.join(known)}, got {value!r}")
+
+
+def _expanded(spec: str) -> list[str]:
+    """The files of a specification: a list of paths, each of which may be sharded."""
+    return [file for item in spec.split(",") for file in _shards(item)]
+
+
+def _shards(path: str) -> list[str]:
+    match = _SHARDS.fullmatch(path)
+    if match is None:
+        return [path]
+    prefix, count, suffix = match.groups()
+    if count == "*":
+        pattern = f"{glob.escape(prefix)}-00000-of-{'[0-9]' * 5}{glob.escape(suffix)}"
+        found = glob.glob(pattern)  # noqa: PTH207 - the pattern has a directory
+        if len(found) != 1:
+            raise FileNotFoundError(
+                f"{path}: expected one first shard {prefix}-00000-of-NNNNN{suffix}, "
+                f"found {len(found)}"
+            )
+        count = found[0][len(prefix) + len("-00000-of-") :][:5]
+    total = int(count)
+    if total == 0:
+        raise ValueError(f"{path}: the number of shards must be at least 1, got 0")
+    return [f"{prefix}-{shard:05d}-of-{total:05d}{suffix}" for shard in range(total)]

@@ -1,0 +1,85 @@
+"""A source of WebDataset shards; `grainmill.sources` has its name."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+from grainmill import _native
+from grainmill._sources.record_files import RecordFilesSource, index_places, listed
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from grainmill._sources.record_files import Paths
+
+_HEAD = struct.Struct("<II")
+_LENGTHS = struct.Struct("<IQ")
+
+
+class WebDatasetDataSource(RecordFilesSource[dict[str, Any]]):
+    """The samples of WebDataset tar files, as one sequence of dicts with random access.
+
+    Consecutive files in a tar file that differ only in what follows the first dot of their name
+    are a sample: `images/0001.jpg` and `images/0001.json` give `{"__key__": "images/0001",
+    "jpg": b"...", "json": b"..."}`. Extensions are lower case. Directories, links and files
+    without an extension are not part of any sample. Long names of GNU and POSIX tar are read.
+    Samples are found by one scan of each file, which skips the files' contents, and kept in an
+    index file, as by `TFRecordDataSource`. tar protects headers by checksums, but not contents.
+
+    Args:
+        paths: A path or a sequence of paths.
+        compression: `"auto"` recognises gzip by the first bytes of each file; otherwise `"none"`,
+            `"gzip"` or `"zlib"`.
+        index_dir: The directory of index files; see `TFRecordDataSource`.
+
+    Raises:
+        ValueError: There is no path, or `compression` is unknown.
+        FileNotFoundError: There is no such file.
+        GrainmillError: A file is not a tar file, or is cut short.
+
+    Example:
+        >>> import io, tarfile
+        >>> with tarfile.open("shard.tar", "w") as tar:
+        ...     for name, data in [("0.cls", b"7"), ("0.txt", b"seven"), ("1.cls", b"8")]:
+        ...         info = tarfile.TarInfo(name)
+        ...         info.size = len(data)
+        ...         tar.addfile(info, io.BytesIO(data))
+        >>> source = grain.sources.WebDatasetDataSource("shard.tar")
+        >>> len(source), source[0]
+        (2, {'__key__': '0', 'cls': b'7', 'txt': b'seven'})
+    """
+
+    _yields_records = False
+
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        compression: str = "auto",
+        index_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._compression = compression
+        self._places = index_places(index_dir)
+        super().__init__(listed(paths), (compression,))
+
+    def _format(self) -> _native.Format:
+        return _native.Format.web_dataset(self._compression, *self._places)
+
+    def _elements(self, records: list[bytes], keys: Sequence[int]) -> list[Any]:  # noqa: ARG002
+        return list(map(_sample, records))
+
+
+def _sample(record: bytes) -> dict[str, Any]:
+    """The files of a sample, as the engine packs them into one record."""
+    key_len, count = _HEAD.unpack_from(record)
+    at = _HEAD.size + count * _LENGTHS.size
+    files: dict[str, Any] = {"__key__": record[at : at + key_len].decode("utf-8", "replace")}
+    at += key_len
+    for name_len, data_len in _LENGTHS.iter_unpack(record[_HEAD.size : at - key_len]):
+        name = record[at : at + name_len].decode("utf-8", "replace")
+        at += name_len
+        files[name] = record[at : at + data_len]
+        at += data_len
+    return files

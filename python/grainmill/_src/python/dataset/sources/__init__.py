@@ -1,0 +1,1 @@
+"""Modules of `grain._src.python.dataset.sources`."""

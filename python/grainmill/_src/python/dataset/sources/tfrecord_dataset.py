@@ -1,0 +1,9 @@
+"""Names of `grain._src.python.dataset.sources.tfrecord_dataset`."""
+
+from grainmill._dataset.tfrecord_dataset import (
+    TFRecordIterDataset,
+    _TFRecordDatasetIterator,
+    _TFRecordReader,
+)
+
+__all__ = ["TFRecordIterDataset", "_TFRecordDatasetIterator", "_TFRecordReader"]

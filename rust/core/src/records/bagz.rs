@@ -1,0 +1,423 @@
+//! Bagz: records back to back, and where each ends, at the end of the file or in one of its own.
+
+use std::mem::MaybeUninit;
+use std::path::Path;
+use std::sync::Arc;
+
+use zstd_safe::{DCtx, DDict};
+
+use super::checksum::UnverifiedRecord;
+use super::chunk_records::ChunkRecords;
+use super::decode_scratch::{DecodeScratch, FormatScratch, MAX_RETAINED_LEN};
+use super::format::{Format, OpenedFile};
+use super::format_error::FormatError;
+use super::index_cache;
+use super::offsets::Offsets;
+use super::raw_bytes::grow_to;
+use super::record_file::{DirectRead, FileHandle, Pick, RecordFile};
+use super::riegeli::decompress::{check_chunk_len, max_chunk_len};
+use super::single_flight::SingleFlight;
+use super::storage::{Reader, StoredFile};
+use super::storage_latency::StorageLatency;
+use crate::{Error, Result};
+
+/// The length of a limit: where a record ends.
+const LIMIT_LEN: u64 = 8;
+/// How many bytes of limits are read at once.
+const LIMITS_STEP: u64 = 1 << 20;
+const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+/// The initial capacity for a frame that does not state its length.
+const UNSTATED_LEN: usize = 64 << 10;
+
+static LOADS: SingleFlight = SingleFlight::new();
+
+/// Where the limits are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limits {
+    /// After the records.
+    Tail,
+    /// In a file of the same name with `limits.` before it.
+    Separate,
+}
+
+/// How records are compressed.
+#[derive(Debug, Clone)]
+pub enum BagzCompression {
+    /// By zstd in files whose name ends with `.bagz`, else not.
+    ByName,
+    /// Not at all.
+    None,
+    /// By zstd, each record for itself.
+    Zstd(Option<Dictionary>),
+}
+
+/// A zstd dictionary.
+#[derive(Clone)]
+pub struct Dictionary(Arc<DDict<'static>>);
+
+impl std::fmt::Debug for Dictionary {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Dictionary").finish_non_exhaustive()
+    }
+}
+
+impl Dictionary {
+    /// The dictionary of these bytes.
+    ///
+    /// # Errors
+    /// If zstd does not accept them.
+    pub fn new(bytes: &[u8]) -> Result<Self> {
+        let dictionary = DDict::try_create(bytes);
+        dictionary.map(|dictionary| Self(Arc::new(dictionary))).ok_or_else(|| {
+            Error::InvalidArgument("`dictionary` is not a valid zstd dictionary".to_owned())
+        })
+    }
+}
+
+/// The format Bagz.
+#[derive(Debug, Clone)]
+pub struct Bagz {
+    /// How records are compressed.
+    pub compression: BagzCompression,
+    /// Where the limits are.
+    pub limits: Limits,
+}
+
+impl Format for Bagz {
+    fn open(&self, file: OpenedFile<'_>) -> Result<Arc<dyn RecordFile>> {
+        let OpenedFile { stored, reader, storage, latency, .. } = file;
+        let is_zstd = match self.compression {
+            BagzCompression::ByName => stored.path().extension().is_some_and(|end| end == "bagz"),
+            BagzCompression::None => false,
+            BagzCompression::Zstd(_) => true,
+        };
+        let dictionary = match &self.compression {
+            BagzCompression::Zstd(dictionary) => dictionary.clone(),
+            _ => None,
+        };
+        let (limits, begin, end) = match self.limits {
+            Limits::Tail => {
+                let split = tail_begin(reader, stored.byte_len())?
+                    .map_err(|problem| in_limits(stored.path(), &problem))?;
+                (None, split, stored.byte_len())
+            }
+            Limits::Separate => {
+                let path = stored.path();
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                let (limits, _) = storage.open(&path.with_file_name(format!("limits.{name}")))?;
+                let byte_len = limits.byte_len();
+                (Some(limits), 0, byte_len)
+            }
+        };
+        if !(end - begin).is_multiple_of(LIMIT_LEN) {
+            let text = format!("{} bytes of limits are no multiple of {LIMIT_LEN}", end - begin);
+            return Err(in_limits(stored.path(), &FormatError::new(text)));
+        }
+        let records_len = if limits.is_some() { stored.byte_len() } else { begin };
+        let id = index_cache::new_id();
+        let num_records = (end - begin) / LIMIT_LEN;
+        let file =
+            BagzFile { id, stored, limits, begin, num_records, records_len, is_zstd, dictionary };
+        if num_records == 0 && records_len > 0 {
+            let text = format!("has no limits, but {records_len} bytes of records");
+            return Err(in_limits(file.stored.path(), &FormatError::new(text)));
+        }
+        if num_records > 0 && num_records <= LIMITS_STEP / LIMIT_LEN {
+            // A damaged file is found at once, unless that takes long.
+            file.load(latency)?;
+        }
+        Ok(Arc::new(file))
+    }
+}
+
+/// Where the limits begin in a file that ends with them.
+fn tail_begin(reader: Reader<'_>, byte_len: u64) -> Result<Result<u64, FormatError>> {
+    if byte_len == 0 {
+        return Ok(Ok(0));
+    }
+    let Some(last) = byte_len.checked_sub(LIMIT_LEN) else {
+        let text = format!("{byte_len} bytes are too few for a limit");
+        return Ok(Err(FormatError::new(text)));
+    };
+    let mut limit = [0; size_of::<u64>()];
+    reader.read_at(&mut limit, last)?;
+    let split = u64::from_le_bytes(limit);
+    if split > last {
+        let text = format!("limits begin at byte {split}, after the last one at byte {last}");
+        return Ok(Err(FormatError::new(text)));
+    }
+    if !(byte_len - split).is_multiple_of(LIMIT_LEN) {
+        let text = format!("{} bytes of limits are no multiple of {LIMIT_LEN}", byte_len - split);
+        return Ok(Err(FormatError::new(text)));
+    }
+    Ok(Ok(split))
+}
+
+fn in_limits(path: &Path, problem: &FormatError) -> Error {
+    Error::Corrupt {
+        path: path.display().to_string(),
+        place: "limits".to_owned(),
+        problem: format!("{problem}; it is not a Bagz file, or was cut short"),
+    }
+}
+
+/// An open Bagz file.
+#[derive(Debug)]
+struct BagzFile {
+    id: u64,
+    stored: Box<dyn StoredFile>,
+    /// The file of the limits, if it is another one.
+    limits: Option<Box<dyn StoredFile>>,
+    /// Where the limits begin in their file.
+    begin: u64,
+    num_records: u64,
+    /// How many bytes hold records.
+    records_len: u64,
+    is_zstd: bool,
+    dictionary: Option<Dictionary>,
+}
+
+/// A decompressor and memory for a record.
+#[derive(Default)]
+struct Scratch {
+    context: Option<DCtx<'static>>,
+    record: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl std::fmt::Debug for Scratch {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Scratch").finish_non_exhaustive()
+    }
+}
+
+impl FormatScratch for Scratch {
+    fn trim(&mut self) {
+        if self.record.capacity() > MAX_RETAINED_LEN {
+            self.record = Vec::new();
+        }
+    }
+}
+
+impl BagzFile {
+    /// Where records begin, and where the last one ends.
+    #[cold]
+    fn load(&self, latency: &StorageLatency) -> Result<Arc<Offsets>> {
+        let _guard = LOADS.enter(self.id);
+        if let Some(offsets) = index_cache::get(self.id) {
+            return Ok(offsets);
+        }
+        let offsets = match &self.limits {
+            None => {
+                let handle = FileHandle::open(self, latency, false)?;
+                self.read_limits(handle.reader(latency))?
+            }
+            Some(limits) => {
+                let reopened = limits.reopen(false)?;
+                self.read_limits(Reader::new(&*reopened.bytes, latency))?
+            }
+        };
+        let offsets = Arc::new(offsets);
+        index_cache::insert(self.id, &offsets);
+        Ok(offsets)
+    }
+
+    fn read_limits(&self, reader: Reader<'_>) -> Result<Offsets> {
+        let (mut offsets, mut raw, mut before) = (Offsets::default(), Vec::new(), 0);
+        offsets.push(0);
+        let end = self.begin + self.num_records * LIMIT_LEN;
+        let mut at = self.begin;
+        while at < end {
+            let len = LIMITS_STEP.min(end - at);
+            let bytes = grow_to(&mut raw, len)
+                .map_err(|problem| in_limits(self.stored.path(), &problem))?;
+            reader.read_at(bytes, at)?;
+            for limit in bytes.as_chunks().0 {
+                let limit = u64::from_le_bytes(*limit);
+                if limit < before || limit > self.records_len {
+                    return Err(Error::Corrupt {
+                        path: self.stored.path().display().to_string(),
+                        place: format!("record {} at byte {before}", offsets.len() - 1),
+                        problem: format!(
+                            "its limit is {limit}, expected {before} to {}",
+                            self.records_len
+                        ),
+                    });
+                }
+                offsets.push(limit);
+                before = limit;
+            }
+            at += len;
+        }
+        offsets.shrink();
+        if before != self.records_len {
+            let text = format!("records end at byte {before} of {}", self.records_len);
+            return Err(in_limits(self.stored.path(), &FormatError::new(text)));
+        }
+        Ok(offsets)
+    }
+
+    fn decompressed<'a>(
+        &self,
+        frame: &[u8],
+        scratch: &'a mut Scratch,
+    ) -> Result<ChunkRecords<'a>, FormatError> {
+        let damaged = |code| {
+            FormatError::new(format!("zstd frame is damaged: {}", zstd_safe::get_error_name(code)))
+        };
+        let Scratch { context, record, ends } = scratch;
+        record.clear();
+        if !frame.is_empty() {
+            if !frame.starts_with(&ZSTD_MAGIC) {
+                return Err(FormatError::fixed(
+                    "does not begin with a zstd frame: it is damaged, or not compressed",
+                ));
+            }
+            if zstd_safe::find_frame_compressed_size(frame).map_err(damaged)? != frame.len() {
+                return Err(FormatError::fixed("zstd frame does not end at the end of the record"));
+            }
+            let context = match context {
+                Some(context) => context,
+                None => context.insert(
+                    DCtx::try_create()
+                        .ok_or(FormatError::fixed("no memory for a zstd decompressor"))?,
+                ),
+            };
+            let stated = zstd_safe::get_frame_content_size(frame)
+                .map_err(|_| FormatError::fixed("zstd frame has a damaged header"))?;
+            let mut capacity = match stated {
+                Some(stated) => {
+                    check_chunk_len(stated)?;
+                    // A block of 4 bytes holds at most 128 KiB.
+                    if stated > (frame.len() as u64).saturating_mul(32 << 10) {
+                        let text = format!("{} bytes cannot decode to {stated}", frame.len());
+                        return Err(FormatError::new(text));
+                    }
+                    usize::try_from(stated).unwrap_or(usize::MAX)
+                }
+                None => UNSTATED_LEN,
+            };
+            loop {
+                record.try_reserve_exact(capacity).map_err(|_| {
+                    FormatError::new(format!("no memory for {capacity} decoded bytes"))
+                })?;
+                let result = match &self.dictionary {
+                    Some(Dictionary(dictionary)) => {
+                        context.decompress_using_ddict(record, frame, dictionary)
+                    }
+                    None => context.decompress(record, frame),
+                };
+                match result {
+                    Ok(_) => break,
+                    // Without a stated length, a buffer that is too short is one of the failures.
+                    Err(_)
+                        if stated.is_none() && (capacity as u64) < max_chunk_len().min(4 << 30) =>
+                    {
+                        record.clear();
+                        capacity *= 4;
+                    }
+                    Err(code) => return Err(damaged(code)),
+                }
+            }
+        }
+        ends.clear();
+        ends.push(record.len());
+        Ok(ChunkRecords::new(record, ends))
+    }
+}
+
+impl RecordFile for BagzFile {
+    fn stored(&self) -> &dyn StoredFile {
+        &*self.stored
+    }
+
+    fn num_records(&self) -> u64 {
+        self.num_records
+    }
+
+    fn stored_len(&self) -> u64 {
+        self.records_len
+    }
+
+    fn has_groups(&self) -> bool {
+        false
+    }
+
+    fn locate(&self, picks: &mut [Pick], latency: Option<&StorageLatency>) -> Result<bool> {
+        let offsets = match (index_cache::get(self.id), latency) {
+            (Some(offsets), _) => offsets,
+            (None, Some(latency)) => self.load(latency)?,
+            (None, None) => return Ok(false),
+        };
+        for pick in picks {
+            let at = usize::try_from(pick.record).expect("the number of a record");
+            let extent = offsets.get(at).zip(offsets.get(at + 1));
+            (pick.begin, pick.end) = extent.expect("the number of a record");
+            (pick.within, pick.predicted_len) = (0, 0);
+            if !self.is_zstd {
+                pick.predicted_len = u32::try_from(pick.end - pick.begin).unwrap_or(0);
+            }
+        }
+        Ok(true)
+    }
+
+    fn is_same(&self, reader: Reader<'_>) -> Result<bool> {
+        // Nothing in the file identifies its content but where its limits begin.
+        let split = tail_begin(reader, self.stored.byte_len())?;
+        Ok(self.limits.is_some() || split == Ok(self.begin))
+    }
+
+    fn decode<'a>(
+        &self,
+        pick: &Pick,
+        raw: &'a mut [u8],
+        scratch: &'a mut DecodeScratch,
+    ) -> Result<ChunkRecords<'a>> {
+        let scratch: &mut Scratch = scratch.of();
+        if self.is_zstd {
+            let record = self.decompressed(raw, scratch);
+            return record.map_err(|problem| self.damaged(pick, &problem));
+        }
+        scratch.ends.clear();
+        scratch.ends.push(raw.len());
+        Ok(ChunkRecords::new(raw, &scratch.ends))
+    }
+
+    fn read_chunk<'a>(
+        &self,
+        reader: Reader<'_>,
+        pick: &Pick,
+        raw: &'a mut Vec<u8>,
+        scratch: &'a mut DecodeScratch,
+    ) -> Result<ChunkRecords<'a>> {
+        // A limit lies within the file, so this is not more than there is to read.
+        let bytes = grow_to(raw, pick.end - pick.begin);
+        let bytes = bytes.map_err(|problem| self.damaged(pick, &problem))?;
+        reader.read_at(bytes, pick.begin)?;
+        self.decode(pick, bytes, scratch)
+    }
+
+    fn read_direct<'a>(
+        &self,
+        _: Reader<'_>,
+        _: &Pick,
+        out: &'a mut [MaybeUninit<u8>],
+    ) -> Result<DirectRead<'a, UnverifiedRecord<'a>>> {
+        Ok(Err(out))
+    }
+
+    #[cold]
+    fn damaged(&self, pick: &Pick, problem: &FormatError) -> Error {
+        Error::Corrupt {
+            path: self.stored.path().display().to_string(),
+            place: format!("record {} at byte {}", pick.record, pick.begin),
+            problem: problem.to_string(),
+        }
+    }
+}
+
+impl Drop for BagzFile {
+    fn drop(&mut self) {
+        index_cache::remove(self.id);
+    }
+}

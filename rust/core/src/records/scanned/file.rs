@@ -1,0 +1,315 @@
+//! A file whose records a scan has found.
+
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use super::super::checksum::UnverifiedRecord;
+use super::super::chunk_records::ChunkRecords;
+use super::super::decode_scratch::{DecodeScratch, FormatScratch, MAX_RETAINED_LEN};
+use super::super::format::{Format, OpenedFile};
+use super::super::format_error::FormatError;
+use super::super::index_cache;
+use super::super::offsets::Offsets;
+use super::super::raw_bytes::{WHOLE_READ_LEN, grow_to};
+use super::super::record_file::{DirectRead, FileHandle, Pick, RecordFile};
+use super::super::single_flight::SingleFlight;
+use super::super::storage::{Reader, Storage, StoredFile};
+use super::super::storage_latency::StorageLatency;
+use super::framing::Framing;
+use super::index::{Index, extent};
+use super::index_file::{Identity, IndexPlaces, ends_hash, identity};
+use super::inflate::Compression;
+use super::scan::{ScanError, scan};
+use super::stream::Points;
+use crate::{Error, Result};
+
+static LOADS: SingleFlight = SingleFlight::new();
+
+/// A format whose files are scanned.
+#[derive(Debug, Clone)]
+pub struct ScannedFormat<F> {
+    /// How records follow each other.
+    pub framing: F,
+    /// How files are compressed; `None` finds out by the first bytes of each.
+    pub compression: Option<Compression>,
+    /// Where indices are kept.
+    pub places: IndexPlaces,
+}
+
+impl<F: Framing> Format for ScannedFormat<F> {
+    fn open(&self, file: OpenedFile<'_>) -> Result<Arc<dyn RecordFile>> {
+        let OpenedFile { stored, reader, storage, latency, .. } = file;
+        let (ends_hash, head) = ends_hash(reader, stored.byte_len())?;
+        let compression = self.compression.unwrap_or_else(|| self.framing.detected(&head));
+        let identity = identity(self.framing.name(), compression, &*stored, ends_hash);
+        let index = self.index(storage, reader, latency, &*stored, &identity)?;
+        let id = index_cache::new_id();
+        let (num_records, end) = (index.num_records(), index.end);
+        // Offsets of a compressed file are needed to decode, so they stay.
+        if index.points.is_none() {
+            index_cache::insert(id, &index.begins);
+        }
+        let stream = index.points.map(|points| Stream { points, begins: index.begins });
+        let (format, storage) = (self.clone(), Arc::clone(storage));
+        Ok(Arc::new(ScannedFile {
+            id,
+            stored,
+            storage,
+            format,
+            identity,
+            num_records,
+            end,
+            stream,
+        }))
+    }
+}
+
+impl<F: Framing> ScannedFormat<F> {
+    /// The index of a file: from its index file if there is a valid one, else by a scan.
+    fn index(
+        &self,
+        storage: &Arc<dyn Storage>,
+        reader: Reader<'_>,
+        latency: &StorageLatency,
+        stored: &dyn StoredFile,
+        identity: &Identity,
+    ) -> Result<Index> {
+        let path = stored.path();
+        if let Some(index) = self.places.read(storage, latency, path, identity) {
+            return Ok(index);
+        }
+        let Identity { compression, byte_len, .. } = *identity;
+        let index = scan(&self.framing, compression, reader, byte_len).map_err(|error| {
+            let (record, at, problem) = match error {
+                ScanError::File(error) => return error,
+                ScanError::Damaged(record, at, problem) => (record, at, problem),
+            };
+            let place = place(compression, record, at);
+            let path = path.display().to_string();
+            Error::Corrupt { path, place, problem: problem.to_string() }
+        })?;
+        // An index that cannot be kept costs another scan, not an error.
+        let _ = self.places.write(path, identity, &index);
+        Ok(index)
+    }
+}
+
+fn place(compression: Compression, record: u64, at: u64) -> String {
+    match compression {
+        Compression::None => format!("record {record} at byte {at}"),
+        _ => format!("record {record} at byte {at} of the decompressed data"),
+    }
+}
+
+/// What is needed to decode a compressed file.
+#[derive(Debug)]
+struct Stream {
+    points: Arc<Points>,
+    begins: Arc<Offsets>,
+}
+
+/// An open file.
+#[derive(Debug)]
+struct ScannedFile<F> {
+    id: u64,
+    stored: Box<dyn StoredFile>,
+    storage: Arc<dyn Storage>,
+    format: ScannedFormat<F>,
+    identity: Identity,
+    num_records: u64,
+    /// Where the last record ends.
+    end: u64,
+    stream: Option<Stream>,
+}
+
+/// Memory for decoded records.
+#[derive(Debug, Default)]
+struct Scratch {
+    stream: Vec<u8>,
+    record: Vec<u8>,
+    values: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl FormatScratch for Scratch {
+    fn trim(&mut self) {
+        for bytes in [&mut self.stream, &mut self.record, &mut self.values] {
+            if bytes.capacity() > MAX_RETAINED_LEN {
+                *bytes = Vec::new();
+            }
+        }
+    }
+}
+
+impl<F: Framing> ScannedFile<F> {
+    /// Where records begin, loaded again if they were evicted.
+    #[cold]
+    fn load(&self, latency: &StorageLatency) -> Result<Arc<Offsets>> {
+        let _guard = LOADS.enter(self.id);
+        if let Some(begins) = index_cache::get(self.id) {
+            return Ok(begins);
+        }
+        let handle = FileHandle::open(self, latency, false)?;
+        let reader = handle.reader(latency);
+        let index =
+            self.format.index(&self.storage, reader, latency, &*self.stored, &self.identity)?;
+        if (index.num_records(), index.end) != (self.num_records, self.end) {
+            return Err(Error::Changed { path: self.stored.path().display().to_string() });
+        }
+        index_cache::insert(self.id, &index.begins);
+        Ok(index.begins)
+    }
+
+    fn damaged_at(&self, record: u64, at: u64, problem: &FormatError) -> Error {
+        Error::Corrupt {
+            path: self.stored.path().display().to_string(),
+            place: place(self.identity.compression, record, at),
+            problem: problem.to_string(),
+        }
+    }
+
+    /// The records of the chunk of `pick` of a compressed file.
+    fn decode_stream<'a>(
+        &self,
+        stream: &Stream,
+        pick: &Pick,
+        raw: &[u8],
+        scratch: &'a mut Scratch,
+    ) -> Result<ChunkRecords<'a>> {
+        let Stream { points, begins } = stream;
+        let number = points.of_record(pick.record);
+        let records = points.records(number, self.num_records);
+        let extent_of = |record| extent(begins, self.end, record).unwrap_or_default();
+        let Scratch { stream: out, record: part, values, ends } = scratch;
+        let (begin, last) = (points.all[number].out_at, extent_of(records.end.saturating_sub(1)));
+        points
+            .inflate(number, last.end, raw, out)
+            .map_err(|problem| self.damaged_at(pick.record, begin, &problem))?;
+        values.clear();
+        ends.clear();
+        for record in records {
+            let extent = extent_of(record);
+            let within = |at: u64| usize::try_from(at - begin).unwrap_or(usize::MAX);
+            let bytes = out.get(within(extent.start)..within(extent.end)).unwrap_or_default();
+            let record = self
+                .format
+                .framing
+                .record(bytes, part)
+                .map_err(|problem| self.damaged_at(record, extent.start, &problem))?;
+            values.extend_from_slice(record);
+            ends.push(values.len());
+        }
+        Ok(ChunkRecords::new(values, ends))
+    }
+}
+
+impl<F: Framing> RecordFile for ScannedFile<F> {
+    fn stored(&self) -> &dyn StoredFile {
+        &*self.stored
+    }
+
+    fn num_records(&self) -> u64 {
+        self.num_records
+    }
+
+    fn stored_len(&self) -> u64 {
+        self.end
+    }
+
+    fn has_groups(&self) -> bool {
+        self.stream.is_some()
+    }
+
+    fn locate(&self, picks: &mut [Pick], latency: Option<&StorageLatency>) -> Result<bool> {
+        if let Some(Stream { points, begins }) = &self.stream {
+            for pick in picks {
+                let number = points.of_record(pick.record);
+                let records = points.records(number, self.num_records);
+                let last = extent(begins, self.end, records.end.saturating_sub(1));
+                pick.begin = points.all[number].at;
+                pick.end = points.end_of(number, last.map_or(self.end, |last| last.end));
+                pick.within = pick.record - records.start;
+            }
+            return Ok(true);
+        }
+        let begins = match (index_cache::get(self.id), latency) {
+            (Some(begins), _) => begins,
+            (None, Some(latency)) => self.load(latency)?,
+            (None, None) => return Ok(false),
+        };
+        for pick in picks {
+            let extent = extent(&begins, self.end, pick.record).expect("the number of a record");
+            let len = self.format.framing.record_len(extent.end - extent.start);
+            (pick.begin, pick.end, pick.within) = (extent.start, extent.end, 0);
+            pick.predicted_len = u32::try_from(len).unwrap_or(0);
+        }
+        Ok(true)
+    }
+
+    fn is_same(&self, reader: Reader<'_>) -> Result<bool> {
+        Ok(ends_hash(reader, self.stored.byte_len())?.0 == self.identity.ends_hash)
+    }
+
+    fn decode<'a>(
+        &self,
+        pick: &Pick,
+        raw: &'a mut [u8],
+        scratch: &'a mut DecodeScratch,
+    ) -> Result<ChunkRecords<'a>> {
+        let scratch: &mut Scratch = scratch.of();
+        if let Some(stream) = &self.stream {
+            return self.decode_stream(stream, pick, raw, scratch);
+        }
+        let record = self.format.framing.record(raw, &mut scratch.record);
+        let record = record.map_err(|problem| self.damaged(pick, &problem))?;
+        scratch.ends.clear();
+        scratch.ends.push(record.len());
+        Ok(ChunkRecords::new(record, &scratch.ends))
+    }
+
+    fn read_chunk<'a>(
+        &self,
+        reader: Reader<'_>,
+        pick: &Pick,
+        raw: &'a mut Vec<u8>,
+        scratch: &'a mut DecodeScratch,
+    ) -> Result<ChunkRecords<'a>> {
+        let framing = &self.format.framing;
+        let damaged = |problem: FormatError| self.damaged(pick, &problem);
+        let (len, head_len) = (pick.end - pick.begin, framing.head_len() as u64);
+        if self.stream.is_none() && head_len > 0 && len > WHOLE_READ_LEN {
+            let head = grow_to(raw, head_len).map_err(damaged)?;
+            reader.read_at(head, pick.begin)?;
+            framing.check_head(head, len).map_err(damaged)?;
+        }
+        let bytes = grow_to(raw, len).map_err(damaged)?;
+        reader.read_at(bytes, pick.begin)?;
+        self.decode(pick, bytes, scratch)
+    }
+
+    fn read_direct<'a>(
+        &self,
+        reader: Reader<'_>,
+        pick: &Pick,
+        out: &'a mut [MaybeUninit<u8>],
+    ) -> Result<DirectRead<'a, UnverifiedRecord<'a>>> {
+        self.format.framing.read_direct(reader, pick.extent(), out)
+    }
+
+    #[cold]
+    fn damaged(&self, pick: &Pick, problem: &FormatError) -> Error {
+        match &self.stream {
+            None => self.damaged_at(pick.record, pick.begin, problem),
+            Some(stream) => {
+                let begin = extent(&stream.begins, self.end, pick.record);
+                self.damaged_at(pick.record, begin.map_or(0, |extent| extent.start), problem)
+            }
+        }
+    }
+}
+
+impl<F> Drop for ScannedFile<F> {
+    fn drop(&mut self) {
+        index_cache::remove(self.id);
+    }
+}

@@ -1,0 +1,268 @@
+//! Index files: what a scan has found, so that it happens once for each content of a file.
+//!
+//! An index file states the length, the time and a hash of the ends of the file that it was written
+//! for; if one of them differs, it is not used. It is written under another name and renamed, so
+//! nobody sees a part of it, and processes that write it at the same time do no harm. It ends with a
+//! hash of itself, and one that does not match is not used either.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::super::format_error::FormatError;
+use super::super::local::LocalFiles;
+use super::super::offsets::Offsets;
+use super::super::raw_bytes::grow_to;
+use super::super::riegeli::hash::{Hasher, hash};
+use super::super::riegeli::varint::{Cursor, push_varint};
+use super::super::storage::{Reader, Storage, StoredFile};
+use super::super::storage_latency::StorageLatency;
+use super::index::Index;
+use super::inflate::{Boundary, Compression};
+use super::stream::{Point, Points};
+use crate::{Error, Result};
+
+const MAGIC: &[u8] = b"grainmill index 1\n";
+const SUFFIX: &str = "grainmill_index";
+/// How many bytes at each end of a file its hash covers.
+const END_LEN: u64 = 4 << 10;
+/// The first number of a boundary that is at a header.
+const AT_HEADER: u64 = 8;
+
+static NEXT_PART: AtomicU64 = AtomicU64::new(0);
+
+/// Where index files are.
+#[derive(Debug, Clone, Default)]
+pub struct IndexPlaces {
+    /// Whether they are beside the files, if they can be written there.
+    pub beside: bool,
+    /// The directory of those that are not.
+    pub dir: Option<PathBuf>,
+}
+
+/// Identifies a file and how it is read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Identity {
+    pub(super) framing: String,
+    pub(super) compression: Compression,
+    pub(super) byte_len: u64,
+    pub(super) modified_ns: i64,
+    pub(super) ends_hash: u64,
+}
+
+/// A hash of the first and the last bytes of a file.
+pub(super) fn ends_hash(reader: Reader<'_>, byte_len: u64) -> Result<(u64, Vec<u8>)> {
+    let len = usize::try_from(END_LEN.min(byte_len)).unwrap_or_default();
+    let mut head = vec![0; len];
+    let mut hasher = Hasher::default();
+    if len > 0 {
+        reader.read_at(&mut head, 0)?;
+        hasher.update(&head);
+    }
+    if byte_len > END_LEN {
+        let mut tail = vec![0; len];
+        reader.read_at(&mut tail, byte_len - END_LEN)?;
+        hasher.update(&tail);
+    }
+    Ok((hasher.finish(), head))
+}
+
+impl IndexPlaces {
+    /// The index of the file at `path` in `storage`, if it has a valid one.
+    pub(super) fn read(
+        &self,
+        storage: &Arc<dyn Storage>,
+        latency: &StorageLatency,
+        path: &Path,
+        identity: &Identity,
+    ) -> Option<Index> {
+        let local: Arc<dyn Storage> = Arc::new(LocalFiles);
+        let beside = self.beside.then(|| (storage, beside(path)));
+        let in_dir = self.dir.as_deref().map(|dir| (&local, in_dir(dir, path)));
+        [beside, in_dir].into_iter().flatten().find_map(|(storage, path)| {
+            // Whatever is wrong with an index file, the file itself is there to be scanned.
+            let (stored, bytes) = storage.open(&path?).ok()?;
+            let mut raw = Vec::new();
+            let raw = grow_to(&mut raw, stored.byte_len()).ok()?;
+            Reader::new(&*bytes, latency).read_at(raw, 0).ok()?;
+            parse(raw, identity).ok()
+        })
+    }
+
+    /// Writes `index` to the first place that takes it.
+    ///
+    /// # Errors
+    /// If none does.
+    pub(super) fn write(&self, path: &Path, identity: &Identity, index: &Index) -> Result<()> {
+        let bytes = encoded(identity, index);
+        let written = |path: Option<PathBuf>| {
+            let path = path?;
+            let result = write_atomically(&path, &bytes);
+            Some(result.map_err(|error| Error::io(path, "write", error)))
+        };
+        let beside = if self.beside { written(beside(path)) } else { None };
+        match (beside, self.dir.as_deref()) {
+            (None | Some(Err(_)), Some(dir)) => {
+                // That it is missing shows when the file is written.
+                let _ = fs::create_dir_all(dir);
+                written(in_dir(dir, path)).unwrap_or(Ok(()))
+            }
+            (beside, _) => beside.unwrap_or(Ok(())),
+        }
+    }
+}
+
+/// The path of an index beside `path`: hidden, so that no pattern for data files finds it.
+fn beside(path: &Path) -> Option<PathBuf> {
+    let name = path.file_name()?.to_string_lossy();
+    Some(path.with_file_name(format!(".{name}.{SUFFIX}")))
+}
+
+fn in_dir(dir: &Path, path: &Path) -> Option<PathBuf> {
+    let name = path.file_name()?.to_string_lossy();
+    let key = hash(path.as_os_str().as_encoded_bytes());
+    Some(dir.join(format!("{name}.{key:016x}.{SUFFIX}")))
+}
+
+fn write_atomically(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let number = NEXT_PART.fetch_add(1, Ordering::Relaxed);
+    let mut part = path.as_os_str().to_owned();
+    part.push(format!(".{}.{number}.part", std::process::id()));
+    let part = PathBuf::from(part);
+    let write = || {
+        let mut file = fs::File::create_new(&part)?;
+        file.write_all(bytes)?;
+        // Not synced: what a crash of the system leaves of it does not match its hash.
+        drop(file);
+        fs::rename(&part, path)
+    };
+    let result = write();
+    if result.is_err() {
+        let _ = fs::remove_file(&part);
+    }
+    result
+}
+
+fn compression_number(compression: Compression) -> u64 {
+    match compression {
+        Compression::None => 0,
+        Compression::Gzip => 1,
+        Compression::Zlib => 2,
+    }
+}
+
+fn push_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+    push_varint(out, bytes.len() as u64);
+    out.extend_from_slice(bytes);
+}
+
+fn encoded_identity(identity: &Identity) -> Vec<u8> {
+    let mut out = MAGIC.to_vec();
+    push_bytes(&mut out, identity.framing.as_bytes());
+    push_varint(&mut out, compression_number(identity.compression));
+    push_varint(&mut out, identity.byte_len);
+    out.extend_from_slice(&identity.modified_ns.to_le_bytes());
+    out.extend_from_slice(&identity.ends_hash.to_le_bytes());
+    out
+}
+
+fn encoded(identity: &Identity, index: &Index) -> Vec<u8> {
+    let mut out = encoded_identity(identity);
+    push_varint(&mut out, index.end);
+    push_varint(&mut out, index.num_records());
+    let mut before = 0;
+    for begin in (0..index.begins.len()).filter_map(|at| index.begins.get(at)) {
+        push_varint(&mut out, begin - before);
+        before = begin;
+    }
+    let points = index.points.as_deref().map_or(&[][..], |points| &points.all);
+    push_varint(&mut out, points.len() as u64);
+    for point in points {
+        push_varint(&mut out, point.at);
+        push_varint(&mut out, point.out_at);
+        push_varint(&mut out, point.first_record);
+        let (num_bits, bits) = match point.boundary {
+            Boundary::Header => (AT_HEADER, 0),
+            Boundary::Block(num_bits, bits) => (u64::from(num_bits), u64::from(bits)),
+        };
+        push_varint(&mut out, num_bits);
+        push_varint(&mut out, bits);
+        push_bytes(&mut out, &point.window);
+        out.extend_from_slice(&point.crc.to_le_bytes());
+    }
+    let sum = hash(&out);
+    out.extend_from_slice(&sum.to_le_bytes());
+    out
+}
+
+/// The index in an index file, if it is intact and was written for this file.
+///
+/// # Errors
+/// If it is damaged or of another file.
+pub(super) fn parse(bytes: &[u8], identity: &Identity) -> Result<Index, FormatError> {
+    let invalid = || FormatError::fixed("not the index of this file");
+    let (bytes, sum) = bytes.split_last_chunk::<8>().ok_or_else(invalid)?;
+    if u64::from_le_bytes(*sum) != hash(bytes) {
+        return Err(invalid());
+    }
+    let bytes = bytes.strip_prefix(&*encoded_identity(identity)).ok_or_else(invalid)?;
+    let mut cursor = Cursor::new(bytes);
+    let end = cursor.varint64()?;
+    let num_records = cursor.varint64()?;
+    let (mut begins, mut begin) = (Offsets::default(), 0_u64);
+    for number in 0..num_records {
+        let len = cursor.varint64()?;
+        begin = begin.checked_add(len).ok_or_else(invalid)?;
+        if begin >= end || (len == 0 && number > 0) {
+            return Err(invalid());
+        }
+        begins.push(begin);
+    }
+    begins.shrink();
+    let mut all = Vec::new();
+    for _ in 0..cursor.varint64()? {
+        let (at, out_at) = (cursor.varint64()?, cursor.varint64()?);
+        let first_record = cursor.varint64()?;
+        let boundary = match (cursor.varint64()?, cursor.varint64()?) {
+            (AT_HEADER, _) => Boundary::Header,
+            (num_bits, bits) => Boundary::Block(
+                u8::try_from(num_bits).ok().filter(|&bits| bits < 8).ok_or_else(invalid)?,
+                u8::try_from(bits).map_err(|_| invalid())?,
+            ),
+        };
+        let window = cursor.varint64().and_then(|len| cursor.take(len))?.to_vec();
+        let crc = cursor.take(4)?.try_into().map_err(|_| invalid())?;
+        let crc = u32::from_le_bytes(crc);
+        all.push(Point { at, out_at, first_record, boundary, window, crc });
+    }
+    let is_rising = |a: &Point, b: &Point| a.at < b.at && a.out_at < b.out_at;
+    let is_valid = all.is_sorted_by(is_rising)
+        && all.is_sorted_by_key(|point| point.first_record)
+        && all
+            .first()
+            .is_none_or(|first| (first.at, first.out_at, first.first_record) == (0, 0, 0))
+        && all.last().is_none_or(|last| {
+            last.at <= identity.byte_len && last.out_at <= end && last.first_record <= num_records
+        });
+    let is_compressed = identity.compression != Compression::None;
+    if !is_valid || !cursor.is_empty() || is_compressed == all.is_empty() {
+        return Err(invalid());
+    }
+    let (compression, byte_len) = (identity.compression, identity.byte_len);
+    let points =
+        is_compressed.then(|| Arc::new(Points { compression, all, byte_len, out_len: end }));
+    Ok(Index { begins: Arc::new(begins), end, points })
+}
+
+/// The identity of `stored`, of which `head` are the first bytes.
+pub(super) fn identity(
+    framing: String,
+    compression: Compression,
+    stored: &dyn StoredFile,
+    ends_hash: u64,
+) -> Identity {
+    let (byte_len, modified_ns) = (stored.byte_len(), stored.modified_ns());
+    Identity { framing, compression, byte_len, modified_ns, ends_hash }
+}

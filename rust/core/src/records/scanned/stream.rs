@@ -1,0 +1,189 @@
+//! The points at which decompression of a stream can start, and the chunks between them.
+
+use super::super::format_error::FormatError;
+use super::inflate::{Boundary, Compression, Inflate, Input, StreamError, WINDOW_LEN};
+
+/// How many decompressed bytes are between two points, at least.
+const SPACING: u64 = 1 << 20;
+/// How many bytes the windows of all points may take; with more, every second point is dropped.
+const MAX_WINDOWS_LEN: usize = 64 << 20;
+/// A decompressor is given this many bytes more than it should need.
+const SLACK: u64 = 8;
+
+/// A point at which decompression can start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Point {
+    /// The position in the file.
+    pub(super) at: u64,
+    /// The position in the decompressed stream.
+    pub(super) out_at: u64,
+    /// The number of the first record that begins here or later.
+    pub(super) first_record: u64,
+    pub(super) boundary: Boundary,
+    /// The decompressed bytes before it, compressed by zstd; empty at a header.
+    pub(super) window: Vec<u8>,
+    /// The CRC-32C of the decompressed bytes from here to the next point or the end.
+    pub(super) crc: u32,
+}
+
+/// The points of a stream, in order; the first is its begin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Points {
+    pub(super) compression: Compression,
+    pub(super) all: Vec<Point>,
+    /// The lengths of the file and of the decompressed stream.
+    pub(super) byte_len: u64,
+    pub(super) out_len: u64,
+}
+
+/// Collects points during a scan.
+#[derive(Debug)]
+pub(super) struct PointsBuilder {
+    all: Vec<Point>,
+    spacing: u64,
+    windows_len: usize,
+}
+
+impl PointsBuilder {
+    pub(super) fn new() -> Self {
+        let begin = Point {
+            at: 0,
+            out_at: 0,
+            first_record: 0,
+            boundary: Boundary::Header,
+            window: Vec::new(),
+            crc: 0,
+        };
+        Self { all: vec![begin], spacing: SPACING, windows_len: 0 }
+    }
+
+    /// Adds decompressed bytes to the checksum.
+    pub(super) fn update(&mut self, piece: &[u8]) {
+        if let Some(point) = self.all.last_mut() {
+            point.crc = ::crc32c::crc32c_append(point.crc, piece);
+        }
+    }
+
+    /// Adds a point at `out_at`, where the stream is, if the last one is far enough away.
+    pub(super) fn offer(
+        &mut self,
+        inflate: &Inflate<'_>,
+        out_at: u64,
+        first_record: u64,
+    ) -> Result<(), FormatError> {
+        let last = self.all.last().map_or(0, |last| last.out_at);
+        if out_at - last < self.spacing {
+            return Ok(());
+        }
+        let Some(boundary) = inflate.boundary() else { return Ok(()) };
+        let window = match boundary {
+            Boundary::Header => Vec::new(),
+            Boundary::Block(..) => {
+                let mut packed = Vec::with_capacity(zstd_safe::compress_bound(WINDOW_LEN));
+                zstd_safe::compress(&mut packed, &inflate.window(), 1)
+                    .map_err(|_| FormatError::fixed("no memory for a zstd compressor"))?;
+                packed.shrink_to_fit();
+                packed
+            }
+        };
+        self.windows_len += window.len();
+        self.all.push(Point { at: inflate.at(), out_at, first_record, boundary, window, crc: 0 });
+        if self.windows_len > MAX_WINDOWS_LEN {
+            self.thin_out();
+        }
+        Ok(())
+    }
+
+    /// Drops every second point. The last one, whose checksum is not complete, stays the last.
+    fn thin_out(&mut self) {
+        self.spacing *= 2;
+        let all = std::mem::take(&mut self.all);
+        let out_ends: Vec<u64> = all.iter().skip(1).map(|point| point.out_at).collect();
+        let last = all.len() - 1;
+        for (number, point) in all.into_iter().enumerate() {
+            if number % 2 == 0 || number == last {
+                self.all.push(point);
+            } else if let Some(before) = self.all.last_mut() {
+                let len = usize::try_from(out_ends[number] - point.out_at).unwrap_or(usize::MAX);
+                before.crc = ::crc32c::crc32c_combine(before.crc, point.crc, len);
+            }
+        }
+        self.windows_len = self.all.iter().map(|point| point.window.len()).sum();
+    }
+
+    pub(super) fn finish(self, compression: Compression, byte_len: u64, out_len: u64) -> Points {
+        Points { compression, all: self.all, byte_len, out_len }
+    }
+}
+
+impl Points {
+    /// The number of the point before `record`, of which the next records begin.
+    pub(super) fn of_record(&self, record: u64) -> usize {
+        self.all.partition_point(|point| point.first_record <= record).saturating_sub(1)
+    }
+
+    /// The records that begin between point `number` and the next.
+    pub(super) fn records(&self, number: usize, num_records: u64) -> std::ops::Range<u64> {
+        let end = self.all.get(number + 1).map_or(num_records, |next| next.first_record);
+        self.all[number].first_record..end
+    }
+
+    /// The first point from `number` on that is not before `out_at`, or the number of points.
+    fn reached(&self, number: usize, out_at: u64) -> usize {
+        number + self.all[number..].partition_point(|point| point.out_at < out_at)
+    }
+
+    /// Where the compressed bytes end from which the stream up to `out_at` follows.
+    pub(super) fn end_of(&self, number: usize, out_at: u64) -> u64 {
+        let point = self.all.get(self.reached(number, out_at).max(number + 1));
+        point.map_or(self.byte_len, |point| (point.at + SLACK).min(self.byte_len))
+    }
+
+    /// Decompresses `raw`, the bytes of the file from point `number` on; `out` gets the stream from
+    /// there up to a point at or after `out_at`. All of it is verified.
+    pub(super) fn inflate(
+        &self,
+        number: usize,
+        out_at: u64,
+        raw: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(), FormatError> {
+        let begin = &self.all[number];
+        let reached = self.reached(number, out_at).max(number + 1);
+        let out_end = self.all.get(reached).map_or(self.out_len, |point| point.out_at);
+        let len = out_end - begin.out_at;
+        super::super::riegeli::decompress::check_chunk_len(len)?;
+        let mut window = Vec::with_capacity(WINDOW_LEN);
+        if !begin.window.is_empty() {
+            zstd_safe::decompress(&mut window, &begin.window)
+                .map_err(|_| FormatError::fixed("the index has a damaged window"))?;
+        }
+        let input = Input::of_bytes(raw, begin.at);
+        let mut inflate = Inflate::new(input, self.compression, begin.boundary, &window);
+        out.clear();
+        let len = usize::try_from(len).map_err(|_| FormatError::fixed("no memory for a chunk"))?;
+        out.try_reserve(len).map_err(|_| FormatError::fixed("no memory for a chunk"))?;
+        while out.len() < len {
+            let piece = match inflate.next() {
+                Ok(Some(piece)) => piece,
+                Ok(None) => return Err(FormatError::fixed("compressed data end too early")),
+                Err(StreamError::Data(problem)) => return Err(problem),
+                Err(StreamError::File(error)) => return Err(FormatError::new(error.to_string())),
+            };
+            out.extend_from_slice(&piece[..piece.len().min(len - out.len())]);
+        }
+        let mut rest = &out[..];
+        for (at, point) in self.all[number..reached].iter().enumerate() {
+            let end = self.all.get(number + at + 1).map_or(self.out_len, |next| next.out_at);
+            let len = usize::try_from(end - point.out_at).unwrap_or(usize::MAX);
+            let (part, after) = rest.split_at_checked(len).unwrap_or((rest, &[]));
+            if ::crc32c::crc32c(part) != point.crc {
+                return Err(FormatError::fixed(
+                    "decompressed data differ from those that were indexed",
+                ));
+            }
+            rest = after;
+        }
+        Ok(())
+    }
+}

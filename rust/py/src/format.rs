@@ -1,0 +1,110 @@
+//! The formats of record files, as Python passes them to the engine.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use grainmill_core::Error;
+use grainmill_core::records::bagz::{Bagz, BagzCompression, Dictionary, Limits};
+use grainmill_core::records::json_lines::JsonLines;
+use grainmill_core::records::scanned::{Compression, Framing, IndexPlaces, ScannedFormat};
+use grainmill_core::records::tfrecord::TfRecord;
+use grainmill_core::records::web_dataset::WebDataset;
+use grainmill_core::records::{ArrayRecord, Format};
+use pyo3::prelude::*;
+
+use crate::error::Raised;
+
+/// A format of record files, with the options for reading them.
+#[pyclass(frozen, name = "Format", module = "grainmill._native")]
+pub(crate) struct PyFormat(pub(crate) Arc<dyn Format>);
+
+impl PyFormat {
+    /// The format of files for which none is given.
+    pub(crate) fn array_record() -> Arc<dyn Format> {
+        Arc::new(ArrayRecord)
+    }
+}
+
+#[pymethods]
+impl PyFormat {
+    /// `TFRecord` files, compressed by `compression`: "auto", "none", "gzip" or "zlib". Their indices
+    /// are beside them, if `beside`, or else in `index_dir`.
+    #[staticmethod]
+    fn tfrecord(
+        compression: &str,
+        beside: bool,
+        index_dir: Option<PathBuf>,
+    ) -> Result<Self, Raised> {
+        scanned(TfRecord, compression, beside, index_dir)
+    }
+
+    /// Files of JSON lines; the arguments are those of `tfrecord`.
+    #[staticmethod]
+    fn json_lines(
+        compression: &str,
+        beside: bool,
+        index_dir: Option<PathBuf>,
+    ) -> Result<Self, Raised> {
+        scanned(JsonLines, compression, beside, index_dir)
+    }
+
+    /// Tar files of `WebDataset`; the arguments are those of `tfrecord`.
+    #[staticmethod]
+    fn web_dataset(
+        compression: &str,
+        beside: bool,
+        index_dir: Option<PathBuf>,
+    ) -> Result<Self, Raised> {
+        scanned(WebDataset, compression, beside, index_dir)
+    }
+
+    /// Bagz files, compressed by `compression`: "auto", "none" or "zstd", with limits in separate
+    /// files or not.
+    #[staticmethod]
+    fn bagz(
+        compression: &str,
+        separate_limits: bool,
+        dictionary: Option<&[u8]>,
+    ) -> Result<Self, Raised> {
+        let compression = match (compression, dictionary) {
+            ("auto", None) => BagzCompression::ByName,
+            ("none", None) => BagzCompression::None,
+            ("zstd", dictionary) => {
+                BagzCompression::Zstd(dictionary.map(Dictionary::new).transpose()?)
+            }
+            ("auto" | "none", Some(_)) => {
+                let text = "`dictionary` needs `compression=\"zstd\"`".to_owned();
+                return Err(Error::InvalidArgument(text).into());
+            }
+            (other, _) => return Err(unknown(other, "`auto`, `none` or `zstd`")),
+        };
+        let limits = if separate_limits { Limits::Separate } else { Limits::Tail };
+        Ok(Self(Arc::new(Bagz { compression, limits })))
+    }
+}
+
+fn scanned<F: Framing>(
+    framing: F,
+    compression: &str,
+    beside: bool,
+    dir: Option<PathBuf>,
+) -> Result<PyFormat, Raised> {
+    let compression = match compression {
+        "auto" => None,
+        "none" => Some(Compression::None),
+        "gzip" => Some(Compression::Gzip),
+        "zlib" => Some(Compression::Zlib),
+        other => return Err(unknown(other, "`auto`, `none`, `gzip` or `zlib`")),
+    };
+    let places = IndexPlaces { beside, dir };
+    Ok(PyFormat(Arc::new(ScannedFormat { framing, compression, places })))
+}
+
+fn unknown(compression: &str, known: &str) -> Raised {
+    let text = format!("`compression` must be {known}, got {compression:?}");
+    Error::InvalidArgument(text).into()
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PyFormat>()
+}

@@ -1,0 +1,111 @@
+"""Slow, obvious twins of the formats that the engine reads, and writers of small files."""
+
+import gzip
+import io
+import json
+import struct
+import tarfile
+import zlib
+
+
+def crc32c(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ 0x82F63B78 if crc & 1 else crc >> 1
+    return crc ^ 0xFFFFFFFF
+
+
+def masked(data):
+    crc = crc32c(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def tfrecord(records):
+    """A TFRecord file."""
+    parts = []
+    for record in records:
+        length = struct.pack("<Q", len(record))
+        parts += [length, struct.pack("<I", masked(length)), record]
+        parts += [struct.pack("<I", masked(record))]
+    return b"".join(parts)
+
+
+def tfrecords(data):
+    """The records of a TFRecord file, and whether it is intact."""
+    records, at = [], 0
+    while at < len(data):
+        head = data[at : at + 12]
+        if len(head) < 12 or masked(head[:8]) != struct.unpack("<I", head[8:])[0]:
+            return records, False
+        (length,) = struct.unpack("<Q", head[:8])
+        record, tail = data[at + 12 : at + 12 + length], data[at + 12 + length :][:4]
+        if len(tail) < 4 or masked(record) != struct.unpack("<I", tail)[0]:
+            return records, False
+        records.append(record)
+        at += 16 + length
+    return records, True
+
+
+def json_lines(data):
+    """The lines of a file that are not blank."""
+    lines = [line.removesuffix(b"\r") for line in data.split(b"\n")]
+    return [line for line in lines if line.strip(b" \t\r")]
+
+
+def samples(data):
+    """The samples of a WebDataset file, in order."""
+    found = []
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        members = archive.getmembers()
+    for info in members:
+        directory, _, name = info.name.removeprefix("./").rpartition("/")
+        base, dot, extension = name.partition(".")
+        if not info.isreg() or not base or not dot:
+            continue
+        key = f"{directory}/{base}" if directory else base
+        if not found or found[-1]["__key__"] != key:
+            found.append({"__key__": key})
+        start = info.offset_data
+        found[-1][extension.lower()] = data[start : start + info.size]
+    return found
+
+
+def tar(files, tar_format=tarfile.PAX_FORMAT):
+    """A tar file of `(name, content)`; content `None` makes a directory."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tar_format) as archive:
+        for name, content in files:
+            info = tarfile.TarInfo(name)
+            if content is None:
+                info.type = tarfile.DIRTYPE
+                archive.addfile(info)
+            else:
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+    return out.getvalue()
+
+
+def bagz(records):
+    """A Bagz file without compression."""
+    ends, end = [], 0
+    for record in records:
+        end += len(record)
+        ends.append(end)
+    return b"".join(records) + struct.pack(f"<{len(ends)}Q", *ends)
+
+
+def compressed(data, how):
+    if how == "gzip":
+        return gzip.compress(data, mtime=0)
+    if how == "zlib":
+        return zlib.compress(data)
+    if how == "members":
+        cut = len(data) // 3
+        return gzip.compress(data[:cut], mtime=0) + gzip.compress(data[cut:], mtime=0)
+    return data
+
+
+def json_text(objects):
+    return "".join(json.dumps(each) + "\n" for each in objects).encode()

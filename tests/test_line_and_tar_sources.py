@@ -1,0 +1,199 @@
+"""`JsonLinesDataSource` and `WebDatasetDataSource` beside slow twins."""
+
+import gzip
+import io
+import json
+import os
+import pickle
+import random
+import tarfile
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import record_formats as formats
+
+import grainmill as grain
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRAINMILL_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def written(path, data):
+    path.write_bytes(data)
+    return str(path)
+
+
+LINES = [b"", b"{}", b" ", b"\t", b"\r", b"\r\r", b'{"a": 1}', b"x y", b" z", b"\xff\x00", b"\x0b"]
+LINE = st.sampled_from(LINES) | st.binary(max_size=30)
+ENDS = st.sampled_from([b"\n", b"\r\n", b"\n\n", b"\n \n"])
+
+
+@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.given(
+    st.lists(st.tuples(LINE, ENDS)), LINE, st.sampled_from(["none", "gzip", "members"])
+)
+def test_lines_match_the_slow_twin(tmp_path_factory, lines, last, how):
+    data = b"".join(line + end for line, end in lines) + last
+    expected = formats.json_lines(data)
+    path = tmp_path_factory.mktemp("lines") / "data"
+    compression = "none" if how == "none" else "gzip"
+    for _ in range(2):
+        source = grain.sources.JsonLinesDataSource(
+            written(path, formats.compressed(data, how)), compression=compression
+        )
+        assert list(source) == expected
+        backwards = range(len(source))[::-1]
+        assert source.__getitems__(backwards) == expected[::-1]
+
+
+def test_long_lines_and_gzip_of_many_points(tmp_path):
+    rng = random.Random(1)
+    objects = [{"n": n, "text": "ab" * rng.randrange(400)} for n in range(12_000)]
+    objects[500]["text"] = "long" * (1 << 20)
+    data = formats.json_text(objects)
+    for path in (
+        written(tmp_path / "data", data),
+        written(tmp_path / "zip", gzip.compress(data, 1, mtime=0)),
+    ):
+        source = grain.sources.JsonLinesDataSource(path, parse=True)
+        order = list(range(len(objects)))
+        rng.shuffle(order)
+        assert [each["n"] for each in source.__getitems__(order)] == order
+        assert source[500] == objects[500]
+        dataset = grain.MapDataset.source(source).map(lambda each: each["n"])
+        assert list(dataset) == list(range(len(objects)))
+
+
+def test_invalid_json_names_the_file_and_the_record(tmp_path):
+    path = written(tmp_path / "data", b'{"a": 1}\n\n{"a": \n{"a": 3}\n')
+    source = grain.sources.JsonLinesDataSource(path, parse=True)
+    assert source[0] == {"a": 1}
+    assert source[2] == {"a": 3}
+    for fails in (lambda: source[1], lambda: source.__getitems__([0, 1])):
+        with pytest.raises(ValueError, match=f"{path}: record 1: not valid JSON"):
+            fails()
+    assert repr(source) != repr(grain.sources.JsonLinesDataSource(path))
+
+
+def test_damaged_gzip_of_lines_is_an_error(tmp_path):
+    data = gzip.compress(b"".join(b"line %d\n" % n for n in range(3000)), mtime=0)
+    rng = random.Random(2)
+    expected = [b"line %d" % n for n in range(3000)]
+    for _ in range(300):
+        bad = bytearray(data)
+        bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
+        for damaged in (bytes(bad), data[: rng.randrange(1, len(data))]):
+            path = written(tmp_path / "data", damaged)
+            try:
+                found = list(grain.sources.JsonLinesDataSource(path, compression="gzip"))
+            except grain.GrainmillError as error:
+                assert f"{path}: record " in str(error)  # noqa: PT017
+                continue
+            assert found == expected, "most bytes of a header say nothing about the data"
+
+
+def test_gzip_that_changes_behind_its_index_is_noticed(tmp_path):
+    text = b"".join(b"line %d\n" % n for n in range(30_000))
+    path = tmp_path / "data"
+    source = grain.sources.JsonLinesDataSource(written(path, gzip.compress(text, 0, mtime=0)))
+    before = path.stat()
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    with path.open("r+b") as file:  # the same file, with the same time
+        file.write(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(grain.GrainmillError, match="differ from those that were indexed"):
+        list(source)
+
+
+# --- WebDataset -------------------------------------------------------------------------------
+
+NAMES = st.sampled_from(["a", "b/c", "B", "long" * 40, "./d", "e/f" * 60, "ü", "dir.x/y"])
+EXTENSIONS = st.sampled_from([".jpg", ".JSON", ".seg.png", "", ".cls"])
+
+
+@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.given(
+    st.lists(st.tuples(NAMES, EXTENSIONS, st.none() | st.binary(max_size=2000)), max_size=20),
+    st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]),
+    st.booleans(),
+)
+def test_samples_match_the_slow_twin(tmp_path_factory, files, tar_format, is_zipped):
+    # A sample may not have two files with one extension; a name tells all files apart.
+    named = [(f"{name}{n // 3}{end}", data) for n, (name, end, data) in enumerate(files)]
+    unique = {name.lower().removeprefix("./"): (name, data) for name, data in named}
+    data = formats.tar(list(unique.values()), tar_format)
+    expected = formats.samples(data)
+    path = tmp_path_factory.mktemp("tar") / "data.tar"
+    written(path, gzip.compress(data, mtime=0) if is_zipped else data)
+    for _ in range(2):
+        source = grain.sources.WebDatasetDataSource(str(path))
+        assert list(source) == expected
+        assert [list(sample) for sample in source] == [list(sample) for sample in expected]
+        assert source.__getitems__(range(len(source))[::-1]) == expected[::-1]
+
+
+def shard():
+    files = [(f"{n:04d}.{end}", bytes([n]) * 300 * n) for n in range(20) for end in ("a", "b")]
+    return formats.tar(files)
+
+
+def test_samples_go_through_pipelines_and_processes(tmp_path):
+    paths = [written(tmp_path / name, shard()) for name in ("0.tar", "1.tar")]
+    source = pickle.loads(pickle.dumps(grain.sources.WebDatasetDataSource(paths)))
+    assert len(source) == 40
+    dataset = grain.MapDataset.source(source).shuffle(seed=1).map(lambda s: len(s["a"]))
+    assert sorted(dataset) == sorted([300 * n for n in range(20)] * 2)
+
+
+def test_large_files_are_skipped_by_the_scan(tmp_path):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for n in range(4):
+            info = tarfile.TarInfo(f"{n}.bin")
+            info.size = 3 << 20
+            archive.addfile(info, io.BytesIO(bytes([n]) * info.size))
+    source = grain.sources.WebDatasetDataSource(written(tmp_path / "big.tar", out.getvalue()))
+    assert [sample["bin"][:2] for sample in source] == [bytes([n, n]) for n in range(4)]
+
+
+def test_a_tar_file_cut_at_any_block_is_an_error(tmp_path):
+    data = shard()
+    end = len(data.rstrip(b"\0"))
+    whole = list(grain.sources.WebDatasetDataSource(written(tmp_path / "data", data)))
+    for cut in range(100, len(data), 256):
+        path = written(tmp_path / "data", data[:cut])
+        try:
+            found = list(grain.sources.WebDatasetDataSource(path))
+        except grain.GrainmillError as error:
+            assert f"{path}: record " in str(error)  # noqa: PT017
+        else:
+            assert cut > end
+            assert found == whole
+
+
+def test_flipped_bits_of_headers_are_errors(tmp_path):
+    data = shard()
+    rng = random.Random(3)
+    for _ in range(400):
+        bad = bytearray(data)
+        bad[rng.randrange(512)] ^= 1 << rng.randrange(8)
+        path = written(tmp_path / "data", bytes(bad))
+        with pytest.raises(grain.GrainmillError, match="record 0 at byte 0"):
+            grain.sources.WebDatasetDataSource(path)
+
+
+def test_two_files_with_one_extension_are_an_error(tmp_path):
+    path = written(tmp_path / "data", formats.tar([("a.jpg", b"1"), ("a.JPG", b"2")]))
+    with pytest.raises(grain.GrainmillError, match="two files with the extension `jpg`"):
+        grain.sources.WebDatasetDataSource(path)[0]
+
+
+def test_empty_files_have_no_records(tmp_path):
+    path = written(tmp_path / "data", b"")
+    assert len(grain.sources.WebDatasetDataSource(path)) == 0
+    assert len(grain.sources.JsonLinesDataSource(path)) == 0
+    assert json.dumps(list(grain.sources.JsonLinesDataSource(path))) == "[]"
