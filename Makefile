@@ -72,12 +72,10 @@ target/tools/bin/cargo-deny:
 rust-test: $(VENV)/.test
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
 		set -x; $(CARGO) nextest run --locked $(CRATES) --no-fail-fast \
-		set -x; $(CARGO) nextest run --locked -p grainmill-core -p grainmill-image --no-fail-fast \
 			--status-level fail --final-status-level fail \
 		&& $(CARGO) test --locked $(CRATES) --doc --quiet; \
 	else \
 		set -x; $(CARGO) test --locked $(CRATES) --quiet --no-fail-fast; \
-		set -x; $(CARGO) test --locked -p grainmill-core -p grainmill-image --quiet --no-fail-fast; \
 	fi
 
 # All but the bridge.

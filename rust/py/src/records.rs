@@ -116,11 +116,8 @@ impl PyRecordFiles {
         paths: Vec<PathBuf>,
     ) -> Result<Self, Raised> {
         let storage: Arc<dyn Storage> = Arc::new(PythonFiles(open_file));
-        let set = FileSet::in_storage(
-            &storage,
-            &PyFormat::array_record(),
-            paths.into_iter().map(Source::from),
-        );
+        let format = PyFormat::array_record();
+        let set = FileSet::in_storage(&storage, &format, paths.into_iter().map(Source::from));
         let opened = py.detach(|| open::open_all(set));
         opened.map(|files| Self(Arc::new(files))).map_err(Raised::from)
     }
