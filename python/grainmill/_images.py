@@ -80,6 +80,37 @@ class DecodeImage(_Decoder, Map):
     libjpeg-turbo), byte by byte, except that `channels=1` takes a JPEG's own brightness, as PIL's
     `draft` and TensorFlow do. See `DecodeRandomCrop` for random crops.
 
+    Args:
+        feature: Where elements are dicts, the key of the bytes, which the array replaces. None:
+            elements are bytes.
+        size: Height and width of the result. None: those of the crop.
+        crop: What to decode. None: the whole image, resized to `size`. "center": a window of
+            `size` in the middle of the image, with its own pixels; where the image is smaller
+            than that, as "fit". "fit": the largest window in the middle that has the shape of
+            `size`, resized to it, as PIL's `ImageOps.fit` but with whole pixels. A function of
+            the image's height and width: the rectangle (top, left, height, width) that it
+            returns, resized to `size`.
+        channels: 1 for gray, 3 for red, green and blue, 4 with alpha. None: as stored; a
+            palette counts as what it contains, and CMYK as 3.
+        resample: How to resize: "bilinear", "bicubic", "lanczos" or "box", as PIL does, which
+            takes all pixels into account when it makes an image smaller.
+        fraction: With "fit", the share of the window's sides that is left, above 0 and at most
+            1: 0.875 is often used for evaluation.
+        draft: Whether to decode a JPEG at a half, a quarter or an eighth of its size where that
+            is not smaller than `size`, as PIL's `draft` does. That is several times faster for
+            large images; pixels differ a little from those of a resized whole image.
+        exif_orientation: Whether to turn the image upright as EXIF says, like PIL's
+            `exif_transpose`. `crop` and `size` are those of the upright image.
+        max_pixels: Larger images are errors, before memory is allocated for them.
+        allow_damaged: Whether the rest of an image that was cut short or damaged is gray (JPEG)
+            or black (PNG), instead of an error.
+
+    Raises:
+        ValueError: An argument is invalid, or `crop` or `fraction` does not go with the others.
+            When an image is decoded: it has too many pixels, or the rectangle that `crop`
+            returned does not lie in it.
+        GrainmillError: When an image is decoded: it is damaged, or of another format.
+
     Example:
         >>> decode = grain.transforms.DecodeImage("image", size=(224, 224), crop="center")
         >>> ds = grain.MapDataset.source([{"image": jpeg, "label": 3}]).map(decode)
@@ -101,39 +132,6 @@ class DecodeImage(_Decoder, Map):
         max_pixels: int = MAX_PIXELS,
         allow_damaged: bool = False,
     ) -> None:
-        """Describes the result.
-
-        Args:
-            feature: Where elements are dicts, the key of the bytes, which the array replaces. None:
-                elements are bytes.
-            size: Height and width of the result. None: those of the crop.
-            crop: What to decode. None: the whole image, resized to `size`. "center": a window of
-                `size` in the middle of the image, with its own pixels; where the image is smaller
-                than that, as "fit". "fit": the largest window in the middle that has the shape of
-                `size`, resized to it, as PIL's `ImageOps.fit` but with whole pixels. A function of
-                the image's height and width: the rectangle (top, left, height, width) that it
-                returns, resized to `size`.
-            channels: 1 for gray, 3 for red, green and blue, 4 with alpha. None: as stored; a
-                palette counts as what it contains, and CMYK as 3.
-            resample: How to resize: "bilinear", "bicubic", "lanczos" or "box", as PIL does, which
-                takes all pixels into account when it makes an image smaller.
-            fraction: With "fit", the share of the window's sides that is left, above 0 and at most
-                1: 0.875 is often used for evaluation.
-            draft: Whether to decode a JPEG at a half, a quarter or an eighth of its size where that
-                is not smaller than `size`, as PIL's `draft` does. That is several times faster for
-                large images; pixels differ a little from those of a resized whole image.
-            exif_orientation: Whether to turn the image upright as EXIF says, like PIL's
-                `exif_transpose`. `crop` and `size` are those of the upright image.
-            max_pixels: Larger images are errors, before memory is allocated for them.
-            allow_damaged: Whether the rest of an image that was cut short or damaged is gray (JPEG)
-                or black (PNG), instead of an error.
-
-        Raises:
-            ValueError: An argument is invalid, or `crop` or `fraction` does not go with the others.
-                When an image is decoded: it has too many pixels, or the rectangle that `crop`
-                returned does not lie in it.
-            GrainmillError: When an image is decoded: it is damaged, or of another format.
-        """
         if isinstance(crop, str) and crop not in _CROPS:
             raise ValueError(
                 f'`crop` must be "center", "fit", a function or None, got {crop!r}; '
@@ -197,6 +195,22 @@ class DecodeRandomCrop(_Decoder, RandomMap):
     its position only, not on threads or workers, and a restored pipeline goes on with the same
     ones. Everything else is as for `DecodeImage`.
 
+    Args:
+        feature: As for `DecodeImage`.
+        size: Height and width of the result.
+        scale: Lower and upper bound of the crop's area, as a share of the image's.
+        ratio: Lower and upper bound of the crop's width divided by its height.
+        channels: As for `DecodeImage`.
+        resample: As for `DecodeImage`.
+        draft: As for `DecodeImage`.
+        exif_orientation: As for `DecodeImage`.
+        max_pixels: As for `DecodeImage`.
+        allow_damaged: As for `DecodeImage`.
+
+    Raises:
+        ValueError: An argument is invalid. When an image is decoded: it has too many pixels.
+        GrainmillError: When an image is decoded: it is damaged, or of another format.
+
     Example:
         >>> decode = grain.transforms.DecodeRandomCrop(size=(64, 64))
         >>> ds = grain.MapDataset.source([jpeg]).repeat().random_map(decode, seed=0)
@@ -218,24 +232,6 @@ class DecodeRandomCrop(_Decoder, RandomMap):
         max_pixels: int = MAX_PIXELS,
         allow_damaged: bool = False,
     ) -> None:
-        """Describes the result.
-
-        Args:
-            feature: As for `DecodeImage`.
-            size: Height and width of the result.
-            scale: Lower and upper bound of the crop's area, as a share of the image's.
-            ratio: Lower and upper bound of the crop's width divided by its height.
-            channels: As for `DecodeImage`.
-            resample: As for `DecodeImage`.
-            draft: As for `DecodeImage`.
-            exif_orientation: As for `DecodeImage`.
-            max_pixels: As for `DecodeImage`.
-            allow_damaged: As for `DecodeImage`.
-
-        Raises:
-            ValueError: An argument is invalid. When an image is decoded: it has too many pixels.
-            GrainmillError: When an image is decoded: it is damaged, or of another format.
-        """
         if not 0 < scale[0] <= scale[1] <= 1:
             raise ValueError(f"`scale` must be two growing shares above 0 up to 1, got {scale}")
         if not 0 < ratio[0] <= ratio[1] < math.inf:
