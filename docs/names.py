@@ -51,7 +51,6 @@ Names below `grain._src` that programs import. They are there under
 WHY = {
     "grain.__version__": "each package has a version of its own",
     "grain.__version_info__": "each package has a version of its own",
-    "grain.experimental.ParquetIterDataset": "comes with the file formats",
     "grain.experimental.TFRecordIterDataset": "comes with the file formats",
 }
 _NO_VALUE, _BY_NAME = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY

@@ -125,7 +125,7 @@ fn damaged_files_give_rows_or_an_error() {
         let len = input.len() as u64;
         for _ in 0..=next(&mut state) % 3 {
             // Half of the changes go to the footer, which decides most.
-            let at = if next(&mut state) % 2 == 0 {
+            let at = if next(&mut state).is_multiple_of(2) {
                 len - 1 - next(&mut state) % (u64::from(footer_len) + 8)
             } else {
                 next(&mut state) % len
@@ -136,7 +136,7 @@ fn damaged_files_give_rows_or_an_error() {
                 1 => input[at] = u8::try_from(next(&mut state) % 256).unwrap(),
                 2 => {
                     input[at] =
-                        [0, 1, 0x7f, 0x80, 0xff][usize::try_from(next(&mut state) % 5).unwrap()]
+                        [0, 1, 0x7f, 0x80, 0xff][usize::try_from(next(&mut state) % 5).unwrap()];
                 }
                 _ => {
                     let from = usize::try_from(next(&mut state) % len).unwrap();

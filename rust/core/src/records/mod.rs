@@ -39,7 +39,6 @@ pub use files::{FileInfo, FileSet, Files, SortedPositions, Source};
 pub use format::Format;
 pub use format_error::FormatError;
 pub use local::LocalFiles;
-pub use local::LocalFiles;
 pub use plan::{Plan, Unit};
 pub use read::{Outcome, Records, Scratch, UnitRecords};
 pub use record_file::RecordFile;
