@@ -17,7 +17,7 @@ use pyo3::types::{PyBytes, PyDict, PyList};
 use crate::error::Raised;
 use crate::records::{PyRecordFiles, positions};
 
-/// The records of a TFRecord file, or the lines of a text file, in order.
+/// The records of a `TFRecord` file, or the lines of a text file, in order.
 #[pyclass(frozen, name = "RecordStream", module = "grainmill._native")]
 pub(crate) struct PyRecordStream(Mutex<(RecordStream, RecordBlock)>);
 
@@ -158,7 +158,8 @@ impl PyRecordOutput {
         records: Vec<Bound<'_, PyBytes>>,
         num_threads: usize,
     ) -> Result<u64, Raised> {
-        let records: Vec<&[u8]> = records.iter().map(|record| record.as_bytes()).collect();
+        let records: Vec<&[u8]> =
+            records.iter().map(pyo3::types::PyBytesMethods::as_bytes).collect();
         self.copying(py, |target| {
             target.copy(&mut InMemory(records.into_iter()), u64::MAX, num_threads)
         })
@@ -201,15 +202,14 @@ fn closed() -> Error {
     Error::InvalidArgument("the file is closed".to_owned())
 }
 
-/// Verifies an ArrayRecord file: every chunk, and the index against them; returns what was found.
+/// Verifies an `ArrayRecord` file: every chunk, and the index against them; returns what was found.
 #[pyfunction]
-fn verify_array_record<'py>(
-    py: Python<'py>,
+fn verify_array_record(
+    py: Python<'_>,
     path: PathBuf,
     max_problems: usize,
-) -> PyResult<Bound<'py, PyDict>> {
-    let report =
-        py.detach(|| verify::verify(&path, max_problems)).map_err(|error| Raised(error))?;
+) -> PyResult<Bound<'_, PyDict>> {
+    let report = py.detach(|| verify::verify(&path, max_problems)).map_err(Raised)?;
     let found = PyDict::new(py);
     found.set_item("byte_len", report.byte_len)?;
     found.set_item("num_chunks", report.num_chunks)?;

@@ -359,7 +359,7 @@ impl PyExampleParser {
         at: usize,
     ) -> PyResult<bool> {
         let owned = owned_records(records)?;
-        let records: Vec<&[u8]> = owned.iter().map(|record| record.as_bytes()).collect();
+        let records: Vec<&[u8]> = owned.iter().map(pyo3::types::PyBytesMethods::as_bytes).collect();
         if !self.steps.is_empty() || columns.len() != self.features.len() {
             return Ok(false);
         }

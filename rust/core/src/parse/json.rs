@@ -151,7 +151,7 @@ struct Scanner<'a> {
     at: usize,
 }
 
-impl<'a> Scanner<'a> {
+impl Scanner<'_> {
     fn invalid(&self, problem: &'static str) -> Invalid {
         Invalid { problem, offset: self.at }
     }

@@ -69,8 +69,8 @@ macro_rules! integers {
             const LEN: usize = size_of::<$of>();
             #[inline]
             fn put(value: i64, out: &mut [u8]) -> bool {
-                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "compared below")]
-                let narrow = value as $of;
+                let bytes = value.to_le_bytes();
+                let narrow = <$of>::from_le_bytes(*bytes.first_chunk().expect("it is no longer"));
                 out.copy_from_slice(&narrow.to_ne_bytes());
                 i64::try_from(narrow) == Ok(value)
             }
@@ -298,10 +298,10 @@ mod tests {
         for &value in values {
             let mut rest = value.cast_unsigned();
             while rest >= 0x80 {
-                bytes.push((rest & 0x7f) as u8 | 0x80);
+                bytes.push(rest.to_le_bytes()[0] | 0x80);
                 rest >>= 7;
             }
-            bytes.push(rest as u8);
+            bytes.push(rest.to_le_bytes()[0]);
         }
         bytes
     }
@@ -328,8 +328,8 @@ mod tests {
                 let narrow = put_varints(Number::U16, &run, &mut out);
                 prop_assert_eq!(narrow.err(), wrong.map(|&v| Some(Overflow(v))));
                 if wrong.is_none() {
-                    let expected: Vec<u8> =
-                        values.iter().flat_map(|&v| (v as u16).to_ne_bytes()).collect();
+                    let narrow = values.iter().map(|&v| u16::try_from(v).unwrap_or_default());
+                    let expected: Vec<u8> = narrow.flat_map(u16::to_ne_bytes).collect();
                     prop_assert_eq!(out, expected);
                 }
             }
