@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from grainmill import _native
-from grainmill._sources.paths import expand, listed
+from grainmill._sources.paths import expand
 from grainmill._sources.record_files import RecordFilesSource
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ class BagzDataSource(RecordFilesSource[bytes]):
         self._dictionary = dictionary
         # The engine reads one file after the other, so interleaved records are asked for by number.
         self._yields_records = self._is_concatenated = layout == "concatenated"
-        each = [item for path in listed(paths) for item in os.fspath(path).split(",")]
+        several = [paths] if isinstance(paths, str | os.PathLike) else paths
+        each = [item for path in several for item in os.fspath(path).split(",")]
         files = expand(each, suffixes=_SUFFIXES)
         if limits == "separate":  # those are beside the files, and match the same patterns
             files = [file for file in files if not os.path.basename(file).startswith("limits.")]  # noqa: PTH119 - it may be a URL
