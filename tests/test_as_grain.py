@@ -319,6 +319,8 @@ PRIVATE = {
     ("python.dataset.transformations.source", "SourceMapDataset"): type(
         grainmill.MapDataset.source([0])
     ),
+    ("python.dataset.sources.tfrecord_dataset", "_TFRecordReader"): None,
+    ("python.dataset.sources.tfrecord_dataset", "_TFRecordDatasetIterator"): None,
 }
 
 

@@ -68,7 +68,7 @@ def test_shards_that_do_not_fit_are_errors(tmp_path):
         grain.sources.BagzDataSource(str(DATA / "shards@5.bagz"))
     with pytest.raises(FileNotFoundError):
         grain.sources.BagzDataSource(str(tmp_path / "none@*.bagz"))
-    with pytest.raises(ValueError, match="at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"at least 1, got .*none@0\.bagz"):
         grain.sources.BagzDataSource(str(tmp_path / "none@0.bagz"))
     for options in ({"limits": "no"}, {"layout": "no"}, {"compression": "no"}):
         with pytest.raises(ValueError, match="must be"):

@@ -424,12 +424,20 @@ def test_damaged_small_and_empty_objects_are_errors_as_local_files_are(server, c
 
 
 @pytest.mark.usefixtures("s3")
-@pytest.mark.parametrize(
-    "url", ["s3://", "s3://bucket", "s3://bucket/dir/", "gs://b/../x", "http:///x"]
-)
+@pytest.mark.parametrize("url", ["s3://", "s3://bucket", "gs://b/../x", "http:///x"])
 def test_urls_without_an_object_are_refused(url):
     with pytest.raises(ValueError, match=re.escape(url)):
         ArrayRecordDataSource(url)
+
+
+@pytest.mark.usefixtures("s3")
+def test_urls_of_directories_stand_for_their_files(server, content, records):
+    with pytest.raises(FileNotFoundError, match=r"\.array_record .*in: 's3://bucket/dir/'"):
+        ArrayRecordDataSource("s3://bucket/dir/")
+    server.put("/bucket/dir/one.array_record", content)
+    server.put("/bucket/dir/two.array_record", content)
+    assert list(ArrayRecordDataSource("s3://bucket/dir/")) == records * 2
+    assert list(ArrayRecordDataSource("s3://bucket/d*/t*.array_record")) == records
 
 
 @pytest.mark.parametrize("name", ["DEADLINE_S", "STALL_S", "CACHE_BYTES"])
@@ -614,6 +622,7 @@ def test_cache_on_a_full_disk_is_done_without(s3):
 # --- processes ---------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 def test_forked_process_has_connections_of_its_own(s3, records):
     source = ArrayRecordDataSource(s3)
     assert source[0] == records[0]

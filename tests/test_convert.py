@@ -287,9 +287,14 @@ def test_flipped_bits_are_never_copied(tmp_path):
 
 def start(arguments, **options):
     command = [sys.executable, "-m", "grainmill", "convert", *map(str, arguments)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-    )
+    # A shell that runs the tests in the background has them, and what they start, ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

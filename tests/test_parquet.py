@@ -375,8 +375,8 @@ def test_positions_out_of_range_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({"paths": []}, "at least one path"),
-        ({"paths": 3}, "path or a sequence"),
+        ({"paths": []}, "Paths sequence can not be of 0 length"),
+        ({"paths": 3}, "must be a Sequence, String"),
         ({"columns": "id"}, "sequence of names"),
         ({"columns": []}, "at least one column"),
         ({"cache_bytes": -1}, "`cache_bytes` must be at least 0, got -1"),
@@ -672,7 +672,7 @@ def test_other_files_are_errors_that_name_them(tmp_path):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DAMAGE, match=rf"{name}: .*{problem}"):
             ParquetDataSource(tmp_path / name)
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(FileNotFoundError, match=r"no file that ends with \.parquet"):
         ParquetDataSource(tmp_path)
     with pytest.raises(FileNotFoundError, match="missing"):
         ParquetDataSource(tmp_path / "missing")

@@ -348,7 +348,7 @@ def test_what_is_no_file_of_records_is_an_error(tmp_path):
         read(path, index_dir=tmp_path)
     with pytest.raises(ValueError, match="`compression` must be"):
         read(tmp_path / "missing", compression="bzip2")
-    with pytest.raises(ValueError, match="at least one file"):
+    with pytest.raises(ValueError, match="Paths sequence can not be of 0 length"):
         read([])
 
 

@@ -1,0 +1,5 @@
+"""Names of `grain._src.python.dataset.sources.parquet_dataset`."""
+
+from grainmill._dataset.parquet_dataset import ParquetIterDataset
+
+__all__ = ["ParquetIterDataset"]
