@@ -7,10 +7,12 @@ import textwrap
 import time
 
 import numpy as np
+import psutil
 import pytest
 from under_test import IS_GRAIN, grain
 from worker_harness import (
     ENTRANCES,
+    SOON_S,
     all_of,
     environment,
     gone,
@@ -125,11 +127,18 @@ def test_children_that_user_code_forks_do_no_harm(entrance, child, tmp_path):
             exec(code, scope)
         with (tmp_path / "computed").open("a") as file:
             file.write(f"{x}\n")
+        with (tmp_path / "processes").open("a") as file:
+            file.write(f"{os.getpid()}\n")
         return x
 
     iterator = opened(grain.MapDataset.range(30).map(forks), entrance, 2)
     assert list(iterator) == list(range(30))
     iterator.close()
+    until = time.monotonic() + SOON_S
+    processes = set(map(int, (tmp_path / "processes").read_text().split()))
+    while any(map(psutil.pid_exists, processes)):
+        assert time.monotonic() < until
+        time.sleep(0.01)
     # A child that returns finishes its element, not the others of its parent's block.
     found = (tmp_path / "computed").read_text().split()
     if child == "returns" and entrance == "read":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 import threading
 import time
 from collections import deque
@@ -340,10 +341,13 @@ class _Worker:
 
     def _work(self, pool: ThreadPool) -> None:
         _thread_local.pool = pool
+        process = os.getpid()
         while True:
             while (task := pool.next_task(self._number)) is not None:
                 self.do(task)
                 del task
+                if os.getpid() != process:  # a child that a user's function forked, and returned in
+                    os._exit(0)
             self.is_idle = True
             # A task submitted before `is_idle` was set has not woken this thread.
             task = pool.next_task(self._number)
