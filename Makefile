@@ -95,7 +95,6 @@ portable: $(VENV)/.rust
 		name=$$(echo "$$target" | tr - _); \
 		env -u PYO3_PYTHON PYO3_NO_PYTHON=1 "CC_$$name=$(NO_COMPILER)" "AR_$$name=$(NO_COMPILER)" \
 			$(TYPE_CHECK) $(CRATES) -p grainmill-py --target "$$target" || exit 1; \
-			$(TYPE_CHECK) -p grainmill-core -p grainmill-image -p grainmill-py --target "$$target" || exit 1; \
 	done
 	env -u PYO3_PYTHON PYO3_CONFIG_FILE=$(abspath .ci/free-threaded.txt) \
 		$(TYPE_CHECK) -p grainmill-py --no-default-features
