@@ -16,6 +16,8 @@ pytestmark = [
     pytest.mark.better_than_grain("Grain has no such function"),
     # Ray leaves sockets and processes to the end of the interpreter.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning"),
+    # It forks to start them, where other tests may have imported JAX.
+    pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
 ]
 
 
