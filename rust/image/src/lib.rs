@@ -1,6 +1,6 @@
 //! Decodes JPEG and PNG images to 8-bit pixels: a region of them, turned upright, resized.
 //!
-//! [`size`] reads the headers only, so that a caller can choose a region; [`decode`] decodes no more
+//! `size` reads the headers only, so that a caller can choose a region; `decode` decodes no more
 //! than that region needs. Pixels equal those of libjpeg-turbo and PIL; see the modules.
 #![expect(clippy::inline_always, reason = "what is not inlined is not compiled for the processor")]
 

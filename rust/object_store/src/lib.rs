@@ -3,8 +3,8 @@
 //!
 //! A read is one blocking call for an exact range of bytes: many are in flight because many threads
 //! of the engine call. The requests themselves run on a small runtime, one for each process, that
-//! starts with the first ([`client`]). Failed requests are repeated until a deadline ([`fetch`]), and
-//! blocks may be kept in a cache on a local disk ([`block_cache`]). It knows no format of files.
+//! starts with the first (`client`). Failed requests are repeated until a deadline (`fetch`), and
+//! blocks may be kept in a cache on a local disk (`block_cache`). It knows no format of files.
 //!
 //! [`Storage`]: grainmill_core::records::storage::Storage
 

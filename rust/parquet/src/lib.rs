@@ -1,9 +1,9 @@
 //! Rows of Parquet files by position.
 //!
 //! [`ParquetFiles`] is many files as one sequence of rows. A read finds the pages that hold the rows
-//! ([`layout`]), fetches those that are not decoded yet ([`fetch`]), decodes them with the `parquet`
-//! crate ([`decode`]), keeps the arrays within a limit ([`cache`]) and gathers the rows in the order
-//! requested. Page headers are checked before the crate sees a page ([`thrift`]).
+//! (`layout`), fetches those that are not decoded yet (`fetch`), decodes them with the `parquet`
+//! crate (`decode`), keeps the arrays within a limit (`cache`) and gathers the rows in the order
+//! requested. Page headers are checked before the crate sees a page (`thrift`).
 
 mod cache;
 mod decode;
