@@ -1,8 +1,8 @@
 //! Formats without an index of their own: records one after the other, found by one scan.
 //!
-//! A [`Framing`] knows where records begin and end in a stream of bytes, a [`scan`] finds all of
-//! them, and an [`index_file`] keeps what was found, so that it happens once. Of a compressed stream
-//! the index also has points at which decompression can start ([`stream`]), about every mebibyte.
+//! A [`Framing`] knows where records begin and end in a stream of bytes, a `scan` finds all of
+//! them, and an `index_file` keeps what was found, so that it happens once. Of a compressed stream
+//! the index also has points at which decompression can start (`stream`), about every mebibyte.
 
 mod file;
 mod framing;
