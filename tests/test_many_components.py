@@ -222,9 +222,10 @@ def test_first_batch_of_a_hundred_components_comes_soon(paths):
     """Generous, for a busy machine: measured in `benches/many_components.py`, it is a second."""
     many = (paths * 3)[:100]
     ds = FORMS["rows"]([component(files, 0) for files in many], ReadOptions())
+    num_others = psutil.Process().num_threads()  # earlier tests may have imported JAX, or Ray
     began = time.monotonic()
     with iter(ds.batch(16).mp_prefetch(grain.MultiprocessingOptions(num_workers=4))) as iterator:
         assert next(iterator)["tokens"].shape == (16, 64)
         assert time.monotonic() - began < 60
         assert len(workers()) == 4
-        assert psutil.Process().num_threads() < 100
+        assert psutil.Process().num_threads() - num_others < 90
