@@ -411,3 +411,17 @@ class ImageDecoder:
         crop: tuple[int, int, int, int] | None = None,
         size: tuple[int, int] | None = None,
     ) -> NDArray[np.uint8]: ...
+    def decode_block(
+        self,
+        files: Sequence[bytes],
+        crops: Sequence[tuple[int, int, int, int] | None],
+        size: tuple[int, int] | None,
+    ) -> list[NDArray[np.uint8]]: ...
+    def fill(
+        self,
+        files: Sequence[bytes],
+        crops: Sequence[tuple[int, int, int, int] | None],
+        size: tuple[int, int] | None,
+        target: NDArray[np.uint8],
+        at: int,
+    ) -> bool: ...

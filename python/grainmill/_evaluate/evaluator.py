@@ -41,6 +41,7 @@ class Evaluator(Protocol):
     num_records: int
     row_byte_len: float
     can_fill: bool
+    writes_rows: bool
     layout: Layout | None
     batches_small: bool | None
     element_s: float

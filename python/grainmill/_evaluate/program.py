@@ -40,8 +40,11 @@ class Program:
         row_byte_len: Bytes of an element in the last batch, or of its records if these are
             larger; 0 at first.
         num_records: Records per element.
-        maps_blocks: Whether functions of whole blocks are called.
+        maps_blocks: Whether functions of whole blocks are called for which longer ones may be
+            cheaper.
         can_fill: Whether the engine can read and copy the elements of a batch in its own loop
+            (`IncrementalRun.fill`), as far as the plan shows.
+        writes_rows: Whether the last function can write its results to the rows of a batch
             (`IncrementalRun.fill`), as far as the plan shows.
         layout: The structure, shapes and dtypes of elements if the last batch was filled that
             way, or was too small for it; otherwise `None`.
@@ -62,12 +65,19 @@ class Program:
         self._may_wait = [s for s in sources if type(s).waits_for_storage is not never_waits]
         self.num_records = max(source.num_records for source in sources)
         self._reads_lists = any(source.reads_lists for source in sources)
-        self.maps_blocks = bool(self._chain.block_loops)
+        self.maps_blocks = any(loop.may_gain for loop in self._chain.block_loops)
         self.mean_byte_len: float = max(source.mean_byte_len for source in sources)
         self._numbers = _numbers_column(self._chain)
         self._row_source = _row_source(self._chain)
         self.row_byte_len = self.mean_byte_len
         self.can_fill = isinstance(self._chain.inputs[-1], element_sources.FileSource)
+        fused = self._chain.fused
+        self.writes_rows = (
+            self.can_fill
+            and isinstance(fused, BlockFused)
+            and fused.fills_rows
+            and not self._chain.step_columns
+        )
         self.layout: Layout | None = None
         self.batches_small: bool | None = None
         self.element_s = 0.0
