@@ -139,9 +139,9 @@ def batched(program: Evaluator, start: int, count: int) -> BatchBlock | Evaluate
     Where an element fails, is left out, or has another structure, the elements are returned as
     they are, and stacking them raises the error.
     """
-    of_columns = program.batch_of_columns(start, count)
+    of_columns = _of_columns(program, start, count)
     if of_columns is not None:
-        return BatchBlock(of_columns, count, exact=True)
+        return of_columns
     builder = BatchBuilder(count, shared_arena())
     # The first element may have to show the size. Parts are small, so that copies hit the cache.
     size = _part_len(program, count) if program.row_byte_len or program.reads_lists else 1
@@ -189,6 +189,23 @@ def batched(program: Evaluator, start: int, count: int) -> BatchBlock | Evaluate
         program.layout = None
         return program.run(start, count)
     return BatchBlock(batch, count, exact=builder.is_exact)
+
+
+def _of_columns(program: Evaluator, start: int, count: int) -> BatchBlock | None:
+    """`Program.batch_of_columns`; times it if it calls functions of the user."""
+    if not program.computes_column_parts:
+        return program.batch_of_columns(start, count, count)
+    if _is_worth_sharing(program, count):
+        return None
+    started_s, work_started_s = time.perf_counter(), work_clock_s()
+    part_len = _part_len(program, count) if program.row_byte_len else count
+    batch = program.batch_of_columns(start, count, part_len)
+    if batch is not None:
+        _record_element_s(program, count, work_clock_s() - work_started_s)
+        pool = current_thread_pool()
+        if pool is not None:
+            pool.record(count, time.perf_counter() - started_s)
+    return batch
 
 
 def run_shared(program: Evaluator, start: int, count: int) -> Evaluated:

@@ -213,7 +213,10 @@ class _Compiler:
             if all(node.length <= len(of) for node, of in zip(nodes, files, strict=True)):
                 return grouped_sources.GroupedFiles(files, self._context.reads)
         make = self._single_source
-        return grouped_sources.GroupedLazySources(
+        grouped = (
+            grouped_sources.GroupedRows if kind == "rows" else grouped_sources.GroupedLazySources
+        )
+        return grouped(
             [lambda node=node: make(node) for node in nodes],  # type: ignore[misc]
             runs_user_code=any(map(_runs_user_code, nodes)),
         )
@@ -222,7 +225,8 @@ class _Compiler:
         if _kind(node) == "files":
             return element_sources.FileSource(_files_of(node), self._context.reads)  # type: ignore[arg-type]
         if _kind(node) == "rows":
-            return RowSource(node.source._files)  # type: ignore[attr-defined] # noqa: SLF001 - as `_files_of`
+            files = node.source._files  # type: ignore[attr-defined] # noqa: SLF001 - as `_files_of`
+            return RowSource(files, self._context.reads)
         return _SOURCES[type(node)](node, self._program_of)
 
 

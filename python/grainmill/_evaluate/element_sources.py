@@ -38,9 +38,12 @@ class ElementSource(abc.ABC, Generic[Request]):
         num_records: Records per element.
         reads_lists: Whether a user's `__getitems__` is called with one list for all elements
             that are requested at once.
+        reads_beyond: Whether its reads serve many elements each, so that blocks start too few:
+            then `start_beyond` starts some.
     """
 
     runs_user_code = True
+    reads_beyond = False
     mean_byte_len = 0.0
     num_records = 1
     reads_lists = False
@@ -50,6 +53,11 @@ class ElementSource(abc.ABC, Generic[Request]):
         """Whether its storage is slow, by its recent reads."""
         return False
 
+    @property
+    def has_room(self) -> bool:
+        """Whether there is memory to start further reads on slow storage."""
+        return True
+
     def request(self, index: Indices, datasets: DatasetNumbers | None) -> Any:
         """The argument of `start` and `read` for the indices and dataset numbers of a column."""
         return index
@@ -57,6 +65,14 @@ class ElementSource(abc.ABC, Generic[Request]):
     def start(self, request: Request) -> Any:
         """Starts the reads that need no interpreter lock; returns the argument of `finish`."""
         return request
+
+    def start_beyond(self, request: Request) -> Any:
+        """Starts reads that help to read these elements later, if there is memory for them.
+
+        Returns:
+            What must be held until the reads of the elements are started; `None` if none were.
+        """
+        return None
 
     def wait(self, pending: Any) -> Any:
         """Waits for the reads; returns another argument for `finish`."""
@@ -242,11 +258,17 @@ class BatchSource(ElementSource[Indices]):
         self.runs_user_code = parent.runs_user_code or node.batch_fn is not None
         self.mean_byte_len = parent.mean_byte_len * node.batch_size
         self.num_records = parent.num_records * node.batch_size
+        self.reads_beyond = parent.reads_beyond
 
     @property
     def waits_for_storage(self) -> bool:
         """See `ElementSource.waits_for_storage`."""
         return self._parent.waits_for_storage
+
+    @property
+    def has_room(self) -> bool:
+        """See `ElementSource.has_room`."""
+        return self._parent.has_room
 
     def start(self, request: Indices) -> list[range | PendingElements]:
         """See `ElementSource.start`; reads are started only on slow storage."""
@@ -254,6 +276,12 @@ class BatchSource(ElementSource[Indices]):
         if not self._parent.waits_for_storage:
             return list(positions)
         return [self._parent.start_reads(batch.start, len(batch)) for batch in positions]
+
+    def start_beyond(self, request: Indices) -> Any:
+        """See `ElementSource.start_beyond`."""
+        positions = map(self._positions, request.tolist())
+        started = [self._parent.start_beyond(batch.start, len(batch)) for batch in positions]
+        return started if any(reads is not None for reads in started) else None
 
     def wait(self, pending: list[range | PendingElements]) -> list[range | PendingElements]:
         """See `ElementSource.wait`."""
@@ -270,10 +298,16 @@ class BatchSource(ElementSource[Indices]):
                 if isinstance(batch, range):
                     batches.append(self._batch(batch.start, batch.stop))
                 else:
-                    batches.append(self._stacked(self._elements_of(batch(), 0)))
+                    batches.append(self._pending_batch(batch))
             except Exception as failure:
                 return Evaluated(batches, failure)
         return Evaluated(batches, None)
+
+    def _pending_batch(self, pending: PendingElements) -> Any:
+        rows = pending.batches() if self._node.batch_fn is None else None
+        if rows is not None:
+            return rows[0].batch
+        return self._stacked(self._elements_of(pending(), 0))
 
     def _positions(self, index: int) -> range:
         """The positions in the parent of the elements of batch `index`."""
