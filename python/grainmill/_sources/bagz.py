@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from grainmill import _native
 from grainmill._sources.paths import expand
 from grainmill._sources.record_files import RecordFilesSource
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from grainmill._sources.record_files import Paths
+    from grainmill._sources.record_files import Indices, Paths
 
 # Of the files that are taken from a directory.
 _SUFFIXES = (".bagz", ".bag")
@@ -69,8 +71,7 @@ class BagzDataSource(RecordFilesSource[bytes]):
         self._compression = compression
         self._limits = limits
         self._dictionary = dictionary
-        # The engine reads one file after the other, so interleaved records are asked for by number.
-        self._yields_records = self._is_concatenated = layout == "concatenated"
+        self._is_concatenated = layout == "concatenated"
         several = [paths] if isinstance(paths, str | os.PathLike) else paths
         each = [item for path in several for item in os.fspath(path).split(",")]
         files = expand(each, suffixes=_SUFFIXES)
@@ -80,6 +81,16 @@ class BagzDataSource(RecordFilesSource[bytes]):
         self._counts = self._files.num_records
         if not self._is_concatenated:
             self._check_interleaved()
+
+    @property
+    def _numbers_of(self) -> Callable[[Indices], Indices] | None:
+        return None if self._is_concatenated else self._interleaved
+
+    def _interleaved(self, index: Indices) -> Indices:
+        """The numbers of records, which the engine counts one file after the other."""
+        number, shard = np.divmod(index, len(self._starts))
+        # What is out of range stays so, and the engine refuses it.
+        return np.where(index < self._len, np.array(self._starts)[shard] + number, index)
 
     def _format(self) -> _native.Format:
         return _native.Format.bagz(self._compression, self._limits == "separate", self._dictionary)

@@ -15,7 +15,9 @@ from grainmill import _native
 from grainmill._sources.paths import absolute
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+
+    Indices: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Element_co = TypeVar("Element_co", covariant=True)
@@ -44,6 +46,11 @@ class RecordFilesSource(Generic[Element_co]):
 
     def _format(self) -> _native.Format:
         raise NotImplementedError
+
+    @property
+    def _numbers_of(self) -> Callable[[Indices], Indices] | None:
+        """Maps the indices of elements to the numbers of records, where these differ."""
+        return None
 
     def _elements(self, records: list[bytes], keys: Sequence[int]) -> list[Any]:  # noqa: ARG002 - subclasses use them
         """The elements of `records`, which are at `keys`."""
