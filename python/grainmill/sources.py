@@ -190,8 +190,8 @@ class ArrayRecordDataSource(RecordFilesSource[bytes]):
         records come from `dataset_info.json`, so no file is opened before it is read.
 
         Args:
-            path: The directory of one version, with `dataset_info.json`. Its files must have the
-                format `array_record`.
+            path: The directory of one version, with `dataset_info.json`, or its URL. Its files
+                must have the format `array_record`.
             split: The name of a split, or `all`; with a range of records (`train[100:200]`),
                 percent (`train[:10%]`, rounded to the nearest record) or files (`train[2shard:]`),
                 whose bounds may be negative; or several, joined by `+`.

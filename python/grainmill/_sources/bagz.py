@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from grainmill._sources.paths import expand_ranges, listed
 from grainmill._sources.record_files import RecordFilesSource
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from grainmill._sources.record_files import Paths
+    from grainmill._sources.record_files import Indices, Paths
 
 # Of the files that are taken from a directory.
 _SUFFIXES = (".bagz", ".bag")
@@ -65,8 +67,7 @@ class BagzDataSource(RecordFilesSource[bytes]):
     ) -> None:
         _check("limits", limits, _LIMITS)
         _check("layout", layout, _LAYOUTS)
-        # The engine reads one file after the other, so interleaved records are asked for by number.
-        self._yields_records = self._is_concatenated = layout == "concatenated"
+        self._is_concatenated = layout == "concatenated"
         each: list[object] = []
         for path in listed(paths):
             each += path.split(",") if isinstance(path, str) else [path]
@@ -82,6 +83,16 @@ class BagzDataSource(RecordFilesSource[bytes]):
         self._counts = self._files.num_records
         if not self._is_concatenated:
             self._check_interleaved()
+
+    @property
+    def _numbers_of(self) -> Callable[[Indices], Indices] | None:
+        return None if self._is_concatenated else self._interleaved
+
+    def _interleaved(self, index: Indices) -> Indices:
+        """The numbers of records, which the engine counts one file after the other."""
+        number, shard = np.divmod(index, len(self._starts))
+        # What is out of range stays so, and the engine refuses it.
+        return np.where(index < self._len, np.array(self._starts)[shard] + number, index)
 
     def _check_interleaved(self) -> None:
         num_shards = len(self._counts)

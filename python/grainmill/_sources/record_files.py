@@ -14,8 +14,12 @@ from grainmill import _native
 from grainmill._sources.paths import absolute
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from grainmill._index_file import FileEntry
     from grainmill._sources.paths import FileRange
+
+    Indices: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 # The name of a constructor of the engine's `Format`, and its arguments; `None` is ArrayRecord.
@@ -64,6 +68,11 @@ class RecordFilesSource(Generic[Element_co]):
             ]
         known = [count for count in counts if count is not None]
         self._len = sum(known) if len(known) == len(counts) else len(self._files)
+
+    @property
+    def _numbers_of(self) -> Callable[[Indices], Indices] | None:
+        """Maps the indices of elements to the numbers of records, where these differ."""
+        return None
 
     def _elements(self, records: list[bytes], keys: Sequence[int]) -> list[Any]:  # noqa: ARG002 - subclasses use them
         """The elements of `records`, which are at `keys`."""
