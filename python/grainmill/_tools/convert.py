@@ -14,6 +14,7 @@ import os
 import re
 import threading
 import time
+import zlib
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
@@ -38,7 +39,6 @@ except ImportError:  # Windows
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
 
 _JOURNAL = "grainmill conversion"
 _STEP_S = 0.2
@@ -145,7 +145,8 @@ def run(options: argparse.Namespace) -> int:
         if not options.force:
             _refuse_existing(shards, finished)
         for shard in shards:
-            shard.temporary.unlink(missing_ok=True)
+            if shard.path.name in finished:  # killed between the two steps of the renaming
+                shard.temporary.unlink(missing_ok=True)
         conversion.run(journal, finished)
         journal.remove()
     elapsed = time.monotonic() - started
@@ -296,29 +297,12 @@ class Journal:
         name = Path(output).name or "output"
         self._path = directory / f".{name}.converting"
         self._header = header
-        self._file: IO[str] | None = None
+        self._file: IO[bytes] | None = None
         self._lock = threading.Lock()
         self.records: dict[str, int] = {}
 
     def __enter__(self) -> Self:
-        while True:
-            file = self._path.open("a+", encoding="utf-8")
-            if fcntl is not None:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError as error:
-                    file.close()
-                    raise CommandError(
-                        f"{self._path}: another conversion is writing these files", ExitCode.EXISTS
-                    ) from error
-            try:
-                is_same = os.path.samestat(os.fstat(file.fileno()), self._path.stat())
-            except FileNotFoundError:
-                is_same = False
-            if is_same:
-                break
-            file.close()  # removed by a conversion that has just ended
-        self._file = file
+        self._file = _locked(self._path)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -331,18 +315,17 @@ class Journal:
         """The records of each file that an interrupted run of this conversion has finished."""
         assert self._file is not None
         self._file.seek(0)
-        entries = list(_json_lines(self._file))
-        kept: dict[str, dict[str, Any]] = {}
-        if entries and entries[0] == self._header:
-            names = {shard.path.name: shard.path for shard in shards}
-            for entry in entries[1:]:
-                path = names.get(entry.get("name", ""))
-                if path is not None and _identity(path) == entry.get("identity"):
-                    kept[path.name] = entry
-        self._file.truncate(0)
-        self._write(self._header)
-        for name, entry in kept.items():
-            self.add(name, entry["records"], entry["identity"])
+        entries, byte_len = _entries(self._file.read())
+        if not entries or entries[0] != self._header:
+            self._file.truncate(0)
+            self._write(self._header)
+            return {}
+        self._file.truncate(byte_len)  # what was not written whole
+        names = {shard.path.name: shard.path for shard in shards}
+        for entry in entries[1:]:
+            path = names.get(entry.get("name", ""))
+            if path is not None and _identity(path) == entry.get("identity"):
+                self.records[path.name] = entry["records"]
         return dict(self.records)
 
     def add(self, name: str, records: int, identity: list[int] | None) -> None:
@@ -357,21 +340,59 @@ class Journal:
 
     def _write(self, entry: dict[str, Any]) -> None:
         assert self._file is not None
-        self._file.write(json.dumps(entry) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-
-def _json_lines(file: IO[str]) -> Iterator[dict[str, Any]]:
-    """The entries of a journal, up to the first that was not written whole."""
-    for line in file:
+        file = self._file.fileno()
+        before = os.fstat(file).st_size
         try:
-            entry = json.loads(line)
-        except ValueError:
-            return
-        if not isinstance(entry, dict):
-            return
-        yield entry
+            left = memoryview(_line_of(entry))
+            while left:
+                left = left[os.write(file, left) :]
+            os.fsync(file)
+        except OSError as error:
+            os.ftruncate(file, before)  # what others append must not follow half a line
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
+
+
+def _locked(path: Path) -> IO[bytes]:
+    """Opens a file that no other conversion has open, and creates it if there is none.
+
+    Raises:
+        CommandError: Another conversion has it open.
+    """
+    while True:
+        file = path.open("ab+")
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        except BlockingIOError as error:
+            file.close()
+            raise CommandError(
+                f"{path}: another conversion is writing these files", ExitCode.EXISTS
+            ) from error
+        except FileNotFoundError:
+            pass
+        except OSError:  # a file system without locks
+            return file
+        file.close()  # removed by a conversion that has just ended
+
+
+def _line_of(entry: dict[str, Any]) -> bytes:
+    text = json.dumps(entry).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _entries(content: bytes) -> tuple[list[dict[str, Any]], int]:
+    """The entries of a journal up to the first that is damaged, and how many bytes they have."""
+    entries: list[dict[str, Any]] = []
+    byte_len = 0
+    for line in content.splitlines(keepends=True):
+        text = line[9:].removesuffix(b"\n")
+        if line != b"%08x %s\n" % (zlib.crc32(text), text):
+            break
+        entries.append(json.loads(text))
+        byte_len += len(line)
+    return entries, byte_len
 
 
 def _identity(path: Path) -> list[int] | None:
@@ -426,7 +447,7 @@ class Conversion:
         ]
         return {
             "format": _JOURNAL,
-            "version": 1,
+            "version": 2,
             "inputs": inputs,
             "from": [found.name for found in self._formats],
             "to": self._target.name,
@@ -529,6 +550,8 @@ class Conversion:
         temporary = shard.temporary
         with self._lock:
             self._progress.note(f"{self._num_done} of {len(self._shards)} files")
+        # Another command may name the same file in another way, and so have another journal.
+        claim = _locked(temporary)
         try:
             output = _native.RecordOutput(
                 str(temporary), self._target.name, options=self._options.options
@@ -542,6 +565,8 @@ class Conversion:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+        finally:
+            claim.close()
         with self._lock:
             self._num_done += 1
 
