@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import importlib
@@ -16,6 +17,7 @@ import numpy as np
 
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
+from grainmill._sources.mapped_table import MappedTable, RequestedRows, num_faults
 from grainmill._sources.paths import expand
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ class HuggingFaceDataSource:
         self._arrow: Any = None
         self._other: Any = None
         self._opened: tuple[Any, list[str], list[str]] | None = None
+        self._mapped: MappedTable | None = None
         if isinstance(dataset, str | os.PathLike) or (
             isinstance(dataset, list | tuple)
             and all(isinstance(path, str | os.PathLike) for path in dataset)
@@ -112,6 +115,8 @@ class HuggingFaceDataSource:
                 other = dataset.select_columns(others) if own and others else dataset
                 self._opened = (dataset, own, others)
                 self._arrow, self._other = arrow, other
+                with contextlib.suppress(AttributeError):  # of another version of `datasets`
+                    self._mapped = MappedTable(dataset.data.table)
             return self._opened
 
     @property
@@ -146,6 +151,31 @@ class HuggingFaceDataSource:
                 raise IndexError(f"row {key} is out of range for {self._len} rows of {self!r}")
         if not keys:
             return []
+        faults_before = num_faults()
+        rows = self._rows_at(keys)
+        if self._mapped is not None:
+            self._mapped.record(num_faults() - faults_before)
+        return rows
+
+    @property
+    def _waits_for_storage(self) -> bool:
+        """Whether rows should be requested ahead of their use; see `PrefetchedObjectSource`."""
+        return self._mapped is not None and self._mapped.is_slow
+
+    def _start_reads(self, keys: Sequence[int]) -> RequestedRows:
+        """Makes the system read the pages of these rows."""
+        dataset = self._tables[0]
+        assert self._mapped is not None
+        rows = np.array(keys, np.int64)
+        if dataset._indices is not None:  # noqa: SLF001 - there is no other way to find the rows
+            rows = dataset._indices.column(0).take(rows).to_numpy().astype(np.int64)  # noqa: SLF001
+        return RequestedRows(keys, self._mapped, rows)
+
+    def _finish_reads(self, requested: RequestedRows) -> list[dict[str, Any]]:
+        """The rows that `_start_reads` was called for."""
+        return self.__getitems__(requested.keys)
+
+    def _rows_at(self, keys: Sequence[int]) -> list[dict[str, Any]]:
         _, own, others = self._tables
         columns: dict[str, Sequence[Any]] = {}
         if own:
@@ -167,7 +197,7 @@ class HuggingFaceDataSource:
         return {name: self.__dict__[name] for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _opened=None, _lock=threading.Lock())
+        self.__dict__.update(state, _opened=None, _mapped=None, _lock=threading.Lock())
 
     def __repr__(self) -> str:
         return f"HuggingFaceDataSource({self._name})"
