@@ -1,98 +1,20 @@
 //! Reads damaged files: any bytes must give rows or an error, without a panic that escapes, a hang,
-//! or memory beyond the limits. The inputs are the same in each run.
+//! or memory beyond the limits. The inputs are the same in each run; `make fuzz` searches for others.
 #![expect(clippy::unwrap_used, reason = "a test that cannot continue should fail")]
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+mod targets;
+
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use grainmill_core::bytes::ScatterBuffers;
-use grainmill_core::records::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
-use grainmill_core::{Error, Result};
-use grainmill_parquet::ParquetFiles;
+use targets::{TARGETS, read};
 
 /// How many inputs are tried, and for how long at most; an idle machine tries all.
 const NUM_INPUTS: u64 = 4000;
 const MAX_TIME: Duration = Duration::from_secs(8);
-/// Rows read of each input.
-const MAX_ROWS: u64 = 200;
-
-/// A file in memory, at any path.
-#[derive(Debug, Clone)]
-struct Memory(Arc<[u8]>);
-
-impl Storage for Memory {
-    fn open(&self, path: &Path) -> Result<(Box<dyn StoredFile>, Arc<dyn ReadAt>)> {
-        let stored = Stored { memory: self.clone(), path: path.to_owned() };
-        Ok((Box::new(stored), Arc::new(self.clone())))
-    }
-}
-
-#[derive(Debug)]
-struct Stored {
-    memory: Memory,
-    path: PathBuf,
-}
-
-impl StoredFile for Stored {
-    fn path(&self) -> &Path {
-        &self.path
-    }
-
-    fn byte_len(&self) -> u64 {
-        self.memory.0.len() as u64
-    }
-
-    fn modified_ns(&self) -> i64 {
-        0
-    }
-
-    fn reopen(&self, _was_checked: bool) -> Result<ReopenedFile> {
-        Ok(ReopenedFile { bytes: Arc::new(self.memory.clone()), new_id: None })
-    }
-
-    fn accept_id(&self, _id: FileId) {}
-}
-
-impl ReadAt for Memory {
-    fn read_at(&self, out: &mut [u8], at: u64) -> Result<()> {
-        let at = usize::try_from(at).unwrap();
-        let end = at.checked_add(out.len()).filter(|&end| end <= self.0.len());
-        let end = end.ok_or(Error::Changed { path: "memory".to_owned() })?;
-        out.copy_from_slice(&self.0[at..end]);
-        Ok(())
-    }
-
-    fn read_scattered(&self, _buffers: &mut ScatterBuffers<'_>, _at: u64) -> Result<()> {
-        unreachable!("Parquet files are read range by range")
-    }
-}
-
-/// Reads some rows of the file `input`, alone and together; returns how many of them it could.
-fn read(input: Vec<u8>) -> Result<usize> {
-    let storage: Arc<dyn Storage> = Arc::new(Memory(input.into()));
-    let file = vec![(PathBuf::from("input"), None)];
-    let files = ParquetFiles::open(&storage, file, None, 1 << 20)?;
-    let rows: Vec<u64> = (0..files.len().min(MAX_ROWS)).collect();
-    if let Some(&last) = rows.last() {
-        drop(files.read(&[last]));
-        drop(files.read(&[files.len() - 1]));
-    }
-    let rows = files.read(&rows)?;
-    for column in &rows.columns {
-        if rows.len > 0 {
-            assert_eq!(column.joined()?.len(), rows.len);
-        }
-    }
-    Ok(rows.len)
-}
 
 fn seeds() -> Vec<Vec<u8>> {
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/parquet");
-    let mut paths: Vec<PathBuf> =
-        std::fs::read_dir(data).unwrap().map(|entry| entry.unwrap().path()).collect();
-    paths.sort();
-    paths.iter().map(|path| std::fs::read(path).unwrap()).collect()
+    targets::seeds().into_iter().map(|(_, file)| file).collect()
 }
 
 /// The next number of a fixed sequence.
@@ -105,6 +27,20 @@ fn next(state: &mut u64) -> u64 {
 fn the_seeds_are_read() {
     for seed in seeds() {
         assert!(read(seed).unwrap() > 0);
+    }
+}
+
+#[test]
+fn failures_once_found_return() {
+    std::panic::set_hook(Box::new(|_| ()));
+    for (name, target) in TARGETS {
+        let found = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/fuzz").join(name);
+        for entry in std::fs::read_dir(found).into_iter().flatten() {
+            let path = entry.unwrap().path();
+            let input = std::fs::read(&path).unwrap();
+            let result = std::panic::catch_unwind(|| target(&input));
+            assert!(result.is_ok(), "{} panics", path.display());
+        }
     }
 }
 
