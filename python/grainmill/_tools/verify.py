@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grainmill import _native
+from grainmill import _atomic_file, _native
 from grainmill._native import GrainmillError
 from grainmill._tools import formats, reading
 from grainmill._tools.console import (
@@ -129,7 +129,7 @@ def _bad_json(path: str, found: formats.Format, max_problems: int) -> list[dict[
     for number, line in enumerate(reading.records(path, found)):
         try:
             json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             problems.append({"record": number, "problem": f"not JSON: {error}"})
             if len(problems) >= max_problems:
                 break
@@ -196,7 +196,7 @@ def _read_manifest(manifest: Path) -> dict[str, dict[str, Any]]:
         content = json.loads(manifest.read_text("utf-8"))
         is_manifest = content["format"] == _MANIFEST and content["version"] == 1
         entries = {str(entry["path"]): entry for entry in content["files"]}
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         is_manifest, entries = False, {}
     if not is_manifest:
         raise CommandError(
@@ -216,12 +216,7 @@ def _write_manifest(manifest: Path, found: list[dict[str, Any]]) -> None:
         for report in found
     ]
     content = {"format": _MANIFEST, "version": 1, "files": files}
-    temporary = manifest.with_name(f".{manifest.name}.{os.getpid()}")
-    try:
-        temporary.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-        temporary.replace(manifest)
-    finally:
-        temporary.unlink(missing_ok=True)
+    _atomic_file.write(manifest, json.dumps(content, indent=1).encode() + b"\n")
 
 
 def _differences(report: dict[str, Any], entry: dict[str, Any] | None) -> list[dict[str, Any]]:

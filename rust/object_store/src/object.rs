@@ -221,6 +221,10 @@ impl StoredFile for StoredObject {
         self.0.target.modified_ns
     }
 
+    fn tag(&self) -> &str {
+        self.0.target.e_tag.as_deref().unwrap_or_default()
+    }
+
     // Each request checks that the object is the same, so none is needed before.
     fn reopen(&self, _was_checked: bool) -> Result<ReopenedFile> {
         let bytes = Arc::new(OpenObject { object: Arc::clone(&self.0), tail: Vec::new() });

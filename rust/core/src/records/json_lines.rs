@@ -1,5 +1,7 @@
 //! JSON lines: each line that is not blank is a record.
 
+use std::path::Path;
+
 use super::format_error::FormatError;
 use super::offsets::Offsets;
 use super::scanned::{Compression, Framing, Scanner};
@@ -73,7 +75,11 @@ impl Framing for JsonLines {
         LineScanner { begin: Some(0) }
     }
 
-    fn detected(&self, head: &[u8]) -> Compression {
+    fn detected(&self, path: &Path, head: &[u8]) -> Compression {
+        // Nothing else would tell a gzip file with damaged first bytes from lines.
+        if path.extension().is_some_and(|end| end == "gz") {
+            return Compression::Gzip;
+        }
         Compression::gzip_or_none(head)
     }
 

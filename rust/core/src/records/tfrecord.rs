@@ -2,6 +2,7 @@
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
+use std::path::Path;
 
 use super::checksum::{Checksum, UnverifiedRecord, crc32c};
 use super::format_error::FormatError;
@@ -108,7 +109,7 @@ impl Framing for TfRecord {
         TfRecordScanner::default()
     }
 
-    fn detected(&self, head: &[u8]) -> Compression {
+    fn detected(&self, _: &Path, head: &[u8]) -> Compression {
         let is_plain = head.first_chunk().is_some_and(|head| record_len(head).is_ok());
         match Compression::gzip_or_none(head) {
             _ if is_plain => Compression::None,

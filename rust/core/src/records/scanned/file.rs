@@ -40,7 +40,8 @@ impl<F: Framing> Format for ScannedFormat<F> {
     fn open(&self, file: OpenedFile<'_>) -> Result<Arc<dyn RecordFile>> {
         let OpenedFile { stored, reader, storage, latency, .. } = file;
         let (ends_hash, head) = ends_hash(reader, stored.byte_len())?;
-        let compression = self.compression.unwrap_or_else(|| self.framing.detected(&head));
+        let detected = || self.framing.detected(stored.path(), &head);
+        let compression = self.compression.unwrap_or_else(detected);
         let identity = identity(self.framing.name(), compression, &*stored, ends_hash);
         let index = self.index(storage, reader, latency, &*stored, &identity)?;
         let id = index_cache::new_id();

@@ -16,3 +16,8 @@ pub use file::ScannedFormat;
 pub use framing::{Framing, Scanner};
 pub use index_file::IndexPlaces;
 pub use inflate::Compression;
+
+/// For `make fuzz`, which has targets that are not public otherwise.
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub use index_file::fuzzing;
