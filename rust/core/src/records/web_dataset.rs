@@ -255,7 +255,7 @@ impl Framing for WebDataset {
     }
 
     fn detected(&self, head: &[u8]) -> Compression {
-        Compression::gzip_or_none(head)
+        Compression::detected(head)
     }
 
     fn record_len(&self, _: u64) -> u64 {
