@@ -1,6 +1,7 @@
 //! The interface of a storage: files by path, and any range of their bytes. It knows no format.
 
 use std::fmt::Debug;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -76,6 +77,21 @@ pub trait ReadAt: Debug + Send + Sync {
     /// # Errors
     /// If the file cannot be read.
     fn read_scattered(&self, buffers: &mut ScatterBuffers<'_>, at: u64) -> Result<()>;
+
+    /// Starts reading the bytes of `range`, which the file has, if a read needs no thread that waits
+    /// for it. Reads that are slow for another reason are not started but made.
+    fn start(&self, _range: Range<u64>) -> Option<Box<dyn StartedRead>> {
+        None
+    }
+}
+
+/// A read in flight. Dropping it abandons it.
+pub trait StartedRead: Send {
+    /// Waits for all bytes that were asked for.
+    ///
+    /// # Errors
+    /// If the file cannot be read or ends too early.
+    fn wait(self: Box<Self>) -> Result<Vec<u8>>;
 }
 
 /// Reads a file and measures the latency of its storage.
@@ -102,6 +118,11 @@ impl<'a> Reader<'a> {
     /// Whether the storage is slow.
     pub(crate) fn is_slow(&self) -> bool {
         self.latency.is_slow()
+    }
+
+    /// Starts a read; see [`ReadAt::start`].
+    pub(crate) fn start(&self, range: Range<u64>) -> Option<Box<dyn StartedRead>> {
+        self.bytes.start(range)
     }
 
     /// Fills `buffers` from position `at`; the read may be partial.

@@ -257,7 +257,7 @@ impl Framing for WebDataset {
     }
 
     fn detected(&self, _: &Path, head: &[u8]) -> Compression {
-        Compression::gzip_or_none(head)
+        Compression::detected(head)
     }
 
     fn record_len(&self, _: u64) -> u64 {

@@ -9,7 +9,7 @@ use super::super::format_error::FormatError;
 use super::super::offsets::Offsets;
 use super::super::record_file::DirectRead;
 use super::super::storage::Reader;
-use super::inflate::Compression;
+use super::compression::Compression;
 use crate::Result;
 use crate::records::checksum::UnverifiedRecord;
 

@@ -19,8 +19,9 @@ use super::super::riegeli::hash::{Hasher, hash};
 use super::super::riegeli::varint::{Cursor, push_varint};
 use super::super::storage::{Reader, Storage, StoredFile};
 use super::super::storage_latency::StorageLatency;
+use super::compression::Compression;
 use super::index::Index;
-use super::inflate::{Boundary, Compression};
+use super::inflate::Boundary;
 use super::stream::{Point, Points};
 use crate::{Error, Result};
 
@@ -154,6 +155,7 @@ fn compression_number(compression: Compression) -> u64 {
         Compression::None => 0,
         Compression::Gzip => 1,
         Compression::Zlib => 2,
+        Compression::Zstd => 3,
     }
 }
 
