@@ -13,8 +13,10 @@ from PIL import Image
 
 import grainmill as grain
 from grainmill import MapDataset, _native
+from grainmill._evaluate.program import Program
+from grainmill._loader.records import MapData
 from grainmill.array_record import ArrayRecordWriter
-from grainmill.transforms import DecodeImage, DecodeRandomCrop
+from grainmill.transforms import DecodeImage, DecodeRandomCrop, Tokenize
 
 FILES = [p.read_bytes() for p in sorted((Path(__file__).parent / "data/images").iterdir())]
 NUM = 90
@@ -227,6 +229,18 @@ def test_blocks_of_large_images_are_small(tmp_path):
             pass
     assert sum(lengths) == 2 * NUM
     assert max(lengths) <= 16
+
+
+def test_longer_blocks_are_not_tried(source):
+    """Images cost the same in blocks of any length, so elements should not wait for each other."""
+    ds = MapDataset.source(source)
+    decode, other = DecodeImage(size=(8, 8)), DecodeImage(size=(9, 9))
+    mixed = MapDataset.mix([ds.map(decode), ds.map(other), ds.map(other)])
+    for images in (ds.map(decode), mixed, ds.map(MapData(decode.map, decode))):
+        program = Program(images._plan_node())
+        assert not program.maps_blocks
+        assert not program.reads_lists
+    assert Program(ds.map(Tokenize(list)).map(decode)._plan_node()).maps_blocks
 
 
 def test_random_crops_keep_their_generators(source):

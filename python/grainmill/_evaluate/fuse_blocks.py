@@ -383,5 +383,9 @@ def _parts_of(steps: Sequence[Step], kinds: Any) -> tuple[_Part, ...]:
 
 def _gains(block: Callable[..., Any] | None) -> bool:
     """Whether longer blocks may be cheaper by element, as far as the function's object says."""
-    owner = getattr(block, "__self__", None)
-    return block is not None and not getattr(owner, "_costs_by_element", False)
+    return block is not None and not costs_by_element(block)
+
+
+def costs_by_element(block: Callable[..., Any]) -> bool:
+    """Whether a block function is known to cost what its elements do."""
+    return bool(getattr(getattr(block, "__self__", block), "_costs_by_element", False))

@@ -13,7 +13,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate.fuse import Step
-from grainmill._evaluate.fuse_blocks import checked_block
+from grainmill._evaluate.fuse_blocks import checked_block, costs_by_element
 from grainmill._evaluate.rng import IndexedGenerators
 from grainmill._plan import random_access as plan
 from grainmill._plan.node import block_function
@@ -71,6 +71,7 @@ class _BlocksOfDatasets:
     ) -> None:
         self._functions = functions
         self._blocks = blocks
+        self._costs_by_element = all(block is None or costs_by_element(block) for block in blocks)
 
     def __call__(self, elements: list[Any], datasets: list[int]) -> list[Any]:
         places: dict[int, list[int]] = defaultdict(list)

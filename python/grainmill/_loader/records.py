@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -222,15 +221,16 @@ class MapData(_OfData):
     @property
     def map_block(self) -> Callable[[list[Record[Any]]], list[Record[Any]]] | None:
         """The transform's function of a block, called on the elements of records, if it has one."""
-        block = block_function(self.__wrapped__)
-        return None if block is None else functools.partial(_mapped_block, block)
+        return None if block_function(self.__wrapped__) is None else self._map_block
 
+    @property
+    def _costs_by_element(self) -> bool:
+        return bool(getattr(self.__wrapped__, "_costs_by_element", False))
 
-def _mapped_block(
-    block: Callable[[list[Any]], Sequence[Any]], records: list[Record[Any]]
-) -> list[Record[Any]]:
-    results = checked_block(block([record.data for record in records]), len(records), block)
-    return [Record(record.metadata, data) for record, data in zip(records, results, strict=True)]
+    def _map_block(self, records: list[Record[Any]]) -> list[Record[Any]]:
+        block: Any = block_function(self.__wrapped__)
+        data = checked_block(block([record.data for record in records]), len(records), block)
+        return [Record(record.metadata, own) for record, own in zip(records, data, strict=True)]
 
 
 class RandomMapData(_OfData):

@@ -69,7 +69,7 @@ impl PyImageDecoder {
         size: Option<(usize, usize)>,
     ) -> PyResult<Vec<Bound<'py, PyArray3<u8>>>> {
         let files: Vec<&[u8]> = files.iter().map(PyBytesMethods::as_bytes).collect();
-        let decoded: Result<Vec<Pixels>, _> = py.detach(|| {
+        let decoded: grainmill_core::Result<Vec<Pixels>> = py.detach(|| {
             files.iter().zip(&crops).map(|(file, &crop)| self.pixels(file, crop, size)).collect()
         });
         decoded.map_err(Raised::from)?.into_iter().map(|pixels| array_of(py, pixels)).collect()
@@ -99,7 +99,7 @@ impl PyImageDecoder {
         let files: Vec<&[u8]> = files.iter().map(PyBytesMethods::as_bytes).collect();
         let row_len = rows.row_len;
         let mut out = rows.destination(0, files.len());
-        let filled = py.detach(|| {
+        let filled: grainmill_core::Result<bool> = py.detach(|| {
             for (file, &crop) in files.iter().zip(&crops) {
                 let pixels = self.pixels(file, crop, size)?;
                 if [pixels.height, pixels.width, pixels.channels] != [height, width, channels] {
@@ -109,7 +109,7 @@ impl PyImageDecoder {
             }
             Ok(true)
         });
-        Ok(filled.map_err(|error: grainmill_core::Error| Raised::from(error))?)
+        Ok(filled.map_err(Raised::from)?)
     }
 }
 
