@@ -24,7 +24,7 @@ const MAX_HEADER: u64 = 16 << 20;
 /// An index has some bytes for each page.
 const MAX_INDEX: u64 = 256 << 20;
 /// Pages are decoded together up to this stored length, since each decoding has a fixed cost.
-const MIN_UNIT_BYTES: u64 = 32 << 10;
+const MIN_UNIT_BYTES: u64 = 8 << 10;
 /// More rows are not decoded at once.
 const MAX_UNIT_ROWS: u64 = 1 << 20;
 /// If the pages of a larger column chunk are not known, it is decoded in parts of this length.
