@@ -56,6 +56,7 @@ __all__ = [
     "masked_crc32c",
     "open_process_file",
     "philox_key",
+    "read_object",
     "scalars_to_rows",
     "set_chunk_budget",
     "set_index_budget",
