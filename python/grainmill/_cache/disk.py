@@ -411,7 +411,8 @@ class DiskStore:
 
 
 def _crc32(entries: Any) -> bytes:
-    return zlib.crc32(np.ascontiguousarray(entries, "<i8")).to_bytes(4, "little")
+    table: Any = np.ascontiguousarray(entries, "<i8")
+    return zlib.crc32(table).to_bytes(4, "little")
 
 
 _stores: Final[weakref.WeakSet[DiskStore]] = weakref.WeakSet()

@@ -291,15 +291,15 @@ def _opened(files: list[str]) -> Any:
     datasets = _datasets()
     directory = str(Path(files[0]).parent)
     if _saved_fingerprint(files) is not None:
-        return _intact(directory, lambda: datasets.load_from_disk(directory))
-    tables = [_intact(file, lambda file=file: datasets.Dataset.from_file(file)) for file in files]
-    return _intact(directory, lambda: datasets.concatenate_datasets(tables))
+        return _intact(directory, datasets.load_from_disk, directory)
+    tables = [_intact(file, datasets.Dataset.from_file, file) for file in files]
+    return _intact(directory, datasets.concatenate_datasets, tables)
 
 
-def _intact(path: str, opened: Callable[[], Any]) -> Any:
-    """What `opened` returns; its errors name `path`."""
+def _intact(path: str, opened: Callable[[Any], Any], argument: Any) -> Any:
+    """What `opened` returns for `argument`; its errors name `path`."""
     try:
-        return opened()
+        return opened(argument)
     except _FAILURES as failure:
         if _is_of_system(failure):
             raise
