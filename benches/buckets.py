@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("--reads", type=int, default=10_000, help="reads of one run")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--server", help="the program that serves; compiled if not given")
+    parser.add_argument("--json", action="store_true", help="print all costs, for compare.py")
     parser.add_argument("--record", action="store_true", help="write the result to benches/record")
     options = parser.parse_args()
     server = options.server
@@ -118,6 +119,13 @@ def main() -> None:
                     results["grainmill"].append(run_grainmill(address, options.reads))
             finally:
                 at.kill()
+    if options.json:
+        wall_us = {
+            f"{who}/in_flight_32": [wall / options.reads * 1e6 for wall, _ in runs]
+            for who, runs in results.items()
+        }
+        print(json.dumps({"costs": {"bucket.s3": wall_us}, "missing": []}))
+        return
     rates = {
         who: statistics.median(options.reads / wall for wall, _ in runs)
         for who, runs in results.items()

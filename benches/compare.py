@@ -1,9 +1,9 @@
 """Compares grainmill with Grain, other libraries and plain Python on the same work, in one run.
 
-The work, the data sets and the adapters of the libraries are those of a separate benchmark
-suite; this program maps its cases to targets, runs them in rounds, and writes a dated table to
-`benches/record`. It compares CPU time (user and system, all threads) per unit, as the median of
-rounds: on a shared machine it varies less than wall time.
+The work, the data sets and the adapters of the libraries are those of a separate benchmark suite,
+and of other programs in this folder; this program maps their cases to targets, runs them in rounds,
+and writes a dated table to `benches/record`. It compares CPU time (user and system, all threads)
+per unit, as the median of rounds: on a shared machine it varies less than wall time.
 
     python benches/compare.py --suite ../shared/bench --runs 3
     python benches/compare.py --quick       # small data, one round: checks that it runs
@@ -55,6 +55,8 @@ class Row:
     """A variant whose cost is subtracted, such as that of the input alone."""
     bare: float | None = None
     """The cost of a plain Python loop on that machine."""
+    of_others: bool = False
+    """Whether the targets are shares of the cost of the best other library."""
 
 
 READ = ("dataset_t0", "dataset_t2", "dataset_t0_batch256")
@@ -108,7 +110,24 @@ ROWS = (
     Row("permuted index", "index_shuffle.1e7", 0.034, 0.02, 3.2, "index_shuffle_loop"),
     Row("TFRecord to ArrayRecord, zstd", "convert.zstd", 9, 7.5, 0.0, "convert"),
     Row("the same, uncompressed", "convert.uncompressed", 2, 1.5, 0.0, "convert"),
+    Row("TFRecord scan, 1,000 bytes, wall time", "scan.tfrecord", 0.5, 0.5, 0.0, "scan"),
+    Row("Parquet row of 1 KiB, shuffled, warm", "parquet.shuffled", 8, 4, 0.0, "shuffled"),
+    Row("the same, locality", "parquet.locality", 1, 0.6, 0.0, "window"),
+    Row("100 KiB from S3 on loopback, wall time", "bucket.s3", 1 / 0.7, 1 / 0.9, 0.0,
+        "in_flight_32", of_others=True),
+    Row("ParseExample, 4 features, 512 int64", "parse.example", 3, 1.5, 0.0, "elements"),
+    Row("JPEG 500x375, 224x224 of it", "image.jpeg", 0.9, 0.6, 0.0, "crop", of_others=True),
+    Row("JSON of 1 KiB, 3 of 10 fields", "parse.json", 0.5, 0.3, 0.0, "elements", of_others=True),
 )  # fmt: skip
+# Cases that other programs here measure: the program with its option for the number of rounds, and
+# what it takes for small data.
+PROGRAMS = {
+    "scan": ("record_formats.py --rounds", "--megabytes 20"),
+    "parquet": ("parquet.py --runs", "--rows 20000"),
+    "bucket": ("buckets.py --runs", "--records 200 --reads 500"),
+    "parse": ("parsing.py --rounds", ""),
+    "image": ("images.py --rounds", "--repeats 1"),
+}
 # Measured here: the options of the ArrayRecord files that 1 KiB records are converted to.
 CONVERSIONS = {"convert.zstd": "group_size:1", "convert.uncompressed": "group_size:1,uncompressed"}
 BARE = {
@@ -117,6 +136,7 @@ BARE = {
     "overhead": "loop",
     "index_shuffle": "numpy_permutation",
     "convert": "loop",
+    "parse": "loop",
 }
 
 
@@ -140,7 +160,7 @@ def run_suite(suite: Path, options: argparse.Namespace, python: str = sys.execut
     variants = {name for row in ROWS for name in (row.default, *row.others, row.net_of) if name}
     variants |= {peer.split("/")[1] for row in ROWS for peer in row.peers} | set(BARE.values())
     cases = dict.fromkeys(row.case for row in ROWS if row.case.startswith(options.cases))
-    cases = [case for case in cases if case not in CONVERSIONS]
+    cases = [case for case in cases if case not in CONVERSIONS and kind(case) not in PROGRAMS]
     if not cases:
         return {"results": {}, "meta": {"versions": {}}}
     with tempfile.TemporaryDirectory() as folder:
@@ -248,6 +268,32 @@ def conversion_us(suite: Path, options: argparse.Namespace, case: str) -> dict[s
     }
 
 
+def run_program(name: str, options: argparse.Namespace) -> tuple[dict, str | None]:
+    """The costs that a program of `PROGRAMS` measures, and what is missing for more."""
+    program, small = PROGRAMS[name]
+    file, *arguments = f"{program} {options.runs} --json {small if options.quick else ''}".split()
+    command = [sys.executable, str(ROOT / "benches" / file), *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        return {}, last[0]
+    found = json.loads(done.stdout.splitlines()[-1])
+    costs = {
+        case: {
+            who: {"med": statistics.median(times), "min": min(times), "max": max(times)}
+            for who, times in by_who.items()
+        }
+        for case, by_who in found["costs"].items()
+    }
+    missing = ", ".join(found["missing"])
+    return costs, f"not installed: {missing}" if missing else None
+
+
+def kind(case: str) -> str:
+    """What a case measures, without its size or variant."""
+    return case.split(".", maxsplit=1)[0]
+
+
 def cpu_s() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
@@ -312,12 +358,11 @@ def figures_of(row: Row, costs: dict) -> list[float | None]:
         )
         for peer in ("grainmill", "grain")
     ]
-    kind = row.case.split(".")[0]
-    if kind == "index_shuffle":
+    if kind(row.case) == "index_shuffle":
         blocks = of("grainmill/blocks")
         pairs[0] = (blocks, blocks)
     others = list(others_of(row, costs).values())
-    bare = of(f"plain/{BARE[kind]}", None) if kind in BARE else None
+    bare = of(f"plain/{BARE[kind(row.case)]}", None) if kind(row.case) in BARE else None
     return [*pairs[0], *pairs[1], minimum(others), bare]
 
 
@@ -340,7 +385,8 @@ def table(record: dict) -> str:
         f"Grain's best variants cost {slower:.2f} times as much as on the idle machine used to set "
         "the targets (median of the cases). The last column is the cost of grainmill's default "
         "relative to the required cost: unscaled / scaled by Grain's best in this run / scaled by "
-        "the plain Python loop in this run. Values up to 1 meet the requirement.",
+        "the plain Python loop in this run; where the target is a share of the best other library, "
+        "relative to that share. Values up to 1 meet the requirement.",
         "",
         "| case | grainmill, default | grainmill, best | Grain, default | Grain, best "
         "| best other library | plain Python | required | aim | relative to required |",
@@ -352,13 +398,17 @@ def table(record: dict) -> str:
         figures = figures_of(row, record["costs"])
         shown = ["" if value is None else f"{value:.3g}" for value in figures]
         scales = [(1.0, 1.0), (figures[3], row.grain_best), (figures[5], row.bare)]
+        if row.of_others:
+            scales[0] = (figures[4], 1.0)
         relative = " / ".join(
             "-" if None in {figures[0], now, then} else f"{figures[0] / row.must * then / now:.2f}"
             for now, then in scales
         )
-        lines.append(
-            "| " + " | ".join([row.name, *shown, f"{row.must:g}", f"{row.aim:g}", relative]) + " |"
-        )
+        targets = [
+            f"{target:.3g} of the other" if row.of_others else f"{target:g}"
+            for target in (row.must, row.aim)
+        ]
+        lines.append("| " + " | ".join([row.name, *shown, *targets, relative]) + " |")
     others = {row.name: others_of(row, record["costs"]) for row in ROWS}
     if any(others.values()):
         lines += ["", "Other libraries, the best variant of each without worker processes:", ""]
@@ -367,7 +417,7 @@ def table(record: dict) -> str:
             for name, found in others.items()
             if found
         ]
-    lines += [f"\nfailed: {who}: {error}" for who, error in sorted(record["errors"].items())]
+    lines += [f"\nnot measured: {who}: {error}" for who, error in sorted(record["errors"].items())]
     return "\n".join(lines) + "\n"
 
 
@@ -437,6 +487,13 @@ def main() -> None:
     for case in CONVERSIONS:
         if case.startswith(options.cases):
             costs[case] = conversion_us(suite, options, case)
+    errors = errors_of(results)
+    for name in PROGRAMS:
+        if any(kind(row.case) == name and row.case.startswith(options.cases) for row in ROWS):
+            found, problem = run_program(name, options)
+            costs.update(found)
+            if problem is not None:
+                errors[name] = problem
     record = {
         "date": f"{now:%Y-%m-%d %H:%M}",
         "command": " ".join(["python benches/compare.py", *sys.argv[1:]]),
@@ -446,7 +503,7 @@ def main() -> None:
         "runs": options.runs,
         "scale": options.scale,
         "costs": costs,
-        "errors": errors_of(results),
+        "errors": errors,
     }
     name = f"{now:%Y-%m-%d-%H%M}-compare"
     (options.record / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", "utf-8")

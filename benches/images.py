@@ -1,8 +1,8 @@
 """Compares decoding of images with PIL, OpenCV and TensorFlow, whichever are installed.
 
-The images are made here: noise with the spectrum of photographs, 500x375 pixels, as JPEG of quality
-90 and 4:2:0. Each row is CPU time per image as the median of rounds in which all take turns; before
-that, pixels are compared with PIL's.
+Only PIL is needed. The images are made here: noise with the spectrum of photographs, 500x375,
+as JPEG of quality 90 and 4:2:0. Each row is CPU time per image as the median of rounds in which all
+take turns; before that, pixels are compared with PIL's.
 
     python benches/images.py --rounds 9
 """
@@ -11,15 +11,15 @@ import argparse
 import datetime
 import importlib.util
 import io
+import json
 import os
 import platform
 import statistics
 import time
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import cv2
 import numpy as np
-import PIL
 from PIL import Image
 
 from grainmill.transforms import DecodeImage
@@ -67,10 +67,6 @@ def pil(data: bytes, draft: tuple[int, int] | None = None) -> Image.Image:
     return image
 
 
-def cv(data: bytes) -> np.ndarray:
-    return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
-
-
 def cases() -> dict[str, tuple[list[bytes], dict]]:
     """Row -> images, and the functions compared on them."""
     small = [photo(seed, HEIGHT, WIDTH) for seed in range(6)]
@@ -79,12 +75,10 @@ def cases() -> dict[str, tuple[list[bytes], dict]]:
     crop = {
         "grainmill": DecodeImage(size=(SIDE, SIDE), crop="center").map,
         "PIL": lambda data: np.asarray(pil(data, (SIDE, SIDE)).crop(box)),
-        "OpenCV": lambda data: np.ascontiguousarray(cropped(cv(data))),
     }
     whole = {
         "grainmill": DecodeImage().map,
         "PIL": lambda data: np.asarray(pil(data)),
-        "OpenCV": cv,
     }
     resized = {
         "grainmill": DecodeImage(size=(SIDE, SIDE)).map,
@@ -96,7 +90,17 @@ def cases() -> dict[str, tuple[list[bytes], dict]]:
             pil(data, (SIDE, SIDE)).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
         ),
     }
-    whole_png = {**whole}
+    whole_png = dict(whole)
+    if importlib.util.find_spec("cv2"):
+        import cv2  # noqa: PLC0415
+
+        cv2.setNumThreads(1)
+
+        def cv(data: bytes) -> np.ndarray:
+            return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
+
+        crop["OpenCV"] = lambda data: np.ascontiguousarray(cropped(cv(data)))
+        whole["OpenCV"] = whole_png["OpenCV"] = cv
     if importlib.util.find_spec("tensorflow"):
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
         import tensorflow as tf  # noqa: PLC0415
@@ -128,35 +132,60 @@ def cpu_us(function: object, files: list[bytes], repeats: int) -> float:
     return (time.process_time() - before) / (repeats * len(files)) * 1e6
 
 
+def costs_of(files: list[bytes], functions: dict, rounds: int, repeats: int) -> dict:
+    """CPU microseconds per image of each library in each round, after comparing pixels."""
+    for data in files:
+        np.testing.assert_array_equal(functions["grainmill"](data), functions["PIL"](data))
+    costs: dict[str, list[float]] = {peer: [] for peer in functions}
+    for _ in range(rounds):
+        for peer, function in functions.items():
+            costs[peer].append(cpu_us(function, files, repeats))
+    return costs
+
+
+def installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--record", type=Path, default=RECORD, help="folder of the results")
+    parser.add_argument("--json", action="store_true", help="print the first row, for compare.py")
     options = parser.parse_args()
-    cv2.setNumThreads(1)
     # What allocators keep after the first large block is freed; pipelines of grainmill do this.
     np.ones(4 << 20)
+    all_cases = cases()
+    versions = {
+        peer: installed(package) or installed(f"{package}-headless")
+        for peer, package in PACKAGES.items()
+    }
+    if options.json:
+        files, functions = next(iter(all_cases.values()))
+        costs = costs_of(files, functions, options.rounds, options.repeats)
+        by_peer = {f"{peer}/crop": found for peer, found in costs.items()}
+        missing = [peer for peer in PEERS if peer not in functions]
+        print(json.dumps({"costs": {"image.jpeg": by_peer}, "missing": missing}))
+        return
     lines = ["| CPU us per image | " + " | ".join(PEERS) + " | share of the best other |"]
     lines.append("| --- |" + " ---: |" * (len(PEERS) + 1))
-    for name, (files, functions) in cases().items():
-        for data in files:
-            np.testing.assert_array_equal(functions["grainmill"](data), functions["PIL"](data))
-        rounds = [
-            {peer: cpu_us(function, files, options.repeats) for peer, function in functions.items()}
-            for _ in range(options.rounds)
-        ]
-        costs = {peer: statistics.median(one[peer] for one in rounds) for peer in functions}
+    for name, (files, functions) in all_cases.items():
+        rounds = costs_of(files, functions, options.rounds, options.repeats)
+        costs = {peer: statistics.median(found) for peer, found in rounds.items()}
         best = min(cost for peer, cost in costs.items() if peer != "grainmill")
         shown = [f"{costs[peer]:.0f}" if peer in costs else "" for peer in PEERS]
         lines.append(f"| {name} | " + " | ".join(shown) + f" | {costs['grainmill'] / best:.2f} |")
     now = datetime.datetime.now(tz=datetime.UTC)
+    of_peers = "".join(f", {peer} {found}" for peer, found in versions.items() if found)
     head = (
         f"# Images, {now:%Y-%m-%d %H:%M} UTC\n\n"
         f"`python benches/images.py --rounds {options.rounds}`; "
-        f"{os.cpu_count()} cores, {platform.machine()}, CPython {platform.python_version()}, "
-        f"Pillow {PIL.__version__}, OpenCV {cv2.__version__}. Medians of {options.rounds} rounds; "
-        "pixels equal PIL's.\n\n"
+        f"{os.cpu_count()} cores, {platform.machine()}, CPython {platform.python_version()}"
+        f"{of_peers}. Medians of {options.rounds} rounds; pixels equal PIL's.\n\n"
     )
     text = head + "\n".join(lines) + "\n"
     options.record.mkdir(parents=True, exist_ok=True)
@@ -164,7 +193,8 @@ def main() -> None:
     print(text)
 
 
-PEERS = ("grainmill", "PIL", "OpenCV", "TensorFlow")
+PACKAGES = {"PIL": "pillow", "OpenCV": "opencv-python", "TensorFlow": "tensorflow"}
+PEERS = ("grainmill", *PACKAGES)
 
 if __name__ == "__main__":
     main()

@@ -7,6 +7,7 @@ calling thread. Prints the median of CPU time per row, of all threads, after a f
 """
 
 import argparse
+import json
 import statistics
 import tempfile
 import time
@@ -23,6 +24,15 @@ from grainmill.sources import ParquetDataSource
 BATCH_SIZE = 256
 ROW_GROUP = 10_000
 WINDOW = 100_000
+# The lines that `compare.py` shows: its case, and who is measured.
+COMPARED = {
+    "in order, pyarrow": ("parquet.locality", "pyarrow/in_order"),
+    "close order, window of 100,000": ("parquet.locality", "grainmill/window"),
+    "global shuffle, all decoded rows fit into the cache": (
+        "parquet.shuffled",
+        "grainmill/shuffled",
+    ),
+}
 
 
 def write(folder: Path, num_rows: int) -> dict[str, Path]:
@@ -101,6 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="print some cases, for compare.py")
     options = parser.parse_args()
     num_rows = options.rows
     with tempfile.TemporaryDirectory() as folder:
@@ -143,12 +154,21 @@ def main() -> None:
                 min(num_rows, 512),
             ),
         }
+        if options.json:
+            cases = {name: case for name, case in cases.items() if name in COMPARED}
         times: dict[str, list[float]] = {name: [] for name in cases}
         for read, count in cases.values():
             cpu_us(read, count)
         for _ in range(options.runs):
             for name, (read, count) in cases.items():
                 times[name].append(cpu_us(read, count))
+        if options.json:
+            costs: dict[str, dict[str, list[float]]] = {}
+            for name, found in times.items():
+                case, who = COMPARED[name]
+                costs.setdefault(case, {})[who] = found
+            print(json.dumps({"costs": costs, "missing": []}))
+            return
         for name, found in times.items():
             print(f"{statistics.median(found):10.2f} us  {name}")
 

@@ -1,20 +1,22 @@
 """CPU time of parsing records, beside the loops in Python that it replaces, in one process.
 
-    python benches/parsing.py
+    python benches/parsing.py [--rounds 15] [--json]
 
-Needs `protobuf`, `orjson` and `tokenizers`. Prints a table for `benches/record`: microseconds of
-CPU per record, the median of alternating rounds.
+Needs `protobuf`; `orjson` is left out if it is not installed. Prints a table for `benches/record`:
+microseconds of CPU per record, the median of alternating rounds.
 """
 
+import argparse
+import importlib.util
 import json
 import statistics
 import sys
 import tempfile
 import time
+from collections import deque
 from pathlib import Path
 
 import numpy as np
-import orjson
 
 import grainmill as grain
 from grainmill.array_record import ArrayRecordWriter
@@ -24,7 +26,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from oracle_example import Example, bytes_list, example, float_list, int64_list
 
 NUM = 500
-ROUNDS = 15
+# What is read from a file is so many times as much, so that starting a pipeline hardly counts.
+REPEATS = 20
+# The lines of the table that `compare.py` shows: its case, and who is measured.
+COMPARED = {
+    "Example, 4 features: protobuf loop": ("parse.example", "plain/loop"),
+    "Example, 4 features: ParseExample": ("parse.example", "grainmill/elements"),
+    "JSON, 3 of 10 fields: orjson loop": ("parse.json", "orjson/loop"),
+    "JSON, 3 of 10 fields: ParseJson": ("parse.json", "grainmill/elements"),
+}
 
 
 def examples():
@@ -84,6 +94,8 @@ FIELDS = {"text": str, "id": "int64", "score": JsonField("float32")}
 
 
 def by_orjson(records):
+    import orjson  # noqa: PLC0415
+
     found = []
     for record in records:
         fields = orjson.loads(record)
@@ -107,10 +119,13 @@ def cases():
     numbers = ParseExample({name: FEATURES[name] for name in rows})
     folder = tempfile.mkdtemp()
     with ArrayRecordWriter(f"{folder}/records", "group_size:1,uncompressed") as writer:
-        for record in records:
+        for record in records * REPEATS:
             writer.write(record)
     source = grain.MapDataset.source(grain.sources.ArrayRecordDataSource(f"{folder}/records"))
     raw, batched = source.shuffle(seed=1), source.shuffle(seed=1).map(parse).batch(100)
+    with_orjson = []
+    if importlib.util.find_spec("orjson"):
+        with_orjson = [("JSON, 3 of 10 fields: orjson loop", objects, by_orjson)]
     return [
         ("Example, 4 features: protobuf loop", records, by_protobuf),
         ("Example, 4 features: ParseExample", records, parse.map_block),
@@ -120,25 +135,43 @@ def cases():
             records,
             lambda all_: numbers._fill_rows(all_, list(rows.items()), 0),
         ),
-        ("records read, shuffled", None, lambda _: list(raw)),
-        ("records read, shuffled, parsed, batched", None, lambda _: list(batched)),
-        ("JSON, 3 of 10 fields: orjson loop", objects, by_orjson),
+        ("records read, shuffled", None, lambda _: deque(raw, maxlen=0)),
+        ("records read, shuffled, parsed, batched", None, lambda _: deque(batched, maxlen=0)),
         ("JSON, 3 of 10 fields: ParseJson", objects, parse_json.map_block),
+        *with_orjson,
     ]
 
 
-def main(all_cases):
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", action="store_true", help="print all costs, for compare.py")
+    options = parser.parse_args()
+    all_cases = cases()
     times = {}
-    for _ in range(ROUNDS):
+    for number in range(options.rounds + 1):
         for name, records, function in all_cases:
             started_s = time.process_time()
             function(records)
-            times.setdefault(name, []).append((time.process_time() - started_s) / NUM * 1e6)
+            if number:  # the first calls also set things up
+                elapsed_s = time.process_time() - started_s
+                num_records = NUM * REPEATS if records is None else NUM
+                times.setdefault(name, []).append(elapsed_s / num_records * 1e6)
+    if options.json:
+        costs = {}
+        for name, (case, who) in COMPARED.items():
+            if name in times:
+                costs.setdefault(case, {})[who] = times[name]
+        missing = [name for name in PEERS if not importlib.util.find_spec(name)]
+        print(json.dumps({"costs": costs, "missing": missing}))
+        return
     print("| case | us CPU per record |")
     print("| --- | --- |")
     for name, all_us in times.items():
         print(f"| {name} | {statistics.median(all_us):.2f} |")
 
 
+PEERS = ("orjson",)
+
 if __name__ == "__main__":
-    main(cases())
+    main()

@@ -103,13 +103,22 @@ impl Feature {
         Ok(count)
     }
 
-    fn push_numbers(
+    /// The `count` numbers of `values`, which go into `scratch` from byte `at` on.
+    fn numbers<'s>(
         &self,
         number: Number,
-        values: &Values<'_>,
-        scratch: &mut Vec<u8>,
-    ) -> PyResult<()> {
-        values.push_numbers(number, scratch).map_err(|problem| self.error(problem))
+        (values, count): (&Values<'_>, usize),
+        scratch: &'s mut Vec<u8>,
+        at: usize,
+    ) -> PyResult<&'s [u8]> {
+        let end = at + count * number.byte_len();
+        // What is longer is not filled with zeros again.
+        if scratch.len() < end {
+            scratch.resize(end, 0);
+        }
+        let numbers = &mut scratch[at..end];
+        values.put_numbers(number, numbers).map_err(|problem| self.error(problem))?;
+        Ok(numbers)
     }
 
     fn push_objects<'py>(
@@ -156,12 +165,11 @@ impl Feature {
                 last => object_array(py, objects.into_iter().chain(last).collect(), &shape),
             };
         };
-        scratch.clear();
-        self.push_numbers(*number, values, scratch)?;
+        let numbers = self.numbers(*number, (values, count), scratch, 0)?;
         if shape.is_empty() {
-            scalar_of(dtype.bind(py), scratch)
+            scalar_of(dtype.bind(py), numbers)
         } else {
-            array_of(&shape, dtype.bind(py), scratch)
+            array_of(&shape, dtype.bind(py), numbers)
         }
     }
 
@@ -187,7 +195,7 @@ impl Feature {
         let mut count = 0;
         let mut objects = Vec::new();
         let mut row = Vec::new();
-        scratch.clear();
+        let mut end = 0;
         let taken: Result<(), StepsError> = steps.for_each(|values| {
             count += 1;
             let values = values.unwrap_or_else(|| Values::empty(self.kind));
@@ -195,9 +203,11 @@ impl Feature {
                 objects.push(self.object(py, Some(&values), &mut row)?);
                 return Ok(());
             }
-            self.checked_count(&values)?;
+            let num_values = self.checked_count(&values)?;
             match &self.numbers {
-                Some((number, _)) => self.push_numbers(*number, &values, scratch)?,
+                Some((number, _)) => {
+                    end += self.numbers(*number, (&values, num_values), scratch, end)?.len();
+                }
                 None => self.push_objects(py, &values, &mut objects)?,
             }
             Ok(())
@@ -213,7 +223,7 @@ impl Feature {
         }
         let shape: Vec<usize> = [count].into_iter().chain(self.shape.iter().copied()).collect();
         match &self.numbers {
-            Some((_, dtype)) => array_of(&shape, dtype.bind(py), scratch),
+            Some((_, dtype)) => array_of(&shape, dtype.bind(py), &scratch[..end]),
             None => object_array(py, objects, &shape),
         }
     }
@@ -396,25 +406,18 @@ impl PyExampleParser {
                 Some((own.destination(0, records.len()), row_len))
             })
             .collect();
-        if records.iter().map(|record| record.len()).sum::<usize>() < MIN_DETACHED_BYTES {
-            self.fill_rows(&records, &mut targets)?;
+        let kept = if records.iter().map(|record| record.len()).sum::<usize>() < MIN_DETACHED_BYTES
+        {
+            self.fill_rows(&records, &mut targets)?
         } else {
-            py.detach(|| self.fill_rows(&records, &mut targets))?;
-        }
-        if lists.iter().all(Option::is_none) {
-            return Ok(true);
-        }
+            py.detach(|| self.fill_rows(&records, &mut targets))?
+        };
         let mut scratch = Vec::new();
-        let mut found = vec![None; self.features.len()];
-        let mut added: Vec<Vec<Bound<'py, PyAny>>> = vec![Vec::new(); lists.len()];
-        for record in &records {
-            self.find(record, &mut found)?;
-            for (number, feature) in self.features.iter().enumerate() {
-                if lists[number].is_some() {
-                    let value = feature.object(py, found[number].as_ref(), &mut scratch)?;
-                    added[number].push(value);
-                }
-            }
+        let mut added: Vec<Vec<Bound<'py, PyAny>>> = Vec::with_capacity(kept.len());
+        for (feature, kept) in self.features.iter().zip(&kept) {
+            let values =
+                kept.iter().map(|values| feature.object(py, values.as_ref(), &mut scratch));
+            added.push(values.collect::<PyResult<_>>()?);
         }
         for (list, values) in lists.iter().zip(added) {
             if let Some(list) = list {
@@ -427,27 +430,29 @@ impl PyExampleParser {
 }
 
 impl PyExampleParser {
-    /// Writes the numbers of each record to the next row of each target; needs no GIL.
-    fn fill_rows(
+    /// Writes the numbers of each record to the next row of each target; returns the values of the
+    /// features without one. Needs no GIL.
+    fn fill_rows<'a>(
         &self,
-        records: &[&[u8]],
+        records: &[&'a [u8]],
         targets: &mut [Option<(Destination<'_>, usize)>],
-    ) -> PyResult<()> {
+    ) -> PyResult<Vec<Vec<Option<Values<'a>>>>> {
         let mut scratch = Vec::new();
         let mut found = vec![None; self.features.len()];
+        let mut kept = vec![Vec::new(); self.features.len()];
         for record in records {
             self.find(record, &mut found)?;
-            for ((feature, values), target) in self.features.iter().zip(&found).zip(&mut *targets) {
-                let (Some((target, row_len)), Some((number, _))) = (target, &feature.numbers)
+            for (number, (feature, values)) in self.features.iter().zip(&mut found).enumerate() {
+                let (Some((target, row_len)), Some((number, _))) =
+                    (&mut targets[number], &feature.numbers)
                 else {
+                    kept[number].push(values.take());
                     continue;
                 };
                 let bytes: &[u8] = match values {
                     Some(values) => {
-                        feature.checked_count(values)?;
-                        scratch.clear();
-                        feature.push_numbers(*number, values, &mut scratch)?;
-                        &scratch
+                        let count = feature.checked_count(values)?;
+                        feature.numbers(*number, (values, count), &mut scratch, 0)?
                     }
                     None => &feature.absent.as_ref().ok_or_else(|| feature.missing())?.1,
                 };
@@ -458,7 +463,7 @@ impl PyExampleParser {
                 Bytes::from(bytes).copy_to(&mut target.take_front(*row_len));
             }
         }
-        Ok(())
+        Ok(kept)
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::memory::Memory;
-use super::{MAX_FREE_PER_SIZE, MAX_SIZE_RATIO_SHARED, POISON};
+use super::{ALWAYS_RETAINED_BYTES, MAX_FREE_PER_SIZE, MAX_SIZE_RATIO_SHARED, POISON};
 use crate::Result;
 use crate::platform::OwnedFile;
 
@@ -262,7 +262,7 @@ impl Free {
         let same_size = self.by_size.entry(size).or_default();
         same_size.push(FreeSlot { returned_at: self.num_returned, memory });
         let mut released = Vec::new();
-        if same_size.len() > max_per_size {
+        if same_size.len() > max_per_size && self.byte_len > ALWAYS_RETAINED_BYTES {
             released.extend(self.take_oldest(size));
         }
         released.extend(self.release(max_byte_len));
@@ -325,11 +325,22 @@ mod tests {
     }
 
     #[test]
-    fn few_slots_of_one_size_are_retained() {
+    fn few_large_slots_of_one_size_are_retained() {
         let arena = Arena::new(RETAIN_ALL);
-        let slots: Vec<Slot> = (0..20).map(|_| arena.slot(1 << 20).unwrap()).collect();
+        let slots: Vec<Slot> = (0..20).map(|_| arena.slot(1 << 24).unwrap()).collect();
         drop(slots);
-        assert_eq!(arena.free_bytes(), MAX_FREE_PER_SIZE << 20);
+        assert_eq!(arena.free_bytes(), MAX_FREE_PER_SIZE << 24);
+    }
+
+    #[test]
+    fn many_small_slots_of_one_size_are_retained() {
+        let arena = Arena::new(RETAIN_ALL);
+        let slots: Vec<Slot> = (0..100).map(|_| arena.slot(1 << 20).unwrap()).collect();
+        drop(slots);
+        assert_eq!(arena.free_bytes(), ALWAYS_RETAINED_BYTES);
+        let slots: Vec<Slot> = (0..10).map(|_| arena.slot(2 << 20).unwrap()).collect();
+        drop(slots);
+        assert_eq!(arena.free_bytes(), ALWAYS_RETAINED_BYTES + (MAX_FREE_PER_SIZE << 21));
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use super::number::{Number, Overflow, num_varints, push_floats, put_varints};
+use super::number::{Number, Overflow, num_varints, put_floats, put_varints};
 use super::wire::{Content, Fields, Malformed};
 
 /// The kind of a list of values.
@@ -265,7 +265,7 @@ impl<'a> Values<'a> {
         Ok(count)
     }
 
-    /// Appends the numbers to `out`, as `number`.
+    /// Writes the numbers to `out`, as `number`.
     ///
     /// # Errors
     ///
@@ -273,21 +273,24 @@ impl<'a> Values<'a> {
     ///
     /// # Panics
     ///
-    /// If they are not of that kind.
-    pub fn push_numbers(&self, number: Number, out: &mut Vec<u8>) -> Result<(), Problem> {
+    /// If they are not of that kind, or `out` is not as long as [`count`](Self::count) of them.
+    pub fn put_numbers(&self, number: Number, out: &mut [u8]) -> Result<(), Problem> {
         assert_eq!(self.kind == Kind::Int64, number.is_integer(), "another kind of list");
+        let mut written = 0;
         self.for_each_run(|run| {
-            if self.kind == Kind::Float {
-                push_floats(number, run, out);
-                return Ok(());
-            }
-            let start = out.len();
-            out.resize(start + num_varints(run)? * number.byte_len(), 0);
-            put_varints(number, run, &mut out[start..]).map_err(|overflow| match overflow {
-                Some(overflow) => Problem::Overflow(overflow),
-                None => Malformed::LongVarint.into(),
-            })
-        })
+            let out = &mut out[written..];
+            written += if self.kind == Kind::Float {
+                put_floats(number, run, out)
+            } else {
+                put_varints(number, run, out).map_err(|overflow| match overflow {
+                    Some(overflow) => Problem::Overflow(overflow),
+                    None => Malformed::LongVarint.into(),
+                })?
+            };
+            Ok(())
+        })?;
+        assert_eq!(written, out.len(), "another number of values");
+        Ok(())
     }
 
     /// Calls `take` with each of the byte strings.
@@ -344,9 +347,8 @@ mod tests {
         let mut found = [None];
         features(record, &Names::new(["x".to_owned()]), &mut found)?;
         let [Some(values)] = found else { return Ok(None) };
-        let mut out = Vec::new();
-        values.push_numbers(Number::U8, &mut out)?;
-        assert_eq!(values.count(), Ok(out.len()));
+        let mut out = vec![0; values.count()?];
+        values.put_numbers(Number::U8, &mut out)?;
         Ok(Some(out))
     }
 

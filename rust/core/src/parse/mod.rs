@@ -5,4 +5,6 @@
 pub mod example;
 pub mod json;
 pub mod number;
+#[cfg(target_arch = "x86_64")]
+mod varint_shuffle;
 pub mod wire;

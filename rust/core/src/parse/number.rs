@@ -1,5 +1,7 @@
 //! Encoded numbers to the bytes of an array's row.
 
+#[cfg(target_arch = "x86_64")]
+use super::varint_shuffle;
 use super::wire::{Malformed, varint};
 
 /// The type of the numbers of an array.
@@ -58,8 +60,10 @@ fn num_ends(part: &[u8]) -> u8 {
 }
 
 /// A type of integers that varints are written as.
-trait Integer: Copy {
+pub(super) trait Integer: Copy {
+    /// Bytes of a number.
     const LEN: usize;
+    /// Writes `value`; returns whether it fits.
     fn put(value: i64, out: &mut [u8]) -> bool;
 }
 
@@ -88,7 +92,7 @@ impl Integer for bool {
     }
 }
 
-/// Writes the varints of `run`, of which there are as many as `out` has room for.
+/// Writes the varints of `run` to the start of `out`; returns how many bytes they take.
 ///
 /// # Errors
 ///
@@ -96,8 +100,8 @@ impl Integer for bool {
 ///
 /// # Panics
 ///
-/// If `number` is no integer.
-pub fn put_varints(number: Number, run: &[u8], out: &mut [u8]) -> Result<(), Option<Overflow>> {
+/// If `number` is no integer, or `out` has no room for them.
+pub fn put_varints(number: Number, run: &[u8], out: &mut [u8]) -> Result<usize, Option<Overflow>> {
     match number {
         Number::Bool => put_all::<bool>(run, out),
         Number::I8 => put_all::<i8>(run, out),
@@ -117,27 +121,66 @@ pub fn put_varints(number: Number, run: &[u8], out: &mut [u8]) -> Result<(), Opt
 const LANES: usize = 4;
 /// Shorter runs are not worth cutting.
 const MIN_CUT_LEN: usize = 128;
+/// Varints with a greater mean length are decoded in rows: shuffles are for up to four bytes.
+const MAX_SHUFFLED_LEN: usize = 3;
 
-fn put_all<T: Integer>(run: &[u8], out: &mut [u8]) -> Result<(), Option<Overflow>> {
+fn put_all<T: Integer>(run: &[u8], out: &mut [u8]) -> Result<usize, Option<Overflow>> {
     let mut fits = true;
-    if run.len() * T::LEN == out.len() {
+    let num_values = num_varints(run).map_err(|_| None)?;
+    let byte_len = num_values * T::LEN;
+    let out = &mut out[..byte_len];
+    if run.len() == num_values {
         for (&byte, slot) in run.iter().zip(out.chunks_exact_mut(T::LEN)) {
             fits &= T::put(i64::from(byte), slot);
         }
-    } else if run.len() < MIN_CUT_LEN {
-        put_row::<T>(run, &mut fits, out)?;
     } else {
-        let starts = cut(run);
-        let mut rest = out;
-        let mut rows: [&mut [u8]; LANES] = Default::default();
-        for (lane, row) in rows.iter_mut().enumerate() {
-            let end = starts.get(lane + 1).copied().unwrap_or(run.len());
-            let num_values = num_varints(&run[starts[lane]..end]).map_err(|_| None)?;
-            (*row, rest) = rest.split_at_mut(num_values * T::LEN);
+        let (run, out) = if run.len() <= MAX_SHUFFLED_LEN * num_values {
+            put_by_shuffles::<T>(run, &mut fits, out)?
+        } else {
+            (run, out)
+        };
+        if run.len() < MIN_CUT_LEN {
+            put_row::<T>(run, &mut fits, out)?;
+        } else {
+            put_lanes::<T>(run, &mut fits, out)?;
         }
-        put_rows::<T>(run, starts, rows, &mut fits)?;
     }
-    if fits { Ok(()) } else { Err(first_overflow::<T>(run)) }
+    // What shuffles leave in lanes without a varint may have cleared it, too.
+    match if fits { None } else { first_overflow::<T>(run) } {
+        Some(overflow) => Err(Some(overflow)),
+        None => Ok(byte_len),
+    }
+}
+
+/// Decodes some varints from the start of `run` to the start of `out`, where the processor can shuffle
+/// bytes; returns what is left of both.
+fn put_by_shuffles<'r, 'o, T: Integer>(
+    run: &'r [u8],
+    fits: &mut bool,
+    out: &'o mut [u8],
+) -> Result<(&'r [u8], &'o mut [u8]), Option<Overflow>> {
+    #[cfg(target_arch = "x86_64")]
+    let (taken, written) = varint_shuffle::decode::<T>(run, out, fits).ok_or(None)?;
+    #[cfg(not(target_arch = "x86_64"))]
+    let (taken, written, _) = (0, 0, fits);
+    Ok((&run[taken..], &mut out[written..]))
+}
+
+/// Decodes the varints of `run` in rows, side by side.
+fn put_lanes<T: Integer>(
+    run: &[u8],
+    fits: &mut bool,
+    out: &mut [u8],
+) -> Result<(), Option<Overflow>> {
+    let starts = cut(run);
+    let mut rest = out;
+    let mut rows: [&mut [u8]; LANES] = Default::default();
+    for (lane, row) in rows.iter_mut().enumerate() {
+        let end = starts.get(lane + 1).copied().unwrap_or(run.len());
+        let num_values = num_varints(&run[starts[lane]..end]).map_err(|_| None)?;
+        (*row, rest) = rest.split_at_mut(num_values * T::LEN);
+    }
+    put_rows::<T>(run, starts, rows, fits)
 }
 
 /// Decodes the varints from each of `starts` on to each of `rows`, as many as these hold.
@@ -228,21 +271,28 @@ fn first_overflow<T: Integer>(mut run: &[u8]) -> Option<Overflow> {
     None
 }
 
-/// Appends the little-endian floats of `run` to `out`, as `number`.
+/// Writes the little-endian floats of `run` to the start of `out`; returns how many bytes they take.
 ///
 /// # Panics
 ///
-/// If `number` is an integer.
-pub fn push_floats(number: Number, run: &[u8], out: &mut Vec<u8>) {
-    let floats = run.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+/// If `number` is an integer, or `out` has no room for them.
+pub fn put_floats(number: Number, run: &[u8], out: &mut [u8]) -> usize {
+    let floats = run.as_chunks::<4>().0;
+    let out = &mut out[..floats.len() * number.byte_len()];
     match number {
-        Number::F32 if cfg!(target_endian = "little") => out.extend_from_slice(run),
-        Number::F32 => floats.for_each(|value| out.extend_from_slice(&value.to_ne_bytes())),
+        Number::F32 => {
+            for (slot, bytes) in out.as_chunks_mut().0.iter_mut().zip(floats) {
+                *slot = f32::from_le_bytes(*bytes).to_ne_bytes();
+            }
+        }
         Number::F64 => {
-            floats.for_each(|value| out.extend_from_slice(&f64::from(value).to_ne_bytes()));
+            for (slot, bytes) in out.as_chunks_mut().0.iter_mut().zip(floats) {
+                *slot = f64::from(f32::from_le_bytes(*bytes)).to_ne_bytes();
+            }
         }
         _ => panic!("floats are no integers"),
     }
+    out.len()
 }
 
 /// Appends `value` to `out` as `number`; returns whether it fits.
@@ -310,17 +360,25 @@ mod tests {
         (any::<i64>(), 0..64_u32).prop_map(|(value, shift)| value >> shift)
     }
 
+    fn small_number_of_any_length() -> impl Strategy<Value = i64> {
+        (0..1_i64 << 28, 0..28_u32).prop_map(|(value, shift)| value >> shift)
+    }
+
     proptest! {
         #[test]
         fn varints_are_decoded_as_one_by_one(
             values in prop::collection::vec(number_of_any_length(), 0..400),
             small in prop::collection::vec(0..300_i64, 0..400),
+            up_to_four_bytes in prop::collection::vec(small_number_of_any_length(), 0..400),
+            few_long in prop::collection::vec(
+                prop_oneof![9 => 0..300_i64, 1 => number_of_any_length()], 0..400
+            ),
         ) {
-            for values in [values, small] {
+            for values in [values, small, up_to_four_bytes, few_long] {
                 let run = encoded(&values);
                 prop_assert_eq!(num_varints(&run), Ok(values.len()));
                 let mut out = vec![0xaa; 8 * values.len()];
-                prop_assert_eq!(put_varints(Number::I64, &run, &mut out), Ok(()));
+                prop_assert_eq!(put_varints(Number::I64, &run, &mut out), Ok(8 * values.len()));
                 let expected: Vec<u8> = values.iter().flat_map(|v| v.to_ne_bytes()).collect();
                 prop_assert_eq!(out, expected);
                 let mut out = vec![0xaa; 2 * values.len()];
@@ -338,14 +396,14 @@ mod tests {
 
     #[test]
     fn varints_of_more_than_ten_bytes_are_refused() {
-        for before in [0, 300] {
-            let run = [&vec![5; before][..], &[0xff; 10], &[1]].concat();
+        for (before, after) in [(0, 0), (300, 0), (40, 200), (300, 300)] {
+            let run = [&vec![5; before][..], &[0xff; 10], &[1], &vec![5; after]].concat();
             let mut out = vec![0; 8 * num_varints(&run).expect("it ends with one")];
             assert_eq!(put_varints(Number::I64, &run, &mut out), Err(None));
         }
         let run = [&[0xff; 9][..], &[0x7f]].concat();
         let mut out = [0; 8];
-        assert_eq!(put_varints(Number::I64, &run, &mut out), Ok(()));
+        assert_eq!(put_varints(Number::I64, &run, &mut out), Ok(8));
         assert_eq!(i64::from_ne_bytes(out), -1);
     }
 }

@@ -248,7 +248,7 @@ fn example(input: &[u8]) {
     }
 }
 
-/// The values of a list are as many as were counted.
+/// The values of a list are as many as were counted, which `put_numbers` asserts.
 fn read_values(values: &Values<'_>) {
     let Ok(count) = values.count() else { return };
     let numbers: &[Number] = match values.kind {
@@ -262,10 +262,7 @@ fn read_values(values: &Values<'_>) {
         Kind::Int64 => &[Number::I64, Number::U16, Number::Bool],
     };
     for &number in numbers {
-        let mut out = Vec::new();
-        if values.push_numbers(number, &mut out).is_ok() {
-            assert_eq!(out.len(), count * number.byte_len());
-        }
+        let _ = values.put_numbers(number, &mut vec![0; count * number.byte_len()]);
     }
 }
 

@@ -135,9 +135,20 @@ impl Compressor {
     }
 }
 
+/// The level of most files, and the shortest match that zstd looks for in input of unknown length there,
+/// as `array_record` has it compressed.
+///
+/// With the matches of four bytes that zstd chooses for up to 16 KiB, records of 1 KiB take an
+/// eighth longer, and text, tokens and messages are one to seven percent larger (JSON is five percent
+/// smaller).
+const ZSTD_MIN_MATCH: u32 = 5;
+const ZSTD_DEFAULT_LEVEL: i32 = 3;
+
 fn zstd_context(level: i32, window_log: u32) -> Result<CCtx<'static>, FormatError> {
     let mut context = CCtx::try_create().ok_or(FormatError::fixed("zstd: no memory"))?;
-    for parameter in [CParameter::CompressionLevel(level), CParameter::WindowLog(window_log)] {
+    let min_match = (level == ZSTD_DEFAULT_LEVEL).then_some(CParameter::MinMatch(ZSTD_MIN_MATCH));
+    let parameters = [CParameter::CompressionLevel(level), CParameter::WindowLog(window_log)];
+    for parameter in parameters.into_iter().chain(min_match) {
         context.set_parameter(parameter).map_err(zstd_problem)?;
     }
     Ok(context)
