@@ -1,6 +1,6 @@
 //! Python bindings of what converts and verifies files.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use grainmill_core::pipeline::copy::{CopyTarget, InMemory, Indexed};
@@ -9,6 +9,7 @@ use grainmill_core::records::outputs;
 use grainmill_core::records::sequential::{
     Compression, Damage, Framing, Lines, RecordBlock, RecordStream, TfRecords,
 };
+use grainmill_core::records::storage::WriteFile;
 use grainmill_core::{Error, Result};
 use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;
@@ -16,6 +17,7 @@ use pyo3::types::{PyBytes, PyDict, PyList};
 
 use crate::error::Raised;
 use crate::records::{PyRecordFiles, positions};
+use crate::storage::PyObjectWriter;
 
 /// The records of a `TFRecord` file, or the lines of a text file, in order.
 #[pyclass(frozen, name = "RecordStream", module = "grainmill._native")]
@@ -108,16 +110,24 @@ pub(crate) struct PyRecordOutput(Mutex<Option<CopyTarget>>);
 
 #[pymethods]
 impl PyRecordOutput {
-    /// Creates the file, of format `array_record`, `tfrecord`, `jsonl` or `bagz`.
+    /// Creates the file, of format `array_record`, `tfrecord`, `jsonl` or `bagz`; or writes to
+    /// `writer`, which is an object at `path` then.
     #[new]
-    #[pyo3(signature = (path, format_name, options = ""))]
+    #[pyo3(signature = (path, format_name, options = "", writer = None))]
     fn new(
         py: Python<'_>,
         path: PathBuf,
         format_name: &str,
         options: &str,
+        writer: Option<&PyObjectWriter>,
     ) -> Result<Self, Raised> {
-        let output = py.detach(|| outputs::create(format_name, &path, options))?;
+        let output = match writer {
+            None => py.detach(|| outputs::create(format_name, &path, options))?,
+            Some(writer) => {
+                let mut open = |_: &Path| Ok(writer.take()? as Box<dyn WriteFile>);
+                outputs::create_in(format_name, &path, options, &mut open)?
+            }
+        };
         Ok(Self(Mutex::new(Some(CopyTarget::new(output)))))
     }
 
@@ -163,6 +173,11 @@ impl PyRecordOutput {
         self.copying(py, |target| {
             target.copy(&mut InMemory(records.into_iter()), u64::MAX, num_threads)
         })
+    }
+
+    /// Closes the file as it is.
+    fn abort(&self, py: Python<'_>) {
+        py.detach(|| drop(self.lock().take()));
     }
 
     /// Writes what follows the records, and syncs and closes the file.

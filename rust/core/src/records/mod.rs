@@ -18,6 +18,7 @@ pub mod format_error;
 pub mod index_cache;
 pub mod json_lines;
 mod local;
+mod new_file;
 pub mod offsets;
 pub mod outputs;
 pub mod plan;
