@@ -28,6 +28,7 @@ from hypothesis import strategies as st
 import grainmill as grain
 from grainmill import beam as gb
 from grainmill._beam import read, sorting, tfrecord
+from grainmill._beam.files import BeamStore
 from grainmill._materialize import Shards, part_name
 from grainmill.array_record import ArrayRecordReader, ArrayRecordWriter
 
@@ -195,39 +196,45 @@ def test_damage_is_an_error_that_names_file_and_record(folder):
 # --- TFRecord ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("compressed", [False, True])
-def test_tfrecord_is_read_by_ranges(place, folder, monkeypatch, compressed):
+def test_tfrecord_is_read_by_ranges(place, folder, monkeypatch):
     monkeypatch.setattr(tfrecord, "_BLOCK_LEN", 500)
     monkeypatch.setattr(read, "_RANGE_LEN", 2000)
     records = numbered(400)
     data = tfrecords(records)
-    name = "a.tfrecord.gz" if compressed else "a.tfrecord"
-    (folder / name).write_bytes(gzip.compress(data) if compressed else data)
-    assert tfrecord.counted(f"{place}/{name}", "auto").num_blocks == (1 if compressed else 20)
+    (folder / "a.tfrecord").write_bytes(data)
+    (folder / "b.tfrecord.gz").write_bytes(gzip.compress(data))
+    paths = {f"{place}/a.tfrecord": 20, f"{place}/b.tfrecord.gz": 1}
+    for path, num_blocks in paths.items():
+        assert tfrecord.counted(path, "auto").num_blocks == num_blocks
     with pipeline() as p:
-        found = p | gb.ReadFromTFRecordIndexed(f"{place}/a*", with_origin=True)
-        assert_that(found, equal_to([(f"{place}/{name}", *one) for one in enumerate(records)]))
+        found = p | gb.ReadFromTFRecordIndexed(f"{place}/*", with_origin=True)
+        expected = [(path, *one) for path in paths for one in enumerate(records)]
+        assert_that(found, equal_to(expected))
 
 
-@pytest.mark.parametrize("num_shards", [None, 3, 11])
-def test_conversion_keeps_the_order(place, folder, num_shards, monkeypatch):
+def test_conversion_keeps_the_order(place, folder, monkeypatch):
     monkeypatch.setattr(tfrecord, "_BLOCK_LEN", 50)
     parts = [numbered(5, "a"), [], numbered(4, "c")]
     for number, part in enumerate(parts):
         data = tfrecords(part)
         name = f"in-{number}.tfrecord" + ".gz" * (number == 2)
         (folder / name).write_bytes(gzip.compress(data) if number == 2 else data)
-    with pipeline(*REPEATED) as p:
-        paths = p | gb.ConvertTFRecordToArrayRecord(f"{place}/in-*", f"{place}/out", num_shards)
-        count = num_shards or 3
-        names = [f"out-{shard:05}-of-{count:05}.array_record" for shard in range(count)]
-        assert_that(paths, equal_to([f"{place}/{name}" for name in names]))
-    found = [read_all(folder / name) for name in names]
+    shards = (None, 3, 11)
+    with pipeline(*REPEATED) as p:  # one for all, as starting it takes longest
+        for num_shards in shards:
+            names = f"{place}/{num_shards}/out"
+            convert = gb.ConvertTFRecordToArrayRecord(f"{place}/in-*", names, num_shards)
+            paths = p | f"To {num_shards}" >> convert
+            expected = equal_to(shard_paths(names, num_shards or 3))
+            assert_that(paths, expected, label=f"Paths of {num_shards}")
     everything = list(itertools.chain(*parts))
-    ranges = [(9 * shard // count, 9 * (shard + 1) // count) for shard in range(count)]
-    expected = [everything[start:stop] for start, stop in ranges] if num_shards else parts
-    assert found == expected
-    assert [name for name in names_in(folder) if not name.startswith("in-")] == names
+    for num_shards in shards:
+        count = num_shards or 3
+        paths = [Path(path) for path in shard_paths(f"{folder}/{num_shards}/out", count)]
+        ranges = [(9 * shard // count, 9 * (shard + 1) // count) for shard in range(count)]
+        expected = [everything[start:stop] for start, stop in ranges] if num_shards else parts
+        assert [read_all(path) for path in paths] == expected
+        assert names_in(folder / f"{num_shards}") == [path.name for path in paths]
 
 
 def damaged_tfrecord(at):
@@ -431,14 +438,18 @@ def shard_paths(names, count):
     return [f"{names}-{shard:05}-of-{count:05}.array_record" for shard in range(count)]
 
 
-@pytest.mark.parametrize(("num_shards", "options"), [(1, ()), (3, REPEATED), (21, ())])
-def test_shards_are_ranges_of_the_dataset(place, num_shards, options):
+def test_shards_are_ranges_of_the_dataset(place, folder):
     ds = random_pipeline()
-    paths = materialized(ds, num_shards, f"{place}/out", *options)
-    for shard, path in enumerate(paths):
-        start, stop = 20 * shard // num_shards, 20 * (shard + 1) // num_shards
-        expected = [ds[index] for index in range(start, stop) if ds[index] is not None]
-        assert read_all(path) == expected
+    with pipeline(*REPEATED) as p:  # one for all, as starting it takes longest
+        for count in (1, 3, 21):
+            names = f"{place}/{count}/out"
+            paths = p | f"To {count}" >> gb.MaterializeDataset(ds, count, names)
+            assert_that(paths, equal_to(shard_paths(names, count)), label=f"Paths of {count}")
+    for count in (1, 3, 21):
+        for shard, path in enumerate(shard_paths(f"{folder}/{count}/out", count)):
+            start, stop = 20 * shard // count, 20 * (shard + 1) // count
+            expected = [ds[index] for index in range(start, stop) if ds[index] is not None]
+            assert read_all(path) == expected
 
 
 def test_elements_are_serialized():
@@ -477,53 +488,87 @@ def test_finished_shards_are_kept(place, folder):
 def test_shards_of_another_pipeline_are_refused_or_replaced(folder):
     ds, names = random_pipeline(), f"{folder}/out"
     paths = materialized(ds, 3, names)
+
+    def begin(ds, **arguments):
+        """What the first step of a pipeline does."""
+        return gb.MaterializeDataset(ds, 3, names, **arguments)._job.begin(BeamStore())
+
+    assert begin(ds) == []
     with pytest.raises(Exception, match=r"another pipeline: num_elements was 20, and is 18 now"):
         materialized(random_pipeline(9), 3, names)
-    with pytest.raises(Exception, match=r"another pipeline: version was '', and is 'b' now"):
-        materialized(ds, 3, names, version="b")
-    with pytest.raises(Exception, match="another pipeline: stage 6 was absent"):
-        materialized(random_pipeline().shuffle(seed=9), 3, names)
+    with pytest.raises(grain.GrainmillError, match=r"version was '', and is 'b' now"):
+        begin(ds, version="b")
+    with pytest.raises(grain.GrainmillError, match="another pipeline: stage 6 was absent"):
+        begin(random_pipeline().shuffle(seed=9))
     other = grain.MapDataset.range(4).map(lambda x: b"%d" % x)
     materialized(other, 3, names, overwrite=True)
     assert read_all(*paths) == [b"0", b"1", b"2", b"3"]
     manifest = folder / "out-of-00003.materialize.json"
     assert json.loads(manifest.read_text())["num_elements"] == 4
     manifest.write_text("{")
-    with pytest.raises(Exception, match="it is damaged"):
-        materialized(other, 3, names)
+    with pytest.raises(grain.GrainmillError, match="it is damaged"):
+        begin(other)
     manifest.unlink()
-    with pytest.raises(Exception, match=r"it is missing, but .* exists"):
-        materialized(other, 3, names)
+    with pytest.raises(grain.GrainmillError, match=r"it is missing, but .* exists"):
+        begin(other)
 
 
+# Importing Beam takes longer than running it, so one process forks another for each run.
 KILLED = """
-    import os, signal, sys
+    import os, signal, sys, traceback, warnings
     import apache_beam as beam
     import grainmill as grain
     from grainmill.beam import MaterializeDataset, WriteToArrayRecord
 
-    def element(x):
-        if x == 70 and sys.argv[1] == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return b"%d" % x
+    def run(how, kind, folder):
+        def element(x):
+            if x == 70 and how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return b"%d" % x
 
-    with beam.Pipeline() as p:
-        if sys.argv[2] == "materialize":
-            ds = grain.MapDataset.range(100).map(element)
-            _ = p | MaterializeDataset(ds, 5, "out/shard", read_options=grain.ReadOptions(0, 0))
-        else:
-            _ = p | beam.Create(range(100)) | beam.Map(element) | WriteToArrayRecord("out/shard")
+        os.chdir(folder)
+        with beam.Pipeline() as p:
+            if kind == "materialize":
+                ds = grain.MapDataset.range(100).map(element)
+                _ = p | MaterializeDataset(ds, 5, "out/shard", read_options=grain.ReadOptions(0, 0))
+            else:
+                records = p | beam.Create(range(100)) | beam.Map(element)
+                _ = records | WriteToArrayRecord("out/shard")
+
+    warnings.simplefilter("ignore")
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            try:
+                run(*line.split())
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
-@pytest.mark.parametrize("kind", ["materialize", "write"])
-def test_killed_worker_leaves_whole_files_and_nothing_is_lost(folder, kind):
-    (folder / "program.py").write_text(textwrap.dedent(KILLED))
+@pytest.fixture(scope="module")
+def program():
+    """Runs `KILLED` with arguments and returns the exit code."""
+    command = [sys.executable, "-c", textwrap.dedent(KILLED)]
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, **pipes) as process:
 
+        def run(*arguments):
+            print(*arguments, file=process.stdin, flush=True)
+            return int(process.stdout.readline())
+
+        yield run
+        process.stdin.close()
+
+
+@pytest.mark.parametrize("kind", ["materialize", "write"])
+def test_killed_worker_leaves_whole_files_and_nothing_is_lost(folder, program, kind):
     def run(how):
-        program = [sys.executable, "program.py", how, kind]
-        return subprocess.run(program, env=environment, check=False).returncode
+        return program(how, kind, folder)
 
     assert run("killed") == -signal.SIGKILL
     left = [path for path in Path("out").iterdir() if path.suffix == ".array_record"]

@@ -22,10 +22,10 @@ CORE_LAYERS = [
     {"pipeline"},
 ]
 FACE_LAYERS = [
-    {"_native", "_atomic_file", "_lazy_dataclass", "_memory", "_threads", "_tree"},
-    {"shared_memory_array"},
+    {"_native", "_atomic_file", "_example", "_lazy_dataclass", "_memory", "_threads", "_tree"},
+    {"_index_file", "array_record", "shared_memory_array"},
     {"_plan"},
-    {"_parsing"},
+    {"_images", "_parsing"},
     {"_stats"},
     {"_checkpoint", "_workers"},
     {"_cache"},
@@ -33,8 +33,18 @@ FACE_LAYERS = [
     {"_iterators"},
     {"_dataset"},
     {"_loader"},
-    {"_sources"},
+    {"_sources", "_shared_memory_source", "_materialize"},
 ]
+# What is above the layers, and the files that import it.
+FACE_ABOVE = {
+    "_beam": {"beam.py"},
+    "_tools": {"__main__.py"},
+    "_as_grain": {"__init__.py", "as_grain.py"},
+    "_src": set(),
+    "_grain_path": set(),
+}
+# What the command line uses besides public modules: formats and storages, but no pipelines.
+BELOW_TOOLS = {"_atomic_file", "_index_file", "_native", "_sources", "_threads"}
 
 # Accepted upward references: (file, layer) -> why.
 CORE_EXCEPTIONS: dict[tuple[str, str], str] = {}
@@ -263,6 +273,37 @@ def test_layers_use_only_layers():
             if module.startswith("grainmill."):
                 used = rank_of(layer_in_face(module), FACE_LAYERS)
                 assert used is not None, f"{file} imports {module}"
+
+
+def test_every_private_module_has_a_layer():
+    private = {layer_in_face(path.name) for path in FACE.glob("_[!_]*")}
+    assert private <= set().union(*FACE_LAYERS) | FACE_ABOVE.keys()
+
+
+def test_what_is_above_the_layers_is_imported_by_its_public_module_only():
+    importers = {above: set() for above in FACE_ABOVE}
+    for file, module, _ in face_imports():
+        used = layer_in_face(module)
+        if module.startswith("grainmill.") and used in FACE_ABOVE and layer_in_face(file) != used:
+            importers[used].add(file)
+    assert importers == FACE_ABOVE
+
+
+def test_beam_uses_layers_only():
+    for file, module, _ in face_imports():
+        if layer_in_face(file) == "_beam" and module.startswith("grainmill."):
+            used = layer_in_face(module)
+            assert used == "_beam" or rank_of(used, FACE_LAYERS) is not None, (file, module)
+
+
+def test_tools_use_formats_and_public_modules():
+    used = {
+        layer_in_face(module)
+        for file, module, _ in face_imports()
+        if layer_in_face(file) == "_tools" and module.startswith("grainmill.")
+    }
+    private = {name for name in used if name.startswith("_") and not name.startswith("__")}
+    assert private <= BELOW_TOOLS | {"_tools"}
 
 
 def test_imports_stand_on_top():

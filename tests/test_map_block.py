@@ -272,6 +272,20 @@ def test_a_callable_may_have_map_block():
     assert all(MapDataset.range(64).map(Callable()).batch(64)[0][1:])
 
 
+def test_a_derived_class_that_replaces_map_alone_is_called_for_each_element():
+    class Negative(Scale):
+        def map(self, element):
+            return -super().map(element)
+
+    class NegativeBlocks(Negative):
+        def map_block(self, elements):
+            return [-result for result in super().map_block(elements)]
+
+    for transform in (Negative(), NegativeBlocks()):
+        assert list(MapDataset.range(NUM).map(transform)) == [-3 * n for n in range(NUM)]
+        assert bool(transform.blocks) is isinstance(transform, NegativeBlocks)
+
+
 def test_objects_that_answer_to_any_name_have_none():
     class Anything:
         def __call__(self, element):

@@ -5,6 +5,8 @@ import decimal
 import os
 import pickle
 import random
+import subprocess
+import sys
 import threading
 
 import grain as real_grain
@@ -16,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import grainmill as grain
+from grainmill._evaluate.program import Program
 from grainmill._native import GrainmillError
 from grainmill.experimental import ParquetIterDataset
 from grainmill.sources import ParquetDataSource
@@ -390,6 +393,120 @@ def test_bad_arguments_are_refused(tmp_path, arguments, problem):
         ParquetDataSource(**{"paths": tmp_path / "x.parquet", **arguments})
 
 
+# --- mixtures -------------------------------------------------------------------------------------
+
+
+def numbers_file(path, first, num_rows, **columns):
+    table = pa.table(
+        {
+            "id": np.arange(first, first + num_rows),
+            "x": np.arange(num_rows * 4, dtype=np.float32).reshape(num_rows, 4).tolist(),
+            **columns,
+        }
+    )
+    schema = table.schema.set(1, pa.field("x", pa.list_(pa.float32())))
+    pq.write_table(table.cast(schema), path, row_group_size=64)
+    return grain.MapDataset.source(ParquetDataSource(path))
+
+
+def stacked_one_by_one(ds, batch_size):
+    """Batches made of the elements, each a dict."""
+    rows = [ds[k] for k in range(len(ds))]
+    return list(grain.MapDataset.source(rows).batch(batch_size))
+
+
+def is_of_columns(ds, count):
+    """Whether a batch of the first elements is made without a dict for each row."""
+    return Program(ds._plan_node()).batch_of_columns(0, count, count) is not None
+
+
+@pytest.mark.parametrize("joined", ["mix", "concatenate", "nested"])
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_batches_of_mixtures_are_the_stacked_elements(tmp_path, joined, others):
+    calls = []
+
+    def element(number):
+        calls.append(number)
+        return {"id": np.int64(number), "x": np.full(4, number, np.float32)}
+
+    parts = [numbers_file(tmp_path / f"{k}.parquet", 1000 * k, 90 + 50 * k) for k in range(2)]
+    parts[0] = parts[0].shuffle(seed=1)
+    parts += [grain.MapDataset.range(5000, 5080).map(element) for _ in range(others)]
+    if joined == "mix":
+        ds = grain.MapDataset.mix(parts, weights=[1, 2, 3, 4][: len(parts)])
+    elif joined == "concatenate":
+        ds = grain.MapDataset.concatenate(parts)
+    else:
+        ds = grain.MapDataset.concatenate([grain.MapDataset.mix(parts[:2]), *parts[2:]])
+    slow = stacked_one_by_one(ds, 32)
+    assert is_of_columns(ds, min(len(ds), 64))
+    del calls[:]
+    pipelines = [
+        ds.batch(32),
+        ds.to_iter_dataset().batch(32),
+        ds.to_iter_dataset(grain.ReadOptions(num_threads=0)).batch(32),
+    ]
+    for pipeline in pipelines:
+        fast = list(pipeline)
+        assert len(fast) == len(slow)
+        for ours, theirs in zip(fast, slow, strict=True):
+            assert_same(ours, theirs)
+    num_others = sum(row["id"] >= 5000 for batch in slow for row in rows_of_batch(batch))
+    # Once for each element, except for what shows the layout.
+    assert num_others <= len(calls) / len(pipelines) <= num_others + 40
+
+
+def rows_of_batch(batch):
+    return [{name: column[k] for name, column in batch.items()} for k in range(len(batch["id"]))]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda n: {"id": np.int64(n)},
+        lambda n: {"id": np.int64(n), "x": np.zeros(3, np.float32)},
+        lambda n: {"id": np.int32(n), "x": np.zeros(4, np.float32)},
+        lambda n: {"id": np.int64(n), "x": "text"},
+        lambda n: None if n == 5003 else {"id": np.int64(n), "x": np.zeros(4, np.float32)},
+    ],
+)
+def test_mixtures_of_unlike_elements_are_batched_as_others_are(tmp_path, other):
+    parts = [numbers_file(tmp_path / "0.parquet", 0, 90)]
+    parts.append(grain.MapDataset.range(5000, 5050).map(other))
+    ds = grain.MapDataset.mix(parts, weights=[2, 1])
+
+    def outcome(pipeline):
+        try:
+            return [plain(batch) for batch in pipeline]
+        except Exception as failure:
+            return type(failure), str(failure)
+
+    # A function downstream of the mixture hides the columns.
+    hidden = ds.map(lambda row: row)
+    assert outcome(ds.batch(16)) == outcome(hidden.batch(16))
+    assert outcome(ds.to_iter_dataset().batch(16)) == outcome(hidden.to_iter_dataset().batch(16))
+
+
+def test_failure_of_a_part_of_a_mixture_names_its_element(tmp_path):
+    def fail(number):
+        if number == 5007:
+            raise ValueError("this one")
+        return {"id": np.int64(number), "x": np.zeros(4, np.float32)}
+
+    ds = grain.MapDataset.concatenate(
+        [
+            numbers_file(tmp_path / "0.parquet", 0, 90),
+            grain.MapDataset.range(5000, 5050).map(fail),
+        ]
+    )
+    iterator = iter(ds.to_iter_dataset().batch(10))
+    for _ in range(9):
+        next(iterator)
+    with pytest.raises(ValueError, match="this one") as caught:
+        next(iterator)
+    assert "97" in "\n".join(caught.value.__notes__)
+
+
 # --- orders that keep rows close ------------------------------------------------------------------
 
 
@@ -654,7 +771,7 @@ def test_flipped_bits_are_an_error_or_leave_the_rows_alone(tmp_path, compression
     flipped = tmp_path / "flipped.parquet"
     rng = random.Random(1)
     num_errors = 0
-    for _ in range(700):
+    for _ in range(2000):
         damaged = bytearray(whole)
         bit = rng.randrange(8 * len(whole))
         damaged[bit // 8] ^= 1 << bit % 8
@@ -706,6 +823,71 @@ def test_a_page_that_claims_to_be_huge_is_refused(tmp_path):
     assert (tmp_path / "x.parquet").stat().st_size < 20_000
     with pytest.raises(DAMAGE, match=r"x\.parquet: .*column `x`.*more than is plausible"):
         ParquetDataSource(tmp_path / "x.parquet")[0]
+
+
+def varint(value):
+    """`value` as Thrift's compact encoding has it, zigzag."""
+    value = value << 1
+    encoded = bytearray()
+    while value >= 128:
+        encoded.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*encoded, value])
+
+
+@pytest.mark.parametrize(("value", "compression"), [(2**31 - 1, "none"), (2**60, "zstd")])
+def test_numbers_that_claim_too_much_are_errors(tmp_path, value, compression):
+    # In a process with little address space, a huge allocation would end it.
+    rows = small_file(tmp_path / "whole.parquet", compression=compression)
+    program = """
+import resource, sys
+from pathlib import Path
+from grainmill.sources import ParquetDataSource
+from grainmill._native import GrainmillError
+whole, value, path = Path(sys.argv[1]).read_bytes(), bytes.fromhex(sys.argv[2]), sys.argv[3]
+resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
+footer_at = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+failed = 0
+for at in [*range(4, footer_at, 5), *range(footer_at, len(whole) - 8, 2)]:
+    # Each byte in turn becomes the number, for those that are one.
+    damaged = bytearray(whole[:at] + value + whole[at + 1 :])
+    if at >= footer_at:
+        damaged[-8:-4] = (len(damaged) - 8 - footer_at).to_bytes(4, "little")
+    else:
+        damaged = bytearray(whole)
+        damaged[at : at + len(value)] = value[: max(0, footer_at - at)]
+    Path(path).write_bytes(damaged)
+    try:
+        source = ParquetDataSource(path)
+        list(source.__getitems__(range(min(len(source), 60))))
+    except (GrainmillError, ValueError, OSError, NotImplementedError) as error:
+        assert path in str(error) or isinstance(error, ValueError), error
+        failed += 1
+print(failed)
+"""
+    arguments = [tmp_path / "whole.parquet", varint(value).hex(), tmp_path / "damaged.parquet"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert rows
+    assert int(done.stdout) > 150
+
+
+def test_a_dictionary_that_claims_more_values_than_bytes_is_refused(tmp_path):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"x": ["a", "b"] * 50}), path, compression="none")
+    data = bytearray(path.read_bytes())
+    head = pq.ParquetFile(path).metadata.row_group(0).column(0).dictionary_page_offset
+    # Its header ends with the number of values, 2, and its encoding.
+    at = data.index(b"\x4c\x15\x04\x15", head)
+    data[at + 2] = 0x7E
+    path.write_bytes(data)
+    with pytest.raises(DAMAGE, match=r"a dictionary of 63 values in 10 bytes"):
+        ParquetDataSource(path)[0]
 
 
 def test_a_dictionary_value_that_is_repeated_is_decoded_in_parts(tmp_path):

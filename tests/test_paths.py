@@ -2,6 +2,7 @@
 
 import glob
 import os
+import pickle
 import re
 from fractions import Fraction
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from record_formats import bagz, tar, tfrecord
 
 import grainmill as grain
 from grainmill import _native
@@ -222,6 +224,36 @@ def test_array_record_source_takes_patterns_shards_and_directories():
         grain.sources.ArrayRecordDataSource("d/x")
     indexed = grain.sources.ArrayRecordDataSource("d/t*", index="counts.index")
     assert list(indexed) == list(expected)
+
+
+NUMBERED = [b'{"n": %d}' % n for n in range(10)]
+FILES = {
+    "TFRecordDataSource": tfrecord(NUMBERED),
+    "JsonLinesDataSource": b"\n".join(NUMBERED),
+    "BagzDataSource": bagz(NUMBERED),
+    "WebDatasetDataSource": tar((f"{n}.json", record) for n, record in enumerate(NUMBERED)),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_source_of_records_takes_ranges(name):
+    for path in ("a", "b"):
+        Path(path).write_bytes(FILES[name])
+    make = getattr(grain.sources, name)
+    whole = list(make("a"))
+    assert len(whole) == 10
+    source = make(["a[2:5]", "b", Instruction("a", 8, 1)])
+    expected = [*whole[2:5], *whole, whole[8]]
+    assert (len(source), list(source)) == (14, expected)
+    assert source.paths == ["a", "b", "a"]
+    assert list(pickle.loads(pickle.dumps(source))) == expected
+    assert source._record_location(1) == (str(Path("a").absolute()), 3)
+    assert list(grain.MapDataset.source(make("a[2:5]"))) == whole[2:5]
+    reprs = {repr(make(paths)) for paths in ("a", "a[2:5]", "a[2:6]", ["a", "a"], ["a[2:5]", "a"])}
+    assert len(reprs) == 5
+    with pytest.raises(IndexError):
+        source[14]
+    assert repr(make("a")) == repr(make("a")) != repr(make("b"))
 
 
 # --- mixtures ------------------------------------------------------------------------------------

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from grainmill._native import ImageDecoder
+import numpy as np
+
+from grainmill._native import ImageDecoder, copy_rows
+from grainmill._plan.spec import ShapeDtypeStruct
 from grainmill._plan.transforms import Map, RandomMap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy as np
+    from collections.abc import Callable, Sequence
 
 Box: TypeAlias = tuple[int, int, int, int]
 Filter: TypeAlias = Literal["bilinear", "bicubic", "lanczos", "box"]
@@ -21,28 +22,59 @@ _CROPS = ("center", "fit")
 MAX_PIXELS = 178_956_970
 
 
+class _Options(NamedTuple):
+    """How images are decoded; see `DecodeImage`."""
+
+    channels: Literal[1, 3, 4] | None
+    resample: Filter
+    draft: bool
+    exif_orientation: bool
+    max_pixels: int
+    allow_damaged: bool
+
+    def check(self) -> None:
+        """Raises a `ValueError` if one is invalid."""
+        if self.channels not in {None, 1, 3, 4}:
+            raise ValueError(f"`channels` must be 1, 3, 4 or None, got {self.channels!r}")
+        if self.resample not in _FILTERS:
+            known = ", ".join(_FILTERS)
+            raise ValueError(f"`resample` must be one of {known}, got {self.resample!r}")
+        if self.max_pixels < 1:
+            raise ValueError(f"`max_pixels` must be at least 1, got {self.max_pixels}")
+
+
 class _Decoder:
     """What both transforms have in common: options, and where an element's bytes are."""
 
-    def __init__(self, feature: str | None, size: tuple[int, int] | None, **options: Any) -> None:
-        channels, resample = options["channels"], options["resample"]
-        if channels not in {None, 1, 3, 4}:
-            raise ValueError(f"`channels` must be 1, 3, 4 or None, got {channels!r}")
-        if resample not in _FILTERS:
-            raise ValueError(f"`resample` must be one of {', '.join(_FILTERS)}, got {resample!r}")
+    def __init__(
+        self, feature: str | None, size: tuple[int, int] | None, options: _Options
+    ) -> None:
+        options.check()
         if size is not None:
             height, width = size
             if min(height, width) < 1:
                 raise ValueError(f"`size` must be a height and a width of at least 1, got {size}")
-        if options["max_pixels"] < 1:
-            raise ValueError(f"`max_pixels` must be at least 1, got {options['max_pixels']}")
         self._feature = feature
         self._size = size
         self._options = options
         self._native = self._new_native()
 
+    @property
+    def _ignores_input_spec(self) -> bool:
+        return self._feature is None
+
+    def output_spec(self, input_spec: Any) -> Any:
+        """Returns the shape and dtype of the array, or the dict with them; `None` if one varies.
+
+        Args:
+            input_spec: Those of the elements; any object if they are bytes.
+        """
+        height, width = self._size or (None, None)
+        pixels = ShapeDtypeStruct((height, width, self._options.channels), np.dtype(np.uint8))
+        return pixels if self._feature is None else {**input_spec, self._feature: pixels}
+
     def _new_native(self) -> ImageDecoder:
-        return ImageDecoder(**self._options)
+        return ImageDecoder(**self._options._asdict())
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_native"}
@@ -52,7 +84,8 @@ class _Decoder:
         self._native = self._new_native()
 
     def __repr__(self) -> str:
-        shown = {"feature": self._feature, "size": self._size, **self._shown(), **self._options}
+        own = {"feature": self._feature, "size": self._size, **self._shown()}
+        shown = own | self._options._asdict()
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
 
     def _shown(self) -> dict[str, Any]:
@@ -143,16 +176,8 @@ class DecodeImage(_Decoder, Map):
             raise ValueError(f"`fraction` must be above 0 and at most 1, got {fraction}")
         if fraction != 1 and crop != "fit":
             raise ValueError('`fraction` needs `crop="fit"`')
-        super().__init__(
-            feature,
-            size,
-            channels=channels,
-            resample=resample,
-            draft=draft,
-            exif_orientation=exif_orientation,
-            max_pixels=max_pixels,
-            allow_damaged=allow_damaged,
-        )
+        options = _Options(channels, resample, draft, exif_orientation, max_pixels, allow_damaged)
+        super().__init__(feature, size, options)
         self._crop = crop
         self._fraction = fraction
 
@@ -163,11 +188,49 @@ class DecodeImage(_Decoder, Map):
             element: The bytes of an image, or a dict that contains them.
         """
         image = self._image_of(element)
-        crop = None
-        if self._crop is not None:
-            height, width = self._native.size(image)
-            crop = self._box(height, width)
-        return self._with_pixels(element, self._native.decode(image, crop, self._size))
+        pixels = self._native.decode(image, self._crop_of(image), self._size)
+        return self._with_pixels(element, pixels)
+
+    def map_block(self, elements: list[Any]) -> list[Any]:
+        """Returns each decoded element; all are decoded in one call without the interpreter lock.
+
+        Args:
+            elements: The bytes of images, or dicts that contain them.
+        """
+        images = list(map(self._image_of, elements))
+        pixels = self._native.decode_block(images, self._crops_of(images), self._size)
+        return list(map(self._with_pixels, elements, pixels))
+
+    # So blocks are not made longer to see whether that helps.
+    _costs_by_element = True
+
+    def _fill_rows(self, elements: list[Any], columns: Sequence[tuple[Any, Any]], at: int) -> bool:
+        """Writes the results to the rows of a batch; see `RowWriter`."""
+        targets = dict(columns)
+        rows = targets.pop(self._feature, None)
+        if not isinstance(rows, np.ndarray):
+            return False
+        if self._feature is not None and {len(element) for element in elements} != {len(columns)}:
+            return False
+        lists = []
+        for key, target in targets.items():
+            values = [element[key] for element in elements]
+            if type(target) is list:
+                lists.append((target, values))
+            elif copy_rows(target, values, at, hot=True) < len(values):
+                return False
+        images = list(map(self._image_of, elements))
+        if not self._native.fill(images, self._crops_of(images), self._size, rows, at):
+            return False
+        for target, values in lists:
+            target.extend(values)
+        return True
+
+    def _crops_of(self, images: list[bytes]) -> list[Box | None]:
+        return [None] * len(images) if self._crop is None else list(map(self._crop_of, images))
+
+    def _crop_of(self, image: bytes) -> Box | None:
+        return None if self._crop is None else self._box(*self._native.size(image))
 
     def _box(self, height: int, width: int) -> Box:
         if callable(self._crop):
@@ -236,16 +299,8 @@ class DecodeRandomCrop(_Decoder, RandomMap):
             raise ValueError(f"`scale` must be two growing shares above 0 up to 1, got {scale}")
         if not 0 < ratio[0] <= ratio[1] < math.inf:
             raise ValueError(f"`ratio` must be two growing numbers above 0, got {ratio}")
-        super().__init__(
-            feature,
-            size,
-            channels=channels,
-            resample=resample,
-            draft=draft,
-            exif_orientation=exif_orientation,
-            max_pixels=max_pixels,
-            allow_damaged=allow_damaged,
-        )
+        options = _Options(channels, resample, draft, exif_orientation, max_pixels, allow_damaged)
+        super().__init__(feature, size, options)
         self._scale = scale
         self._ratio = ratio
 

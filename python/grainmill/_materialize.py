@@ -12,7 +12,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import cloudpickle
 
@@ -155,17 +155,22 @@ class Job:
             yield record
 
 
+class JobOptions(NamedTuple):
+    """What `MaterializeDataset` and `materialize` take besides a dataset and where it goes."""
+
+    serialize: Serialize | None
+    options: str
+    file_name_suffix: str
+    read_options: ReadOptions | None
+    version: str
+    overwrite: bool
+
+
 def job_of(
     ds: MapDataset[Any],
     num_shards: int,
     file_path_prefix: str | os.PathLike[str],
-    *,
-    serialize: Serialize | None,
-    options: str,
-    file_name_suffix: str,
-    read_options: ReadOptions | None,
-    version: str,
-    overwrite: bool,
+    options: JobOptions,
 ) -> Job:
     """Checks the arguments of `MaterializeDataset` and `materialize`."""
     if not isinstance(ds, MapDataset):
@@ -178,16 +183,17 @@ def job_of(
             f"`ds` must have an end to be written, got {num_elements} elements; give `repeat` a "
             "number of epochs"
         )
-    shards = Shards(os.fspath(file_path_prefix), file_name_suffix, num_shards, num_elements)
+    suffix = options.file_name_suffix
+    shards = Shards(os.fspath(file_path_prefix), suffix, num_shards, num_elements)
     manifest = {
         "num_elements": num_elements,
         "num_shards": num_shards,
-        "options": options,
-        "version": version,
+        "options": options.options,
+        "version": options.version,
         "stages": described(node_of(ds)),
     }
-    pickled = cloudpickle.dumps((ds, serialize, read_options))
-    return Job(pickled, shards, options, manifest, overwrite)
+    pickled = cloudpickle.dumps((ds, options.serialize, options.read_options))
+    return Job(pickled, shards, options.options, manifest, options.overwrite)
 
 
 def write_part(path: Path, final: Path, records: Iterable[bytes], options: str) -> int:

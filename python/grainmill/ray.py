@@ -12,7 +12,7 @@ import ray
 
 from grainmill._dataset.map_dataset import MapDataset
 from grainmill._example import to_example
-from grainmill._materialize import Job, LocalStore, job_of
+from grainmill._materialize import Job, JobOptions, LocalStore, job_of
 from grainmill._plan.options import ReadOptions
 
 __all__ = ["materialize", "to_example"]
@@ -68,17 +68,8 @@ def materialize(
         GrainmillError: There are shards of another pipeline, and `overwrite` is not set.
     """
     prefix = Path(file_path_prefix).absolute()
-    job = job_of(
-        ds,
-        num_shards,
-        prefix,
-        serialize=serialize,
-        options=options,
-        file_name_suffix=file_name_suffix,
-        read_options=read_options,
-        version=version,
-        overwrite=overwrite,
-    )
+    given = JobOptions(serialize, options, file_name_suffix, read_options, version, overwrite)
+    job = job_of(ds, num_shards, prefix, given)
     shards = job.begin(LocalStore())
     write = ray.remote(num_cpus=num_cpus, max_retries=max_retries)(_write)
     shared = ray.put(job)

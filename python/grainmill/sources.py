@@ -4,7 +4,7 @@ import hashlib
 import importlib
 import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import (
     TYPE_CHECKING,
@@ -16,14 +16,11 @@ from typing import (
     runtime_checkable,
 )
 
-import numpy as np
-
-from grainmill import _native
 from grainmill._sources.paths import absolute, expand, expand_ranges
+from grainmill._sources.record_files import RecordFilesSource
 from grainmill.array_record import check_reader_options
 
 if TYPE_CHECKING:
-    from grainmill._index_file import FileEntry
     from grainmill._shared_memory_source import SharedMemoryDataSource
     from grainmill._sources.bagz import BagzDataSource
     from grainmill._sources.hugging_face import HuggingFaceDataSource
@@ -129,7 +126,7 @@ _ARRAY_RECORD_SUFFIXES = (".array_record", ".arrayrecord", ".riegeli")
 PathLike = str | os.PathLike[str] | FileInstruction
 
 
-class ArrayRecordDataSource:
+class ArrayRecordDataSource(RecordFilesSource[bytes]):
     """The records of ArrayRecord files, as one sequence of `bytes`.
 
     It can be indexed from 0 to `len(source) - 1`; other positions raise a `ValueError`. Pipelines
@@ -172,30 +169,18 @@ class ArrayRecordDataSource:
         *,
         index: str | os.PathLike[str] | None = None,
     ) -> None:
-        sources = expand_ranges(paths, suffixes=_ARRAY_RECORD_SUFFIXES, looks_up=index is None)
-        self._paths = [path for path, _, _ in sources]
-        # Absolute, as a worker may open them from another directory.
-        self._sources = [(absolute(path), skip, take) for path, skip, take in sources]
+        files = expand_ranges(paths, suffixes=_ARRAY_RECORD_SUFFIXES, looks_up=index is None)
         self._reader_options = dict(reader_options or {})
         if "readahead_buffer_size" in self._reader_options:
             raise ValueError("Option readahead_buffer_size is present more than once")
         check_reader_options(self._reader_options)
-        self._opened: _native.RecordFiles | None = None
         self._features: dict[str, Any] | None = None
-        self._entries: list[FileEntry] | None = None
+        entries = None
         if index is not None:
             from grainmill._index_file import read_entries  # noqa: PLC0415
 
-            self._entries = read_entries(os.fspath(index), [path for path, _, _ in self._sources])
-            # The engine compares them with the files when it opens these.
-            counts = [
-                count if take is None else take
-                for (count, _, _), (_, _, take) in zip(self._entries, self._sources, strict=True)
-            ]
-            self._len = sum(counts)
-            return
-        takes = [take for _, _, take in self._sources if take is not None]
-        self._len = sum(takes) if len(takes) == len(self._sources) else len(self._files)
+            entries = read_entries(os.fspath(index), [absolute(path) for path, _, _ in files])
+        super().__init__(files, entries=entries)
 
     @classmethod
     def from_tfds_dir(cls, path: str | os.PathLike[str], split: str = "train") -> Self:
@@ -205,8 +190,8 @@ class ArrayRecordDataSource:
         records come from `dataset_info.json`, so no file is opened before it is read.
 
         Args:
-            path: The directory of one version, with `dataset_info.json`. Its files must have the
-                format `array_record`.
+            path: The directory of one version, with `dataset_info.json`, or its URL. Its files
+                must have the format `array_record`.
             split: The name of a split, or `all`; with a range of records (`train[100:200]`),
                 percent (`train[:10%]`, rounded to the nearest record) or files (`train[2shard:]`),
                 whose bounds may be negative; or several, joined by `+`.
@@ -228,43 +213,6 @@ class ArrayRecordDataSource:
         """The contents of `features.json`, if it is from `from_tfds_dir`; else `None`."""
         return self._features
 
-    @property
-    def _files(self) -> _native.RecordFiles:
-        """The files, opened at first use; the engine reads them in blocks."""
-        if self._opened is None:
-            self._opened = _native.RecordFiles(self._sources, lazy=True, file_infos=self._entries)
-        return self._opened
-
-    @property
-    def paths(self) -> list[str]:
-        """The paths of the files, as given or expanded."""
-        return list(self._paths)
-
-    def __len__(self) -> int:
-        return self._len
-
-    def __getitem__(self, record_key: SupportsIndex) -> bytes:
-        return self._files.read_one(self._checked(record_key))
-
-    # Unless a subclass overrides `__getitem__`, pipelines read `_files` in blocks instead.
-    _getitem_of_files = __getitem__
-
-    def __getitems__(self, record_keys: Sequence[SupportsIndex]) -> list[bytes]:
-        """Reads many records at once, in the order of their keys.
-
-        Args:
-            record_keys: From 0 to `len(self) - 1`, in any order.
-
-        Raises:
-            ValueError: A key is out of range.
-        """
-        keys = [self._checked(key) for key in record_keys]
-        return self._files.read(np.array(keys, dtype=np.int64)) if keys else []
-
-    def __iter__(self) -> Iterator[bytes]:
-        for index in range(len(self)):
-            yield self[index]
-
     def __enter__(self) -> Self:
         return self
 
@@ -276,30 +224,10 @@ class ArrayRecordDataSource:
     ) -> None:
         self._opened = None
 
-    def __getstate__(self) -> dict[str, object]:
-        sources = self._sources
-        if self._opened is not None:
-            # So that another process opens only the files that it reads.
-            counts = self._opened.num_records
-            sources = [
-                (path, skip, count) for (path, skip, _), count in zip(sources, counts, strict=True)
-            ]
-        return {**self.__dict__, "_opened": None, "_sources": sources}
-
     def __repr__(self) -> str:
         # Saved states contain this text, so it is the same as in the `array_record` package.
         digest = hashlib.sha1("".join(self.paths).encode(), usedforsecurity=False)
         return f"ArrayRecordDataSource(hash_of_paths={digest.hexdigest()})"
-
-    def _record_location(self, index: int) -> tuple[str, int]:
-        """The file of record `index`, and the record's index in it, for messages."""
-        takes = [take for _, _, take in self._sources if take is not None]
-        counts = takes if len(takes) == len(self._sources) else self._files.num_records
-        for (path, skip, _), count in zip(self._sources, counts, strict=True):
-            if index < count:
-                return path, skip + index
-            index -= count
-        raise IndexError("record index is out of range")
 
     def _checked(self, record_key: SupportsIndex) -> int:
         key = record_key.__index__()

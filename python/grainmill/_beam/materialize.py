@@ -8,7 +8,7 @@ import apache_beam as beam
 
 from grainmill._beam.files import BeamStore, absolute
 from grainmill._dataset.map_dataset import MapDataset
-from grainmill._materialize import Job, job_of
+from grainmill._materialize import Job, JobOptions, job_of
 from grainmill._plan.options import ReadOptions
 
 
@@ -73,17 +73,8 @@ class MaterializeDataset(beam.PTransform):  # type: ignore[misc]
         overwrite: bool = False,
     ) -> None:
         super().__init__()
-        self._job = job_of(
-            ds,
-            num_shards,
-            absolute(file_path_prefix),
-            serialize=serialize,
-            options=options,
-            file_name_suffix=file_name_suffix,
-            read_options=read_options,
-            version=version,
-            overwrite=overwrite,
-        )
+        given = JobOptions(serialize, options, file_name_suffix, read_options, version, overwrite)
+        self._job = job_of(ds, num_shards, absolute(file_path_prefix), given)
 
     def expand(self, pbegin: Any) -> Any:
         """Applies the transform; Beam calls this.

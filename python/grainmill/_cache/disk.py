@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from grainmill._cache.memory import Indices
+    from grainmill._native import PendingRead, ReadQueue
     from grainmill._plan.node import Node
 
 # An open part is lost if its process is killed, so it becomes visible at this size, or at a share
@@ -40,6 +41,40 @@ _PART_SHARE: Final = 4
 # In the table of a process: absent, or in its own open part; else the number of the record, plus 1.
 _ABSENT: Final = 0
 _IN_OPEN_PART: Final = -1
+
+
+class StoredReads:
+    """Stored elements that are being read.
+
+    Attributes:
+        rows: The rows of the table that refer to them.
+    """
+
+    def __init__(self, rows: Any, reads: PendingRead) -> None:
+        self.rows = rows
+        self._reads = reads
+        self._records: list[bytes] | Exception | None = None
+
+    def wait(self) -> None:
+        """Waits for the reads."""
+        try:
+            self._records = self._reads.finish()
+        except Exception as failure:
+            self._records = failure
+
+    def records(self) -> list[bytes]:
+        """The records of the elements, once.
+
+        Raises:
+            Exception: One cannot be read.
+        """
+        if self._records is None:
+            self.wait()
+        records, self._records = self._records, None
+        if isinstance(records, Exception):
+            raise records
+        assert records is not None
+        return records
 
 
 class DiskStore:
@@ -136,6 +171,11 @@ class DiskStore:
         self._open()
         return self._num_known == self._length
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether its files are on slow storage, by recent reads."""
+        return self._is_open and self._files is not None and self._files.is_slow
+
     def missing(self, index: Indices) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Which of the elements at `index` are not stored, or not visible yet."""
         self._open()
@@ -154,19 +194,44 @@ class DiskStore:
         """Whether the open part is large enough that there will be few of them."""
         return self._num_open * _PART_SHARE >= self._num_known
 
-    def read(self, index: Indices) -> Iterator[Any]:
+    def start_read(self, index: Indices, reads: ReadQueue) -> StoredReads | None:
+        """Starts reading the elements at `index`, for `read`; `None` if that cannot be started.
+
+        Args:
+            index: Their indices.
+            reads: Limits the reads in flight.
+        """
+        self._open()
+        rows = self._table[index]
+        opened = self._files
+        wanted = rows[rows > _ABSENT] - 1
+        if opened is None or not len(wanted):
+            return None
+        try:
+            return StoredReads(rows, opened.start(wanted, reads))
+        except Exception:
+            return None  # `read` finds the failing element
+
+    def read(self, index: Indices, pending: StoredReads | None = None) -> Iterator[Any]:
         """Yields the elements at `index`, `MISSING` for those that are not visible.
+
+        Args:
+            index: Their indices.
+            pending: What `start_read` returned for them.
 
         Raises:
             GrainmillError: A file is damaged.
             OSError: It cannot be read.
         """
         self._open()
-        rows = self._table[index]
+        rows = self._table[index] if pending is None else pending.rows
         opened = self._files  # after the table: it has all records that the table refers to
         wanted = rows[rows > _ABSENT] - 1
         try:
-            records = iter(opened.read(wanted) if opened is not None and len(wanted) else ())
+            if pending is None:
+                records = iter(opened.read(wanted) if opened is not None and len(wanted) else ())
+            else:
+                records = iter(pending.records())
         except Exception:  # reading one by one finds the failing element
             assert opened is not None
             records = map(opened.read_one, wanted.tolist())

@@ -42,6 +42,8 @@ class MemoryStore:
         length: The number of elements.
     """
 
+    is_slow = False
+
     def __init__(self, budget_bytes: int | None, length: int) -> None:
         self.budget_bytes = default_budget_bytes() if budget_bytes is None else budget_bytes
         self._length = length

@@ -12,7 +12,7 @@ import os
 import shutil
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -24,13 +24,28 @@ from grainmill._memory import default_budget_bytes
 from grainmill._native import GrainmillError
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from grainmill._native import RecordFiles
+    from grainmill._native import PendingRead, RecordFiles
     from grainmill._plan.node import Node
 
 _MAX_PART_BYTES: Final = 1 << 30
+# What a pass over a finished cache reads ahead on slow storage: as other readers do.
+_MAX_RECORDS_AHEAD: Final = 256
+_MAX_BYTES_AHEAD: Final = 64 << 20
+
+
+class _PendingRecords(NamedTuple):
+    """Records from `start` to `stop`, or the read that will return them."""
+
+    start: int
+    stop: int
+    reads: PendingRead | list[bytes]
+
+
+Ahead: TypeAlias = "deque[_PendingRecords]"
 
 
 class SequenceMemory:
@@ -81,7 +96,7 @@ class SequenceMemory:
         with self._lock:
             return len(self._records), self._frontier
 
-    def read(self, start: int, count: int) -> list[Any]:
+    def read(self, start: int, count: int, ahead: Ahead) -> list[Any]:  # noqa: ARG002 - as below
         """Elements from `start` on, at most `count`."""
         return [decoded(record[:]) for record in self._records[start : start + count]]
 
@@ -192,8 +207,13 @@ class FinishedFiles:
             raise ValueError(f"{directory}: the manifest contradicts itself; delete {directory}")
         self._files: RecordFiles | None = files.opened(directory, parts) if parts else None
 
-    def read(self, start: int, count: int) -> list[Any]:
+    def read(self, start: int, count: int, ahead: Ahead) -> list[Any]:
         """Elements from `start` on, at most `count`.
+
+        Args:
+            start: The first of them.
+            count: How many.
+            ahead: The reads that this pass has in flight, on slow storage.
 
         Raises:
             GrainmillError: The file is damaged.
@@ -201,13 +221,36 @@ class FinishedFiles:
         """
         stop = min(start + count, self.num_stored)
         if self._files is None or start >= stop:
+            ahead.clear()
             return []
         try:
-            return list(map(decoded, self._files.read(np.arange(start, stop, dtype=np.int64))))
+            if ahead or self._files.is_slow:
+                records = self._read_ahead(self._files, start, stop, ahead)
+            else:
+                records = self._files.read(np.arange(start, stop, dtype=np.int64))
+            return list(map(decoded, records))
         except Exception:
+            ahead.clear()
             if stop - start == 1:
                 raise
-            return self.read(start, 1)  # so that elements before the failing one are delivered
+            # So that elements before the failing one are delivered.
+            return list(map(decoded, [self._files.read_one(start)]))
+
+    def _read_ahead(self, files: RecordFiles, start: int, stop: int, ahead: Ahead) -> list[bytes]:
+        """Records from `start` to `stop` at most; those that follow are in flight then."""
+        if ahead and ahead[0].start != start:  # the pass has moved
+            ahead.clear()
+        max_records = min(_MAX_RECORDS_AHEAD, int(_MAX_BYTES_AHEAD / max(1.0, files.mean_byte_len)))
+        following = ahead[-1].stop if ahead else start
+        while not ahead or (following < self.num_stored and following - start < max_records):
+            first, following = following, min(following + (stop - start), self.num_stored)
+            reads = files.start(np.arange(first, following, dtype=np.int64))
+            ahead.append(_PendingRecords(first, following, reads))
+        first, last, pending = ahead.popleft()
+        records = pending if isinstance(pending, list) else pending.finish()
+        if last > stop:
+            ahead.appendleft(_PendingRecords(stop, last, records[stop - first :]))
+        return records[: stop - first]
 
 
 class SequencePass:

@@ -6,7 +6,10 @@ import functools
 import itertools
 import operator
 import os
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
@@ -15,13 +18,17 @@ from grainmill._dataset.stages import InterleaveIterDataset
 from grainmill._native import ParquetFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from grainmill._native import RowsAhead
 
 _CYCLE_LENGTH: Final = 16
 _CACHE_BYTES: Final = 64 << 20
 # Rows are converted in blocks of about this many bytes.
 _BLOCK_BYTES: Final = 1 << 20
 _MAX_BLOCK_LEN: Final = 4096
+# How many of them are read ahead at most where storage is slow.
+_BLOCKS_AHEAD: Final = 64
 # Arguments of `pyarrow.parquet.ParquetFile` that change how a file is read, not what is read.
 _WITHOUT_EFFECT: Final = frozenset(
     {
@@ -120,30 +127,65 @@ class ParquetDatasetIterator(DatasetIterator[dict[str, Any]]):
         # The rows of a row group from some index on.
         self._block: list[dict[str, Any]] = []
         self._block_start = 0
+        # What reads the rows before a row of the file, where storage is slow.
+        self._ahead: deque[tuple[int, RowsAhead]] = deque()
+        self._ahead_until = 0
 
     def __next__(self) -> dict[str, Any]:
         at = self._index - self._block_start
         if at >= len(self._block):
-            self._read_block()
+            if not self._read_block():
+                raise StopIteration
             at = 0
         row = self._block[at]
         self._index += 1
         return row
 
-    def _read_block(self) -> None:
+    def _next_block(
+        self, limit: int
+    ) -> tuple[list[dict[str, Any]], Callable[[int], dict[str, Any]]]:
+        """Up to `limit` rows, and the state after any number of them; no rows at the end."""
+        rows: list[dict[str, Any]] = []
+        if self._index - self._block_start < len(self._block) or self._read_block():
+            at = self._index - self._block_start
+            rows = self._block[at : at + limit]
+            self._index += len(rows)
+        return rows, functools.partial(_state, self._row_group, self._index - len(rows))
+
+    def _read_block(self) -> bool:
+        """Reads the rows from the next one on; returns whether there are any."""
         group, index = self._row_group, self._index
         while group < len(self._lens) and index >= self._lens[group]:
             group, index = group + 1, 0
         if group >= len(self._lens):
-            raise StopIteration
+            return False
         start, length = self._starts[group], self._lens[group]
         count = min(self._block_len, length - index)
+        if self._files.is_slow:
+            self._read_ahead(start + index, count)
         self._block = self._files.read_like_pandas(start, length, start + index, count)
         self._row_group, self._index, self._block_start = group, index, index
+        return True
+
+    def _read_ahead(self, row: int, count: int) -> None:
+        """Starts to read `count` rows from `row` on, and more as far as memory allows."""
+        while self._ahead and self._ahead[0][0] <= row:
+            self._ahead.popleft()
+        if not self._ahead:
+            self._ahead_until = row
+        while self._ahead_until < self._starts[-1]:
+            until = self._ahead_until
+            if until >= row + count and not self._files.has_room_beyond:
+                return
+            stop = min(until + self._block_len, self._starts[-1])
+            if stop > row + _BLOCKS_AHEAD * self._block_len:
+                return
+            self._ahead.append((stop, self._files.start(np.arange(until, stop))))
+            self._ahead_until = stop
 
     def get_state(self) -> dict[str, Any]:
         """Returns the row group, and the index in it of the next row."""
-        return {"row_group": self._row_group, "index_within_row_group": self._index}
+        return _state(self._row_group, self._index, 0)
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues at a row.
@@ -164,6 +206,12 @@ class ParquetDatasetIterator(DatasetIterator[dict[str, Any]]):
             )
         self._row_group, self._index = group, index
         self._block, self._block_start = [], index
+        self._ahead.clear()
+
+
+def _state(row_group: int, index: int, num_rows: int) -> dict[str, Any]:
+    """The state `num_rows` after a row."""
+    return {"row_group": row_group, "index_within_row_group": index + num_rows}
 
 
 def _check(read_kwargs: dict[str, Any]) -> None:

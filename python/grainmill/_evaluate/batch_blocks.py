@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from grainmill._evaluate.evaluator import Evaluator, IncrementalEvaluator
+    from grainmill._evaluate.stack import Targets
+    from grainmill._evaluate.thread_pool import ThreadPool
 
 
 # About the size of a Python number.
@@ -137,9 +139,9 @@ def batched(program: Evaluator, start: int, count: int) -> BatchBlock | Evaluate
     Where an element fails, is left out, or has another structure, the elements are returned as
     they are, and stacking them raises the error.
     """
-    of_columns = program.batch_of_columns(start, count)
+    of_columns = _of_columns(program, start, count)
     if of_columns is not None:
-        return BatchBlock(of_columns, count, exact=True)
+        return of_columns
     builder = BatchBuilder(count, shared_arena())
     # The first element may have to show the size. Parts are small, so that copies hit the cache.
     size = _part_len(program, count) if program.row_byte_len or program.reads_lists else 1
@@ -147,7 +149,7 @@ def batched(program: Evaluator, start: int, count: int) -> BatchBlock | Evaluate
     incremental = program.run_incrementally(start, count)
     results: deque[Evaluated] = deque()
     layout = program.layout  # read once: other threads write it
-    if layout is not None and not _is_worth_sharing(program, count):
+    if layout is not None and _fills_rows(program, count):
         builder.expect(layout)
         filled, rest = _filled(program, incremental, builder, range(at, stop), size)
         results.extend([] if rest is None else [rest])
@@ -175,7 +177,7 @@ def batched(program: Evaluator, start: int, count: int) -> BatchBlock | Evaluate
             program.row_byte_len = max(1.0, program.mean_byte_len, builder.row_byte_len)
             size = _part_len(program, count)
             filled, rest = (0, None)
-            if not _is_worth_sharing(program, count):
+            if _fills_rows(program, count):
                 filled, rest = _filled(program, incremental, builder, range(at, stop), size)
             results.extend([] if rest is None else [rest])
             at += filled
@@ -187,6 +189,23 @@ def batched(program: Evaluator, start: int, count: int) -> BatchBlock | Evaluate
         program.layout = None
         return program.run(start, count)
     return BatchBlock(batch, count, exact=builder.is_exact)
+
+
+def _of_columns(program: Evaluator, start: int, count: int) -> BatchBlock | None:
+    """`Program.batch_of_columns`; times it if it calls functions of the user."""
+    if not program.computes_column_parts:
+        return program.batch_of_columns(start, count, count)
+    if _is_worth_sharing(program, count):
+        return None
+    started_s, work_started_s = time.perf_counter(), work_clock_s()
+    part_len = _part_len(program, count) if program.row_byte_len else count
+    batch = program.batch_of_columns(start, count, part_len)
+    if batch is not None:
+        _record_element_s(program, count, work_clock_s() - work_started_s)
+        pool = current_thread_pool()
+        if pool is not None:
+            pool.record(count, time.perf_counter() - started_s)
+    return batch
 
 
 def run_shared(program: Evaluator, start: int, count: int) -> Evaluated:
@@ -227,6 +246,12 @@ def _is_worth_sharing(program: Evaluator, count: int) -> bool:
     return element_s * count > longest_s
 
 
+def _fills_rows(program: Evaluator, count: int) -> bool:
+    """Whether to try to write the elements of a batch of `count` to their rows at once."""
+    # Functions that write rows themselves can do so in several threads.
+    return program.writes_rows or not _is_worth_sharing(program, count)
+
+
 def _computed(
     program: Evaluator, incremental: IncrementalEvaluator, at: int, stop: int, size: int
 ) -> list[Evaluated]:
@@ -238,16 +263,23 @@ def _computed(
     if pool is None:
         return [compute(at, min(size, stop - at))]
     started_s = time.perf_counter()
-    if _is_worth_sharing(program, stop - at) and not program.reads_lists:
-        size = max(1, min(size, int(tuning.SHARED_SLICE_S / program.element_s)))
-    if pool.active > 1 and _is_worth_sharing(program, stop - at):
-        size = min(size, -(-(stop - at) // pool.active))
-        calls = [functools.partial(compute, k, min(size, stop - k)) for k in range(at, stop, size)]
-        results = pool.share(calls)
-    else:
-        results = [compute(at, min(size, stop - at))]
+    parts = _parts(program, pool, range(at, stop), size)
+    calls = [functools.partial(compute, part.start, len(part)) for part in parts]
+    results = pool.share(calls) if len(calls) > 1 else [calls[0]()]
     pool.record(sum(len(part.elements) for part in results), time.perf_counter() - started_s)
     return results
+
+
+def _parts(program: Evaluator, pool: ThreadPool, positions: range, size: int) -> list[range]:
+    """The parts of `positions`, of up to `size`, to compute now, each by another thread."""
+    count = len(positions)
+    is_shared = _is_worth_sharing(program, count)
+    if is_shared and not program.reads_lists:
+        size = max(1, min(size, int(tuning.SHARED_SLICE_S / program.element_s)))
+    if not is_shared or pool.active == 1:
+        return [positions[:size]]
+    size = min(size, -(-count // pool.active))
+    return [positions[k : k + size] for k in range(0, count, size)]
 
 
 def _timed(
@@ -276,12 +308,53 @@ def _filled(
     targets = builder.targets
     if targets is None:
         return 0, None
+    if program.writes_rows and _is_worth_sharing(program, len(positions)):
+        filled, rest = _filled_by_threads(program, incremental, targets, positions)
+        builder.add_filled(filled)
+        return filled, rest
     started_s = work_clock_s()
     filled, rest = incremental.fill(targets, positions.start, positions.stop, size)
     if filled:
         _record_element_s(program, filled, work_clock_s() - started_s)
     builder.add_filled(filled)
     return filled, rest
+
+
+def _filled_by_threads(
+    program: Evaluator, incremental: IncrementalEvaluator, targets: Targets, positions: range
+) -> tuple[int, Evaluated | None]:
+    """As `_filled`, with the help of idle threads, each of which writes rows of its own."""
+    pool = current_thread_pool()
+    if pool is None:
+        return 0, None
+    container, columns = targets
+    filled = 0
+
+    def fill(part: range) -> tuple[int, Evaluated | None, list[Any]]:
+        # Values that are no rows go to lists of the part, which are joined in order.
+        own = [(key, [] if type(to) is list else to) for key, to in columns]
+        started_s = work_clock_s()
+        size = _part_len(program, len(part))
+        num, rest = incremental.fill((container, own), part.start, part.stop, size)
+        if num:
+            _record_element_s(program, num, work_clock_s() - started_s)
+        return num, rest, own
+
+    while filled < len(positions):
+        started_s = time.perf_counter()
+        left = positions[filled:]
+        parts = _parts(program, pool, left, len(left))
+        calls = [functools.partial(fill, part) for part in parts]
+        results = pool.share(calls) if len(calls) > 1 else [calls[0]()]
+        pool.record(sum(num for num, _, _ in results), time.perf_counter() - started_s)
+        for part, (num, rest, own) in zip(parts, results, strict=True):
+            for (_, to), (_, values) in zip(columns, own, strict=True):
+                if type(to) is list:
+                    to.extend(values)
+            filled += num
+            if num < len(part):
+                return filled, rest
+    return filled, None
 
 
 def _unstacked(program: Evaluator, builder: BatchBuilder, start: int, stop: int) -> Evaluated:

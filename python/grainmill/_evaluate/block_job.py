@@ -28,6 +28,7 @@ from grainmill._workers.worker import Job, Outcome, Runner, WorkerContext
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from grainmill._evaluate.batch_blocks import BatchBlock
     from grainmill._evaluate.fuse import Evaluated
     from grainmill._evaluate.program import PendingElements
     from grainmill._plan.node import Node
@@ -160,9 +161,11 @@ class _BlockRunner(Runner):
             waiting_s = time.perf_counter() - waiting_since_s
         started_s = time.perf_counter() - waiting_s, work_clock_s()
         if pending is not None:
-            result = pending()
+            rows = pending.batches(task.batch_size) if task.batch_size else None
             self._pool.record(task.num_elements, 0.0)
-            return self._outcome(task, result, started_s)
+            if rows is not None:
+                return self._batches_outcome(task, rows, started_s)
+            return self._outcome(task, pending(), started_s)
         if not task.batch_size or self._parent_stacks:
             result = run_shared(self._program, task.start, task.num_elements)
             return self._outcome(task, result, started_s)
@@ -171,13 +174,18 @@ class _BlockRunner(Runner):
             leaves = flatten(rest.elements)[0]
             self._parent_stacks = any(is_receivers_container(type(leaf)) for leaf in leaves)
             return self._outcome(task, rest, started_s)
+        return self._batches_outcome(task, batches, started_s)
+
+    def _batches_outcome(
+        self, task: BlockTask, batches: list[BatchBlock], started_s: tuple[float, float]
+    ) -> Outcome:
         count = sum(map(len, batches))
         rows = [(len(batch), batch.exact) for batch in batches]
         elapsed_s, report = self._elapsed_s(count, started_s)
         row_byte_len, num_concurrent = self._program.row_byte_len, self._num_concurrent
         extra: Extra = (count, elapsed_s, rows, row_byte_len, num_concurrent, report)
-        batches = [batch.batch for batch in batches]
-        return Outcome(batches, None, task.start, extra, task.batch_size)
+        stacked = [batch.batch for batch in batches]
+        return Outcome(stacked, None, task.start, extra, task.batch_size)
 
     def _outcome(
         self, task: BlockTask, result: Evaluated, started_s: tuple[float, float]

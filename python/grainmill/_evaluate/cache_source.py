@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from grainmill._evaluate.element_sources import Indices
     from grainmill._evaluate.evaluator import Evaluator, PendingElements
+    from grainmill._native import ReadQueue
     from grainmill._plan import random_access as plan
 
 # The number of an element, and what computing or storing it raised.
@@ -27,7 +28,8 @@ _Failure: TypeAlias = "tuple[int, BaseException]"
 class CacheSource(ElementSource["Indices"]):
     """The elements of the first epoch of another plan, in every epoch."""
 
-    def __init__(self, node: plan.Cache, parent: Evaluator) -> None:
+    def __init__(self, node: plan.Cache, parent: Evaluator, reads: ReadQueue) -> None:
+        self._reads = reads
         self._length = node.length
         self._store = node.store
         self._parent = parent
@@ -41,7 +43,9 @@ class CacheSource(ElementSource["Indices"]):
 
     @property
     def waits_for_storage(self) -> bool:
-        """See `ElementSource.waits_for_storage`; not once all elements are stored."""
+        """See `ElementSource.waits_for_storage`; the parent's, until all elements are stored."""
+        if self._store.is_slow:
+            return True
         return self._parent.waits_for_storage and not self._store.is_complete
 
     def request(self, index: Indices, datasets: Any) -> Indices:
@@ -50,29 +54,33 @@ class CacheSource(ElementSource["Indices"]):
             raise IndexError("`cache` of an empty dataset has no elements")
         return index % self._length
 
-    def start(self, request: Indices) -> tuple[Indices, Indices, PendingElements | None]:
-        """See `ElementSource.start`; starts the reads of elements that have to be computed."""
+    def start(self, request: Indices) -> tuple[Indices, Indices, PendingElements | None, Any]:
+        """See `ElementSource.start`; starts the reads of stored and of missing elements."""
         missing = request[self._store.missing(request)]
         if len(missing) > 1:  # each once, in the order of the request
             missing = missing[np.sort(np.unique(missing, return_index=True)[1])]
         pending = None
         if len(missing) and self._parent.waits_for_storage:
             pending = self._parent.start_reads_at(missing)
-        return request, missing, pending
+        stored = None
+        if self._store.is_slow:
+            stored = self._store.start_read(request, self._reads)
+        return request, missing, pending, stored
 
     def wait(self, pending: Any) -> Any:
         """See `ElementSource.wait`."""
-        if pending[2] is not None:
-            pending[2].wait()
+        for reads in pending[2:]:
+            if reads is not None:
+                reads.wait()
         return pending
 
-    def finish(self, pending: tuple[Indices, Indices, PendingElements | None]) -> Evaluated:
+    def finish(self, pending: tuple[Indices, Indices, PendingElements | None, Any]) -> Evaluated:
         """See `ElementSource.finish`."""
-        index, missing, reads = pending
+        index, missing, reads, stored = pending
         if not len(missing):
-            return self._stored(index, {}, None)
+            return self._stored(index, {}, None, stored)
         if reads is not None:
-            return self._stored(index, *self._computed(missing, reads))
+            return self._stored(index, *self._computed(missing, reads), stored)
         with self._claimed(missing.tolist()) as (mine, others):
             absent = np.array(mine, np.int64)
             absent = absent[self._store.missing(absent)]
@@ -80,7 +88,7 @@ class CacheSource(ElementSource["Indices"]):
         for claim in others:  # only now, when nobody waits for this thread
             claim.acquire()
             claim.release()
-        return self._stored(index, computed, failure)
+        return self._stored(index, computed, failure, None)
 
     @contextlib.contextmanager
     def _claimed(self, missing: list[int]) -> Iterator[tuple[list[int], list[Any]]]:
@@ -123,14 +131,16 @@ class CacheSource(ElementSource["Indices"]):
         return dict(zip(numbers, elements, strict=False)), failed
 
     def _stored(
-        self, index: Indices, computed: dict[int, Any], failed: _Failure | None
+        self, index: Indices, computed: dict[int, Any], failed: _Failure | None, pending: Any
     ) -> Evaluated:
-        """The elements at `index`, up to one that failed."""
+        """The elements at `index`, up to one that failed; `pending` is of `start_read`."""
         elements: list[Any] = []
         if len(computed) == len(index):  # each index occurs once
             return Evaluated([computed[number] for number in index.tolist()], None)
         try:
-            stored = self._store.read(index)
+            stored = (
+                self._store.read(index) if pending is None else self._store.read(index, pending)
+            )
             for number, element in zip(index.tolist(), stored, strict=True):
                 if number in computed:
                     # Elements at the same index must not share memory.

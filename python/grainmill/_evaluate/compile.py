@@ -14,6 +14,7 @@ from grainmill._evaluate import element_sources, grouped_sources
 from grainmill._evaluate.batch_blocks import byte_len
 from grainmill._evaluate.cache_source import CacheSource
 from grainmill._evaluate.chain import Chain, StepColumn
+from grainmill._evaluate.converted_source import ConvertedRecords
 from grainmill._evaluate.fuse import Fused
 from grainmill._evaluate.fuse_blocks import BlockFused
 from grainmill._evaluate.grouped_steps import STEP_KINDS, step_of
@@ -195,7 +196,7 @@ class _Compiler:
         else:
             trees = [_source_tree(node, number, dataset) for dataset, node in enumerate(nodes)]
         source = self._source_of(nodes)
-        if isinstance(source, element_sources.FileSource | RowSource):
+        if isinstance(source, element_sources.FileSource | ConvertedRecords | RowSource):
             self._context.recorder.watch_files(source, source.files.read_totals)
         return number, trees, _Unfused((number, source), nodes[0], [], [], [])
 
@@ -213,17 +214,29 @@ class _Compiler:
             if all(node.length <= len(of) for node, of in zip(nodes, files, strict=True)):
                 return grouped_sources.GroupedFiles(files, self._context.reads)
         make = self._single_source
-        return grouped_sources.GroupedLazySources(
+        grouped = (
+            grouped_sources.GroupedRows if kind == "rows" else grouped_sources.GroupedLazySources
+        )
+        return grouped(
             [lambda node=node: make(node) for node in nodes],  # type: ignore[misc]
             runs_user_code=any(map(_runs_user_code, nodes)),
         )
 
     def _single_source(self, node: MapNode) -> ElementSource[Indices]:
-        if _kind(node) == "files":
-            return element_sources.FileSource(_files_of(node), self._context.reads)  # type: ignore[arg-type]
+        if _kind(node) in {"files", "reordered files", "converted files"}:
+            return self._records(node.source)  # type: ignore[attr-defined]
         if _kind(node) == "rows":
-            return RowSource(node.source._files)  # type: ignore[attr-defined] # noqa: SLF001 - as `_files_of`
+            files = node.source._files  # type: ignore[attr-defined] # noqa: SLF001 - as `_files_of`
+            return RowSource(files, self._context.reads)
+        if isinstance(node, plan.Cache):
+            return CacheSource(node, self._program_of(node.parent), self._context.reads)
         return _SOURCES[type(node)](node, self._program_of)
+
+    def _records(self, source: Any) -> ElementSource[Indices]:
+        """The elements of a source of files; see `RecordFilesSource`."""
+        numbers_of = getattr(source, "_numbers_of", None)
+        records = element_sources.FileSource(source._files, self._context.reads, numbers_of)  # noqa: SLF001 - as `_files_of`
+        return records if _yields_records(source) else ConvertedRecords(source, records)
 
 
 def _tree_over(tree: Tree, stages: Sequence[Any], taps: Sequence[int | None], dataset: int) -> Tree:
@@ -264,11 +277,24 @@ def _source_kind(source: Any) -> str:
     is_of_files = getitem is not None and getitem is getattr(
         type(source), "_getitem_of_files", None
     )
-    if is_of_files and getattr(source, "_yields_records", True):
-        return "files"
+    if is_of_files and _yields_records(source):
+        return "files" if getattr(source, "_numbers_of", None) is None else "reordered files"
+    if is_of_files and _inherits_getitems(source):
+        return "converted files"
     if getitem is not None and getitem is getattr(type(source), "_getitem_of_rows", None):
         return "rows"
     return _object_kind(source)
+
+
+def _yields_records(source: Any) -> bool:
+    """Whether the elements of a source of files are its records."""
+    return getattr(source, "_yields_records", True)
+
+
+def _inherits_getitems(source: Any) -> bool:
+    """Whether `__getitems__` of a source of files is that of the class with `__getitem__`."""
+    kind = next(kind for kind in type(source).__mro__ if "__getitem__" in kind.__dict__)
+    return getattr(type(source), "__getitems__", None) is kind.__dict__.get("__getitems__")
 
 
 def _object_kind(source: Any) -> str:
@@ -310,7 +336,10 @@ def _source_tree(node: MapNode, number: int, dataset: int) -> Tree:
 
 def _object_source(node: plan.Source | plan.UserDefined) -> ElementSource[Indices]:
     if _kind(node) == "blocks":
-        return element_sources.BlockObjectSource(_object(node))
+        given = _object(node)
+        if hasattr(type(given), "_start_reads"):
+            return element_sources.PrefetchedObjectSource(given)
+        return element_sources.BlockObjectSource(given)
     return element_sources.ObjectSource(_object(node))
 
 
@@ -322,7 +351,7 @@ def _batch_source(
     )
 
 
-# Every source, and every stage that is not a function of one element.
+# Every source that needs no context, and every stage that is not a function of one element.
 _SOURCES: dict[
     type[MapNode], Callable[[Any, Callable[[Node], Evaluator]], ElementSource[Indices]]
 ] = {
@@ -330,7 +359,6 @@ _SOURCES: dict[
     plan.Range: lambda node, _: element_sources.BigRangeSource(node.numbers),
     plan.UserDefined: lambda node, _: _object_source(node),
     plan.Batch: _batch_source,
-    plan.Cache: lambda node, of: CacheSource(node, of(node.parent)),
     plan.FlatMap: lambda node, of: element_sources.FlatMapSource(node, of(node.parent)),
     plan.Zip: lambda node, of: element_sources.ZipSource([of(parent) for parent in node.parents]),
     plan.Select: lambda node, of: element_sources.SelectSource(
@@ -346,7 +374,7 @@ def _runs_user_code(node: Node) -> bool:
 
 def _is_user_code(node: Node) -> bool:
     if isinstance(node, plan.Source):
-        return _source_kind(node.source) not in {"files", "rows"}
+        return _source_kind(node.source) not in {"files", "reordered files", "rows"}
     if isinstance(node, plan.Batch):
         return node.batch_fn is not None
     return isinstance(node, plan.Map | plan.FlatMap | plan.Select | plan.UserDefined)

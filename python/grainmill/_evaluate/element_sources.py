@@ -6,7 +6,7 @@ import abc
 import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -38,9 +38,12 @@ class ElementSource(abc.ABC, Generic[Request]):
         num_records: Records per element.
         reads_lists: Whether a user's `__getitems__` is called with one list for all elements
             that are requested at once.
+        reads_beyond: Whether its reads serve many elements each, so that blocks start too few:
+            then `start_beyond` starts some.
     """
 
     runs_user_code = True
+    reads_beyond = False
     mean_byte_len = 0.0
     num_records = 1
     reads_lists = False
@@ -50,6 +53,11 @@ class ElementSource(abc.ABC, Generic[Request]):
         """Whether its storage is slow, by its recent reads."""
         return False
 
+    @property
+    def has_room(self) -> bool:
+        """Whether there is memory to start further reads on slow storage."""
+        return True
+
     def request(self, index: Indices, datasets: DatasetNumbers | None) -> Any:
         """The argument of `start` and `read` for the indices and dataset numbers of a column."""
         return index
@@ -57,6 +65,14 @@ class ElementSource(abc.ABC, Generic[Request]):
     def start(self, request: Request) -> Any:
         """Starts the reads that need no interpreter lock; returns the argument of `finish`."""
         return request
+
+    def start_beyond(self, request: Request) -> Any:
+        """Starts reads that help to read these elements later, if there is memory for them.
+
+        Returns:
+            What must be held until the reads of the elements are started; `None` if none were.
+        """
+        return None
 
     def wait(self, pending: Any) -> Any:
         """Waits for the reads; returns another argument for `finish`."""
@@ -108,6 +124,7 @@ class FileSource(ElementSource[Indices]):
     Args:
         files: The files.
         reads: Limits the reads in flight of all sources that share it.
+        numbers_of: Maps the indices of elements to those of records, if they differ.
 
     Attributes:
         files: The files.
@@ -115,15 +132,25 @@ class FileSource(ElementSource[Indices]):
 
     runs_user_code = False
 
-    def __init__(self, files: RecordFiles, reads: ReadQueue | None = None) -> None:
+    def __init__(
+        self,
+        files: RecordFiles,
+        reads: ReadQueue | None = None,
+        numbers_of: Callable[[Indices], Indices] | None = None,
+    ) -> None:
         self.files = files
         self._reads = reads
+        self._numbers_of = numbers_of
         self.mean_byte_len = files.mean_byte_len
 
     @property
     def waits_for_storage(self) -> bool:
         """See `ElementSource.waits_for_storage`."""
         return self.files.is_slow
+
+    def request(self, index: Indices, datasets: DatasetNumbers | None) -> Indices:
+        """See `ElementSource.request`."""
+        return index if self._numbers_of is None else self._numbers_of(index)
 
     def start(self, request: Indices) -> tuple[Indices, PendingRead | None]:
         """See `ElementSource.start`; on fast storage, `finish` reads."""
@@ -232,6 +259,44 @@ class BlockObjectSource(ElementSource[Indices]):
         return Evaluated([], refusal)
 
 
+class PrefetchedObjectSource(BlockObjectSource):
+    """An object of this package that can start reads: it has `_start_reads` and `_finish_reads`."""
+
+    @property
+    def waits_for_storage(self) -> bool:
+        """See `ElementSource.waits_for_storage`."""
+        return bool(self._source._waits_for_storage)  # noqa: SLF001 - objects have it for this
+
+    def start(self, request: Indices) -> tuple[Indices, Any]:
+        """See `ElementSource.start`; reads are started only on slow storage."""
+        if not self.waits_for_storage:
+            return request, None
+        try:
+            return request, self._source._start_reads(request.tolist())  # noqa: SLF001
+        except Exception:
+            return request, None  # `finish` finds the failing element
+
+    def wait(self, pending: tuple[Indices, Any]) -> tuple[Indices, Any]:
+        """See `ElementSource.wait`."""
+        if pending[1] is not None:
+            pending[1].wait()
+        return pending
+
+    def finish(self, pending: Any) -> Evaluated:
+        """See `ElementSource.finish`."""
+        index, reads = pending
+        if reads is not None:
+            try:
+                return Evaluated(self._source._finish_reads(reads), None)  # noqa: SLF001
+            except Exception:
+                pass  # reading one by one finds the failing element
+        return super().finish(index)
+
+    def read(self, request: Indices) -> Evaluated:
+        """See `ElementSource.read`."""
+        return super().finish(request)
+
+
 class BatchSource(ElementSource[Indices]):
     """Batches of consecutive elements of another plan, each within one epoch."""
 
@@ -242,11 +307,17 @@ class BatchSource(ElementSource[Indices]):
         self.runs_user_code = parent.runs_user_code or node.batch_fn is not None
         self.mean_byte_len = parent.mean_byte_len * node.batch_size
         self.num_records = parent.num_records * node.batch_size
+        self.reads_beyond = parent.reads_beyond
 
     @property
     def waits_for_storage(self) -> bool:
         """See `ElementSource.waits_for_storage`."""
         return self._parent.waits_for_storage
+
+    @property
+    def has_room(self) -> bool:
+        """See `ElementSource.has_room`."""
+        return self._parent.has_room
 
     def start(self, request: Indices) -> list[range | PendingElements]:
         """See `ElementSource.start`; reads are started only on slow storage."""
@@ -254,6 +325,12 @@ class BatchSource(ElementSource[Indices]):
         if not self._parent.waits_for_storage:
             return list(positions)
         return [self._parent.start_reads(batch.start, len(batch)) for batch in positions]
+
+    def start_beyond(self, request: Indices) -> Any:
+        """See `ElementSource.start_beyond`."""
+        positions = map(self._positions, request.tolist())
+        started = [self._parent.start_beyond(batch.start, len(batch)) for batch in positions]
+        return started if any(reads is not None for reads in started) else None
 
     def wait(self, pending: list[range | PendingElements]) -> list[range | PendingElements]:
         """See `ElementSource.wait`."""
@@ -270,10 +347,16 @@ class BatchSource(ElementSource[Indices]):
                 if isinstance(batch, range):
                     batches.append(self._batch(batch.start, batch.stop))
                 else:
-                    batches.append(self._stacked(self._elements_of(batch(), 0)))
+                    batches.append(self._pending_batch(batch))
             except Exception as failure:
                 return Evaluated(batches, failure)
         return Evaluated(batches, None)
+
+    def _pending_batch(self, pending: PendingElements) -> Any:
+        rows = pending.batches() if self._node.batch_fn is None else None
+        if rows is not None:
+            return rows[0].batch
+        return self._stacked(self._elements_of(pending(), 0))
 
     def _positions(self, index: int) -> range:
         """The positions in the parent of the elements of batch `index`."""
@@ -341,12 +424,36 @@ class FlatMapSource(ElementSource[Indices]):
         """See `ElementSource.waits_for_storage`."""
         return self._parent.waits_for_storage
 
-    def finish(self, pending: Indices) -> Evaluated:
-        """See `ElementSource.finish`; consecutive outputs of one input share a call."""
-        parents, numbers = np.divmod(pending, self._fan_out)
+    def start(self, request: Indices) -> tuple[Indices, PendingElements | None]:
+        """See `ElementSource.start`; reads are started only on slow storage."""
+        if not self._parent.waits_for_storage:
+            return request, None
+        return request, self._parent.start_reads_at(self._inputs(request)[0])
+
+    def wait(
+        self, pending: tuple[Indices, PendingElements | None]
+    ) -> tuple[Indices, PendingElements | None]:
+        """See `ElementSource.wait`."""
+        if pending[1] is not None:
+            pending[1].wait()
+        return pending
+
+    def _inputs(self, index: Indices) -> tuple[Indices, Any, Any]:
+        """The inputs to split.
+
+        For each output also whether its input differs from that of the output before, and its
+        number among the outputs of its input.
+        """
+        parents, numbers = np.divmod(index, self._fan_out)
         is_new = np.ones(len(parents), bool)
         is_new[1:] = parents[1:] != parents[:-1]
-        read = self._parent.run_at(parents[is_new])
+        return parents[is_new], is_new, numbers
+
+    def finish(self, pending: tuple[Indices, PendingElements | None]) -> Evaluated:
+        """See `ElementSource.finish`; consecutive outputs of one input share a call."""
+        index, reads = pending
+        needed, is_new, numbers = self._inputs(index)
+        read = self._parent.run_at(needed) if reads is None else reads()
         inputs = iter(read.elements)
         elements: list[Any] = []
         outputs: Sequence[Any] = ()
@@ -411,6 +518,20 @@ class ZipSource(ElementSource[Indices]):
         return Evaluated(tuples, failures[0] if failures else None)
 
 
+class _Selected(NamedTuple):
+    """Elements that a selection has picked.
+
+    Attributes:
+        picked: Pairs of a plan and an index in it, up to the first that could not be picked.
+        groups: For each plan, the positions of its elements, and their indices in it.
+        reads: The reads that were started for each plan; empty if none were.
+    """
+
+    picked: Evaluated
+    groups: list[tuple[int, Indices, Indices]]
+    reads: list[PendingElements]
+
+
 class SelectSource(ElementSource[Indices]):
     """Elements of several plans, selected by a user's `DatasetSelectionMap`."""
 
@@ -425,18 +546,46 @@ class SelectSource(ElementSource[Indices]):
         """See `ElementSource.waits_for_storage`."""
         return any(parent.waits_for_storage for parent in self._parents)
 
-    def finish(self, pending: Indices) -> Evaluated:
+    def start(self, request: Indices) -> Indices | _Selected:
+        """See `ElementSource.start`; reads are started only on slow storage."""
+        if not self.waits_for_storage:
+            return request
+        try:
+            selected = self._selected(request)
+            for number, _, keys in selected.groups:
+                selected.reads.append(self._parents[number].start_reads_at(keys))
+        except Exception:
+            return request  # `finish` finds the failing element
+        return selected
+
+    def wait(self, pending: Indices | _Selected) -> Indices | _Selected:
+        """See `ElementSource.wait`."""
+        if isinstance(pending, _Selected):
+            for reads in pending.reads:
+                reads.wait()
+        return pending
+
+    def finish(self, pending: Indices | _Selected) -> Evaluated:
         """See `ElementSource.finish`."""
-        picked = one_by_one(self._selection.__getitem__, pending.tolist())
+        selected = pending if isinstance(pending, _Selected) else self._selected(pending)
+        picked, groups, reads = selected
+        results = [
+            (positions, reads[at]() if reads else self._parents[number].run_at(keys))
+            for at, (number, positions, keys) in enumerate(groups)
+        ]
+        return merged(results, len(picked.elements), picked.failure)
+
+    def _selected(self, index: Indices) -> _Selected:
+        picked = one_by_one(self._selection.__getitem__, index.tolist())
         by_parent: dict[int, list[int]] = {}
         for position, (number, _) in enumerate(picked.elements):
             by_parent.setdefault(number, []).append(position)
-        results = []
+        groups = []
         for number, positions in by_parent.items():
             chosen = (picked.elements[position][1] for position in positions)
             keys = np.array([operator.index(index) for index in chosen], np.int64)
-            results.append((np.array(positions), self._parents[number].run_at(keys)))
-        return merged(results, len(picked.elements), picked.failure)
+            groups.append((number, np.array(positions), keys))
+        return _Selected(picked, groups, [])
 
 
 def merged(

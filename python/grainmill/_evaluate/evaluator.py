@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import numpy as np
 
+    from grainmill._evaluate.batch_blocks import BatchBlock
     from grainmill._evaluate.fuse import Evaluated
     from grainmill._evaluate.stack import Layout, Targets
 
@@ -29,6 +30,9 @@ class PendingElements(Protocol):
     def wait(self) -> None:
         """Waits for the records."""
 
+    def batches(self, batch_size: int = 0) -> list[BatchBlock] | None:
+        """The elements as batches, if some of them are rows of columns."""
+
     def __call__(self) -> Evaluated:
         """Computes the elements, once, on any thread."""
 
@@ -41,6 +45,7 @@ class Evaluator(Protocol):
     num_records: int
     row_byte_len: float
     can_fill: bool
+    writes_rows: bool
     layout: Layout | None
     batches_small: bool | None
     element_s: float
@@ -59,6 +64,17 @@ class Evaluator(Protocol):
     def start_reads(self, start: int, count: int) -> PendingElements:
         """Starts reading the records of these elements."""
 
+    @property
+    def reads_beyond(self) -> bool:
+        """Whether `start_beyond` may start reads."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is memory to start further reads on slow storage."""
+
+    def start_beyond(self, start: int, count: int) -> Any:
+        """Starts reads that help to read these elements later, if there is memory for them."""
+
     def start_reads_at(self, index: np.ndarray[tuple[int], np.dtype[np.int64]]) -> PendingElements:
         """Starts reading the records of the elements at `index`."""
 
@@ -68,8 +84,12 @@ class Evaluator(Protocol):
     def run_at(self, index: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Evaluated:
         """The elements at `index`."""
 
-    def batch_of_columns(self, start: int, count: int) -> Any:
-        """The elements as one batch, if they are rows whose columns the engine has as arrays."""
+    def batch_of_columns(self, start: int, count: int, part_len: int) -> BatchBlock | None:
+        """The elements as one batch, if the engine has the columns of some of them as arrays."""
+
+    @property
+    def computes_column_parts(self) -> bool:
+        """Whether functions or objects of the user are called for parts of those batches."""
 
     def numbers(self, start: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
         """The elements as an array if the plan only rearranges ranges, otherwise `None`."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import block_len, byte_len, in_batches
 from grainmill._evaluate.fuse import Evaluated
+from grainmill._evaluate.reads_beyond import ReadsBeyond
 from grainmill._evaluate.shared_threads import PoolShare
 from grainmill._evaluate.thread_pool import Task, ThreadPool
 from grainmill._evaluate.tuner import Tuner
@@ -113,7 +114,7 @@ class Blocks(abc.ABC):
             return False
         if pace.element_s * self.batch_size > tuning.WHOLE_BATCH_S:
             return False
-        return not self._program.waits_for_storage
+        return not self._program.waits_for_storage or self._program.has_column_batches
 
     def start(self) -> None:  # noqa: B027 - nothing to do without prefetching
         """Starts prefetching."""
@@ -318,6 +319,7 @@ class Executor(Blocks):
 
     def _reset(self) -> None:
         self._blocks: deque[_Block] = deque()
+        self._beyond = ReadsBeyond(self._program)
         self._dispatched_until = self.position
         self._pid = os.getpid()
         self._pool: ThreadPool | PoolShare | None = None
@@ -499,6 +501,8 @@ class Executor(Blocks):
             is_enough = records >= tuning.MAX_RECORDS_IN_FLIGHT if is_slow else number >= max_blocks
             if self._blocks and (is_enough or not prefetches):
                 return
+            if self._blocks and is_slow and not self._program.has_room:
+                return
             if number and self._blocks[0].is_done and not self._blocks[-1].is_done:
                 return  # starting reads takes a while, and others are in flight
             start = self._dispatched_until
@@ -528,18 +532,21 @@ class Executor(Blocks):
         return [block for block in self._blocks if not block.is_done]
 
     def _start_block(self, start: int, count: int, *, as_batches: bool) -> None:
-        if as_batches:
+        if as_batches and not self._program.waits_for_storage:
             batches = functools.partial(in_batches, self._program, start, count, self.batch_size)
             block = _Block(start, count, Task(batches), [])
         else:
             pending = self._program.start_reads(start, count)
             output: list[Any] = []
-            task = Task(functools.partial(_elements, pending, output), pending.wait)
+            batch_size = self.batch_size if as_batches else 0
+            task = Task(functools.partial(_elements, pending, output, batch_size), pending.wait)
             block = _Block(start, count, task, output)
         if self._pool is not None:
             self._pool.submit(block.task)
         self._blocks.append(block)
         self._dispatched_until += count
+        if self._buffer_size and self._program.reads_beyond:
+            self._beyond.advance(self._dispatched_until, self._length)
 
     def _sizes_for_caller(self, limit: int) -> tuple[int, int, bool]:
         """Elements in a block, the maximum to prefetch, and whether blocks are whole batches."""
@@ -548,6 +555,8 @@ class Executor(Blocks):
         if whole:
             several = self._buffer_size and self._program.batches_small
             count = self.batch_size * (max(1, count // self.batch_size) if several else 1)
+            if self._buffer_size and self._program.waits_for_storage:
+                return count, max(self._buffer_size, 2 * count), whole
         return count, self._buffer_size, whole
 
     def _sizes_for_threads(self, limit: int) -> tuple[int, int, bool]:
@@ -591,6 +600,7 @@ class Executor(Blocks):
             self._blocks.clear()
         if self._pool is not None:
             self._pool.drop()
+        self._beyond.clear()
         self._dispatched_until = position
 
     def start(self) -> None:
@@ -641,5 +651,7 @@ def init_worker(init: Callable[[int, int], None], worker: int, num_workers: int)
         raise
 
 
-def _elements(pending: PendingElements, output: list[Any]) -> BlockResult:
-    return [], pending(output)
+def _elements(pending: PendingElements, output: list[Any], batch_size: int) -> BlockResult:
+    """The elements, as batches of `batch_size` where that is not 0 and rows of columns allow it."""
+    batches = pending.batches(batch_size) if batch_size else None
+    return ([], pending(output)) if batches is None else (batches, None)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import block_len, byte_len
 from grainmill._evaluate.fuse import Evaluated, Fused, block_call, loop_of, until_failure
+from grainmill._plan.node import defines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 
 # Writes the results for a list of elements to the columns of a batch, pairs of a key and an array
-# or list, from a row on; returns whether they fit.
+# or list, from a row on; returns whether they fit. Results that are arrays have one column, whose
+# key is `None`.
 RowWriter: TypeAlias = "Callable[[list[Any], Sequence[tuple[Any, Any]], int], bool]"
 
 
@@ -37,6 +39,7 @@ class _Part(NamedTuple):
         stop: The step after the last.
         loop: Calls them for one element after another.
         block: The block function.
+        gains: Whether a longer block may make its elements cheaper.
         columns: Which columns of the chain they take.
     """
 
@@ -44,6 +47,7 @@ class _Part(NamedTuple):
     stop: int
     loop: Callable[..., None]
     block: Callable[..., Any] | None
+    gains: bool
     columns: slice
 
 
@@ -53,14 +57,18 @@ class BlockFused(Fused):
     Attributes:
         lists_help: Whether most of the time is spent in slow calls of block functions, so that
             longer blocks are worth trying; their cost may not depend on the number of elements.
+        may_gain: Whether there is a block function of which that may be so.
     """
 
     def __init__(self, steps: Sequence[Step]) -> None:
         super().__init__(steps)
         self.lists_help = False
         writer = getattr(self.steps[-1].block, "__self__", None)
-        self._row_writer: RowWriter | None = getattr(writer, "_fill_rows", None)
+        self._row_writer: RowWriter | None = None
+        if defines(type(writer), "_fill_rows", "map_block"):
+            self._row_writer = writer._fill_rows  # type: ignore[union-attr]  # noqa: SLF001 - for this
         self._parts = _parts_of(self.steps, self._kinds)
+        self.may_gain = any(part.gains for part in self._parts)
         # Intermediate results may be larger than what goes in and comes out.
         self._max_len = tuning.MAX_REQUESTED
 
@@ -105,7 +113,9 @@ class BlockFused(Fused):
         """
         container, columns = targets
         meter, write = self.meter, self._row_writer
-        if write is None or container is not dict or (meter is not None and meter.sees_next):
+        if write is None or container not in {dict, None}:
+            return False
+        if meter is not None and meter.sees_next:
             return False
         if meter is None:
             return self._write(write, elements, columns, at, None)
@@ -120,8 +130,8 @@ class BlockFused(Fused):
             if not self._write(write, elements, columns, at, timing):
                 return []
             last = at + len(elements) - 1
-            rows = {key: column[-1 if type(column) is list else last] for key, column in columns}
-            return [rows] * len(elements)
+            row = {key: column[-1 if type(column) is list else last] for key, column in columns}
+            return [row[None] if container is None else row] * len(elements)
 
         return bool(self._measured(meter, run, len(elements)))
 
@@ -171,7 +181,7 @@ class BlockFused(Fused):
                 result = self._block(part, part.block, elements, own)
             elapsed_s = clock() - started_s
             if part.block is not None:
-                block_s = max(block_s, elapsed_s)
+                block_s = max(block_s, elapsed_s if part.gains else 0.0)
                 if timing is not None:
                     timing.add_block(part.start, elements, result.elements, elapsed_s)
             total_s += elapsed_s
@@ -365,6 +375,13 @@ def _parts_of(steps: Sequence[Step], kinds: Any) -> tuple[_Part, ...]:
         taking = sum(kind in {"indexed", "random"} for kind in kinds[start:stop])
         columns = slice(num_columns, num_columns + taking)
         loop = loop_of(kinds, "none", start, stop)
-        parts.append(_Part(start, stop, loop, steps[start].block, columns))
+        block = steps[start].block
+        parts.append(_Part(start, stop, loop, block, _gains(block), columns))
         num_columns += taking
     return tuple(parts)
+
+
+def _gains(block: Callable[..., Any] | None) -> bool:
+    """Whether longer blocks may be cheaper by element, as far as the function's object says."""
+    owner = getattr(block, "__self__", None)
+    return block is not None and not getattr(owner, "_costs_by_element", False)

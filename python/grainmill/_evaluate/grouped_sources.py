@@ -118,6 +118,37 @@ class GroupedLazySources(GroupedSource):
         return merged(results, len(index))
 
 
+class GroupedRows(GroupedLazySources):
+    """Rows of several sources of files with columns."""
+
+    reads_beyond = True
+
+    @property
+    def has_room(self) -> bool:
+        """See `ElementSource.has_room`."""
+        return all(source.has_room for source in self._sources.values())
+
+    def start_beyond(self, request: DatasetIndices) -> Any:
+        """See `ElementSource.start_beyond`."""
+        index, datasets = request
+        started = [
+            self._sources[dataset].start_beyond(index[positions])
+            for dataset, positions in _positions_by_dataset(datasets)
+        ]
+        return started if any(reads is not None for reads in started) else None
+
+    def batches(self, request: DatasetIndices) -> list[tuple[Indices, dict[str, Any]]] | None:
+        """The rows of each source as a batch, with their positions; `None` if one has none."""
+        index, datasets = request
+        batches = []
+        for dataset, positions in _positions_by_dataset(datasets):
+            batch = self._sources[dataset].batch(index[positions])
+            if batch is None:
+                return None
+            batches.append((positions, batch))
+        return batches
+
+
 class _LazySources(dict[int, Any]):
     """The results of a list of functions, called on the first lookup of their number."""
 

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grainmill._evaluate import chain, element_sources
+from grainmill._evaluate.column_batches import ColumnBatches
 from grainmill._evaluate.compile import compiled
 from grainmill._evaluate.context import Context
 from grainmill._evaluate.fuse_blocks import BlockFused
 from grainmill._evaluate.notes import add_element_notes
 from grainmill._evaluate.origins import Origins, OriginTree
-from grainmill._evaluate.row_source import RowSource
 from grainmill._native import Resolver, keep_large_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from grainmill._evaluate.batch_blocks import BatchBlock
     from grainmill._evaluate.chain import Chain, Columns
     from grainmill._evaluate.element_sources import Indices
     from grainmill._evaluate.fuse import Evaluated
@@ -40,8 +41,11 @@ class Program:
         row_byte_len: Bytes of an element in the last batch, or of its records if these are
             larger; 0 at first.
         num_records: Records per element.
-        maps_blocks: Whether functions of whole blocks are called.
+        maps_blocks: Whether functions of whole blocks are called for which longer ones may be
+            cheaper.
         can_fill: Whether the engine can read and copy the elements of a batch in its own loop
+            (`IncrementalRun.fill`), as far as the plan shows.
+        writes_rows: Whether the last function can write its results to the rows of a batch
             (`IncrementalRun.fill`), as far as the plan shows.
         layout: The structure, shapes and dtypes of elements if the last batch was filled that
             way, or was too small for it; otherwise `None`.
@@ -62,12 +66,21 @@ class Program:
         self._may_wait = [s for s in sources if type(s).waits_for_storage is not never_waits]
         self.num_records = max(source.num_records for source in sources)
         self._reads_lists = any(source.reads_lists for source in sources)
-        self.maps_blocks = bool(self._chain.block_loops)
+        self.maps_blocks = any(loop.may_gain for loop in self._chain.block_loops)
         self.mean_byte_len: float = max(source.mean_byte_len for source in sources)
         self._numbers = _numbers_column(self._chain)
-        self._row_source = _row_source(self._chain)
+        self._column_batches = ColumnBatches(self._chain)
+        pairs = self._chain.sources(read_in_loop=False)
+        self._beyond = [(number, source) for number, source in pairs if source.reads_beyond]
         self.row_byte_len = self.mean_byte_len
         self.can_fill = isinstance(self._chain.inputs[-1], element_sources.FileSource)
+        fused = self._chain.fused
+        self.writes_rows = (
+            self.can_fill
+            and isinstance(fused, BlockFused)
+            and fused.fills_rows
+            and not self._chain.step_columns
+        )
         self.layout: Layout | None = None
         self.batches_small: bool | None = None
         self.element_s = 0.0
@@ -131,13 +144,56 @@ class Program:
         columns = self._resolver.resolve_range(start, count)
         return columns[self._numbers][1] if columns else np.empty(0, np.int64)
 
-    def batch_of_columns(self, start: int, count: int) -> Any:
-        """The elements as one batch, if they are rows whose columns the engine has as arrays."""
-        if self._row_source is None or self._mark is not None:
+    @property
+    def has_column_batches(self) -> bool:
+        """Whether `batch_of_columns` may return batches."""
+        return self._column_batches.exist
+
+    @property
+    def computes_column_parts(self) -> bool:
+        """Whether functions or objects of the user are called for parts of those batches."""
+        return self._column_batches.run_user_code
+
+    def batch_of_columns(self, start: int, count: int, part_len: int) -> BatchBlock | None:
+        """The elements as one batch, if the engine has the columns of some of them as arrays.
+
+        Args:
+            start: The first position.
+            count: How many elements there are.
+            part_len: How many of the others to compute at once.
+        """
+        if not self._column_batches.exist:
             return None
-        number, source = self._row_source
+        if self._mark is not None:
+            if self._column_batches.run_user_code:
+                return None  # the position of each element is reported
+            self._mark(start)
         columns = self._resolver.resolve_range(start, count)
-        return source.batch(columns[number][1]) if columns else None
+        return self._column_batches.of(columns, None, count, part_len)
+
+    @property
+    def reads_beyond(self) -> bool:
+        """Whether `start_beyond` may start reads."""
+        return bool(self._beyond)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is memory to start further reads on slow storage."""
+        return all(source.has_room for _, source in self._beyond)
+
+    def start_beyond(self, start: int, count: int) -> Any:
+        """Starts reads that help to read these elements later, if there is memory for them.
+
+        Returns:
+            What must be held until the reads of the elements are started; `None` if none were.
+        """
+        columns = self._resolver.resolve_range(start, count)
+        started = [
+            source.start_beyond(source.request(*columns[number][1:]))
+            for number, source in self._beyond
+            if number in columns
+        ]
+        return started if any(reads is not None for reads in started) else None
 
     def start_reads(self, start: int, count: int) -> PendingElements:
         """Starts reading the records of the elements at `start, ..., start + count - 1`."""
@@ -188,6 +244,31 @@ class PendingElements:
     def wait(self) -> None:
         """Waits for the records."""
         chain.wait(self._chain, self._pending)
+
+    def batches(self, batch_size: int = 0) -> list[BatchBlock] | None:
+        """The elements as batches of `batch_size`, or as one, if some are rows of columns.
+
+        Otherwise calling this object computes the elements.
+        """
+        columns, count = self._columns, self._count
+        of_columns = self._program._column_batches  # noqa: SLF001 - this is a part of its program
+        if not of_columns.exist or (self._program._mark is not None and of_columns.run_user_code):  # noqa: SLF001
+            return None
+        size = batch_size or count
+        if size < count and not of_columns.are_all_rows:
+            return None  # what was read for the other parts cannot be divided
+        self.wait()  # afterwards, what was read can be used twice
+        batches = []
+        for at in range(0, count, size):
+            stop = min(at + size, count)
+            part, pending = columns, self._pending
+            if stop - at < count:
+                part = chain.columns_slice(columns, at, stop)
+            batch = of_columns.of(part, pending, stop - at, stop - at)
+            if batch is None:
+                return None
+            batches.append(batch)
+        return batches
 
     def __call__(self, output: list[Any] | None = None) -> Evaluated:
         """Computes the elements, once, on any thread.
@@ -325,11 +406,3 @@ def _numbers_column(whole: Chain) -> int | None:
         return None
     number, source = whole.source
     return number if isinstance(source, element_sources.RangeSource) else None
-
-
-def _row_source(whole: Chain) -> tuple[int, RowSource] | None:
-    """The source of `whole` and its column, if its rows are the elements."""
-    if whole.source is None or whole.fused.steps:
-        return None
-    number, source = whole.source
-    return (number, source) if isinstance(source, RowSource) else None

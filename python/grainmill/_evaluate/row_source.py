@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -13,42 +13,84 @@ from grainmill._evaluate.fuse import Evaluated
 from grainmill._evaluate.stack import SLOT_BYTES, shared_arena
 
 if TYPE_CHECKING:
-    from grainmill._native import ParquetFiles
+    from grainmill._native import ParquetFiles, ReadQueue, RowsAhead
 
 _dtype = functools.cache(np.dtype)
 
+# Rows, and what decodes them meanwhile, if storage is slow: they are found as long as it is held.
+PendingRows: TypeAlias = "tuple[Indices, RowsAhead | None]"
+
 
 class RowSource(ElementSource[Indices]):
-    """Rows of files that the engine reads.
+    """Rows of files that the engine reads, prefetched where storage is slow.
 
     Args:
         files: The files.
+        reads: Limits the reads in flight of all sources that share it.
 
     Attributes:
         files: The files.
     """
 
     runs_user_code = False
+    reads_beyond = True
+    # What a row costs is its pages, which many rows may share: the files limit what is in flight.
+    num_records = 0
 
-    def __init__(self, files: ParquetFiles) -> None:
+    def __init__(self, files: ParquetFiles, reads: ReadQueue | None = None) -> None:
         self.files = files
+        self._reads = reads
         self.mean_byte_len = files.mean_byte_len
         self._has_batches = True
 
-    def finish(self, pending: Indices) -> Evaluated:
+    @property
+    def waits_for_storage(self) -> bool:
+        """See `ElementSource.waits_for_storage`."""
+        return self.files.is_slow
+
+    @property
+    def has_room(self) -> bool:
+        """See `ElementSource.has_room`."""
+        return self.files.has_room
+
+    def start(self, request: Indices) -> PendingRows:
+        """See `ElementSource.start`; on fast storage, `finish` reads."""
+        if not self.files.is_slow:
+            return request, None
+        return request, self.files.start(request, self._reads)
+
+    def start_beyond(self, request: Indices) -> Any:
+        """See `ElementSource.start_beyond`."""
+        if not self.files.is_slow or not self.files.has_room_beyond:
+            return None
+        return self.files.start(request, self._reads)
+
+    def wait(self, pending: PendingRows) -> PendingRows:
+        """See `ElementSource.wait`."""
+        _, ahead = pending
+        if ahead is not None:
+            ahead.wait()
+        return pending
+
+    def finish(self, pending: PendingRows) -> Evaluated:
         """See `ElementSource.finish`; up to the first row that cannot be read."""
+        index, _ = self.wait(pending)
         try:
-            return Evaluated(self.files.read(pending), None)
+            return Evaluated(self.files.read(index), None)
         except Exception:
             pass  # reading one by one finds the failing row
-        return one_by_one(self.files.read_one, pending.tolist())
+        return one_by_one(self.files.read_one, index.tolist())
 
-    def batch(self, index: Indices) -> dict[str, Any] | None:
-        """The rows at `index` as a batch, if each column is an array of numbers."""
+    def read(self, request: Indices) -> Evaluated:
+        """See `ElementSource.read`."""
+        return self.finish((request, None))
+
+    def batch(self, request: Indices) -> dict[str, Any] | None:
+        """The rows as a batch, if each column is an array of numbers."""
         if not self._has_batches:
             return None
         try:
-            batch = self.files.read_batch(index, _allocated)
+            batch = self.files.read_batch(request, allocated)
         except Exception:
             return None  # reading the elements finds the failing row
         # Rows that do not form a batch would be read twice.
@@ -56,7 +98,8 @@ class RowSource(ElementSource[Indices]):
         return batch
 
 
-def _allocated(shape: tuple[int, ...], dtype_name: str) -> np.ndarray[Any, np.dtype[Any]]:
+def allocated(shape: tuple[int, ...], dtype_name: str) -> np.ndarray[Any, np.dtype[Any]]:
+    """An array for the rows of a batch."""
     dtype = _dtype(dtype_name)
     if math.prod(shape) * dtype.itemsize < SLOT_BYTES:
         return np.empty(shape, dtype)

@@ -60,6 +60,16 @@ POLL_S: Final = 0.02
 MAX_BLOCKS_IN_FLIGHT: Final = 16
 MAX_RECORDS_IN_FLIGHT: Final = 256
 
+# --- reads beyond the elements in flight ---------------------------------------------------------
+
+# How far sources are asked to read beyond them, by the size of elements, and how much at a time:
+# at 20 ms a read, 64 pages of 1 MiB are 3 GB a second. The sources have limits on memory, too.
+BEYOND_BYTES: Final = 64 << 20
+BEYOND_STEP_BYTES: Final = 1 << 20
+BEYOND_STEP_LEN: Final = 16384
+# Steps at a time, so that the first block does not wait for all of them.
+BEYOND_STEPS: Final = 8
+
 # --- batches that threads share -----------------------------------------------------------------
 
 # A batch that takes longer is computed in parts; between them, more threads may turn out to help.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from grainmill._iterators.cursor import END, Cursor, constant_state
@@ -11,6 +12,7 @@ from grainmill._iterators.stage import Block, Stage, State, runs
 from grainmill._plan import sequential
 
 if TYPE_CHECKING:
+    from grainmill._cache.sequence import Ahead
     from grainmill._iterators.cursor import ResumePoint
     from grainmill._iterators.stage import StateAfter
 
@@ -38,6 +40,7 @@ class StoredCacheStage(Stage):
         self._num_last = 0
         self._pass: Any = None  # takes the elements of the pass that this is
         self._opened: Any = None
+        self._ahead: Ahead = deque()  # reads of stored elements in flight
         self._singly = False  # whether to take one element at a time
 
     @property
@@ -52,7 +55,7 @@ class StoredCacheStage(Stage):
             self._opened = self._store.opened()
         stored = self._opened
         if stored is not None and (stored.is_complete or self._position < stored.num_stored):
-            elements = stored.read(self._position, limit)
+            elements = stored.read(self._position, limit, self._ahead)
             after = functools.partial(_state_in_store, self._position)
             if not elements and self._position > stored.num_stored:
                 raise self._refusal(stored.num_stored)

@@ -7,6 +7,7 @@ import functools
 import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from grainmill._evaluate import tuning
 from grainmill._iterators.cursor import END, constant_state_at, copy_state
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.notes import add_note, located
@@ -31,6 +32,15 @@ class UserDefinedStage(Stage):
         self._node = node
         self._closed = False
         self._last: weakref.ref[_ElementState] | None = None
+        # An iterator of this package may return several elements at once, unless a user derives
+        # another class from its own.
+        has_blocks = "_next_block" in type(iterator).__dict__ and not _is_users(node)
+        self._next_block = iterator._next_block if has_blocks else None  # type: ignore[attr-defined] # noqa: SLF001
+
+    @property
+    def pull_size(self) -> int:
+        """See `Stage.pull_size`."""
+        return 1 if self._next_block is None else tuning.MAX_REQUESTED
 
     @property
     def iterator(self) -> Iterator[Any]:
@@ -38,7 +48,9 @@ class UserDefinedStage(Stage):
         return self._iterator
 
     def pull(self, limit: int) -> Block:
-        """See `Stage.pull`; returns single elements."""
+        """See `Stage.pull`; returns single elements, unless the iterator has blocks."""
+        if self._next_block is not None:
+            return Block(*self._next_block(limit))
         if self._last is None:  # a caller may resume from the start or a restored position
             before: State | Exception | None = _ElementState(self._iterator, None).read()
         else:
@@ -110,7 +122,7 @@ class UserDefinedStage(Stage):
             self._closed = True
 
 
-def _is_users(node: Node) -> bool:
+def _is_users(node: Node | None) -> bool:
     package, _, _ = __name__.partition(".")
     return not type(getattr(node, "dataset", None)).__module__.startswith(f"{package}.")
 

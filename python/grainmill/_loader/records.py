@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from grainmill._plan.node import block_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from grainmill._evaluate.program import PendingElements
 
 
 class SampledRecords:
@@ -50,11 +52,7 @@ class SampledRecords:
         """The records at `indices`, read as one block."""
         found = self._metadata(indices)
         data = self._read([metadata.record_key for metadata in found])
-        records: list[Any] = [
-            Record(metadata.remove_record_key(), element)
-            for metadata, element in zip(found, data, strict=True)
-        ]
-        return records + [END] * (len(indices) - len(records))
+        return _records_of(found, data, len(indices))
 
     def _record_location(self, index: int) -> tuple[str, int]:
         """The data source or file that the record at `index` is in, and its index there."""
@@ -96,12 +94,66 @@ class SampledRecords:
         return self._program
 
     @property
+    def _waits_for_storage(self) -> bool:
+        """Whether reads should be started ahead of their use; see `PrefetchedObjectSource`."""
+        return _can_be_read_by_blocks(self._source) and self._opened().waits_for_storage
+
+    def _start_reads(self, indices: Sequence[int]) -> _PendingRecords:
+        """Starts reading the records at `indices`.
+
+        Raises:
+            IndexError: The source itself must accept or refuse a key.
+        """
+        found = self._metadata(indices)
+        keys: list[Any] = [metadata.record_key for metadata in found]
+        if not _all_inside(keys, len(self._source)):
+            raise IndexError("a key is out of range")
+        reads = self._opened().start_reads_at(np.array(keys, np.int64))
+        return _PendingRecords(len(indices), found, reads)
+
+    def _finish_reads(self, pending: _PendingRecords) -> list[Any]:
+        """The records that `_start_reads` was called for."""
+        evaluated = pending.reads()
+        if evaluated.failure is not None:
+            raise evaluated.failure
+        return _records_of(pending.metadata, evaluated.elements, pending.num_requested)
+
+    @property
     def _reads_lists(self) -> bool:
         """Whether the source reads lists; having `__getitems__` here does not show that."""
         return _can_be_read_by_blocks(self._source) and self._opened().reads_lists
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_program": None}
+
+
+class _PendingRecords(NamedTuple):
+    """Records that are being read.
+
+    Attributes:
+        num_requested: How many were requested.
+        metadata: That of those which the sampler has.
+        reads: Their reads.
+    """
+
+    num_requested: int
+    metadata: list[RecordMetadata]
+    reads: PendingElements
+
+    def wait(self) -> None:
+        """Waits for the reads."""
+        self.reads.wait()
+
+
+def _records_of(
+    found: Sequence[RecordMetadata], data: Sequence[Any], count: int
+) -> list[Record[Any] | _End]:
+    """`count` records, those after the last that the sampler has found as end markers."""
+    records: list[Any] = [
+        Record(metadata.remove_record_key(), element)
+        for metadata, element in zip(found, data, strict=True)
+    ]
+    return records + [END] * (count - len(records))
 
 
 def _can_be_read_by_blocks(source: Any) -> bool:

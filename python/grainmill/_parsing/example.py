@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from grainmill._native import ExampleParser
+from grainmill._plan.spec import ShapeDtypeStruct
 from grainmill._plan.transforms import Map
 
 if TYPE_CHECKING:
@@ -114,6 +115,28 @@ class ParseExample(Map):
         """
         return self._parser.parse(elements)
 
+    _ignores_input_spec = True
+
+    def output_spec(self, input_spec: Any) -> dict[str, Any]:  # noqa: ARG002 - it is any message
+        """Returns the shapes and dtypes of the features; lengths that vary are `None`.
+
+        Args:
+            input_spec: Any object.
+
+        Raises:
+            ValueError: A feature is `optional`, or a list of arrays.
+        """
+        spec = {
+            name: value_spec(f"feature `{name}`", feature.dtype, feature.shape, feature.optional)
+            for name, feature in self._features.items()
+        }
+        for name, feature in self._sequences.items():
+            what, shape = f"feature `{name}`", tuple(feature.shape)
+            if -1 in shape:
+                raise ValueError(f"Cannot infer element spec: {what} is a list of arrays")
+            spec[name] = value_spec(what, feature.dtype, (-1, *shape), feature.optional)
+        return spec
+
     def _fill_rows(
         self, elements: list[bytes], columns: Sequence[tuple[Any, Any]], at: int
     ) -> bool:
@@ -188,6 +211,24 @@ def _described(name: str, feature: Feature, *, steps: bool) -> tuple[Any, ...]:
         absent = (np.empty((0, *own), object if dtype is None else dtype), b"")
     text = feature.dtype is str
     return name, kind, number, dtype, text, list(own), any_len, absent
+
+
+def value_spec(
+    what: str,
+    dtype: Any,
+    shape: Sequence[int],
+    is_optional: bool,  # noqa: FBT001 - as it is stored
+) -> ShapeDtypeStruct:
+    """The shape and dtype of a feature or field, as it is in elements.
+
+    Raises:
+        ValueError: It may be `None`.
+    """
+    if is_optional:
+        raise ValueError(f"Cannot infer element spec: {what} is `None` where it is missing")
+    lengths = tuple(None if length == -1 else int(length) for length in shape)
+    kept = np.dtype(object if lengths and dtype in {bytes, str} else dtype).newbyteorder("=")
+    return ShapeDtypeStruct(lengths, kept)
 
 
 def row_shape(what: str, given: Sequence[int]) -> tuple[tuple[int, ...], bool]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from grainmill._native import JsonParser
-from grainmill._parsing.example import NUMBERS, default_value, row_shape
+from grainmill._parsing.example import NUMBERS, default_value, row_shape, value_spec
 from grainmill._plan.transforms import Map
 
 if TYPE_CHECKING:
@@ -95,6 +95,25 @@ class ParseJson(Map):
             elements: JSON objects.
         """
         return self._parser.parse(elements)
+
+    _ignores_input_spec = True
+
+    def output_spec(self, input_spec: Any) -> dict[str, Any]:  # noqa: ARG002 - it is any object
+        """Returns the shapes and dtypes of the fields; lengths that vary are `None`.
+
+        Args:
+            input_spec: Any object.
+
+        Raises:
+            ValueError: A field is `optional`, or its dtype is `object`.
+        """
+        spec = {}
+        for name, field in self._fields.items():
+            what = f"field `{name}`"
+            if field.dtype is object:
+                raise ValueError(f"Cannot infer element spec: {what} may be of any type")
+            spec[name] = value_spec(what, field.dtype, field.shape, field.optional)
+        return spec
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._fields})"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from grainmill._plan.spec import ShapeDtypeStruct
 from grainmill._plan.transforms import Map
 
 if TYPE_CHECKING:
@@ -105,6 +106,19 @@ class Tokenize(Map):
         if field is None:
             return ids
         return [{**element, self._output: own} for element, own in zip(elements, ids, strict=True)]
+
+    @property
+    def _ignores_input_spec(self) -> bool:
+        return self._field is None
+
+    def output_spec(self, input_spec: Any) -> Any:
+        """Returns the shape and dtype of the ids, or the dict with them; any number is `None`.
+
+        Args:
+            input_spec: Those of the elements; any object if they are texts.
+        """
+        ids = ShapeDtypeStruct((None,), self._dtype)
+        return ids if self._field is None else {**input_spec, self._output: ids}
 
     def _array(self, row: Any) -> NDArray[Any]:
         ids = np.asarray(row)

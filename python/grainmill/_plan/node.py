@@ -213,8 +213,23 @@ def function_of(transform: Any, kind: type, method: str) -> Callable[..., Any]:
 def block_function(transform: Any) -> Callable[..., Any] | None:
     """The function of a whole block that `transform` offers beside that of one element, if any."""
     # Not what objects have that answer to any name.
-    block = getattr(transform, "map_block", None) if hasattr(type(transform), "map_block") else None
+    if not defines(type(transform), "map_block", "map", "__call__"):
+        return None
+    block = getattr(transform, "map_block", None)
     return block if callable(block) else None
+
+
+def defines(kind: type, name: str, *others: str) -> bool:
+    """Whether a class has a method `name` that goes with its methods `others`.
+
+    Not if a class that is derived from where `name` is defined replaces one of these.
+    """
+    for owner in kind.__mro__:
+        if name in owner.__dict__:
+            return True
+        if any(other in owner.__dict__ for other in others):
+            return False
+    return False
 
 
 def transform_name(transform: Any) -> str:

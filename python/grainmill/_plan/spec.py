@@ -51,7 +51,7 @@ def map_spec(transform: Any, parent_spec: Callable[[], Any]) -> Any:
             f"Cannot infer element spec for transform {transform_name(transform)} because it "
             "does not implement `output_spec` method."
         )
-    return output_spec(parent_spec())
+    return output_spec(None if getattr(transform, "_ignores_input_spec", False) else parent_spec())
 
 
 def batch_spec(node: Any, spec: Any) -> Any:

@@ -22,7 +22,8 @@ class Map(abc.ABC):
     Where it is cheaper to handle many elements in one call, also define `map_block(elements)`: it
     gets a list of elements and returns a list, or an object with a length and indexing, with the
     result for each. Results, order, states and errors stay those of `map`, which is still called
-    for single elements, and for those of a block that fails.
+    for single elements, and for those of a block that fails. A derived class that replaces `map`
+    alone has no `map_block`.
 
     Example:
         >>> class Scale(grain.transforms.Map):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from grainmill import _native
-from grainmill._sources.paths import expand
+import numpy as np
+
+from grainmill._sources.paths import expand_ranges, listed
 from grainmill._sources.record_files import RecordFilesSource
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from grainmill._sources.record_files import Paths
+    from grainmill._sources.record_files import Indices, Paths
 
 # Of the files that are taken from a directory.
 _SUFFIXES = (".bagz", ".bag")
@@ -66,23 +67,32 @@ class BagzDataSource(RecordFilesSource[bytes]):
     ) -> None:
         _check("limits", limits, _LIMITS)
         _check("layout", layout, _LAYOUTS)
-        self._compression = compression
-        self._limits = limits
-        self._dictionary = dictionary
-        # The engine reads one file after the other, so interleaved records are asked for by number.
-        self._yields_records = self._is_concatenated = layout == "concatenated"
-        several = [paths] if isinstance(paths, str | os.PathLike) else paths
-        each = [item for path in several for item in os.fspath(path).split(",")]
-        files = expand(each, suffixes=_SUFFIXES)
+        self._is_concatenated = layout == "concatenated"
+        each: list[object] = []
+        for path in listed(paths):
+            each += path.split(",") if isinstance(path, str) else [path]
+        files = expand_ranges(each, suffixes=_SUFFIXES)
         if limits == "separate":  # those are beside the files, and match the same patterns
-            files = [file for file in files if not os.path.basename(file).startswith("limits.")]  # noqa: PTH119 - it may be a URL
-        super().__init__(files, (compression, limits, layout, dictionary))
+            files = [
+                file
+                for file in files
+                if not os.path.basename(file.path).startswith("limits.")  # noqa: PTH119 - it may be a URL
+            ]
+        format_of = ("bagz", compression, limits == "separate", dictionary)
+        super().__init__(files, format_of, (compression, limits, layout, dictionary))
         self._counts = self._files.num_records
         if not self._is_concatenated:
             self._check_interleaved()
 
-    def _format(self) -> _native.Format:
-        return _native.Format.bagz(self._compression, self._limits == "separate", self._dictionary)
+    @property
+    def _numbers_of(self) -> Callable[[Indices], Indices] | None:
+        return None if self._is_concatenated else self._interleaved
+
+    def _interleaved(self, index: Indices) -> Indices:
+        """The numbers of records, which the engine counts one file after the other."""
+        number, shard = np.divmod(index, len(self._starts))
+        # What is out of range stays so, and the engine refuses it.
+        return np.where(index < self._len, np.array(self._starts)[shard] + number, index)
 
     def _check_interleaved(self) -> None:
         num_shards = len(self._counts)
@@ -106,7 +116,8 @@ class BagzDataSource(RecordFilesSource[bytes]):
         if self._is_concatenated:
             return super()._record_location(index)
         number, shard = divmod(index, len(self._starts))
-        return self._sources[shard][0], number
+        path, skip, _ = self._sources[shard]
+        return path, skip + number
 
 
 def _check(name: str, value: str, known: Sequence[str]) -> None:

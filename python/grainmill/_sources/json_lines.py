@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from grainmill import _native
-from grainmill._sources.paths import expand
-from grainmill._sources.record_files import RecordFilesSource, index_places
+from grainmill._sources.paths import expand_ranges
+from grainmill._sources.record_files import RecordFilesSource, scanned
 
 if TYPE_CHECKING:
     import os
@@ -61,12 +60,9 @@ class JsonLinesDataSource(RecordFilesSource[Any]):
     ) -> None:
         self._parse = parse
         self._yields_records = not parse
-        self._compression = compression
-        self._places = index_places(index_dir)
-        super().__init__(expand(paths, suffixes=_SUFFIXES), (parse, compression))
-
-    def _format(self) -> _native.Format:
-        return _native.Format.json_lines(self._compression, *self._places)
+        files = expand_ranges(paths, suffixes=_SUFFIXES)
+        format_of = scanned("json_lines", compression, index_dir)
+        super().__init__(files, format_of, (parse, compression))
 
     def _elements(self, records: list[bytes], keys: Sequence[int]) -> list[Any]:
         if not self._parse:

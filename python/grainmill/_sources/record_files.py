@@ -6,7 +6,6 @@ import hashlib
 import operator
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
@@ -15,16 +14,29 @@ from grainmill import _native
 from grainmill._sources.paths import absolute
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable
+
+    from grainmill._index_file import FileEntry
+    from grainmill._sources.paths import FileRange
+
+    Indices: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+# The name of a constructor of the engine's `Format`, and its arguments; `None` is ArrayRecord.
+FormatOf: TypeAlias = "tuple[str, *tuple[Any, ...]] | None"
 Element_co = TypeVar("Element_co", covariant=True)
 
 
 class RecordFilesSource(Generic[Element_co]):
     """The records of many files, as one sequence.
 
-    A subclass defines `_format` and, unless elements are `bytes`, `_elements`.
+    Unless elements are `bytes`, a subclass defines `_elements`.
+
+    Args:
+        files: The files, each with the range of its records.
+        format_of: Their format.
+        arguments: What `repr` has to tell apart besides the files.
+        entries: The numbers of records of the files, and what identifies these, if known.
 
     Attributes:
         _yields_records: Whether the elements are the records as the engine reads them.
@@ -32,18 +44,35 @@ class RecordFilesSource(Generic[Element_co]):
 
     _yields_records = True
 
-    def __init__(self, paths: Sequence[str], arguments: tuple[Any, ...]) -> None:
-        self._paths = list(paths)
-        self._arguments = arguments
+    def __init__(
+        self,
+        files: Sequence[FileRange],
+        format_of: FormatOf = None,
+        arguments: tuple[Any, ...] = (),
+        entries: list[FileEntry] | None = None,
+    ) -> None:
+        self._paths = [path for path, _, _ in files]
+        self._format_of = format_of
+        ranges = [(k, *file[1:]) for k, file in enumerate(files) if file.take is not None]
+        self._arguments = (*arguments, *ranges)
+        self._entries = entries
         # Absolute, as a worker may open them from another directory.
-        self._sources: list[tuple[str, int, int | None]] = [
-            (absolute(path), 0, None) for path in paths
-        ]
+        self._sources = [(absolute(path), skip, take) for path, skip, take in files]
         self._opened: _native.RecordFiles | None = None
-        self._len = len(self._files)
+        if entries is None:
+            counts = [take for _, _, take in files]
+        else:  # the engine compares them with the files when it opens these
+            counts = [
+                count if take is None else take
+                for (count, _, _), (_, _, take) in zip(entries, files, strict=True)
+            ]
+        known = [count for count in counts if count is not None]
+        self._len = sum(known) if len(known) == len(counts) else len(self._files)
 
-    def _format(self) -> _native.Format:
-        raise NotImplementedError
+    @property
+    def _numbers_of(self) -> Callable[[Indices], Indices] | None:
+        """Maps the indices of elements to the numbers of records, where these differ."""
+        return None
 
     def _elements(self, records: list[bytes], keys: Sequence[int]) -> list[Any]:  # noqa: ARG002 - subclasses use them
         """The elements of `records`, which are at `keys`."""
@@ -53,15 +82,18 @@ class RecordFilesSource(Generic[Element_co]):
     def _files(self) -> _native.RecordFiles:
         """The files, opened at first use; the engine reads them in blocks."""
         if self._opened is None:
-            is_counted = all(count is not None for _, _, count in self._sources)
+            file_format = None
+            if self._format_of is not None:
+                name, *arguments = self._format_of
+                file_format = getattr(_native.Format, name)(*arguments)
             self._opened = _native.RecordFiles(
-                self._sources, lazy=is_counted, file_format=self._format()
+                self._sources, lazy=True, file_infos=self._entries, file_format=file_format
             )
         return self._opened
 
     @property
     def paths(self) -> list[str]:
-        """The paths of the files, as given."""
+        """The paths of the files, as given or expanded."""
         return list(self._paths)
 
     def __len__(self) -> int:
@@ -69,7 +101,8 @@ class RecordFilesSource(Generic[Element_co]):
 
     def __getitem__(self, record_key: SupportsIndex) -> Element_co:
         key = self._checked(record_key)
-        element: Element_co = self._elements([self._files.read_one(key)], [key])[0]
+        record: Any = self._files.read_one(key)
+        element: Element_co = record if self._yields_records else self._elements([record], [key])[0]
         return element
 
     # Unless a subclass overrides `__getitem__`, pipelines read `_files` in blocks instead.
@@ -82,7 +115,7 @@ class RecordFilesSource(Generic[Element_co]):
             record_keys: From 0 to `len(self) - 1`, in any order.
 
         Raises:
-            IndexError: A key is out of range.
+            IndexError: A key is out of range; `ArrayRecordDataSource` raises a `ValueError`.
         """
         keys = [self._checked(key) for key in record_keys]
         if not keys:
@@ -112,9 +145,11 @@ class RecordFilesSource(Generic[Element_co]):
 
     def _record_location(self, index: int) -> tuple[str, int]:
         """The file of record `index`, and the record's index in it, for messages."""
-        for (path, _, _), count in zip(self._sources, self._files.num_records, strict=True):
+        takes = [take for _, _, take in self._sources if take is not None]
+        counts = takes if len(takes) == len(self._sources) else self._files.num_records
+        for (path, skip, _), count in zip(self._sources, counts, strict=True):
             if index < count:
-                return path, index
+                return path, skip + index
             index -= count
         raise IndexError("record index is out of range")
 
@@ -125,16 +160,18 @@ class RecordFilesSource(Generic[Element_co]):
         return key
 
 
-def index_places(index_dir: str | os.PathLike[str] | None) -> tuple[bool, str]:
-    """Whether indices are beside the files, and the directory of those that are not."""
+def scanned(
+    name: str, compression: str, index_dir: str | os.PathLike[str] | None
+) -> tuple[str, str, bool, str]:
+    """A format whose records are found by a scan, and where the indices are that keep them.
+
+    They are beside the files, or else in the cache directory, unless `index_dir` is given.
+    """
     if index_dir is not None:
-        return False, absolute(os.fspath(index_dir))
-    return True, str(Path(_cache_dir()) / "grainmill" / "index")
-
-
-def _cache_dir() -> str:
-    variables: Iterable[str] = ("GRAINMILL_CACHE_DIR", "XDG_CACHE_HOME")
-    for variable in variables:
-        if path := os.environ.get(variable):
-            return absolute(path)
-    return str(Path("~/.cache").expanduser())
+        return name, compression, False, absolute(os.fspath(index_dir))
+    for variable in ("GRAINMILL_CACHE_DIR", "XDG_CACHE_HOME"):
+        if cache := os.environ.get(variable):
+            break
+    else:
+        cache = os.path.expanduser("~/.cache")  # noqa: PTH111 - `pathlib` takes long to import
+    return name, compression, True, os.path.join(absolute(cache), "grainmill", "index")  # noqa: PTH118

@@ -6,13 +6,16 @@ files' names; `features.json` says what the records are. Both are read as JSON.
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import json
+import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-if TYPE_CHECKING:
-    import os
+from grainmill._native import read_object
+from grainmill._sources.paths import expand
 
 _INFO: Final = "dataset_info.json"
 _FEATURES: Final = "features.json"
@@ -42,13 +45,14 @@ def read_directory(path: str | os.PathLike[str], split: str) -> TfdsDirectory:
         ValueError: There is no such split, the split's text is not understood or selects nothing,
             the files have another format, or `dataset_info.json` is damaged.
     """
-    directory = Path(path)
-    info = _json(directory / _INFO)
+    directory = os.fspath(path)
+    if not _is_url(directory):
+        directory = str(Path(directory))
+    info = _json(_joined(directory, _INFO))
     if info is None:
-        below = sorted(str(found.parent) for found in directory.glob(f"*/{_INFO}"))
-        below += sorted(str(found.parent) for found in directory.glob(f"*/*/{_INFO}"))
+        below = [found.removesuffix(f"/{_INFO}") for found in _below(directory)]
         hint = f"; there is one in {', '.join(below)}" if below else ""
-        raise FileNotFoundError(f"there is no {_INFO} in {str(directory)!r}{hint}")
+        raise FileNotFoundError(f"there is no {_INFO} in {directory!r}{hint}")
     found = info.get("fileFormat", "tfrecord")
     if found != _FORMAT:
         raise ValueError(
@@ -59,17 +63,36 @@ def read_directory(path: str | os.PathLike[str], split: str) -> TfdsDirectory:
     paths = [
         f"{file}[{start}:{stop}]"
         for part in split.split("+")
-        for file, start, stop in _selected(part.strip(), splits, str(directory))
+        for file, start, stop in _selected(part.strip(), splits, directory)
         if start < stop
     ]
     if not paths:
         raise ValueError(f"the split {split!r} of {directory} has no records")
-    return TfdsDirectory(paths, _json(directory / _FEATURES))
+    return TfdsDirectory(paths, _json(_joined(directory, _FEATURES)))
 
 
-def _json(path: Path) -> dict[str, Any] | None:
+def _is_url(path: str) -> bool:
+    return "://" in path and not path.startswith("file://")
+
+
+def _joined(directory: str, name: str) -> str:
+    return f"{directory.rstrip('/')}/{name}" if _is_url(directory) else str(Path(directory) / name)
+
+
+def _below(directory: str) -> list[str]:
+    """The descriptions of data sets in directories below."""
+    found = []
+    for pattern in (f"*/{_INFO}", f"*/*/{_INFO}"):
+        with contextlib.suppress(OSError, ValueError):  # none, or a server that does not list
+            escaped = directory if _is_url(directory) else glob.escape(directory)
+            found += expand(_joined(escaped, pattern))
+    return found
+
+
+def _json(path: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text("utf-8"))
+        data = read_object(path) if _is_url(path) else Path(path).read_bytes()
+        found = json.loads(data)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as failure:
@@ -79,7 +102,7 @@ def _json(path: Path) -> dict[str, Any] | None:
     return found
 
 
-def _splits(directory: Path, info: dict[str, Any]) -> dict[str, list[tuple[str, int]]]:
+def _splits(directory: str, info: dict[str, Any]) -> dict[str, list[tuple[str, int]]]:
     """The files of each split, with their numbers of records."""
     splits = {}
     try:
@@ -92,11 +115,11 @@ def _splits(directory: Path, info: dict[str, Any]) -> dict[str, list[tuple[str, 
                 _file_name(template, info["name"], each["name"], number, len(lengths))
                 for number in range(len(lengths))
             ]
-            files = [str(directory / name) for name in names]
+            files = [_joined(directory, name) for name in names]
             splits[str(each["name"])] = list(zip(files, lengths, strict=True))
     except (KeyError, TypeError, ValueError, AttributeError) as failure:
         raise ValueError(
-            f"{directory / _INFO}: not as TensorFlow Datasets writes it: "
+            f"{_joined(directory, _INFO)}: not as TensorFlow Datasets writes it: "
             f"{type(failure).__name__}: {failure}"
         ) from failure
     return splits

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grainmill import _native
-from grainmill._sources.paths import expand
-from grainmill._sources.record_files import RecordFilesSource, index_places
+from grainmill._sources.paths import expand_ranges
+from grainmill._sources.record_files import RecordFilesSource, scanned
 
 if TYPE_CHECKING:
     import os
@@ -69,9 +68,5 @@ class TFRecordDataSource(RecordFilesSource[bytes]):
         compression: str = "auto",
         index_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._compression = compression
-        self._places = index_places(index_dir)
-        super().__init__(expand(paths, suffixes=_SUFFIXES), (compression,))
-
-    def _format(self) -> _native.Format:
-        return _native.Format.tfrecord(self._compression, *self._places)
+        files = expand_ranges(paths, suffixes=_SUFFIXES)
+        super().__init__(files, scanned("tfrecord", compression, index_dir), (compression,))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
-from grainmill import _native
-from grainmill._sources.paths import expand
-from grainmill._sources.record_files import RecordFilesSource, index_places
+from grainmill._sources.paths import expand_ranges
+from grainmill._sources.record_files import RecordFilesSource, scanned
 
 if TYPE_CHECKING:
     import os
@@ -65,12 +64,8 @@ class WebDatasetDataSource(RecordFilesSource[dict[str, Any]]):
         compression: str = "auto",
         index_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._compression = compression
-        self._places = index_places(index_dir)
-        super().__init__(expand(paths, suffixes=_SUFFIXES), (compression,))
-
-    def _format(self) -> _native.Format:
-        return _native.Format.web_dataset(self._compression, *self._places)
+        files = expand_ranges(paths, suffixes=_SUFFIXES)
+        super().__init__(files, scanned("web_dataset", compression, index_dir), (compression,))
 
     def _elements(self, records: list[bytes], keys: Sequence[int]) -> list[Any]:  # noqa: ARG002
         return list(map(_sample, records))

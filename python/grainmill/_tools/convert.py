@@ -353,7 +353,7 @@ class Conversion:
         inputs = [[_absolute(path), identity(path)] for path in self._inputs]
         return {
             "format": _JOURNAL,
-            "version": 1,
+            "version": 2,
             "inputs": inputs,
             "from": [found.name for found in self._formats],
             "to": self._target.name,

@@ -16,6 +16,7 @@ import os
 import socket
 import threading
 import time
+import zlib
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, Self
 
@@ -31,7 +32,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 # A journal in a bucket is written at least as often; who has not for this long has ended.
 _BEAT_S = 60.0
@@ -205,32 +206,18 @@ class LocalOutputs:
         self._kind = kind
         self._header = header
         self._force = force
-        self._file: IO[str] | None = None
+        self._file: IO[bytes] | None = None
         self._lock = threading.Lock()
         self._kept: frozenset[str] = frozenset()
         self.records: dict[str, int] = {}
 
     def __enter__(self) -> Self:
         Path(self._shards[0].directory).mkdir(parents=True, exist_ok=True)
-        while True:
-            file = self._journal.open("a+", encoding="utf-8")
-            if fcntl is not None:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError as error:
-                    file.close()
-                    raise _busy(str(self._journal)) from error
-            try:
-                is_same = os.path.samestat(os.fstat(file.fileno()), self._journal.stat())
-            except FileNotFoundError:
-                is_same = False
-            if is_same:
-                break
-            file.close()  # removed by a conversion that has just ended
-        self._file = file
+        self._file = _locked(self._journal)
         self._continue()
         for shard in self._shards:
-            _temporary(shard).unlink(missing_ok=True)
+            if shard.name in self._kept:  # killed between the two steps of the renaming
+                _temporary(shard).unlink(missing_ok=True)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -280,25 +267,31 @@ class LocalOutputs:
         """Keeps the entries of files that an interrupted run of this conversion has finished."""
         assert self._file is not None
         self._file.seek(0)
-        entries = list(_json_lines(self._file))
-        kept: dict[str, dict[str, Any]] = {}
-        if entries and entries[0] == self._header:
-            paths = {shard.name: shard.path for shard in self._shards}
-            for entry in entries[1:]:
-                path = paths.get(entry.get("name", ""))
-                if path is not None and identity(path) == entry.get("identity"):
-                    kept[entry["name"]] = entry
-        self._file.truncate(0)
-        self._write(self._header)
-        for name, entry in kept.items():
-            self.add(name, entry["records"], entry["identity"])
-        self._kept = frozenset(kept)
+        entries, byte_len = _entries(self._file.read())
+        if not entries or entries[0] != self._header:
+            self._file.truncate(0)
+            self._write(self._header)
+            return
+        self._file.truncate(byte_len)  # what was not written whole
+        paths = {shard.name: shard.path for shard in self._shards}
+        for entry in entries[1:]:
+            path = paths.get(entry.get("name", ""))
+            if path is not None and identity(path) == entry.get("identity"):
+                self.records[entry["name"]] = entry["records"]
+        self._kept = frozenset(self.records)
 
     def _write(self, entry: dict[str, Any]) -> None:
         assert self._file is not None
-        self._file.write(json.dumps(entry) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        file = self._file.fileno()
+        before = os.fstat(file).st_size
+        try:
+            left = memoryview(_line_of(entry))
+            while left:
+                left = left[os.write(file, left) :]
+            os.fsync(file)
+        except OSError as error:
+            os.ftruncate(file, before)  # what others append must not follow half a line
+            raise OSError(error.errno, error.strerror, str(self._journal)) from error
 
 
 class LocalWriting:
@@ -316,7 +309,14 @@ class LocalWriting:
         self._shard = shard
         self._temporary = _temporary(shard)
         self._force = force
-        self._records = kind.create(str(self._temporary), shard.path)
+        # Another command may name the same file in another way, and so have another journal.
+        self._claim = _locked(self._temporary)
+        try:
+            self._records = kind.create(str(self._temporary), shard.path)
+        except BaseException:
+            self._temporary.unlink(missing_ok=True)
+            self._claim.close()
+            raise
 
     @property
     def records(self) -> Records:
@@ -332,11 +332,13 @@ class LocalWriting:
         check(str(self._temporary))
         self._outputs.add(self._shard.name, num_records, identity(str(self._temporary)))
         _rename(self._temporary, Path(self._shard.path), force=self._force)
+        self._claim.close()
 
     def abort(self) -> None:
         """See `Writing`."""
         self._records.abort()
         self._temporary.unlink(missing_ok=True)
+        self._claim.close()
 
 
 def identity(path: str) -> list[int] | None:
@@ -355,16 +357,45 @@ def _temporary(shard: Shard) -> Path:
     return Path(shard.directory) / f".{shard.name}.part{end}"
 
 
-def _json_lines(file: IO[str]) -> Iterator[dict[str, Any]]:
-    """The entries of a journal, up to the first that was not written whole."""
-    for line in file:
+def _locked(path: Path) -> IO[bytes]:
+    """Opens a file that no other conversion has open, and creates it if there is none.
+
+    Raises:
+        CommandError: Another conversion has it open.
+    """
+    while True:
+        file = path.open("ab+")
         try:
-            entry = json.loads(line)
-        except ValueError:
-            return
-        if not isinstance(entry, dict):
-            return
-        yield entry
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        except BlockingIOError as error:
+            file.close()
+            raise _busy(str(path)) from error
+        except FileNotFoundError:
+            pass
+        except OSError:  # a file system without locks
+            return file
+        file.close()  # removed by a conversion that has just ended
+
+
+def _line_of(entry: dict[str, Any]) -> bytes:
+    text = json.dumps(entry).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _entries(content: bytes) -> tuple[list[dict[str, Any]], int]:
+    """The entries of a journal up to the first that is damaged, and how many bytes they have."""
+    entries: list[dict[str, Any]] = []
+    byte_len = 0
+    for line in content.splitlines(keepends=True):
+        text = line[9:].removesuffix(b"\n")
+        if line != b"%08x %s\n" % (zlib.crc32(text), text):
+            break
+        entries.append(json.loads(text))
+        byte_len += len(line)
+    return entries, byte_len
 
 
 def _rename(temporary: Path, path: Path, *, force: bool) -> None:

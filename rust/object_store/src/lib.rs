@@ -21,6 +21,6 @@ mod upload;
 
 pub use list::list;
 pub use location::is_url;
-pub use object::{Buckets, read};
+pub use object::Buckets;
 pub use settings::Settings;
 pub use upload::{Upload, UploadControl, abort, remove};

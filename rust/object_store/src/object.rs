@@ -54,14 +54,6 @@ impl Storage for Buckets {
     }
 }
 
-/// The bytes of the object at `url`, which is small.
-///
-/// # Errors
-/// If there is no such object, or it cannot be read.
-pub fn read(url: &str, settings: Settings) -> Result<Vec<u8>> {
-    Object::read_all(url, &Arc::new(settings))
-}
-
 /// An object that has been opened once.
 #[derive(Debug)]
 struct Object {
@@ -106,14 +98,6 @@ impl Object {
         };
         let path = PathBuf::from(&*shown);
         Ok((Self { path, bucket, target: Arc::new(target), cache }, tail))
-    }
-
-    /// All bytes of the object at `url`.
-    fn read_all(url: &str, settings: &Arc<Settings>) -> Result<Vec<u8>> {
-        let (object, _) = Self::open(url, settings)?;
-        let mut bytes = Vec::new();
-        object.request(0..object.target.byte_len, &mut |part| bytes.extend_from_slice(part))?;
-        Ok(bytes)
     }
 
     /// Passes the bytes of `range`, which the object must have, to `sink` in order.

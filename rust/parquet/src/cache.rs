@@ -1,14 +1,19 @@
 //! Decoded arrays, kept within a limit of bytes and shared by the threads that read one source.
+//!
+//! A unit that a thread decodes has a [`Slot`] until nobody holds it. Others that need the unit hold
+//! the slot, too, and wait for the array, which they get even if the cache has no room for it. So
+//! what is read ahead is not decoded twice, and is freed once its readers have it.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use arrow_array::{Array, ArrayRef};
 use grainmill_core::process::PerProcess;
 
 /// Consecutive rows of one column of a row group: the numbers of the file, row group, column, and
 /// the first row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Key {
     pub(crate) file: u32,
     pub(crate) row_group: u32,
@@ -21,7 +26,7 @@ pub(crate) struct Key {
 pub(crate) struct Cache {
     budget: usize,
     /// A forked child starts with none: a thread of its parent may be decoding.
-    state: PerProcess<(Mutex<State>, Condvar)>,
+    state: PerProcess<Mutex<State>>,
 }
 
 #[derive(Debug, Default)]
@@ -29,8 +34,12 @@ struct State {
     arrays: HashMap<Key, Entry>,
     /// The keys by when they were last used.
     by_use: BTreeMap<u64, Key>,
-    /// What threads are decoding.
-    in_flight: HashSet<Key>,
+    /// Those that somebody holds, and some that nobody holds any longer.
+    slots: HashMap<Key, Weak<Slot>>,
+    /// How many slots there are when those that nobody holds are next removed.
+    sweep_at: usize,
+    /// The bytes that slots reserve.
+    reserved: Arc<AtomicUsize>,
     byte_len: usize,
     clock: u64,
 }
@@ -42,14 +51,60 @@ struct Entry {
     used: u64,
 }
 
+/// A unit that a thread is going to decode, is decoding, or has decoded.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    outcome: Mutex<Outcome>,
+    finished: Condvar,
+    /// Bytes of the array, about, as long as this lives.
+    byte_len: usize,
+    reserved: Arc<AtomicUsize>,
+}
+
+#[derive(Debug)]
+enum Outcome {
+    Pending,
+    Decoded(ArrayRef),
+    Failed,
+}
+
+impl Slot {
+    /// Waits until the unit is decoded; None if that failed.
+    pub(crate) fn wait(&self) -> Option<ArrayRef> {
+        let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_pending = |outcome: &mut Outcome| matches!(outcome, Outcome::Pending);
+        let outcome = self.finished.wait_while(outcome, is_pending);
+        match &*outcome.unwrap_or_else(PoisonError::into_inner) {
+            Outcome::Decoded(array) => Some(Arc::clone(array)),
+            Outcome::Pending | Outcome::Failed => None,
+        }
+    }
+
+    /// Sets what came of it, unless that is known: the array, or None if it could not be decoded.
+    pub(crate) fn finish(&self, array: Option<ArrayRef>) {
+        let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*outcome, Outcome::Pending) {
+            *outcome = array.map_or(Outcome::Failed, Outcome::Decoded);
+        }
+        drop(outcome);
+        self.finished.notify_all();
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.reserved.fetch_sub(self.byte_len, Ordering::Relaxed);
+    }
+}
+
 /// What a thread finds for a key.
 pub(crate) enum Claim {
     /// The array.
     Found(ArrayRef),
     /// Nothing; this thread decodes it, and then calls [`Cache::finish`].
-    Decode,
-    /// Another thread is decoding it.
-    Wait,
+    Decode(Arc<Slot>),
+    /// Another thread decodes it.
+    Wait(Arc<Slot>),
 }
 
 impl Cache {
@@ -66,43 +121,36 @@ impl Cache {
         self.lock().byte_len
     }
 
-    /// Looks for each of `keys`, in order.
-    pub(crate) fn claim(&self, keys: &[Key]) -> Vec<Claim> {
-        let mut state = self.lock();
-        let claim = |&key| match state.get(key) {
-            Some(array) => Claim::Found(array),
-            None if state.in_flight.insert(key) => Claim::Decode,
-            None => Claim::Wait,
-        };
-        keys.iter().map(claim).collect()
+    /// The bytes, about, of the units that somebody holds.
+    pub(crate) fn reserved(&self) -> usize {
+        self.lock().reserved.load(Ordering::Relaxed)
     }
 
-    /// Ends the claims of this thread to `keys`, and keeps those of `arrays` that it decoded.
-    pub(crate) fn finish(&self, keys: &[Key], arrays: &[(Key, ArrayRef)]) {
+    /// Looks for each of the keys, in order; units have about this many bytes once decoded.
+    pub(crate) fn claim(&self, units: impl Iterator<Item = (Key, usize)>) -> Vec<Claim> {
         let mut state = self.lock();
-        for key in keys {
-            state.in_flight.remove(key);
-        }
+        let claim = |(key, byte_len)| match state.get(key) {
+            Some(array) => Claim::Found(array),
+            None => match state.slots.get(&key).and_then(Weak::upgrade) {
+                Some(slot) => Claim::Wait(slot),
+                None => Claim::Decode(state.new_slot(key, byte_len)),
+            },
+        };
+        units.map(claim).collect()
+    }
+
+    /// Ends a claim: keeps `array`, or reports that the unit could not be decoded.
+    pub(crate) fn finish(&self, key: Key, slot: &Slot, array: Option<ArrayRef>) {
         let mut evicted = Vec::new();
-        for (key, array) in arrays {
-            state.insert(*key, array, self.budget, &mut evicted);
+        if let Some(array) = &array {
+            self.lock().insert(key, array, self.budget, &mut evicted);
         }
-        drop(state);
-        self.state.get().1.notify_all();
+        slot.finish(array);
         drop(evicted); // frees memory without the lock
     }
 
-    /// Waits until no thread is decoding `key`; the array, if it was kept.
-    pub(crate) fn wait(&self, key: Key) -> Option<ArrayRef> {
-        let mut state = self.lock();
-        while state.in_flight.contains(&key) {
-            state = self.state.get().1.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        state.get(key)
-    }
-
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.get().0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.get().lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -114,6 +162,22 @@ impl State {
         entry.used = self.clock;
         self.by_use.insert(self.clock, key);
         Some(Arc::clone(&entry.array))
+    }
+
+    fn new_slot(&mut self, key: Key, byte_len: usize) -> Arc<Slot> {
+        if self.slots.len() >= self.sweep_at {
+            self.slots.retain(|_, slot| slot.strong_count() > 0);
+            self.sweep_at = 2 * self.slots.len() + 64;
+        }
+        self.reserved.fetch_add(byte_len, Ordering::Relaxed);
+        let slot = Arc::new(Slot {
+            outcome: Mutex::new(Outcome::Pending),
+            finished: Condvar::new(),
+            byte_len,
+            reserved: Arc::clone(&self.reserved),
+        });
+        self.slots.insert(key, Arc::downgrade(&slot));
+        slot
     }
 
     fn insert(&mut self, key: Key, array: &ArrayRef, budget: usize, evicted: &mut Vec<Entry>) {
@@ -151,38 +215,72 @@ mod tests {
         Arc::new(Int64Array::from(vec![1; 1000]))
     }
 
+    fn claim(cache: &Cache, row: u64) -> Claim {
+        cache.claim([(key(row), 8000)].into_iter()).remove(0)
+    }
+
+    /// Claims the unit at `row` and decodes it.
+    fn decode(cache: &Cache, row: u64) -> Arc<Slot> {
+        let Claim::Decode(slot) = claim(cache, row) else { panic!("{row} was claimed") };
+        cache.finish(key(row), &slot, Some(array()));
+        slot
+    }
+
+    fn has(cache: &Cache, row: u64) -> bool {
+        matches!(claim(cache, row), Claim::Found(_))
+    }
+
     #[test]
     fn the_least_recently_used_arrays_leave_first() {
         let len = array().get_array_memory_size();
         let cache = Cache::new(3 * len);
         for row in 0..3 {
-            cache.finish(&[key(row)], &[(key(row), array())]);
+            decode(&cache, row);
         }
-        assert!(cache.wait(key(0)).is_some());
-        cache.finish(&[], &[(key(3), array())]);
+        assert!(has(&cache, 0));
+        decode(&cache, 3);
         assert!(cache.byte_len() <= 3 * len);
-        let kept: Vec<bool> = (0..4).map(|row| cache.wait(key(row)).is_some()).collect();
+        let kept: Vec<bool> = (0..4).map(|row| has(&cache, row)).collect();
         assert_eq!(kept, [true, false, true, true]);
     }
 
     #[test]
-    fn an_array_beyond_the_limit_is_not_kept() {
+    fn an_array_beyond_the_limit_is_kept_only_as_long_as_its_slot_is_held() {
         let cache = Cache::new(100);
-        cache.finish(&[], &[(key(0), array())]);
-        assert_eq!(cache.byte_len(), 0);
+        let slot = decode(&cache, 0);
+        assert_eq!((cache.byte_len(), cache.reserved()), (0, 8000));
+        let Claim::Wait(same) = claim(&cache, 0) else { panic!("the slot is held") };
+        assert!(same.wait().is_some());
+        drop((slot, same));
+        assert_eq!(cache.reserved(), 0);
+        assert!(matches!(claim(&cache, 0), Claim::Decode(_)));
     }
 
     #[test]
     fn one_thread_decodes_and_others_wait() {
         let cache = Arc::new(Cache::new(1 << 20));
-        assert!(matches!(cache.claim(&[key(0)])[..], [Claim::Decode]));
-        assert!(matches!(cache.claim(&[key(0)])[..], [Claim::Wait]));
-        let waiting = {
-            let cache = Arc::clone(&cache);
-            std::thread::spawn(move || cache.wait(key(0)).is_some())
-        };
-        cache.finish(&[key(0)], &[(key(0), array())]);
+        let Claim::Decode(slot) = claim(&cache, 0) else { panic!("nobody decodes it") };
+        let Claim::Wait(same) = claim(&cache, 0) else { panic!("the slot is held") };
+        let waiting = std::thread::spawn(move || same.wait().is_some());
+        cache.finish(key(0), &slot, Some(array()));
         assert!(waiting.join().unwrap());
-        assert!(matches!(cache.claim(&[key(0)])[..], [Claim::Found(_)]));
+        assert!(has(&cache, 0));
+    }
+
+    #[test]
+    fn those_that_wait_learn_of_a_failure() {
+        let cache = Cache::new(1 << 20);
+        let Claim::Decode(slot) = claim(&cache, 0) else { panic!("nobody decodes it") };
+        cache.finish(key(0), &slot, None);
+        assert!(slot.wait().is_none());
+    }
+
+    #[test]
+    fn slots_that_nobody_holds_are_removed() {
+        let cache = Cache::new(100);
+        for row in 0..10_000 {
+            decode(&cache, row);
+        }
+        assert!(cache.lock().slots.len() < 200);
     }
 }

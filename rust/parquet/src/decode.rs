@@ -15,8 +15,9 @@ use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
 use parquet::file::serialized_reader::SerializedPageReader;
 
+use crate::cache::Key;
 use crate::fetch::Fetched;
-use crate::file::ParquetFile;
+use crate::file::{ParquetFile, Placed};
 use crate::layout::{Contents, Layout, Place};
 use crate::schema::{Column, corrupt, raised};
 
@@ -35,7 +36,18 @@ pub(crate) struct Unit<'a> {
     pub(crate) rows: Range<u64>,
 }
 
-impl Unit<'_> {
+impl<'a> Unit<'a> {
+    /// The unit with this key, up to the row before `end`.
+    pub(crate) fn of(file: &'a ParquetFile, key: Key, end: u64, placed: &Placed) -> Self {
+        Self {
+            file,
+            row_group: key.row_group as usize,
+            column: &file.columns()[key.column as usize],
+            layouts: placed.layouts.clone(),
+            rows: key.first_row..end,
+        }
+    }
+
     /// The ranges of the file that hold it.
     pub(crate) fn ranges(&self) -> Vec<Range<u64>> {
         self.layouts.iter().flat_map(|layout| layout.ranges(&self.rows)).collect()

@@ -16,9 +16,9 @@ use parquet::file::reader::{ChunkReader, Length};
 /// Ranges with a smaller gap between them are read together.
 const MAX_GAP: u64 = 16 << 10;
 /// The same where a read has to wait for storage.
-const MAX_SLOW_GAP: u64 = 256 << 10;
+pub(crate) const MAX_SLOW_GAP: u64 = 256 << 10;
 /// Ranges are not joined beyond this length.
-const MAX_JOINED: u64 = 8 << 20;
+pub(crate) const MAX_JOINED: u64 = 8 << 20;
 /// How many reads are in flight where storage is slow.
 const MAX_IN_FLIGHT: usize = 128;
 /// What a reader of headers fetches at once.
@@ -52,12 +52,28 @@ pub(crate) struct Fetched {
 }
 
 impl Fetched {
+    /// The `parts` of `file`, each with its position.
+    pub(crate) fn with(file: OpenFile, mut parts: Vec<(u64, Bytes)>) -> Self {
+        parts.sort_unstable_by_key(|&(at, _)| at);
+        Self { file, parts }
+    }
+
+    /// The file that they are parts of.
+    pub(crate) fn file(&self) -> &OpenFile {
+        &self.file
+    }
+
+    /// Whether the bytes in `range` are in memory.
+    pub(crate) fn has(&self, range: &Range<u64>) -> bool {
+        self.part(range).is_some()
+    }
+
     /// Fetches `ranges` of each file; returns one for each file.
     pub(crate) fn of(requests: Vec<(OpenFile, Vec<Range<u64>>)>) -> Result<Vec<Arc<Self>>> {
         let mut reads = Vec::new();
         for (number, (file, ranges)) in requests.iter().enumerate() {
             let gap = if file.latency.is_slow() { MAX_SLOW_GAP } else { MAX_GAP };
-            for range in joined(ranges.clone(), gap) {
+            for range in joined(ranges.clone(), gap, MAX_JOINED) {
                 reads.push((number, file.clone(), range));
             }
         }
@@ -65,11 +81,8 @@ impl Fetched {
         for (number, at, bytes) in all(reads)? {
             parts[number].push((at, bytes));
         }
-        let fetched = requests.into_iter().zip(parts).map(|((file, _), mut parts)| {
-            parts.sort_unstable_by_key(|&(at, _)| at);
-            Arc::new(Self { file, parts })
-        });
-        Ok(fetched.collect())
+        let files = requests.into_iter().map(|(file, _)| file);
+        Ok(files.zip(parts).map(|(file, parts)| Arc::new(Self::with(file, parts))).collect())
     }
 
     /// The bytes in `range`; without a copy if they were fetched.
@@ -108,14 +121,19 @@ impl Fetched {
     }
 }
 
-fn joined(mut ranges: Vec<Range<u64>>, max_gap: u64) -> Vec<Range<u64>> {
+/// Joins `ranges` with gaps of up to `max_gap` between them, up to `max_joined` bytes.
+pub(crate) fn joined(
+    mut ranges: Vec<Range<u64>>,
+    max_gap: u64,
+    max_joined: u64,
+) -> Vec<Range<u64>> {
     ranges.sort_unstable_by_key(|range| range.start);
     let mut joined: Vec<Range<u64>> = Vec::new();
     for range in ranges {
         match joined.last_mut() {
             Some(last)
                 if range.start <= last.end.saturating_add(max_gap)
-                    && (range.start < last.end || range.end - last.start <= MAX_JOINED) =>
+                    && (range.start < last.end || range.end - last.start <= max_joined) =>
             {
                 last.end = last.end.max(range.end);
             }
@@ -220,9 +238,9 @@ mod tests {
 
     #[test]
     fn close_ranges_are_joined_and_long_ones_are_not() {
-        assert_eq!(joined(vec![40..50, 0..10, 20..30, 5..12], 8), [0..30, 40..50]);
-        assert_eq!(joined(vec![20..30, 0..10], 8), [0..10, 20..30]);
-        let long = MAX_JOINED;
-        assert_eq!(joined(vec![0..long, long..long + 1], 8), [0..long, long..long + 1]);
+        assert_eq!(joined(vec![40..50, 0..10, 20..30, 5..12], 8, 100), [0..30, 40..50]);
+        assert_eq!(joined(vec![20..30, 0..10], 8, 100), [0..10, 20..30]);
+        assert_eq!(joined(vec![0..50, 50..51], 8, 50), [0..50, 50..51]);
+        assert_eq!(joined(vec![0..50, 49..60], 8, 50), [0..60]);
     }
 }

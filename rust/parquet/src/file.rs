@@ -1,10 +1,11 @@
 //! One Parquet file: its footer, its columns, and where their pages are.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hasher};
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 use arrow_schema::FieldRef;
 use grainmill_core::process::PerProcess;
@@ -13,18 +14,27 @@ use grainmill_core::records::storage_latency::StorageLatency;
 use grainmill_core::{Error, Result};
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 
-use crate::fetch::OpenFile;
-use crate::layout::{self, Layout, Place};
+use crate::fetch::{Fetched, MAX_JOINED, OpenFile, joined};
+use crate::layout::{self, Layout, MAX_SLOW_WHOLE, Place};
+use crate::room::{Held, Room};
 use crate::schema::{self, Column, corrupt};
+use crate::thrift;
 
 /// The end of a file that is read to get its footer, which is often shorter.
 const TAIL: u64 = 64 << 10;
 /// The length of the footer, and four bytes that identify the format.
 const TRAILER: u64 = 8;
 const MAGIC: &[u8] = b"PAR1";
+/// A row group with more rows is taken for damaged.
+const MAX_GROUP_ROWS: u64 = 1 << 40;
 const ENCRYPTED_MAGIC: &[u8] = b"PARE";
+/// The offset indexes of a row group lie next to each other: with smaller gaps they are read together.
+const MAX_INDEX_GAP: u64 = 256 << 10;
 
 type Layouts = HashMap<(usize, usize), Arc<Placed>>;
+
+/// Columns of a row group that are found together: the one of this number, or all with an offset index.
+type Target = (usize, Option<usize>);
 
 /// A file whose footer has been read.
 #[derive(Debug)]
@@ -37,6 +47,8 @@ pub(crate) struct ParquetFile {
     /// The first row of each row group, and the number of rows.
     starts: Vec<u64>,
     layouts: PerProcess<Mutex<Layouts>>,
+    /// What threads are finding.
+    targets: PerProcess<(Mutex<HashSet<Target>>, Condvar)>,
     hint: OnceLock<f64>,
 }
 
@@ -65,6 +77,9 @@ impl ParquetFile {
         let footer = footer(&file, &path)?;
         let footer_hash = hash(&footer);
         let place = "footer";
+        if thrift::check_footer(&footer).is_err() {
+            return Err(corrupt(&path, place, &"it is damaged"));
+        }
         // The crate returns errors for all damage that is known; this is for what is not.
         let decoded = catch_unwind(AssertUnwindSafe(|| {
             let metadata = ParquetMetaDataReader::decode_metadata(&footer)
@@ -76,9 +91,13 @@ impl ParquetFile {
         }));
         let (metadata, starts, columns) =
             decoded.unwrap_or_else(|_| Err(corrupt(&path, place, &"it cannot be decoded")))?;
+        if storage.is_remote(stored.path()) {
+            latency.expect_slow();
+        }
         let layouts = PerProcess::new(Default::default);
+        let targets = PerProcess::new(Default::default);
         let hint = OnceLock::new();
-        Ok(Self { stored, path, metadata, footer_hash, columns, starts, layouts, hint })
+        Ok(Self { stored, path, metadata, footer_hash, columns, starts, layouts, targets, hint })
     }
 
     pub(crate) fn path(&self) -> &str {
@@ -156,30 +175,110 @@ impl ParquetFile {
         layouts.get(&(row_group, column)).cloned()
     }
 
-    /// Finds out where column number `column` of `row_group` is stored.
+    /// Whether a column has an offset index in `row_group`.
+    pub(crate) fn has_index(&self, row_group: usize, column: usize) -> bool {
+        let group = self.metadata.row_group(row_group);
+        let mut leaves = self.columns[column].leaves.iter().map(|&leaf| group.column(leaf));
+        leaves.all(|leaf| {
+            leaf.offset_index_offset().is_some() && leaf.offset_index_length().is_some()
+        })
+    }
+
+    /// Finds out where a column of `row_group` is stored, or all of `columns` that have an offset
+    /// index, unless that is known or another thread does.
+    ///
+    /// Returns the column chunks that had to be read whole for it, as far as there is room for them.
     pub(crate) fn place(
         &self,
         row_group: usize,
-        column: usize,
-        file: &OpenFile,
-    ) -> Result<Arc<Placed>> {
+        column: Option<usize>,
+        columns: &[usize],
+        latency: &Arc<StorageLatency>,
+        room: &Arc<Room>,
+    ) -> Result<Vec<Held>> {
+        let _finding = self.begin((row_group, column));
+        let is_unknown = |&column: &usize| self.placed(row_group, column).is_none();
+        let columns: Vec<usize> = match column {
+            Some(column) => vec![column],
+            None => columns.iter().copied().filter(|&at| self.has_index(row_group, at)).collect(),
+        };
+        let columns: Vec<usize> = columns.into_iter().filter(is_unknown).collect();
+        if columns.is_empty() {
+            return Ok(Vec::new());
+        }
+        let file = self.reopen(latency)?;
+        let group = self.metadata.row_group(row_group);
+        let (mut indexes, mut chunks) = (Vec::new(), Vec::new());
+        for &leaf in columns.iter().flat_map(|&column| &self.columns[column].leaves) {
+            let place = Place { path: &self.path, row_group, column: group.column(leaf) };
+            match layout::index_range(place, file.byte_len)? {
+                Some(range) => indexes.push(range),
+                None => chunks.push(layout::chunk(place, file.byte_len)?),
+            }
+        }
+        let (mut parts, mut held) = (Vec::new(), Vec::new());
+        for range in joined(indexes, MAX_INDEX_GAP, MAX_JOINED) {
+            parts.push((range.start, file.read(range)?));
+        }
+        if latency.is_slow() {
+            chunks.retain(|chunk| chunk.end - chunk.start <= MAX_SLOW_WHOLE);
+            let byte_len = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
+            let taken = Arc::new(room.take(byte_len));
+            for chunk in chunks {
+                let bytes = file.read(chunk.clone())?;
+                parts.push((chunk.start, bytes.clone()));
+                held.push(Held { at: chunk.start, bytes, taken: Arc::clone(&taken) });
+            }
+        }
+        let fetched = Fetched::with(file, parts);
+        for column in columns {
+            let placed = Arc::new(self.found(row_group, column, &fetched)?);
+            let mut layouts = self.layouts.get().lock().unwrap_or_else(PoisonError::into_inner);
+            layouts.insert((row_group, column), placed);
+        }
+        held.retain(|held| held.taken.may_stay());
+        Ok(held)
+    }
+
+    /// Waits until no other thread is finding `target`; others wait until what is returned is dropped.
+    fn begin(&self, target: Target) -> Finding<'_> {
+        let (targets, ended) = self.targets.get();
+        let targets = targets.lock().unwrap_or_else(PoisonError::into_inner);
+        let targets = ended.wait_while(targets, |targets| targets.contains(&target));
+        targets.unwrap_or_else(PoisonError::into_inner).insert(target);
+        Finding { file: self, target }
+    }
+
+    /// Where column number `column` of `row_group` is stored.
+    fn found(&self, row_group: usize, column: usize, fetched: &Fetched) -> Result<Placed> {
         let group = self.metadata.row_group(row_group);
         let num_rows = self.group_len(row_group);
         let mut layouts = Vec::new();
         let mut lens = Vec::new();
         for &leaf in &self.columns[column].leaves {
             let place = Place { path: &self.path, row_group, column: group.column(leaf) };
-            layouts.push(Arc::new(Layout::read(place, num_rows, file)?));
+            layouts.push(Arc::new(Layout::read(place, num_rows, fetched)?));
             lens.push(u64::try_from(group.column(leaf).uncompressed_size()).unwrap_or(0));
         }
         let leaves: Vec<_> = layouts.iter().map(|layout| &**layout).zip(lens.clone()).collect();
         let starts = layout::units(&leaves, num_rows);
         #[expect(clippy::cast_precision_loss, reason = "an estimate")]
         let row_byte_len = lens.iter().sum::<u64>() as f64 / num_rows.max(1) as f64;
-        let placed = Arc::new(Placed { layouts, starts, row_byte_len });
-        let mut layouts = self.layouts.get().lock().unwrap_or_else(PoisonError::into_inner);
-        layouts.insert((row_group, column), Arc::clone(&placed));
-        Ok(placed)
+        Ok(Placed { layouts, starts, row_byte_len })
+    }
+}
+
+/// A thread is finding a target.
+struct Finding<'a> {
+    file: &'a ParquetFile,
+    target: Target,
+}
+
+impl Drop for Finding<'_> {
+    fn drop(&mut self) {
+        let (targets, ended) = self.file.targets.get();
+        targets.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.target);
+        ended.notify_all();
     }
 }
 
@@ -189,6 +288,18 @@ impl Placed {
         let after = self.starts.partition_point(|&start| start <= row);
         let end = self.starts.get(after).copied().unwrap_or(num_rows);
         (self.starts[after.saturating_sub(1)], end)
+    }
+
+    /// The bytes of `rows` once decoded, about.
+    pub(crate) fn byte_len(&self, rows: Range<u64>) -> usize {
+        #[expect(
+            clippy::cast_precision_loss,
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "an estimate"
+        )]
+        let byte_len = ((rows.end - rows.start) as f64 * self.row_byte_len) as usize;
+        byte_len
     }
 }
 
@@ -239,7 +350,7 @@ fn starts(metadata: &ParquetMetaData, path: &str) -> Result<Vec<u64>> {
     let mut starts = vec![0_u64];
     for (number, group) in metadata.row_groups().iter().enumerate() {
         let place = || format!("footer, row group {number}");
-        let len = u64::try_from(group.num_rows()).ok().filter(|&len| len < 1 << 48);
+        let len = u64::try_from(group.num_rows()).ok().filter(|&len| len < MAX_GROUP_ROWS);
         let next = len.and_then(|len| starts.last()?.checked_add(len));
         let next = next.filter(|&next| usize::try_from(next).is_ok());
         let Some(next) = next else {

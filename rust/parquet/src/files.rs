@@ -7,20 +7,26 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use arrow_array::{Array, ArrayRef, new_empty_array};
 use arrow_schema::FieldRef;
 use arrow_select::interleave::interleave;
-use grainmill_core::pipeline::pool;
+use grainmill_core::pipeline::{ReadQueue, pool};
+use grainmill_core::process::PerProcess;
 use grainmill_core::records::storage::Storage;
 use grainmill_core::records::storage_latency::{ReadTotals, StorageLatency};
 use grainmill_core::{Error, Result};
 
-use crate::cache::{Cache, Claim, Key};
+use crate::ahead::Ahead;
+use crate::cache::{Cache, Claim, Key, Slot};
 use crate::decode::Unit;
 use crate::fetch::{Fetched, OpenFile};
 use crate::file::{ParquetFile, Placed};
+use crate::room::{Held, Room};
 
 /// How many files are opened at a time where storage is slow.
 const MAX_OPENING: usize = 128;
 /// Not less is decoded before rows are gathered, whatever the limit of the cache.
 const MIN_PASS_BYTES: f64 = 64.0 * 1024.0 * 1024.0;
+/// The limits of what is decoded before it is asked for; between them it is half of the cache's.
+const MIN_AHEAD_BYTES: usize = 64 << 20;
+const MAX_AHEAD_BYTES: usize = 256 << 20;
 
 /// Files, each opened on first use, on any thread.
 #[derive(Debug)]
@@ -30,6 +36,7 @@ pub struct ParquetFiles {
     /// The first row of each file, and the number of rows.
     starts: Vec<u64>,
     cache: Cache,
+    room: PerProcess<Arc<Room>>,
 }
 
 #[derive(Debug)]
@@ -78,10 +85,10 @@ impl Parts {
 
 /// A requested row: its file, row group, and number in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Pick {
-    file: u32,
-    row_group: u32,
-    row: u64,
+pub(crate) struct Pick {
+    pub(crate) file: u32,
+    pub(crate) row_group: u32,
+    pub(crate) row: u64,
 }
 
 impl ParquetFiles {
@@ -118,7 +125,8 @@ impl ParquetFiles {
             };
             starts.push(next);
         }
-        Ok(Self { entries, opener, starts, cache: Cache::new(cache_bytes) })
+        let cache = Cache::new(cache_bytes);
+        Ok(Self { entries, opener, starts, cache, room: PerProcess::new(Default::default) })
     }
 
     /// How many rows there are.
@@ -191,15 +199,73 @@ impl ParquetFiles {
         Some((file, position - self.starts[file]))
     }
 
-    fn file(&self, number: usize) -> Result<&ParquetFile> {
+    pub(crate) fn file(&self, number: usize) -> Result<&ParquetFile> {
         open_entry(&self.entries, number, &self.opener)
+    }
+
+    /// The numbers of the files of `positions` that have not been opened.
+    pub(crate) fn unopened(&self, positions: &[u64]) -> impl Iterator<Item = usize> {
+        let files = positions.iter().filter_map(|&position| Some(self.file_of(position)?.0));
+        let mut unopened: Vec<usize> =
+            files.filter(|&file| self.entries[file].file.get().is_none()).collect();
+        unopened.sort_unstable();
+        unopened.dedup();
+        unopened.into_iter()
+    }
+
+    /// A file, opened for some reads.
+    pub(crate) fn reopened(&self, number: u32) -> Result<OpenFile> {
+        self.file(number as usize)?.reopen(&self.opener.latency)
+    }
+
+    /// See [`ParquetFile::place`].
+    pub(crate) fn place(
+        &self,
+        file: &ParquetFile,
+        row_group: usize,
+        column: Option<usize>,
+        columns: &[usize],
+    ) -> Result<Vec<Held>> {
+        file.place(row_group, column, columns, &self.opener.latency, self.room.get())
+    }
+
+    pub(crate) fn cache(&self) -> &Cache {
+        &self.cache
+    }
+
+    /// Whether recent reads had to wait for storage.
+    pub fn is_slow(&self) -> bool {
+        self.opener.latency.is_slow()
+    }
+
+    fn max_ahead(&self) -> usize {
+        (self.cache.budget() / 2).clamp(MIN_AHEAD_BYTES, MAX_AHEAD_BYTES)
+    }
+
+    /// Whether there is memory for rows that are not asked for yet. Otherwise [`start`](Self::start)
+    /// only opens files and finds pages.
+    pub fn has_room(&self) -> bool {
+        self.cache.reserved() < self.max_ahead()
+    }
+
+    /// Whether half of that memory is left, so that rows which are asked for much later do not take
+    /// the place of others.
+    pub fn has_room_beyond(&self) -> bool {
+        self.cache.reserved() < self.max_ahead() / 2
+    }
+
+    /// Starts to read and decode the rows at `positions`, on threads of the engine. What fails is raised
+    /// when the rows are read; while the result is held, that finds what is decoded.
+    pub fn start(self: &Arc<Self>, positions: Vec<u64>, queue: &ReadQueue) -> Ahead {
+        let columns = self.fields().map_or(0, |fields| fields.len());
+        Ahead::start(self, positions, (0..columns).collect(), queue)
     }
 
     /// Reads the rows at `positions`, in that order.
     ///
     /// # Errors
     /// If a position is out of range, or a file cannot be read or is damaged.
-    pub fn read(&self, positions: &[u64]) -> Result<Rows> {
+    pub fn read(self: &Arc<Self>, positions: &[u64]) -> Result<Rows> {
         let all: Vec<usize> = (0..self.fields()?.len()).collect();
         self.read_columns(positions, &all)
     }
@@ -208,7 +274,7 @@ impl ParquetFiles {
     ///
     /// # Errors
     /// Those of [`read`](Self::read).
-    pub fn read_columns(&self, positions: &[u64], columns: &[usize]) -> Result<Rows> {
+    pub fn read_columns(self: &Arc<Self>, positions: &[u64], columns: &[usize]) -> Result<Rows> {
         let fields = self.fields()?;
         let fields: Vec<FieldRef> =
             columns.iter().filter_map(|&column| fields.get(column).cloned()).collect();
@@ -220,6 +286,13 @@ impl ParquetFiles {
             let columns = fields.iter().map(none).collect();
             return Ok(Rows { fields, columns, len: 0 });
         }
+        // Held until the rows are gathered.
+        let _ahead = self.is_slow().then(|| {
+            let queue = ReadQueue::of_program();
+            let ahead = Ahead::start(self, positions.to_vec(), columns.to_vec(), queue);
+            ahead.wait();
+            ahead
+        });
         let picks = self.picks(positions)?;
         let mut opened = HashMap::new();
         let passes = self.passes(&picks, columns)?;
@@ -246,7 +319,7 @@ impl ParquetFiles {
     }
 
     /// The row group and row of each position.
-    fn picks(&self, positions: &[u64]) -> Result<Vec<Pick>> {
+    pub(crate) fn picks(&self, positions: &[u64]) -> Result<Vec<Pick>> {
         let mut picks = Vec::with_capacity(positions.len());
         for &position in positions {
             let Some((number, row)) = self.file_of(position) else {
@@ -316,8 +389,9 @@ impl ParquetFiles {
         if let Some(placed) = file.placed(row_group, column) {
             return Ok(placed);
         }
-        let opened = file.reopen(&self.opener.latency)?;
-        file.place(row_group, column, &opened)
+        self.place(file, row_group, Some(column), &[])?;
+        file.placed(row_group, column)
+            .ok_or_else(|| Error::Panicked("the pages of a column were not found".to_owned()))
     }
 
     /// The rows of `picks`, for each column.
@@ -370,56 +444,51 @@ impl ParquetFiles {
         units: &[(Key, u64, Arc<Placed>)],
         opened: &mut HashMap<u32, OpenFile>,
     ) -> Result<Vec<ArrayRef>> {
-        let keys: Vec<Key> = units.iter().map(|(key, ..)| *key).collect();
-        let claims = self.cache.claim(&keys);
+        let sizes = units.iter().map(|(key, end, placed)| {
+            let byte_len = placed.byte_len(key.first_row..*end);
+            (*key, byte_len)
+        });
+        let claims = self.cache.claim(sizes);
         let mut arrays: Vec<Option<ArrayRef>> = vec![None; units.len()];
         let (mut missing, mut waiting) = (Vec::new(), Vec::new());
+        let mut claimed = Claimed { cache: &self.cache, slots: HashMap::new() };
         for (number, claim) in claims.into_iter().enumerate() {
             match claim {
                 Claim::Found(array) => arrays[number] = Some(array),
-                Claim::Decode => missing.push(number),
-                Claim::Wait => waiting.push(number),
+                Claim::Wait(slot) => waiting.push((number, slot)),
+                Claim::Decode(slot) => {
+                    claimed.slots.insert(units[number].0, slot);
+                    missing.push(number);
+                }
             }
         }
         if !missing.is_empty() {
-            let claimed = Claimed {
-                cache: &self.cache,
-                keys: missing.iter().map(|&number| keys[number]).collect(),
-                decoded: Vec::new(),
-            };
-            let decoded = self.decoded(&missing, units, opened, claimed)?;
+            let decoded = self.decoded(&missing, units, opened, &mut claimed)?;
             for (number, array) in missing.into_iter().zip(decoded) {
                 arrays[number] = Some(array);
             }
         }
-        for number in waiting {
-            let array = match self.cache.wait(keys[number]) {
+        for (number, slot) in waiting {
+            let array = match slot.wait() {
                 Some(array) => array,
-                None => self.decoded_alone(number, units, opened)?,
+                // Another thread could not decode it: this one finds out why.
+                None => self
+                    .decoded(&[number], units, opened, &mut claimed)?
+                    .pop()
+                    .ok_or_else(|| Error::Panicked("nothing was decoded".to_owned()))?,
             };
             arrays[number] = Some(array);
         }
         Ok(arrays.into_iter().flatten().collect())
     }
 
-    /// Decodes a unit that another thread did not, or could not keep.
-    fn decoded_alone(
-        &self,
-        number: usize,
-        units: &[(Key, u64, Arc<Placed>)],
-        opened: &mut HashMap<u32, OpenFile>,
-    ) -> Result<ArrayRef> {
-        let claimed = Claimed { cache: &self.cache, keys: Vec::new(), decoded: Vec::new() };
-        let mut arrays = self.decoded(&[number], units, opened, claimed)?;
-        arrays.pop().ok_or_else(|| Error::Panicked("nothing was decoded".to_owned()))
-    }
-
+    /// Decodes the units of these numbers, and ends the claims to them.
     fn decoded(
         &self,
         numbers: &[usize],
         units: &[(Key, u64, Arc<Placed>)],
         opened: &mut HashMap<u32, OpenFile>,
-        mut claimed: Claimed<'_>,
+        claimed: &mut Claimed<'_>,
     ) -> Result<Vec<ArrayRef>> {
         // In the order of the files, each with its units.
         let mut by_file: Vec<(u32, Vec<Unit<'_>>)> = Vec::new();
@@ -428,13 +497,7 @@ impl ParquetFiles {
         for &number in numbers {
             let (key, end, placed) = &units[number];
             let file = self.file(key.file as usize)?;
-            let unit = Unit {
-                file,
-                row_group: key.row_group as usize,
-                column: &file.columns()[key.column as usize],
-                layouts: placed.layouts.clone(),
-                rows: key.first_row..*end,
-            };
+            let unit = Unit::of(file, *key, *end, placed);
             let at = *at_file.entry(key.file).or_insert_with(|| {
                 by_file.push((key.file, Vec::new()));
                 by_file.len() - 1
@@ -446,30 +509,41 @@ impl ParquetFiles {
         for (number, units) in &by_file {
             let handle = match opened.get(number) {
                 Some(handle) => handle.clone(),
-                None => self.file(*number as usize)?.reopen(&self.opener.latency)?,
+                None => self.reopened(*number)?,
             };
             opened.insert(*number, handle.clone());
             requests.push((handle, units.iter().flat_map(Unit::ranges).collect()));
         }
         let fetched = Fetched::of(requests)?;
+        let mut arrays = Vec::with_capacity(order.len());
         for (at, unit, key) in order {
             let array = by_file[at].1[unit].decode(&fetched[at])?;
-            claimed.decoded.push((key, array));
+            claimed.finish(key, &array);
+            arrays.push(array);
         }
-        Ok(claimed.decoded.iter().map(|(_, array)| Arc::clone(array)).collect())
+        Ok(arrays)
     }
 }
 
 /// Claims of a thread, which end even if it fails.
 struct Claimed<'a> {
     cache: &'a Cache,
-    keys: Vec<Key>,
-    decoded: Vec<(Key, ArrayRef)>,
+    slots: HashMap<Key, Arc<Slot>>,
+}
+
+impl Claimed<'_> {
+    fn finish(&mut self, key: Key, array: &ArrayRef) {
+        if let Some(slot) = self.slots.remove(&key) {
+            self.cache.finish(key, &slot, Some(Arc::clone(array)));
+        }
+    }
 }
 
 impl Drop for Claimed<'_> {
     fn drop(&mut self) {
-        self.cache.finish(&self.keys, &self.decoded);
+        for (key, slot) in self.slots.drain() {
+            self.cache.finish(key, &slot, None);
+        }
     }
 }
 
@@ -579,6 +653,6 @@ fn open_all(entries: &Arc<Vec<Entry>>, opener: &Arc<Opener>, numbers: Vec<usize>
 }
 
 /// Numbers of files, row groups and columns fit into 32 bits.
-fn small(number: usize) -> u32 {
+pub(crate) fn small(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }

@@ -11,14 +11,14 @@ use grainmill_core::Result;
 use parquet::file::metadata::ColumnChunkMetaData;
 use parquet::file::page_index::offset_index::PageLocation;
 
-use crate::fetch::{Fetched, OpenFile};
+use crate::fetch::Fetched;
 use crate::schema::corrupt;
 use crate::thrift::{self, PageHeader, PageKind, PageSpan, Problem};
 
 /// A shorter chunk is fetched whole to read its page headers.
 const MAX_WHOLE: u64 = 1 << 20;
 /// The same where a read has to wait for storage.
-const MAX_SLOW_WHOLE: u64 = 64 << 20;
+pub(crate) const MAX_SLOW_WHOLE: u64 = 64 << 20;
 /// Statistics in a page header may be long, but not longer.
 const MAX_HEADER: u64 = 16 << 20;
 /// An index has some bytes for each page.
@@ -80,25 +80,17 @@ impl Place<'_> {
 }
 
 impl Layout {
-    /// Finds the pages of the column chunk at `place`, in a row group of `num_rows` rows.
-    pub(crate) fn read(place: Place<'_>, num_rows: u64, file: &OpenFile) -> Result<Self> {
-        let chunk = chunk(place, file.byte_len)?;
+    /// Finds the pages of the column chunk at `place`, in a row group of `num_rows` rows. `fetched` may
+    /// have its offset index, or all of it; otherwise that is read.
+    pub(crate) fn read(place: Place<'_>, num_rows: u64, fetched: &Fetched) -> Result<Self> {
+        let file_len = fetched.file().byte_len;
+        let chunk = chunk(place, file_len)?;
         let descr = place.column.column_descr();
         if descr.max_rep_level() == 0 && place.column.num_values().cast_unsigned() != num_rows {
             let found = place.column.num_values();
             return Err(place.corrupt(&format!("has {found} values for {num_rows} rows")));
         }
-        let index = match (place.column.offset_index_offset(), place.column.offset_index_length()) {
-            (Some(offset), Some(len)) => {
-                let (offset, len) = (offset.cast_unsigned(), i64::from(len).cast_unsigned());
-                let end = offset.checked_add(len).filter(|&end| end <= file.byte_len);
-                match end {
-                    Some(end) if len <= MAX_INDEX => Some(file.read(offset..end)?),
-                    _ => return Err(place.corrupt("its offset index lies outside the file")),
-                }
-            }
-            _ => None,
-        };
+        let index = index_range(place, file_len)?.map(|range| fetched.get(range)).transpose()?;
         let pages = match index {
             Some(bytes) => {
                 let pages = thrift::offset_index(&bytes);
@@ -106,7 +98,7 @@ impl Layout {
                 // Some writers list pages in which no row begins: then the pages are read in order.
                 fits(&pages, &chunk, num_rows).then_some(pages)
             }
-            None => scanned(place, &chunk, num_rows, file)?,
+            None => scanned(place, &chunk, num_rows, fetched)?,
         };
         Ok(Self { chunk, pages, num_rows })
     }
@@ -165,6 +157,12 @@ impl Layout {
                 return Err(place.corrupt_page(at, &text));
             }
             if header.kind == PageKind::Dictionary {
+                // Each has at least a byte, or is claimed to have none.
+                if header.num_values > header.decoded_len.max(1) {
+                    let (found, len) = (header.num_values, header.decoded_len);
+                    let text = format!("a dictionary of {found} values in {len} bytes");
+                    return Err(place.corrupt_page(at, &text));
+                }
                 contents.dictionary_len += header.decoded_len;
             } else {
                 contents.num_values += header.num_values;
@@ -214,8 +212,22 @@ fn checked(place: Place<'_>, contents: Contents) -> Result<Contents> {
     Ok(contents)
 }
 
+/// The bytes of the offset index of a column chunk, if it has one.
+pub(crate) fn index_range(place: Place<'_>, file_len: u64) -> Result<Option<Range<u64>>> {
+    let (Some(offset), Some(len)) =
+        (place.column.offset_index_offset(), place.column.offset_index_length())
+    else {
+        return Ok(None);
+    };
+    let (offset, len) = (offset.cast_unsigned(), i64::from(len).cast_unsigned());
+    match offset.checked_add(len).filter(|&end| end <= file_len) {
+        Some(end) if len <= MAX_INDEX => Ok(Some(offset..end)),
+        _ => Err(place.corrupt("its offset index lies outside the file")),
+    }
+}
+
 /// The bytes of a column chunk.
-fn chunk(place: Place<'_>, file_len: u64) -> Result<Range<u64>> {
+pub(crate) fn chunk(place: Place<'_>, file_len: u64) -> Result<Range<u64>> {
     let column = place.column;
     let start = column.dictionary_page_offset().unwrap_or(column.data_page_offset());
     let range = u64::try_from(start).ok().zip(u64::try_from(column.compressed_size()).ok());
@@ -244,16 +256,22 @@ fn scanned(
     place: Place<'_>,
     chunk: &Range<u64>,
     num_rows: u64,
-    file: &OpenFile,
+    fetched: &Fetched,
 ) -> Result<Option<Vec<PageSpan>>> {
-    let len = chunk.end - chunk.start;
+    let file = fetched.file();
     let max_whole = if file.latency.is_slow() { MAX_SLOW_WHOLE } else { MAX_WHOLE };
-    let ranges = if len <= max_whole { vec![chunk.clone()] } else { Vec::new() };
-    let fetched = Fetched::of(vec![(file.clone(), ranges)])?.remove(0);
+    let whole;
+    let fetched = if fetched.has(chunk) || chunk.end - chunk.start > max_whole {
+        fetched
+    } else {
+        let bytes = file.read(chunk.clone())?;
+        whole = Fetched::with(file.clone(), vec![(chunk.start, bytes)]);
+        &whole
+    };
     let is_flat = place.column.column_descr().max_rep_level() == 0;
     let (mut at, mut row, mut pages) = (chunk.start, 0_u64, Vec::new());
     while at < chunk.end {
-        let header = header_at(place, at, chunk.end, &fetched)?;
+        let header = header_at(place, at, chunk.end, fetched)?;
         let len = header.header_len + header.stored_len;
         match (header.kind, header.num_rows) {
             (PageKind::Dictionary, _) if at == chunk.start => {}

@@ -3,8 +3,10 @@
 //! [`ParquetFiles`] is many files as one sequence of rows. A read finds the pages that hold the rows
 //! (`layout`), fetches those that are not decoded yet (`fetch`), decodes them with the `parquet`
 //! crate (`decode`), keeps the arrays within a limit (`cache`) and gathers the rows in the order
-//! requested. Page headers are checked before the crate sees a page (`thrift`).
+//! requested. Where storage is slow, rows can be decoded before they are asked for (`ahead`), and
+//! `room` limits what is read to find pages. Page headers are checked before the crate sees a page (`thrift`).
 
+mod ahead;
 mod cache;
 mod decode;
 pub mod dense;
@@ -12,9 +14,11 @@ mod fetch;
 mod file;
 mod files;
 mod layout;
+mod room;
 mod schema;
 mod thrift;
 
+pub use ahead::Ahead;
 pub use arrow_array;
 pub use arrow_buffer;
 pub use arrow_schema;

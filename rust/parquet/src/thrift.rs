@@ -1,8 +1,8 @@
 //! Reads the few structures of Parquet's compact Thrift encoding that are needed before a page is
-//! decoded: page headers and offset indexes.
+//! decoded: page headers and offset indexes. Checks footers before they are decoded elsewhere.
 
-/// Structures nest at most this deep; those of Parquet need three levels.
-const MAX_DEPTH: u32 = 8;
+/// Structures and lists nest at most this deep; those of Parquet need eight levels.
+const MAX_DEPTH: u32 = 16;
 
 /// Why bytes are not what was expected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -225,6 +225,36 @@ pub(crate) struct PageSpan {
     pub(crate) first_row: u64,
 }
 
+/// Checks that `bytes` are a footer with as many elements in its lists as these claim: a decoder may
+/// allocate memory for that many, and allocations that fail end the process.
+pub(crate) fn check_footer(bytes: &[u8]) -> Result<()> {
+    let mut decoder = Decoder::new(bytes);
+    decoder.structure(|decoder, id, kind| {
+        if (id, kind) != (2, LIST) {
+            return Ok(false);
+        }
+        // The schema: each group says how many of the following elements are its children.
+        let (len, kind) = decoder.list()?;
+        if kind != STRUCT {
+            return Err(Problem::Invalid);
+        }
+        for _ in 0..len {
+            decoder.structure(|decoder, id, kind| {
+                if (id, kind) != (5, I32) {
+                    return Ok(false);
+                }
+                let num_children = u64::try_from(decoder.integer()?);
+                if num_children.is_ok_and(|count| count < len) {
+                    Ok(true)
+                } else {
+                    Err(Problem::Invalid)
+                }
+            })?;
+        }
+        Ok(true)
+    })
+}
+
 /// The pages that an offset index lists.
 pub(crate) fn offset_index(bytes: &[u8]) -> Result<Vec<PageSpan>> {
     let mut decoder = Decoder::new(bytes);
@@ -297,6 +327,24 @@ mod tests {
         );
         for len in 0..bytes.len() {
             assert_eq!(offset_index(&bytes[..len]), Err(Problem::Short));
+        }
+    }
+
+    #[test]
+    fn a_footer_that_claims_more_than_it_has_is_refused() {
+        // A version; a schema of a group with one child, and the child; rows; no row groups.
+        let footer = [0x15, 2, 0x19, 0x2c, 0x55, 2, 0, 0x15, 2, 0, 0x16, 0, 0x19, 0x0c, 0];
+        assert_eq!(check_footer(&footer), Ok(()));
+        let mut with = footer;
+        with[5] = 4; // two children
+        assert_eq!(check_footer(&with), Err(Problem::Invalid));
+        with[5] = 3; // less than none
+        assert_eq!(check_footer(&with), Err(Problem::Invalid));
+        // 2^28 row groups
+        let many = [&footer[..13], &[0xfc, 0x80, 0x80, 0x80, 0x80, 1, 0]].concat();
+        assert_eq!(check_footer(&many), Err(Problem::Short));
+        for len in 0..footer.len() {
+            assert_eq!(check_footer(&footer[..len]), Err(Problem::Short));
         }
     }
 

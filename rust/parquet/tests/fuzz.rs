@@ -72,7 +72,7 @@ impl ReadAt for Memory {
 fn read(input: Vec<u8>) -> Result<usize> {
     let storage: Arc<dyn Storage> = Arc::new(Memory(input.into()));
     let file = vec![(PathBuf::from("input"), None)];
-    let files = ParquetFiles::open(&storage, file, None, 1 << 20)?;
+    let files = Arc::new(ParquetFiles::open(&storage, file, None, 1 << 20)?);
     let rows: Vec<u64> = (0..files.len().min(MAX_ROWS)).collect();
     if let Some(&last) = rows.last() {
         drop(files.read(&[last]));

@@ -1,11 +1,19 @@
 //! Images to arrays.
 
-use grainmill_image::{Filter, Options, Region};
-use numpy::{PyArray1, PyArray3, PyArrayMethods};
+use grainmill_core::bytes::Bytes;
+use grainmill_image::{Filter, Options, Pixels, Region};
+use numpy::{
+    PyArray1, PyArray3, PyArrayDescr, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods,
+};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
+use crate::array::{RowBytes, same_dtype};
 use crate::error::Raised;
+
+/// The first row and column, the height and the width of a rectangle.
+type Crop = (usize, usize, usize, usize);
 
 /// How to decode images: JPEG and PNG to arrays of bytes.
 #[pyclass(frozen, name = "ImageDecoder", module = "grainmill._native")]
@@ -45,15 +53,80 @@ impl PyImageDecoder {
         &self,
         py: Python<'py>,
         file: &[u8],
-        crop: Option<(usize, usize, usize, usize)>,
+        crop: Option<Crop>,
         size: Option<(usize, usize)>,
     ) -> PyResult<Bound<'py, PyArray3<u8>>> {
-        let region = crop.map(|(top, left, height, width)| Region { top, left, height, width });
-        let pixels = py
-            .detach(|| grainmill_image::decode(file, region, size, &self.0))
-            .map_err(Raised::from)?;
-        PyArray1::from_vec(py, pixels.bytes).reshape([pixels.height, pixels.width, pixels.channels])
+        let pixels = py.detach(|| self.pixels(file, crop, size)).map_err(Raised::from)?;
+        array_of(py, pixels)
     }
+
+    /// The pixels of each of `files`, as `decode` returns them.
+    fn decode_block<'py>(
+        &self,
+        py: Python<'py>,
+        files: Vec<Bound<'py, PyBytes>>,
+        crops: Vec<Option<Crop>>,
+        size: Option<(usize, usize)>,
+    ) -> PyResult<Vec<Bound<'py, PyArray3<u8>>>> {
+        let files: Vec<&[u8]> = files.iter().map(PyBytesMethods::as_bytes).collect();
+        let decoded: Result<Vec<Pixels>, _> = py.detach(|| {
+            files.iter().zip(&crops).map(|(file, &crop)| self.pixels(file, crop, size)).collect()
+        });
+        decoded.map_err(Raised::from)?.into_iter().map(|pixels| array_of(py, pixels)).collect()
+    }
+
+    /// Writes the pixels of `files` to the rows of `target` from row `at` on.
+    ///
+    /// Returns whether it did: not if the pixels of one have another shape than a row. The rows have
+    /// any content then, and if an image cannot be decoded. Nothing else may use them meanwhile.
+    fn fill<'py>(
+        &self,
+        py: Python<'py>,
+        files: Vec<Bound<'py, PyBytes>>,
+        crops: Vec<Option<Crop>>,
+        size: Option<(usize, usize)>,
+        target: Bound<'py, PyUntypedArray>,
+        at: usize,
+    ) -> PyResult<bool> {
+        let &[_, height, width, channels] = target.shape() else { return Ok(false) };
+        if !same_dtype(&target.dtype(), &PyArrayDescr::of::<u8>(py)) {
+            return Ok(false);
+        }
+        let mut rows = RowBytes::of(target, at)?;
+        if rows.num_rows < files.len() {
+            return Ok(false);
+        }
+        let files: Vec<&[u8]> = files.iter().map(PyBytesMethods::as_bytes).collect();
+        let row_len = rows.row_len;
+        let mut out = rows.destination(0, files.len());
+        let filled = py.detach(|| {
+            for (file, &crop) in files.iter().zip(&crops) {
+                let pixels = self.pixels(file, crop, size)?;
+                if [pixels.height, pixels.width, pixels.channels] != [height, width, channels] {
+                    return Ok(false);
+                }
+                Bytes::from(pixels.bytes.as_slice()).copy_to(&mut out.take_front(row_len));
+            }
+            Ok(true)
+        });
+        Ok(filled.map_err(|error: grainmill_core::Error| Raised::from(error))?)
+    }
+}
+
+impl PyImageDecoder {
+    fn pixels(
+        &self,
+        file: &[u8],
+        crop: Option<Crop>,
+        size: Option<(usize, usize)>,
+    ) -> grainmill_core::Result<Pixels> {
+        let region = crop.map(|(top, left, height, width)| Region { top, left, height, width });
+        grainmill_image::decode(file, region, size, &self.0)
+    }
+}
+
+fn array_of(py: Python<'_>, pixels: Pixels) -> PyResult<Bound<'_, PyArray3<u8>>> {
+    PyArray1::from_vec(py, pixels.bytes).reshape([pixels.height, pixels.width, pixels.channels])
 }
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {

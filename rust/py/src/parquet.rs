@@ -3,14 +3,15 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use grainmill_parquet::{ParquetFiles, Parts};
+use grainmill_core::pipeline::ReadQueue;
+use grainmill_parquet::{Ahead, ParquetFiles, Parts};
 use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
 use crate::arrow::{NullTree, Nulls, batch_column, cells};
 use crate::error::Raised;
-use crate::records::positions;
+use crate::records::{PyReadQueue, positions};
 use crate::storage::storage_of;
 
 /// As many rows are read at a time to look for nulls.
@@ -22,7 +23,7 @@ type NullsOf = (u64, u64, Arc<Vec<NullTree>>);
 /// Many Parquet files as one sequence of rows.
 #[pyclass(frozen, name = "ParquetFiles", module = "grainmill._native")]
 pub(crate) struct PyParquetFiles {
-    files: ParquetFiles,
+    files: Arc<ParquetFiles>,
     /// The names of the columns.
     names: Vec<Py<PyString>>,
     /// Those of the range of rows that was last converted as pandas does it.
@@ -41,7 +42,7 @@ impl PyParquetFiles {
     ) -> Result<Self, Raised> {
         let storage = storage_of(paths.iter().map(|(path, _)| path))?;
         let (files, fields) = py.detach(|| {
-            let files = ParquetFiles::open(&storage, paths, columns, cache_bytes)?;
+            let files = Arc::new(ParquetFiles::open(&storage, paths, columns, cache_bytes)?);
             let fields = files.fields()?;
             Ok::<_, Raised>((files, fields))
         })?;
@@ -84,6 +85,38 @@ impl PyParquetFiles {
     #[getter]
     fn cached_bytes(&self) -> usize {
         self.files.cached_bytes()
+    }
+
+    /// Whether recent reads had to wait for storage.
+    #[getter]
+    fn is_slow(&self) -> bool {
+        self.files.is_slow()
+    }
+
+    /// Whether there is memory for rows that are not asked for yet; otherwise `start` does little.
+    #[getter]
+    fn has_room(&self) -> bool {
+        self.files.has_room()
+    }
+
+    /// Whether there is memory for rows that are asked for after those that are needed next.
+    #[getter]
+    fn has_room_beyond(&self) -> bool {
+        self.files.has_room_beyond()
+    }
+
+    /// Starts to read and decode the rows at `indices` on threads of the engine. Reading them later
+    /// finds what is decoded as long as the result is held, and raises what failed.
+    #[pyo3(signature = (indices, queue = None))]
+    fn start<'py>(
+        &self,
+        py: Python<'py>,
+        indices: PyReadonlyArray1<'py, i64>,
+        queue: Option<&PyReadQueue>,
+    ) -> PyResult<PyRowsAhead> {
+        let positions = positions(&indices)?;
+        let queue = queue.map_or(ReadQueue::of_program(), PyReadQueue::queue);
+        Ok(PyRowsAhead(py.detach(|| self.files.start(positions, queue))))
     }
 
     /// Reads so far, their bytes, how many of them were timed, and the seconds those took.
@@ -207,6 +240,19 @@ impl PyParquetFiles {
     }
 }
 
+/// Rows of Parquet files that are being read and decoded; dropping it abandons what is left.
+#[pyclass(frozen, name = "RowsAhead", module = "grainmill._native")]
+pub(crate) struct PyRowsAhead(Ahead);
+
+#[pymethods]
+impl PyRowsAhead {
+    /// Waits until all rows are decoded, or cannot be.
+    fn wait(&self, py: Python<'_>) {
+        py.detach(|| self.0.wait());
+    }
+}
+
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PyRowsAhead>()?;
     module.add_class::<PyParquetFiles>()
 }

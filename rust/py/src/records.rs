@@ -48,6 +48,12 @@ struct InFlight {
 #[pyclass(frozen, name = "ReadQueue", module = "grainmill._native")]
 pub(crate) struct PyReadQueue(ReadQueue);
 
+impl PyReadQueue {
+    pub(crate) fn queue(&self) -> &ReadQueue {
+        &self.0
+    }
+}
+
 #[pymethods]
 impl PyReadQueue {
     #[new]

@@ -33,12 +33,21 @@ fn list_objects(py: Python<'_>, url_prefix: &str) -> Result<Vec<(String, u64)>, 
     py.detach(|| list(&settings, url_prefix)).map_err(Raised::from)
 }
 
-/// The bytes of the object at `url`.
+/// The bytes of the file or object at `path`.
 #[pyfunction]
-fn read_object<'py>(py: Python<'py>, url: &str) -> Result<Bound<'py, PyBytes>, Raised> {
-    let settings = Settings::from_env()?;
-    let bytes = py.detach(|| object_store::read(url, settings))?;
-    Ok(PyBytes::new(py, &bytes))
+fn read_object<'py>(py: Python<'py>, path: PathBuf) -> Result<Bound<'py, PyBytes>, Raised> {
+    let storage = storage_of(std::iter::once(&path))?;
+    let bytes = py.detach(|| {
+        let (stored, bytes) = storage.open(&path)?;
+        let len = usize::try_from(stored.byte_len()).unwrap_or(usize::MAX);
+        let mut out = Vec::new();
+        let no_memory = |_| Error::OutOfMemory(format!("no memory for {len} bytes of a file"));
+        out.try_reserve_exact(len).map_err(no_memory)?;
+        out.resize(len, 0);
+        bytes.read_at(&mut out, 0)?;
+        Ok::<_, Error>(out)
+    });
+    Ok(PyBytes::new(py, &bytes?))
 }
 
 /// Removes the object at `url`, if there is one.

@@ -11,7 +11,7 @@ use crate::process::PerProcess;
 pub const DEFAULT_IN_FLIGHT: usize = 128;
 
 /// A job whose tasks any thread can run.
-pub(super) trait Job: Send + Sync {
+pub trait Job: Send + Sync {
     /// Runs the next task, unless all have started.
     fn run_next(self: Arc<Self>);
 }
@@ -66,7 +66,7 @@ impl ReadQueue {
     }
 
     /// Queues `count` calls of `job.run_next()` for threads of the engine.
-    pub(super) fn submit(&self, job: Arc<dyn Job>, count: usize) {
+    pub fn submit(&self, job: Arc<dyn Job>, count: usize) {
         if count == 0 {
             return;
         }

@@ -23,8 +23,9 @@ use crate::{Error, Result};
 
 /// The length of a limit: where a record ends.
 const LIMIT_LEN: u64 = 8;
-/// How many bytes of limits are read at once.
+/// How many bytes of limits are read at once, and from slow storage.
 const LIMITS_STEP: u64 = 1 << 20;
+const SLOW_LIMITS_STEP: u64 = 4 << 20;
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// The initial capacity for a frame that does not state its length.
 const UNSTATED_LEN: usize = 64 << 10;
@@ -85,7 +86,7 @@ pub struct Bagz {
 
 impl Format for Bagz {
     fn open(&self, file: OpenedFile<'_>) -> Result<Arc<dyn RecordFile>> {
-        let OpenedFile { stored, reader, storage, latency, .. } = file;
+        let OpenedFile { stored, reader, bytes, storage, latency, .. } = file;
         let is_zstd = match self.compression {
             BagzCompression::ByName => stored.path().extension().is_some_and(|end| end == "bagz"),
             BagzCompression::None => false,
@@ -95,18 +96,19 @@ impl Format for Bagz {
             BagzCompression::Zstd(dictionary) => dictionary.clone(),
             _ => None,
         };
-        let (limits, begin, end) = match self.limits {
+        let (limits, limits_bytes, begin, end) = match self.limits {
             Limits::Tail => {
                 let split = tail_begin(reader, stored.byte_len())?
                     .map_err(|problem| in_limits(stored.path(), &problem))?;
-                (None, split, stored.byte_len())
+                (None, Arc::clone(bytes), split, stored.byte_len())
             }
             Limits::Separate => {
                 let path = stored.path();
                 let name = path.file_name().unwrap_or_default().to_string_lossy();
-                let (limits, _) = storage.open(&path.with_file_name(format!("limits.{name}")))?;
+                let path = path.with_file_name(format!("limits.{name}"));
+                let (limits, limits_bytes) = storage.open(&path)?;
                 let byte_len = limits.byte_len();
-                (Some(limits), 0, byte_len)
+                (Some(limits), limits_bytes, 0, byte_len)
             }
         };
         if !(end - begin).is_multiple_of(LIMIT_LEN) {
@@ -124,7 +126,8 @@ impl Format for Bagz {
         }
         if num_records > 0 && num_records <= LIMITS_STEP / LIMIT_LEN {
             // A damaged file is found at once, unless that takes long.
-            file.load(latency)?;
+            let offsets = Arc::new(file.read_limits(Reader::new(&*limits_bytes, latency))?);
+            index_cache::insert(id, &offsets);
         }
         Ok(Arc::new(file))
     }
@@ -228,7 +231,8 @@ impl BagzFile {
         let end = self.begin + self.num_records * LIMIT_LEN;
         let mut at = self.begin;
         while at < end {
-            let len = LIMITS_STEP.min(end - at);
+            let step = if reader.is_slow() { SLOW_LIMITS_STEP } else { LIMITS_STEP };
+            let len = step.min(end - at);
             let bytes = grow_to(&mut raw, len)
                 .map_err(|problem| in_limits(self.stored.path(), &problem))?;
             reader.read_at(bytes, at)?;

@@ -131,13 +131,17 @@ impl FileSet {
             };
             entry.source.compare(expected, found)?;
         }
-        let reader = Reader::new(&*bytes, &self.latency);
-        let (storage, latency) = (&entry.storage, &*self.latency);
-        let file = OpenedFile { stored, reader, storage, latency, load_index };
+        let (storage, latency, bytes) = (&entry.storage, &*self.latency, &bytes);
+        let is_remote = storage.is_remote(&entry.source.path);
+        if is_remote {
+            latency.expect_slow(); // opening may read all of it
+        }
+        let reader = Reader::new(&**bytes, latency);
+        let file = OpenedFile { stored, reader, bytes, storage, latency, load_index };
         let file = entry.format.open(file)?;
         entry.source.check(file.num_records())?;
-        if entry.storage.is_remote(&entry.source.path) {
-            self.latency.expect_slow();
+        if is_remote {
+            latency.expect_slow(); // what came with the opening was fast
         }
         Ok(entry.file.get_or_init(|| file))
     }

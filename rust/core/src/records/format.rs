@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use super::record_file::RecordFile;
-use super::storage::{Reader, Storage, StoredFile};
+use super::storage::{ReadAt, Reader, Storage, StoredFile};
 use super::storage_latency::StorageLatency;
 use crate::Result;
 
@@ -24,6 +24,8 @@ pub struct OpenedFile<'a> {
     pub stored: Box<dyn StoredFile>,
     /// Reads its bytes.
     pub reader: Reader<'a>,
+    /// What `reader` reads: a storage may have sent the end of the file along.
+    pub bytes: &'a Arc<dyn ReadAt>,
     /// Where it is, for files that belong to it.
     pub storage: &'a Arc<dyn Storage>,
     /// Measures the reads of such files.

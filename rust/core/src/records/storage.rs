@@ -106,6 +106,11 @@ impl<'a> Reader<'a> {
         self.latency.measure(out.len(), || self.bytes.read_at(out, at))
     }
 
+    /// Whether the storage is slow.
+    pub(crate) fn is_slow(&self) -> bool {
+        self.latency.is_slow()
+    }
+
     /// Fills `buffers` from position `at`; the read may be partial.
     pub(crate) fn read_scattered(&self, buffers: &mut ScatterBuffers<'_>, at: u64) -> Result<()> {
         self.latency.measure(buffers.byte_len(), || self.bytes.read_scattered(buffers, at))

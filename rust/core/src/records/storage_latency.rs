@@ -37,7 +37,7 @@ pub fn waited() -> Duration {
 }
 
 /// Adds `time` to the calling thread's [`waited`].
-pub(crate) fn add_waited(time: Duration) {
+pub fn add_waited(time: Duration) {
     WAITED.set(WAITED.get() + time);
 }
 
@@ -144,7 +144,7 @@ impl StorageLatency {
     }
 
     /// Takes the storage for slow from now on, until fast reads show the contrary.
-    pub(crate) fn expect_slow(&self) {
+    pub fn expect_slow(&self) {
         self.bits.store(LatencyStats::of_remote().to_bits(), Ordering::Relaxed);
     }
 

@@ -81,7 +81,10 @@ impl IndexPlaces {
         let local: Arc<dyn Storage> = Arc::new(LocalFiles);
         let beside = self.beside.then(|| (storage, beside(path)));
         let in_dir = self.dir.as_deref().map(|dir| (&local, in_dir(dir, path)));
-        [beside, in_dir].into_iter().flatten().find_map(|(storage, path)| {
+        // A request for a file that is rarely there would cost more than all else that opening takes.
+        let is_remote = storage.is_remote(path);
+        let places = if is_remote { [in_dir, beside] } else { [beside, in_dir] };
+        places.into_iter().flatten().find_map(|(storage, path)| {
             // Whatever is wrong with an index file, the file itself is there to be scanned.
             let (stored, bytes) = storage.open(&path?).ok()?;
             let mut raw = Vec::new();

@@ -1,0 +1,441 @@
+//! Decodes rows before they are asked for, where storage is slow: many requests are in flight together.
+//!
+//! What must not break: a thread of the engine that runs a task never waits for another task of the
+//! same queue, except for one that is running already.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
+
+use arrow_array::ArrayRef;
+use bytes::Bytes;
+use grainmill_core::Result;
+use grainmill_core::pipeline::{Job, ReadQueue};
+use grainmill_core::records::storage_latency;
+
+use crate::cache::{Claim, Key, Slot};
+use crate::decode::Unit;
+use crate::fetch::{Fetched, MAX_SLOW_GAP, joined};
+use crate::file::Placed;
+use crate::files::{ParquetFiles, Pick, small};
+use crate::room::Held;
+
+/// Requests are not joined beyond this length: several shorter ones take less time than a long one.
+const MAX_JOINED: u64 = 2 << 20;
+
+/// Rows that are being decoded. Dropping it abandons what nobody else waits for.
+#[derive(Debug)]
+pub struct Ahead {
+    job: Arc<AheadJob>,
+    /// The process that started it; threads do not survive a fork in the child.
+    owner: u32,
+}
+
+/// It opens files, then finds pages, then fetches and decodes them; each stage is many tasks.
+#[derive(Debug)]
+struct AheadJob {
+    files: Arc<ParquetFiles>,
+    positions: Vec<u64>,
+    columns: Vec<usize>,
+    queue: ReadQueue,
+    is_abandoned: AtomicBool,
+    todo: Mutex<VecDeque<Task>>,
+    progress: Mutex<Progress>,
+    finished: Condvar,
+}
+
+#[derive(Debug)]
+struct Progress {
+    next: Stage,
+    /// Tasks that have not finished, and one while tasks are added.
+    num_left: usize,
+    /// What was decoded, or is by another job; held until this job is dropped.
+    slots: Vec<Arc<Slot>>,
+    /// Chunks, by file, that were read to find pages.
+    held: HashMap<u32, Vec<Arc<Held>>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Stage {
+    Open,
+    Place,
+    Fetch,
+    End,
+}
+
+#[derive(Debug)]
+enum Task {
+    /// Open the file of this number.
+    Open(usize),
+    /// Find the pages of a column of a row group, or of all columns that have an index.
+    Place { file: u32, row_group: usize, column: Option<usize> },
+    /// Make a request, and decode the units for which it was the last.
+    Fetch(Request),
+}
+
+/// A range of a file, and the units that need it.
+#[derive(Debug)]
+struct Request {
+    file: u32,
+    /// Empty where units have all their bytes.
+    range: Range<u64>,
+    units: Vec<Arc<AheadUnit>>,
+}
+
+/// A unit that is decoded as soon as its last request is answered.
+#[derive(Debug)]
+struct AheadUnit {
+    key: Key,
+    end: u64,
+    placed: Arc<Placed>,
+    slot: Weak<Slot>,
+    parts: Mutex<Vec<(u64, Bytes)>>,
+    /// Keeps the bytes of `parts` counted.
+    held: Vec<Arc<Held>>,
+    num_requests: AtomicUsize,
+}
+
+impl Ahead {
+    /// Starts to decode the `columns` of the rows at `positions`.
+    pub(crate) fn start(
+        files: &Arc<ParquetFiles>,
+        positions: Vec<u64>,
+        columns: Vec<usize>,
+        queue: &ReadQueue,
+    ) -> Self {
+        let progress =
+            Progress { next: Stage::Open, num_left: 1, slots: Vec::new(), held: HashMap::new() };
+        let job = Arc::new(AheadJob {
+            files: Arc::clone(files),
+            positions,
+            columns,
+            queue: queue.clone(),
+            is_abandoned: AtomicBool::new(false),
+            todo: Mutex::default(),
+            progress: Mutex::new(progress),
+            finished: Condvar::new(),
+        });
+        job.end_task();
+        Self { job, owner: std::process::id() }
+    }
+
+    /// Waits until all rows are decoded, or cannot be.
+    pub fn wait(&self) {
+        if self.owner != std::process::id() {
+            return;
+        }
+        let started = Instant::now();
+        let progress = lock(&self.job.progress);
+        let progress = self.job.finished.wait_while(progress, |progress| progress.num_left > 0);
+        let slots = progress.unwrap_or_else(PoisonError::into_inner).slots.clone();
+        for slot in slots {
+            slot.wait();
+        }
+        storage_latency::add_waited(started.elapsed());
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        if self.owner != std::process::id() {
+            return; // a thread of the parent may hold the lock
+        }
+        self.job.is_abandoned.store(true, Ordering::Relaxed);
+        let slots = std::mem::take(&mut lock(&self.job.progress).slots);
+        drop(slots);
+    }
+}
+
+impl Job for AheadJob {
+    fn run_next(self: Arc<Self>) {
+        let Some(task) = lock(&self.todo).pop_front() else { return };
+        // Even if it is abandoned, another job may wait for what it fetches.
+        if !self.is_abandoned.load(Ordering::Relaxed) || matches!(task, Task::Fetch(_)) {
+            // What fails here is raised where the rows are read.
+            let _ = catch_unwind(AssertUnwindSafe(|| self.run(&task)));
+        }
+        drop(task);
+        self.end_task();
+    }
+}
+
+impl AheadJob {
+    /// Ends a task; the last one of a stage adds those of the next.
+    fn end_task(self: &Arc<Self>) {
+        let mut progress = lock(&self.progress);
+        while progress.num_left == 1 {
+            let stage = progress.next;
+            let next = match stage {
+                Stage::Open => Stage::Place,
+                Stage::Place => Stage::Fetch,
+                Stage::Fetch | Stage::End => Stage::End,
+            };
+            progress.next = next;
+            if matches!(stage, Stage::End) {
+                break;
+            }
+            drop(progress);
+            let tasks = catch_unwind(AssertUnwindSafe(|| self.tasks_of(stage)));
+            let tasks = tasks.ok().and_then(Result::ok);
+            progress = lock(&self.progress);
+            let Some(tasks) = tasks else {
+                progress.next = Stage::End;
+                break;
+            };
+            if tasks.is_empty() {
+                continue;
+            }
+            progress.num_left += tasks.len() - 1;
+            drop(progress);
+            let count = tasks.len();
+            lock(&self.todo).extend(tasks);
+            self.queue.submit(Arc::clone(self) as Arc<dyn Job>, count);
+            return;
+        }
+        progress.num_left -= 1;
+        let is_done = progress.num_left == 0;
+        if is_done {
+            progress.held.clear();
+        }
+        drop(progress);
+        if is_done {
+            self.finished.notify_all();
+        }
+    }
+
+    fn tasks_of(&self, stage: Stage) -> Result<Vec<Task>> {
+        match stage {
+            Stage::Open => Ok(self.files.unopened(&self.positions).map(Task::Open).collect()),
+            Stage::Place => self.places(),
+            Stage::Fetch => self.requests(),
+            Stage::End => Ok(Vec::new()),
+        }
+    }
+
+    /// The columns of row groups whose pages are not known.
+    fn places(&self) -> Result<Vec<Task>> {
+        let picks = self.files.picks(&self.positions)?;
+        let mut groups: Vec<(u32, u32)> =
+            picks.iter().map(|pick| (pick.file, pick.row_group)).collect();
+        groups.sort_unstable();
+        groups.dedup();
+        let mut tasks = Vec::new();
+        for (number, row_group) in groups {
+            let (file, row_group) = (self.files.file(number as usize)?, row_group as usize);
+            let mut has_indexed = false;
+            for &column in &self.columns {
+                if file.placed(row_group, column).is_some() {
+                    continue;
+                }
+                let is_indexed = file.has_index(row_group, column);
+                if is_indexed && has_indexed {
+                    continue;
+                }
+                has_indexed |= is_indexed;
+                let column = (!is_indexed).then_some(column);
+                tasks.push(Task::Place { file: number, row_group, column });
+            }
+        }
+        Ok(tasks)
+    }
+
+    /// The requests for what is not decoded, in the order of the positions, as far as memory allows.
+    fn requests(&self) -> Result<Vec<Task>> {
+        let picks = self.files.picks(&self.positions)?;
+        let units = self.new_units(&picks)?;
+        let mut by_file: Vec<(u32, Vec<Arc<AheadUnit>>)> = Vec::new();
+        for unit in units {
+            match by_file.iter_mut().find(|(file, _)| *file == unit.key.file) {
+                Some((_, units)) => units.push(unit),
+                None => by_file.push((unit.key.file, vec![unit])),
+            }
+        }
+        let mut tasks = Vec::new();
+        for (file, units) in by_file {
+            tasks.extend(requests_of(file, &units).into_iter().map(Task::Fetch));
+        }
+        Ok(tasks)
+    }
+
+    /// Claims the units of `picks` that nobody decodes yet.
+    fn new_units(&self, picks: &[Pick]) -> Result<Vec<Arc<AheadUnit>>> {
+        let mut units = Vec::new();
+        let held = std::mem::take(&mut lock(&self.progress).held);
+        let mut slots = Vec::new();
+        let mut seen: HashMap<(u32, u32, usize), (u64, u64)> = HashMap::new();
+        for pick in picks {
+            if !self.files.has_room() {
+                break;
+            }
+            let row_group = pick.row_group as usize;
+            let file = self.files.file(pick.file as usize)?;
+            for &column in &self.columns {
+                let last = seen.entry((pick.file, pick.row_group, column)).or_insert((0, 0));
+                if (last.0..last.1).contains(&pick.row) {
+                    continue;
+                }
+                let Some(placed) = file.placed(row_group, column) else { continue };
+                let (start, end) = placed.unit(pick.row, file.group_len(row_group));
+                *last = (start, end);
+                let Pick { file, row_group, .. } = *pick;
+                let key = Key { file, row_group, column: small(column), first_row: start };
+                let claim =
+                    self.files.cache().claim([(key, placed.byte_len(start..end))].into_iter());
+                match claim.into_iter().next() {
+                    Some(Claim::Decode(slot)) => {
+                        let unit = AheadUnit::new(key, end, placed, &slot, held.get(&file));
+                        units.push(Arc::new(unit));
+                        slots.push(slot);
+                    }
+                    Some(Claim::Wait(slot)) => slots.push(slot),
+                    Some(Claim::Found(_)) | None => {}
+                }
+            }
+        }
+        drop(held);
+        let mut progress = lock(&self.progress);
+        if !self.is_abandoned.load(Ordering::Relaxed) {
+            progress.slots = slots;
+        }
+        Ok(units)
+    }
+
+    fn run(&self, task: &Task) -> Result<()> {
+        match task {
+            &Task::Open(number) => self.files.file(number).map(drop),
+            &Task::Place { file: number, row_group, column } => {
+                let file = self.files.file(number as usize)?;
+                let held = self.files.place(file, row_group, column, &self.columns)?;
+                let held = held.into_iter().map(Arc::new);
+                lock(&self.progress).held.entry(number).or_default().extend(held);
+                Ok(())
+            }
+            Task::Fetch(request) => self.fetch(request),
+        }
+    }
+
+    fn fetch(&self, request: &Request) -> Result<()> {
+        if request.units.iter().all(|unit| unit.slot.strong_count() == 0) {
+            return Ok(()); // nobody waits for them
+        }
+        let file = self.files.reopened(request.file)?;
+        if !request.range.is_empty() {
+            let bytes = file.read(request.range.clone())?;
+            for unit in &request.units {
+                lock(&unit.parts).push((request.range.start, bytes.clone()));
+            }
+        }
+        for unit in &request.units {
+            if unit.num_requests.fetch_sub(1, Ordering::AcqRel) == 1
+                && let Some(slot) = unit.slot.upgrade()
+            {
+                let parts = std::mem::take(&mut *lock(&unit.parts));
+                let fetched = Arc::new(Fetched::with(file.clone(), parts));
+                let array = self.decoded(unit, &fetched);
+                self.files.cache().finish(unit.key, &slot, array.ok());
+            }
+        }
+        Ok(())
+    }
+
+    fn decoded(&self, unit: &AheadUnit, fetched: &Arc<Fetched>) -> Result<ArrayRef> {
+        let file = self.files.file(unit.key.file as usize)?;
+        Unit::of(file, unit.key, unit.end, &unit.placed).decode(fetched)
+    }
+}
+
+impl AheadUnit {
+    fn new(
+        key: Key,
+        end: u64,
+        placed: Arc<Placed>,
+        slot: &Arc<Slot>,
+        chunks: Option<&Vec<Arc<Held>>>,
+    ) -> Self {
+        let mut held: Vec<Arc<Held>> = Vec::new();
+        for range in ranges_of(key, end, &placed) {
+            let has = |chunk: &&Arc<Held>| {
+                chunk.at <= range.start && range.end <= chunk.at + chunk.bytes.len() as u64
+            };
+            if held.iter().any(|chunk| has(&chunk)) {
+                continue;
+            }
+            held.extend(chunks.and_then(|chunks| chunks.iter().find(has)).cloned());
+        }
+        let parts = held.iter().map(|chunk| (chunk.at, chunk.bytes.clone())).collect();
+        Self {
+            key,
+            end,
+            placed,
+            slot: Arc::downgrade(slot),
+            parts: Mutex::new(parts),
+            held,
+            num_requests: AtomicUsize::new(0),
+        }
+    }
+
+    /// The ranges of the file that it needs and has not.
+    fn missing(&self) -> Vec<Range<u64>> {
+        let mut ranges = ranges_of(self.key, self.end, &self.placed);
+        ranges.retain(|range| {
+            !self.held.iter().any(|chunk| {
+                chunk.at <= range.start && range.end <= chunk.at + chunk.bytes.len() as u64
+            })
+        });
+        ranges
+    }
+}
+
+impl Drop for AheadUnit {
+    /// Those that wait for it learn that it was not decoded, if so.
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot.upgrade() {
+            slot.finish(None);
+        }
+    }
+}
+
+fn ranges_of(key: Key, end: u64, placed: &Placed) -> Vec<Range<u64>> {
+    let rows = key.first_row..end;
+    placed.layouts.iter().flat_map(|layout| layout.ranges(&rows)).collect()
+}
+
+/// The requests for `units` of a file.
+fn requests_of(file: u32, units: &[Arc<AheadUnit>]) -> Vec<Request> {
+    let missing: Vec<Vec<Range<u64>>> = units.iter().map(|unit| unit.missing()).collect();
+    let all = missing.iter().flatten().cloned().collect();
+    let mut requests: Vec<Request> = joined(all, MAX_SLOW_GAP, MAX_JOINED)
+        .into_iter()
+        .map(|range| Request { file, range, units: Vec::new() })
+        .collect();
+    let mut complete = Vec::new();
+    for (unit, ranges) in units.iter().zip(missing) {
+        let request = |range: &Range<u64>| {
+            requests.partition_point(|request| request.range.start <= range.start) - 1
+        };
+        let mut needed: Vec<usize> = ranges.iter().map(request).collect();
+        needed.sort_unstable();
+        needed.dedup();
+        unit.num_requests.store(needed.len().max(1), Ordering::Release);
+        if needed.is_empty() {
+            complete.push(Arc::clone(unit));
+        }
+        for number in needed {
+            requests[number].units.push(Arc::clone(unit));
+        }
+    }
+    // Those that need no request are decoded by a task each.
+    requests.extend(complete.into_iter().map(|unit| Request {
+        file,
+        range: 0..0,
+        units: vec![unit],
+    }));
+    requests
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,78 @@
+//! A limit on the bytes of column chunks that are read whole at the same time.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use bytes::Bytes;
+
+/// The limit.
+const LIMIT: u64 = 256 << 20;
+
+/// How many bytes are taken.
+#[derive(Debug, Default)]
+pub(crate) struct Room {
+    taken: Mutex<u64>,
+    returned: Condvar,
+}
+
+/// Bytes of a [`Room`], returned when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    room: Arc<Room>,
+    byte_len: u64,
+}
+
+/// A part of a file that was read to find pages, and may be needed at once to decode them.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) at: u64,
+    pub(crate) bytes: Bytes,
+    pub(crate) taken: Arc<Taken>,
+}
+
+impl Room {
+    /// Takes `byte_len` bytes, at most half of the limit, as soon as there is room for them.
+    pub(crate) fn take(self: &Arc<Self>, byte_len: u64) -> Taken {
+        let byte_len = byte_len.min(LIMIT / 2);
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_full = |taken: &mut u64| *taken + byte_len > LIMIT;
+        let taken = self.returned.wait_while(taken, is_full);
+        *taken.unwrap_or_else(PoisonError::into_inner) += byte_len;
+        Taken { room: Arc::clone(self), byte_len }
+    }
+}
+
+impl Taken {
+    /// Whether half of the room is left for others, who would wait for what stays.
+    pub(crate) fn may_stay(&self) -> bool {
+        *self.room.taken.lock().unwrap_or_else(PoisonError::into_inner) <= LIMIT / 2
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        *self.room.taken.lock().unwrap_or_else(PoisonError::into_inner) -= self.byte_len;
+        self.room.returned.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_beyond_the_limit_wait_and_half_of_it_may_stay() {
+        let room = Arc::new(Room::default());
+        let first = room.take(LIMIT / 2);
+        assert!(first.may_stay());
+        let second = room.take(LIMIT / 2);
+        assert!(!second.may_stay());
+        let waiting = {
+            let room = Arc::clone(&room);
+            std::thread::spawn(move || room.take(1).byte_len)
+        };
+        drop(first);
+        assert_eq!(waiting.join().unwrap(), 1);
+        drop(second);
+        assert_eq!(room.take(2 * LIMIT).byte_len, LIMIT / 2);
+    }
+}

@@ -1,0 +1,287 @@
+"""Parquet files on slow storage: how many requests are in flight, and how much memory they take."""
+
+import gc
+import pickle
+import re
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from bucket_server import BucketServer, Fault
+
+import grainmill as grain
+from grainmill._native import GrainmillError
+from grainmill.array_record import ArrayRecordWriter
+from grainmill.experimental import ParquetIterDataset
+from grainmill.sources import ArrayRecordDataSource, ParquetDataSource
+
+LATENCY_S = 0.02
+NUM_ROWS = 8000
+
+
+@pytest.fixture(scope="module")
+def table():
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 2**31, (NUM_ROWS, 64), np.int32)
+    lists = pa.FixedSizeListArray.from_arrays(tokens.ravel(), 64).cast(pa.list_(pa.int32()))
+    return pa.table({"id": pa.array(np.arange(NUM_ROWS)), "tokens": lists})
+
+
+def encoded(table, folder, **options):
+    path = folder / "x.parquet"
+    options = {"row_group_size": 2000, "use_dictionary": False, "compression": "none", **options}
+    pq.write_table(table, path, **options)
+    return path.read_bytes()
+
+
+@pytest.fixture
+def server():
+    with BucketServer() as server:
+        yield server
+
+
+PAGES = {"write_page_index": True, "data_page_size": 16 << 10, "write_batch_size": 16}
+
+
+@pytest.fixture
+def small_pages(server, table, tmp_path):
+    server.put("/x.parquet", encoded(table, tmp_path, **PAGES))
+    return f"{server.url}/x.parquet"
+
+
+def started_anew(server):
+    server.requests.clear()
+    server.max_active = 0
+    server.latency_s = LATENCY_S
+
+
+def ranges_of(server):
+    found = [re.match(r"bytes=(\d+)-(\d+)", each.headers["range"]) for each in server.requests]
+    return [(int(each[1]), int(each[2]) + 1) for each in found]
+
+
+def take(iterable, count):
+    iterator = iter(iterable)
+    return [next(iterator) for _ in range(count)]
+
+
+def ids(batches):
+    return np.concatenate([batch["id"] for batch in batches]).tolist()
+
+
+def sequence(ds, batch_size, order):
+    """A pipeline that batches downstream or upstream of `to_iter_dataset`."""
+    options = grain.ReadOptions(num_threads=4)
+    if order == "after":
+        return ds.to_iter_dataset(options).batch(batch_size)
+    return ds.batch(batch_size).to_iter_dataset(options)
+
+
+@pytest.mark.parametrize("order", ["after", "before"])
+def test_shuffled_rows_have_as_many_requests_in_flight_as_records(server, tmp_path, order):
+    # The chunks of the column that is read are as far apart as the records: too far to be joined.
+    noise = np.random.default_rng(0).bytes(280_000)
+    wide = pa.table({"id": pa.array(np.arange(1600)), "noise": pa.array([noise[:35_000]] * 1600)})
+    server.put("/x.parquet", encoded(wide, tmp_path, write_page_index=True, row_group_size=8))
+    path = tmp_path / "x.array_record"
+    writer = ArrayRecordWriter(str(path), "group_size:1,uncompressed")
+    for _ in range(200):
+        writer.write(noise)
+    writer.close()
+    server.put("/x.array_record", path.read_bytes())
+    most = []
+    for source in (
+        ArrayRecordDataSource(f"{server.url}/x.array_record"),
+        ParquetDataSource(f"{server.url}/x.parquet", columns=["id"]),
+    ):
+        ds = grain.MapDataset.source(source).shuffle(seed=1)
+        if isinstance(source, ArrayRecordDataSource):
+            ds = ds.map(lambda record: np.frombuffer(record, np.uint8, 16))
+        started_anew(server)
+        take(sequence(ds, 16, order), 12)
+        most.append(server.max_active)
+    assert most[0] >= 32
+    assert most[1] >= 0.75 * most[0]
+
+
+@pytest.mark.parametrize("order", ["after", "before"])
+def test_rows_of_far_files_are_those_of_near_ones(server, small_pages, tmp_path, order):
+    (tmp_path / "near.parquet").write_bytes(server.objects["/x.parquet"].data)
+    near = grain.MapDataset.source(ParquetDataSource(tmp_path / "near.parquet")).shuffle(seed=3)
+    started_anew(server)
+    far = grain.MapDataset.source(ParquetDataSource(small_pages)).shuffle(seed=3)
+    for ours, theirs in zip(
+        take(sequence(far, 50, order), 30), take(sequence(near, 50, order), 30), strict=True
+    ):
+        for name in ("id", "tokens"):
+            np.testing.assert_array_equal(ours[name], theirs[name])
+            assert ours[name].dtype == theirs[name].dtype
+    assert server.max_active > 8
+
+
+@pytest.mark.parametrize("close", [{}, {"shuffle_seed": 1, "shuffle_window": 1000}])
+@pytest.mark.parametrize("has_index", [True, False])
+def test_rows_in_order_have_the_next_pages_in_flight(server, tmp_path, close, has_index):
+    # 1,500 rows of 16 KiB in pages of 1 MiB: a block has a page or two.
+    rows = [np.random.default_rng(k).bytes(16 << 10) for k in range(1500)]
+    table = pa.table({"id": pa.array(np.arange(1500)), "blob": pa.array(rows)})
+    options = {"row_group_size": 500, "write_batch_size": 8, "write_page_index": has_index}
+    server.put("/x.parquet", encoded(table, tmp_path, **options))
+    source = ParquetDataSource(f"{server.url}/x.parquet", **close)
+    started_anew(server)
+    options = grain.ReadOptions(prefetch_buffer_size=32)
+    rows_read = take(grain.MapDataset.source(source).to_iter_dataset(options), 1500)
+    assert server.max_active >= 8
+    found = [int(row["id"]) for row in rows_read]
+    assert sorted(found) == list(range(1500))
+    assert (found == sorted(found)) == (not close)
+    assert all(row["blob"] == rows[row["id"]] for row in rows_read[::100])
+    # Each page is requested about once; without an index, chunks are read to find them.
+    requested = sum(stop - start for start, stop in ranges_of(server))
+    assert requested < (1.3 if has_index else 2.3) * len(server.objects["/x.parquet"].data)
+
+
+def test_reads_in_flight_are_limited_by_the_options(server, small_pages):
+    source = ParquetDataSource(small_pages, columns=["tokens"])
+    ds = grain.MapDataset.source(source).shuffle(seed=1)
+    started_anew(server)
+    take(ds.to_iter_dataset(grain.ReadOptions(max_reads_in_flight=3)).batch(16), 4)
+    assert 1 < server.max_active <= 3
+
+
+def test_what_is_read_ahead_stays_within_the_limit(server, tmp_path):
+    # Without a cache 64 MiB are read ahead, of 160 MiB that the buffer has room for.
+    rows = [np.random.default_rng(k).bytes(1 << 20) for k in range(160)]
+    table = pa.table({"blob": pa.array(rows)})
+    server.put("/x.parquet", encoded(table, tmp_path, **{**PAGES, "write_batch_size": 1}))
+    source = ParquetDataSource(f"{server.url}/x.parquet", cache_bytes=0)
+    started_anew(server)
+    iterator = iter(grain.MapDataset.source(source).shuffle(seed=1).to_iter_dataset())
+    next(iterator)
+    deadline, before = time.monotonic() + 5, -1
+    while time.monotonic() < deadline and before != len(server.requests):
+        before = len(server.requests)
+        time.sleep(0.2)
+    requested = sum(stop - start for start, stop in ranges_of(server))
+    assert 16 << 20 < requested < 100 << 20
+
+
+def test_files_and_pages_are_found_together(server, table, tmp_path):
+    # 60 files of 4 row groups: one after another these are hundreds of requests.
+    data = encoded(table[:64], tmp_path, **{**PAGES, "row_group_size": 16})
+    for number in range(60):
+        server.put(f"/{number:02}.parquet", data)
+    paths = [f"{server.url}/{number:02}.parquet" for number in range(60)]
+    # In another process, files whose number of rows is known are opened when they are read.
+    source = pickle.loads(pickle.dumps(ParquetDataSource(paths)))
+    started_anew(server)
+    rows = source.__getitems__(range(0, 60 * 64, 7))
+    assert [int(row["id"]) for row in rows] == [k % 64 for k in range(0, 60 * 64, 7)]
+    assert server.max_active >= 20
+
+
+def test_pipeline_that_is_dropped_leaves_nothing_behind(server, small_pages):
+    source = ParquetDataSource(small_pages)
+    started_anew(server)
+    for _ in range(3):
+        ds = grain.MapDataset.source(source).shuffle(seed=1)
+        take(ds.to_iter_dataset().batch(8), 1)
+        gc.collect()
+    rows = source.__getitems__([5, 7000, 5])
+    assert [int(row["id"]) for row in rows] == [5, 7000, 5]
+
+
+def test_states_resume_in_the_middle_of_what_was_read_ahead(server, small_pages):
+    ds = grain.MapDataset.source(ParquetDataSource(small_pages)).shuffle(seed=1)
+    ds = ds.to_iter_dataset(grain.ReadOptions(num_threads=4)).batch(20)
+    started_anew(server)
+    iterator = iter(ds)
+    first = [next(iterator) for _ in range(5)]
+    state = iterator.get_state()
+    rest = [next(iterator) for _ in range(5)]
+    iterator.set_state(state)
+    assert ids([next(iterator) for _ in range(5)]) == ids(rest)
+    restored = iter(ds)
+    restored.set_state(state)
+    assert ids([next(restored) for _ in range(5)]) == ids(rest)
+    assert len(set(ids(first + rest))) == 200
+
+
+def test_failure_of_a_page_names_the_file_and_keeps_the_rows_before(server, table, tmp_path):
+    data = bytearray(encoded(table, tmp_path, **{**PAGES, "write_page_checksum": True}))
+    # A token of row 5000, which is in one page only.
+    tokens = np.array(table["tokens"][5000].as_py(), np.int32).tobytes()
+    data[data.index(tokens)] ^= 1
+    server.put("/x.parquet", bytes(data))
+    source = ParquetDataSource(f"{server.url}/x.parquet")
+    started_anew(server)
+    ds = grain.MapDataset.source(source)[4000:].to_iter_dataset()
+    found = []
+
+    def read():
+        found.extend(int(row["id"]) for row in ds)  # up to the row that fails
+
+    with pytest.raises(GrainmillError, match=r"x\.parquet: row group 2, column `tokens`"):
+        read()
+    assert not found or found == list(range(4000, 4000 + len(found)))
+    iterator = iter(ds)
+    assert [int(next(iterator)["id"]) for _ in range(800)] == list(range(4000, 4800))
+
+
+def test_requests_that_fail_for_a_while_are_repeated(server, small_pages):
+    source = ParquetDataSource(small_pages)
+    started_anew(server)
+    server.faults.extend([Fault(status=503), None, Fault(cut_at=100)] * 10)
+    ds = grain.MapDataset.source(source).shuffle(seed=1).batch(20).to_iter_dataset()
+    assert len(set(ids(take(ds, 5)))) == 100
+
+
+def test_worker_processes_read_far_files(server, small_pages):
+    source = ParquetDataSource(small_pages)
+    ds = grain.MapDataset.source(source).shuffle(seed=1).batch(20)
+    started_anew(server)
+    near = ids(take(ds.to_iter_dataset(), 10))
+    workers = ds.to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
+    assert ids(take(workers, 10)) == near
+    by_index = ds.to_iter_dataset(grain.ReadOptions(num_workers=2))
+    assert ids(take(by_index, 10)) == near
+
+
+# --- the sequential dataset -----------------------------------------------------------------------
+
+
+def test_sequential_dataset_reads_ahead_of_itself(server, table, tmp_path):
+    options = {"row_group_size": 100, "write_page_index": True}
+    server.put("/x.parquet", encoded(table, tmp_path, **options))
+    (tmp_path / "near.parquet").write_bytes(server.objects["/x.parquet"].data)
+    started_anew(server)
+    far = iter(ParquetIterDataset(f"{server.url}/x.parquet"))
+    near = iter(ParquetIterDataset(str(tmp_path / "near.parquet")))
+    for number, row in enumerate(near):
+        found = next(far)
+        assert found["id"] == row["id"]
+        np.testing.assert_array_equal(found["tokens"], row["tokens"])
+        if number % 97 == 0:
+            assert far.get_state() == near.get_state()
+    with pytest.raises(StopIteration):
+        next(far)
+    assert server.max_active >= 4
+
+
+def test_sequential_datasets_of_far_files_are_interleaved(server, table, tmp_path):
+    paths = []
+    for number in range(4):
+        part = table[number * 500 : (number + 1) * 500]
+        server.put(f"/{number}.parquet", encoded(part, tmp_path, **{**PAGES, "row_group_size": 90}))
+        paths.append(f"{server.url}/{number}.parquet")
+    started_anew(server)
+    ds = ParquetIterDataset(paths).batch(100)
+    batches = list(ds)
+    assert sorted(ids(batches)) == list(range(2000))
+    iterator = iter(ds)
+    take(iterator, 5)
+    restored = iter(ds)
+    restored.set_state(iterator.get_state())
+    assert ids([next(restored) for _ in range(3)]) == ids(batches[5:8])
