@@ -168,7 +168,7 @@ fuzz: $(VENV)/.rust ## every parser, or `FUZZ_TARGET=footer`, for `FUZZ_SECONDS=
 		GRAINMILL_FUZZ_TARGET="$$target" ASAN_OPTIONS=allocator_may_return_null=1 $(FUZZER) \
 			"target/fuzz/corpus/$$target" "target/fuzz/seeds/$$target" \
 			-max_total_time="$${FUZZ_SECONDS:-60}" -timeout=60 -rss_limit_mb=2560 \
-			-max_len=$$(case $$target in file) echo 200000;; *) echo 8192;; esac) \
+			-max_len=$$(case $$target in file) echo 200000;; parquet) echo 16384;; *) echo 8192;; esac) \
 			-artifact_prefix="target/fuzz/found/$$target-" \
 			>"target/fuzz/$$target.log" 2>&1 \
 			|| { tail -n 40 "target/fuzz/$$target.log"; exit 1; }; \

@@ -246,13 +246,19 @@ def damaged_tfrecord(at):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (damaged_tfrecord(30), r"record 1 at byte 24: length: checksum mismatch"),
-        (damaged_tfrecord(24 + 12), r"record 1 at byte 24: data: checksum mismatch"),
-        (tfrecords(numbered(3))[:-1], r"record 2 at byte 48: the file ends within it"),
-        (tfrecords(numbered(3))[:53], r"record 2 at byte 48: the file ends within its header"),
+        (damaged_tfrecord(30), r"record 1 at byte 24: checksum mismatch of the length"),
+        (damaged_tfrecord(24 + 12), r"record 1 at byte 24: checksum mismatch of the data"),
+        (
+            tfrecords(numbered(3))[:-1],
+            r"record 2 at byte 48: record is cut short: takes 24 bytes",
+        ),
+        (
+            tfrecords(numbered(3))[:53],
+            r"record 2 at byte 48: record is cut short: takes 12 bytes",
+        ),
         (
             struct.pack("<QI", 1 << 60, masked(struct.pack("<Q", 1 << 60))),
-            rf"record 0 at byte 0: its length is {1 << 60} bytes",
+            rf"record 0 at byte 0: record is cut short: takes {(1 << 60) + 16} bytes",
         ),
     ],
 )
@@ -271,9 +277,9 @@ def test_truncation_at_any_byte_is_seen_or_ends_between_records(folder):
         if length % 24 == 0:
             assert list(tfrecord.records("in", "auto")) == numbered(length // 24)
         else:
-            with pytest.raises(grain.GrainmillError, match="the file ends"):
+            with pytest.raises(grain.GrainmillError, match="cut short"):
                 list(tfrecord.records("in", "auto"))
-            with pytest.raises(grain.GrainmillError, match="the file ends"):
+            with pytest.raises(grain.GrainmillError, match="cut short"):
                 tfrecord.counted("in", "auto")
 
 

@@ -1,9 +1,14 @@
 """Sources over a server that answers late: the reads of later elements are in flight meanwhile."""
 
+import ctypes
 import gzip
+import itertools
 import json
+import mmap
 
+import datasets
 import numpy as np
+import pyarrow as pa
 import pytest
 from bucket_server import BucketServer
 from record_formats import bagz, json_text, tar, tfrecord
@@ -11,6 +16,7 @@ from record_formats import bagz, json_text, tar, tfrecord
 import grainmill as grain
 from grainmill import sources
 from grainmill._native import ReadQueue
+from grainmill._sources import hugging_face, mapped_table
 from grainmill.array_record import ArrayRecordWriter
 
 NUM = 400
@@ -339,3 +345,111 @@ def test_sequences_are_read_ahead_where_the_cache_is_slow(tmp_path):
     for at in [*range(0, 1000, 61), 998, 999]:
         iterator.set_state(states[at])
         assert [element.tolist() for element in iterator][:70] == expected[at : at + 70]
+
+
+# --- memory-mapped tables -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def advised(monkeypatch):
+    """The ranges of memory that the system was asked to read."""
+    ranges = []
+    monkeypatch.setattr(
+        mapped_table, "_madvise", lambda: lambda begin, length, _: ranges.append((begin, length))
+    )
+    return ranges
+
+
+def pages_of(begin, end):
+    return set(range(begin // mmap.PAGESIZE, -(-end // mmap.PAGESIZE)))
+
+
+def columns_of(rows):
+    """Columns of several types, with `rows` rows."""
+    random = np.random.default_rng(rows)
+    lists = [random.integers(0, 9, random.integers(0, 3000)).tolist() for _ in range(rows)]
+    data = [random.bytes(int(random.integers(0, 9000))) for _ in range(rows)]
+    return {
+        "number": pa.array(range(rows), pa.int32()),
+        "data": pa.array(data, pa.binary()),
+        "text": pa.array([each.hex() for each in data], pa.large_string()),
+        "tokens": pa.array(lists, pa.list_(pa.int64())),
+        "fixed": pa.array(random.random((rows, 700)).tolist(), pa.list_(pa.float32(), 700)),
+        "struct": pa.array([{"a": row, "b": "x" * row} for row in range(rows)]),
+    }
+
+
+def pages_of_row(chunk, row):
+    """The pages of the values of a row, one value after another."""
+    if pa.types.is_struct(chunk.type):
+        fields = (chunk.field(number) for number in range(chunk.type.num_fields))
+        return set().union(*(pages_of_row(field, row) for field in fields))
+    value = chunk[row]
+    if hasattr(value, "as_buffer"):
+        dtype = np.int64 if pa.types.is_large_string(chunk.type) else np.int32
+        _, offsets, data = chunk.slice(row, 1).buffers()
+        begin, end = np.frombuffer(offsets, dtype)[chunk.offset + row :][:2].tolist()
+        address = data.address + begin
+        assert ctypes.string_at(address, end - begin) == value.as_buffer().to_pybytes()
+        return pages_of(address, data.address + end) if end > begin else set()
+    values = value.values if hasattr(value, "values") else chunk.slice(row, 1)
+    if not len(values):
+        return set()
+    width = values.type.bit_width // 8
+    begin = values.buffers()[1].address + values.offset * width
+    return pages_of(begin, begin + len(values) * width)
+
+
+def test_the_pages_of_all_values_are_requested(advised):
+    batches = [pa.table(columns_of(rows)) for rows in (40, 1, 25)]
+    whole = pa.concat_tables([*batches, batches[0].slice(7, 20)])
+    table = mapped_table.MappedTable(whole)
+    rows = np.random.default_rng(0).permutation(len(whole))[:30]
+    table.request(rows)
+    table.request_values(rows)
+    requested = set().union(*(pages_of(begin, begin + length) for begin, length in advised))
+    starts = np.cumsum([0, 40, 1, 25])
+    for row in rows.tolist():
+        place = int(np.searchsorted(starts, row, side="right")) - 1
+        for column in whole.columns:
+            assert pages_of_row(column.chunk(place), row - int(starts[place])) <= requested
+    assert all(begin % mmap.PAGESIZE == 0 and length <= 128 << 10 for begin, length in advised)
+    assert len(requested) < whole.nbytes / mmap.PAGESIZE  # not all of it
+
+
+@pytest.mark.parametrize("is_selected", [False, True])
+def test_rows_are_requested_ahead_while_reading_them_waits(is_selected, advised, monkeypatch):
+    rows = datasets.Dataset.from_dict({"x": list(range(500)), "y": [b"y" * k for k in range(500)]})
+    if is_selected:
+        rows = rows.select(range(499, -1, -1))
+    expected = rows[:]
+    source = sources.HuggingFaceDataSource(rows)
+    assert not source._waits_for_storage
+    list(grain.MapDataset.source(source).to_iter_dataset())
+    assert not advised
+    faults = itertools.count()
+    monkeypatch.setattr(hugging_face, "num_faults", lambda: next(faults))
+    iterator = iter(grain.MapDataset.source(source).shuffle(seed=1).to_iter_dataset())
+    states, found = [], []
+    for _ in range(500):
+        states.append(iterator.get_state())
+        found.append(next(iterator))
+    assert source._waits_for_storage
+    assert advised
+    order = list(grain.MapDataset.range(500).shuffle(seed=1))
+    assert [row["x"] for row in found] == [expected["x"][at] for at in order]
+    assert [row["y"] for row in found] == [expected["y"][at] for at in order]
+    for at in range(0, 500, 41):
+        iterator.set_state(states[at])
+        assert next(iterator)["x"] == found[at]["x"]
+
+
+def test_storage_is_slow_until_many_rows_needed_no_wait():
+    table = mapped_table.MappedTable(pa.table({"x": [1]}))
+    assert not table.is_slow
+    table.record(3)
+    for _ in range(255):
+        table.record(0)
+    assert table.is_slow
+    table.record(0)
+    assert not table.is_slow

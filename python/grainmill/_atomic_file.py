@@ -27,6 +27,8 @@ def write(path: Path, content: bytes) -> None:
             temporary.unlink()
         if isinstance(failure, FileNotFoundError):
             raise FileNotFoundError(failure.errno, failure.strerror, str(path)) from None
+        if isinstance(failure, OSError) and failure.filename is None:  # while writing
+            raise OSError(failure.errno, failure.strerror, str(path)) from None
         raise
     sync_directory(path.parent)
 

@@ -35,8 +35,11 @@ def read_entries(index: str, paths: Sequence[str]) -> list[FileEntry]:
 
 
 def _read(index: str) -> dict[str, FileEntry]:
+    path = Path(index)
+    if path.exists() and not path.is_file() and not path.is_dir():  # reading a pipe would wait
+        raise ValueError(f"{index}: not a regular file")
     try:
-        header_line, _, body = Path(index).read_bytes().partition(b"\n")
+        header_line, _, body = path.read_bytes().partition(b"\n")
     except FileNotFoundError:
         return {}
     try:

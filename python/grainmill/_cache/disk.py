@@ -13,6 +13,7 @@ import contextlib
 import os
 import threading
 import weakref
+import zlib
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 _MIN_PART_BYTES: Final = 1 << 20
 _MAX_PART_BYTES: Final = 64 << 20
 _PART_SHARE: Final = 4
+# A checksum is of so many entries of the index.
+_TABLE_BLOCK: Final = 1 << 13
 # In the table of a process: absent, or in its own open part; else the number of the record, plus 1.
 _ABSENT: Final = 0
 _IN_OPEN_PART: Final = -1
@@ -138,6 +141,7 @@ class DiskStore:
             self._can_write = True
             self._parts: dict[str, int] = {}
             self._listed_ns = -1
+            self._is_verified = np.zeros(0, bool)  # of blocks of a finished cache's index
             manifest = files.read_manifest(directory)
             self._is_finished = manifest is not None
             if manifest is not None:
@@ -157,10 +161,12 @@ class DiskStore:
         index = self._directory / str(manifest.get("index"))
         try:
             self._table = np.load(index, mmap_mode="r")
-        except (OSError, ValueError) as failure:
+        except Exception as failure:  # it evaluates the header, which raises anything
             raise ValueError(f"{index}: damaged; delete {self._directory}") from failure
         if self._table.shape != (self._length,) or self._table.dtype != np.int64:
             raise ValueError(f"{index}: expected {self._length} numbers; delete {self._directory}")
+        self._index, self._checksums = index, bytes.fromhex(str(manifest.get("index_crc32")))
+        self._is_verified = np.zeros(-(-self._length // _TABLE_BLOCK), bool)
         self._parts = dict(parts)
         self._files = files.opened(self._directory, parts) if parts else None
         self._num_known = self._length
@@ -179,7 +185,7 @@ class DiskStore:
     def missing(self, index: Indices) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Which of the elements at `index` are not stored, or not visible yet."""
         self._open()
-        rows = self._table[index]
+        rows = self._rows(index)
         if self._num_known < self._length and (rows <= _ABSENT).any():
             with self._lock:
                 self._check_process()
@@ -189,6 +195,21 @@ class DiskStore:
             rows = self._table[index]
         absent: np.ndarray[Any, np.dtype[np.bool_]] = rows <= _ABSENT
         return absent
+
+    def _rows(self, index: Indices) -> Any:
+        """The entries of the table; those of a finished cache are verified when first used."""
+        if not self._is_verified.all():
+            for block in set((np.asarray(index) // _TABLE_BLOCK).tolist()):
+                if not self._is_verified[block]:
+                    entries = self._table[block * _TABLE_BLOCK : (block + 1) * _TABLE_BLOCK]
+                    if _crc32(entries) != self._checksums[4 * block : 4 * block + 4]:
+                        first = block * _TABLE_BLOCK
+                        raise ValueError(
+                            f"{self._index}: checksum mismatch at element {first}; delete "
+                            f"{self._directory}"
+                        )
+                    self._is_verified[block] = True
+        return self._table[index]
 
     def _flush_is_worth(self) -> bool:
         """Whether the open part is large enough that there will be few of them."""
@@ -202,12 +223,12 @@ class DiskStore:
             reads: Limits the reads in flight.
         """
         self._open()
-        rows = self._table[index]
-        opened = self._files
-        wanted = rows[rows > _ABSENT] - 1
-        if opened is None or not len(wanted):
-            return None
         try:
+            rows = self._rows(index)
+            opened = self._files
+            wanted = rows[rows > _ABSENT] - 1
+            if opened is None or not len(wanted):
+                return None
             return StoredReads(rows, opened.start(wanted, reads))
         except Exception:
             return None  # `read` finds the failing element
@@ -224,7 +245,7 @@ class DiskStore:
             OSError: It cannot be read.
         """
         self._open()
-        rows = self._table[index] if pending is None else pending.rows
+        rows = self._rows(index) if pending is None else pending.rows
         opened = self._files  # after the table: it has all records that the table refers to
         wanted = rows[rows > _ABSENT] - 1
         try:
@@ -367,8 +388,15 @@ class DiskStore:
                 np.save(file, self._table)
                 file.flush()
                 os.fsync(file.fileno())
+            starts = range(0, self._length, _TABLE_BLOCK)
+            checksums = [_crc32(self._table[start : start + _TABLE_BLOCK]) for start in starts]
             files.write_manifest(
-                self._directory, self.fingerprint(), self._length, self._parts, index=name
+                self._directory,
+                self.fingerprint(),
+                self._length,
+                self._parts,
+                index=name,
+                index_crc32=b"".join(checksums).hex(),
             )
             for unfinished in self._directory.glob(f"*{files.UNFINISHED}"):
                 unfinished.unlink(missing_ok=True)
@@ -380,6 +408,10 @@ class DiskStore:
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self.flush()
+
+
+def _crc32(entries: Any) -> bytes:
+    return zlib.crc32(np.ascontiguousarray(entries, "<i8")).to_bytes(4, "little")
 
 
 _stores: Final[weakref.WeakSet[DiskStore]] = weakref.WeakSet()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import hashlib
 import json
 import logging
 import os
@@ -116,18 +117,21 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
     """
     path = directory / MANIFEST
     try:
-        text = path.read_text("utf-8")
+        text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
         manifest: dict[str, Any] = json.loads(text)
+        is_intact = manifest.pop("sha256") == _digest(manifest)
         parts = [
             (str(part["name"]), int(part["num_records"]), int(part["byte_len"]))
             for part in manifest["parts"]
         ]
         int(manifest["num_elements"])
-    except (ValueError, KeyError, TypeError) as failure:
-        raise ValueError(f"{path}: not the manifest of a cache; delete {directory}") from failure
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        is_intact, parts = False, []
+    if not is_intact:
+        raise ValueError(f"{path}: not the manifest of a cache; delete {directory}")
     for name, _, byte_len in parts:
         part = directory / name
         found = part.stat().st_size if part.exists() else None
@@ -154,7 +158,13 @@ def write_manifest(
         for name, count in parts.items()
     ]
     manifest = {**described(fingerprint), "num_elements": num_elements, **more, "parts": listed}
+    manifest["sha256"] = _digest(manifest)
     _atomic_file.write(directory / MANIFEST, json.dumps(manifest, indent=1).encode())
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    """The checksum of what a manifest says."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def opened(directory: Path, parts: list[tuple[str, int]]) -> RecordFiles:

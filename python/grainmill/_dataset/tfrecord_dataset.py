@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import operator
 import os
-import struct
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
-from grainmill._native import GrainmillError, TFRecordStream, masked_crc32c
-
-_HEAD: Final = struct.Struct("<QI")  # the length and its checksum
-_TAIL: Final = struct.Struct("<I")  # the checksum of the data
-# A length may be wrong, so no more than this is read at once.
-_MAX_READ_LEN: Final = 64 << 20
+from grainmill._native import GrainmillError, TFRecordStream
 
 
 class TFRecordIterDataset(IterDataset[bytes]):
     """The records of a TFRecord file, in order, as `bytes`.
 
     Nothing is scanned first and no index is needed; `grain.sources.TFRecordDataSource` has random
-    access, and reads compressed files. All checksums are verified. A saved state is the offset of
-    the next record in bytes. Several files are interleaved by `InterleaveIterDataset`.
+    access. All checksums are verified. A saved state is the offset of the next record in bytes.
+    Several files are interleaved by `InterleaveIterDataset`. Of a file in a bucket or on a web
+    server as much is requested ahead as is needed to take records without waiting, up to 32 MiB.
 
     Args:
-        path: The path of a local file that is not compressed.
+        path: The path of a local file, or a URL. A file that is compressed as a whole by gzip, zlib
+            or zstd is recognised by its first bytes. Its offsets are those of the decompressed
+            data, so that continuing at a state reads it from the beginning.
 
     Raises:
         FileNotFoundError: When iterated: there is no such file.
@@ -95,6 +92,9 @@ class _TFRecordReader:
     that can seek, and does not call this one's. The reader closes the file when it is deleted.
     """
 
+    # The records of a file that Python reads, which is then ahead of them.
+    _stream: TFRecordStream | None = None
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         # The engine may open the file again, after the working directory has changed.
         name = os.fsdecode(path)
@@ -103,78 +103,35 @@ class _TFRecordReader:
 
     def __next__(self) -> bytes:
         reader = self._reader
+        if isinstance(reader, TFRecordStream):
+            stream = reader
+        else:
+            if self._stream is None:
+                name = str(getattr(reader, "name", reader))
+                self._stream = TFRecordStream.pulled(name, reader.read, reader.tell())
+            stream = self._stream
         try:
-            record = reader.next() if isinstance(reader, TFRecordStream) else _next_record(reader)
-        except GrainmillError as error:
-            raise ValueError(f"Not a valid TFRecord. {error}") from error
+            record = stream.next()
+        except BaseException as error:
+            if not isinstance(reader, TFRecordStream):
+                self.seek(stream.tell())  # the next call tries again
+            if isinstance(error, GrainmillError):
+                raise ValueError(f"Not a valid TFRecord. {error}") from error
+            raise
         if record is None:
             raise StopIteration
         return record
 
     def tell(self) -> int:
         """Where the next record begins, in bytes."""
-        return self._reader.tell()
+        return (self._stream or self._reader).tell()
 
     def seek(self, offset: int) -> None:
         """Makes the record that begins at byte `offset` the next one."""
+        self._stream = None
         self._reader.seek(offset)
 
     def __del__(self) -> None:
         close = getattr(self.__dict__.get("_reader"), "close", None)
         if close is not None:
             close()
-
-
-def _next_record(file: BinaryIO) -> bytes | None:
-    """The next record of a file that Python reads, verified; `None` at the end."""
-    offset = file.tell()
-    try:
-        return _verified_record(file)
-    except BaseException as error:
-        file.seek(offset)  # a state taken now, and the next call, are at this record
-        if isinstance(error, GrainmillError):
-            name = getattr(file, "name", file)
-            raise GrainmillError(f"{name}: record at byte {offset}: {error}") from None
-        raise
-
-
-def _verified_record(file: BinaryIO) -> bytes | None:
-    head = _read(file, _HEAD.size)
-    if not head:
-        return None
-    if len(head) < _HEAD.size:
-        raise _cut_short(_HEAD.size, len(head))
-    length, stored = _HEAD.unpack(head)
-    _check("length", head[:8], stored)
-    rest = _read(file, length + _TAIL.size)
-    if len(rest) < length + _TAIL.size:
-        raise _cut_short(_HEAD.size + length + _TAIL.size, _HEAD.size + len(rest))
-    record = rest[:length]
-    (stored,) = _TAIL.unpack_from(rest, length)
-    _check("data", record, stored)
-    return record
-
-
-def _read(file: BinaryIO, byte_len: int) -> bytes:
-    """The next `byte_len` bytes, or fewer at the file's end."""
-    piece = file.read(min(byte_len, _MAX_READ_LEN))
-    if len(piece) == byte_len:
-        return piece
-    pieces = []
-    while piece:
-        pieces.append(piece)
-        byte_len -= len(piece)
-        piece = file.read(min(byte_len, _MAX_READ_LEN))
-    return b"".join(pieces)
-
-
-def _check(part: str, data: bytes, stored: int) -> None:
-    computed = masked_crc32c(data)
-    if stored != computed:
-        raise GrainmillError(
-            f"checksum mismatch of the {part} (stored {stored:#010x}, computed {computed:#010x})"
-        )
-
-
-def _cut_short(needed: int, left: int) -> GrainmillError:
-    return GrainmillError(f"record is cut short: takes {needed} bytes, {left} are left")

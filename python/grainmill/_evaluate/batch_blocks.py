@@ -193,8 +193,10 @@ def batched(program: Evaluator, start: int, count: int) -> BatchBlock | Evaluate
 
 def _of_columns(program: Evaluator, start: int, count: int) -> BatchBlock | None:
     """`Program.batch_of_columns`; times it if it calls functions of the user."""
+    batch: BatchBlock | None
     if not program.computes_column_parts:
-        return program.batch_of_columns(start, count, count)
+        batch = program.batch_of_columns(start, count, count)
+        return batch
     if _is_worth_sharing(program, count):
         return None
     started_s, work_started_s = time.perf_counter(), work_clock_s()

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import numpy as np
 
-    from grainmill._evaluate.batch_blocks import BatchBlock
     from grainmill._evaluate.fuse import Evaluated
     from grainmill._evaluate.stack import Layout, Targets
 
@@ -30,8 +29,8 @@ class PendingElements(Protocol):
     def wait(self) -> None:
         """Waits for the records."""
 
-    def batches(self, batch_size: int = 0) -> list[BatchBlock] | None:
-        """The elements as batches, if some of them are rows of columns."""
+    def batches(self, batch_size: int = 0) -> list[Any] | None:
+        """The elements as `BatchBlock`s, if some of them are rows of columns."""
 
     def __call__(self) -> Evaluated:
         """Computes the elements, once, on any thread."""
@@ -84,8 +83,8 @@ class Evaluator(Protocol):
     def run_at(self, index: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Evaluated:
         """The elements at `index`."""
 
-    def batch_of_columns(self, start: int, count: int, part_len: int) -> BatchBlock | None:
-        """The elements as one batch, if the engine has the columns of some of them as arrays."""
+    def batch_of_columns(self, start: int, count: int, part_len: int) -> Any:
+        """The elements as a `BatchBlock`, if the engine has the columns of some as arrays."""
 
     @property
     def computes_column_parts(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import importlib
@@ -10,17 +11,26 @@ import json
 import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex, TypeVar
 
 import numpy as np
 
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
+from grainmill._native import GrainmillError
+from grainmill._sources.mapped_table import MappedTable, RequestedRows, num_faults
 from grainmill._sources.paths import expand
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+Taken = TypeVar("Taken")
+
+# What `datasets` and `pyarrow` raise for a damaged file, among others.
+_FAILURES: Final = (
+    *(ArithmeticError, AttributeError, LookupError, MemoryError, NotImplementedError),
+    *(OSError, RecursionError, TypeError, ValueError),
+)
 _STATE_FILE = "state.json"
 _SPLITS_FILE = "dataset_dict.json"
 
@@ -66,6 +76,7 @@ class HuggingFaceDataSource:
         self._arrow: Any = None
         self._other: Any = None
         self._opened: tuple[Any, list[str], list[str]] | None = None
+        self._mapped: MappedTable | None = None
         if isinstance(dataset, str | os.PathLike) or (
             isinstance(dataset, list | tuple)
             and all(isinstance(path, str | os.PathLike) for path in dataset)
@@ -112,6 +123,8 @@ class HuggingFaceDataSource:
                 other = dataset.select_columns(others) if own and others else dataset
                 self._opened = (dataset, own, others)
                 self._arrow, self._other = arrow, other
+                with contextlib.suppress(AttributeError):  # of another version of `datasets`
+                    self._mapped = MappedTable(dataset.data.table)
             return self._opened
 
     @property
@@ -146,6 +159,42 @@ class HuggingFaceDataSource:
                 raise IndexError(f"row {key} is out of range for {self._len} rows of {self!r}")
         if not keys:
             return []
+        try:
+            faults_before = num_faults()
+            rows = self._rows_at(keys)
+        except _FAILURES as failure:
+            if not self._files or _is_of_system(failure):
+                raise
+            if len(keys) > 1:  # to name the row
+                return [row for key in keys for row in self.__getitems__([key])]
+            raise _damaged(self._shown_files(), f"row {keys[0]}", failure) from failure
+        if self._mapped is not None:
+            self._mapped.record(num_faults() - faults_before)
+        return rows
+
+    @property
+    def _waits_for_storage(self) -> bool:
+        """Whether rows should be requested ahead of their use; see `PrefetchedObjectSource`."""
+        return self._mapped is not None and self._mapped.is_slow
+
+    def _start_reads(self, keys: Sequence[int]) -> RequestedRows:
+        """Makes the system read the pages of these rows."""
+        dataset = self._tables[0]
+        assert self._mapped is not None
+        rows = np.array(keys, np.int64)
+        if dataset._indices is not None:  # noqa: SLF001 - there is no other way to find the rows
+            rows = dataset._indices.column(0).take(rows).to_numpy().astype(np.int64)  # noqa: SLF001
+        return RequestedRows(keys, self._mapped, rows)
+
+    def _finish_reads(self, requested: RequestedRows) -> list[dict[str, Any]]:
+        """The rows that `_start_reads` was called for."""
+        return self.__getitems__(requested.keys)
+
+    def _shown_files(self) -> str:
+        more = f" and {len(self._files) - 1} more" if len(self._files) > 1 else ""
+        return f"{self._files[0]}{more}"
+
+    def _rows_at(self, keys: list[int]) -> list[dict[str, Any]]:
         _, own, others = self._tables
         columns: dict[str, Sequence[Any]] = {}
         if own:
@@ -167,7 +216,7 @@ class HuggingFaceDataSource:
         return {name: self.__dict__[name] for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _opened=None, _lock=threading.Lock())
+        self.__dict__.update(state, _opened=None, _mapped=None, _lock=threading.Lock())
 
     def __repr__(self) -> str:
         return f"HuggingFaceDataSource({self._name})"
@@ -188,10 +237,10 @@ def _arrow_files(paths: Any) -> list[str]:
     if isinstance(paths, str | os.PathLike):
         directory = Path(paths)
         if (directory / _STATE_FILE).is_file():
-            state = json.loads((directory / _STATE_FILE).read_text("utf-8"))
-            return [str(directory / each["filename"]) for each in state["_data_files"]]
+            names, _ = _saved(directory / _STATE_FILE)
+            return [str(directory / name) for name in names]
         if (directory / _SPLITS_FILE).is_file():
-            splits = json.loads((directory / _SPLITS_FILE).read_text("utf-8"))["splits"]
+            splits = _from_json(directory / _SPLITS_FILE, lambda found: list(found["splits"]))
             raise ValueError(
                 f"{directory} has the splits {splits}; pass the directory of one, as "
                 f"{str(directory / splits[0])!r}"
@@ -207,18 +256,63 @@ def _saved_fingerprint(files: list[str]) -> str | None:
     """The fingerprint that `save_to_disk` has written beside all of `files`, if it has."""
     directory = Path(files[0]).parent
     if (directory / _STATE_FILE).is_file():
-        state = json.loads((directory / _STATE_FILE).read_text("utf-8"))
-        names = [each["filename"] for each in state["_data_files"]]
+        names, fingerprint = _saved(directory / _STATE_FILE)
         if [str(directory / name) for name in names] == files:
-            return str(state["_fingerprint"])
+            return fingerprint
     return None
+
+
+def _saved(path: Path) -> tuple[list[str], str]:
+    """The names of the files, and the fingerprint, that `save_to_disk` has written to `path`."""
+    return _from_json(
+        path,
+        lambda state: (
+            [str(each["filename"]) for each in state["_data_files"]],
+            str(state["_fingerprint"]),
+        ),
+    )
+
+
+def _from_json(path: Path, take: Callable[[Any], Taken]) -> Taken:
+    """What `take` takes of a JSON file.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    try:
+        return take(json.loads(path.read_bytes()))
+    except (ValueError, KeyError, TypeError, RecursionError) as failure:
+        raise ValueError(
+            f"{path}: not as `datasets` writes it: {type(failure).__name__}: {failure}"
+        ) from failure
 
 
 def _opened(files: list[str]) -> Any:
     datasets = _datasets()
+    directory = str(Path(files[0]).parent)
     if _saved_fingerprint(files) is not None:
-        return datasets.load_from_disk(str(Path(files[0]).parent))
-    return datasets.concatenate_datasets([datasets.Dataset.from_file(file) for file in files])
+        return _intact(directory, lambda: datasets.load_from_disk(directory))
+    tables = [_intact(file, lambda file=file: datasets.Dataset.from_file(file)) for file in files]
+    return _intact(directory, lambda: datasets.concatenate_datasets(tables))
+
+
+def _intact(path: str, opened: Callable[[], Any]) -> Any:
+    """What `opened` returns; its errors name `path`."""
+    try:
+        return opened()
+    except _FAILURES as failure:
+        if _is_of_system(failure):
+            raise
+        raise _damaged(path, "whole file", failure) from failure
+
+
+def _is_of_system(failure: Exception) -> bool:
+    """Whether the system refused a file, which the error names then."""
+    return isinstance(failure, OSError) and failure.errno is not None
+
+
+def _damaged(path: str, place: str, failure: Exception) -> GrainmillError:
+    return GrainmillError(f"{path}: {place}: {type(failure).__name__}: {failure}")
 
 
 def _is_decoded(feature: Any) -> bool:

@@ -31,8 +31,8 @@ class JsonLinesDataSource(RecordFilesSource[Any]):
         paths: A path or a sequence of paths.
         parse: Whether elements are the objects that `json.loads` makes of the lines, instead of
             `bytes`.
-        compression: `"auto"` decides by the first bytes of each file; otherwise `"none"`, `"gzip"`
-            or `"zlib"`.
+        compression: `"auto"` decides by the first bytes of each file, and takes one named `.gz` for
+            gzip in any case; otherwise `"none"`, `"gzip"` or `"zlib"`.
         index_dir: The directory of index files; see `TFRecordDataSource`.
 
     Raises:
@@ -69,13 +69,13 @@ class JsonLinesDataSource(RecordFilesSource[Any]):
             return records
         try:
             return list(map(json.loads, records))
-        except ValueError:
+        except (ValueError, RecursionError):
             pass  # parsing one by one finds the line
         return [self._parsed(record, key) for record, key in zip(records, keys, strict=True)]
 
     def _parsed(self, record: bytes, key: int) -> Any:
         try:
             return json.loads(record)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             path, number = self._record_location(key)
             raise ValueError(f"{path}: record {number}: not valid JSON: {error}") from None

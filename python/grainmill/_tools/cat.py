@@ -112,7 +112,7 @@ def _show(path: str, index: int, record: Any, options: argparse.Namespace) -> No
 def _parsed(path: str, index: int, record: bytes, parse: Any) -> Any:
     try:
         return parse(record)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CommandError(f"{path}: record {index}: {error}", ExitCode.DAMAGED) from error
 
 
@@ -121,7 +121,7 @@ def _view_of(record: bytes) -> str:
     if record[:1] in {b"{", b"["}:
         try:
             json.loads(record)
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
         else:
             return "raw"
@@ -150,7 +150,7 @@ def _as_dict(record: Any, view: str) -> dict[str, Any]:
     if view == "json":
         try:
             return {"record": json.loads(record)}
-        except ValueError:
+        except (ValueError, RecursionError):
             view = "raw"
     if view == "example":
         return {"record": tf_example.as_json(record)}

@@ -122,7 +122,7 @@ class Objects(Copying):
         for number, record in itertools.islice(self._records, min(max_records, 4096)):
             try:
                 made.append(self._make(record))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 text = f"{self._name}: record {number}: {error}"
                 raise CommandError(text, ExitCode.DAMAGED) from error
             byte_len += reading.byte_len(made[-1])

@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from grainmill import sources
+from grainmill import _native, sources
 from grainmill._sources.paths import expand
 from grainmill._tools.console import CommandError, ExitCode
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _SHARD = re.compile(r"-\d{5,}-of-\d{5,}|@\d+")
 _RIEGELI = bytes.fromhex("83af70d10d884a3f")
-_MASK = 0xFFFFFFFF
 
 
 class Source(Protocol):
@@ -57,9 +56,9 @@ class Format:
     options: str = ""
     numbers_first: bool = False
 
-    def streams(self, path: str) -> bool:
-        """Whether the engine reads this file from start to end; in buckets it reads by position."""
-        return self.in_order and not is_url(path)
+    def streams(self, path: str) -> bool:  # noqa: ARG002 - a file of a format, wherever it is
+        """Whether the engine reads this file from start to end."""
+        return self.in_order
 
     def open(self, paths: Sequence[str]) -> Source:
         """Opens files as one sequence of records."""
@@ -124,7 +123,7 @@ FORMATS = {
 }
 READ = tuple(FORMATS)
 WRITTEN = tuple(name for name, found in FORMATS.items() if found.written)
-COMPRESSED = (".gz", ".gzip", ".zlib", ".z")
+COMPRESSED = (".gz", ".gzip", ".zlib", ".z", ".zst", ".zstd")
 
 
 def is_url(path: str) -> bool:
@@ -148,14 +147,13 @@ def of_name(path: str) -> Format | None:
 
 
 def of_content(path: str) -> Format | None:
-    """The format that the first bytes of a local file say, if they do."""
-    with Path(path).open("rb") as file:
-        first = file.read(512)
+    """The format that the first bytes of a file say, if they do."""
+    first = _native.FileBytes(path).read(512)
     if first[:8] == _RIEGELI:
         return FORMATS["array_record"]
     if first[:4] == b"PAR1":
         return FORMATS["parquet"]
-    if len(first) >= 12 and struct.unpack("<I", first[8:12])[0] == _masked_crc(first[:8]):
+    if len(first) >= 12 and struct.unpack("<I", first[8:12])[0] == _native.masked_crc32c(first[:8]):
         return FORMATS["tfrecord"]
     if first[257:262] == b"ustar":
         return FORMATS["webdataset"]
@@ -168,12 +166,11 @@ def detect(path: str, given: str | None = None) -> Format:
     """The format of an input file: the given one, or what its content or its name says."""
     if given is not None:
         return FORMATS[given]
-    if not Path(path).is_file():
-        found = of_name(path)
-        if found is not None and is_url(path):
-            return found
+    if is_url(path):  # each look at its content is a request
+        found = of_name(path) or of_content(path)
+    else:
         check_readable(path)
-    found = of_content(path) or of_name(path)
+        found = of_content(path) or of_name(path)
     if found is None:
         raise CommandError(
             f"{path}: its format is not known from its name or content; pass --from "
@@ -204,14 +201,3 @@ def _expanded(path: str) -> list[str]:
     if len(found) > 1 and Path(path).is_dir():  # without what is no file of records
         return [file for file in found if of_name(file) is not None] or found
     return found
-
-
-def _masked_crc(data: bytes) -> int:
-    """The checksum of a TFRecord file, CRC-32C, bit by bit: its input has eight bytes."""
-    crc = _MASK
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = (crc >> 1) ^ (0x82F63B78 & -(crc & 1))
-    crc ^= _MASK
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & _MASK

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grainmill import _native
+from grainmill import _atomic_file, _native
 from grainmill._native import GrainmillError
 from grainmill._tools import formats, reading
 from grainmill._tools.console import (
@@ -88,8 +88,12 @@ def run(options: argparse.Namespace) -> int:
 def check_file(path: str, given: str | None, max_problems: int) -> dict[str, Any]:
     """What is wrong with one file: every place, up to `max_problems`."""
     found = formats.detect(path, given)
-    report: dict[str, Any] = {"path": path, "format": found.name, "bytes": _size(path)}
-    if found.name == "array_record" and not formats.is_url(path):
+    report: dict[str, Any] = {
+        "path": path,
+        "format": found.name,
+        "bytes": len(_native.FileBytes(path)),
+    }
+    if found.name == "array_record":
         native = _native.verify_array_record(path, max_problems)
         indexed = native["indexed_records"]
         report |= {
@@ -105,16 +109,11 @@ def check_file(path: str, given: str | None, max_problems: int) -> dict[str, Any
         return report | {"problems": problems}
     if found.streams(path):
         stream = _native.RecordStream(path, found.name)
-        try:
-            damages = stream.verify(max_problems)
-        except GrainmillError as error:  # the compressed data itself
-            damages = []
-            problems = [{"problem": str(error).removeprefix(f"{path}: ")}]
-        else:
-            problems = [
-                {"offset": offset, "record": record, "problem": problem}
-                for record, offset, problem in damages
-            ]
+        damages = stream.verify(max_problems)
+        problems = [
+            {"offset": offset, "record": record, "problem": problem}
+            for record, offset, problem in damages
+        ]
         # The place from which on nothing can be read is none of the records that were read.
         total = stream.num_records
         report["records"] = total - sum(1 for record, _, _ in damages if record < total)
@@ -129,7 +128,7 @@ def _bad_json(path: str, found: formats.Format, max_problems: int) -> list[dict[
     for number, line in enumerate(reading.records(path, found)):
         try:
             json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             problems.append({"record": number, "problem": f"not JSON: {error}"})
             if len(problems) >= max_problems:
                 break
@@ -188,7 +187,7 @@ def _show(found: list[dict[str, Any]], missing: list[str], options: argparse.Nam
 
 def _key(path: str, manifest: Path) -> str:
     """A path as the manifest names it: relative to its directory, so that both can be moved."""
-    return Path(os.path.relpath(path, manifest.parent)).as_posix()
+    return path if formats.is_url(path) else Path(os.path.relpath(path, manifest.parent)).as_posix()
 
 
 def _read_manifest(manifest: Path) -> dict[str, dict[str, Any]]:
@@ -196,7 +195,7 @@ def _read_manifest(manifest: Path) -> dict[str, dict[str, Any]]:
         content = json.loads(manifest.read_text("utf-8"))
         is_manifest = content["format"] == _MANIFEST and content["version"] == 1
         entries = {str(entry["path"]): entry for entry in content["files"]}
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         is_manifest, entries = False, {}
     if not is_manifest:
         raise CommandError(
@@ -216,12 +215,7 @@ def _write_manifest(manifest: Path, found: list[dict[str, Any]]) -> None:
         for report in found
     ]
     content = {"format": _MANIFEST, "version": 1, "files": files}
-    temporary = manifest.with_name(f".{manifest.name}.{os.getpid()}")
-    try:
-        temporary.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-        temporary.replace(manifest)
-    finally:
-        temporary.unlink(missing_ok=True)
+    _atomic_file.write(manifest, json.dumps(content, indent=1).encode() + b"\n")
 
 
 def _differences(report: dict[str, Any], entry: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -242,16 +236,21 @@ def _missing(
         return []
     given = {_key(path, manifest) for path in paths}
     return sorted(
-        path for path in expected if path not in given and not (manifest.parent / path).exists()
+        path
+        for path in expected
+        if path not in given and not formats.is_url(path) and not (manifest.parent / path).exists()
     )
 
 
 def _sha256(path: str) -> str:
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    file, digest = _native.FileBytes(path), hashlib.sha256()
+    while piece := file.read(1 << 20):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def _size(path: str) -> int:
+    """The length of a local file, and 0 for others, each of which would have to be asked for it."""
     try:
         return Path(path).stat().st_size
     except OSError:

@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use grainmill_core::pipeline::copy::{CopyTarget, InMemory, Indexed};
 use grainmill_core::records::array_record::{RecordWriter, verify};
-use grainmill_core::records::sequential::{Lines, RecordBlock, RecordStream, TfRecords};
+use grainmill_core::records::json_lines::JsonLines;
+use grainmill_core::records::sequential::{RecordBlock, RecordStream};
+use grainmill_core::records::tfrecord::TfRecord;
 use grainmill_core::records::{ArrayRecord, Files, Source, outputs};
 use proptest::prelude::*;
 
@@ -68,7 +70,7 @@ fn tfrecord(records: &[Vec<u8>]) -> Vec<u8> {
 
 fn read_stream(bytes: Vec<u8>, max_records: usize) -> Result<Vec<Vec<u8>>, String> {
     let mut stream =
-        RecordStream::of(PathBuf::from("f"), Cursor::new(bytes), Box::new(TfRecords)).unwrap();
+        RecordStream::of(PathBuf::from("f"), Cursor::new(bytes), Box::new(TfRecord)).unwrap();
     let (mut block, mut records) = (RecordBlock::default(), Vec::new());
     while stream.read(&mut block, max_records).map_err(|error| error.to_string())? {
         records.extend(block.iter().map(<[u8]>::to_vec));
@@ -122,7 +124,7 @@ proptest! {
         let records: Vec<_> = lines.into_iter().map(String::into_bytes).collect();
         let bytes = copied("jsonl", "", &records, 2, 3);
         let mut stream =
-            RecordStream::of(PathBuf::from("f"), Cursor::new(bytes), Box::new(Lines)).unwrap();
+            RecordStream::of(PathBuf::from("f"), Cursor::new(bytes), Box::new(JsonLines)).unwrap();
         let (mut block, mut found) = (RecordBlock::default(), Vec::new());
         while stream.read(&mut block, 7).unwrap() {
             found.extend(block.iter().map(<[u8]>::to_vec));
@@ -178,7 +180,7 @@ fn errors_name_the_record_and_its_place() {
     let mut damaged = whole.clone();
     damaged[26 + 12] ^= 1;
     let error = read_stream(damaged, 10).unwrap_err();
-    assert!(error.starts_with("f: record 1 at byte 26: checksum mismatch in the data"), "{error}");
+    assert!(error.starts_with("f: record 1 at byte 26: checksum mismatch of the data"), "{error}");
     for len in 0..whole.len() {
         let ends = [0, 26, 62];
         let result = read_stream(whole[..len].to_vec(), 10);

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use grainmill_core::records::array_record::shared_index;
+use grainmill_core::records::scanned;
 use libfuzzer_sys::fuzz_target;
 
 #[path = "../../core/tests/fuzz/targets.rs"]
@@ -15,10 +16,16 @@ mod targets;
 #[path = "../../image/tests/fuzz/targets.rs"]
 mod image_targets;
 
+#[path = "../../parquet/tests/fuzz/targets.rs"]
+mod parquet_targets;
+
 use targets::{TARGETS, Target, other_seeds, seeds_of};
 
-/// A target that is not part of the public API, so only this program has it.
-const OWN: Target = ("shared_index", shared_index::fuzzing::lookup);
+/// Targets that are not part of the public API, so only this program has them.
+const OWN: [Target; 2] = [
+    ("shared_index", shared_index::fuzzing::lookup),
+    ("index_file", scanned::fuzzing::parsed),
+];
 
 static TARGET: OnceLock<Target> = OnceLock::new();
 
@@ -29,7 +36,7 @@ fuzz_target!(init: init(), |input: &[u8]| {
 });
 
 fn init() {
-    let mut all = TARGETS.into_iter().chain(image_targets::TARGETS).chain([OWN]);
+    let mut all = all_targets();
     if let Some(dir) = std::env::var_os("GRAINMILL_FUZZ_SEEDS") {
         all.for_each(|(name, _)| println!("{name}"));
         write_seeds(Path::new(&dir));
@@ -38,7 +45,18 @@ fn init() {
     let name =
         std::env::var("GRAINMILL_FUZZ_TARGET").expect("`GRAINMILL_FUZZ_TARGET` names a target");
     let target = all.find(|(of, _)| *of == name);
-    TARGET.get_or_init(|| target.unwrap_or_else(|| panic!("no target is called `{name}`")));
+    let target = target.unwrap_or_else(|| panic!("no target is called `{name}`"));
+    if parquet_targets::TARGETS.iter().any(|(of, _)| *of == name) {
+        // libFuzzer's hook aborts at each panic, also at those of the `parquet` crate, which the engine
+        // catches. One that leaves the target still aborts.
+        std::panic::set_hook(Box::new(|_| ()));
+    }
+    TARGET.get_or_init(|| target);
+}
+
+fn all_targets() -> impl Iterator<Item = Target> {
+    let others = image_targets::TARGETS.into_iter().chain(parquet_targets::TARGETS).chain(OWN);
+    TARGETS.into_iter().chain(others)
 }
 
 /// Writes the seeds from the files of the tests, a folder for each target.
@@ -47,11 +65,12 @@ fn write_seeds(dir: &Path) {
     let files = ["array_record", "array_record/bad"].map(|name| data.join(name));
     let mut seeds = other_seeds();
     seeds.extend(image_targets::seeds());
+    seeds.extend(parquet_targets::seeds());
     for file in files.iter().flat_map(|dir| files_in(dir)) {
         seeds.extend(seeds_of(&std::fs::read(file).expect("a file of the tests")));
     }
     let found = data.join("fuzz");
-    for (name, _) in TARGETS.into_iter().chain(image_targets::TARGETS).chain([OWN]) {
+    for (name, _) in all_targets() {
         std::fs::create_dir_all(dir.join(name)).expect("a folder for seeds");
         for file in files_in(&found.join(name)) {
             seeds.push((name, std::fs::read(file).expect("an input of the tests")));

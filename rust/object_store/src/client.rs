@@ -26,6 +26,7 @@ use object_store::multipart::MultipartStore;
 use object_store::{ClientOptions, ObjectStore, RetryConfig, StaticCredentialProvider};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Semaphore, oneshot};
+use tokio::task::AbortHandle;
 
 use crate::aws_profile;
 use crate::location::{Location, Service};
@@ -107,23 +108,43 @@ impl Shared {
         work: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Started<T> {
         let (sender, receiver) = oneshot::channel();
-        self.runtime.spawn(async move {
+        let task = self.runtime.spawn(async move {
             // Nobody may be waiting any more.
             let _ = sender.send(work.await);
         });
-        Started(receiver)
+        Started { receiver, task: task.abort_handle() }
+    }
+
+    /// Starts `work`, which may wait, on a thread of its own.
+    pub(crate) fn start_waiting<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Started<T> {
+        let (sender, receiver) = oneshot::channel();
+        let task = self.runtime.spawn_blocking(move || {
+            let _ = sender.send(work());
+        });
+        Started { receiver, task: task.abort_handle() }
     }
 }
 
 /// Work on the runtime.
 #[derive(Debug)]
-pub(crate) struct Started<T>(oneshot::Receiver<Result<T>>);
+pub(crate) struct Started<T> {
+    receiver: oneshot::Receiver<Result<T>>,
+    task: AbortHandle,
+}
 
 impl<T> Started<T> {
     /// Waits for the result.
     pub(crate) fn wait(self) -> Result<T> {
         let panicked = |_| Err(Error::Panicked("a thread that sends requests panicked".to_owned()));
-        self.0.blocking_recv().unwrap_or_else(panicked)
+        self.receiver.blocking_recv().unwrap_or_else(panicked)
+    }
+
+    /// What ends the work if nobody needs its result.
+    pub(crate) fn abort_handle(&self) -> AbortHandle {
+        self.task.clone()
     }
 }
 

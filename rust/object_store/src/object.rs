@@ -7,9 +7,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use grainmill_core::bytes::ScatterBuffers;
-use grainmill_core::records::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
+use grainmill_core::records::storage::{
+    FileId, ReadAt, ReopenedFile, StartedRead, Storage, StoredFile,
+};
 use grainmill_core::records::{LocalFiles, SingleFlight};
 use grainmill_core::{Error, Result};
+use tokio::task::AbortHandle;
 
 use crate::block_cache::{BLOCK_LEN, BlockCache, BlockKey};
 use crate::client::{Bucket, Shared, Started};
@@ -106,6 +109,23 @@ impl Object {
             None => self.request(range, sink),
             Some(cached) => self.read_cached(cached, range, sink),
         }
+    }
+
+    /// Starts reading the bytes of `range`, which the object must have.
+    fn start(self: &Arc<Self>, range: Range<u64>) -> Result<Started<Vec<u8>>> {
+        let shared = Shared::get()?;
+        if self.cache.is_some() {
+            // It reads and writes a file.
+            let object = Arc::clone(self);
+            return Ok(shared.start_waiting(move || {
+                let mut bytes = Vec::new();
+                object.read(range, &mut |part| bytes.extend_from_slice(part))?;
+                Ok(bytes)
+            }));
+        }
+        let (settings, target) = (Arc::clone(&self.bucket.settings), Arc::clone(&self.target));
+        let reading = fetch::read(self.bucket.client()?, settings, target, range);
+        Ok(shared.start(async move { Ok(reading.await?.concat()) }))
     }
 
     /// Reads from the server.
@@ -221,6 +241,10 @@ impl StoredFile for StoredObject {
         self.0.target.modified_ns
     }
 
+    fn tag(&self) -> &str {
+        self.0.target.e_tag.as_deref().unwrap_or_default()
+    }
+
     // Each request checks that the object is the same, so none is needed before.
     fn reopen(&self, _was_checked: bool) -> Result<ReopenedFile> {
         let bytes = Arc::new(OpenObject { object: Arc::clone(&self.0), tail: Vec::new() });
@@ -239,9 +263,13 @@ struct OpenObject {
 }
 
 impl OpenObject {
-    fn read(&self, range: Range<u64>, sink: &mut dyn FnMut(&[u8])) -> Result<()> {
+    fn tail_begin(&self) -> u64 {
         let tail_len: u64 = self.tail.iter().map(|bytes| bytes.len() as u64).sum();
-        let mut at = self.object.target.byte_len - tail_len;
+        self.object.target.byte_len - tail_len
+    }
+
+    fn read(&self, range: Range<u64>, sink: &mut dyn FnMut(&[u8])) -> Result<()> {
+        let mut at = self.tail_begin();
         if range.start < at {
             return self.object.read(range, sink);
         }
@@ -274,5 +302,33 @@ impl ReadAt for OpenObject {
         let end = at.saturating_add(buffers.byte_len() as u64);
         let end = end.min(self.object.target.byte_len);
         self.read(at.min(end)..end, &mut |bytes| buffers.fill(bytes))
+    }
+
+    fn start(&self, range: Range<u64>) -> Option<Box<dyn StartedRead>> {
+        if range.start >= self.tail_begin() {
+            return None; // it is there already
+        }
+        // Whatever is wrong, reading it will say so.
+        let started = self.object.start(range).ok()?;
+        Some(Box::new(InFlight { task: started.abort_handle(), started: Some(started) }))
+    }
+}
+
+/// A read of an object that has been started.
+#[derive(Debug)]
+struct InFlight {
+    started: Option<Started<Vec<u8>>>,
+    task: AbortHandle,
+}
+
+impl StartedRead for InFlight {
+    fn wait(mut self: Box<Self>) -> Result<Vec<u8>> {
+        self.started.take().map_or_else(|| Ok(Vec::new()), Started::wait)
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.task.abort();
     }
 }

@@ -5,39 +5,98 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use grainmill_core::pipeline::copy::{CopyTarget, InMemory, Indexed};
 use grainmill_core::records::array_record::verify;
-use grainmill_core::records::outputs;
-use grainmill_core::records::sequential::{
-    Compression, Damage, Framing, Lines, RecordBlock, RecordStream, TfRecords,
-};
+use grainmill_core::records::json_lines::JsonLines;
+use grainmill_core::records::scanned::Compression;
+use grainmill_core::records::sequential::{Damage, Frames, RecordBlock, RecordStream};
 use grainmill_core::records::storage::WriteFile;
+use grainmill_core::records::tfrecord::TfRecord;
+use grainmill_core::records::{FileBytes, outputs};
 use grainmill_core::{Error, Result};
 use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 
 use crate::error::Raised;
+use crate::python_input::{PythonInput, RaisedByInput};
 use crate::records::{PyRecordFiles, positions};
-use crate::storage::PyObjectWriter;
+use crate::storage::{PyObjectWriter, storage_of};
+
+/// The bytes of a file of any storage, from its begin to its end.
+#[pyclass(frozen, name = "FileBytes", module = "grainmill._native")]
+pub(crate) struct PyFileBytes(Mutex<FileBytes>);
+
+#[pymethods]
+impl PyFileBytes {
+    #[new]
+    fn new(py: Python<'_>, path: PathBuf) -> Result<Self, Raised> {
+        let storage = storage_of(std::iter::once(&path))?;
+        Ok(Self(Mutex::new(py.detach(|| FileBytes::open(&*storage, &path))?)))
+    }
+
+    /// The length of the file.
+    fn __len__(&self, py: Python<'_>) -> Result<usize, Raised> {
+        let len = py.detach(|| self.0.lock().unwrap_or_else(PoisonError::into_inner).byte_len());
+        let problem = |_| Error::OutOfMemory(format!("a file of {len} bytes"));
+        Ok(usize::try_from(len).map_err(problem)?)
+    }
+
+    /// The next `max_len` bytes; fewer at the end only.
+    fn read<'py>(&self, py: Python<'py>, max_len: usize) -> Result<Bound<'py, PyBytes>, Raised> {
+        let read = || -> Result<Vec<u8>> {
+            let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut bytes = vec![0; max_len.min(usize::try_from(file.left()).unwrap_or(max_len))];
+            file.next(&mut bytes)?;
+            Ok(bytes)
+        };
+        Ok(PyBytes::new(py, &py.detach(read)?))
+    }
+}
 
 /// The records of a `TFRecord` file, or the lines of a text file, in order.
 #[pyclass(frozen, name = "RecordStream", module = "grainmill._native")]
-pub(crate) struct PyRecordStream(Mutex<(RecordStream, RecordBlock)>);
+pub(crate) struct PyRecordStream {
+    stream: Mutex<(RecordStream, RecordBlock)>,
+    raised: RaisedByInput,
+}
+
+fn frames(format_name: &str) -> Result<Box<dyn Frames>> {
+    match format_name {
+        "tfrecord" => Ok(Box::new(TfRecord)),
+        "jsonl" => Ok(Box::new(JsonLines)),
+        _ => {
+            let text = format!("files of format `{format_name}` are not read in order");
+            Err(Error::InvalidArgument(text))
+        }
+    }
+}
 
 #[pymethods]
 impl PyRecordStream {
     /// Opens a file of format `format_name`, `tfrecord` or `jsonl`, compressed as its first bytes say.
     #[new]
     fn new(py: Python<'_>, path: PathBuf, format_name: &str) -> Result<Self, Raised> {
-        let framing: Box<dyn Framing> = match format_name {
-            "tfrecord" => Box::new(TfRecords),
-            "jsonl" => Box::new(Lines),
-            _ => {
-                let text = format!("files of format `{format_name}` are not read in order");
-                return Err(Raised(Error::InvalidArgument(text)));
-            }
-        };
-        let stream = py.detach(|| RecordStream::open(path, framing))?;
-        Ok(Self(Mutex::new((stream, RecordBlock::default()))))
+        let (storage, frames) = (storage_of(std::iter::once(&path))?, frames(format_name)?);
+        let stream = py.detach(|| RecordStream::open(&*storage, &path, frames))?;
+        let stream = Mutex::new((stream, RecordBlock::default()));
+        Ok(Self { stream, raised: RaisedByInput::default() })
+    }
+
+    /// The records of what `read` returns: it takes the maximum number of bytes and returns the next
+    /// ones of the file, which is not compressed, and none at the end. The first record begins at byte
+    /// `offset` of the file and has number `num_records`.
+    #[staticmethod]
+    #[pyo3(signature = (path, read, format_name, offset = 0, num_records = 0))]
+    fn pulled(
+        path: PathBuf,
+        read: Py<PyAny>,
+        format_name: &str,
+        offset: u64,
+        num_records: u64,
+    ) -> Result<Self, Raised> {
+        let (input, raised) = PythonInput::new(read);
+        let (input, frames) = (Box::new(input), frames(format_name)?);
+        let stream = RecordStream::plain_from(path, input, frames, offset, num_records)?;
+        Ok(Self { stream: Mutex::new((stream, RecordBlock::default())), raised })
     }
 
     /// The number of records read or skipped so far.
@@ -52,47 +111,39 @@ impl PyRecordStream {
         py.detach(|| self.lock().0.offset())
     }
 
-    /// `gzip`, `zlib` or None.
+    /// `gzip`, `zlib`, `zstd` or None.
     #[getter]
     fn compression(&self, py: Python<'_>) -> Option<&'static str> {
         match py.detach(|| self.lock().0.compression()) {
             Compression::None => None,
             Compression::Gzip => Some("gzip"),
             Compression::Zlib => Some("zlib"),
+            Compression::Zstd => Some("zstd"),
         }
     }
 
     /// Reads some of the next records, at least one and at most `max_records`; none at the end.
     fn read<'py>(&self, py: Python<'py>, max_records: usize) -> PyResult<Bound<'py, PyList>> {
-        let read = || {
-            let (stream, block) = &mut *self.lock();
+        let records: Vec<Vec<u8>> = self.detached(py, |stream, block| {
             stream.read(block, max_records)?;
             Ok(block.iter().map(<[u8]>::to_vec).collect())
-        };
-        let records: Vec<Vec<u8>> = py.detach(read).map_err(|error: Error| Raised::from(error))?;
+        })?;
         PyList::new(py, records.iter().map(|record| PyBytes::new(py, record)))
     }
 
     /// Skips records; returns how many there were, fewer than `count` at the end.
-    fn skip(&self, py: Python<'_>, count: u64) -> Result<u64, Raised> {
-        let skip = || {
-            let (stream, block) = &mut *self.lock();
-            stream.skip(block, count)
-        };
-        py.detach(skip).map_err(Raised::from)
+    fn skip(&self, py: Python<'_>, count: u64) -> PyResult<u64> {
+        self.detached(py, |stream, block| stream.skip(block, count))
+    }
+
+    /// Skips the records that begin before byte `until` of the decompressed file.
+    fn skip_until(&self, py: Python<'_>, until: u64) -> PyResult<()> {
+        self.detached(py, |stream, block| stream.skip_until(block, until))
     }
 
     /// Reads to the end; returns the record, offset and problem of up to `max_damages` places.
-    fn verify(
-        &self,
-        py: Python<'_>,
-        max_damages: usize,
-    ) -> Result<Vec<(u64, u64, String)>, Raised> {
-        let verify = || {
-            let (stream, block) = &mut *self.lock();
-            stream.verify(block, max_damages)
-        };
-        let damages = py.detach(verify).map_err(Raised::from)?;
+    fn verify(&self, py: Python<'_>, max_damages: usize) -> PyResult<Vec<(u64, u64, String)>> {
+        let damages = self.detached(py, |stream, block| stream.verify(block, max_damages))?;
         let tuple = |damage: Damage| (damage.record, damage.offset, damage.problem);
         Ok(damages.into_iter().map(tuple).collect())
     }
@@ -100,7 +151,20 @@ impl PyRecordStream {
 
 impl PyRecordStream {
     fn lock(&self) -> MutexGuard<'_, (RecordStream, RecordBlock)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.stream.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls `work` without the interpreter.
+    fn detached<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut RecordStream, &mut RecordBlock) -> Result<T> + Send,
+    ) -> PyResult<T> {
+        let work = || {
+            let (stream, block) = &mut *self.lock();
+            work(stream, block)
+        };
+        py.detach(work).map_err(|error| self.raised.or(error))
     }
 }
 
@@ -224,7 +288,9 @@ fn verify_array_record(
     path: PathBuf,
     max_problems: usize,
 ) -> PyResult<Bound<'_, PyDict>> {
-    let report = py.detach(|| verify::verify(&path, max_problems)).map_err(Raised)?;
+    let storage = storage_of(std::iter::once(&path)).map_err(Raised)?;
+    let verify = || verify::verify_in(&*storage, &path, max_problems);
+    let report = py.detach(verify).map_err(Raised)?;
     let found = PyDict::new(py);
     found.set_item("byte_len", report.byte_len)?;
     found.set_item("num_chunks", report.num_chunks)?;
@@ -238,6 +304,7 @@ fn verify_array_record(
 }
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PyFileBytes>()?;
     module.add_class::<PyRecordStream>()?;
     module.add_class::<PyRecordOutput>()?;
     module.add_function(wrap_pyfunction!(verify_array_record, module)?)

@@ -19,6 +19,7 @@ mod pack;
 mod parquet;
 mod parse;
 mod parse_json;
+mod python_input;
 mod python_storage;
 mod record_writer;
 mod records;

@@ -1,28 +1,44 @@
-//! `TFRecord` files read from begin to end, and the checks of their records.
+//! `TFRecord` files read from begin to end, and the checksums of their records.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use grainmill_core::records::LocalFiles;
 use grainmill_core::records::checksum::crc32c;
-use grainmill_core::records::storage::Storage;
-use grainmill_core::records::tfrecord_stream::TfRecordStream;
+use grainmill_core::records::sequential::{RecordCursor, RecordStream};
+use grainmill_core::records::tfrecord::TfRecord;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::error::Raised;
+use crate::python_input::{PythonInput, RaisedByInput};
+use crate::storage::storage_of;
 
 /// The records of a `TFRecord` file, from any byte on.
 #[pyclass(frozen, name = "TFRecordStream", module = "grainmill._native")]
-pub(crate) struct PyTfRecordStream(Mutex<TfRecordStream>);
+pub(crate) struct PyTfRecordStream {
+    cursor: Mutex<RecordCursor>,
+    raised: RaisedByInput,
+}
 
 #[pymethods]
 impl PyTfRecordStream {
+    /// Opens a file, compressed as its first bytes say.
     #[new]
     fn new(py: Python<'_>, path: PathBuf) -> Result<Self, Raised> {
-        let storage: Arc<dyn Storage> = Arc::new(LocalFiles);
-        let stream = py.detach(|| TfRecordStream::open(&storage, &path))?;
-        Ok(Self(Mutex::new(stream)))
+        let storage = storage_of(std::iter::once(&path))?;
+        let stream = py.detach(|| RecordStream::open(&*storage, &path, Box::new(TfRecord)))?;
+        Ok(Self { cursor: RecordCursor::new(stream).into(), raised: RaisedByInput::default() })
+    }
+
+    /// The records of what `read` returns: it takes the maximum number of bytes and returns the next
+    /// ones of a file, and none at the end. The first record begins at byte `offset` of the file. Such
+    /// a stream cannot seek.
+    #[staticmethod]
+    fn pulled(path: PathBuf, read: Py<PyAny>, offset: u64) -> Result<Self, Raised> {
+        let (input, raised) = PythonInput::new(read);
+        let stream =
+            RecordStream::plain_from(path, Box::new(input), Box::new(TfRecord), offset, 0)?;
+        Ok(Self { cursor: RecordCursor::new(stream).into(), raised })
     }
 
     /// The next record, or None at the end.
@@ -30,13 +46,13 @@ impl PyTfRecordStream {
         loop {
             // A thread that fills the buffer may wait for storage, so nobody waits for it with the
             // interpreter lock.
-            if let Ok(mut stream) = self.0.try_lock()
-                && let Some(record) = stream.buffered().map_err(Raised)?
+            if let Ok(mut cursor) = self.cursor.try_lock()
+                && let Some(record) = cursor.buffered()
             {
                 return Ok(Some(PyBytes::new(py, record)));
             }
-            let fill = || self.0.lock().unwrap_or_else(PoisonError::into_inner).fill();
-            if !py.detach(fill).map_err(Raised)? {
+            let fill = || self.cursor.lock().unwrap_or_else(PoisonError::into_inner).fill();
+            if !py.detach(fill).map_err(|error| self.raised.or(error))? {
                 return Ok(None);
             }
         }
@@ -44,12 +60,12 @@ impl PyTfRecordStream {
 
     /// Where the next record begins, in bytes.
     fn tell(&self, py: Python<'_>) -> u64 {
-        py.detach(|| self.0.lock().unwrap_or_else(PoisonError::into_inner).tell())
+        py.detach(|| self.cursor.lock().unwrap_or_else(PoisonError::into_inner).tell())
     }
 
     /// Makes the record that begins at byte `offset` the next one.
     fn seek(&self, py: Python<'_>, offset: u64) {
-        py.detach(|| self.0.lock().unwrap_or_else(PoisonError::into_inner).seek(offset));
+        py.detach(|| self.cursor.lock().unwrap_or_else(PoisonError::into_inner).seek(offset));
     }
 }
 

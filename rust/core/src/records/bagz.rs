@@ -4,6 +4,7 @@ use std::mem::MaybeUninit;
 use std::path::Path;
 use std::sync::Arc;
 
+use zstd_safe::zstd_sys::ZSTD_ErrorCode;
 use zstd_safe::{DCtx, DDict};
 
 use super::checksum::UnverifiedRecord;
@@ -28,7 +29,9 @@ const LIMITS_STEP: u64 = 1 << 20;
 const SLOW_LIMITS_STEP: u64 = 4 << 20;
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// The initial capacity for a frame that does not state its length.
-const UNSTATED_LEN: usize = 64 << 10;
+const UNSTATED_LEN: u64 = 64 << 10;
+/// What libzstd returns for a buffer that is too short.
+const TOO_SMALL: usize = (ZSTD_ErrorCode::ZSTD_error_dstSize_tooSmall as usize).wrapping_neg();
 
 static LOADS: SingleFlight = SingleFlight::new();
 
@@ -289,20 +292,22 @@ impl BagzFile {
             };
             let stated = zstd_safe::get_frame_content_size(frame)
                 .map_err(|_| FormatError::fixed("zstd frame has a damaged header"))?;
-            let mut capacity = match stated {
+            // A block of 4 bytes holds at most 128 KiB.
+            let most = (frame.len() as u64).saturating_mul(32 << 10);
+            let (mut capacity, limit) = match stated {
                 Some(stated) => {
                     check_chunk_len(stated)?;
-                    // A block of 4 bytes holds at most 128 KiB.
-                    if stated > (frame.len() as u64).saturating_mul(32 << 10) {
+                    if stated > most {
                         let text = format!("{} bytes cannot decode to {stated}", frame.len());
                         return Err(FormatError::new(text));
                     }
-                    usize::try_from(stated).unwrap_or(usize::MAX)
+                    (stated, stated)
                 }
-                None => UNSTATED_LEN,
+                None => (UNSTATED_LEN.min(most), most.min(max_chunk_len())),
             };
             loop {
-                record.try_reserve_exact(capacity).map_err(|_| {
+                let reserved = usize::try_from(capacity).unwrap_or(usize::MAX);
+                record.try_reserve_exact(reserved).map_err(|_| {
                     FormatError::new(format!("no memory for {capacity} decoded bytes"))
                 })?;
                 let result = match &self.dictionary {
@@ -313,14 +318,20 @@ impl BagzFile {
                 };
                 match result {
                     Ok(_) => break,
-                    // Without a stated length, a buffer that is too short is one of the failures.
-                    Err(_)
-                        if stated.is_none() && (capacity as u64) < max_chunk_len().min(4 << 30) =>
-                    {
-                        record.clear();
-                        capacity *= 4;
+                    Err(code) if code != TOO_SMALL || stated.is_some() => {
+                        return Err(damaged(code));
                     }
-                    Err(code) => return Err(damaged(code)),
+                    Err(_) if capacity >= limit => {
+                        check_chunk_len(capacity + 1)?;
+                        return Err(FormatError::new(format!(
+                            "{} bytes cannot decode to more than {capacity}",
+                            frame.len()
+                        )));
+                    }
+                    Err(_) => {
+                        record.clear();
+                        capacity = (capacity * 4).min(limit);
+                    }
                 }
             }
         }

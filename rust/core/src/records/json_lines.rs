@@ -1,8 +1,12 @@
 //! JSON lines: each line that is not blank is a record.
 
+use std::ffi::OsStr;
+use std::path::Path;
+
 use super::format_error::FormatError;
 use super::offsets::Offsets;
 use super::scanned::{Compression, Framing, Scanner};
+use super::sequential::{Frame, Frames};
 use crate::Result;
 
 /// The framing of lines. A record is a line without its end (`\n` or `\r\n`); lines of nothing but
@@ -19,6 +23,12 @@ pub struct LineScanner {
 
 fn is_blank(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\r' | b'\n')
+}
+
+/// The record in a line, which is given without `\n`; `None` if the line is blank.
+pub fn record_of(line: &[u8]) -> Option<&[u8]> {
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    (!line.iter().all(|&byte| is_blank(byte))).then_some(line)
 }
 
 impl Scanner for LineScanner {
@@ -62,6 +72,25 @@ impl Scanner for LineScanner {
     }
 }
 
+impl Frames for JsonLines {
+    fn frame(&self, bytes: &[u8], at: usize, left: Option<u64>) -> Result<Frame, FormatError> {
+        let rest = &bytes[at..];
+        let (len, next) = match memchr::memchr(b'\n', rest) {
+            Some(len) => (len, at + len + 1),
+            None if left == Some(rest.len() as u64) => (rest.len(), bytes.len()),
+            None => return Ok(Frame::Incomplete(rest.len() as u64 + 1)),
+        };
+        Ok(match record_of(&rest[..len]) {
+            Some(record) => Frame::Record(at..at + record.len(), next),
+            None => Frame::Skipped(next),
+        })
+    }
+
+    fn detected(&self, path: &Path, head: &[u8]) -> Compression {
+        Framing::detected(self, path, head)
+    }
+}
+
 impl Framing for JsonLines {
     type Scanner = LineScanner;
 
@@ -73,8 +102,18 @@ impl Framing for JsonLines {
         LineScanner { begin: Some(0) }
     }
 
-    fn detected(&self, head: &[u8]) -> Compression {
-        Compression::gzip_or_none(head)
+    fn detected(&self, path: &Path, head: &[u8]) -> Compression {
+        // Nothing else would tell a compressed file with damaged first bytes from lines.
+        match path.extension().and_then(OsStr::to_str) {
+            Some("gz") => return Compression::Gzip,
+            Some("zst") => return Compression::Zstd,
+            _ => {}
+        }
+        match (Compression::detected(head), head) {
+            // No JSON begins like this; others of the headers that zlib may have are text.
+            (Compression::None, [b'x', 0x01 | 0x5e | 0x9c | 0xda, ..]) => Compression::Zlib,
+            (detected, _) => detected,
+        }
     }
 
     fn record_len(&self, _: u64) -> u64 {
@@ -83,10 +122,6 @@ impl Framing for JsonLines {
 
     fn record<'a>(&self, bytes: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8], FormatError> {
         let line = &bytes[..memchr::memchr(b'\n', bytes).unwrap_or(bytes.len())];
-        let line = line.strip_suffix(b"\r").unwrap_or(line);
-        if line.iter().all(|&byte| is_blank(byte)) {
-            return Err(FormatError::fixed("line is blank, the index has a record here"));
-        }
-        Ok(line)
+        record_of(line).ok_or(FormatError::fixed("line is blank, the index has a record here"))
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::io::Write;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -34,6 +35,12 @@ pub trait StoredFile: Debug + Send + Sync {
 
     /// When it was last written, in nanoseconds since 1970.
     fn modified_ns(&self) -> i64;
+
+    /// What else tells its content from that at other times, such as the tag of an object; empty if
+    /// there is nothing.
+    fn tag(&self) -> &str {
+        ""
+    }
 
     /// Opens the file for some reads and checks that it is still the same file, except if it
     /// `was_checked` for the same plan and is still open.
@@ -71,6 +78,21 @@ pub trait ReadAt: Debug + Send + Sync {
     /// # Errors
     /// If the file cannot be read.
     fn read_scattered(&self, buffers: &mut ScatterBuffers<'_>, at: u64) -> Result<()>;
+
+    /// Starts reading the bytes of `range`, which the file has, if a read needs no thread that waits
+    /// for it. Reads that are slow for another reason are not started but made.
+    fn start(&self, _range: Range<u64>) -> Option<Box<dyn StartedRead>> {
+        None
+    }
+}
+
+/// A read in flight. Dropping it abandons it.
+pub trait StartedRead: Send {
+    /// Waits for all bytes that were asked for.
+    ///
+    /// # Errors
+    /// If the file cannot be read or ends too early.
+    fn wait(self: Box<Self>) -> Result<Vec<u8>>;
 }
 
 /// A file that is being written, from its start to its end.
@@ -109,6 +131,11 @@ impl<'a> Reader<'a> {
     /// Whether the storage is slow.
     pub(crate) fn is_slow(&self) -> bool {
         self.latency.is_slow()
+    }
+
+    /// Starts a read; see [`ReadAt::start`].
+    pub(crate) fn start(&self, range: Range<u64>) -> Option<Box<dyn StartedRead>> {
+        self.bytes.start(range)
     }
 
     /// Fills `buffers` from position `at`; the read may be partial.

@@ -2,12 +2,14 @@
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
+use std::path::Path;
 
 use super::checksum::{Checksum, UnverifiedRecord, crc32c};
 use super::format_error::FormatError;
 use super::offsets::Offsets;
 use super::record_file::DirectRead;
 use super::scanned::{Compression, Framing, Scanner};
+use super::sequential::{Frame, Frames};
 use super::storage::Reader;
 use crate::Result;
 use crate::bytes::{self, ScatterBuffers};
@@ -52,6 +54,17 @@ fn mismatch(of: &str, stored: u32, computed: u32) -> FormatError {
     ))
 }
 
+/// That a record has `needed` bytes in the file, of which only so many are `left`.
+#[cold]
+fn cut_short(needed: u64, left: u64) -> FormatError {
+    FormatError::new(format!("record is cut short: takes {needed} bytes, {left} are left"))
+}
+
+#[cold]
+fn too_long(len: u64) -> FormatError {
+    FormatError::new(format!("states a length of {len} bytes"))
+}
+
 /// Finds records by their lengths.
 #[derive(Debug, Default)]
 pub struct TfRecordScanner {
@@ -74,9 +87,10 @@ impl Scanner for TfRecordScanner {
         {
             let begin = next;
             let len = record_len(head).map_err(|problem| (begin, problem))?;
-            next = len.checked_add(FRAME_LEN).and_then(|len| begin.checked_add(len)).ok_or_else(
-                || (begin, FormatError::new(format!("states a length of {len} bytes"))),
-            )?;
+            next = len
+                .checked_add(FRAME_LEN)
+                .and_then(|len| begin.checked_add(len))
+                .ok_or_else(|| (begin, too_long(len)))?;
             begins.push(begin);
             self.last = begin;
         }
@@ -85,15 +99,45 @@ impl Scanner for TfRecordScanner {
 
     fn finish(&mut self, at: u64, end: u64) -> Result<(), (u64, FormatError)> {
         if at > end {
-            let (stated, found) = (at - self.last, end - self.last);
-            let text = format!("record is cut short: takes {stated} bytes, {found} are left");
-            return Err((self.last, FormatError::new(text)));
+            return Err((self.last, cut_short(at - self.last, end - self.last)));
         }
         if at < end {
-            let text = format!("record is cut short: {} bytes are left for its length", end - at);
-            return Err((at, FormatError::new(text)));
+            return Err((at, cut_short(HEAD_LEN as u64, end - at)));
         }
         Ok(())
+    }
+}
+
+impl Frames for TfRecord {
+    #[inline]
+    fn frame(&self, bytes: &[u8], at: usize, left: Option<u64>) -> Result<Frame, FormatError> {
+        let rest = &bytes[at..];
+        let incomplete = |needed: u64| match left {
+            Some(left) if left < needed => Err(cut_short(needed, left)),
+            _ => Ok(Frame::Incomplete(needed)),
+        };
+        let Some((head, data)) = rest.split_first_chunk::<HEAD_LEN>() else {
+            return incomplete(HEAD_LEN as u64);
+        };
+        let len = record_len(head)?;
+        let whole = len.checked_add(FRAME_LEN).ok_or_else(|| too_long(len))?;
+        let parts = usize::try_from(len).ok().and_then(|len| data.split_at_checked(len));
+        let Some((record, tail)) =
+            parts.and_then(|(record, rest)| Some((record, rest.first_chunk()?)))
+        else {
+            return incomplete(whole);
+        };
+        let begin = at + HEAD_LEN;
+        let end = begin + record.len();
+        let next = end + TAIL_LEN;
+        Ok(match check_record(record, *tail) {
+            Ok(()) => Frame::Record(begin..end, next),
+            Err(problem) => Frame::Damaged(problem, next),
+        })
+    }
+
+    fn detected(&self, path: &Path, head: &[u8]) -> Compression {
+        Framing::detected(self, path, head)
     }
 }
 
@@ -108,12 +152,12 @@ impl Framing for TfRecord {
         TfRecordScanner::default()
     }
 
-    fn detected(&self, head: &[u8]) -> Compression {
+    fn detected(&self, _: &Path, head: &[u8]) -> Compression {
         let is_plain = head.first_chunk().is_some_and(|head| record_len(head).is_ok());
-        match Compression::gzip_or_none(head) {
+        match Compression::detected(head) {
             _ if is_plain => Compression::None,
             Compression::None if Compression::is_zlib(head) => Compression::Zlib,
-            gzip_or_none => gzip_or_none,
+            detected => detected,
         }
     }
 

@@ -3,6 +3,8 @@
 //! The key of `a/0001.seg.png` is `a/0001`, its extension `seg.png`. Files without an extension and
 //! everything that is not a regular file belong to no sample.
 
+use std::path::Path;
+
 use super::format_error::FormatError;
 use super::offsets::Offsets;
 use super::scanned::{Compression, Framing, Scanner};
@@ -254,8 +256,8 @@ impl Framing for WebDataset {
         TarScanner::default()
     }
 
-    fn detected(&self, head: &[u8]) -> Compression {
-        Compression::gzip_or_none(head)
+    fn detected(&self, _: &Path, head: &[u8]) -> Compression {
+        Compression::detected(head)
     }
 
     fn record_len(&self, _: u64) -> u64 {

@@ -29,9 +29,7 @@ use grainmill_core::records::riegeli::transposed::encode::transposed_data;
 use grainmill_core::records::riegeli::varint::{Cursor, push_varint};
 use grainmill_core::records::riegeli::{ChunkRecords, Decoder, FormatError};
 use grainmill_core::records::scanned::{Compression, Framing, IndexPlaces, ScannedFormat};
-use grainmill_core::records::sequential::{
-    Framing as StreamFraming, Lines, RecordBlock, RecordStream, TfRecords,
-};
+use grainmill_core::records::sequential::{Frames, RecordBlock, RecordStream};
 use grainmill_core::records::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
 use grainmill_core::records::tfrecord::TfRecord;
 use grainmill_core::records::web_dataset::WebDataset;
@@ -202,19 +200,19 @@ fn verify_file(input: &[u8]) {
 }
 
 fn tfrecord_stream(input: &[u8]) {
-    stream(input, || Box::new(TfRecords));
+    stream(input, || Box::new(TfRecord));
 }
 
 fn lines(input: &[u8]) {
-    stream(input, || Box::new(Lines));
+    stream(input, || Box::new(JsonLines));
 }
 
 /// Reads the input as a stream, in blocks of any length and of single records, which must agree.
-fn stream(input: &[u8], framing: impl Fn() -> Box<dyn StreamFraming>) {
+fn stream(input: &[u8], frames: impl Fn() -> Box<dyn Frames>) {
     let records_of = |max_records| {
         let (mut block, mut records) = (RecordBlock::default(), Vec::new());
         let input = std::io::Cursor::new(input.to_vec()).take(MAX_FILE_LEN);
-        let mut stream = RecordStream::of(PathBuf::from("fuzzed"), input, framing())?;
+        let mut stream = RecordStream::of(PathBuf::from("fuzzed"), input, frames())?;
         // Compressed input may be endless.
         while records.len() < 1000 && stream.offset() < MAX_CHUNK_LEN {
             if !stream.read(&mut block, max_records)? {
@@ -713,8 +711,15 @@ pub(crate) fn other_seeds() -> Vec<(&'static str, Vec<u8>)> {
     let gzip = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\x03\x63\x64\x80\x00\xc6\xd2\x7b\x8e\x86\x87\
         \x79\xbc\xae\x41\xf9\x0c\x9a\xcc\x33\xd8\x6f\xbc\x6a\x5a\x04\x00\xd5\x8a\x7a\xd6\
         \x21\x00\x00\x00";
-    let streams =
-        [("tfrecord_stream", &frames[..]), ("tfrecord_stream", &gzip[..]), ("lines", &gzip[..])];
+    let mut zstd = Vec::with_capacity(zstd_safe::compress_bound(frames.len()));
+    zstd_safe::compress(&mut zstd, frames, 1).expect("the buffer is large enough");
+    let streams = [
+        ("tfrecord_stream", &frames[..]),
+        ("tfrecord_stream", &gzip[..]),
+        ("lines", &gzip[..]),
+        ("tfrecord_stream", &zstd[..]),
+        ("lines", &zstd[..]),
+    ];
     let lines = ["{\"a\": 1}\n{}\r\n\n  \nlast", "\n", "no end"];
     let lines = lines.map(|text| ("lines", text.as_bytes().to_vec()));
     let texts = [

@@ -4,6 +4,7 @@ use super::super::riegeli::FormatError;
 use super::super::riegeli::block::BLOCK_LEN;
 use super::super::riegeli::chunk::{ChunkHeader, kind};
 use super::super::storage::{Reader, StoredFile};
+use super::super::tfrecord::record_len;
 use crate::Error;
 
 /// The error for a file whose postscript has `problem`, or that is too short for a postscript.
@@ -52,27 +53,5 @@ fn is_riegeli(first: &[u8]) -> bool {
 
 /// Whether a file begins with a length and its checksum, as a `TFRecord` file does.
 fn is_tfrecord(first: &[u8]) -> bool {
-    let Some((len, rest)) = first.split_first_chunk::<8>() else { return false };
-    let Some(stored) = rest.first_chunk::<4>() else { return false };
-    let masked = crc32c(len).rotate_right(15).wrapping_add(0xa282_ead8);
-    u32::from_le_bytes(*stored) == masked
-}
-
-/// CRC-32C, bit by bit: its input has eight bytes.
-fn crc32c(bytes: &[u8]) -> u32 {
-    !bytes.iter().fold(!0_u32, |crc, &byte| {
-        (0..8).fold(crc ^ u32::from(byte), |crc, _| {
-            (crc >> 1) ^ (0x82f6_3b78 & (crc & 1).wrapping_neg())
-        })
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn crc32c_has_its_published_check_value() {
-        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
-    }
+    first.first_chunk().is_some_and(|head| record_len(head).is_ok())
 }

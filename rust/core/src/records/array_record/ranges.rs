@@ -1,7 +1,9 @@
 //! Reads ranges of a file's bytes, and whole chunks.
 
+use std::cell::RefCell;
 use std::ops::Range;
 
+use super::super::forward_reads::ForwardReads;
 use super::super::raw_bytes::{WHOLE_READ_LEN, grow_to};
 use super::super::riegeli::FormatError;
 use super::super::riegeli::chunk::{self, MAX_DATA_AT, Opened};
@@ -17,6 +19,26 @@ pub(super) trait RangeReader {
 impl RangeReader for Reader<'_> {
     fn read_at(&self, out: &mut [u8], at: u64) -> Result<()> {
         Reader::read_at(self, out, at)
+    }
+}
+
+/// A file of which one part is read after the other.
+#[derive(Debug)]
+pub(super) struct Forward<'a> {
+    reader: Reader<'a>,
+    byte_len: u64,
+    reads: RefCell<ForwardReads>,
+}
+
+impl<'a> Forward<'a> {
+    pub(super) fn new(reader: Reader<'a>, byte_len: u64) -> Self {
+        Self { reader, byte_len, reads: RefCell::default() }
+    }
+}
+
+impl RangeReader for Forward<'_> {
+    fn read_at(&self, out: &mut [u8], at: u64) -> Result<()> {
+        self.reads.borrow_mut().read(self.reader, out, at, self.byte_len)
     }
 }
 

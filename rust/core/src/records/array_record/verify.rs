@@ -12,7 +12,7 @@ use super::super::riegeli::stream_decoder::StreamError;
 use super::super::storage::{Reader, Storage, StoredFile};
 use super::super::storage_latency::StorageLatency;
 use super::footer::Footer;
-use super::ranges::{FileTail, RangeReader, read_chunk, read_header};
+use super::ranges::{Forward, RangeReader, read_chunk, read_header};
 use super::reader::find_footer;
 use super::{diagnose, index};
 use crate::Result;
@@ -45,7 +45,7 @@ pub struct Report {
     pub problems: Vec<Problem>,
 }
 
-/// Verifies the file at `path`, up to `max_problems`.
+/// Verifies the local file at `path`, up to `max_problems`.
 ///
 /// Every chunk is read, its checksums are verified and its records are decoded. After a damaged chunk,
 /// the next one is found by the index, or by the header of a block of 64 KiB.
@@ -63,12 +63,15 @@ pub fn verify(path: &Path, max_problems: usize) -> Result<Report> {
 pub fn verify_in(storage: &dyn Storage, path: &Path, max_problems: usize) -> Result<Report> {
     let (stored, bytes) = storage.open(path)?;
     let latency = StorageLatency::default();
+    if storage.is_remote(path) {
+        latency.expect_slow();
+    }
     verify_stored(&*stored, Reader::new(&*bytes, &latency), max_problems)
 }
 
 fn verify_stored(stored: &dyn StoredFile, reader: Reader<'_>, max: usize) -> Result<Report> {
-    let source = FileTail::empty(reader);
     let byte_len = stored.byte_len();
+    let source = Forward::new(reader, byte_len);
     let mut walk = Walk {
         source: &source,
         byte_len,

@@ -8,6 +8,7 @@ use flate2::{Compression, GzBuilder};
 
 use super::{Encoded, Encoder, OpenFile, Output, level_of};
 use crate::records::checksum::crc32c::masked as masked_crc;
+use crate::records::json_lines;
 use crate::records::sequential::RecordBlock;
 use crate::records::storage::WriteFile;
 use crate::{Error, Result};
@@ -109,12 +110,13 @@ impl FrameEncoder {
 
 /// Why `record` would not be read back as it is.
 fn line_problem(record: &[u8]) -> Option<&'static str> {
-    if record.iter().all(u8::is_ascii_whitespace) {
-        Some("is empty")
-    } else if record.contains(&b'\n') || record.ends_with(b"\r") {
-        Some("contains a line end")
-    } else {
-        None
+    if record.contains(&b'\n') {
+        return Some("contains a line end");
+    }
+    match json_lines::record_of(record) {
+        None => Some("is empty"),
+        Some(line) if line != record => Some("contains a line end"),
+        Some(_) => None,
     }
 }
 

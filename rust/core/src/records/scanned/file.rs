@@ -15,13 +15,17 @@ use super::super::record_file::{DirectRead, FileHandle, Pick, RecordFile};
 use super::super::single_flight::SingleFlight;
 use super::super::storage::{Reader, Storage, StoredFile};
 use super::super::storage_latency::StorageLatency;
+use super::compression::Compression;
 use super::framing::Framing;
 use super::index::{Index, extent};
 use super::index_file::{Identity, IndexPlaces, ends_hash, identity};
-use super::inflate::Compression;
 use super::scan::{ScanError, scan};
 use super::stream::Points;
 use crate::{Error, Result};
+
+const ZSTD_PROBLEM: &str = "compressed by zstd, so its records can only be read in order; convert it by \
+                            `grainmill convert` if it is TFRecord or JSON lines, or compress it by \
+                            gzip instead";
 
 static LOADS: SingleFlight = SingleFlight::new();
 
@@ -40,7 +44,15 @@ impl<F: Framing> Format for ScannedFormat<F> {
     fn open(&self, file: OpenedFile<'_>) -> Result<Arc<dyn RecordFile>> {
         let OpenedFile { stored, reader, storage, latency, .. } = file;
         let (ends_hash, head) = ends_hash(reader, stored.byte_len())?;
-        let compression = self.compression.unwrap_or_else(|| self.framing.detected(&head));
+        let detected = || self.framing.detected(stored.path(), &head);
+        let compression = self.compression.unwrap_or_else(detected);
+        if compression == Compression::Zstd {
+            return Err(Error::Corrupt {
+                path: stored.path().display().to_string(),
+                place: "whole file".to_owned(),
+                problem: ZSTD_PROBLEM.to_owned(),
+            });
+        }
         let identity = identity(self.framing.name(), compression, &*stored, ends_hash);
         let index = self.index(storage, reader, latency, &*stored, &identity)?;
         let id = index_cache::new_id();
@@ -84,20 +96,13 @@ impl<F: Framing> ScannedFormat<F> {
                 ScanError::File(error) => return error,
                 ScanError::Damaged(record, at, problem) => (record, at, problem),
             };
-            let place = place(compression, record, at);
+            let place = compression.place(Some(record), at);
             let path = path.display().to_string();
             Error::Corrupt { path, place, problem: problem.to_string() }
         })?;
         // An index that cannot be kept costs another scan, not an error.
         let _ = self.places.write(path, identity, &index);
         Ok(index)
-    }
-}
-
-fn place(compression: Compression, record: u64, at: u64) -> String {
-    match compression {
-        Compression::None => format!("record {record} at byte {at}"),
-        _ => format!("record {record} at byte {at} of the decompressed data"),
     }
 }
 
@@ -163,7 +168,7 @@ impl<F: Framing> ScannedFile<F> {
     fn damaged_at(&self, record: u64, at: u64, problem: &FormatError) -> Error {
         Error::Corrupt {
             path: self.stored.path().display().to_string(),
-            place: place(self.identity.compression, record, at),
+            place: self.identity.compression.place(Some(record), at),
             problem: problem.to_string(),
         }
     }

@@ -19,8 +19,9 @@ use super::super::riegeli::hash::{Hasher, hash};
 use super::super::riegeli::varint::{Cursor, push_varint};
 use super::super::storage::{Reader, Storage, StoredFile};
 use super::super::storage_latency::StorageLatency;
+use super::compression::Compression;
 use super::index::Index;
-use super::inflate::{Boundary, Compression};
+use super::inflate::Boundary;
 use super::stream::{Point, Points};
 use crate::{Error, Result};
 
@@ -49,6 +50,7 @@ pub(super) struct Identity {
     pub(super) compression: Compression,
     pub(super) byte_len: u64,
     pub(super) modified_ns: i64,
+    pub(super) tag: String,
     pub(super) ends_hash: u64,
 }
 
@@ -153,6 +155,7 @@ fn compression_number(compression: Compression) -> u64 {
         Compression::None => 0,
         Compression::Gzip => 1,
         Compression::Zlib => 2,
+        Compression::Zstd => 3,
     }
 }
 
@@ -167,6 +170,7 @@ fn encoded_identity(identity: &Identity) -> Vec<u8> {
     push_varint(&mut out, compression_number(identity.compression));
     push_varint(&mut out, identity.byte_len);
     out.extend_from_slice(&identity.modified_ns.to_le_bytes());
+    push_bytes(&mut out, identity.tag.as_bytes());
     out.extend_from_slice(&identity.ends_hash.to_le_bytes());
     out
 }
@@ -248,9 +252,14 @@ pub(super) fn parse(bytes: &[u8], identity: &Identity) -> Result<Index, FormatEr
             .is_none_or(|first| (first.at, first.out_at, first.first_record) == (0, 0, 0))
         && all.last().is_none_or(|last| {
             last.at <= identity.byte_len && last.out_at <= end && last.first_record <= num_records
+        })
+        && all.iter().all(|point| {
+            let first = usize::try_from(point.first_record).ok().and_then(|at| begins.get(at));
+            first.is_none_or(|begin| begin >= point.out_at)
         });
     let is_compressed = identity.compression != Compression::None;
-    if !is_valid || !cursor.is_empty() || is_compressed == all.is_empty() {
+    let is_within = is_compressed || end == identity.byte_len;
+    if !is_valid || !is_within || !cursor.is_empty() || is_compressed == all.is_empty() {
         return Err(invalid());
     }
     let (compression, byte_len) = (identity.compression, identity.byte_len);
@@ -267,5 +276,92 @@ pub(super) fn identity(
     ends_hash: u64,
 ) -> Identity {
     let (byte_len, modified_ns) = (stored.byte_len(), stored.modified_ns());
-    Identity { framing, compression, byte_len, modified_ns, ends_hash }
+    let tag = stored.tag().to_owned();
+    Identity { framing, compression, byte_len, modified_ns, tag, ends_hash }
+}
+
+/// Index files with arbitrary content.
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing {
+    use super::super::index::extent;
+    use super::*;
+
+    /// Parses an index that has the right identity and hash, and `input` between them, whose first
+    /// byte is the compression. What is accepted can be used for a file of any content.
+    pub fn parsed(input: &[u8]) {
+        let Some((compression, content)) = input.split_first() else { return };
+        let compression = match compression % 3 {
+            0 => Compression::None,
+            1 => Compression::Gzip,
+            _ => Compression::Zlib,
+        };
+        let (framing, tag) = ("fuzzed".to_owned(), String::new());
+        let identity =
+            Identity { framing, compression, byte_len: 1000, modified_ns: 0, tag, ends_hash: 0 };
+        let mut bytes = encoded_identity(&identity);
+        bytes.extend_from_slice(content);
+        let sum = hash(&bytes);
+        bytes.extend_from_slice(&sum.to_le_bytes());
+        let Ok(index) = parse(&bytes, &identity) else { return };
+        assert!(parse(&encoded(&identity, &index), &identity).is_ok());
+        let Index { begins, end, points } = &index;
+        let mut before = 0;
+        for record in 0..index.num_records() {
+            let extent = extent(begins, *end, record).expect("each record has an extent");
+            assert!(before <= extent.start && extent.start < extent.end && extent.end <= *end);
+            before = extent.end;
+        }
+        let Some(points) = points else { return };
+        for record in (0..index.num_records()).take(40) {
+            let number = points.of_record(record);
+            let records = points.records(number, index.num_records());
+            let point = &points.all[number];
+            let begin = extent(begins, *end, record).map_or(0, |extent| extent.start);
+            assert!(records.contains(&record) && point.out_at <= begin);
+            let last = extent(begins, *end, records.end - 1).map_or(*end, |last| last.end);
+            assert!((point.at..=identity.byte_len).contains(&points.end_of(number, last)));
+            // Longer ones are refused for the limit of a chunk, which tests do not set.
+            if last - point.out_at < 1 << 20 {
+                let _ = points.inflate(number, last, content, &mut Vec::new());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The content of an index of two records and two points; `change` replaces number `at` of it.
+    fn content(at: usize, change: u64) -> Vec<u8> {
+        // The end; two records, of which the second is at 30; two points: position, position in the
+        // stream, first record, boundary, no window.
+        let numbers = [900, 2, 0, 30, 2, 0, 0, 0, 8, 0, 0, 500, 20, 1, 8, 0, 0];
+        let mut out = vec![1];
+        for (number, value) in numbers.into_iter().enumerate() {
+            push_varint(&mut out, if number == at { change } else { value });
+            if number == 10 || number == 16 {
+                out.extend_from_slice(&[0; 4]);
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn any_numbers_in_an_index_are_refused_or_can_be_used() {
+        for compression in 0..3 {
+            for at in 0..18 {
+                for change in [0, 1, 2, 7, 29, 31, 499, 900, 901, 1001, 1 << 32, 1 << 60, u64::MAX]
+                {
+                    let mut input = content(at, change);
+                    input[0] = compression;
+                    fuzzing::parsed(&input);
+                    for cut in 0..input.len() {
+                        fuzzing::parsed(&input[..cut]);
+                    }
+                }
+            }
+        }
+    }
 }

@@ -9,8 +9,10 @@ use miniz_oxide::inflate::core::inflate_flags::{
 use miniz_oxide::inflate::core::{BlockBoundaryState, DecompressorOxide, decompress};
 
 use super::super::format_error::FormatError;
+use super::super::forward_reads::ForwardReads;
 use super::super::raw_bytes::grow_to;
 use super::super::storage::Reader;
+use super::compression::Compression;
 use crate::Error;
 
 /// How far back deflate refers.
@@ -20,30 +22,8 @@ const RING_LEN: usize = 256 << 10;
 /// How many compressed bytes are read at once.
 const INPUT_LEN: u64 = 256 << 10;
 
-/// How a whole file is compressed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Compression {
-    /// Not at all.
-    None,
-    /// By gzip, in any number of members.
-    Gzip,
-    /// By zlib.
-    Zlib,
-}
-
-impl Compression {
-    /// Gzip if `head` begins with its two bytes, else none.
-    pub fn gzip_or_none(head: &[u8]) -> Self {
-        if head.starts_with(&[0x1f, 0x8b]) { Self::Gzip } else { Self::None }
-    }
-
-    /// Whether `head` is the header of a zlib stream.
-    pub fn is_zlib(head: &[u8]) -> bool {
-        matches!(head, &[method, flags, ..] if zlib_problem(method, flags).is_none())
-    }
-}
-
-fn zlib_problem(method: u8, flags: u8) -> Option<&'static str> {
+/// Why a stream of zlib cannot have this header.
+pub(super) fn zlib_problem(method: u8, flags: u8) -> Option<&'static str> {
     if method & 15 != 8 || method >> 4 > 7 {
         return Some("zlib header has an unknown method or window");
     }
@@ -88,13 +68,22 @@ pub(super) struct Input<'a> {
     pos: usize,
     /// The position in the file of what follows `bytes`.
     next: u64,
-    rest: Option<(Reader<'a>, u64)>,
+    rest: Option<Rest<'a>>,
+}
+
+/// A file of which the rest is read as needed.
+#[derive(Debug)]
+struct Rest<'a> {
+    reader: Reader<'a>,
+    byte_len: u64,
+    reads: ForwardReads,
 }
 
 impl<'a> Input<'a> {
     /// The bytes of a file of `byte_len`.
     pub(super) fn of_file(reader: Reader<'a>, byte_len: u64) -> Self {
-        Self { bytes: Cow::Owned(Vec::new()), pos: 0, next: 0, rest: Some((reader, byte_len)) }
+        let rest = Some(Rest { reader, byte_len, reads: ForwardReads::default() });
+        Self { bytes: Cow::Owned(Vec::new()), pos: 0, next: 0, rest }
     }
 
     /// `bytes`, which are at `at` in their file.
@@ -111,13 +100,13 @@ impl<'a> Input<'a> {
     /// The next bytes; none at the end.
     fn available(&mut self) -> Result<&[u8], StreamError> {
         if self.pos == self.bytes.len()
-            && let Some((reader, end)) = self.rest
-            && self.next < end
+            && let Some(Rest { reader, byte_len, reads }) = &mut self.rest
+            && self.next < *byte_len
         {
-            let len = INPUT_LEN.min(end - self.next);
+            let len = INPUT_LEN.min(*byte_len - self.next);
             let bytes = self.bytes.to_mut();
             bytes.truncate(usize::try_from(len).unwrap_or(usize::MAX));
-            reader.read_at(grow_to(bytes, len)?, self.next)?;
+            reads.read(*reader, grow_to(bytes, len)?, self.next, *byte_len)?;
             self.next += len;
             self.pos = 0;
         }

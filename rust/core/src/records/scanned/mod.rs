@@ -4,6 +4,7 @@
 //! them, and an `index_file` keeps what was found, so that it happens once. Of a compressed stream
 //! the index also has points at which decompression can start (`stream`), about every mebibyte.
 
+mod compression;
 mod file;
 mod framing;
 mod index;
@@ -12,7 +13,12 @@ mod inflate;
 mod scan;
 mod stream;
 
+pub use compression::Compression;
 pub use file::ScannedFormat;
 pub use framing::{Framing, Scanner};
 pub use index_file::IndexPlaces;
-pub use inflate::Compression;
+
+/// For `make fuzz`, which has targets that are not public otherwise.
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub use index_file::fuzzing;

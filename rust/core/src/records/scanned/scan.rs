@@ -1,32 +1,30 @@
 //! One pass over a file that finds its records.
 //!
 //! Of a file that is not compressed only what the framing asks for is read: a scanner that says where
-//! the next record begins skips what is before it, unless records are short, where reading on is
-//! faster than many reads.
+//! the next record begins skips what is before it, unless records are short, or storage is slow, where
+//! reading on is faster than many reads.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::super::format_error::FormatError;
+use super::super::forward_reads::ForwardReads;
 use super::super::offsets::Offsets;
 use super::super::raw_bytes::grow_to;
 use super::super::storage::Reader;
+use super::compression::Compression;
 use super::framing::{Framing, Scanner};
 use super::index::Index;
-use super::inflate::{Boundary, Compression, Inflate, Input, StreamError};
+use super::inflate::{Boundary, Inflate, Input, StreamError};
 use super::stream::PointsBuilder;
 use crate::Error;
 
-/// How many bytes are read at once: at first, where records are long, and at most where they are
-/// short; and where storage is slow.
+/// How many bytes are looked at at once: at first, where records are long, and at most where they are
+/// short.
 const FIRST_LEN: u64 = 64 << 10;
 const MIN_LEN: u64 = 4 << 10;
 const MAX_LEN: u64 = 512 << 10;
-const SLOW_LEN: u64 = 8 << 20;
 /// Records are long if the mean is above this.
 const LONG_RECORD_LEN: u64 = 32 << 10;
-/// A read that takes longer is of slow storage.
-const SLOW: Duration = Duration::from_millis(2);
 
 /// Why a file cannot be scanned.
 #[derive(Debug)]
@@ -70,14 +68,13 @@ fn scan_plain<F: Framing>(
 ) -> Result<Index, ScanError> {
     let mut scanner = framing.scanner();
     let (mut begins, mut raw) = (Offsets::default(), Vec::new());
+    let mut reads = ForwardReads::default();
     let (mut at, mut len) = (0, FIRST_LEN);
     while at < byte_len {
         let read_len = len.min(byte_len - at);
         let bytes = grow_to(&mut raw, read_len)
             .map_err(|problem| ScanError::Damaged(begins.len() as u64, at, problem))?;
-        let started = Instant::now();
-        reader.read_at(bytes, at)?;
-        let is_slow = started.elapsed() >= SLOW;
+        reads.read(reader, bytes, at, byte_len)?;
         let num_before = begins.len();
         let next = scanner.scan(at, bytes, &mut begins).map_err(|error| damaged(&begins, error))?;
         let num_found = (begins.len() - num_before) as u64;
@@ -89,11 +86,7 @@ fn scan_plain<F: Framing>(
             continue;
         }
         let is_long = num_found > 0 && (next - at) / num_found >= LONG_RECORD_LEN;
-        len = match (is_slow, is_long) {
-            (true, _) => SLOW_LEN,
-            (false, true) => MIN_LEN,
-            (false, false) => (len * 2).min(MAX_LEN),
-        };
+        len = if is_long { MIN_LEN } else { (len * 2).min(MAX_LEN) };
         at = next;
     }
     scanner.finish(at, byte_len).map_err(|error| damaged(&begins, error))?;

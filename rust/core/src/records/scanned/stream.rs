@@ -1,7 +1,8 @@
 //! The points at which decompression of a stream can start, and the chunks between them.
 
 use super::super::format_error::FormatError;
-use super::inflate::{Boundary, Compression, Inflate, Input, StreamError, WINDOW_LEN};
+use super::compression::Compression;
+use super::inflate::{Boundary, Inflate, Input, StreamError, WINDOW_LEN};
 
 /// How many decompressed bytes are between two points, at least.
 const SPACING: u64 = 1 << 20;

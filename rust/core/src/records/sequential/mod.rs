@@ -1,31 +1,37 @@
-//! Records in the order of a file, in blocks, for formats without an index of their own.
+//! Records in the order of a file of any storage, in blocks, for formats without an index of their own.
 //!
-//! A [`Framing`] finds records in bytes; a [`RecordStream`] supplies the bytes, decompressed, and keeps
+//! [`Frames`] finds records in bytes; a [`RecordStream`] supplies the bytes, decompressed, and keeps
 //! no more of them than a block and the record that follows it.
 
-mod lines;
-mod tfrecord;
+mod cursor;
+mod input;
 
-use std::fmt;
-use std::fs::File;
+use std::fmt::Debug;
 use std::io::{self, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use flate2::read::{MultiGzDecoder, ZlibDecoder};
-
+use super::file_bytes::{FileBytes, error_of};
+use super::format_error::FormatError;
+use super::riegeli::decompress::check_chunk_len;
+use super::scanned::Compression;
+use super::storage::Storage;
 use crate::{Error, Result};
+use input::{Input, Source};
 
-pub use lines::Lines;
-pub use tfrecord::TfRecords;
+pub use cursor::RecordCursor;
 
 /// About how many bytes a block has.
 pub const BLOCK_BYTES: usize = 256 << 10;
+/// How many bytes tell how a file is compressed.
+const HEAD_LEN: usize = 16;
 
 /// Records that are handled together.
 #[derive(Debug, Default)]
 pub struct RecordBlock {
+    /// The first `byte_len` of them count.
     bytes: Vec<u8>,
+    byte_len: usize,
     /// Where each record is in `bytes`.
     records: Vec<Range<usize>>,
     /// The number of the first record.
@@ -35,15 +41,17 @@ pub struct RecordBlock {
 impl RecordBlock {
     /// Removes the records but keeps the memory for the next ones.
     pub fn clear(&mut self) {
-        self.bytes.clear();
+        self.byte_len = 0;
         self.records.clear();
     }
 
     /// Appends a record.
     pub fn push(&mut self, record: &[u8]) {
-        let begin = self.bytes.len();
+        let begin = self.byte_len;
+        self.bytes.truncate(begin);
         self.bytes.extend_from_slice(record);
-        self.records.push(begin..self.bytes.len());
+        self.byte_len = self.bytes.len();
+        self.records.push(begin..self.byte_len);
     }
 
     /// The number of the first record, for messages.
@@ -73,9 +81,14 @@ impl RecordBlock {
         self.records.is_empty()
     }
 
+    /// Record `at` of the block.
+    pub fn get(&self, at: usize) -> Option<&[u8]> {
+        self.records.get(at).map(|range| &self.bytes[range.clone()])
+    }
+
     /// The bytes in memory, including what lies between records.
     pub fn byte_len(&self) -> usize {
-        self.bytes.len()
+        self.byte_len
     }
 
     /// The records, in order.
@@ -84,7 +97,7 @@ impl RecordBlock {
     }
 }
 
-/// What a [`Framing`] finds at a position.
+/// What [`Frames`] finds at a position.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Frame {
     /// A record, and where the next frame begins.
@@ -92,45 +105,22 @@ pub enum Frame {
     /// Nothing, up to where the next frame begins.
     Skipped(usize),
     /// A damaged record; the frame after it begins here.
-    Damaged(String, usize),
+    Damaged(FormatError, usize),
     /// The frame has at least this many bytes.
-    Incomplete(usize),
+    Incomplete(u64),
 }
 
 /// How a format separates records.
-pub trait Framing: Send {
-    /// The frame that begins at `at` in `bytes`, which are not empty from there on; with `is_end`,
-    /// nothing follows them.
+pub trait Frames: Debug + Send {
+    /// The frame that begins at `at` in `bytes`, which are not empty from there on; `left` is how many
+    /// bytes the stream has from there on, if that is known.
     ///
     /// # Errors
     /// What is wrong, if no record can be found after this.
-    fn frame(&self, bytes: &[u8], at: usize, is_end: bool) -> Result<Frame, String>;
-}
+    fn frame(&self, bytes: &[u8], at: usize, left: Option<u64>) -> Result<Frame, FormatError>;
 
-/// How a file is compressed as a whole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Compression {
-    /// Not at all.
-    None,
-    /// One or more gzip members.
-    Gzip,
-    /// One zlib stream.
-    Zlib,
-}
-
-impl Compression {
-    /// The compression of a file that begins with `first`.
-    ///
-    /// Bytes that look like the header of a zlib stream are the length of a record in a `TFRecord`
-    /// file, if its checksum says so.
-    pub fn of(first: &[u8]) -> Self {
-        match first {
-            _ if tfrecord::begins_with(first) => Self::None,
-            [0x1f, 0x8b, 8, ..] => Self::Gzip,
-            [0x78, 0x01 | 0x5e | 0x9c | 0xda, ..] => Self::Zlib,
-            _ => Self::None,
-        }
-    }
+    /// The compression of the file at `path`, which begins with `head`.
+    fn detected(&self, path: &Path, head: &[u8]) -> Compression;
 }
 
 /// A damaged record, or the place from which on no record can be found.
@@ -145,26 +135,52 @@ pub struct Damage {
 }
 
 /// The records of a file, in order.
+#[derive(Debug)]
 pub struct RecordStream {
     path: PathBuf,
-    input: Box<dyn Read + Send>,
-    compression: Compression,
-    framing: Box<dyn Framing>,
+    frames: Box<dyn Frames>,
+    input: Input,
+    /// What is wrong with the compressed data, from the end of `carry` on.
+    broken: Option<String>,
+    /// Where the input must be moved before it is read.
+    moved: Option<u64>,
     /// Bytes that follow the last block.
     carry: Vec<u8>,
     /// The position of `carry` in the decompressed file.
     offset: u64,
+    /// The position of the last block, and where its frames end in it.
+    block_begin: u64,
+    ends: Vec<usize>,
     num_records: u64,
+    /// Whether `num_records` counts from the first record of the file.
+    is_numbered: bool,
+    /// Whether no record can be found after `carry`.
+    is_over: bool,
+    /// Whether the input has ended.
     is_end: bool,
 }
 
-impl fmt::Debug for RecordStream {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("RecordStream")
-            .field("path", &self.path)
-            .field("offset", &self.offset)
-            .field("num_records", &self.num_records)
-            .finish_non_exhaustive()
+/// The state of reading a block.
+struct Taking<'a> {
+    records: &'a mut Vec<Range<usize>>,
+    /// Where the next frame begins.
+    at: usize,
+    max_records: usize,
+    until: u64,
+    /// How many bytes the next frame needs at least.
+    needed: usize,
+    num_damaged: u64,
+    /// The places that are damaged, if reading goes on behind them.
+    damages: Option<&'a mut Vec<Damage>>,
+    failure: Option<Error>,
+}
+
+impl Taking<'_> {
+    /// Whether the block, which begins at `offset`, should not grow.
+    fn is_full(&self, offset: u64) -> bool {
+        self.records.len() >= self.max_records
+            || offset + self.at as u64 >= self.until
+            || !self.records.is_empty() && self.at + self.needed > BLOCK_BYTES
     }
 }
 
@@ -173,17 +189,13 @@ impl RecordStream {
     ///
     /// # Errors
     /// If it cannot be opened or read, or is not a regular file.
-    pub fn open(path: impl Into<PathBuf>, framing: Box<dyn Framing>) -> Result<Self> {
-        let path = path.into();
-        let metadata = std::fs::metadata(&path).map_err(|error| Error::io(&path, "open", error))?;
-        if metadata.is_dir() {
-            return Err(Error::io(&path, "open", io::ErrorKind::IsADirectory.into()));
-        }
-        if !metadata.is_file() {
-            return Err(corrupt(&path, "whole file".to_owned(), "not a regular file".to_owned()));
-        }
-        let file = File::open(&path).map_err(|error| Error::io(&path, "open", error))?;
-        Self::of(path, file, framing)
+    pub fn open(storage: &dyn Storage, path: &Path, frames: Box<dyn Frames>) -> Result<Self> {
+        let mut file = FileBytes::open(storage, path)?;
+        let mut head = [0; HEAD_LEN];
+        let len = file.next(&mut head)?;
+        let compression = frames.detected(path, &head[..len]);
+        file.seek(0);
+        Self::new(file.path().to_owned(), Source::File(file), compression, frames)
     }
 
     /// The records of what `input` reads, the content of a file at `path`.
@@ -193,40 +205,63 @@ impl RecordStream {
     pub fn of(
         path: PathBuf,
         mut input: impl Read + Send + 'static,
-        framing: Box<dyn Framing>,
+        frames: Box<dyn Frames>,
     ) -> Result<Self> {
-        let mut first = Vec::new();
-        let head = (&mut input).take(16).read_to_end(&mut first);
-        head.map_err(|error| Error::io(&path, "read", error))?;
-        let compression = Compression::of(&first);
-        let whole = io::Cursor::new(first).chain(input);
-        let input: Box<dyn Read + Send> = match compression {
-            Compression::None => Box::new(whole),
-            Compression::Gzip => {
-                Box::new(MultiGzDecoder::new(io::BufReader::with_capacity(BLOCK_BYTES / 4, whole)))
-            }
-            Compression::Zlib => {
-                Box::new(ZlibDecoder::new(io::BufReader::with_capacity(BLOCK_BYTES / 4, whole)))
-            }
-        };
+        let mut head = Vec::new();
+        let read = (&mut input).take(HEAD_LEN as u64).read_to_end(&mut head);
+        read.map_err(|error| Error::io(&path, "read", error))?;
+        let compression = frames.detected(&path, &head);
+        let whole = Box::new(io::Cursor::new(head).chain(input));
+        Self::new(path, Source::Other(whole), compression, frames)
+    }
+
+    /// The records of what `input` reads, a part of a file at `path`: it begins at byte `offset`, with
+    /// record number `num_records`, and is not compressed.
+    ///
+    /// # Errors
+    /// Never.
+    pub fn plain_from(
+        path: PathBuf,
+        input: Box<dyn Read + Send>,
+        frames: Box<dyn Frames>,
+        offset: u64,
+        num_records: u64,
+    ) -> Result<Self> {
+        let stream = Self::new(path, Source::Other(input), Compression::None, frames)?;
+        Ok(Self { offset, num_records, ..stream })
+    }
+
+    fn new(
+        path: PathBuf,
+        source: Source,
+        compression: Compression,
+        frames: Box<dyn Frames>,
+    ) -> Result<Self> {
+        let input = Input::new(source, compression);
+        let input = input.map_err(|error| Error::io(&path, "decompress", error))?;
         Ok(Self {
             path,
+            frames,
             input,
-            compression,
-            framing,
+            broken: None,
+            moved: None,
             carry: Vec::new(),
             offset: 0,
+            block_begin: 0,
+            ends: Vec::new(),
             num_records: 0,
+            is_numbered: true,
+            is_over: false,
             is_end: false,
         })
     }
 
     /// How the file is compressed.
     pub fn compression(&self) -> Compression {
-        self.compression
+        self.input.compression()
     }
 
-    /// How many records have been read.
+    /// How many records have been read or skipped.
     pub fn num_records(&self) -> u64 {
         self.num_records
     }
@@ -236,18 +271,39 @@ impl RecordStream {
         self.offset
     }
 
+    /// Where the last block begins.
+    fn block_begin(&self) -> u64 {
+        self.block_begin
+    }
+
+    /// Where the frame of record `at` of the last block ends.
+    fn end_of(&self, at: usize) -> u64 {
+        self.block_begin + self.ends.get(at).map_or(0, |&end| end as u64)
+    }
+
+    /// The same stream, whose errors do not name the numbers of records.
+    fn without_numbers(self) -> Self {
+        Self { is_numbered: false, ..self }
+    }
+
+    /// Goes on at byte `at` of the decompressed file, where a frame begins. The input must be a file.
+    pub fn seek(&mut self, at: u64) {
+        self.carry.clear();
+        (self.broken, self.moved) = (None, Some(at));
+        (self.offset, self.block_begin) = (at, at);
+        self.ends.clear();
+        (self.is_numbered, self.is_over) = (false, false);
+    }
+
     /// Replaces the records of `block` by the next ones: those of about [`BLOCK_BYTES`], at least one
     /// and at most `max_records`. Returns whether there were any.
     ///
     /// # Errors
-    /// If the file cannot be read, is truncated, or the next record is damaged.
+    /// If the file cannot be read, is truncated, or the next record is damaged; those before it have
+    /// been returned, and the next call tries again.
     pub fn read(&mut self, block: &mut RecordBlock, max_records: usize) -> Result<bool> {
-        let mut damages = Vec::new();
-        let result = self.read_some(block, max_records, &mut damages, 0);
-        match damages.pop() {
-            Some(damage) => Err(self.damaged(damage)),
-            None => result,
-        }
+        self.read_some(block, max_records, u64::MAX, None)?;
+        Ok(!block.is_empty())
     }
 
     /// Reads to the end of the file; returns up to `max_damages` damaged places.
@@ -257,7 +313,7 @@ impl RecordStream {
     pub fn verify(&mut self, block: &mut RecordBlock, max_damages: usize) -> Result<Vec<Damage>> {
         let mut damages = Vec::new();
         while damages.len() < max_damages
-            && self.read_some(block, usize::MAX, &mut damages, max_damages)?
+            && self.read_some(block, usize::MAX, u64::MAX, Some(&mut damages))?
         {}
         damages.truncate(max_damages);
         Ok(damages)
@@ -278,99 +334,190 @@ impl RecordStream {
         }
     }
 
-    /// As [`read`](Self::read), but stops only after more than `max_damages` damaged records.
+    /// Skips the records that begin before byte `until` of the decompressed file.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn skip_until(&mut self, block: &mut RecordBlock, until: u64) -> Result<()> {
+        while self.read_some(block, usize::MAX, until, None)? {}
+        Ok(())
+    }
+
+    /// Replaces the records of `block` by the next ones that begin before `until`; returns whether
+    /// there may be more. With `damages`, adds what is wrong there and goes on if possible.
     fn read_some(
         &mut self,
         block: &mut RecordBlock,
         max_records: usize,
-        damages: &mut Vec<Damage>,
-        max_damages: usize,
+        until: u64,
+        damages: Option<&mut Vec<Damage>>,
     ) -> Result<bool> {
         block.clear();
-        if max_records == 0 {
+        self.ends.clear();
+        self.block_begin = self.offset;
+        if max_records == 0 || self.offset >= until || self.is_over {
             return Ok(false);
         }
-        let begin = self.offset;
-        std::mem::swap(&mut block.bytes, &mut self.carry);
-        let mut at = 0;
-        let first_record = self.num_records;
-        let mut num_damaged = 0;
+        self.move_input()?;
+        let mut bytes = std::mem::take(&mut block.bytes);
+        let mut len = self.carry.len();
+        match bytes.get_mut(..len) {
+            Some(begin) => begin.copy_from_slice(&self.carry),
+            None => bytes.clone_from(&self.carry),
+        }
+        let mut taking = Taking {
+            records: &mut block.records,
+            at: 0,
+            max_records,
+            until,
+            needed: 1,
+            num_damaged: 0,
+            damages,
+            failure: None,
+        };
         loop {
-            let mut needed = 1;
-            while block.records.len() < max_records && at < block.bytes.len() {
-                let place = |problem| Damage {
-                    record: first_record + block.records.len() as u64 + num_damaged,
-                    offset: begin + at as u64,
-                    problem,
-                };
-                match self.framing.frame(&block.bytes, at, self.is_end) {
-                    Ok(Frame::Record(record, next)) => {
-                        block.records.push(record);
-                        at = next;
-                    }
-                    Ok(Frame::Skipped(next)) => at = next,
-                    Ok(Frame::Damaged(problem, next)) => {
-                        damages.push(place(problem));
-                        num_damaged += 1;
-                        at = next;
-                        if damages.len() > max_damages {
-                            self.is_end = true;
-                            block.bytes.truncate(at);
-                            break;
-                        }
-                    }
-                    Ok(Frame::Incomplete(len)) => {
-                        needed = len - (block.bytes.len() - at).min(len);
-                        break;
-                    }
-                    Err(problem) => {
-                        damages.push(place(problem));
-                        self.is_end = true;
-                        block.bytes.truncate(at);
-                        break;
-                    }
-                }
+            self.take_frames(&bytes[..len], &mut taking);
+            let is_over = self.is_end || self.is_over || taking.failure.is_some();
+            if is_over || taking.is_full(self.offset) {
+                break;
             }
-            let is_full = block.records.len() >= max_records
-                || !block.records.is_empty() && at + needed > BLOCK_BYTES
-                || num_damaged > 0 && block.records.is_empty() && at > BLOCK_BYTES;
-            if is_full || self.is_end {
-                self.carry.clear();
-                self.carry.extend_from_slice(&block.bytes[at..]);
-                block.bytes.truncate(at);
-                self.offset = begin + at as u64;
-                self.num_records = first_record + block.records.len() as u64 + num_damaged;
-                return Ok(!block.records.is_empty() || is_full);
+            if let Some(problem) = self.broken.clone() {
+                self.is_over = taking.damages.is_some();
+                self.found_damage(&mut taking, len, problem);
+                break;
             }
-            self.fill(&mut block.bytes, needed)?;
+            if taking.records.is_empty() && taking.at > 0 {
+                // What was skipped is not kept.
+                bytes.copy_within(taking.at..len, 0);
+                self.offset += taking.at as u64;
+                (self.block_begin, len) = (self.offset, len - taking.at);
+                taking.at = 0;
+            }
+            if let Err(error) = self.fill(&mut bytes, &mut len, taking.needed) {
+                taking.failure = Some(error);
+                break;
+            }
+        }
+        let is_full = taking.is_full(self.offset);
+        let Taking { at, num_damaged, failure, .. } = taking;
+        self.carry.clear();
+        self.carry.extend_from_slice(&bytes[at..len]);
+        (block.bytes, block.byte_len) = (bytes, at);
+        self.offset += at as u64;
+        self.num_records += block.records.len() as u64 + num_damaged;
+        match failure {
+            Some(error) if block.is_empty() => Err(error),
+            // After records, the next call fails in the same way.
+            Some(_) => Ok(true),
+            None => Ok(is_full || !block.is_empty()),
         }
     }
 
-    /// Appends at least `needed` bytes to `bytes`, except at the end of the file.
+    /// Takes the frames of `bytes` that are complete.
+    fn take_frames(&mut self, bytes: &[u8], taking: &mut Taking<'_>) {
+        let follow = if self.is_end { Some(0) } else { self.input.left() };
+        taking.needed = 1;
+        while taking.records.len() < taking.max_records
+            && taking.at < bytes.len()
+            && self.offset + (taking.at as u64) < taking.until
+        {
+            let available = bytes.len() - taking.at;
+            let left = follow.map(|follow| follow + available as u64);
+            let (problem, next) = match self.frames.frame(bytes, taking.at, left) {
+                Ok(Frame::Record(record, next)) => {
+                    taking.records.push(record);
+                    self.ends.push(next);
+                    taking.at = next;
+                    continue;
+                }
+                Ok(Frame::Skipped(next)) => {
+                    taking.at = next;
+                    continue;
+                }
+                Ok(Frame::Incomplete(len)) => match self.limited(len) {
+                    Ok(len) => {
+                        taking.needed = len - available.min(len);
+                        return;
+                    }
+                    Err(problem) => (problem, None),
+                },
+                Ok(Frame::Damaged(problem, next)) => (problem, Some(next)),
+                Err(problem) => (problem, None),
+            };
+            let at = taking.at;
+            self.found_damage(taking, at, problem.to_string());
+            match next {
+                Some(next) if taking.failure.is_none() => {
+                    taking.num_damaged += 1;
+                    taking.at = next;
+                }
+                _ => {
+                    self.is_over = taking.failure.is_none();
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Notes `problem` at position `at` of the block, or makes it the failure.
+    fn found_damage(&self, taking: &mut Taking<'_>, at: usize, problem: String) {
+        let record = self.num_records + taking.records.len() as u64 + taking.num_damaged;
+        let damage = Damage { record, offset: self.offset + at as u64, problem };
+        match &mut taking.damages {
+            Some(damages) => damages.push(damage),
+            None => taking.failure = Some(self.damaged(damage)),
+        }
+    }
+
+    /// Moves the input to where it should be.
+    fn move_input(&mut self) -> Result<()> {
+        if let Some(at) = self.moved {
+            self.input.seek(at).map_err(|error| match error_of(error) {
+                Ok(error) => error,
+                Err(error) => Error::io(&self.path, "decompress", error),
+            })?;
+            (self.moved, self.is_end) = (None, false);
+        }
+        Ok(())
+    }
+
+    /// A length that a frame states, checked against what may be in memory. A file that is not
+    /// compressed is as long as it says.
+    fn limited(&self, len: u64) -> Result<usize, FormatError> {
+        if self.input.left().is_none() {
+            check_chunk_len(len)?;
+        }
+        usize::try_from(len).map_err(|_| FormatError::new(format!("no memory for {len} bytes")))
+    }
+
+    /// Reads at least `needed` bytes, except at the end of the file, behind the first `len` of `bytes`.
     ///
-    /// Memory grows with what the file delivers, not with what a length in it claims.
-    fn fill(&mut self, bytes: &mut Vec<u8>, needed: usize) -> Result<()> {
+    /// Memory grows with what the file has or delivers, not with what a length in it claims.
+    fn fill(&mut self, bytes: &mut Vec<u8>, len: &mut usize, needed: usize) -> Result<()> {
         let mut missing = needed.max(BLOCK_BYTES);
         while missing > 0 {
-            let step = missing.min((bytes.len() / 2).max(BLOCK_BYTES));
-            let begin = bytes.len();
-            if bytes.try_reserve(step).is_err() {
-                let text =
-                    format!("{}: no memory for a record of {needed} bytes", self.path.display());
-                return Err(Error::OutOfMemory(text));
+            let mut step = missing.min((*len / 2).max(BLOCK_BYTES));
+            if let Some(left) = self.input.left() {
+                step = missing.min(usize::try_from(left).unwrap_or(usize::MAX)).max(1);
             }
-            bytes.resize(begin + step, 0);
-            let mut filled = 0;
-            while filled < step {
-                match self.input.read(&mut bytes[begin + filled..]) {
+            let end = *len + step;
+            if bytes.len() < end {
+                if bytes.try_reserve(end - bytes.len()).is_err() {
+                    let path = self.path.display();
+                    let text = format!("{path}: no memory for a record of {needed} bytes");
+                    return Err(Error::OutOfMemory(text));
+                }
+                bytes.resize(end, 0);
+            }
+            while *len < end {
+                match self.input.read(&mut bytes[*len..end]) {
                     Ok(0) => {
-                        bytes.truncate(begin + filled);
                         self.is_end = true;
                         return Ok(());
                     }
-                    Ok(len) => filled += len,
+                    Ok(read) => *len += read,
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => return Err(self.unreadable(begin + filled, error)),
+                    Err(error) => return self.failed(error, *len),
                 }
             }
             missing -= step;
@@ -378,26 +525,35 @@ impl RecordStream {
         Ok(())
     }
 
-    fn unreadable(&self, buffered: usize, error: io::Error) -> Error {
-        let is_damage = matches!(
-            error.kind(),
-            io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput | io::ErrorKind::UnexpectedEof
-        );
-        if self.compression == Compression::None || !is_damage {
-            return Error::io(&self.path, "read", error);
+    /// Notes an error of the input, behind `buffered` bytes, if it is one of the data; otherwise
+    /// returns it.
+    fn failed(&mut self, error: io::Error, buffered: usize) -> Result<()> {
+        let is_compressed = self.compression() != Compression::None;
+        let error = match error_of(error) {
+            Ok(error) => error,
+            Err(error)
+                if is_compressed
+                    && matches!(
+                        error.kind(),
+                        io::ErrorKind::InvalidData
+                            | io::ErrorKind::InvalidInput
+                            | io::ErrorKind::UnexpectedEof
+                    ) =>
+            {
+                self.broken = Some(format!("damaged compressed data: {error}"));
+                return Ok(());
+            }
+            Err(error) => Error::io(&self.path, "read", error),
+        };
+        if is_compressed {
+            // A decompressor cannot go on after an error.
+            self.moved = Some(self.offset + buffered as u64);
         }
-        let place = format!("byte {} of the decompressed file", self.offset + buffered as u64);
-        corrupt(&self.path, place, format!("damaged compressed data: {error}"))
+        Err(error)
     }
 
-    fn damaged(&self, damage: Damage) -> Error {
-        let Damage { record, offset, problem } = damage;
-        let of =
-            if self.compression == Compression::None { "" } else { " of the decompressed file" };
-        corrupt(&self.path, format!("record {record} at byte {offset}{of}"), problem)
+    fn damaged(&self, Damage { record, offset, problem }: Damage) -> Error {
+        let place = self.compression().place(self.is_numbered.then_some(record), offset);
+        Error::Corrupt { path: self.path.display().to_string(), place, problem }
     }
-}
-
-fn corrupt(path: &Path, place: String, problem: String) -> Error {
-    Error::Corrupt { path: path.display().to_string(), place, problem }
 }

@@ -1,0 +1,210 @@
+//! Reads of a file from one place to later ones.
+//!
+//! A storage whose reads are requests has several in flight, as many as are needed so that nobody waits
+//! for one; from any other slow storage much is read at once. A file in memory or on a fast disk is
+//! read as asked.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::storage::{Reader, StartedRead};
+use super::storage_latency::add_waited;
+use crate::process::{self, PerProcess};
+use crate::{Error, Result};
+
+/// How many bytes of a file are in flight, or wait to be taken, at first and at most.
+const FIRST_WINDOW: u64 = 1 << 20;
+const MAX_WINDOW: u64 = 32 << 20;
+/// How many requests a window has, of what length at least.
+const PIECES: u64 = 8;
+const MIN_PIECE_LEN: u64 = 256 << 10;
+/// The maximum of all windows of a process, beside one piece of each file.
+const MAX_IN_PROCESS: u64 = 256 << 20;
+/// How much is read at once from slow storage that starts no reads.
+const SLOW_LEN: u64 = 8 << 20;
+/// A longer wait makes the window grow.
+const LONG_WAIT: Duration = Duration::from_millis(1);
+
+/// What the windows of this process hold.
+static IN_PROCESS: PerProcess<AtomicU64> = PerProcess::new(AtomicU64::default);
+
+/// The reads of one file.
+#[derive(Debug)]
+pub(super) struct ForwardReads {
+    /// Consecutive parts of the file.
+    pieces: VecDeque<Piece>,
+    window: u64,
+    /// The process that started the reads: in a forked child, nobody finishes them.
+    owner: u32,
+}
+
+#[derive(Debug)]
+struct Piece {
+    range: Range<u64>,
+    content: Content,
+    _share: Share,
+}
+
+enum Content {
+    Started(Box<dyn StartedRead>),
+    Bytes(Vec<u8>),
+}
+
+impl fmt::Debug for Content {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Started(_) => "Started",
+            Self::Bytes(_) => "Bytes",
+        })
+    }
+}
+
+/// A part of what all windows may hold.
+#[derive(Debug)]
+struct Share {
+    byte_len: u64,
+    owner: u32,
+}
+
+impl Share {
+    fn new(byte_len: u64) -> Self {
+        IN_PROCESS.get().fetch_add(byte_len, Ordering::Relaxed);
+        Self { byte_len, owner: process::id() }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        if self.owner == process::id() {
+            IN_PROCESS.get().fetch_sub(self.byte_len, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Default for ForwardReads {
+    fn default() -> Self {
+        Self { pieces: VecDeque::new(), window: FIRST_WINDOW, owner: process::id() }
+    }
+}
+
+impl ForwardReads {
+    /// Fills `out` from position `at` of the file behind `reader`, which has `byte_len` bytes. The next
+    /// call should ask for what follows, or for a place not far behind it.
+    ///
+    /// # Errors
+    /// If the file cannot be read or ends too early. What has been read remains readable.
+    pub(super) fn read(
+        &mut self,
+        reader: Reader<'_>,
+        mut out: &mut [u8],
+        mut at: u64,
+        byte_len: u64,
+    ) -> Result<()> {
+        if self.owner != process::id() {
+            *self = Self { pieces: std::mem::take(&mut self.pieces), ..Self::default() };
+            self.pieces.clear();
+        }
+        // The next call may begin where this one does, so the first piece stays.
+        self.move_to(at);
+        let mut number = 0;
+        while !out.is_empty() {
+            if reader.is_slow() {
+                self.start(reader, at, byte_len);
+            }
+            if number == self.pieces.len() {
+                let is_long = out.len() as u64 >= SLOW_LEN.min(byte_len.saturating_sub(at));
+                if is_long || !reader.is_slow() {
+                    return reader.read_at(out, at);
+                }
+                let range = at..byte_len.min(at + SLOW_LEN);
+                let mut bytes = vec![0; usize_of(range.end - range.start)];
+                reader.read_at(&mut bytes, at)?;
+                self.push(range, Content::Bytes(bytes));
+            }
+            let (begin, bytes) = self.piece(number)?;
+            let found = bytes.get(usize_of(at - begin)..).unwrap_or_default();
+            let len = found.len().min(out.len());
+            let (now, later) = out.split_at_mut(len);
+            now.copy_from_slice(&found[..len]);
+            (out, at) = (later, at + len as u64);
+            number += 1;
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, range: Range<u64>, content: Content) {
+        let share = Share::new(range.end - range.start);
+        self.pieces.push_back(Piece { range, content, _share: share });
+    }
+
+    /// Drops what lies before `at`, and everything if `at` is elsewhere.
+    fn move_to(&mut self, at: u64) {
+        while self.pieces.front().is_some_and(|first| first.range.end <= at) {
+            let is_last = self.pieces.len() == 1;
+            let end = self.pieces.pop_front().map_or(0, |first| first.range.end);
+            if is_last && end < at {
+                self.window = FIRST_WINDOW;
+            }
+        }
+        if self.pieces.front().is_some_and(|first| first.range.start > at) {
+            self.pieces.clear();
+            self.window = FIRST_WINDOW;
+        }
+    }
+
+    /// Starts reads of what follows, as far as the window reaches.
+    fn start(&mut self, reader: Reader<'_>, at: u64, byte_len: u64) {
+        let piece_len = (self.window / PIECES).max(MIN_PIECE_LEN);
+        let mut next = self.pieces.back().map_or(at, |last| last.range.end);
+        while next < byte_len {
+            let range = next..byte_len.min(next + piece_len);
+            let is_first = self.pieces.is_empty();
+            let has_room = next - at < self.window
+                && IN_PROCESS.get().load(Ordering::Relaxed) + piece_len <= MAX_IN_PROCESS;
+            if !is_first && !has_room {
+                return;
+            }
+            let Some(started) = reader.start(range.clone()) else { return };
+            next = range.end;
+            self.push(range, Content::Started(started));
+        }
+    }
+
+    /// Where piece `number` begins, and its bytes; waits for them.
+    fn piece(&mut self, number: usize) -> Result<(u64, &[u8])> {
+        let Some(piece) = self.pieces.get_mut(number) else { return Ok((0, &[])) };
+        let range = piece.range.clone();
+        let bytes = match std::mem::replace(&mut piece.content, Content::Bytes(Vec::new())) {
+            Content::Bytes(bytes) => bytes,
+            Content::Started(started) => {
+                let began = Instant::now();
+                let result = started.wait();
+                let waited = began.elapsed();
+                add_waited(waited);
+                if waited >= LONG_WAIT {
+                    self.window = (2 * self.window).min(MAX_WINDOW);
+                }
+                let bytes = result.inspect_err(|_| self.pieces.clear())?;
+                if bytes.len() as u64 != range.end - range.start {
+                    self.pieces.clear();
+                    return Err(Error::Panicked("a storage has read another length".to_owned()));
+                }
+                bytes
+            }
+        };
+        match self.pieces.get_mut(number) {
+            Some(Piece { content: Content::Bytes(place), .. }) => {
+                *place = bytes;
+                Ok((range.start, place))
+            }
+            _ => Ok((0, &[])),
+        }
+    }
+}
+
+fn usize_of(len: u64) -> usize {
+    usize::try_from(len).unwrap_or(usize::MAX)
+}

@@ -1,0 +1,196 @@
+//! The bytes of a stream: of a file or of any reader, decompressed.
+//!
+//! `scanned::inflate` decompresses gzip and zlib, too: it can start at points inside of them, for which
+//! this decompressor, which takes half the time, has no means.
+
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Read};
+
+use flate2::bufread::MultiGzDecoder;
+use flate2::{Decompress, FlushDecompress, Status};
+use zstd_safe::{DCtx, InBuffer, OutBuffer};
+
+use super::super::file_bytes::FileBytes;
+use super::super::scanned::Compression;
+
+/// How many compressed bytes are read at once.
+const BUFFER_LEN: usize = 64 << 10;
+
+/// Where bytes come from.
+pub(super) enum Source {
+    File(FileBytes),
+    Other(Box<dyn Read + Send>),
+}
+
+impl Read for Source {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::File(file) => file.read(out),
+            Self::Other(input) => input.read(out),
+        }
+    }
+}
+
+/// Decompressed bytes.
+pub(super) enum Input {
+    Plain(Source),
+    Gzip(MultiGzDecoder<BufReader<Source>>),
+    Zlib(Zlib),
+    Zstd(Zstd),
+}
+
+impl fmt::Debug for Input {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{:?}", self.compression())
+    }
+}
+
+impl Input {
+    pub(super) fn new(source: Source, compression: Compression) -> io::Result<Self> {
+        let buffered = |source| BufReader::with_capacity(BUFFER_LEN, source);
+        Ok(match compression {
+            Compression::None => Self::Plain(source),
+            Compression::Gzip => Self::Gzip(MultiGzDecoder::new(buffered(source))),
+            Compression::Zlib => Self::Zlib(Zlib {
+                input: buffered(source),
+                decompress: Decompress::new(true),
+                is_end: false,
+            }),
+            Compression::Zstd => Self::Zstd(Zstd {
+                input: buffered(source),
+                context: DCtx::try_create()
+                    .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?,
+                is_in_frame: false,
+            }),
+        })
+    }
+
+    pub(super) fn compression(&self) -> Compression {
+        match self {
+            Self::Plain(_) => Compression::None,
+            Self::Gzip(_) => Compression::Gzip,
+            Self::Zlib(_) => Compression::Zlib,
+            Self::Zstd(_) => Compression::Zstd,
+        }
+    }
+
+    /// How many bytes follow, if that is known.
+    pub(super) fn left(&self) -> Option<u64> {
+        match self {
+            Self::Plain(Source::File(file)) => Some(file.left()),
+            _ => None,
+        }
+    }
+
+    /// Goes on at position `at` of the stream, if its source is a file: a compressed one is read
+    /// from its begin for that.
+    pub(super) fn seek(&mut self, at: u64) -> io::Result<()> {
+        let compression = self.compression();
+        let source = match self {
+            Self::Plain(source) => source,
+            Self::Gzip(decoder) => decoder.get_mut().get_mut(),
+            Self::Zlib(Zlib { input, .. }) | Self::Zstd(Zstd { input, .. }) => input.get_mut(),
+        };
+        let Source::File(file) = source else {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "the input cannot seek"));
+        };
+        if compression == Compression::None {
+            file.seek(at);
+            return Ok(());
+        }
+        file.seek(0);
+        let source = std::mem::replace(source, Source::Other(Box::new(io::empty())));
+        *self = Self::new(source, compression)?;
+        io::copy(&mut self.take(at), &mut io::sink()).map(drop)
+    }
+}
+
+impl Read for Input {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(source) => source.read(out),
+            Self::Gzip(decoder) => decoder.read(out),
+            Self::Zlib(stream) => stream.read(out),
+            Self::Zstd(stream) => stream.read(out),
+        }
+    }
+}
+
+fn damaged(problem: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, problem)
+}
+
+fn cut_short() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "compressed data are cut short")
+}
+
+/// One stream of zlib.
+pub(super) struct Zlib {
+    input: BufReader<Source>,
+    decompress: Decompress,
+    is_end: bool,
+}
+
+impl Read for Zlib {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        while !out.is_empty() {
+            let available = self.input.fill_buf()?;
+            if self.is_end && available.is_empty() {
+                break;
+            }
+            if self.is_end {
+                return Err(damaged("other data follow the zlib stream"));
+            }
+            let is_last = available.is_empty();
+            let (read, written) = (self.decompress.total_in(), self.decompress.total_out());
+            let status = self.decompress.decompress(available, out, FlushDecompress::None);
+            let status = status.map_err(damaged)?;
+            let len = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
+            self.input.consume(len(self.decompress.total_in() - read));
+            self.is_end = status == Status::StreamEnd;
+            let written = len(self.decompress.total_out() - written);
+            if written > 0 {
+                return Ok(written);
+            }
+            if is_last && !self.is_end {
+                return Err(cut_short());
+            }
+        }
+        Ok(0)
+    }
+}
+
+/// One or more frames of zstd, and those that are skipped.
+pub(super) struct Zstd {
+    input: BufReader<Source>,
+    context: DCtx<'static>,
+    is_in_frame: bool,
+}
+
+impl Read for Zstd {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        while !out.is_empty() {
+            let available = self.input.fill_buf()?;
+            let is_last = available.is_empty();
+            if is_last && !self.is_in_frame {
+                break;
+            }
+            let mut from = InBuffer::around(available);
+            let mut to = OutBuffer::around(&mut *out);
+            let missing = self
+                .context
+                .decompress_stream(&mut to, &mut from)
+                .map_err(|code| damaged(zstd_safe::get_error_name(code)))?;
+            let (read, written) = (from.pos(), to.pos());
+            self.input.consume(read);
+            self.is_in_frame = missing != 0;
+            if written > 0 {
+                return Ok(written);
+            }
+            if is_last && self.is_in_frame {
+                return Err(cut_short());
+            }
+        }
+        Ok(0)
+    }
+}

@@ -1,0 +1,59 @@
+//! Bytes that a function of Python reads, in order.
+
+use std::io::{self, BufReader, Read};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use grainmill_core::Error;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::error::Raised;
+
+/// How many bytes are asked for at once.
+const READ_LEN: usize = 1 << 20;
+
+/// What a function reads that takes the maximum number of bytes and returns `bytes`, none at the end.
+pub(crate) struct PythonInput {
+    read: Py<PyAny>,
+    raised: RaisedByInput,
+}
+
+/// The exception that such a function has raised.
+#[derive(Clone, Default)]
+pub(crate) struct RaisedByInput(Arc<Mutex<Option<PyErr>>>);
+
+impl PythonInput {
+    pub(crate) fn new(read: Py<PyAny>) -> (BufReader<Self>, RaisedByInput) {
+        let raised = RaisedByInput::default();
+        let input = Self { read, raised: raised.clone() };
+        (BufReader::with_capacity(READ_LEN, input), raised)
+    }
+}
+
+impl RaisedByInput {
+    /// The exception that led to `error`, or else that for `error`.
+    pub(crate) fn or(&self, error: Error) -> PyErr {
+        let raised = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        raised.unwrap_or_else(|| Raised(error).into())
+    }
+}
+
+impl Read for PythonInput {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let read = Python::attach(|py| -> PyResult<usize> {
+            let read = self.read.bind(py).call1((out.len(),))?;
+            let bytes = read.cast::<PyBytes>()?.as_bytes();
+            let Some(begin) = out.get_mut(..bytes.len()) else {
+                let text = format!("{} bytes were asked for, got {}", out.len(), bytes.len());
+                return Err(PyValueError::new_err(text));
+            };
+            begin.copy_from_slice(bytes);
+            Ok(bytes.len())
+        });
+        read.map_err(|error| {
+            *self.raised.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            io::Error::other("the function that reads has raised an exception")
+        })
+    }
+}
