@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import itertools
+import re
 import threading
 import urllib.parse
 from collections import deque
@@ -34,6 +35,12 @@ class Fault:
     """Ends the connection without an answer."""
     is_silent: bool = False
     """Never answers."""
+    reads: int | None = None
+    """Reads so many bytes of the request's body; then it ends the connection, or is silent."""
+    is_done: bool = False
+    """Does what was asked for and ends the connection without an answer."""
+    only: str = ""
+    """Waits for a request of which `METHOD path?names of the query` matches this pattern."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +56,7 @@ class Object:
     data: bytes
     tag: str
     written: float
+    metadata: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 class BucketServer:
@@ -61,14 +69,17 @@ class BucketServer:
         self.always = None
         """What goes wrong with each request of an object."""
         self.requests = []
+        self.uploads = {}
+        """The parts of uploads that are not complete, by path and identifier."""
+        self.takes_conditions = True
         self.num_active = self.max_active = 0
         self.port, self.latency_s, self.page_len = port, latency_s, page_len
         self.has_ranges, self.has_tags = has_ranges, has_tags
         self._clock = itertools.count(1_700_000_000)
 
-    def put(self, path, data):
+    def put(self, path, data, metadata=None):
         tag = f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
-        self.objects[path] = Object(data, tag, next(self._clock))
+        self.objects[path] = Object(data, tag, next(self._clock), metadata or {})
 
     @property
     def url(self):
@@ -114,7 +125,7 @@ class BucketServer:
                 request = Request(
                     method,
                     urllib.parse.unquote(path).removeprefix(EMULATOR),
-                    dict(urllib.parse.parse_qsl(query)),
+                    dict(urllib.parse.parse_qsl(query, keep_blank_values=True)),
                     headers,
                 )
                 self.requests.append(request)
@@ -123,7 +134,20 @@ class BucketServer:
                 try:
                     if self.latency_s:
                         await asyncio.sleep(self.latency_s)
-                    if not await self._answer(request, writer):
+                    fault = self._fault(request)
+                    length = int(headers.get("content-length", 0))
+                    if fault.reads is not None:
+                        await reader.readexactly(min(length, fault.reads))
+                        if fault.is_silent:
+                            await asyncio.sleep(3600)
+                        writer.transport.abort()
+                        return
+                    body = await reader.readexactly(length)
+                    if fault.is_done:
+                        self._changed(request, body)
+                        writer.transport.abort()
+                        return
+                    if not await self._answer(request, body, fault, writer):
                         return
                 finally:
                     self.num_active -= 1
@@ -132,12 +156,19 @@ class BucketServer:
         finally:
             writer.close()
 
-    async def _answer(self, request, writer):  # noqa: PLR0911 - one for each answer
+    def _fault(self, request):
+        if _lists(request):
+            return Fault()
+        only = (self.faults[0] or Fault()).only if self.faults else ""
+        told = f"{request.method} {request.path}?{'&'.join(request.query)}"
+        if only and not re.search(only, told):
+            return Fault()
+        return (self.faults.popleft() if self.faults else self.always) or Fault()
+
+    async def _answer(self, request, body, fault, writer):  # noqa: PLR0911 - one for each answer
         """Answers `request`; returns whether the connection stays open."""
-        if "list-type" in request.query or request.query.get("comp") == "list":
+        if _lists(request):
             return await self._send(writer, 200, self._listing(request), {})
-        fault = self.faults.popleft() if self.faults else self.always
-        fault = fault or Fault()
         if fault.is_reset:
             writer.transport.abort()
             return False
@@ -147,6 +178,8 @@ class BucketServer:
             extra = {} if fault.retry_after is None else {"Retry-After": str(fault.retry_after)}
             text = f"<Error><Message>refused on purpose: {fault.status}</Message></Error>"
             return await self._send(writer, fault.status, text.encode(), extra)
+        if request.method in {"PUT", "POST", "DELETE"}:
+            return await self._send(writer, *self._changed(request, body))
         found = self.objects.get(request.path)
         if found is None:
             text = b"<Error><Code>NoSuchKey</Code></Error>"
@@ -154,6 +187,7 @@ class BucketServer:
         headers = {"Last-Modified": formatdate(found.written, usegmt=True)}
         if self.has_tags:
             headers["ETag"] = found.tag
+        headers |= found.metadata
         wanted = request.headers.get("if-match")
         if wanted is not None and wanted != found.tag:
             return await self._send(writer, 412, b"<Error>PreconditionFailed</Error>", headers)
@@ -170,6 +204,59 @@ class BucketServer:
             return await self._send(writer, 416, b"<Error>InvalidRange</Error>", headers)
         headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
         return await self._send(writer, 206, found.data[begin:end], headers, fault=fault)
+
+    def _changed(self, request, body):  # noqa: PLR0911 - one for each request
+        """Does what a request to write asks for; returns the status, the body and the headers."""
+        path, query = request.path, request.query
+        metadata = {name: text for name, text in request.headers.items() if "-meta-" in name}
+        key = path, query.get("uploadId", "")
+        is_part = "partNumber" in query or query.get("comp") == "block"
+        if query.get("comp") == "batch":  # Azure removes many at a time
+            names = re.findall(r"DELETE (\S+) HTTP", body.decode())
+            names = [urllib.parse.unquote(name).removeprefix(EMULATOR) for name in names]
+            found = [self.objects.pop(name, None) for name in names]
+            parts = "".join(
+                f"--b\r\nContent-Type: application/http\r\nContent-ID: {number}\r\n\r\n"
+                f"HTTP/1.1 {202 if one else 404} Status\r\n\r\n\r\n"
+                for number, one in enumerate(found)
+            )
+            kind = {"Content-Type": "multipart/mixed; boundary=b"}
+            return 202, f"{parts}--b--\r\n".encode(), kind
+        if request.method == "DELETE":
+            if key[1]:
+                return (204 if self.uploads.pop(key, None) else 404), b"", {}
+            return (204 if self.objects.pop(path, None) else 404), b"", {}
+        if "uploads" in query:
+            key = path, f"upload-{next(self._clock)}"
+            self.uploads[key] = {"metadata": metadata}
+            name = f"<UploadId>{key[1]}</UploadId>"
+            text = f"<InitiateMultipartUploadResult>{name}</InitiateMultipartUploadResult>"
+            return 200, text.encode(), {}
+        if is_part:
+            if key[1] and key not in self.uploads:
+                return 404, b"<Error><Code>NoSuchUpload</Code></Error>", {}
+            part = query.get("partNumber") or query["blockid"]
+            self.uploads.setdefault(key, {"metadata": {}})[part] = body
+            return 201, b"", {"ETag": f'"{part}"'}
+        refuses = request.headers.get("if-none-match") == "*"
+        refuses |= request.headers.get("x-goog-if-generation-match") == "0"
+        if refuses and not self.takes_conditions:
+            return 501, b"<Error><Code>NotImplemented</Code></Error>", {}
+        if refuses and path in self.objects:
+            return 412, b"<Error><Code>PreconditionFailed</Code></Error>", {}
+        if key[1] or query.get("comp") == "blocklist":
+            if key not in self.uploads:
+                return 404, b"<Error><Code>NoSuchUpload</Code></Error>", {}
+            parts = self.uploads.pop(key)
+            metadata = metadata or parts["metadata"]
+            text = body.decode()
+            names = re.findall(r"<(?:PartNumber|Uncommitted)>([^<]*)<", text)
+            body = b"".join(parts[name] for name in names)
+        self.put(path, body, metadata)
+        tag = self.objects[path].tag
+        name = "CompleteMultipartUploadResult"
+        text = f"<{name}><ETag>{escape(tag)}</ETag></{name}>"
+        return 201 if not key[1] else 200, text.encode(), {"ETag": tag}
 
     async def _send(self, writer, status, body, headers, *, length=None, fault=None):
         lines = [f"HTTP/1.1 {status} Status"]
@@ -224,6 +311,10 @@ class BucketServer:
             f"<EnumerationResults><Blobs>{blobs}</Blobs><NextMarker>{following}</NextMarker>"
             "</EnumerationResults>"
         ).encode()
+
+
+def _lists(request):
+    return "list-type" in request.query or request.query.get("comp") == "list"
 
 
 def main():

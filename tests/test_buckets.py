@@ -17,6 +17,8 @@ from bucket_server import BucketServer, Fault
 
 import grainmill as grain
 from grainmill import _native
+from grainmill._tools.console import ExitCode
+from grainmill._tools.main import main
 from grainmill.array_record import ArrayRecordReader, ArrayRecordWriter
 from grainmill.sources import ArrayRecordDataSource
 
@@ -135,6 +137,51 @@ def shards(moto, records, tmp_path_factory):
 def s3_shards(moto, shards, monkeypatch):
     use_s3(monkeypatch, moto)
     return shards
+
+
+def test_objects_are_written_to_s3(moto, tmp_path, monkeypatch, capsys):
+    """By a writer, and by `convert`, in several parts; failed ones leave none of them."""
+    use_s3(monkeypatch, moto)
+    client = client_of(moto)
+    records = [record(number, 1 << 20) for number in range(20)]
+    with ArrayRecordWriter("s3://bucket/out/a.array_record", "uncompressed") as writer:
+        for item in records:
+            writer.write(item)
+    source = ArrayRecordDataSource("s3://bucket/out/a.array_record")
+    assert [source[at] for at in range(len(source))] == records
+    convert = ["convert", "s3://bucket/out/a.array_record", "s3://bucket/out/b.tfrecord"]
+    assert main([*convert, "--verify"]) == ExitCode.OK
+    local = tmp_path / "b.tfrecord"
+    assert main([*convert[:2], str(local)]) == ExitCode.OK
+    written = client.get_object(Bucket="bucket", Key="out/b.tfrecord")
+    assert written["Body"].read() == local.read_bytes()
+    assert main([*convert, "--options", "gzip"]) == ExitCode.EXISTS
+    assert "out/b.tfrecord: exists already" in capsys.readouterr().err
+
+    def attempt():
+        with ArrayRecordWriter("s3://bucket/out/c.array_record", "uncompressed") as writer:
+            for item in records:
+                writer.write(item)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        attempt()
+    # The service refuses to replace what has appeared meanwhile.
+    put(moto, "out/d", b"mine")
+    writer = _native.ObjectWriter("s3://bucket/out/e", replaces=False)
+    writer.write(bytes(20 << 20))
+    put(moto, "out/e", b"mine")
+    with pytest.raises(FileExistsError):
+        writer.close()
+    writer = _native.ObjectWriter("s3://bucket/out/d", replaces=False)
+    writer.write(b"other")
+    with pytest.raises(FileExistsError):
+        writer.close()
+    found = client.list_objects_v2(Bucket="bucket", Prefix="out/")["Contents"]
+    names = ["out/a.array_record", "out/b.tfrecord", "out/d", "out/e"]
+    assert [entry["Key"] for entry in found] == names
+    assert found[2]["Size"] == found[3]["Size"] == 4
+    assert "Uploads" not in client.list_multipart_uploads(Bucket="bucket")
 
 
 def test_records_in_s3_equal_those_of_local_files(s3_shards, records):

@@ -218,7 +218,7 @@ def test_an_output_that_is_replaced_stays_until_the_new_one_is_complete(tmp_path
     [
         (["missing.tfrecord", "out.array_record"], ExitCode.SYSTEM, "no such file"),
         (["in.tfrecord", "out.xyz"], ExitCode.USAGE, "--to"),
-        (["in.tfrecord", "out.parquet"], ExitCode.USAGE, "not written"),
+        (["in.tfrecord", "out.tar"], ExitCode.USAGE, "not written"),
         (["in.tfrecord", "in.tfrecord", "--force"], ExitCode.USAGE, "is an input"),
         (["in.tfrecord", "o.array_record", "--shards", "0"], ExitCode.USAGE, "at least 1"),
         (["in.tfrecord", ".", "--shards", "2"], ExitCode.USAGE, "give the name"),
@@ -233,7 +233,7 @@ def test_an_output_that_is_replaced_stays_until_the_new_one_is_complete(tmp_path
             "TFRecord file",
         ),
         (["lines", "o.jsonl", "--from", "tfrecord"], ExitCode.DAMAGED, "record 0"),
-        (["in.tfrecord", "gs://bucket/o.tfrecord"], ExitCode.USAGE, "file system"),
+        (["in.tfrecord", "http://host/o.tfrecord"], ExitCode.USAGE, "cannot be written"),
         (["two.tfrecord", "o.jsonl"], ExitCode.USAGE, "record 1 contains a line end"),
     ],
 )

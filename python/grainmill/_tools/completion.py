@@ -147,14 +147,20 @@ def _zsh() -> str:
 
 
 def _fish() -> str:
-    none_yet = f"not __fish_seen_subcommand_from {' '.join(main.COMMANDS)}"
-    lines = ["# Completion of `grainmill` in fish; made by `grainmill completion fish`."]
+    # The first word decides: a file may have the name of a command.
+    lines = [
+        "# Completion of `grainmill` in fish; made by `grainmill completion fish`.",
+        "function __grainmill_command",
+        "    set -l words (commandline -opc)",
+        '    test "$words[2]" = "$argv[1]"',
+        "end",
+    ]
     lines += [
-        f"complete -c grainmill -n '{none_yet}' -f -a {name} -d {_quoted(text)}"
+        f"complete -c grainmill -n '__grainmill_command \"\"' -f -a {name} -d {_fish_quoted(text)}"
         for name, text in main.COMMANDS.items()
     ]
     for command in main.COMMANDS:
-        condition = f"-n '__fish_seen_subcommand_from {command}'"
+        condition = f"-n '__grainmill_command {command}'"
         for option in options_of(command):
             names = " ".join(
                 f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}"
@@ -162,9 +168,9 @@ def _fish() -> str:
             )
             value = " -r" if option.takes_value else ""
             if option.choices:
-                value += f" -f -a {_quoted(' '.join(option.choices))}"
+                value += f" -f -a {_fish_quoted(' '.join(option.choices))}"
             lines.append(
-                f"complete -c grainmill {condition} {names}{value} -d {_quoted(option.help)}"
+                f"complete -c grainmill {condition} {names}{value} -d {_fish_quoted(option.help)}"
             )
         if command == "completion":
             lines.append(f"complete -c grainmill {condition} -f -a '{' '.join(SHELLS)}'")
@@ -172,5 +178,10 @@ def _fish() -> str:
 
 
 def _quoted(text: str) -> str:
-    """Text in single quotes, without those that it contains."""
-    return "'" + text.replace("'", "").replace("%%", "%") + "'"
+    """Text in single quotes, for zsh."""
+    return "'" + text.replace("%%", "%").replace("'", "'\\''") + "'"
+
+
+def _fish_quoted(text: str) -> str:
+    """Text in single quotes, for fish."""
+    return "'" + text.replace("%%", "%").replace("\\", "\\\\").replace("'", "\\'") + "'"

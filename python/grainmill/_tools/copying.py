@@ -107,7 +107,7 @@ class Objects(Copying):
     def __init__(
         self,
         blocks: Callable[[], Iterator[Sequence[Any]]],
-        make: Callable[[Any], bytes],
+        make: Callable[[Any], Any],
         name: str,
     ) -> None:
         self._records = enumerate(itertools.chain.from_iterable(blocks()))
@@ -125,7 +125,7 @@ class Objects(Copying):
             except (ValueError, RecursionError) as error:
                 text = f"{self._name}: record {number}: {error}"
                 raise CommandError(text, ExitCode.DAMAGED) from error
-            byte_len += len(made[-1])
+            byte_len += reading.byte_len(made[-1])
             if byte_len > 16 << 20:  # some large ones at a time
                 break
         if made:
@@ -184,8 +184,10 @@ def _order(total: int, seed: int | None) -> Callable[[int, int], Any]:
     return _native.Permutation(total, seed).block
 
 
-def _maker(content: str) -> Callable[[Any], bytes]:
-    """What turns a record into the bytes that are stored."""
+def _maker(content: str) -> Callable[[Any], Any]:
+    """What turns a record into the bytes that are stored, or a row into one that is."""
+    if content == "rows":
+        return lambda record: record
     if content == "example":
         return lambda record: tf_example.encode(_as_dict(record))
     if content == "json":

@@ -42,6 +42,8 @@ class Format:
         written: Whether files of it can be written.
         rows: Whether records are rows, `dict`s, not `bytes`.
         options: What `--options` may contain, for help.
+        numbers_first: Whether the number of a shard stands before the extension, since readers
+            look at the end of the name.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Format:
     written: bool = False
     rows: bool = False
     options: str = ""
+    numbers_first: bool = False
 
     def streams(self, path: str) -> bool:  # noqa: ARG002 - a file of a format, wherever it is
         """Whether the engine reads this file from start to end."""
@@ -102,9 +105,19 @@ FORMATS = {
             (".bagz", ".bag"),
             "BagzDataSource",
             written=True,
-            options="zstd:LEVEL, uncompressed",
+            options="zstd:LEVEL in .bagz files, none in .bag files",
+            numbers_first=True,
         ),
-        Format("parquet", "Parquet", (".parquet", ".pq"), "ParquetDataSource", rows=True),
+        Format(
+            "parquet",
+            "Parquet",
+            (".parquet", ".pq"),
+            "ParquetDataSource",
+            written=True,
+            rows=True,
+            options="zstd:LEVEL, gzip:LEVEL, snappy, uncompressed, row_group_bytes:N, record",
+            numbers_first=True,
+        ),
         Format("webdataset", "WebDataset", (".tar",), "WebDatasetDataSource", rows=True),
     )
 }

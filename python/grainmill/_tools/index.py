@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grainmill._index_file import read_entries
+from grainmill._sources.paths import absolute
 from grainmill._tools import formats
 from grainmill._tools.console import CommandError, ExitCode, count_text, print_json
 
@@ -56,4 +56,4 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _absolute(paths: list[str]) -> list[str]:
-    return [str(Path.cwd() / path) for path in paths]
+    return [absolute(path) for path in paths]

@@ -5,22 +5,25 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::future::Future;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use grainmill_core::process::PerProcess;
 use grainmill_core::{Error, Result};
+use http_body_util::BodyExt;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, resolve_bucket_region};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService,
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody,
+    HttpResponse, HttpResponseBody, HttpService,
 };
-use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
 use object_store::list::PaginatedListStore;
-use object_store::{ClientOptions, ObjectStore, RetryConfig};
+use object_store::multipart::MultipartStore;
+use object_store::{ClientOptions, ObjectStore, RetryConfig, StaticCredentialProvider};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::AbortHandle;
@@ -55,6 +58,11 @@ type Buckets = HashMap<(String, Arc<Settings>), Arc<Bucket>>;
 tokio::task_local! {
     /// What the server answered to the last request of a task.
     pub(crate) static ANSWER: Cell<Answer>;
+    /// How many bytes of the bodies of this task's requests have been sent, if that is counted.
+    pub(crate) static SENT: Arc<AtomicU64>;
+    /// Whether a request that completes an upload must not replace an object. `object_store` has no
+    /// such argument.
+    pub(crate) static IS_NEW: bool;
 }
 
 /// The head of an answer.
@@ -158,13 +166,54 @@ impl HttpService for Http {
             let _ = ANSWER.try_with(|last| last.set(answer));
         };
         note(Answer::default());
-        let response = HttpService::call(&self.0, request).await?;
+        let response = match SENT.try_with(Arc::clone) {
+            Ok(sent) => self.send_counted(request, sent).await?,
+            Err(_) => HttpService::call(&self.0, request).await?,
+        };
         let retry_after = response.headers().get("retry-after");
         let retry_after = retry_after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
         let retry_after = retry_after.map(Duration::from_secs);
         note(Answer { status: response.status().as_u16(), retry_after });
         Ok(response)
     }
+}
+
+impl Http {
+    /// Sends a request, and counts in `sent` what has been sent of its body.
+    async fn send_counted(
+        &self,
+        request: HttpRequest,
+        sent: Arc<AtomicU64>,
+    ) -> std::result::Result<HttpResponse, HttpError> {
+        let failed = |error: reqwest::Error| HttpError::new(HttpErrorKind::Unknown, error);
+        let (head, body) = request.into_parts();
+        let url = reqwest::Url::parse(&head.uri.to_string())
+            .map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
+        let completes = head.method == reqwest::Method::POST
+            && url.query_pairs().any(|(name, _)| name == "uploadId");
+        let mut request = reqwest::Request::new(head.method, url);
+        *request.headers_mut() = head.headers;
+        if completes && IS_NEW.try_with(|is_new| *is_new).unwrap_or(false) {
+            let any = reqwest::header::HeaderValue::from_static("*");
+            request.headers_mut().insert(reqwest::header::IF_NONE_MATCH, any);
+        }
+        *request.body_mut() = Some(match body.as_bytes() {
+            Some(bytes) => bytes.clone().into(),
+            None => counted(body, sent),
+        });
+        let response: http::Response<reqwest::Body> =
+            self.0.execute(request).await.map_err(failed)?.into();
+        let (head, body) = response.into_parts();
+        Ok(HttpResponse::from_parts(head, HttpResponseBody::new(body.map_err(failed))))
+    }
+}
+
+fn counted(body: HttpRequestBody, sent: Arc<AtomicU64>) -> reqwest::Body {
+    reqwest::Body::wrap(body.map_frame(move |frame| {
+        let len = frame.data_ref().map_or(0, |data| data.len() as u64);
+        sent.fetch_add(len, Ordering::Relaxed);
+        frame
+    }))
 }
 
 /// A bucket, or a server, and how it is reached.
@@ -180,6 +229,7 @@ pub(crate) struct Bucket {
 pub(crate) struct Client {
     pub(crate) store: Arc<dyn ObjectStore>,
     pub(crate) lister: Option<Lister>,
+    pub(crate) uploader: Option<Uploader>,
     /// Whether the server has ever answered.
     pub(crate) has_answered: AtomicBool,
 }
@@ -193,6 +243,19 @@ impl std::fmt::Debug for Lister {
         out.debug_struct("Lister").finish_non_exhaustive()
     }
 }
+
+/// Writes objects part by part.
+#[derive(Clone)]
+pub(crate) struct Uploader(pub(crate) Arc<dyn MultipartStore>);
+
+impl std::fmt::Debug for Uploader {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Uploader").finish_non_exhaustive()
+    }
+}
+
+/// What a service can do.
+type Faces = (Arc<dyn ObjectStore>, Option<Lister>, Option<Uploader>);
 
 impl Bucket {
     /// The bucket of `location`, one for all objects in it.
@@ -214,17 +277,15 @@ impl Bucket {
             return Ok(Arc::clone(client));
         }
         let shared = Shared::get()?;
-        let (store, lister) = self.connect(shared).map_err(|error| {
+        let (store, lister, uploader) = self.connect(shared).map_err(|error| {
             Error::io(&self.location.base, "connect", std::io::Error::other(chain(&error)))
         })?;
-        let created = Arc::new(Client { store, lister, has_answered: AtomicBool::new(false) });
+        let has_answered = AtomicBool::new(false);
+        let created = Arc::new(Client { store, lister, uploader, has_answered });
         Ok(Arc::clone(client.insert(created)))
     }
 
-    fn connect(
-        &self,
-        shared: &Shared,
-    ) -> object_store::Result<(Arc<dyn ObjectStore>, Option<Lister>)> {
+    fn connect(&self, shared: &Shared) -> object_store::Result<Faces> {
         let (settings, http) = (&self.settings, shared.http.clone());
         // Repeated by `fetch`, which knows what was received already.
         let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
@@ -236,7 +297,7 @@ impl Bucket {
                     check_endpoint(builder.get_config_value(&key).as_deref())?;
                 }
                 let builder = builder.with_http_connector(http).with_retry(retry);
-                both(Arc::new(builder.with_bucket_name(bucket).build()?))
+                all(Arc::new(builder.with_bucket_name(bucket).build()?))
             }
             Service::Google => {
                 let mut builder = GoogleCloudStorageBuilder::new();
@@ -251,11 +312,15 @@ impl Bucket {
                 if let Some(host) = settings.get("STORAGE_EMULATOR_HOST") {
                     let scheme = if host.contains("://") { "" } else { "http://" };
                     let base = format!("{scheme}{}", host.trim_end_matches('/'));
+                    // Requests that write ask for credentials all the same.
+                    let none = GcpCredential { bearer: "none".to_owned() };
+                    let none = Arc::new(StaticCredentialProvider::new(none));
                     builder = builder.with_base_url(&base).with_skip_signature(true);
+                    builder = builder.with_credentials(none);
                 }
                 check_endpoint(builder.get_config_value(&GoogleConfigKey::BaseUrl).as_deref())?;
                 let builder = builder.with_http_connector(http).with_retry(retry);
-                both(Arc::new(builder.with_bucket_name(bucket).build()?))
+                all(Arc::new(builder.with_bucket_name(bucket).build()?))
             }
             Service::Azure => {
                 let mut builder = MicrosoftAzureBuilder::new();
@@ -275,12 +340,12 @@ impl Bucket {
                 } else {
                     builder.with_container_name(bucket)
                 };
-                both(Arc::new(builder.build()?))
+                all(Arc::new(builder.build()?))
             }
             Service::Http => {
                 check_endpoint(Some(base))?;
                 let builder = HttpBuilder::new().with_url(base).with_http_connector(http);
-                (Arc::new(builder.with_retry(retry).build()?), None)
+                (Arc::new(builder.with_retry(retry).build()?), None, None)
             }
         })
     }
@@ -289,7 +354,8 @@ impl Bucket {
     /// asked for.
     fn s3(&self, shared: &Shared) -> AmazonS3Builder {
         let settings = &self.settings;
-        let mut builder = AmazonS3Builder::new();
+        // Services that imitate S3 have no requests that remove many objects.
+        let mut builder = AmazonS3Builder::new().with_disable_bulk_delete(true);
         for (name, value) in settings.starting_with("AWS_") {
             if let Ok(key) = name.parse() {
                 builder = builder.with_config(key, value);
@@ -340,10 +406,10 @@ fn check_endpoint(endpoint: Option<&str>) -> object_store::Result<()> {
     })
 }
 
-fn both<T: ObjectStore + PaginatedListStore>(
-    store: Arc<T>,
-) -> (Arc<dyn ObjectStore>, Option<Lister>) {
-    (Arc::clone(&store) as Arc<dyn ObjectStore>, Some(Lister(store)))
+fn all<T: ObjectStore + PaginatedListStore + MultipartStore>(store: Arc<T>) -> Faces {
+    let lister = Lister(Arc::clone(&store) as Arc<dyn PaginatedListStore>);
+    let uploader = Uploader(Arc::clone(&store) as Arc<dyn MultipartStore>);
+    (store, Some(lister), Some(uploader))
 }
 
 /// The text of `error` with those of its causes that it leaves out.

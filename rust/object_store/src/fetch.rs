@@ -34,18 +34,21 @@ const MAX_TEXT_LEN: usize = 600;
 /// How a request failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    kind: FailureKind,
+    pub(crate) kind: FailureKind,
     text: String,
     retry_after: Option<Duration>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum FailureKind {
+pub(crate) enum FailureKind {
     NotFound,
     Denied,
     Changed,
     /// The server does not send the part of an object that was requested.
     NoPart,
+    /// There is an object that the request must not replace.
+    Exists,
+    NotImplemented,
     /// Repeating it would not help.
     Permanent,
     /// Without an answer from the server.
@@ -83,6 +86,30 @@ impl Failure {
         };
         Self { kind, text: chain(error), retry_after }
     }
+
+    /// What `error` of the last request of this task means, which was to write.
+    pub(crate) fn of_write(error: &StoreError) -> Self {
+        let Answer { status, retry_after } = ANSWER.with(Cell::get);
+        let text = chain(error);
+        let kind = match status {
+            // Azure answers requests that remove an object in batches.
+            _ if matches!(error, StoreError::NotFound { .. }) => FailureKind::NotFound,
+            // Azure has one status for an object that exists and for requests that exclude each other.
+            409 if text.contains("BlobAlreadyExists") => FailureKind::Exists,
+            304 | 412 => FailureKind::Exists,
+            404 => FailureKind::NotFound,
+            401 | 403 => FailureKind::Denied,
+            501 => FailureKind::NotImplemented,
+            0 if matches!(error, StoreError::Generic { .. }) => FailureKind::Unanswered,
+            // S3 says so if it has waited for the body for too long; and it may state an error in
+            // the body of an answer that has begun as a success.
+            400 if text.contains("RequestTimeout") => FailureKind::Transient,
+            200..=299 | 408 | 409 | 429 => FailureKind::Transient,
+            0 | 300..=499 | 505 => FailureKind::Permanent,
+            _ => FailureKind::Transient,
+        };
+        Self { kind, text, retry_after }
+    }
 }
 
 /// The attempts of one request.
@@ -94,7 +121,8 @@ pub(crate) struct Attempts<'a> {
     shown: &'a str,
     action: &'static str,
     started: Instant,
-    count: u32,
+    /// How many have failed.
+    pub(crate) count: u32,
 }
 
 impl<'a> Attempts<'a> {

@@ -4,7 +4,8 @@
 //! A read is one blocking call for an exact range of bytes: many are in flight because many threads
 //! of the engine call. The requests themselves run on a small runtime, one for each process, that
 //! starts with the first (`client`). Failed requests are repeated until a deadline (`fetch`), and
-//! blocks may be kept in a cache on a local disk (`block_cache`). It knows no format of files.
+//! blocks may be kept in a cache on a local disk (`block_cache`). Objects are written in parts
+//! (`upload`). It knows no format of files.
 //!
 //! [`Storage`]: grainmill_core::records::storage::Storage
 
@@ -16,8 +17,10 @@ mod list;
 mod location;
 mod object;
 mod settings;
+mod upload;
 
 pub use list::list;
 pub use location::is_url;
 pub use object::Buckets;
 pub use settings::Settings;
+pub use upload::{Upload, UploadControl, abort, remove};

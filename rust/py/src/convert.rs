@@ -1,6 +1,6 @@
 //! Python bindings of what converts and verifies files.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use grainmill_core::pipeline::copy::{CopyTarget, InMemory, Indexed};
@@ -8,6 +8,7 @@ use grainmill_core::records::array_record::verify;
 use grainmill_core::records::json_lines::JsonLines;
 use grainmill_core::records::scanned::Compression;
 use grainmill_core::records::sequential::{Damage, Frames, RecordBlock, RecordStream};
+use grainmill_core::records::storage::WriteFile;
 use grainmill_core::records::tfrecord::TfRecord;
 use grainmill_core::records::{FileBytes, outputs};
 use grainmill_core::{Error, Result};
@@ -18,7 +19,7 @@ use pyo3::types::{PyBytes, PyDict, PyList};
 use crate::error::Raised;
 use crate::python_input::{PythonInput, RaisedByInput};
 use crate::records::{PyRecordFiles, positions};
-use crate::storage::storage_of;
+use crate::storage::{PyObjectWriter, storage_of};
 
 /// The bytes of a file of any storage, from its begin to its end.
 #[pyclass(frozen, name = "FileBytes", module = "grainmill._native")]
@@ -173,16 +174,24 @@ pub(crate) struct PyRecordOutput(Mutex<Option<CopyTarget>>);
 
 #[pymethods]
 impl PyRecordOutput {
-    /// Creates the file, of format `array_record`, `tfrecord`, `jsonl` or `bagz`.
+    /// Creates the file, of format `array_record`, `tfrecord`, `jsonl` or `bagz`; or writes to
+    /// `writer`, which is an object at `path` then.
     #[new]
-    #[pyo3(signature = (path, format_name, options = ""))]
+    #[pyo3(signature = (path, format_name, options = "", writer = None))]
     fn new(
         py: Python<'_>,
         path: PathBuf,
         format_name: &str,
         options: &str,
+        writer: Option<&PyObjectWriter>,
     ) -> Result<Self, Raised> {
-        let output = py.detach(|| outputs::create(format_name, &path, options))?;
+        let output = match writer {
+            None => py.detach(|| outputs::create(format_name, &path, options))?,
+            Some(writer) => {
+                let mut open = |_: &Path| Ok(writer.take()? as Box<dyn WriteFile>);
+                outputs::create_in(format_name, &path, options, &mut open)?
+            }
+        };
         Ok(Self(Mutex::new(Some(CopyTarget::new(output)))))
     }
 
@@ -228,6 +237,11 @@ impl PyRecordOutput {
         self.copying(py, |target| {
             target.copy(&mut InMemory(records.into_iter()), u64::MAX, num_threads)
         })
+    }
+
+    /// Closes the file as it is.
+    fn abort(&self, py: Python<'_>) {
+        py.detach(|| drop(self.lock().take()));
     }
 
     /// Writes what follows the records, and syncs and closes the file.

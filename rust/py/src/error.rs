@@ -5,7 +5,8 @@ use std::io::ErrorKind;
 use grainmill_core::Error;
 use pyo3::PyErr;
 use pyo3::exceptions::{
-    PyFileNotFoundError, PyIndexError, PyMemoryError, PyOSError, PyPermissionError, PyValueError,
+    PyFileExistsError, PyFileNotFoundError, PyIndexError, PyMemoryError, PyOSError,
+    PyPermissionError, PyValueError,
 };
 use pyo3::prelude::*;
 
@@ -38,6 +39,7 @@ impl From<Raised> for PyErr {
                 // What a server said has a kind, but no errno.
                 None => match source.kind() {
                     ErrorKind::NotFound => PyFileNotFoundError::new_err(message),
+                    ErrorKind::AlreadyExists => PyFileExistsError::new_err(message),
                     ErrorKind::PermissionDenied => PyPermissionError::new_err(message),
                     _ => PyOSError::new_err(message),
                 },

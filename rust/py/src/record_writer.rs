@@ -1,15 +1,18 @@
 //! Python bindings of the writer of `ArrayRecord` files.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use grainmill_core::records::array_record::options::WriterOptions;
 use grainmill_core::records::array_record::writer::RecordWriter;
+use grainmill_core::records::storage::WriteFile;
 use grainmill_core::{Error, Result};
+use grainmill_object_store::Upload;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyType};
 
 use crate::error::{GrainmillError, Raised};
+use crate::storage::settings_of;
 
 /// Records up to this length are buffered without releasing the GIL.
 const MAX_SHORT_LEN: usize = 64 << 10;
@@ -21,8 +24,11 @@ const MAX_SHORT_LEN: usize = 64 << 10;
 /// package, a file that cannot be opened does not raise here: `ok()` is False, and `write` and `close`
 /// raise the error. Several threads may use one writer.
 ///
+/// A file in a bucket (`s3://`, `gs://` or `az://`) is uploaded while it is written, and visible once
+/// it is closed; if it is not, nothing of it is left.
+///
 /// Args:
-///     path: The file to write; an existing file is replaced.
+///     path: The file to write, or its URL; an existing file is replaced.
 ///     options: `key:value` items separated by commas: `group_size:N` (records per chunk, by default
 ///         1; a chunk is read and decompressed as a whole), one of `zstd:LEVEL` (the default, level
 ///         3), `brotli:LEVEL`, `snappy` and `uncompressed`, `window_log:N` (the logarithm to base 2 of
@@ -67,7 +73,18 @@ impl PyArrayRecordWriter {
         _kwargs: Option<Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
         let options: WriterOptions = options.parse().map_err(Raised)?;
-        let state = match py.detach(|| RecordWriter::create(&path, options)) {
+        let settings = settings_of(&path);
+        let create = || match settings? {
+            None => RecordWriter::create(&path, options),
+            Some((url, settings)) => {
+                let open = |_: &Path| {
+                    let upload = Upload::new(url, settings, true)?;
+                    Ok(Box::new(upload) as Box<dyn WriteFile>)
+                };
+                RecordWriter::create_in(&path, options, open)
+            }
+        };
+        let state = match py.detach(create) {
             Ok(writer) => State::Open(Box::new(writer)),
             Err(error) => State::Refused(error.to_string()),
         };
@@ -193,15 +210,27 @@ impl PyArrayRecordWriter {
         if exc_type.is_none() {
             return self.close(py);
         }
-        let mut dropped = py.detach(|| std::mem::replace(&mut *self.lock(), State::Closed));
-        if let State::Refused(message) | State::Failed(message) = &mut dropped {
-            *self.lock() = State::Failed(std::mem::take(message));
-        }
+        py.detach(|| {
+            let mut state = self.lock();
+            let dropped = std::mem::replace(&mut *state, State::Closed);
+            if let State::Refused(message) | State::Failed(message) = dropped {
+                *state = State::Failed(message);
+            }
+        });
         Ok(())
     }
 
     fn __repr__(&self) -> String {
         format!("ArrayRecordWriter({:?})", self.path.display().to_string())
+    }
+}
+
+impl Drop for PyArrayRecordWriter {
+    /// Removing the parts of an upload waits for the server, so other threads run meanwhile.
+    fn drop(&mut self) {
+        let state = std::mem::replace(&mut *self.lock(), State::Closed);
+        let mut open = Some(state);
+        Python::try_attach(|py| py.detach(|| drop(open.take())));
     }
 }
 

@@ -1,12 +1,15 @@
-//! Python bindings of object stores: which storage a path is in, and what a bucket holds.
+//! Python bindings of object stores: which storage a path is in, what a bucket holds, and objects that
+//! are written.
 
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use grainmill_core::records::LocalFiles;
-use grainmill_core::records::storage::Storage;
+use grainmill_core::records::storage::{Storage, WriteFile};
 use grainmill_core::{Error, Result};
-use grainmill_object_store::{Buckets, Settings, is_url, list};
+use grainmill_object_store::{self as object_store, Buckets, Settings, Upload, UploadControl};
+use grainmill_object_store::{is_url, list};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -47,7 +50,107 @@ fn read_object<'py>(py: Python<'py>, path: PathBuf) -> Result<Bound<'py, PyBytes
     Ok(PyBytes::new(py, &bytes?))
 }
 
+/// Removes the object at `url`, if there is one.
+#[pyfunction]
+fn remove_object(py: Python<'_>, url: &str) -> Result<(), Raised> {
+    let settings = Settings::from_env()?;
+    py.detach(|| object_store::remove(url, settings)).map_err(Raised)
+}
+
+/// Removes the parts of an upload whose process has ended.
+#[pyfunction]
+fn abort_upload(py: Python<'_>, url: &str, upload_id: &str) -> Result<(), Raised> {
+    let settings = Settings::from_env()?;
+    py.detach(|| object_store::abort(url, settings, upload_id)).map_err(Raised)
+}
+
+/// How the object at `path` is reached, if that is a URL; the environment is read here, as above.
+pub(crate) fn settings_of(path: &Path) -> Result<Option<(&str, Settings)>> {
+    match path.to_str().filter(|path| is_url(path)) {
+        Some(url) => Ok(Some((url, Settings::from_env()?))),
+        None => Ok(None),
+    }
+}
+
+/// An object in a bucket that is being written; nothing is visible before it is closed.
+#[pyclass(frozen, name = "ObjectWriter", module = "grainmill._native")]
+pub(crate) struct PyObjectWriter {
+    upload: Mutex<Option<Box<Upload>>>,
+    control: UploadControl,
+}
+
+#[pymethods]
+impl PyObjectWriter {
+    /// The object at `url`; it does not replace an existing one unless it `replaces`.
+    #[new]
+    #[pyo3(signature = (url, *, replaces = true))]
+    fn new(py: Python<'_>, url: &str, replaces: bool) -> Result<Self, Raised> {
+        let settings = Settings::from_env()?;
+        let upload = py.detach(|| Upload::new(url, settings, replaces))?;
+        let control = upload.control();
+        Ok(Self { upload: Mutex::new(Some(Box::new(upload))), control })
+    }
+
+    /// Appends bytes.
+    fn write(&self, py: Python<'_>, data: &[u8]) -> Result<(), Raised> {
+        let write = || {
+            let mut guard = self.lock();
+            let upload = guard.as_mut().ok_or_else(closed)?;
+            upload.write_all(data).map_err(|error| Error::io(upload.shown(), "write", error))
+        };
+        py.detach(write).map_err(Raised)
+    }
+
+    /// Sends the rest and makes the object visible.
+    fn close(&self, py: Python<'_>) -> Result<(), Raised> {
+        let close = || self.lock().take().ok_or_else(closed)?.close();
+        py.detach(close).map_err(Raised)
+    }
+
+    /// Makes whatever writes the object fail at once; the object is removed if it is here.
+    fn abort(&self, py: Python<'_>) {
+        self.control.cancel();
+        py.detach(|| drop(self.lock().take()));
+    }
+
+    /// What the service calls the upload; None as long as it has no parts.
+    #[getter]
+    fn upload_id(&self) -> Option<&str> {
+        self.control.id()
+    }
+
+    /// The number of bytes written.
+    #[getter]
+    fn num_written(&self) -> u64 {
+        self.control.num_written()
+    }
+
+    /// The number of bytes that the server has received.
+    #[getter]
+    fn num_sent(&self) -> u64 {
+        self.control.num_sent()
+    }
+}
+
+impl PyObjectWriter {
+    fn lock(&self) -> MutexGuard<'_, Option<Box<Upload>>> {
+        self.upload.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The object, for what writes it from now on.
+    pub(crate) fn take(&self) -> Result<Box<Upload>> {
+        self.lock().take().ok_or_else(closed)
+    }
+}
+
+fn closed() -> Error {
+    Error::InvalidArgument("the object is closed".to_owned())
+}
+
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PyObjectWriter>()?;
     module.add_function(wrap_pyfunction!(read_object, module)?)?;
+    module.add_function(wrap_pyfunction!(remove_object, module)?)?;
+    module.add_function(wrap_pyfunction!(abort_upload, module)?)?;
     module.add_function(wrap_pyfunction!(list_objects, module)?)
 }

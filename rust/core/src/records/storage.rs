@@ -1,6 +1,7 @@
 //! The interface of a storage: files by path, and any range of their bytes. It knows no format.
 
 use std::fmt::Debug;
+use std::io::Write;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -92,6 +93,18 @@ pub trait StartedRead: Send {
     /// # Errors
     /// If the file cannot be read or ends too early.
     fn wait(self: Box<Self>) -> Result<Vec<u8>>;
+}
+
+/// A file that is being written, from its start to its end.
+///
+/// It is complete once it is closed. What becomes of a file that is dropped instead is up to its
+/// storage; a bucket shows nothing of it.
+pub trait WriteFile: Debug + Send + Write {
+    /// Writes what is still in memory, and makes the file durable.
+    ///
+    /// # Errors
+    /// If that fails.
+    fn close(self: Box<Self>) -> Result<()>;
 }
 
 /// Reads a file and measures the latency of its storage.

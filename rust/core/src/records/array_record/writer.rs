@@ -1,12 +1,11 @@
 //! Writes an `ArrayRecord` file: data chunks, then their index.
 
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use super::options::WriterOptions;
-use crate::platform;
 use crate::records::checksum::highway::Hasher;
+use crate::records::new_file::NewFile;
 use crate::records::riegeli::FormatError;
 use crate::records::riegeli::chunk::{ChunkHeader, kind};
 use crate::records::riegeli::compress::{Codec, Compressor};
@@ -14,6 +13,7 @@ use crate::records::riegeli::encode::{Group, simple_data};
 use crate::records::riegeli::sink::ChunkSink;
 use crate::records::riegeli::transposed::encode::transposed_data;
 use crate::records::riegeli::varint::push_varint;
+use crate::records::storage::WriteFile;
 use crate::{Error, Result};
 
 /// The number that identifies a postscript.
@@ -31,15 +31,13 @@ pub struct RecordWriter {
     path: PathBuf,
     options: WriterOptions,
     compressor: Compressor,
-    sink: ChunkSink<File>,
+    sink: ChunkSink<Box<dyn WriteFile>>,
     group: Group,
     /// The footer's entries: one message for each chunk written.
     entries: Group,
     num_records: u64,
     scratch: Vec<u8>,
     failure: Option<Failure>,
-    /// Syncs the file; tests replace it by a function that fails.
-    sync: fn(&File) -> io::Result<()>,
 }
 
 /// The first failure; all later calls fail the same way.
@@ -57,11 +55,23 @@ impl RecordWriter {
     /// # Errors
     /// If the file cannot be created or the codec cannot be set up.
     pub fn create(path: impl AsRef<Path>, options: WriterOptions) -> Result<Self> {
+        Self::create_in(path, options, NewFile::boxed)
+    }
+
+    /// As [`create`](Self::create), in the file that `open` creates.
+    ///
+    /// # Errors
+    /// If `open` fails or the codec cannot be set up.
+    pub fn create_in(
+        path: impl AsRef<Path>,
+        options: WriterOptions,
+        open: impl FnOnce(&Path) -> Result<Box<dyn WriteFile>>,
+    ) -> Result<Self> {
         let path = path.as_ref().to_owned();
         let compressor = Compressor::new(options.codec())
             .map_err(|problem| Error::io(&path, "compress", other(&problem)))?;
-        let file = File::create(&path).map_err(|error| Error::io(&path, "open", error))?;
-        let sink = ChunkSink::new(file).map_err(|error| Error::io(&path, "write", error))?;
+        let sink =
+            ChunkSink::new(open(&path)?).map_err(|error| Error::io(&path, "write", error))?;
         Ok(Self {
             path,
             options,
@@ -72,7 +82,6 @@ impl RecordWriter {
             num_records: 0,
             scratch: Vec::new(),
             failure: None,
-            sync: File::sync_all,
         })
     }
 
@@ -122,14 +131,9 @@ impl RecordWriter {
         self.check()?;
         let result = self.write_end();
         self.record_failure(result)?;
-        let Self { path, sink, sync, .. } = self;
+        let Self { path, sink, .. } = self;
         let file = sink.finish().map_err(|error| Error::io(&path, "write", error))?;
-        match sync(&file) {
-            Err(error) if !platform::is_not_syncable(&error) => {
-                Err(Error::io(&path, "sync", error))
-            }
-            _ => Ok(()),
-        }
+        file.close()
     }
 
     fn write_end(&mut self) -> Result<(), WriteError> {
@@ -392,12 +396,13 @@ fn push_bytes(out: &mut Vec<u8>, number: u64, value: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::fs::{self, File};
 
     use super::*;
 
-    fn writer(path: &Path) -> RecordWriter {
-        let mut writer = RecordWriter::create(path, WriterOptions::default()).unwrap();
+    fn writer(path: &Path, sync: fn(&File) -> io::Result<()>) -> RecordWriter {
+        let open = |path: &Path| NewFile::synced_by(path, sync);
+        let mut writer = RecordWriter::create_in(path, WriterOptions::default(), open).unwrap();
         writer.write(b"record").unwrap();
         writer
     }
@@ -406,8 +411,7 @@ mod tests {
     fn an_error_of_sync_is_the_error_of_close() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("late.array_record");
-        let mut writer = writer(&path);
-        writer.sync = |_| Err(io::ErrorKind::StorageFull.into());
+        let writer = writer(&path, |_| Err(io::ErrorKind::StorageFull.into()));
         let message = writer.close().unwrap_err().to_string();
         assert_eq!(message, format!("{}: sync: no storage space", path.display()));
     }
@@ -416,11 +420,10 @@ mod tests {
     fn all_bytes_are_written_when_the_file_is_synced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file.array_record");
-        let mut writer = writer(&path);
-        writer.sync = |file| match file.metadata()?.len() {
+        let writer = writer(&path, |file| match file.metadata()?.len() {
             0x20000 => Err(io::ErrorKind::Other.into()), // the block of the chunks, and the last
             _ => Ok(()),
-        };
+        });
         assert!(writer.close().is_err());
     }
 
@@ -429,8 +432,7 @@ mod tests {
     fn file_is_closed_where_it_cannot_be_synced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("late.array_record");
-        let mut writer = writer(&path);
-        writer.sync = |_| Err(io::ErrorKind::StorageFull.into());
+        let writer = writer(&path, |_| Err(io::ErrorKind::StorageFull.into()));
         let is_open = || {
             let open = fs::read_dir("/proc/self/fd").unwrap();
             open.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok())
@@ -453,10 +455,8 @@ mod tests {
             |_| Err(Errno::NOTSUP.into()),
         ];
         for refusal in refusals {
-            let mut writer = writer(&dir.path().join("file.array_record"));
-            writer.sync = refusal;
-            writer.close().unwrap();
+            writer(&dir.path().join("file.array_record"), refusal).close().unwrap();
         }
-        writer(Path::new("/dev/null")).close().unwrap();
+        writer(Path::new("/dev/null"), File::sync_all).close().unwrap();
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Encoded, Encoder, Output};
+use super::{Encoded, Encoder, OpenFile, Output};
 use crate::records::array_record::writer::ChunkEncoder;
 use crate::records::array_record::{RecordWriter, WriterOptions};
 use crate::records::format_error::FormatError;
@@ -22,9 +22,9 @@ struct ArrayRecordEncoder {
 }
 
 impl ArrayRecordOutput {
-    pub(super) fn create(path: &Path, options: &str) -> Result<Self> {
+    pub(super) fn create(path: &Path, options: &str, open: OpenFile<'_>) -> Result<Self> {
         let options = options.parse()?;
-        Ok(Self { options, writer: RecordWriter::create(path, options)? })
+        Ok(Self { options, writer: RecordWriter::create_in(path, options, open)? })
     }
 }
 

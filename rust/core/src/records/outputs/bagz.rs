@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use zstd_safe::{CCtx, CParameter};
 
 use super::framed::OutputFile;
-use super::{Encoded, Encoder, Output, level_of};
+use super::{Encoded, Encoder, OpenFile, Output, level_of};
 use crate::records::sequential::RecordBlock;
 use crate::{Error, Result};
 
@@ -31,7 +31,7 @@ impl std::fmt::Debug for BagzEncoder {
 }
 
 impl BagzOutput {
-    pub(super) fn create(path: &Path, options: &str) -> Result<Self> {
+    pub(super) fn create(path: &Path, options: &str, open: OpenFile<'_>) -> Result<Self> {
         let mut level = Some(3);
         for option in options.split(',').filter(|option| !option.is_empty()) {
             level = match level_of(option, "zstd", 3) {
@@ -44,7 +44,7 @@ impl BagzOutput {
                 }
             };
         }
-        Ok(Self { file: OutputFile::create(path)?, level, limits: Vec::new(), end: 0 })
+        Ok(Self { file: OutputFile::create(path, open)?, level, limits: Vec::new(), end: 0 })
     }
 }
 

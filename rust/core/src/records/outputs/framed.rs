@@ -1,17 +1,17 @@
 //! Files that are a sequence of records and nothing else: `TFRecord` and lines of text, both
 //! optionally compressed by gzip.
 
-use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use flate2::{Compression, GzBuilder};
 
-use super::{Encoded, Encoder, Output, level_of};
+use super::{Encoded, Encoder, OpenFile, Output, level_of};
 use crate::records::checksum::crc32c::masked as masked_crc;
 use crate::records::json_lines;
 use crate::records::sequential::RecordBlock;
-use crate::{Error, Result, platform};
+use crate::records::storage::WriteFile;
+use crate::{Error, Result};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Frames {
@@ -35,7 +35,12 @@ struct FrameEncoder {
 }
 
 impl Framed {
-    pub(super) fn create(path: &Path, format: &str, options: &str) -> Result<Self> {
+    pub(super) fn create(
+        path: &Path,
+        format: &str,
+        options: &str,
+        open: OpenFile<'_>,
+    ) -> Result<Self> {
         let frames = if format == "jsonl" { Frames::Lines } else { Frames::TfRecord };
         let mut gzip_level = None;
         for option in options.split(',').filter(|option| !option.is_empty()) {
@@ -48,7 +53,7 @@ impl Framed {
                 Error::InvalidArgument(format!("level of `gzip` must be 0 to 9, got {level}"))
             })?);
         }
-        Ok(Self { file: OutputFile::create(path)?, frames, gzip_level })
+        Ok(Self { file: OutputFile::create(path, open)?, frames, gzip_level })
     }
 }
 
@@ -139,13 +144,12 @@ impl Encoder for FrameEncoder {
 #[derive(Debug)]
 pub(super) struct OutputFile {
     path: PathBuf,
-    file: File,
+    file: Box<dyn WriteFile>,
 }
 
 impl OutputFile {
-    pub(super) fn create(path: &Path) -> Result<Self> {
-        let file = File::create(path).map_err(|error| Error::io(path, "open", error))?;
-        Ok(Self { path: path.to_owned(), file })
+    pub(super) fn create(path: &Path, open: OpenFile<'_>) -> Result<Self> {
+        Ok(Self { path: path.to_owned(), file: open(path)? })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -156,13 +160,7 @@ impl OutputFile {
         self.file.write_all(bytes).map_err(|error| Error::io(&self.path, "write", error))
     }
 
-    /// Syncs the file, except if it is one that cannot be synced.
     pub(super) fn close(self) -> Result<()> {
-        match self.file.sync_all() {
-            Err(error) if !platform::is_not_syncable(&error) => {
-                Err(Error::io(&self.path, "sync", error))
-            }
-            _ => Ok(()),
-        }
+        self.file.close()
     }
 }

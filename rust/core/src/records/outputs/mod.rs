@@ -9,7 +9,9 @@ use std::fmt::Debug;
 use std::path::Path;
 
 use super::array_record::writer::EncodedChunks;
+use super::new_file::NewFile;
 use super::sequential::RecordBlock;
+use super::storage::WriteFile;
 use crate::{Error, Result};
 
 /// Records as they are in a file, made by an encoder for the output that gave it.
@@ -73,11 +75,28 @@ pub trait Output: Debug + Send {
 /// # Errors
 /// If there is no such format, an option is invalid, or the file cannot be created.
 pub fn create(format: &str, path: &Path, options: &str) -> Result<Box<dyn Output>> {
-    let output = |path| Ok(Box::new(framed::Framed::create(path, format, options)?) as _);
+    create_in(format, path, options, &mut NewFile::boxed)
+}
+
+/// Creates a file, where a storage keeps it.
+pub type OpenFile<'a> = &'a mut dyn FnMut(&Path) -> Result<Box<dyn WriteFile>>;
+
+/// As [`create`], in the file that `open` creates once the options are found to be valid.
+///
+/// # Errors
+/// If there is no such format, an option is invalid, or `open` fails.
+pub fn create_in(
+    format: &str,
+    path: &Path,
+    options: &str,
+    open: OpenFile<'_>,
+) -> Result<Box<dyn Output>> {
     match format {
-        "array_record" => Ok(Box::new(array_record::ArrayRecordOutput::create(path, options)?)),
-        "bagz" => Ok(Box::new(bagz::BagzOutput::create(path, options)?)),
-        "tfrecord" | "jsonl" => output(path),
+        "array_record" => {
+            Ok(Box::new(array_record::ArrayRecordOutput::create(path, options, open)?))
+        }
+        "bagz" => Ok(Box::new(bagz::BagzOutput::create(path, options, open)?)),
+        "tfrecord" | "jsonl" => Ok(Box::new(framed::Framed::create(path, format, options, open)?)),
         _ => Err(Error::InvalidArgument(format!("files of format `{format}` cannot be written"))),
     }
 }

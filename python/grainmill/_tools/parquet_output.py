@@ -1,0 +1,500 @@
+"""Parquet files that `grainmill convert` writes, by the package `pyarrow`.
+
+The engine's own Parquet code reads only: one command writes, whose speed is that of making columns
+of Python objects, and a writer of all types and codecs would make every wheel larger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import re
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from grainmill._tools import reading, tf_example
+from grainmill._tools.console import CommandError, ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from grainmill import _native
+
+OPTIONS = "zstd:LEVEL, gzip:LEVEL, snappy, uncompressed, row_group_bytes:N, record"
+"""What `--options` may contain."""
+
+_LEVELS = ("zstd", "gzip", "brotli")
+_CODECS = (*_LEVELS, "snappy", "lz4", "uncompressed")
+_ROW_GROUP_BYTES = 64 << 20
+# The schema follows from so many records, or fewer that have so many bytes; later records are
+# converted as many at a time.
+_BLOCK_LEN = 4096
+_BLOCK_BYTES = 16 << 20
+
+
+class _Taking:
+    """What takes records in whatever form they come, as a list."""
+
+    def copy_list(self, records: Sequence[Any], num_threads: int = 1) -> int:
+        """Appends records, which are `bytes`, or rows."""
+        raise NotImplementedError
+
+    def copy_stream(
+        self, stream: _native.RecordStream, max_records: int, num_threads: int = 1
+    ) -> int:
+        """Appends some of the next records of a stream."""
+        copied = 0
+        while copied < max_records:
+            block = stream.read(min(_BLOCK_LEN, max_records - copied))
+            if not block:
+                break
+            copied += self.copy_list(block, num_threads)
+        return copied
+
+    def copy_indexed(self, files: _native.RecordFiles, indices: Any, num_threads: int = 1) -> int:
+        """Appends records by their position."""
+        step = max(1, min(_BLOCK_LEN, int(_BLOCK_BYTES / max(files.mean_byte_len, 1.0))))
+        for first in range(0, len(indices), step):
+            self.copy_list(files.read(indices[first : first + step]), num_threads)
+        return len(indices)
+
+
+class Sample(_Taking):
+    """The first records of several files, which have one schema.
+
+    Attributes:
+        records: They.
+        is_enough: Whether the schema follows from these.
+    """
+
+    def __init__(self) -> None:
+        self.records: list[Any] = []
+        self._byte_len = 0
+
+    @property
+    def is_enough(self) -> bool:
+        return len(self.records) >= _BLOCK_LEN or self._byte_len >= _BLOCK_BYTES
+
+    def copy_list(self, records: Sequence[Any], num_threads: int = 1) -> int:
+        """Appends records."""
+        del num_threads
+        self.records += records
+        self._byte_len += sum(map(reading.byte_len, records))
+        return len(records)
+
+
+class ParquetOutput(_Taking):
+    """A file that takes what the engine's `RecordOutput` does, and rows.
+
+    Records that are JSON objects become rows with a column for each field, those that are
+    `tf.train.Example` rows with one for each feature: a value where all examples of the first block
+    have one, otherwise a list. Other records are the values of one binary column, `record`.
+
+    Args:
+        path: The file.
+        shown: Its name in messages.
+        options: `key:value` items separated by commas; see `OPTIONS`.
+        schema: `name:type` items separated by commas; without, the types follow from the sample.
+        sample: The records that decide about the columns; without, those of the first block.
+        writer: What writes the file; without, it is a local one.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        shown: str,
+        options: str = "",
+        schema: str | None = None,
+        *,
+        sample: Sequence[Any] = (),
+        writer: _native.ObjectWriter | None = None,
+    ) -> None:
+        self._arrow = _pyarrow("pyarrow")
+        self._path = shown
+        self._codec, self._level, self._group_bytes, self._is_raw = _parsed(options)
+        self._stated = None if schema is None else parse_schema(schema)
+        self._sample = sample
+        self._schema: Any = None
+        self._lists: frozenset[str] = frozenset()
+        self._rows_of: Callable[[Any], dict[str, Any]] = _raw_row
+        self._num_records = 0
+        self._num_inferred = 0
+        self._pending: list[Any] = []
+        self._pending_bytes = 0
+        self._group: list[Any] = []
+        self._group_len = 0
+        self._parquet: Any = None
+        self._writer = writer
+        self._file: IO[bytes] | None = None
+        if writer is None:
+            self._file = open(path, "wb")  # noqa: PTH123, SIM115 - closed by `close` and `abort`
+            self._sink = _Sink(self._file.write)
+        else:
+            self._sink = _Sink(writer.write)
+
+    def copy_list(self, records: Sequence[Any], num_threads: int = 1) -> int:
+        """Appends records, which are `bytes`, or rows."""
+        del num_threads
+        for record in records:
+            self._pending.append(record)
+            self._pending_bytes += reading.byte_len(record)
+            if len(self._pending) >= _BLOCK_LEN or self._pending_bytes >= _BLOCK_BYTES:
+                self._convert()
+        return len(records)
+
+    def close(self) -> None:
+        """Writes what follows the records, and syncs and closes the file."""
+        self._convert()
+        if self._schema is None and self._sample:
+            self._begin(self._sample)
+        elif self._schema is None:
+            self._set_schema(self._stated or self._arrow.schema([_record_field(self._arrow)]))
+        self._write_group()
+        self._parquet.close()
+        self._sink.drop()
+        if self._writer is not None:
+            self._writer.close()
+        elif self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def abort(self) -> None:
+        """Closes the file as it is."""
+        self._sink.drop()
+        if self._parquet is not None:
+            with contextlib.suppress(OSError, ValueError):  # it has failed before
+                self._parquet.close()
+            self._parquet.is_open = False
+        if self._writer is not None:
+            self._writer.abort()
+        elif self._file is not None:
+            self._file.close()
+
+    # --- rows -----------------------------------------------------------------------------------
+
+    def _convert(self) -> None:
+        """Makes columns of the pending records."""
+        pending, self._pending, self._pending_bytes = self._pending, [], 0
+        if not pending:
+            return
+        if self._schema is None:
+            self._begin(self._sample or pending)
+        rows = []
+        for number, record in enumerate(pending, self._num_records):
+            try:
+                rows.append(self._rows_of(record))
+            except ValueError as error:
+                raise self._misfit(number, str(error)) from error
+        table = self._table(rows)
+        self._num_records += len(rows)
+        self._group.append(table)
+        self._group_len += table.nbytes
+        if self._group_len >= self._group_bytes:
+            self._write_group()
+
+    def _write_group(self) -> None:
+        group, self._group, self._group_len = self._group, [], 0
+        if group:
+            table = self._arrow.concat_tables(group)
+            self._parquet.write_table(table, row_group_size=table.num_rows)
+
+    def _table(self, rows: list[dict[str, Any]]) -> Any:
+        names = self._schema.names
+        known = frozenset(names)
+        for number, row in enumerate(rows, self._num_records):
+            if more := row.keys() - known:
+                raise self._misfit(number, f"`{min(more)}` is no column")
+        columns = [
+            self._column(name, wanted, [row.get(name) for row in rows])
+            for name, wanted in zip(names, self._schema.types, strict=True)
+        ]
+        return self._arrow.table(columns, schema=self._schema)
+
+    def _column(self, name: str, wanted: Any, values: list[Any]) -> Any:
+        found = self._array(values, wanted)
+        if found is not None:
+            return found
+        # One of them does not fit: the first for which the values up to it do not.
+        fits, fails = 0, len(values)
+        while fits + 1 < fails:
+            middle = (fits + fails) // 2
+            if self._array(values[:middle], wanted) is None:
+                fails = middle
+            else:
+                fits = middle
+        text = repr(values[fails - 1])
+        text = text if len(text) <= 60 else f"{text[:57]}..."
+        raise self._misfit(self._num_records + fails - 1, f"`{name}` is {text}, not {wanted}")
+
+    def _array(self, values: list[Any], wanted: Any) -> Any:
+        """The values as an array of a type, or `None` if one does not fit or would be changed."""
+        try:
+            natural = self._natural(values)
+            if natural.type == wanted:
+                return natural
+            if not self._fits(natural.type, wanted):
+                return None
+            if self._arrow.types.is_temporal(wanted):
+                return natural.cast(wanted)
+            return self._arrow.array(values, type=wanted)
+        except (ValueError, TypeError, OverflowError):  # among them those of Arrow
+            return None
+
+    def _natural(self, values: list[Any]) -> Any:
+        if values and all(isinstance(value, np.datetime64 | np.timedelta64) for value in values):
+            return self._arrow.array(np.array(values))
+        return self._arrow.array(values)
+
+    def _fits(self, found: Any, wanted: Any) -> bool:
+        """Whether values of the type that Arrow finds for them are kept by another type."""
+        types = self._arrow.types
+        if types.is_null(found) or found == wanted:
+            return True
+        texts = (types.is_string, types.is_binary, types.is_large_string, types.is_large_binary)
+        for group, others in (
+            ((types.is_integer,), (types.is_integer, types.is_floating)),
+            ((types.is_floating,), (types.is_floating,)),
+            (texts, (*texts, types.is_temporal)),
+        ):
+            if any(is_kind(found) for is_kind in group):
+                return any(is_kind(wanted) for is_kind in others)
+        if types.is_list(found):
+            return types.is_list(wanted) and self._fits(found.value_type, wanted.value_type)
+        if types.is_struct(found):
+            return types.is_struct(wanted) and all(
+                wanted.get_field_index(field.name) >= 0
+                and self._fits(field.type, wanted.field(field.name).type)
+                for field in found
+            )
+        return bool(types.is_temporal(found) and types.is_temporal(wanted))
+
+    def _misfit(self, number: int, problem: str) -> CommandError:
+        source = "it is stated by --schema"
+        if self._stated is None:
+            source = f"it follows from the first {self._num_inferred} records; --schema states it"
+        return CommandError(
+            f"{self._path}: record {number} does not fit the schema: {problem} ({source})",
+            ExitCode.DAMAGED,
+        )
+
+    # --- the schema -----------------------------------------------------------------------------
+
+    def _begin(self, records: Sequence[Any]) -> None:
+        """Decides what the records are, and their schema."""
+        self._num_inferred = len(records)
+        if not isinstance(records[0], bytes):
+            self._rows_of = _plain_row
+        elif not self._is_raw and (examples := _all(records, _example)):
+            self._lists = frozenset(
+                name for example in examples for name, values in example.items() if len(values) != 1
+            )
+            if self._stated is not None:
+                self._lists = frozenset(
+                    field.name for field in self._stated if self._arrow.types.is_list(field.type)
+                )
+            self._rows_of = self._example_row
+        elif not self._is_raw and _all(records, _json_row):
+            self._rows_of = _json_row
+        schema = self._stated
+        if schema is None:
+            schema = self._inferred([self._rows_of(record) for record in records])
+        self._set_schema(schema)
+
+    def _inferred(self, rows: list[dict[str, Any]]) -> Any:
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        fields = []
+        for name in names:
+            values = [row.get(name) for row in rows]
+            try:
+                found = self._natural(values)
+            except (ValueError, TypeError, OverflowError):
+                numbers = range(1, len(values))
+                odd = next((n for n in numbers if not self._is_one_type(values[: n + 1])), 0)
+                raise CommandError(
+                    f"{self._path}: record {odd}: `{name}` has another type than before, or one "
+                    "that no column has (--schema states the types)",
+                    ExitCode.DAMAGED,
+                ) from None
+            fields.append(self._arrow.field(name, found.type))
+        return self._arrow.schema(fields)
+
+    def _is_one_type(self, values: list[Any]) -> bool:
+        try:
+            self._natural(values)
+        except (ValueError, TypeError, OverflowError):
+            return False
+        return True
+
+    def _set_schema(self, schema: Any) -> None:
+        self._schema = schema
+        self._parquet = _pyarrow("pyarrow.parquet").ParquetWriter(
+            self._arrow.PythonFile(self._sink, mode="w"),
+            schema,
+            compression="none" if self._codec == "uncompressed" else self._codec,
+            compression_level=self._level,
+        )
+
+    def _example_row(self, record: bytes) -> dict[str, Any]:
+        row: dict[str, Any] = {}
+        for name, values in tf_example.decode(record).items():
+            if name in self._lists:
+                row[name] = values
+            elif len(values) > 1:
+                raise ValueError(f"`{name}` has {len(values)} values, not one")
+            else:
+                row[name] = values[0] if values else None
+        return row
+
+
+class _Sink:
+    """What Arrow writes to: passes the bytes on, until it is told to drop them.
+
+    Arrow may write when its writer is collected, whatever has failed before; that must not complete
+    an object, nor reach a file that is closed.
+    """
+
+    closed = False
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write: Callable[[bytes], object] | None = write
+        self._len = 0
+
+    def write(self, data: Any) -> int:
+        if self._write is not None:
+            self._write(bytes(data))
+        self._len += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._len
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def drop(self) -> None:
+        """Passes on nothing more."""
+        self._write = None
+
+
+def _all(records: Sequence[Any], row_of: Callable[[bytes], Any]) -> list[Any] | None:
+    """What each record is made into, or `None` if one is something else."""
+    rows = []
+    for record in records:
+        try:
+            rows.append(row_of(record))
+        except ValueError:
+            return None
+    return rows
+
+
+def _example(record: bytes) -> dict[str, list[Any]]:
+    found = tf_example.decode(record)
+    if not found:
+        raise ValueError("an example without features")  # or an empty record
+    return found
+
+
+def _json_row(record: bytes) -> dict[str, Any]:
+    row = json.loads(record)
+    if not isinstance(row, dict):
+        raise ValueError(f"a JSON object was expected, got {type(row).__name__}")
+    return row
+
+
+def _raw_row(record: bytes) -> dict[str, Any]:
+    return {"record": record}
+
+
+def _plain_row(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of a source; Arrow takes arrays of one dimension only."""
+    return {
+        name: value.tolist() if isinstance(value, np.ndarray) and value.ndim > 1 else value
+        for name, value in row.items()
+    }
+
+
+def _record_field(arrow: Any) -> Any:
+    return arrow.field("record", arrow.binary())
+
+
+def _pyarrow(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise CommandError(
+            "Parquet files are written by the package `pyarrow`, which cannot be imported: "
+            f"`pip install grainmill[parquet]` ({error})"
+        ) from error
+
+
+def check(options: str, schema: str | None) -> None:
+    """Checks the options of a Parquet file before one is begun.
+
+    Raises:
+        CommandError: One is unknown or invalid, or the package that writes the file is missing.
+    """
+    _parsed(options)
+    _pyarrow("pyarrow.parquet")
+    if schema is not None:
+        parse_schema(schema)
+
+
+def _parsed(options: str) -> tuple[str, int | None, int, bool]:
+    """The codec, its level, the bytes of a row group, and whether records stay bytes."""
+    codec, level, group_bytes, is_raw = "zstd", None, _ROW_GROUP_BYTES, False
+    for option in filter(None, options.split(",")):
+        name, _, text = option.partition(":")
+        if name == "record" and not text:
+            is_raw = True
+        elif name in _CODECS and (not text or name in _LEVELS):
+            codec, level = name, _number(option, text) if text else None
+        elif name == "row_group_bytes" and text:
+            group_bytes = _number(option, text)
+        else:
+            raise CommandError(f"unknown option `{option}`, valid options: {OPTIONS}")
+    return codec, level, group_bytes, is_raw
+
+
+def _number(option: str, text: str) -> int:
+    if not re.fullmatch(r"\d{1,18}", text) or int(text) < 1:
+        raise CommandError(f"`{option}` must have a positive number")
+    return int(text)
+
+
+def parse_schema(text: str) -> Any:
+    """The schema that `name:type,...` states; types are those of Arrow, and `list<type>`.
+
+    Raises:
+        CommandError: It is not of this form, or there is no such type.
+    """
+    arrow = _pyarrow("pyarrow")
+    fields = []
+    for item in re.split(r",(?![^\[]*\])", text):  # `timestamp[us, tz=UTC]` is one type
+        name, colon, kind = item.strip().partition(":")
+        if not (name and colon):
+            raise CommandError(f"--schema must be `name:type,...`, got `{item.strip()}`")
+        fields.append(arrow.field(name.strip(), _type_of(arrow, kind.strip())))
+    if len({field.name for field in fields}) < len(fields):
+        raise CommandError("--schema names a column twice")
+    return arrow.schema(fields)
+
+
+def _type_of(arrow: Any, text: str) -> Any:
+    if match := re.fullmatch(r"list<(.+)>", text):
+        return arrow.list_(_type_of(arrow, match[1]))
+    if match := re.fullmatch(r"timestamp\[(s|ms|us|ns), *tz=([\w/+:-]+)\]", text):
+        return arrow.timestamp(match[1], match[2])
+    try:
+        return arrow.type_for_alias(text)
+    except ValueError:
+        raise CommandError(
+            f"--schema: there is no type `{text}`; types are bool, int8 to int64, uint8 to uint64, "
+            "float, double, string, binary, date32, timestamp[us] and list<...>"
+        ) from None

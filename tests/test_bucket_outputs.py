@@ -1,0 +1,468 @@
+"""Outputs in buckets: what is seen of them, whatever the server or the user does meanwhile."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from bucket_server import BucketServer, Fault
+
+from grainmill import _native
+from grainmill._tools import outputs
+from grainmill._tools.console import ExitCode
+from grainmill._tools.main import main
+from grainmill.array_record import ArrayRecordReader, ArrayRecordWriter
+from grainmill.sources import ArrayRecordDataSource
+
+PART_LEN = 8 << 20
+MANY = 3 * PART_LEN // 2
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    for name in os.environ:
+        if name.startswith(("AWS_", "GOOGLE_", "AZURE_", "GRAINMILL_BUCKET_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("GRAINMILL_BUCKET_DEADLINE_S", "20")
+    monkeypatch.setenv("GRAINMILL_BUCKET_STALL_S", "0.5")
+
+
+@pytest.fixture
+def server(monkeypatch):
+    with BucketServer() as server:
+        use(monkeypatch, "s3", server)
+        yield server
+
+
+def use(monkeypatch, scheme, server):
+    """Sets the environment; returns the URL of a bucket."""
+    variables = {
+        "s3": {
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": server.url,
+        },
+        "gs": {"STORAGE_EMULATOR_HOST": f"127.0.0.1:{server.port}"},
+        "az": {
+            "AZURE_STORAGE_USE_EMULATOR": "true",
+            "AZURITE_BLOB_STORAGE_URL": server.url,
+            "AZURE_STORAGE_ENDPOINT": f"{server.url}/devstoreaccount1",
+        },
+    }
+    for name, value in variables[scheme].items():
+        monkeypatch.setenv(name, value)
+    return f"{scheme}://bucket"
+
+
+def write_lines(path, count, length=60):
+    lines = [json.dumps({"number": number, "text": "x" * length}) for number in range(count)]
+    Path(path).write_text("\n".join(lines) + "\n")
+    return [line.encode() for line in lines]
+
+
+def records_of(urls):
+    source = ArrayRecordDataSource(urls)
+    return [source[at] for at in range(len(source))]
+
+
+def names(server):
+    return sorted(server.objects)
+
+
+# --- what is written ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+@pytest.mark.parametrize("length", [60, 60_000])
+def test_objects_equal_local_files(tmp_path, monkeypatch, scheme, length):
+    """Of one request, and of several parts."""
+    lines = write_lines(tmp_path / "in.jsonl", 300, length)
+    local = tmp_path / "out.array_record"
+    options = ["--options", "uncompressed", "--quiet"]
+    assert main(["convert", str(tmp_path / "in.jsonl"), str(local), *options]) == 0
+    with BucketServer() as server:
+        bucket = use(monkeypatch, scheme, server)
+        url = f"{bucket}/train/out.array_record"
+        assert main(["convert", str(tmp_path / "in.jsonl"), url, "--verify", *options]) == 0
+        assert names(server) == ["/bucket/train/out.array_record"]
+        assert server.objects["/bucket/train/out.array_record"].data == local.read_bytes()
+        assert not server.uploads
+        assert records_of(url) == lines
+        has_parts = any("uploadId" in request.query for request in server.requests)
+        has_parts |= any(request.query.get("comp") == "block" for request in server.requests)
+        assert has_parts == (length == 60_000)
+
+
+@pytest.mark.parametrize("shards", [["--shards", "3"], ["--shards", "3", "--shuffle"], []])
+def test_each_input_or_equal_shares(tmp_path, server, capsys, shards):
+    lines = []
+    for number in range(2):
+        lines += write_lines(tmp_path / f"in-{number}.jsonl", 50)
+    output = "s3://bucket/train/all.array_record" if shards else "s3://bucket/train/"
+    arguments = ["convert", str(tmp_path / "in-*.jsonl"), output, *shards, "--threads", "3"]
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    stems = ["in-0.array_record", "in-1.array_record"]
+    if shards:
+        stems = [f"all.array_record-0000{number}-of-00003" for number in range(3)]
+    assert [file["path"] for file in found["files"]] == [f"s3://bucket/train/{n}" for n in stems]
+    assert names(server) == [f"/bucket/train/{name}" for name in stems]
+    assert found["records"] == 100
+    assert found["bytes"] == sum(len(object_.data) for object_ in server.objects.values())
+    records = records_of([file["path"] for file in found["files"]])
+    assert (sorted(records) if "--shuffle" in shards else records) == (
+        sorted(lines) if "--shuffle" in shards else lines
+    )
+
+
+def test_writer_shows_nothing_before_it_is_closed(server):
+    url = "s3://bucket/a/file.array_record"
+    records = [os.urandom(1 << 20) for _ in range(20)]
+    writer = ArrayRecordWriter(url, "uncompressed")
+    for record in records:
+        writer.write(record)
+    assert not server.objects
+    assert server.uploads  # two parts
+    writer.close()
+    assert names(server) == ["/bucket/a/file.array_record"]
+    assert not server.uploads
+    with ArrayRecordReader(url) as reader:
+        assert reader.read_all() == records
+
+
+@pytest.mark.parametrize("end", ["exception", "dropped", "aborted by an error"])
+def test_writer_that_is_not_closed_leaves_nothing(server, end):
+    url = "s3://bucket/a/file.array_record"
+    writer = ArrayRecordWriter(url, "uncompressed")
+
+    def write(count):
+        for _ in range(count):
+            writer.write(os.urandom(1 << 20))
+
+    if end == "exception":
+        with contextlib.suppress(ZeroDivisionError), writer:
+            write(20)
+            raise ZeroDivisionError
+    elif end == "dropped":
+        write(20)
+        assert server.uploads
+        del writer
+    else:
+        server.faults.append(Fault(status=403, only="partNumber"))
+        with pytest.raises(RuntimeError, match=r"file.array_record: write: .*403"):
+            write(40)
+        with pytest.raises(RuntimeError, match="403"):
+            writer.close()
+    assert not server.objects
+    assert not server.uploads
+
+
+@pytest.mark.usefixtures("server")
+def test_writer_refuses_what_is_no_object():
+    for url, problem in (
+        ("http://127.0.0.1:1/x", "a file of a web server cannot be written"),
+        ("s3://bucket/dir/", "it names no object"),
+    ):
+        writer = ArrayRecordWriter(url)
+        assert not writer.ok()
+        with pytest.raises(RuntimeError, match=problem):
+            writer.close()
+
+
+@pytest.mark.parametrize(
+    ("output", "problem"),
+    [
+        ("http://host/dir/", "a web server's files cannot be written"),
+        ("https://host/x.array_record", "a web server's files cannot be written"),
+        ("ftp://host/x.array_record", "`ftp://` is not supported"),
+        ("s3://bucket/dir", "a directory of a bucket ends with /"),
+        ("s3://bucket/x.tar", "WebDataset files are not written"),
+    ],
+)
+def test_outputs_that_cannot_be(tmp_path, server, capsys, output, problem):
+    write_lines(tmp_path / "in.jsonl", 3)
+    assert main(["convert", str(tmp_path / "in.jsonl"), output]) == ExitCode.USAGE
+    error = capsys.readouterr().err
+    assert problem in error
+    assert error.count("\n") == 1
+    assert not server.requests
+
+
+# --- nothing is replaced ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_existing_objects_are_replaced_with_force_only(tmp_path, monkeypatch, capsys, scheme):
+    write_lines(tmp_path / "in.jsonl", 3)
+    with BucketServer() as server:
+        output = f"{use(monkeypatch, scheme, server)}/out.tfrecord"
+        server.put("/bucket/out.tfrecord", b"mine")
+        arguments = ["convert", str(tmp_path / "in.jsonl"), output]
+        assert main(arguments) == ExitCode.EXISTS
+        assert "exists already; --force" in capsys.readouterr().err
+        assert server.objects["/bucket/out.tfrecord"].data == b"mine"
+        assert names(server) == ["/bucket/out.tfrecord"]
+        assert main([*arguments, "--force"]) == 0
+        assert len(server.objects["/bucket/out.tfrecord"].data) > 100
+
+
+@pytest.mark.parametrize("case", [(60, True), (60, False), (60_000, True), (60_000, False)])
+def test_object_that_appears_meanwhile_stays(tmp_path, server, capsys, monkeypatch, case):
+    """The service refuses; where it has no conditions, it is looked up at the end."""
+    length, server.takes_conditions = case
+    write_lines(tmp_path / "in.jsonl", 300, length)
+    check = outputs.BucketOutputs.existing
+
+    def existing(self):
+        found = check(self)
+        server.put("/bucket/out.tfrecord", b"mine")
+        return found
+
+    monkeypatch.setattr(outputs.BucketOutputs, "existing", existing)
+    arguments = ["convert", str(tmp_path / "in.jsonl"), "s3://bucket/out.tfrecord"]
+    assert main(arguments) == ExitCode.EXISTS
+    assert "out.tfrecord: exists already" in capsys.readouterr().err
+    assert server.objects["/bucket/out.tfrecord"].data == b"mine"
+    assert not server.uploads
+    assert names(server) == ["/bucket/out.tfrecord"]
+
+
+# --- what a server does -------------------------------------------------------------------------
+
+FAULTS = {
+    "busy": Fault(status=503),
+    "too many": Fault(status=429, retry_after=1),
+    "reset": Fault(is_reset=True),
+    "reset in the body": Fault(reads=100_000, is_reset=True),
+    "stalls in the body": Fault(reads=100_000, is_silent=True),
+    "never answers": Fault(is_silent=True),
+    "loses the answer": Fault(is_done=True),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("only", ["uploads", "partNumber", "uploadId", "PUT"])
+def test_failed_requests_are_repeated(server, name, only):
+    """Those that begin an upload, send a part, complete it, and send a small object."""
+    fault = Fault(**{**vars(FAULTS[name]), "only": only})
+    data = os.urandom(100_000 if only == "PUT" else MANY)
+    server.put("/bucket/other", b"")
+    assert _native.read_object("s3://bucket/other") == b""  # the server is known to answer
+    if fault.reads is not None and only in {"uploads", "uploadId"}:
+        fault = Fault(**{**vars(fault), "reads": 0})
+    if only == "uploadId":  # of a part, or of the last request
+        server.faults += [None, None, None]
+    server.faults.append(fault)
+    writer = _native.ObjectWriter("s3://bucket/file", replaces=False)
+    writer.write(data)
+    writer.close()
+    assert not server.faults
+    assert server.objects["/bucket/file"].data == data
+    assert writer.num_sent == writer.num_written == len(data)
+    if not (fault.is_done and only == "uploads"):  # an upload that nobody knows of
+        assert not server.uploads
+
+
+@pytest.mark.parametrize("fault", [Fault(status=503), Fault(status=403), Fault(is_silent=True)])
+def test_failure_is_one_line_and_leaves_nothing(tmp_path, server, capsys, monkeypatch, fault):
+    monkeypatch.setenv("GRAINMILL_BUCKET_DEADLINE_S", "2")
+    write_lines(tmp_path / "in.jsonl", 400, 60_000)
+    server.put("/bucket/out.tfrecord", b"mine")
+    server.faults += [Fault(**{**vars(fault), "only": "partNumber"})] * 50
+    output = "s3://bucket/out.tfrecord"
+    began = time.monotonic()
+    code = main(["convert", str(tmp_path / "in.jsonl"), output, "--force"])
+    assert code == ExitCode.SYSTEM
+    assert time.monotonic() - began < 30
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "s3://bucket/out.tfrecord: write: part " in error
+    assert names(server) == ["/bucket/out.tfrecord"]
+    assert server.objects["/bucket/out.tfrecord"].data == b"mine"
+    assert not server.uploads
+
+
+def test_parts_are_sent_while_more_are_written(server):
+    server.latency_s = 0.2
+    writer = _native.ObjectWriter("s3://bucket/file")
+    for _ in range(8):
+        writer.write(bytes(PART_LEN))
+    writer.close()
+    assert 2 <= server.max_active <= 4
+    assert len(server.objects["/bucket/file"].data) == 8 * PART_LEN
+
+
+# --- interruptions ------------------------------------------------------------------------------
+
+
+def start(arguments, **variables):
+    command = [sys.executable, "-m", "grainmill", "convert", *map(str, arguments)]
+    # A shell that runs the tests in the background has them, and what they start, ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **variables},
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert condition()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_interrupted_conversions_continue(tmp_path, server, how):
+    inputs = [tmp_path / f"{number}.jsonl" for number in range(4)]
+    lines = [line for path in inputs for line in write_lines(path, 90, 100_000)]  # two parts each
+    arguments = [*inputs, "s3://bucket/out/all.array_record", "--options", "uncompressed"]
+    arguments += ["--threads", "1"]
+
+    def finished():
+        return [name for name in names(server) if "/out/all." in name]
+
+    # The second file has a part whose answer does not come.
+    server.faults += [Fault(is_silent=True, only=r"00001-of-00004\?.*partNumber")] * 2
+    process = start(arguments, GRAINMILL_BUCKET_STALL_S="60")
+    try:
+        wait_until(lambda: finished() and server.uploads)
+        time.sleep(0.3)
+        process.send_signal(how)
+        _, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode in {-signal.SIGKILL, ExitCode.INTERRUPTED}
+    assert "Traceback" not in error
+    kept = finished()
+    assert 1 <= len(kept) < 4
+    before = {name: server.objects[name].written for name in kept}
+    assert bool(server.uploads) == (how == signal.SIGKILL)
+    assert "/bucket/out/.all.array_record.converting" in server.objects
+    server.faults.clear()
+    process = start([*arguments, "--json"])
+    out, error = process.communicate(timeout=120)
+    assert process.returncode == 0, error
+    assert json.loads(out)["kept"] == len(kept)
+    assert {name: server.objects[name].written for name in kept} == before
+    assert not server.uploads  # also those of the process that was killed
+    assert names(server) == [f"/bucket/out/all.array_record-0000{n}-of-00004" for n in range(4)]
+    assert records_of([f"s3:/{name}" for name in names(server)]) == lines
+
+
+def test_objects_of_another_conversion_are_not_kept(tmp_path, server, capsys):
+    inputs = [tmp_path / f"{number}.tfrecord" for number in range(2)]
+    write_lines(tmp_path / "lines.jsonl", 10)
+    for path in inputs:
+        assert main(["convert", str(tmp_path / "lines.jsonl"), str(path)]) == 0
+    whole = inputs[1].read_bytes()
+    inputs[1].write_bytes(whole[:-1])
+    arguments = ["convert", *map(str, inputs), "s3://bucket/all.jsonl", "--threads", "1"]
+    first = "/bucket/all.jsonl-00000-of-00002"
+    assert main(arguments) == ExitCode.DAMAGED
+    assert names(server) == ["/bucket/.all.jsonl.converting", first]
+    assert main([*arguments, "--options", "gzip"]) == ExitCode.EXISTS
+    assert main([*arguments, "--options", "gzip", "--force"]) == ExitCode.DAMAGED
+    assert server.objects[first].data[:2] == b"\x1f\x8b"
+    written = server.objects[first].written
+    inputs[1].write_bytes(whole)  # a changed input makes another conversion
+    assert main([*arguments, "--options", "gzip"]) == ExitCode.EXISTS
+    assert server.objects[first].written == written
+    capsys.readouterr()
+    assert main([*arguments, "--force"]) == 0
+    assert capsys.readouterr().out.startswith("s3://bucket/: 2 files, 20 records")
+    assert names(server) == [first, "/bucket/all.jsonl-00001-of-00002"]
+
+
+def test_two_conversions_do_not_write_the_same_objects(tmp_path, server, capsys):
+    write_lines(tmp_path / "in.jsonl", 200, 100_000)
+    arguments = [tmp_path / "in.jsonl", "s3://bucket/out.tfrecord"]
+    server.faults += [Fault(is_silent=True, only="partNumber")]
+    process = start(arguments, GRAINMILL_BUCKET_STALL_S="60")
+    try:
+        wait_until(lambda: server.uploads)
+        assert main(["convert", *map(str, arguments)]) == ExitCode.EXISTS
+        assert f"another conversion is writing these files (process {process.pid}" in (
+            capsys.readouterr().err
+        )
+        assert server.uploads  # those of the other are left alone
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_another_host_counts_as_alive_for_a_while(tmp_path, server, capsys):
+    write_lines(tmp_path / "in.jsonl", 3)
+    arguments = ["convert", str(tmp_path / "in.jsonl"), "s3://bucket/out.tfrecord"]
+    journal = {
+        "header": {},
+        "host": "elsewhere",
+        "process": 1,
+        "time": time.time() - 100,
+        "has_ended": False,
+        "begun": {},
+        "done": {},
+    }
+    path = "/bucket/.out.tfrecord.converting"
+    server.put(path, json.dumps(journal).encode())
+    assert main(arguments) == ExitCode.EXISTS
+    assert "process 1 on elsewhere, 100 s ago" in capsys.readouterr().err
+    server.put(path, json.dumps(journal | {"time": time.time() - 400}).encode())
+    assert main(arguments) == 0
+    assert names(server) == ["/bucket/out.tfrecord"]
+
+
+def test_a_foreign_journal_is_left_alone(tmp_path, server, capsys):
+    write_lines(tmp_path / "in.jsonl", 3)
+    server.put("/bucket/.out.tfrecord.converting", b"mine")
+    arguments = ["convert", str(tmp_path / "in.jsonl"), "s3://bucket/out.tfrecord"]
+    assert main(arguments) == ExitCode.EXISTS
+    assert "not the journal of a conversion" in capsys.readouterr().err
+    assert names(server) == ["/bucket/.out.tfrecord.converting"]
+
+
+@pytest.mark.usefixtures("server")
+def test_progress_shows_the_upload(tmp_path, capsys, monkeypatch):
+    write_lines(tmp_path / "in.jsonl", 900, 100_000)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("grainmill._tools.console.Progress._PERIOD_S", 0.0)
+    arguments = ["convert", str(tmp_path / "in.jsonl"), "s3://bucket/out.tfrecord"]
+    assert main(arguments) == 0
+    error = capsys.readouterr().err
+    assert "0 of 1 files" in error
+    assert re.search(r"\d+\.0 MiB uploaded", error)
+
+
+def test_threads_end_when_uploads_are_cancelled(server):
+    server.faults += [Fault(is_silent=True)] * 3
+    writer = _native.ObjectWriter("s3://bucket/file")
+    failure = []
+
+    def write():
+        try:
+            for _ in range(9):
+                writer.write(bytes(PART_LEN))
+        except OSError as error:
+            failure.append(str(error))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    wait_until(lambda: server.requests)
+    writer.abort()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert failure == ["s3://bucket/file: write: the upload was ended"]

@@ -1,0 +1,288 @@
+"""Parquet files that `grainmill convert` writes: columns, types, and records that do not fit."""
+
+import base64
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grainmill._tools import convert, parquet_output, tf_example
+from grainmill._tools import main as main_module
+from grainmill._tools.console import CommandError, ExitCode
+from grainmill._tools.main import main
+from grainmill._tools.parquet_output import ParquetOutput
+from grainmill.array_record import ArrayRecordWriter
+from grainmill.sources import ParquetDataSource
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def written(records, options="", schema=None):
+    """The table of a file of these records."""
+    output = ParquetOutput("out.parquet", "out.parquet", options, schema)
+    try:
+        output.copy_list(records)
+        output.close()
+    finally:
+        output.abort()
+    return pq.read_table("out.parquet")
+
+
+def lines(*rows):
+    return [json.dumps(row).encode() for row in rows]
+
+
+def test_fields_become_columns():
+    rows = [
+        {"n": 1, "x": 1, "s": "a", "l": [1, 2], "d": {"k": True}},
+        {"x": 2.5, "s": None, "l": [], "d": None, "late": "b"},
+    ]
+    table = written(lines(*rows))
+    kinds = ["int64", "double", "string", "list<element: int64>", "struct<k: bool>", "string"]
+    assert [str(kind) for kind in table.schema.types] == kinds
+    assert table.to_pylist() == [
+        rows[0] | {"late": None},
+        {"n": None, "x": 2.5, "s": None, "l": [], "d": None, "late": "b"},
+    ]
+
+
+def test_features_become_columns():
+    examples = [
+        {"n": [1], "l": [1, 2], "b": [b"\xff"], "f": [0.5]},
+        {"n": [2], "l": [], "b": [b"y"]},
+    ]
+    table = written([tf_example.encode(example) for example in examples])
+    assert dict(zip(table.schema.names, map(str, table.schema.types), strict=True)) == {
+        "n": "int64",
+        "l": "list<element: int64>",
+        "b": "binary",
+        "f": "double",
+    }
+    assert table.to_pylist() == [
+        {"b": b"\xff", "f": 0.5, "l": [1, 2], "n": 1},
+        {"b": b"y", "f": None, "l": [], "n": 2},
+    ]
+
+
+@pytest.mark.parametrize(
+    "records",
+    [[b"\x00\xff", b""], [b'{"a": 1}', b"no JSON"], [b"[1]"], [b"7", b"null"]],
+)
+def test_other_records_are_one_column(records):
+    table = written(records)
+    assert table.schema == pa.schema([("record", pa.binary())])
+    assert table.column("record").to_pylist() == records
+
+
+def test_records_stay_bytes_on_request():
+    records = lines({"a": 1}, {"b": 2})
+    assert written(records, "record,snappy").column("record").to_pylist() == records
+
+
+def test_no_records_have_a_schema():
+    assert written([]).schema.names == ["record"]
+    assert str(written([], schema="a:int32, b:list<float>").schema.types[1]) == (
+        "list<element: float>"
+    )
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "n": st.integers(-(1 << 63), (1 << 63) - 1),
+                "x": st.floats(allow_nan=False),
+                "s": st.text(),
+                "l": st.lists(st.integers(0, 9)),
+            },
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_values_are_those_of_the_records(tmp_path_factory, rows):
+    path = tmp_path_factory.mktemp("rows") / "out.parquet"
+    output = ParquetOutput(str(path), "x", schema="n:int64,x:double,s:string,l:list<int64>")
+    output.copy_list(lines(*rows))
+    output.close()
+    names = ["n", "x", "s", "l"]
+    assert pq.read_table(path).to_pylist() == [
+        {name: row.get(name) for name in names} for row in rows
+    ]
+
+
+FIRST = [{"n": 1, "x": 0.5, "s": "a", "l": [1], "d": {"k": 1}}] * 5000
+MISFITS = [
+    ({"n": 1.5}, "`n` is 1.5, not int64"),
+    ({"n": "1"}, "`n` is '1', not int64"),
+    ({"n": True}, "`n` is True, not int64"),
+    ({"n": 1 << 63}, "`n` is 9223372036854775808, not int64"),
+    ({"s": 1}, "`s` is 1, not string"),
+    ({"l": ["a"]}, "`l` is ['a'], not list<"),
+    ({"l": 3}, "`l` is 3, not list<"),
+    ({"d": {"k": 1, "z": 2}}, "`d` is {'k': 1, 'z': 2}, not struct<k: int64>"),
+    ({"other": 1}, "`other` is no column"),
+]
+
+
+@pytest.mark.parametrize(("row", "problem"), MISFITS)
+def test_record_that_does_not_fit_is_named(row, problem):
+    """Nothing is dropped, cut or turned into another type."""
+    with pytest.raises(CommandError) as raised:
+        written(lines(*FIRST, row, {"n": 2}))
+    assert str(raised.value).startswith(
+        f"out.parquet: record 5000 does not fit the schema: {problem}"
+    )
+    assert "it follows from the first 4096 records; --schema states it" in str(raised.value)
+    assert raised.value.code == ExitCode.DAMAGED
+
+
+def test_types_that_differ_in_the_first_records_are_named():
+    with pytest.raises(CommandError, match="record 2: `a` has another type than before"):
+        written(lines({"a": 1}, {"a": 2.5}, {"a": "x"}, {"a": []}))
+
+
+def test_example_that_does_not_fit_is_named():
+    first = [tf_example.encode({"n": [1]})] * 4096
+    with pytest.raises(CommandError, match=r"record 4096 .*: `n` has 2 values, not one"):
+        written([*first, tf_example.encode({"n": [1, 2]})])
+    with pytest.raises(CommandError, match=r"record 4096 .*schema"):
+        written([*first, b"no example"])
+
+
+def test_stated_types_hold():
+    schema = "n:int8,x:float,s:binary,t:timestamp[us, tz=UTC],l:list<uint16>"
+    row = {"n": 1, "x": 1, "s": "a", "t": "2020-01-02T03:04:05Z", "l": [7]}
+    table = written(lines(row), schema=schema)
+    assert [str(kind) for kind in table.schema.types] == [
+        "int8",
+        "float",
+        "binary",
+        "timestamp[us, tz=UTC]",
+        "list<element: uint16>",
+    ]
+    assert table.to_pylist()[0]["t"].isoformat() == "2020-01-02T03:04:05+00:00"
+    with pytest.raises(CommandError, match="`n` is 300, not int8"):
+        written(lines({"n": 300}), schema=schema)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--schema", "a"], "--schema must be `name:type,...`, got `a`"),
+        (["--schema", "a:int65"], "there is no type `int65`"),
+        (["--schema", "a:int8,a:int8"], "--schema names a column twice"),
+        (["--options", "zst"], "unknown option `zst`, valid options: zstd:LEVEL"),
+        (["--options", "row_group_bytes:0"], "`row_group_bytes:0` must have a positive number"),
+        (["--options", "snappy:3"], "unknown option `snappy:3`"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_written(capsys, arguments, problem):
+    Path("in.jsonl").write_text('{"a": 1}\n')
+    assert main(["convert", "in.jsonl", "out.parquet", *arguments]) == ExitCode.USAGE
+    assert problem in capsys.readouterr().err
+    assert [path.name for path in Path().iterdir()] == ["in.jsonl"]
+
+
+def test_schema_is_of_parquet_only(capsys):
+    Path("in.jsonl").write_text('{"a": 1}\n')
+    assert main(["convert", "in.jsonl", "out.tfrecord", "--schema", "a:int8"]) == ExitCode.USAGE
+    assert "--schema states the columns of Parquet files" in capsys.readouterr().err
+
+
+def test_a_misfit_leaves_nothing(capsys):
+    Path("in.jsonl").write_bytes(b"\n".join(lines(*FIRST, {"n": "x"})))
+    assert main(["convert", "in.jsonl", "out.parquet"]) == ExitCode.DAMAGED
+    assert "out.parquet: record 5000 does not fit" in capsys.readouterr().err
+    assert [path.name for path in Path().iterdir()] == ["in.jsonl"]
+
+
+@pytest.mark.parametrize("shuffle", [[], ["--shuffle"]])
+def test_shards_have_one_schema(shuffle):
+    rows = [{"a": None if n < 50 else 0.5, "b": n} for n in range(100)] + [{"b": 1, "c": [1]}]
+    Path("in.jsonl").write_bytes(b"\n".join(lines(*rows)))
+    assert main(["convert", "in.jsonl", "out@200.parquet", *shuffle]) == 0  # also empty ones
+    paths = sorted(Path().glob("out-*.parquet"))
+    schemas = {str(pq.read_schema(path)) for path in paths}
+    assert len(paths) == 200
+    assert len(schemas) == 1
+    assert len(ParquetDataSource(list(map(str, paths)))) == 101
+
+
+def test_row_groups_have_bounded_bytes():
+    rows = lines(*({"s": base64.b64encode(bytes(900)).decode()} for _ in range(20_000)))
+    written(rows, f"row_group_bytes:{4 << 20},uncompressed")
+    meta = pq.ParquetFile("out.parquet").metadata
+    sizes = [meta.row_group(at).num_rows for at in range(meta.num_row_groups)]
+    assert len(sizes) > 3
+    assert max(sizes) <= 4096 * 2
+    assert sum(sizes) == 20_000
+
+
+def test_rows_keep_their_types():
+    table = pa.table(
+        {
+            "b": pa.array([b"\xff\x00", None]),
+            "l": pa.array([[1.5], []], pa.list_(pa.float32())),
+            "s": pa.array(["a", "b"]),
+            "t": pa.array(np.array(["2020-01-01", "2021-01-01"], "datetime64[us]")),
+            "u": pa.array([1, 2], pa.uint8()),
+        }
+    )
+    pq.write_table(table, "in.parquet")
+    assert main(["convert", "in.parquet", "out@2.parquet", "--options", "gzip:3"]) == 0
+    paths = ["out-00000-of-00002.parquet", "out-00001-of-00002.parquet"]
+    found = pa.concat_tables([pq.read_table(path) for path in paths])
+    assert found.to_pylist() == table.to_pylist()
+    assert [str(kind) for kind in found.schema.types] == [
+        "binary",
+        "list<element: float>",
+        "string",
+        "timestamp[us]",
+        "uint8",
+    ]
+
+
+def test_memory_does_not_grow_with_the_file():
+    with ArrayRecordWriter("in.array_record", "group_size:1,uncompressed") as writer:
+        for number in range(192):
+            writer.write(np.random.default_rng(number).bytes(1 << 20))
+    code = (
+        "import resource, sys\n"
+        "from grainmill._tools.main import main\n"
+        "import pyarrow.parquet\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "assert main(['convert', 'in.array_record', 'out.parquet', '--threads', '1',\n"
+        "             '--options', 'row_group_bytes:16777216,uncompressed']) == 0\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert int(done.stdout.split()[-1]) < 130 << 10
+    assert len(ParquetDataSource("out.parquet")) == 192
+
+
+def test_missing_package_is_named(monkeypatch, capsys):
+    Path("in.jsonl").write_text('{"a": 1}\n')
+
+    def fails(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(main_module, "module_of", lambda _: convert)
+    monkeypatch.setattr(parquet_output.importlib, "import_module", fails)
+    assert main(["convert", "in.jsonl", "out.parquet"]) == ExitCode.USAGE
+    assert "`pip install grainmill[parquet]`" in capsys.readouterr().err
