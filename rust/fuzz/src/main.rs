@@ -22,10 +22,8 @@ mod parquet_targets;
 use targets::{TARGETS, Target, other_seeds, seeds_of};
 
 /// Targets that are not part of the public API, so only this program has them.
-const OWN: [Target; 2] = [
-    ("shared_index", shared_index::fuzzing::lookup),
-    ("index_file", scanned::fuzzing::parsed),
-];
+const OWN: [Target; 2] =
+    [("shared_index", shared_index::fuzzing::lookup), ("index_file", scanned::fuzzing::parsed)];
 
 static TARGET: OnceLock<Target> = OnceLock::new();
 

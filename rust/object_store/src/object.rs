@@ -241,8 +241,8 @@ impl StoredFile for StoredObject {
         self.0.target.modified_ns
     }
 
-    fn tag(&self) -> &str {
-        self.0.target.e_tag.as_deref().unwrap_or_default()
+    fn tag(&self) -> Option<&str> {
+        self.0.target.e_tag.as_deref()
     }
 
     // Each request checks that the object is the same, so none is needed before.

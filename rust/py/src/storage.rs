@@ -35,7 +35,7 @@ fn list_objects(py: Python<'_>, url_prefix: &str) -> Result<Vec<(String, u64)>, 
 
 /// The bytes of the file or object at `path`.
 #[pyfunction]
-fn read_object<'py>(py: Python<'py>, path: PathBuf) -> Result<Bound<'py, PyBytes>, Raised> {
+fn read_object(py: Python<'_>, path: PathBuf) -> Result<Bound<'_, PyBytes>, Raised> {
     let storage = storage_of(std::iter::once(&path))?;
     let bytes = py.detach(|| {
         let (stored, bytes) = storage.open(&path)?;

@@ -71,10 +71,10 @@ const fn shuffles() -> [[u8; 16]; 1 << (2 * LANES)] {
     while number < shuffles.len() {
         let (mut at, mut lane) = (0, 0);
         while lane < LANES {
-            let len = (number >> (2 * lane) & 3) as u8 + 1;
+            let len = (number >> (2 * lane) & 3) + 1;
             let mut byte = 0;
             while byte < len {
-                shuffles[number][4 * lane + byte as usize] = at;
+                shuffles[number][4 * lane + byte] = at;
                 at += 1;
                 byte += 1;
             }

@@ -36,10 +36,9 @@ pub trait StoredFile: Debug + Send + Sync {
     /// When it was last written, in nanoseconds since 1970.
     fn modified_ns(&self) -> i64;
 
-    /// What else tells its content from that at other times, such as the tag of an object; empty if
-    /// there is nothing.
-    fn tag(&self) -> &str {
-        ""
+    /// What else tells its content from that at other times, such as the tag of an object.
+    fn tag(&self) -> Option<&str> {
+        None
     }
 
     /// Opens the file for some reads and checks that it is still the same file, except if it

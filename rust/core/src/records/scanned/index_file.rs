@@ -276,7 +276,7 @@ pub(super) fn identity(
     ends_hash: u64,
 ) -> Identity {
     let (byte_len, modified_ns) = (stored.byte_len(), stored.modified_ns());
-    let tag = stored.tag().to_owned();
+    let tag = stored.tag().unwrap_or_default().to_owned();
     Identity { framing, compression, byte_len, modified_ns, tag, ends_hash }
 }
 
