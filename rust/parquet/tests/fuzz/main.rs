@@ -1,6 +1,5 @@
 //! Reads damaged files: any bytes must give rows or an error, without a panic that escapes, a hang,
 //! or memory beyond the limits. The inputs are the same in each run; `make fuzz` searches for others.
-#![expect(clippy::unwrap_used, reason = "a test that cannot continue should fail")]
 
 mod targets;
 
