@@ -21,9 +21,7 @@ use grainmill_core::records::riegeli::chunk::{CHUNK_HEADER_LEN, ChunkHeader, kin
 use grainmill_core::records::riegeli::decompress::set_max_chunk_len;
 use grainmill_core::records::riegeli::hash::hash;
 use grainmill_core::records::scanned::{Compression, Framing, IndexPlaces, ScannedFormat};
-use grainmill_core::records::sequential::{
-    Framing as StreamFraming, Lines, RecordBlock, RecordStream, TfRecords,
-};
+use grainmill_core::records::sequential::{Frames, RecordBlock, RecordStream};
 use grainmill_core::records::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
 use grainmill_core::records::tfrecord::TfRecord;
 use grainmill_core::records::web_dataset::WebDataset;
@@ -121,7 +119,7 @@ struct Case {
 /// How its records are read.
 enum Read {
     ByPosition(Arc<dyn Format>, Vec<u8>),
-    InOrder(fn() -> Box<dyn StreamFraming>),
+    InOrder(fn() -> Box<dyn Frames>),
 }
 
 type Outcome = Result<Vec<Result<Vec<u8>>>>;
@@ -156,7 +154,7 @@ fn by_position(format: &Arc<dyn Format>, memory: Memory) -> Outcome {
 }
 
 /// The records up to the first that cannot be read.
-fn in_order(bytes: Vec<u8>, framing: Box<dyn StreamFraming>) -> Outcome {
+fn in_order(bytes: Vec<u8>, framing: Box<dyn Frames>) -> Outcome {
     let mut stream = RecordStream::of(PathBuf::from(NAME), Cursor::new(bytes), framing)?;
     let (mut block, mut found) = (RecordBlock::default(), Vec::new());
     loop {
@@ -310,18 +308,10 @@ fn cases() -> Vec<Case> {
             separate(BagzCompression::Zstd(Some(dictionary)), &by_dictionary),
             true,
         ),
-        case("tfrecord in order", (Read::InOrder(|| Box::new(TfRecords)), frames.clone()), true),
-        case(
-            "tfrecord gzip in order",
-            (Read::InOrder(|| Box::new(TfRecords)), gzip(&frames)),
-            true,
-        ),
-        case(
-            "tfrecord zlib in order",
-            (Read::InOrder(|| Box::new(TfRecords)), zlib(&frames)),
-            true,
-        ),
-        case("lines in order", (Read::InOrder(|| Box::new(Lines)), lines), false),
+        case("tfrecord in order", (Read::InOrder(|| Box::new(TfRecord)), frames.clone()), true),
+        case("tfrecord gzip in order", (Read::InOrder(|| Box::new(TfRecord)), gzip(&frames)), true),
+        case("tfrecord zlib in order", (Read::InOrder(|| Box::new(TfRecord)), zlib(&frames)), true),
+        case("lines in order", (Read::InOrder(|| Box::new(JsonLines)), lines), false),
     ]
 }
 
@@ -434,8 +424,8 @@ fn files_cut_at_any_byte_are_errors_or_have_the_records_before() {
 
 #[test]
 fn lengths_of_2_to_the_60_are_errors_that_take_no_memory() {
-    limit_memory();
     const HUGE: u64 = 1 << 60;
+    limit_memory();
     let head = [tfrecord(&records()[..1]), tfrecord_head(HUGE), vec![b'x'; 100]].concat();
     let pax = format!("28 size={HUGE}\n");
     let pax = format!("{} size={HUGE}\n", pax.len());
@@ -453,7 +443,7 @@ fn lengths_of_2_to_the_60_are_errors_that_take_no_memory() {
     let by_scan = |framing| scanned(framing, Compression::None);
     let of_tar = || scanned(WebDataset, Compression::None);
     let zstd = || bagz(BagzCompression::Zstd(None));
-    let in_order = Read::InOrder(|| Box::new(TfRecords));
+    let in_order = Read::InOrder(|| Box::new(TfRecord));
     for (name, read, bytes) in [
         ("tfrecord", by_scan(TfRecord), head.clone()),
         ("tfrecord gzip", scanned(TfRecord, Compression::Gzip), gzip(&head)),
@@ -475,7 +465,7 @@ fn lengths_of_2_to_the_60_are_errors_that_take_no_memory() {
     }
 }
 
-/// An ArrayRecord file whose first chunk states data of 2^60 bytes, in a header with a valid hash.
+/// A file whose first chunk states data of 2^60 bytes, in a header with a valid hash.
 fn huge_chunk() -> Vec<u8> {
     let mut bytes = array_record("group_size:5,uncompressed");
     let header = &mut bytes[64..64 + CHUNK_HEADER_LEN];
