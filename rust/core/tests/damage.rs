@@ -413,7 +413,8 @@ fn files_cut_at_any_byte_are_errors_or_have_the_records_before() {
             assert!(!is_array_record, "{what}");
             // Damage may leave the last line, and what a limit separates, shorter or longer.
             if case.is_protected {
-                assert!(found.len() <= expected.len(), "{what}");
+                let num_read = found.iter().filter(|record| record.is_ok()).count();
+                assert!(num_read <= expected.len(), "{what}");
                 for (record, expected) in found.iter().zip(&expected) {
                     assert!(record.as_ref().map_or(true, |record| record == expected), "{what}");
                 }
