@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bucket_server import BucketServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -653,6 +654,26 @@ def test_stages_parameters_sources_and_files_count(tmp_path):
         ranges.batch(3, batch_fn=len),
     ]
     assert len({digest(ds) for ds in several}) == len(several)
+
+
+def test_a_changed_object_in_a_bucket_is_seen(tmp_path):
+    def content(number):
+        with ArrayRecordWriter(str(tmp_path / "a"), "") as writer:
+            writer.write(b"%d" % number)
+        return (tmp_path / "a").read_bytes()
+
+    def cached():
+        source = grain.sources.ArrayRecordDataSource(f"{server.url}/a.array_record")
+        return list(grain.MapDataset.source(source).cache(tmp_path / "cache"))
+
+    with BucketServer() as server:
+        server.put("/a.array_record", content(1))
+        assert cached() == [b"1"]
+        assert cached() == [b"1"]
+        # As long as before, and perhaps within the same second.
+        server.put("/a.array_record", content(2))
+        assert cached() == [b"2"]
+    assert len(finished(tmp_path / "cache")) == 2
 
 
 def test_fingerprint_is_the_same_in_other_processes():

@@ -2,7 +2,7 @@
 
 Other than the description in a checkpoint, it has whatever determines the elements, as far as that
 can be seen: bytecode, constants, closures, defaults and the globals that functions refer to; the
-attributes of objects; the size and modification time of files.
+attributes of objects; the size and modification time of files, and the tags of objects in buckets.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from grainmill import _native
 from grainmill._checkpoint import pipeline
 from grainmill._plan import random_access, sequential
 
@@ -188,8 +189,11 @@ class _Hasher:
             ranges = getattr(source, "_sources", None)
             self.add([] if ranges is None else [tuple(each)[1:2] for each in ranges])
             self.add(len(source))
-            for path in paths:
-                self._file(os.fspath(path))
+            names = [os.fspath(path) for path in paths]
+            for name in names:
+                self._file(name)
+            if is_ours:  # other packages may know other services
+                self.add(_native.object_identities([name for name in names if "://" in name]))
         elif not is_ours:
             self.add(source)
 

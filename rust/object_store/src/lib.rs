@@ -13,12 +13,14 @@ mod aws_profile;
 pub mod block_cache;
 mod client;
 mod fetch;
+mod identity;
 mod list;
 mod location;
 mod object;
 mod settings;
 mod upload;
 
+pub use identity::{ObjectIdentity, identities};
 pub use list::list;
 pub use location::is_url;
 pub use object::Buckets;

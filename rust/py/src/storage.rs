@@ -9,7 +9,7 @@ use grainmill_core::records::LocalFiles;
 use grainmill_core::records::storage::{Storage, WriteFile};
 use grainmill_core::{Error, Result};
 use grainmill_object_store::{self as object_store, Buckets, Settings, Upload, UploadControl};
-use grainmill_object_store::{is_url, list};
+use grainmill_object_store::{ObjectIdentity, identities, is_url, list};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -31,6 +31,13 @@ pub(crate) fn storage_of<'a>(
 fn list_objects(py: Python<'_>, url_prefix: &str) -> Result<Vec<(String, u64)>, Raised> {
     let settings = Arc::new(Settings::from_env()?);
     py.detach(|| list(&settings, url_prefix)).map_err(Raised::from)
+}
+
+/// The length, the time in nanoseconds since 1970 and the tag of each object.
+#[pyfunction]
+fn object_identities(py: Python<'_>, urls: Vec<String>) -> Result<Vec<ObjectIdentity>, Raised> {
+    let settings = Arc::new(Settings::from_env()?);
+    py.detach(|| identities(&settings, &urls)).map_err(Raised::from)
 }
 
 /// The bytes of the file or object at `path`.
@@ -152,5 +159,6 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(read_object, module)?)?;
     module.add_function(wrap_pyfunction!(remove_object, module)?)?;
     module.add_function(wrap_pyfunction!(abort_upload, module)?)?;
-    module.add_function(wrap_pyfunction!(list_objects, module)?)
+    module.add_function(wrap_pyfunction!(list_objects, module)?)?;
+    module.add_function(wrap_pyfunction!(object_identities, module)?)
 }
