@@ -73,7 +73,7 @@ impl FileBytes {
     }
 }
 
-/// Errors have the engine's as their source; [`error_of`] returns it.
+/// Errors have the engine's as their source; `error_of` returns it.
 impl Read for FileBytes {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         self.next(out).map_err(io::Error::other)
