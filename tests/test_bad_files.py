@@ -33,7 +33,7 @@ import pytest
 from bad_files import FORMATS, LINES, OBJECTS, made, plain
 
 import grainmill as grain
-from grainmill._tools import convert, tf_example
+from grainmill._tools import outputs, tf_example
 from grainmill._tools.console import ExitCode
 from grainmill._tools.main import main
 
@@ -371,26 +371,30 @@ def test_flipped_bits_of_manifests_are_noticed(tmp_path, capsys):
 
 
 def test_flipped_bits_of_a_journal_keep_nothing_that_it_did_not_have(tmp_path):
-    outputs = []
+    shards = []
     for number in range(3):
         path = tmp_path / f"out-{number}"
         path.write_bytes(b"x" * number)
-        outputs.append(convert.Shard(path, (number,)))
+        shards.append(outputs.Shard(str(path), (number,)))
     header = {"format": "test", "inputs": ["a"]}
-    with convert.Journal(tmp_path, "out", header) as journal:
-        assert journal.finished(outputs) == {}
-        for number, shard in enumerate(outputs):
-            journal.add(shard.path.name, 100 + number, convert._identity(shard.path))
+
+    def opened():
+        return outputs.LocalOutputs(shards, str(tmp_path / "out"), None, header, force=False)
+
+    with opened() as journal:
+        assert not journal.records
+        for number, shard in enumerate(shards):
+            journal.add(shard.name, 100 + number, outputs.identity(shard.path))
     (place,) = tmp_path.glob(".*.converting")
     good = place.read_bytes()
     expected = {f"out-{number}": 100 + number for number in range(3)}
     num_kept = []
     for bad in itertools.chain(flips(good), (good[:end] for end in range(len(good) + 1))):
         place.write_bytes(bad)
-        with convert.Journal(tmp_path, "out", header) as journal:
-            kept = journal.finished(outputs)
-            assert kept.items() <= expected.items()
-            num_kept.append(len(kept))
+        with opened() as journal:
+            assert journal.records.items() <= expected.items()
+            assert journal.kept() == frozenset(journal.records)
+            num_kept.append(len(journal.records))
         if num_kept[-1]:
             assert good.startswith(place.read_bytes())  # without what is damaged
     assert set(num_kept) == {0, 1, 2, 3}

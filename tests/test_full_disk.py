@@ -245,11 +245,11 @@ def test_shards_of_a_pipeline_on_a_full_disk_are_complete_or_absent(inputs):
             store, errors = _materialize.LocalStore(), []
 
             def work():
-                job = _materialize.job_of(
-                    ds, 2, place / "out", serialize=None, options="uncompressed",
-                    file_name_suffix=".array_record", read_options=None, version="1",
-                    overwrite=False,
+                options = _materialize.JobOptions(
+                    serialize=None, options="uncompressed", file_name_suffix=".array_record",
+                    read_options=None, version="1", overwrite=False,
                 )
+                job = _materialize.job_of(ds, 2, place / "out", options)
                 for shard in job.begin(store):
                     job.write(shard, store)
                 return job.finish(store)

@@ -28,7 +28,7 @@ def write(path: Path, content: bytes) -> None:
         if isinstance(failure, FileNotFoundError):
             raise FileNotFoundError(failure.errno, failure.strerror, str(path)) from None
         if isinstance(failure, OSError) and failure.filename is None:  # while writing
-            raise OSError(failure.errno, failure.strerror, str(path)) from None
+            raise OSError(failure.errno, failure.strerror or str(failure), str(path)) from None
         raise
     sync_directory(path.parent)
 

@@ -139,14 +139,14 @@ def number_records(byte_len):
 
 
 @pytest.mark.parametrize("byte_len", [30, 1_000, 4_000, 4_200, 16_000, 100_000, 250_000, 400_000])
-def test_zstd_files_are_about_as_short_as_those_of_array_record(tmp_path, byte_len):
+def test_zstd_files_are_not_longer_than_those_of_array_record(tmp_path, byte_len):
     records = number_records(byte_len)[:20_000]
     stored = []
     for number, writer_type in enumerate((ArrayRecordWriter, module.ArrayRecordWriter)):
         path = tmp_path / f"{number}"
         write(writer_type, path, "zstd:3", records)
         stored.append(RecordFiles([(str(path), 0, None)]).mean_byte_len)
-    assert abs(stored[0] / stored[1] - 1) < 0.02
+    assert stored[0] / stored[1] < 1.02
 
 
 def test_transposed_files_are_about_as_short_as_those_of_array_record(tmp_path):

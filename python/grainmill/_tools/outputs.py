@@ -214,7 +214,11 @@ class LocalOutputs:
     def __enter__(self) -> Self:
         Path(self._shards[0].directory).mkdir(parents=True, exist_ok=True)
         self._file = _locked(self._journal)
-        self._continue()
+        try:
+            self._continue()
+        except BaseException:
+            self._file.close()
+            raise
         for shard in self._shards:
             if shard.name in self._kept:  # killed between the two steps of the renaming
                 _temporary(shard).unlink(missing_ok=True)
@@ -270,7 +274,11 @@ class LocalOutputs:
         entries, byte_len = _entries(self._file.read())
         if not entries or entries[0] != self._header:
             self._file.truncate(0)
-            self._write(self._header)
+            try:
+                self._write(self._header)
+            except BaseException:
+                self.remove_journal()
+                raise
             return
         self._file.truncate(byte_len)  # what was not written whole
         paths = {shard.name: shard.path for shard in self._shards}
