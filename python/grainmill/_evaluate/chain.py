@@ -95,11 +95,11 @@ def start_reads(chain: Chain, columns: Columns) -> dict[int, Any]:
     }
 
 
-def wait(chain: Chain, pending: dict[int, Any]) -> None:
-    """Waits for the reads that `start_reads` started."""
+def wait(chain: Chain, pending: dict[int, Any], waited: dict[int, Any]) -> None:
+    """Waits for the reads that `start_reads` started; adds what `finish` takes to `waited`."""
     for number, source in chain.sources(read_in_loop=False):
-        if number in pending:
-            pending[number] = source.wait(pending[number])
+        if number in pending and number not in waited:
+            waited[number] = source.wait(pending[number])
 
 
 def _pairs(index: Indices, datasets: DatasetNumbers) -> Iterable[tuple[int, int]]:

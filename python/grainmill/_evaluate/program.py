@@ -229,7 +229,7 @@ class Program:
 class PendingElements:
     """Elements whose records are being read, where storage is slow."""
 
-    __slots__ = ("_chain", "_columns", "_count", "_pending", "_positions", "_program")
+    __slots__ = ("_chain", "_columns", "_count", "_pending", "_positions", "_program", "_waited")
 
     def __init__(
         self, program: Program, whole: Chain, columns: Columns, count: int, positions: int | Indices
@@ -240,10 +240,11 @@ class PendingElements:
         self._columns = columns
         self._count = count
         self._pending = chain.start_reads(whole, columns)
+        self._waited: dict[int, Any] = {}
 
     def wait(self) -> None:
-        """Waits for the records."""
-        chain.wait(self._chain, self._pending)
+        """Waits for the records; may be called again, also after an interrupt."""
+        chain.wait(self._chain, self._pending, self._waited)
 
     def batches(self, batch_size: int = 0) -> list[BatchBlock] | None:
         """The elements as batches of `batch_size`, or as one, if some are rows of columns.
@@ -261,7 +262,7 @@ class PendingElements:
         batches = []
         for at in range(0, count, size):
             stop = min(at + size, count)
-            part, pending = columns, self._pending
+            part, pending = columns, self._waited
             if stop - at < count:
                 part = chain.columns_slice(columns, at, stop)
             batch = of_columns.of(part, pending, stop - at, stop - at)
@@ -276,7 +277,7 @@ class PendingElements:
         Args:
             output: The list to append the elements to, if they are computed one by one.
         """
-        columns, pending = self._columns, self._pending
+        columns, pending = self._columns, {**self._pending, **self._waited}
         _, result = chain.run(self._chain, columns, pending, self._count, output=output)
         if result.failure is not None:
             positions, failed = self._positions, len(result.elements)
