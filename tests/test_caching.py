@@ -526,6 +526,51 @@ def test_a_full_disk_ends_the_caching_and_nothing_else(tmp_path, kind):
     assert not [path for path in tmp_path.rglob("*") if path.suffix == ".tmp"]
 
 
+INTERRUPTED = """
+    import sys, grainmill as grain
+    from grainmill._cache.files import PartWriter
+    place, number, is_before = sys.argv[2], int(sys.argv[3]), sys.argv[4] == "before"
+    original, calls = getattr(PartWriter, place), []
+
+    def interrupted(self, *arguments):
+        calls.append(1)
+        if is_before and len(calls) == number:
+            raise KeyboardInterrupt
+        original(self, *arguments)
+        if not is_before and len(calls) == number:
+            raise KeyboardInterrupt
+
+    setattr(PartWriter, place, interrupted)
+    computed, interrupts = [], 0
+
+    class Square:
+        def __call__(self, x):
+            computed.append(x)
+            return x * x
+
+        def __reduce__(self):
+            return Square, ()
+
+    cached = grain.MapDataset.range(30).map(Square()).cache(sys.argv[1])
+    for index in [*range(10), *range(30), *range(30)]:
+        try:
+            assert cached[index] == index * index, index
+        except KeyboardInterrupt:
+            interrupts += 1
+    print(interrupts, len(computed))
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("place", "number"), [("write", 1), ("write", 5), ("finish", 1)])
+def test_an_interrupt_while_an_element_is_stored_changes_none(tmp_path, place, number, when):
+    out = run(INTERRUPTED, tmp_path, place, number, when)
+    assert out.startswith("1 ")
+    assert len(finished(tmp_path)) == 1
+    assert run(INTERRUPTED, tmp_path, place, 100, when) == "0 0\n"  # in a new process
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
 def test_damage_is_an_error_that_names_the_file(tmp_path):
     ds = grain.MapDataset.range(10).map(lambda x: np.full(100, x))
     for make in (ds.cache, ds.to_iter_dataset().cache):

@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import tarfile
+import zlib
 
 import hypothesis
 import hypothesis.strategies as st
@@ -65,6 +66,25 @@ def test_long_lines_and_gzip_of_many_points(tmp_path):
         assert source[500] == objects[500]
         dataset = grain.MapDataset.source(source).map(lambda each: each["n"])
         assert list(dataset) == list(range(len(objects)))
+
+
+@pytest.mark.parametrize("window_bits", [15, 31], ids=["zlib", "gzip"])
+@pytest.mark.parametrize(
+    "blanks", [b" | ", b"\t\n | \r\n ", b" |" + b" " * (3 << 20), b" \n|\n |" * 3]
+)
+def test_points_within_blanks_before_a_line(tmp_path, blanks, window_bits):
+    """`|` is where a block of the compressed data ends."""
+    lines = b"".join(b'{"n": %d, "text": "%s"}\n' % (n, b"x" * 1000) for n in range(2000))
+    text = lines + blanks + b'{"n": 2000}\n' + lines + blanks + b"7"
+    packer = zlib.compressobj(1, wbits=window_bits)
+    parts = text.split(b"|")
+    data = b"".join(packer.compress(part) + packer.flush(zlib.Z_FULL_FLUSH) for part in parts)
+    path = written(tmp_path / "data", data + packer.flush())
+    expected = formats.json_lines(text.replace(b"|", b""))
+    for _ in range(2):  # by a scan, and by its index
+        source = grain.sources.JsonLinesDataSource(path)
+        assert list(source) == expected
+        assert source.__getitems__([4001, 2000, 1999]) == [expected[n] for n in (4001, 2000, 1999)]
 
 
 def test_invalid_json_names_the_file_and_the_record(tmp_path):

@@ -246,6 +246,20 @@ def test_tools_read_zstd(tmp_path, monkeypatch, capsys):
     assert not Path("cut.array_record").exists()
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.tfrecord.gz"])
+def test_a_file_without_bytes_has_no_records(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    Path(name).touch()
+    assert read_all(name, "tfrecord" if "tfrecord" in name else "jsonl") == []
+    assert main(["verify", name]) == 0
+    assert main(["convert", name, "out.array_record"]) == 0
+    with ArrayRecordReader("out.array_record") as reader:
+        assert reader.read_all() == []
+    if not name.endswith("zst"):
+        assert main(["head", name]) == 0
+        assert "problem" not in capsys.readouterr().err
+
+
 # --- URLs -------------------------------------------------------------------------------------
 
 
@@ -483,6 +497,53 @@ class FlakyIterator(_TFRecordDatasetIterator):
     def __init__(self, data):
         super(_TFRecordDatasetIterator, self).__init__()
         self._reader = FlakyReader(data)
+
+
+@pytest.mark.parametrize("how", ["read", "skip", "next"])
+def test_an_exception_after_records_is_raised_before_more_is_read(how):
+    records = [b"%d" % number * 50 for number in range(500)]
+    data = tfrecord(records)
+    steps = [data[:5000], KeyboardInterrupt(), OSError("no network"), data[5000:], b""]
+
+    def read(_):
+        step = steps.pop(0)
+        if isinstance(step, BaseException):
+            raise step
+        return step
+
+    if how == "next":
+        stream = _native.TFRecordStream.pulled("a", read, 0)
+    else:
+        stream = _native.RecordStream.pulled("a", read, "tfrecord")
+    found = []
+
+    def advance():
+        if how == "next":
+            found.extend(iter(stream.next, None))
+        elif how == "read":
+            found.extend(stream.read(1000))
+        else:
+            found.extend(records[: stream.skip(1000)])
+
+    with pytest.raises(KeyboardInterrupt):
+        advance()
+    assert found == []
+    if how == "read":
+        advance()
+    with pytest.raises(OSError, match="no network"):
+        advance()
+    assert steps == [data[5000:], b""]
+    if how == "skip":
+        found = records[: stream.num_records]
+    elif how == "next":  # `extend` has kept what it got
+        assert stream.tell() == sum(16 + len(record) for record in found)
+    assert 0 < len(found) < 100
+    if how == "skip":
+        stream.skip(1000)
+        assert stream.num_records == len(records)
+    else:
+        advance()
+        assert found == records
 
 
 def test_exceptions_of_a_derived_reader_pass_and_nothing_is_lost():

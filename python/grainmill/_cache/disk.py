@@ -275,6 +275,9 @@ class DiskStore:
                 self._append(index, records)
             except (OSError, GrainmillError) as failure:
                 self._stop_writing(failure)
+            except BaseException:  # the part may have a record more than `_own`
+                self._forget_open_part()
+                raise
 
     def _append(self, index: Sequence[int], records: Sequence[list[Any]]) -> None:
         for number, pieces in zip(index, records, strict=True):
@@ -283,8 +286,8 @@ class DiskStore:
             if self._writer is None:
                 self._writer = files.PartWriter(self._directory)
             self._writer.write(pieces)
-            self._table[number] = _IN_OPEN_PART
             self._own.append(number)
+            self._table[number] = _IN_OPEN_PART
             self._num_open += 1
         if self._writer is not None:
             share = self._num_flushed_bytes // _PART_SHARE
@@ -301,26 +304,30 @@ class DiskStore:
                 self._flush()
 
     def _flush(self) -> None:
-        writer, self._writer = self._writer, None
-        if writer is None:
+        if self._writer is None:
             return
-        own, self._own = self._own, []
-        name = f"part-{files.new_name()}{files.SUFFIX}"
         try:
-            writer.write([np.array(own, "<i8").tobytes()])
-            writer.finish(name)
+            self._finish_part(self._writer)
         except (OSError, GrainmillError) as failure:
-            self._own = own
-            writer.abandon()
             # Whoever finished the cache has removed what was unfinished.
             is_finished = (self._directory / files.MANIFEST).exists()
             self._stop_writing(None if is_finished else failure)
             self._refresh()
             return
-        self._num_flushed_bytes += writer.byte_len
-        self._add(name, np.array(own, np.int64))
+        except BaseException:
+            self._forget_open_part()
+            raise
         self._refresh()
         self._finish_if_complete()
+
+    def _finish_part(self, writer: files.PartWriter) -> None:
+        own = np.array(self._own, np.int64)
+        name = f"part-{files.new_name()}{files.SUFFIX}"
+        writer.write([own.astype("<i8").tobytes()])
+        writer.finish(name)
+        self._num_flushed_bytes += writer.byte_len
+        self._add(name, own)
+        self._writer, self._own = None, []
 
     def _stop_writing(self, failure: BaseException | None) -> None:
         self._can_write = False
@@ -367,15 +374,18 @@ class DiskStore:
     def _add(self, name: str, index: Any) -> None:
         """Makes the elements of a part visible in this process."""
         first = sum(self._parts.values())
-        self._parts[name] = len(index) + 1
+        parts = {**self._parts, name: len(index) + 1}
         part = files.opened(self._directory, [(name, len(index) + 1)])
-        self._files = part if self._files is None else RecordFiles.joined([self._files, part])
+        joined = part if self._files is None else RecordFiles.joined([self._files, part])
         rows = self._table[index]
-        is_new = rows <= _ABSENT
-        self._num_open -= int((rows == _IN_OPEN_PART).sum())
-        numbers = first + 1 + np.arange(len(index))
-        self._table[index[is_new]] = numbers[is_new]
-        self._num_known += int(is_new.sum())
+        new = index[rows <= _ABSENT]
+        numbers = (first + 1 + np.arange(len(index)))[rows <= _ABSENT]
+        num_known = self._num_known + len(new)
+        num_open = self._num_open - int((rows == _IN_OPEN_PART).sum())
+        # Nothing is called between these, so an interrupt leaves all of them as they were, or none.
+        self._parts, self._files = parts, joined
+        self._table[new] = numbers
+        self._num_known, self._num_open = num_known, num_open
 
     def _finish_if_complete(self) -> None:
         """Writes the manifest if all elements are visible; several processes may do so."""

@@ -22,7 +22,7 @@ _FEATURES: Final = "features.json"
 _FORMAT: Final = "array_record"
 _TEMPLATE: Final = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 _PART: Final = re.compile(r"(?P<split>[\w-]+)(?:\[(?P<slice>[^\]]*)\])?", re.ASCII)
-_BOUND: Final = re.compile(r"(?P<number>-?[\d_]+(?:\.\d+)?)(?P<unit>%|shard)?", re.ASCII)
+_BOUND: Final = re.compile(r"(?P<number>-?\d[\d_]*(?:\.\d+)?)(?P<unit>%|shard)?", re.ASCII)
 
 
 class TfdsDirectory(NamedTuple):
@@ -179,10 +179,10 @@ def _bounds(part: str, text: str | None, lengths: list[int]) -> tuple[int, int]:
     match = _BOUND.fullmatch(text.strip())
     if match is None or match["unit"] != "shard":  # one shard, as `train[3shard]`
         raise ValueError(f"{part!r} must have a range, such as [10:20], [:10%] or [1shard:]")
-    number = int(match["number"])
-    number += len(lengths) if number < 0 else 0
-    if not 0 <= number < len(lengths):
-        raise ValueError(f"{part!r} must be one of {len(lengths)} shards")
+    shard, count = float(match["number"].replace("_", "")), len(lengths)
+    if not (shard.is_integer() and -count <= shard < count):
+        raise ValueError(f"{part!r} must be one of {count} shards")
+    number = int(shard) % count
     return sum(lengths[:number]), sum(lengths[: number + 1])
 
 

@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use grainmill_core::bytes::ScatterBuffers;
 use grainmill_core::records::FileBytes;
+use grainmill_core::records::FormatError;
 use grainmill_core::records::checksum::crc32c;
 use grainmill_core::records::json_lines::JsonLines;
 use grainmill_core::records::scanned::Compression;
-use grainmill_core::records::sequential::{Frames, RecordBlock, RecordCursor, RecordStream};
+use grainmill_core::records::sequential::{Frame, Frames, RecordBlock, RecordCursor, RecordStream};
 use grainmill_core::records::storage::{
     FileId, ReadAt, ReopenedFile, StartedRead, Storage, StoredFile,
 };
@@ -296,4 +297,76 @@ fn blank_lines_take_no_memory() {
     assert_eq!(block.iter().collect::<Vec<_>>(), [b"[]"]);
     assert!(block.byte_len() < 1 << 20);
     assert_eq!(stream.offset(), bytes.len() as u64);
+}
+
+/// Lines, with the number of bytes in which their ends were searched.
+#[derive(Debug, Default)]
+struct CountedLines(Arc<AtomicUsize>);
+
+impl Frames for CountedLines {
+    fn frame(
+        &self,
+        bytes: &[u8],
+        at: usize,
+        searched: usize,
+        left: Option<u64>,
+    ) -> Result<Frame, FormatError> {
+        self.0.fetch_add(bytes.len() - at - searched, Ordering::Relaxed);
+        JsonLines.frame(bytes, at, searched, left)
+    }
+
+    fn detected(&self, path: &Path, head: &[u8]) -> Compression {
+        Frames::detected(&JsonLines, path, head)
+    }
+}
+
+#[test]
+fn long_lines_are_searched_once() {
+    let line = vec![b'x'; 12 << 20];
+    let bytes = [b"{}\n  \n", &line[..], b"\n[]\n", &line].concat();
+    for compression in ALL {
+        let counted = CountedLines::default();
+        let num_searched = Arc::clone(&counted.0);
+        let far = Far::new(&compressed(&bytes, compression), false);
+        let mut stream = opened(&far, Box::new(counted)).unwrap();
+        let (mut block, mut found) = (RecordBlock::default(), Vec::new());
+        while stream.read(&mut block, usize::MAX).unwrap() {
+            found.extend(block.iter().map(<[u8]>::to_vec));
+        }
+        assert!(found == [&b"{}"[..], &line, b"[]", &line]);
+        let num_searched = num_searched.load(Ordering::Relaxed);
+        assert!(num_searched < 2 * bytes.len(), "{compression:?}: {num_searched}");
+    }
+    // What an earlier call has searched is not looked at.
+    let frame = JsonLines.frame(b" a\nb\n", 1, 2, None);
+    assert_eq!(frame, Ok(Frame::Record(1..4, 5)));
+}
+
+#[test]
+fn verification_ends_with_the_last_damage_that_is_wanted() {
+    let mut bytes = tfrecord(&vec![vec![7; 84]; 20_000]);
+    for record in bytes.chunks_mut(100) {
+        record[50] ^= 1;
+    }
+    for (max, expected) in [(0, 0), (1, 1), (5, 5), (30_000, 20_000)] {
+        let mut stream = opened(&Far::new(&bytes, false), Box::new(TfRecord)).unwrap();
+        let damages = stream.verify(&mut RecordBlock::default(), max).unwrap();
+        assert!(damages.iter().map(|damage| damage.record).eq(0..expected));
+        assert_eq!((stream.num_records(), stream.offset()), (expected, 100 * expected));
+    }
+}
+
+#[test]
+fn nothing_is_no_records_whatever_its_name() {
+    let makes: [fn() -> Box<dyn Frames>; 2] = [|| Box::new(JsonLines), || Box::new(TfRecord)];
+    for name in ["a.jsonl.gz", "a.jsonl.zst", "a"] {
+        for make in makes {
+            let path = PathBuf::from(name);
+            let mut block = RecordBlock::default();
+            let mut opened = RecordStream::open(&Far::new(&[], false), &path, make()).unwrap();
+            assert!(!opened.read(&mut block, 9).unwrap());
+            let mut given = RecordStream::of(path, std::io::empty(), make()).unwrap();
+            assert!(!given.read(&mut block, 9).unwrap());
+        }
+    }
 }

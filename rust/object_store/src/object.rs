@@ -310,7 +310,8 @@ impl ReadAt for OpenObject {
         }
         // Whatever is wrong, reading it will say so.
         let started = self.object.start(range).ok()?;
-        Some(Box::new(InFlight { task: started.abort_handle(), started: Some(started) }))
+        let (task, process) = (started.abort_handle(), std::process::id());
+        Some(Box::new(InFlight { started: Some(started), task, process }))
     }
 }
 
@@ -319,6 +320,8 @@ impl ReadAt for OpenObject {
 struct InFlight {
     started: Option<Started<Vec<u8>>>,
     task: AbortHandle,
+    /// The process that has started it.
+    process: u32,
 }
 
 impl StartedRead for InFlight {
@@ -329,6 +332,9 @@ impl StartedRead for InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.task.abort();
+        // In a forked child, nothing of the parent's runtime runs, and its locks may be held.
+        if self.process == std::process::id() {
+            self.task.abort();
+        }
     }
 }

@@ -39,8 +39,17 @@ impl RaisedByInput {
     }
 }
 
+fn has_raised() -> io::Error {
+    io::Error::other("the function that reads has raised an exception")
+}
+
 impl Read for PythonInput {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        // What was read before an exception may have been enough for the caller. No more is read
+        // until the exception was raised.
+        if self.raised.0.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
+            return Err(has_raised());
+        }
         let read = Python::attach(|py| -> PyResult<usize> {
             let read = self.read.bind(py).call1((out.len(),))?;
             let bytes = read.cast::<PyBytes>()?.as_bytes();
@@ -53,7 +62,7 @@ impl Read for PythonInput {
         });
         read.map_err(|error| {
             *self.raised.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-            io::Error::other("the function that reads has raised an exception")
+            has_raised()
         })
     }
 }

@@ -1,7 +1,7 @@
 //! `TFRecord` files read from begin to end, and the checksums of their records.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, TryLockError};
 
 use grainmill_core::records::checksum::crc32c;
 use grainmill_core::records::sequential::{RecordCursor, RecordStream};
@@ -46,7 +46,12 @@ impl PyTfRecordStream {
         loop {
             // A thread that fills the buffer may wait for storage, so nobody waits for it with the
             // interpreter lock.
-            if let Ok(mut cursor) = self.cursor.try_lock()
+            let cursor = match self.cursor.try_lock() {
+                Ok(cursor) => Some(cursor),
+                Err(TryLockError::Poisoned(cursor)) => Some(cursor.into_inner()),
+                Err(TryLockError::WouldBlock) => None,
+            };
+            if let Some(mut cursor) = cursor
                 && let Some(record) = cursor.buffered()
             {
                 return Ok(Some(PyBytes::new(py, record)));

@@ -104,13 +104,17 @@ impl ForwardReads {
         byte_len: u64,
     ) -> Result<()> {
         if self.owner != process::id() {
-            *self = Self { pieces: std::mem::take(&mut self.pieces), ..Self::default() };
-            self.pieces.clear();
+            *self = Self::default();
         }
-        // The next call may begin where this one does, so the first piece stays.
+        // The next call may begin where this one does, so the first pieces stay.
         self.move_to(at);
         let mut number = 0;
         while !out.is_empty() {
+            // Of a long record, all of them would be as much as the record.
+            while self.pieces.front().is_some_and(|first| first.range.end + MAX_WINDOW <= at) {
+                self.pieces.pop_front();
+                number -= 1;
+            }
             if reader.is_slow() {
                 self.start(reader, at, byte_len);
             }
@@ -207,4 +211,63 @@ impl ForwardReads {
 
 fn usize_of(len: u64) -> usize {
     usize::try_from(len).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::storage::ReadAt;
+    use super::super::storage_latency::StorageLatency;
+    use super::*;
+    use crate::bytes::ScatterBuffers;
+
+    /// Each byte is the low one of its position in MiB.
+    #[derive(Debug)]
+    struct Far;
+
+    struct InFlight(Range<u64>);
+
+    impl ReadAt for Far {
+        fn read_at(&self, out: &mut [u8], at: u64) -> Result<()> {
+            for (byte, at) in out.iter_mut().zip(at..) {
+                *byte = (at >> 20).to_le_bytes()[0];
+            }
+            Ok(())
+        }
+
+        fn read_scattered(&self, _: &mut ScatterBuffers<'_>, _: u64) -> Result<()> {
+            unreachable!("nothing that reads forwards does this")
+        }
+
+        fn start(&self, range: Range<u64>) -> Option<Box<dyn StartedRead>> {
+            Some(Box::new(InFlight(range)))
+        }
+    }
+
+    impl StartedRead for InFlight {
+        fn wait(self: Box<Self>) -> Result<Vec<u8>> {
+            std::thread::sleep(LONG_WAIT);
+            let mut bytes = vec![0; usize_of(self.0.end - self.0.start)];
+            Far.read_at(&mut bytes, self.0.start)?;
+            Ok(bytes)
+        }
+    }
+
+    #[test]
+    fn long_reads_hold_no_more_than_a_window_before_and_behind() {
+        let latency = StorageLatency::default();
+        latency.expect_slow();
+        let (reader, byte_len) = (Reader::new(&Far, &latency), 200 << 20);
+        let mut reads = ForwardReads::default();
+        let mut out = vec![0; 90 << 20];
+        for at in [100, (90 << 20) + 100, 100] {
+            out.fill(255);
+            reads.read(reader, &mut out, at, byte_len).unwrap();
+            let is_right = |(byte, at): (&u8, u64)| *byte == (at >> 20).to_le_bytes()[0];
+            assert!(out.iter().zip(at..).all(is_right));
+            let held: u64 =
+                reads.pieces.iter().map(|piece| piece.range.end - piece.range.start).sum();
+            assert!(held <= 2 * MAX_WINDOW + (8 << 20), "{held}");
+            assert!(held > MAX_WINDOW, "{held}");
+        }
+    }
 }

@@ -70,12 +70,23 @@ impl Scanner for LineScanner {
     fn finish(&mut self, _: u64, _: u64) -> Result<(), (u64, FormatError)> {
         Ok(())
     }
+
+    fn is_undecided(&self, at: u64) -> bool {
+        self.begin.is_some_and(|begin| begin < at)
+    }
 }
 
 impl Frames for JsonLines {
-    fn frame(&self, bytes: &[u8], at: usize, left: Option<u64>) -> Result<Frame, FormatError> {
+    fn frame(
+        &self,
+        bytes: &[u8],
+        at: usize,
+        searched: usize,
+        left: Option<u64>,
+    ) -> Result<Frame, FormatError> {
         let rest = &bytes[at..];
-        let (len, next) = match memchr::memchr(b'\n', rest) {
+        let line_end = memchr::memchr(b'\n', rest.get(searched..).unwrap_or_default());
+        let (len, next) = match line_end.map(|len| searched + len) {
             Some(len) => (len, at + len + 1),
             None if left == Some(rest.len() as u64) => (rest.len(), bytes.len()),
             None => return Ok(Frame::Incomplete(rest.len() as u64 + 1)),

@@ -110,7 +110,13 @@ impl Scanner for TfRecordScanner {
 
 impl Frames for TfRecord {
     #[inline]
-    fn frame(&self, bytes: &[u8], at: usize, left: Option<u64>) -> Result<Frame, FormatError> {
+    fn frame(
+        &self,
+        bytes: &[u8],
+        at: usize,
+        _: usize,
+        left: Option<u64>,
+    ) -> Result<Frame, FormatError> {
         let rest = &bytes[at..];
         let incomplete = |needed: u64| match left {
             Some(left) if left < needed => Err(cut_short(needed, left)),

@@ -85,4 +85,10 @@ pub trait Scanner {
     /// # Errors
     /// If it is cut short: the position, and the problem.
     fn finish(&mut self, at: u64, end: u64) -> Result<(), (u64, FormatError)>;
+
+    /// Whether a record may be found later that begins before `at`, where the last call said it
+    /// continues.
+    fn is_undecided(&self, _at: u64) -> bool {
+        false
+    }
 }

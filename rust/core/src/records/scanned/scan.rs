@@ -133,9 +133,8 @@ fn scan_stream<F: Framing>(
             kept = bytes[used..].to_vec();
             at = next;
         }
-        // A record of which only the first bytes were seen begins before the point.
-        let is_in_header = !kept.is_empty();
-        if !is_in_header {
+        // A record of which only the first bytes were seen would begin before the point.
+        if kept.is_empty() && !scanner.is_undecided(end) {
             points
                 .offer(&inflate, end, begins.len() as u64)
                 .map_err(|problem| ScanError::Damaged(begins.len() as u64, end, problem))?;

@@ -112,12 +112,19 @@ pub enum Frame {
 
 /// How a format separates records.
 pub trait Frames: Debug + Send {
-    /// The frame that begins at `at` in `bytes`, which are not empty from there on; `left` is how many
-    /// bytes the stream has from there on, if that is known.
+    /// The frame that begins at `at` in `bytes`, which are not empty from there on. In the first
+    /// `searched` bytes of it an earlier call has found that it is incomplete; `left` is how many bytes
+    /// the stream has from `at` on, if that is known.
     ///
     /// # Errors
     /// What is wrong, if no record can be found after this.
-    fn frame(&self, bytes: &[u8], at: usize, left: Option<u64>) -> Result<Frame, FormatError>;
+    fn frame(
+        &self,
+        bytes: &[u8],
+        at: usize,
+        searched: usize,
+        left: Option<u64>,
+    ) -> Result<Frame, FormatError>;
 
     /// The compression of the file at `path`, which begins with `head`.
     fn detected(&self, path: &Path, head: &[u8]) -> Compression;
@@ -132,6 +139,12 @@ pub struct Damage {
     pub offset: u64,
     /// What is wrong.
     pub problem: String,
+}
+
+/// The compression of the file at `path`, which begins with `head`: nothing is no records, whatever
+/// its name says.
+fn detected(frames: &dyn Frames, path: &Path, head: &[u8]) -> Compression {
+    if head.is_empty() { Compression::None } else { frames.detected(path, head) }
 }
 
 /// The records of a file, in order.
@@ -167,20 +180,32 @@ struct Taking<'a> {
     at: usize,
     max_records: usize,
     until: u64,
-    /// How many bytes the next frame needs at least.
+    /// How many bytes the next frame needs at least, and in how many that was found.
     needed: usize,
+    searched: usize,
     num_damaged: u64,
     /// The places that are damaged, if reading goes on behind them.
-    damages: Option<&'a mut Vec<Damage>>,
+    damages: Option<&'a mut Damages>,
     failure: Option<Error>,
+}
+
+/// The first damaged places of a file.
+struct Damages {
+    found: Vec<Damage>,
+    max: usize,
 }
 
 impl Taking<'_> {
     /// Whether the block, which begins at `offset`, should not grow.
     fn is_full(&self, offset: u64) -> bool {
+        self.is_enough(offset) || !self.records.is_empty() && self.at + self.needed > BLOCK_BYTES
+    }
+
+    /// Whether what was asked for has been found.
+    fn is_enough(&self, offset: u64) -> bool {
         self.records.len() >= self.max_records
             || offset + self.at as u64 >= self.until
-            || !self.records.is_empty() && self.at + self.needed > BLOCK_BYTES
+            || self.damages.as_ref().is_some_and(|damages| damages.found.len() >= damages.max)
     }
 }
 
@@ -193,7 +218,7 @@ impl RecordStream {
         let mut file = FileBytes::open(storage, path)?;
         let mut head = [0; HEAD_LEN];
         let len = file.next(&mut head)?;
-        let compression = frames.detected(path, &head[..len]);
+        let compression = detected(&*frames, path, &head[..len]);
         file.seek(0);
         Self::new(file.path().to_owned(), Source::File(file), compression, frames)
     }
@@ -210,7 +235,7 @@ impl RecordStream {
         let mut head = Vec::new();
         let read = (&mut input).take(HEAD_LEN as u64).read_to_end(&mut head);
         read.map_err(|error| Error::io(&path, "read", error))?;
-        let compression = frames.detected(&path, &head);
+        let compression = detected(&*frames, &path, &head);
         let whole = Box::new(io::Cursor::new(head).chain(input));
         Self::new(path, Source::Other(whole), compression, frames)
     }
@@ -306,17 +331,17 @@ impl RecordStream {
         Ok(!block.is_empty())
     }
 
-    /// Reads to the end of the file; returns up to `max_damages` damaged places.
+    /// Reads to the end of the file, or behind the last of `max_damages` damaged places, which it
+    /// returns.
     ///
     /// # Errors
     /// If the file cannot be read.
     pub fn verify(&mut self, block: &mut RecordBlock, max_damages: usize) -> Result<Vec<Damage>> {
-        let mut damages = Vec::new();
-        while damages.len() < max_damages
+        let mut damages = Damages { found: Vec::new(), max: max_damages };
+        while damages.found.len() < max_damages
             && self.read_some(block, usize::MAX, u64::MAX, Some(&mut damages))?
         {}
-        damages.truncate(max_damages);
-        Ok(damages)
+        Ok(damages.found)
     }
 
     /// Skips `count` records; returns how many there were.
@@ -344,13 +369,14 @@ impl RecordStream {
     }
 
     /// Replaces the records of `block` by the next ones that begin before `until`; returns whether
-    /// there may be more. With `damages`, adds what is wrong there and goes on if possible.
+    /// there may be more. With `damages`, adds what is wrong there and goes on if possible, until
+    /// these are enough.
     fn read_some(
         &mut self,
         block: &mut RecordBlock,
         max_records: usize,
         until: u64,
-        damages: Option<&mut Vec<Damage>>,
+        damages: Option<&mut Damages>,
     ) -> Result<bool> {
         block.clear();
         self.ends.clear();
@@ -371,6 +397,7 @@ impl RecordStream {
             max_records,
             until,
             needed: 1,
+            searched: 0,
             num_damaged: 0,
             damages,
             failure: None,
@@ -417,13 +444,12 @@ impl RecordStream {
     fn take_frames(&mut self, bytes: &[u8], taking: &mut Taking<'_>) {
         let follow = if self.is_end { Some(0) } else { self.input.left() };
         taking.needed = 1;
-        while taking.records.len() < taking.max_records
-            && taking.at < bytes.len()
-            && self.offset + (taking.at as u64) < taking.until
-        {
+        let mut searched = std::mem::take(&mut taking.searched);
+        while taking.at < bytes.len() && !taking.is_enough(self.offset) {
             let available = bytes.len() - taking.at;
             let left = follow.map(|follow| follow + available as u64);
-            let (problem, next) = match self.frames.frame(bytes, taking.at, left) {
+            let frame = self.frames.frame(bytes, taking.at, std::mem::take(&mut searched), left);
+            let (problem, next) = match frame {
                 Ok(Frame::Record(record, next)) => {
                     taking.records.push(record);
                     self.ends.push(next);
@@ -437,6 +463,7 @@ impl RecordStream {
                 Ok(Frame::Incomplete(len)) => match self.limited(len) {
                     Ok(len) => {
                         taking.needed = len - available.min(len);
+                        taking.searched = available;
                         return;
                     }
                     Err(problem) => (problem, None),
@@ -464,7 +491,7 @@ impl RecordStream {
         let record = self.num_records + taking.records.len() as u64 + taking.num_damaged;
         let damage = Damage { record, offset: self.offset + at as u64, problem };
         match &mut taking.damages {
-            Some(damages) => damages.push(damage),
+            Some(damages) => damages.found.push(damage),
             None => taking.failure = Some(self.damaged(damage)),
         }
     }
