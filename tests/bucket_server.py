@@ -245,6 +245,8 @@ class BucketServer:
         if refuses and path in self.objects:
             return 412, b"<Error><Code>PreconditionFailed</Code></Error>", {}
         if key[1] or query.get("comp") == "blocklist":
+            if key not in self.uploads and not key[1]:
+                return 400, b"<Error><Code>InvalidBlockList</Code></Error>", {}
             if key not in self.uploads:
                 return 404, b"<Error><Code>NoSuchUpload</Code></Error>", {}
             parts = self.uploads.pop(key)

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -248,20 +249,40 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize("only", ["uploads", "partNumber", "uploadId", "PUT"])
-def test_failed_requests_are_repeated(server, name, only):
+OTHERS = ["busy", "reset", "loses the answer"]
+REQUESTS = {
+    "s3": ["uploads", "partNumber", "uploadId", "PUT"],
+    "gs": ["uploads", "partNumber", "uploadId", "PUT"],
+    "az": ["blockid", r"\?comp$", "PUT"],
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (scheme, name, only, replaces)
+        for scheme, requests in REQUESTS.items()
+        for name in (FAULTS if scheme == "s3" else OTHERS)
+        for only in requests
+        for replaces in ([False, True] if FAULTS[name].is_done else [False])
+    ],
+)
+def test_failed_requests_are_repeated(server, monkeypatch, case):
     """Those that begin an upload, send a part, complete it, and send a small object."""
+    scheme, name, only, replaces = case
+    bucket = use(monkeypatch, scheme, server)
     fault = Fault(**{**vars(FAULTS[name]), "only": only})
     data = os.urandom(100_000 if only == "PUT" else MANY)
+    if replaces:
+        server.put("/bucket/file", bytes(len(data)))
     server.put("/bucket/other", b"")
-    assert _native.read_object("s3://bucket/other") == b""  # the server is known to answer
+    assert _native.read_object(f"{bucket}/other") == b""  # the server is known to answer
     if fault.reads is not None and only in {"uploads", "uploadId"}:
         fault = Fault(**{**vars(fault), "reads": 0})
     if only == "uploadId":  # of a part, or of the last request
         server.faults += [None, None, None]
     server.faults.append(fault)
-    writer = _native.ObjectWriter("s3://bucket/file", replaces=False)
+    writer = _native.ObjectWriter(f"{bucket}/file", replaces=replaces)
     writer.write(data)
     writer.close()
     assert not server.faults
@@ -269,6 +290,72 @@ def test_failed_requests_are_repeated(server, name, only):
     assert writer.num_sent == writer.num_written == len(data)
     if not (fault.is_done and only == "uploads"):  # an upload that nobody knows of
         assert not server.uploads
+
+
+@pytest.mark.parametrize("scheme", ["s3", "az"])
+@pytest.mark.parametrize("length", [3, MANY])
+def test_object_of_another_is_not_taken_for_ours(server, monkeypatch, scheme, length):
+    """It appears while the last request is repeated."""
+    bucket = use(monkeypatch, scheme, server)
+    server.put("/bucket/other", b"")
+    assert _native.read_object(f"{bucket}/other") == b""
+    last = r"uploadId" if scheme == "s3" else r"\?comp$"
+    answer, mine = server._answer, bytes(length + 1)
+
+    async def after_another(request, body, fault, writer):
+        if fault.is_reset:
+            server.put("/bucket/file", mine)
+            server.uploads.clear()
+        return await answer(request, body, fault, writer)
+
+    server._answer = after_another
+    if length > PART_LEN and scheme == "s3":
+        server.faults += [None, None, None]
+    server.faults.append(Fault(is_reset=True, only="PUT" if length == 3 else last))
+    writer = _native.ObjectWriter(f"{bucket}/file", replaces=False)
+    writer.write(bytes(length))
+    with pytest.raises(OSError, match="file: write"):
+        writer.close()
+    assert server.objects["/bucket/file"].data == mine
+
+
+def test_a_busy_server_does_not_make_an_object_that_of_another(server):
+    """Neither if the answer is lost nor if the question whose object it is fails."""
+    server.put("/bucket/other", b"")
+    assert _native.read_object("s3://bucket/other") == b""
+    server.faults += [Fault(is_done=True, only="PUT"), Fault(status=503, only="HEAD")]
+    writer = _native.ObjectWriter("s3://bucket/file", replaces=False)
+    writer.write(b"abc")
+    writer.close()
+    assert not server.faults
+    assert server.objects["/bucket/file"].data == b"abc"
+
+
+def test_conditions_that_the_environment_disables(server, monkeypatch):
+    monkeypatch.setenv("AWS_CONDITIONAL_PUT", "disabled")
+    for _ in range(2):
+        writer = _native.ObjectWriter("s3://bucket/file", replaces=False)
+        writer.write(b"abc")
+        if server.objects:
+            with pytest.raises(FileExistsError):
+                writer.close()
+            assert not writer.may_be_visible
+        else:
+            writer.close()
+
+
+def test_an_object_without_one_of_its_parts_is_never_complete(server):
+    server.faults.append(Fault(status=403, only="partNumber"))
+    writer = _native.ObjectWriter("s3://bucket/file")
+    for _ in range(7):
+        with contextlib.suppress(OSError):
+            writer.write(bytes(PART_LEN))
+    with pytest.raises(OSError, match="403"):
+        writer.write(b"x")
+    with pytest.raises(OSError, match="403"):
+        writer.close()
+    assert not server.objects
+    assert not server.uploads
 
 
 @pytest.mark.parametrize("fault", [Fault(status=503), Fault(status=403), Fault(is_silent=True)])
@@ -341,7 +428,7 @@ def test_interrupted_conversions_continue(tmp_path, server, how):
     process = start(arguments, GRAINMILL_BUCKET_STALL_S="60")
     try:
         wait_until(lambda: finished() and server.uploads)
-        time.sleep(0.3)
+        time.sleep(2.5)  # the journal is written once a second
         process.send_signal(how)
         _, error = process.communicate(timeout=60)
     finally:
@@ -466,3 +553,223 @@ def test_threads_end_when_uploads_are_cancelled(server):
     thread.join(20)
     assert not thread.is_alive()
     assert failure == ["s3://bucket/file: write: the upload was ended"]
+
+
+# --- journals -----------------------------------------------------------------------------------
+
+
+def journal_of(server, name="out.tfrecord"):
+    return json.loads(server.objects[f"/bucket/.{name}.converting"].data)
+
+
+def two_inputs(path):
+    """Of which the second one is damaged."""
+    write_lines(path / "lines.jsonl", 10)
+    inputs = [path / f"{number}.tfrecord" for number in range(2)]
+    for each in inputs:
+        assert main(["convert", str(path / "lines.jsonl"), str(each), "--quiet"]) == 0
+    inputs[1].write_bytes(inputs[1].read_bytes()[:-1])
+    return inputs
+
+
+def test_changed_inputs_in_a_bucket_make_another_conversion(tmp_path, server, capsys):
+    for number, path in enumerate(two_inputs(tmp_path)):
+        server.put(f"/bucket/in/{number}.tfrecord", path.read_bytes())
+    arguments = ["convert", "s3://bucket/in/0.tfrecord", "s3://bucket/in/1.tfrecord"]
+    arguments += [f"{tmp_path}/out/", "--to", "jsonl", "--threads", "1"]
+    assert main(arguments) == ExitCode.DAMAGED
+    assert main(arguments) == ExitCode.DAMAGED  # continues
+    whole = server.objects["/bucket/in/0.tfrecord"].data
+    for number in range(2):
+        server.put(f"/bucket/in/{number}.tfrecord", whole)
+    assert main(arguments) == ExitCode.EXISTS
+    assert main([*arguments, "--force"]) == 0
+    assert "from an earlier run" not in capsys.readouterr().out
+
+
+def test_an_object_that_was_replaced_is_not_kept(tmp_path, server, capsys):
+    """Also if the other one has its length."""
+    arguments = ["convert", *map(str, two_inputs(tmp_path)), "s3://bucket/all.jsonl"]
+    arguments += ["--threads", "1"]
+    first = "/bucket/all.jsonl-00000-of-00002"
+    assert main(arguments) == ExitCode.DAMAGED
+    server.put(first, b"#" * len(server.objects[first].data))
+    capsys.readouterr()
+    assert main(arguments) == ExitCode.EXISTS
+    assert f"s3:/{first}: exists already" in capsys.readouterr().err
+    assert server.objects[first].data[:1] == b"#"
+
+
+@pytest.mark.parametrize("place", ["bucket", "disk"])
+def test_a_refused_command_leaves_the_journal_of_another(tmp_path, server, capsys, place):
+    output = "s3://bucket/all.jsonl" if place == "bucket" else f"{tmp_path}/all.jsonl"
+    inputs = two_inputs(tmp_path)
+    arguments = ["convert", *map(str, inputs), output, "--threads", "1", "--json"]
+    assert main(arguments) == ExitCode.DAMAGED
+    assert main([*arguments, "--options", "gzip"]) == ExitCode.EXISTS
+    assert main(arguments) == ExitCode.DAMAGED  # not that something exists
+    assert main([*arguments, "--options", "gzip", "--force"]) == ExitCode.DAMAGED
+    assert main(arguments) == ExitCode.EXISTS
+    found = names(server) if place == "bucket" else sorted(each.name for each in tmp_path.iterdir())
+    assert any(".all.jsonl.converting" in name for name in found)
+    capsys.readouterr()
+
+
+def test_progress_is_shown_while_objects_are_finished():
+    found = outputs.BucketOutputs(
+        [outputs.Shard("s3://bucket/x", (0,))], "s3://bucket/x", None, {}, force=False
+    )
+
+    class Finishing(list):
+        """Another thread finishes an object while this one is counted."""
+
+        def __getitem__(self, at):
+            found._done[str(len(found._done))] = [1, [1]]
+            return super().__getitem__(at)
+
+    found._done = {str(number): [1, Finishing([2])] for number in range(2)}
+    assert found.status() == "4 B uploaded"
+
+
+def test_an_interruption_during_the_last_request(tmp_path, server):
+    """The object is there, and is this conversion's, which replaces it."""
+    inputs = [tmp_path / f"{number}.jsonl" for number in range(3)]
+    for path in inputs:
+        write_lines(path, 20)
+    answer, slow = server._answer, []
+
+    async def answered_late(request, body, fault, writer):
+        if request.method == "PUT" and "00001-of" in request.path and not slow:
+            slow.append(server._changed(request, body))
+            fault = Fault(is_silent=True)
+        return await answer(request, body, fault, writer)
+
+    server._answer = answered_late
+    arguments = [*inputs, "s3://bucket/out.tfrecord", "--threads", "1"]
+    process = start(arguments, GRAINMILL_BUCKET_STALL_S="20")
+    try:
+        wait_until(lambda: slow)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+        assert process.returncode == ExitCode.INTERRUPTED
+        assert "/bucket/out.tfrecord-00001-of-00003" in server.objects
+        journal = journal_of(server)
+        assert list(journal["begun"]) == ["out.tfrecord-00001-of-00003"]
+        assert list(journal["done"]) == ["out.tfrecord-00000-of-00003"]
+        process = start([*arguments, "--json"])
+        out, error = process.communicate(timeout=60)
+        assert process.returncode == 0, error
+        assert json.loads(out)["kept"] == 1
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize("silent", [r"PUT .*converting", r"converting"])
+def test_an_interruption_does_not_wait_for_the_journal(tmp_path, server, silent):
+    write_lines(tmp_path / "in.jsonl", 3)
+    told, fault_of = [], server._fault
+
+    def fault(request):
+        if re.search(silent, f"{request.method} {request.path}"):
+            told.append(request)
+            if sum(one.method == "PUT" for one in told) >= 2:
+                return Fault(is_silent=True)
+        return fault_of(request)
+
+    server._fault = fault
+    arguments = [tmp_path / "in.jsonl", "s3://bucket/out.tfrecord"]
+    process = start(arguments, GRAINMILL_BUCKET_STALL_S="30", GRAINMILL_BUCKET_DEADLINE_S="90")
+    try:
+        wait_until(lambda: sum(one.method == "PUT" for one in told) >= 2)
+        time.sleep(0.2)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=80)
+    finally:
+        process.kill()
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert time.monotonic() - began < 20
+
+
+def test_an_upload_that_begins_at_the_end_is_in_the_journal(tmp_path, server):
+    """All of a row group of Parquet is sent by the last call."""
+    lines = [json.dumps({"text": os.urandom(50_000).hex()}) for _ in range(150)]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
+    server.faults += [Fault(is_silent=True, only="partNumber")] * 9
+    arguments = [tmp_path / "in.jsonl", "s3://bucket/out.parquet", "--options", "uncompressed"]
+    process = start(arguments, GRAINMILL_BUCKET_STALL_S="60")
+    try:
+        wait_until(lambda: server.uploads)
+        (upload,) = server.uploads
+        wait_until(lambda: upload[1] in journal_of(server, "out.parquet")["begun"].values())
+    finally:
+        process.kill()
+        process.communicate()
+    server.faults.clear()
+    assert main(["convert", *map(str, arguments), "--quiet"]) == 0
+    assert not server.uploads
+    assert names(server) == ["/bucket/out.parquet"]
+
+
+def test_a_conversion_that_waits_says_that_it_lives(tmp_path, server, monkeypatch):
+    monkeypatch.setattr(outputs, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(outputs, "_BEAT_S", 0.1)
+    write_lines(tmp_path / "in.jsonl", 3)
+    check, times = outputs.BucketWriting.finish, []
+
+    def finish(self, *arguments):
+        times.append(journal_of(server)["time"])
+        wait_until(lambda: journal_of(server)["time"] > times[0] + 0.3)
+        check(self, *arguments)
+
+    monkeypatch.setattr(outputs.BucketWriting, "finish", finish)
+    assert main(["convert", str(tmp_path / "in.jsonl"), "s3://bucket/out.tfrecord"]) == 0
+    assert times
+    assert names(server) == ["/bucket/out.tfrecord"]
+
+
+@pytest.mark.parametrize("age", [100, 400])
+def test_a_process_of_the_same_number_may_be_another(tmp_path, server, age):
+    write_lines(tmp_path / "in.jsonl", 3)
+    journal = {
+        "header": {},
+        "host": socket.gethostname(),
+        "process": os.getppid(),
+        "time": time.time() - age,
+        "has_ended": False,
+        "begun": {},
+        "done": {},
+    }
+    server.put("/bucket/.out.tfrecord.converting", json.dumps(journal).encode())
+    code = main(["convert", str(tmp_path / "in.jsonl"), "s3://bucket/out.tfrecord"])
+    assert code == (ExitCode.EXISTS if age == 100 else 0)
+
+
+def test_parts_that_may_not_be_removed_stop_nothing(tmp_path, server):
+    write_lines(tmp_path / "in.jsonl", 3)
+    journal = {
+        "header": {},
+        "host": "elsewhere",
+        "process": 1,
+        "time": 0,
+        "has_ended": False,
+        "begun": {"out.tfrecord": "of-another"},
+        "done": {},
+    }
+    server.put("/bucket/.out.tfrecord.converting", json.dumps(journal).encode())
+    server.uploads["/bucket/out.tfrecord", "of-another"] = {"metadata": {}}
+    server.faults.append(Fault(status=403, only="DELETE .*uploadId"))
+    assert main(["convert", str(tmp_path / "in.jsonl"), "s3://bucket/out.tfrecord"]) == 0
+    assert not server.faults
+    assert names(server) == ["/bucket/out.tfrecord"]
+
+
+def test_the_journal_is_not_written_for_each_object(tmp_path, server):
+    write_lines(tmp_path / "in.jsonl", 200)
+    began = time.monotonic()
+    arguments = ["convert", str(tmp_path / "in.jsonl"), "s3://bucket/out.tfrecord"]
+    assert main([*arguments, "--shards", "150", "--quiet"]) == 0
+    seconds = time.monotonic() - began
+    written = [one for one in server.requests if one.method == "PUT" and "converting" in one.path]
+    assert len(written) <= 5 + seconds

@@ -150,6 +150,26 @@ def test_record_that_does_not_fit_is_named(row, problem):
     assert raised.value.code == ExitCode.DAMAGED
 
 
+@pytest.mark.parametrize("kind", ["float", "halffloat", "time32[s]"])
+def test_values_that_a_stated_type_would_change(kind):
+    value = "03:04:05" if kind == "time32[s]" else 1e300
+    for row, of in (({"x": value}, "{}"), ({"x": [value]}, "list<{}>")):
+        with pytest.raises(CommandError, match=r"record 1 does not fit .*: `x` is .*, not "):
+            written(lines({"x": None}, row), schema=f"x:{of.format(kind)}")
+
+
+def test_infinite_values_stay_infinite():
+    rows = [{"x": float("inf"), "l": [0.5, float("-inf")]}, {"x": None, "l": None}]
+    table = written(lines(*rows), schema="x:float,l:list<float>")
+    assert table.to_pylist() == rows
+
+
+def test_records_without_fields_are_refused():
+    with pytest.raises(CommandError, match="the first 2 records have no fields"):
+        written(lines({}, {}))
+    assert written(lines({}, {}), schema="a:int8").num_rows == 2
+
+
 def test_types_that_differ_in_the_first_records_are_named():
     with pytest.raises(CommandError, match="record 2: `a` has another type than before"):
         written(lines({"a": 1}, {"a": 2.5}, {"a": "x"}, {"a": []}))
@@ -188,6 +208,8 @@ def test_stated_types_hold():
         (["--options", "zst"], "unknown option `zst`, valid options: zstd:LEVEL"),
         (["--options", "row_group_bytes:0"], "`row_group_bytes:0` must have a positive number"),
         (["--options", "snappy:3"], "unknown option `snappy:3`"),
+        (["--options", "gzip:99"], "levels of gzip are from 1 to 9, got 99"),
+        (["--options", "zstd:99"], "levels of zstd are from 1 to 22, got 99"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_written(capsys, arguments, problem):

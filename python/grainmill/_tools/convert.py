@@ -25,7 +25,7 @@ from grainmill._tools.console import (
     print_json,
 )
 from grainmill._tools.copying import Copying, opened, total_of
-from grainmill._tools.outputs import Kind, Outputs, Shard, Writing, identity, outputs_of
+from grainmill._tools.outputs import Kind, Outputs, Shard, identities, outputs_of
 
 if TYPE_CHECKING:
     import argparse
@@ -97,7 +97,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads", type=int, metavar="N", help="that encode records (default: one per core)"
     )
-    parser.add_argument("--verify", action="store_true", help="verify each file before it is named")
+    parser.add_argument(
+        "--verify", action="store_true", help="read back each output when it is written"
+    )
     parser.add_argument("--force", action="store_true", help="replace existing outputs")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
@@ -185,7 +187,8 @@ def _target_format(options: argparse.Namespace) -> formats.Format:
     if not found.written:  # only a WebDataset
         raise CommandError(
             f"{options.output}: {found.title} files are not written: a record does not say which "
-            "files it consists of; ArrayRecord and Parquet keep rows, as does `tar`"
+            "files it consists of; ArrayRecord and Parquet keep rows; to copy a WebDataset, copy "
+            "its .tar files"
         )
     return found
 
@@ -350,11 +353,11 @@ class Conversion:
     def header(self) -> dict[str, Any]:
         """What determines the outputs."""
         options = self._options
-        inputs = [[_absolute(path), identity(path)] for path in self._inputs]
+        found = zip(self._inputs, identities(self._inputs), strict=True)
         return {
             "format": _JOURNAL,
-            "version": 2,
-            "inputs": inputs,
+            "version": 3,
+            "inputs": [[_absolute(path), identity] for path, identity in found],
             "from": [found.name for found in self._formats],
             "to": self._target.name,
             "options": options.options,
@@ -373,9 +376,7 @@ class Conversion:
         self._progress = Progress("convert", self._total_bytes(), shown=shown)
         self._num_done = len(kept)
         # Files without an index are read once, from start to end, for all outputs.
-        in_order = any(
-            found.streams(path) for path, found in zip(self._inputs, self._formats, strict=True)
-        )
+        in_order = any(found.in_order for found in self._formats)
         is_one_pass = len(self._shards) > 1 and in_order and todo and todo[0].count is not None
         is_one_pass = is_one_pass and not self._options.shuffle
         try:
@@ -479,7 +480,7 @@ class Conversion:
         self._note()
         writing = self._outputs.open(shard)
         try:
-            copied = self._copy(shard, copying, writing, threads)
+            copied = self._copy(shard, copying, writing.records, threads)
             writing.finish(copied, lambda path: self._check(path, copied))
         except BaseException:
             writing.abort()
@@ -491,8 +492,7 @@ class Conversion:
         parts = [f"{self._num_done} of {len(self._shards)} files", self._outputs.status()]
         self._progress.note("  ".join(filter(None, parts)))
 
-    def _copy(self, shard: Shard, copying: Copying, writing: Writing, threads: int) -> int:
-        output: Any = writing.records
+    def _copy(self, shard: Shard, copying: Copying, output: Any, threads: int) -> int:
         copied, step = 0, 256
         while shard.count is None or copied < shard.count:
             if self._stop.is_set():
@@ -503,7 +503,6 @@ class Conversion:
             if count == 0:
                 break
             copied += count
-            writing.progressed()
             self._note()
             self._progress.add(done, count)
             # So that the line moves, and that an interrupt is seen.

@@ -140,7 +140,7 @@ def opened(
     paths: Sequence[str], found: Sequence[Format], *, seed: int | None, content: str
 ) -> Copying:
     """The records of files in their order, or in that of a seed."""
-    in_order = all(each.streams(path) for path, each in zip(paths, found, strict=True))
+    in_order = all(each.in_order for each in found)
     if in_order and seed is None:
         if content == "same":
             return InOrder(paths, found)

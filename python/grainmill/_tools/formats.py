@@ -56,10 +56,6 @@ class Format:
     options: str = ""
     numbers_first: bool = False
 
-    def streams(self, path: str) -> bool:  # noqa: ARG002 - a file of a format, wherever it is
-        """Whether the engine reads this file from start to end."""
-        return self.in_order
-
     def open(self, paths: Sequence[str]) -> Source:
         """Opens files as one sequence of records."""
         make: Callable[[Sequence[str]], Source] | None = getattr(sources, self.source, None)
@@ -115,7 +111,8 @@ FORMATS = {
             "ParquetDataSource",
             written=True,
             rows=True,
-            options="zstd:LEVEL, gzip:LEVEL, snappy, uncompressed, row_group_bytes:N, record",
+            options="zstd:LEVEL, gzip:LEVEL, brotli:LEVEL, snappy, lz4, uncompressed, "
+            "row_group_bytes:N, record",
             numbers_first=True,
         ),
         Format("webdataset", "WebDataset", (".tar",), "WebDatasetDataSource", rows=True),

@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol, Self
 
 from grainmill import _native
 from grainmill._atomic_file import sync_directory
+from grainmill._threads import start_thread
 from grainmill._tools import formats
 from grainmill._tools.console import CommandError, ExitCode, byte_text
 from grainmill._tools.parquet_output import ParquetOutput
@@ -34,9 +35,15 @@ except ImportError:  # Windows
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# A journal in a bucket is written at least as often; who has not for this long has ended.
+# A journal in a bucket is written when it changes, with this pause, and at least once in `_BEAT_S`;
+# a process that has not written it for `_DEAD_S` has ended.
+_PAUSE_S = 1.0
 _BEAT_S = 60.0
 _DEAD_S = 300.0
+# The journal names so many objects before they are begun, so that not each of them waits for it.
+_AHEAD = 64
+# After an interruption, for how long the last journal is tried to be written.
+_LAST_JOURNAL_S = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,9 +131,6 @@ class Writing(Protocol):
     def records(self) -> Records:
         """Where its records go."""
 
-    def progressed(self) -> None:
-        """Is called now and then."""
-
     def finish(self, num_records: int, check: Callable[[str], None]) -> None:
         """Completes it, under its name; `check` raises if what is written is not what it should be.
 
@@ -208,6 +212,7 @@ class LocalOutputs:
         self._force = force
         self._file: IO[bytes] | None = None
         self._lock = threading.Lock()
+        self._is_ours = False
         self._kept: frozenset[str] = frozenset()
         self.records: dict[str, int] = {}
 
@@ -226,7 +231,7 @@ class LocalOutputs:
 
     def __exit__(self, *error: object) -> None:
         if self._file is not None:
-            if not self.records:
+            if self._is_ours and not self.records:
                 self.remove_journal()
             self._file.close()
 
@@ -244,6 +249,9 @@ class LocalOutputs:
 
     def open(self, shard: Shard) -> LocalWriting:
         """See `Outputs`."""
+        with self._lock:
+            if not self._is_ours:  # until now the command could be refused
+                self._begin()
         return LocalWriting(self, shard, self._kind, force=self._force)
 
     def cancel(self) -> None:
@@ -272,14 +280,12 @@ class LocalOutputs:
         assert self._file is not None
         self._file.seek(0)
         entries, byte_len = _entries(self._file.read())
-        if not entries or entries[0] != self._header:
-            self._file.truncate(0)
-            try:
-                self._write(self._header)
-            except BaseException:
-                self.remove_journal()
-                raise
+        if not entries:
+            self._begin()
             return
+        if entries[0] != self._header:
+            return
+        self._is_ours = True
         self._file.truncate(byte_len)  # what was not written whole
         paths = {shard.name: shard.path for shard in self._shards}
         for entry in entries[1:]:
@@ -287,6 +293,17 @@ class LocalOutputs:
             if path is not None and identity(path) == entry.get("identity"):
                 self.records[entry["name"]] = entry["records"]
         self._kept = frozenset(self.records)
+
+    def _begin(self) -> None:
+        """Begins a journal, in place of that of another conversion if there is one."""
+        assert self._file is not None
+        self._is_ours = True
+        self._file.truncate(0)
+        try:
+            self._write(self._header)
+        except BaseException:
+            self.remove_journal()
+            raise
 
     def _write(self, entry: dict[str, Any]) -> None:
         assert self._file is not None
@@ -331,9 +348,6 @@ class LocalWriting:
         """See `Writing`."""
         return self._records
 
-    def progressed(self) -> None:
-        """Nothing."""
-
     def finish(self, num_records: int, check: Callable[[str], None]) -> None:
         """See `Writing`."""
         self._records.close()
@@ -349,13 +363,24 @@ class LocalWriting:
         self._claim.close()
 
 
-def identity(path: str) -> list[int] | None:
+def identity(path: str) -> list[Any] | None:
     """What tells a file from one that has replaced it; `None` for none."""
     try:
         found = Path(path).stat()
     except OSError:
         return None
     return [found.st_size, found.st_mtime_ns]
+
+
+def identities(paths: list[str]) -> list[list[Any] | None]:
+    """The same of files and objects.
+
+    Raises:
+        OSError: One of the objects is not there, or cannot be reached.
+    """
+    urls = [path for path in paths if formats.is_url(path)]
+    objects = map(list, _native.object_identities(urls))
+    return [next(objects) if formats.is_url(path) else identity(path) for path in paths]
 
 
 def _temporary(shard: Shard) -> Path:
@@ -440,7 +465,8 @@ class BucketOutputs:
 
     A bucket has no locks: the journal says which process writes, and when it has last said so. The
     journal also has the uploads that are not complete, whose parts would stay in the bucket if the
-    process was killed: the next run removes them.
+    process was killed: the next run removes them. A thread writes it, so that it is up to date also
+    while nothing else can be done.
 
     Args:
         shards: The objects.
@@ -461,45 +487,64 @@ class BucketOutputs:
         self._header = header
         self._force = force
         self._lock = threading.Lock()
+        # Those that may be visible without being known as complete, or have parts.
         self._begun: dict[str, str | None] = {}
-        self._done: dict[str, list[int]] = {}
+        self._done: dict[str, list[Any]] = {}
         self._open: list[BucketWriting] = []
-        self._written_at = 0.0
         self._kept: frozenset[str] = frozenset()
-        self._sizes: dict[str, int] = {}
+        self._begun_before: frozenset[str] = frozenset()
+        self._present: frozenset[str] = frozenset()
+        self._before: dict[str, Any] | None = None
+        self._is_cancelled = False
+        # Of the journal.
+        self._writing_lock = threading.RLock()
+        self._writer: _native.ObjectWriter | None = None
+        self._named: frozenset[str] = frozenset()
+        self._written: dict[str, Any] = {}
+        self._written_at = 0.0
+        self._thread: threading.Thread | None = None
+        self._ends = threading.Event()
+        self._failure: Exception | None = None
         self.records: dict[str, int] = {}
 
     def __enter__(self) -> Self:
-        before = self._read()
+        before = self._before = self._read()
         if before is not None:
             self._check_ended(before)
+        self._present = self._listed()
+        is_same = before is not None and before["header"] == self._header
+        if before is not None and is_same:
             names = {shard.name for shard in self._shards}
-            self._sizes = self._listed()
-            if before.get("header") == self._header:
-                self._done = {
-                    name: entry
-                    for name, entry in before["done"].items()
-                    if name in names and self._sizes.get(name) == entry[1]
-                }
-                # What that run had begun is written again, also if its last request has succeeded.
-                self._begun = {name: None for name in before["begun"] if name in names}
-            for name, upload_id in before["begun"].items():
-                if upload_id:
-                    _native.abort_upload(self._directory + name, upload_id)
-        else:
-            self._sizes = self._listed()
+            found = [name for name in before["done"] if name in names & self._present]
+            urls = [self._directory + name for name in found]
+            for name, now in zip(found, identities(urls), strict=True):
+                if before["done"][name][1] == now:
+                    self._done[name] = before["done"][name]
+            # What that run had begun is written again, also if its last request has succeeded.
+            self._begun_before = frozenset(name for name in before["begun"] if name in names)
+            self._begun = dict.fromkeys(self._begun_before)
         self._kept = frozenset(self._done)
         self.records = {name: records for name, (records, _) in self._done.items()}
-        self._write()
+        if before is None or is_same:
+            self._begin()
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self._thread is None:
+            return
+        self._end_thread()
+        timer = threading.Timer(_LAST_JOURNAL_S, self._cancel_journal)
+        timer.daemon = True
+        if self._is_cancelled:
+            timer.start()
+        is_needed = bool(self._done or self._begun)
         # The error that ends the conversion says more than one of these requests.
         with contextlib.suppress(OSError, _native.GrainmillError):
-            if self._written_at and (self._done or self._begun):
-                self._write(has_ended=True)
-            elif self._written_at:
+            if is_needed or self._is_cancelled:  # which shows whether the server still answers
+                self._write(frozenset(), has_ended=True)
+            if not is_needed:
                 self.remove_journal()
+        timer.cancel()
 
     def kept(self) -> frozenset[str]:
         """See `Outputs`."""
@@ -507,74 +552,152 @@ class BucketOutputs:
 
     def existing(self) -> list[str]:
         """See `Outputs`."""
-        ours = self._kept | self._begun.keys()
+        ours = self._kept | self._begun_before
         return [
             shard.path
             for shard in self._shards
-            if shard.name in self._sizes and shard.name not in ours
+            if shard.name in self._present and shard.name not in ours
         ]
 
     def open(self, shard: Shard) -> BucketWriting:
         """See `Outputs`."""
+        self._name(shard)
+        replaces = self._force or shard.name in self._begun_before
+        writing = BucketWriting(self, shard, self._kind, replaces=replaces)
         with self._lock:
-            replaces = self._force or shard.name in self._begun
-            writing = BucketWriting(self, shard, self._kind, replaces=replaces)
-            self._begun[shard.name] = None
-            self._write()
             self._open.append(writing)
+        if self._is_cancelled:
+            writing.cancel()
         return writing
 
     def cancel(self) -> None:
         """See `Outputs`."""
+        self._is_cancelled = True
+        self._cancel_journal()
         for writing in list(self._open):
             writing.cancel()
 
     def status(self) -> str:
         """See `Outputs`."""
-        done = sum(size for _, size in self._done.values())
-        sent = done + sum(writing.num_sent for writing in list(self._open))
+        sent = self.byte_len() + sum(writing.num_sent for writing in list(self._open))
         return f"{byte_text(sent)} uploaded"
 
     def byte_len(self) -> int:
         """See `Outputs`."""
-        return sum(size for _, size in self._done.values())
+        return sum(found[0] for _, found in list(self._done.values()))
 
     def remove_journal(self) -> None:
         """See `Outputs`."""
+        self._end_thread()
         _native.remove_object(self._journal)
-        self._written_at = 0.0
+        self._thread = None
 
-    def progressed(self, shard: Shard, upload_id: str | None) -> None:
-        """Notes an upload that has begun, and that this process lives."""
-        is_new = upload_id is not None and self._begun.get(shard.name) != upload_id
-        if is_new or time.monotonic() - self._written_at > _BEAT_S:
-            with self._lock:
-                self._begun[shard.name] = upload_id
-                self._write()
-
-    def ended(self, writing: BucketWriting, shard: Shard, done: tuple[int, int] | None) -> None:
-        """Notes that an object is complete, with its records and bytes, or not written."""
+    def ended(
+        self, writing: BucketWriting, done: tuple[int, list[Any]] | None, *, may_be_visible: bool
+    ) -> None:
+        """Notes that an object is complete, with its records and its identity, or is given up."""
+        name = writing.name
         with self._lock:
             if writing in self._open:
                 self._open.remove(writing)
-            self._begun.pop(shard.name, None)
             if done is not None:
-                self._done[shard.name] = list(done)
-                self.records[shard.name] = done[0]
-                self._write()
+                self._begun.pop(name, None)
+                self._done[name] = list(done)
+                self.records[name] = done[0]
+            elif may_be_visible or name in self._begun_before:
+                self._begun[name] = None
+            else:
+                self._begun.pop(name, None)
 
-    def _listed(self) -> dict[str, int]:
-        """The sizes of the objects there are, by name."""
+    # --- the journal ----------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Begins a journal, in place of that of another conversion if there is one."""
+        for name, upload_id in (self._before or {"begun": {}})["begun"].items():
+            if upload_id:
+                try:
+                    _native.abort_upload(self._directory + name, upload_id)
+                except OSError:  # perhaps it is not allowed; the next run tries it again
+                    if name in self._begun_before:
+                        self._begun[name] = upload_id
+        self._write()
+        self._thread = start_thread(
+            self._keep_journal, name="grainmill-journal", stop=self._ends.set
+        )
+
+    def _name(self, shard: Shard) -> None:
+        """Writes a journal that names an object, and those that follow it, as begun."""
+        if self._failure is not None:
+            raise self._failure
+        if shard.name in self._named:
+            return
+        with self._writing_lock:
+            if shard.name in self._named:
+                return
+            if self._thread is None:  # until now the command could be refused
+                self._begin()
+            first = self._shards.index(shard)
+            following = {each.name for each in self._shards[first : first + _AHEAD]}
+            self._write(self._named | following)
+
+    def _keep_journal(self) -> None:
+        """Writes the journal when it has changed, and now and then: this process lives."""
+        while not self._ends.wait(_PAUSE_S):
+            is_due = time.monotonic() - self._written_at > _BEAT_S
+            if is_due or self._content(self._named) != self._written:
+                try:
+                    self._write()
+                except (OSError, _native.GrainmillError) as error:
+                    self._failure = error
+                    return
+
+    def _end_thread(self) -> None:
+        self._ends.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _cancel_journal(self) -> None:
+        if self._writer is not None:
+            self._writer.cancel()
+
+    def _content(self, named: frozenset[str]) -> dict[str, Any]:
+        with self._lock:
+            begun = {name: None for name in named if name not in self._done} | self._begun
+            begun |= {writing.name: writing.upload_id for writing in self._open}
+            return {"begun": begun, "done": dict(self._done)}
+
+    def _write(self, named: frozenset[str] | None = None, *, has_ended: bool = False) -> None:
+        with self._writing_lock:
+            self._writer = _native.ObjectWriter(self._journal)
+            if self._is_cancelled and not has_ended:
+                raise InterruptedError(f"{self._journal}: the conversion was interrupted")
+            named = self._named if named is None else named
+            content = self._content(named)
+            head = {
+                "header": self._header,
+                "host": socket.gethostname(),
+                "process": os.getpid(),
+                "time": time.time(),
+                "has_ended": has_ended,
+            }
+            self._writer.write(json.dumps(head | content).encode())
+            self._writer.close()
+            self._named = named
+            self._written = content
+            self._written_at = time.monotonic()
+
+    def _listed(self) -> frozenset[str]:
+        """The names of the objects there are."""
         names = sorted(shard.path for shard in self._shards)
         pairs = zip(names[0], names[-1], strict=False)
         shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         prefix = names[0][:shared]
         start = len(self._directory)
-        return {
-            url[start:]: size
-            for url, size in _native.list_objects(prefix)
+        return frozenset(
+            url[start:]
+            for url, _ in _native.list_objects(prefix)
             if url.startswith(self._directory) and "/" not in url[start:]
-        }
+        )
 
     def _read(self) -> dict[str, Any] | None:
         try:
@@ -595,26 +718,11 @@ class BucketOutputs:
             return
         age = time.time() - before["time"]
         is_alive = age < _DEAD_S
-        if before["host"] == socket.gethostname() and os.name == "posix":
+        if is_alive and before["host"] == socket.gethostname() and os.name == "posix":
             is_alive = before["process"] != os.getpid() and _is_alive(before["process"])
         if is_alive:
             where = f"process {before['process']} on {before['host']}"
             raise _busy(self._journal, f" ({where}, {max(age, 0):.0f} s ago)")
-
-    def _write(self, *, has_ended: bool = False) -> None:
-        content = {
-            "header": self._header,
-            "host": socket.gethostname(),
-            "process": os.getpid(),
-            "time": time.time(),
-            "has_ended": has_ended,
-            "begun": self._begun,
-            "done": self._done,
-        }
-        writer = _native.ObjectWriter(self._journal)
-        writer.write(json.dumps(content).encode())
-        writer.close()
-        self._written_at = time.monotonic()
 
 
 class BucketWriting:
@@ -632,7 +740,17 @@ class BucketWriting:
         self._shard = shard
         self._writer = _native.ObjectWriter(shard.path, replaces=replaces)
         self._records = kind.create(shard.path, shard.path, self._writer)
-        self._is_visible = False
+        self._is_removed = False
+
+    @property
+    def name(self) -> str:
+        """The object's name."""
+        return self._shard.name
+
+    @property
+    def upload_id(self) -> str | None:
+        """What the service calls the upload, if it has parts."""
+        return self._writer.upload_id
 
     @property
     def records(self) -> Records:
@@ -644,35 +762,31 @@ class BucketWriting:
         """How many bytes the server has received."""
         return self._writer.num_sent
 
-    def progressed(self) -> None:
-        """See `Writing`."""
-        self._outputs.progressed(self._shard, self._writer.upload_id)
-
     def finish(self, num_records: int, check: Callable[[str], None]) -> None:
         """See `Writing`. An object can be checked only once it is visible."""
         try:
             self._records.close()
         except FileExistsError:
             raise _exists(self._shard.path) from None
-        self._is_visible = True
         try:
             check(self._shard.path)
         except CommandError:
             _native.remove_object(self._shard.path)
-            self._is_visible = False
+            self._is_removed = True
             raise
-        self._outputs.ended(self, self._shard, (num_records, self._writer.num_written))
+        found = list(_native.object_identities([self._shard.path])[0])
+        self._outputs.ended(self, (num_records, found), may_be_visible=True)
 
     def cancel(self) -> None:
         """Makes the thread that writes it fail, also while it waits for the server."""
-        self._writer.abort()
+        self._writer.cancel()
 
     def abort(self) -> None:
         """See `Writing`."""
         self._writer.abort()
         self._records.abort()
-        if not self._is_visible:  # otherwise the journal could not be written, which says so still
-            self._outputs.ended(self, self._shard, None)
+        may_be_visible = self._writer.may_be_visible and not self._is_removed
+        self._outputs.ended(self, None, may_be_visible=may_be_visible)
 
 
 def _is_alive(process: int) -> bool:

@@ -15,16 +15,13 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from grainmill._tools import reading, tf_example
+from grainmill._tools import formats, reading, tf_example
 from grainmill._tools.console import CommandError, ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from grainmill import _native
-
-OPTIONS = "zstd:LEVEL, gzip:LEVEL, snappy, uncompressed, row_group_bytes:N, record"
-"""What `--options` may contain."""
 
 _LEVELS = ("zstd", "gzip", "brotli")
 _CODECS = (*_LEVELS, "snappy", "lz4", "uncompressed")
@@ -66,7 +63,7 @@ class Sample(_Taking):
     """The first records of several files, which have one schema.
 
     Attributes:
-        records: They.
+        records: Those it has taken.
         is_enough: Whether the schema follows from these.
     """
 
@@ -96,7 +93,7 @@ class ParquetOutput(_Taking):
     Args:
         path: The file.
         shown: Its name in messages.
-        options: `key:value` items separated by commas; see `OPTIONS`.
+        options: `key:value` items separated by commas; see `formats`.
         schema: `name:type` items separated by commas; without, the types follow from the sample.
         sample: The records that decide about the columns; without, those of the first block.
         writer: What writes the file; without, it is a local one.
@@ -240,8 +237,10 @@ class ParquetOutput(_Taking):
                 return None
             if self._arrow.types.is_temporal(wanted):
                 return natural.cast(wanted)
-            return self._arrow.array(values, type=wanted)
-        except (ValueError, TypeError, OverflowError):  # among them those of Arrow
+            made = self._arrow.array(values, type=wanted)
+            # Numbers that are too large for a shorter type become infinite.
+            return made if self._num_infinite(made) == self._num_infinite(natural) else None
+        except (ValueError, TypeError, OverflowError, NotImplementedError):  # also those of Arrow
             return None
 
     def _natural(self, values: list[Any]) -> Any:
@@ -271,6 +270,16 @@ class ParquetOutput(_Taking):
                 for field in found
             )
         return bool(types.is_temporal(found) and types.is_temporal(wanted))
+
+    def _num_infinite(self, array: Any) -> int:
+        types = self._arrow.types
+        if types.is_floating(array.type):
+            return int(np.isinf(array.to_numpy(zero_copy_only=False)).sum())
+        if types.is_list(array.type):
+            return self._num_infinite(array.flatten())
+        if types.is_struct(array.type):
+            return sum(map(self._num_infinite, array.flatten()))
+        return 0
 
     def _misfit(self, number: int, problem: str) -> CommandError:
         source = "it is stated by --schema"
@@ -306,6 +315,12 @@ class ParquetOutput(_Taking):
 
     def _inferred(self, rows: list[dict[str, Any]]) -> Any:
         names = list(dict.fromkeys(name for row in rows for name in row))
+        if not names:
+            raise CommandError(
+                f"{self._path}: the first {len(rows)} records have no fields, so that no columns "
+                "follow from them (--schema states columns)",
+                ExitCode.DAMAGED,
+            )
         fields = []
         for name in names:
             values = [row.get(name) for row in rows]
@@ -440,8 +455,14 @@ def check(options: str, schema: str | None) -> None:
     Raises:
         CommandError: One is unknown or invalid, or the package that writes the file is missing.
     """
-    _parsed(options)
+    codec, level, _, _ = _parsed(options)
     _pyarrow("pyarrow.parquet")
+    if level is not None:
+        found = _pyarrow("pyarrow").Codec
+        lowest = max(1, found.minimum_compression_level(codec))
+        highest = found.maximum_compression_level(codec)
+        if not lowest <= level <= highest:
+            raise CommandError(f"levels of {codec} are from {lowest} to {highest}, got {level}")
     if schema is not None:
         parse_schema(schema)
 
@@ -458,7 +479,9 @@ def _parsed(options: str) -> tuple[str, int | None, int, bool]:
         elif name == "row_group_bytes" and text:
             group_bytes = _number(option, text)
         else:
-            raise CommandError(f"unknown option `{option}`, valid options: {OPTIONS}")
+            raise CommandError(
+                f"unknown option `{option}`, valid options: {formats.FORMATS['parquet'].options}"
+            )
     return codec, level, group_bytes, is_raw
 
 

@@ -25,7 +25,7 @@ def files_of(source: Source) -> _native.RecordFiles | None:
 
 def records(path: str, found: Format, start: int = 0) -> Iterator[Any]:
     """All records from number `start` on, read in blocks."""
-    if found.streams(path):
+    if found.in_order:
         stream = _native.RecordStream(path, found.name)
         stream.skip(start)
         while block := stream.read(1 << 12):
@@ -47,7 +47,7 @@ def block_len(source: Source) -> int:
 
 def count(path: str, found: Format) -> int:
     """The number of records; files without an index are read for it."""
-    if found.streams(path):
+    if found.in_order:
         stream = _native.RecordStream(path, found.name)
         return stream.skip((1 << 63) - 1)
     return len(found.open([path]))
@@ -59,7 +59,7 @@ def at_positions(path: str, found: Format, positions: Sequence[int]) -> list[Any
     Raises:
         IndexError: There is no such record.
     """
-    if not found.streams(path):
+    if not found.in_order:
         source = found.open([path])
         if outside := [at for at in positions if not 0 <= at < len(source)]:
             raise IndexError(f"{path}: no record {outside[0]}, it has {len(source)}")
@@ -82,7 +82,7 @@ def sample(path: str, found: Format, max_records: int) -> tuple[int, list[int], 
 
     Files without an index are read to their end anyway, so that all of their lengths are known.
     """
-    if found.streams(path):
+    if found.in_order:
         lengths = [len(record) for record in records(path, found)]
         return len(lengths), lengths, True
     source = found.open([path])

@@ -107,7 +107,7 @@ def check_file(path: str, given: str | None, max_problems: int) -> dict[str, Any
             for offset, chunk, problem in native["problems"]
         ]
         return report | {"problems": problems}
-    if found.streams(path):
+    if found.in_order:
         stream = _native.RecordStream(path, found.name)
         damages = stream.verify(max_problems)
         problems = [

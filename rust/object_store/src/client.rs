@@ -254,8 +254,7 @@ impl std::fmt::Debug for Uploader {
     }
 }
 
-/// What a service can do.
-type Faces = (Arc<dyn ObjectStore>, Option<Lister>, Option<Uploader>);
+type StoreInterfaces = (Arc<dyn ObjectStore>, Option<Lister>, Option<Uploader>);
 
 impl Bucket {
     /// The bucket of `location`, one for all objects in it.
@@ -285,7 +284,7 @@ impl Bucket {
         Ok(Arc::clone(client.insert(created)))
     }
 
-    fn connect(&self, shared: &Shared) -> object_store::Result<Faces> {
+    fn connect(&self, shared: &Shared) -> object_store::Result<StoreInterfaces> {
         let (settings, http) = (&self.settings, shared.http.clone());
         // Repeated by `fetch`, which knows what was received already.
         let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
@@ -297,7 +296,7 @@ impl Bucket {
                     check_endpoint(builder.get_config_value(&key).as_deref())?;
                 }
                 let builder = builder.with_http_connector(http).with_retry(retry);
-                all(Arc::new(builder.with_bucket_name(bucket).build()?))
+                interfaces_of(Arc::new(builder.with_bucket_name(bucket).build()?))
             }
             Service::Google => {
                 let mut builder = GoogleCloudStorageBuilder::new();
@@ -320,7 +319,7 @@ impl Bucket {
                 }
                 check_endpoint(builder.get_config_value(&GoogleConfigKey::BaseUrl).as_deref())?;
                 let builder = builder.with_http_connector(http).with_retry(retry);
-                all(Arc::new(builder.with_bucket_name(bucket).build()?))
+                interfaces_of(Arc::new(builder.with_bucket_name(bucket).build()?))
             }
             Service::Azure => {
                 let mut builder = MicrosoftAzureBuilder::new();
@@ -340,7 +339,7 @@ impl Bucket {
                 } else {
                     builder.with_container_name(bucket)
                 };
-                all(Arc::new(builder.build()?))
+                interfaces_of(Arc::new(builder.build()?))
             }
             Service::Http => {
                 check_endpoint(Some(base))?;
@@ -406,7 +405,9 @@ fn check_endpoint(endpoint: Option<&str>) -> object_store::Result<()> {
     })
 }
 
-fn all<T: ObjectStore + PaginatedListStore + MultipartStore>(store: Arc<T>) -> Faces {
+fn interfaces_of<T: ObjectStore + PaginatedListStore + MultipartStore>(
+    store: Arc<T>,
+) -> StoreInterfaces {
     let lister = Lister(Arc::clone(&store) as Arc<dyn PaginatedListStore>);
     let uploader = Uploader(Arc::clone(&store) as Arc<dyn MultipartStore>);
     (store, Some(lister), Some(uploader))

@@ -94,6 +94,10 @@ impl Failure {
         let kind = match status {
             // Azure answers requests that remove an object in batches.
             _ if matches!(error, StoreError::NotFound { .. }) => FailureKind::NotFound,
+            // As is set in the environment, without a request.
+            _ if matches!(error, StoreError::NotImplemented { .. }) => FailureKind::NotImplemented,
+            // Parts that are not there, or not any more as they are an object.
+            400 if text.contains("InvalidBlockList") => FailureKind::NotFound,
             // Azure has one status for an object that exists and for requests that exclude each other.
             409 if text.contains("BlobAlreadyExists") => FailureKind::Exists,
             304 | 412 => FailureKind::Exists,

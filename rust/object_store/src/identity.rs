@@ -1,4 +1,4 @@
-//! What tells the content of objects from that at other times.
+//! Length, time and tag of objects, which change when their content does.
 
 use std::sync::Arc;
 

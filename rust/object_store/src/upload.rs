@@ -1,14 +1,16 @@
 //! Objects that are written: parts are sent while the next ones are made, and nothing is visible
 //! before the last request, which makes all of them one object.
 //!
-//! Every request may be repeated, since its answer may have been lost: a part replaces itself, and an
-//! object is known to be this one by a random number among its attributes.
+//! Every request may be repeated, since its answer may have been lost. A part that is sent again replaces
+//! itself; on Azure it has another name, and the first one is dropped with the last request. An object is
+//! known to be this one by a random number among its attributes. Azure has none for an object made of
+//! parts: there its length is compared, and that it is not the one that was there before.
 
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -18,8 +20,8 @@ use grainmill_core::{Error, Result};
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path as ObjectPath;
 use object_store::{
-    Attribute, Attributes, GetOptions, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions,
-    PutPayload,
+    Attribute, Attributes, GetOptions, GetResult, ObjectMeta, ObjectStoreExt, PutMode,
+    PutMultipartOptions, PutOptions, PutPayload,
 };
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -56,6 +58,9 @@ pub struct Upload {
     num_parts: usize,
     sending: VecDeque<Started<PartId>>,
     sent: Vec<PartId>,
+    /// Why a part is missing, so that nothing can be written any more.
+    failure: Option<(io::ErrorKind, String)>,
+    is_complete: bool,
     process: u32,
 }
 
@@ -67,6 +72,7 @@ pub struct UploadControl(Arc<Control>);
 struct Control {
     is_cancelled: watch::Sender<bool>,
     id: OnceLock<String>,
+    may_be_visible: AtomicBool,
     num_written: AtomicU64,
     num_sent: AtomicU64,
 }
@@ -80,6 +86,16 @@ impl UploadControl {
     /// What the service calls the upload, if it has parts.
     pub fn id(&self) -> Option<&str> {
         self.0.id.get().map(String::as_str)
+    }
+
+    /// Whether the request that makes the object visible has been sent, so that it is there unless that
+    /// has failed.
+    pub fn may_be_visible(&self) -> bool {
+        self.0.may_be_visible.load(Ordering::Relaxed)
+    }
+
+    fn set_may_be_visible(&self, may_be: bool) {
+        self.0.may_be_visible.store(may_be, Ordering::Relaxed);
     }
 
     /// How many bytes have been written to it.
@@ -122,6 +138,7 @@ impl Upload {
         let control = UploadControl(Arc::new(Control {
             is_cancelled,
             id: OnceLock::new(),
+            may_be_visible: AtomicBool::new(false),
             num_written: AtomicU64::new(0),
             num_sent: AtomicU64::new(0),
         }));
@@ -132,6 +149,8 @@ impl Upload {
             num_parts: 0,
             sending: VecDeque::new(),
             sent: Vec::new(),
+            failure: None,
+            is_complete: false,
             process: std::process::id(),
         })
     }
@@ -159,8 +178,9 @@ impl Upload {
         let target = Arc::clone(&self.target);
         Ok(Shared::get()?.start(async move {
             tokio::select! {
-                result = work => result,
+                biased; // after that no request begins
                 _ = is_cancelled.wait_for(|is| *is) => Err(target.error("the upload was ended")),
+                result = work => result,
             }
         }))
     }
@@ -211,11 +231,14 @@ impl Upload {
     }
 
     fn finish(&mut self) -> Result<()> {
-        let target = Arc::clone(&self.target);
+        if let Some((kind, text)) = self.failure.take() {
+            return Err(Error::io(self.shown(), "write", io::Error::new(kind, text)));
+        }
+        let (target, control) = (Arc::clone(&self.target), self.control.clone());
         if self.control.id().is_none() {
             let content = Bytes::from(std::mem::take(&mut self.buffer));
             let len = content.len() as u64;
-            self.start(async move { target.put(content).await })?.wait()?;
+            self.start(async move { target.put(&control, content).await })?.wait()?;
             self.control.0.num_sent.fetch_add(len, Ordering::Relaxed);
             return Ok(());
         }
@@ -225,21 +248,26 @@ impl Upload {
         while !self.sending.is_empty() {
             self.wait_for_first()?;
         }
-        let (control, parts) = (self.control.clone(), std::mem::take(&mut self.sent));
-        let complete =
-            async move { target.complete(control.id().unwrap_or_default(), parts).await };
-        self.start(complete)?.wait()
+        let parts = std::mem::take(&mut self.sent);
+        self.start(async move { target.complete(&control, parts).await })?.wait()
     }
 }
 
 impl Write for Upload {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Some((kind, text)) = &self.failure {
+            return Err(io::Error::new(*kind, text.clone()));
+        }
         let room = self.part_len() - self.buffer.len();
         let now = &bytes[..room.min(bytes.len())];
         self.buffer.extend_from_slice(now);
         self.control.0.num_written.fetch_add(now.len() as u64, Ordering::Relaxed);
         if now.len() == room {
-            self.send().map_err(of_error)?;
+            self.send().map_err(|error| {
+                let error = of_error(error);
+                self.failure = Some((error.kind(), error.to_string()));
+                error
+            })?;
         }
         Ok(now.len())
     }
@@ -253,7 +281,7 @@ impl WriteFile for Upload {
     /// Sends the rest and makes the object visible.
     fn close(mut self: Box<Self>) -> Result<()> {
         self.finish()?;
-        self.process = 0; // there is nothing to remove
+        self.is_complete = true;
         Ok(())
     }
 }
@@ -263,7 +291,7 @@ impl Drop for Upload {
     fn drop(&mut self) {
         let Some(id) = self.control.id().map(str::to_owned) else { return };
         // A forked child has a copy of what is its parent's.
-        if self.process != std::process::id() {
+        if self.is_complete || self.process != std::process::id() {
             return;
         }
         self.control.cancel();
@@ -273,7 +301,8 @@ impl Drop for Upload {
         }
         let target = Arc::clone(&self.target);
         if let Ok(shared) = Shared::get() {
-            // Nobody can do more about an error: services remove parts after some days.
+            // Nobody can do more about an error. S3 and Google keep the parts, and bill them, unless a
+            // rule of the bucket removes them; Azure removes them after some days.
             let _ = shared.start(async move { target.abort(&id).await }).wait();
         }
     }
@@ -398,14 +427,23 @@ impl Target {
     }
 
     /// Makes the parts one object.
-    async fn complete(&self, id: &str, parts: Vec<PartId>) -> Result<()> {
-        if !self.replaces && self.exists().await? {
+    async fn complete(&self, control: &UploadControl, parts: Vec<PartId>) -> Result<()> {
+        let has_no_number = self.service == Service::Azure;
+        let before = if self.replaces && !has_no_number { None } else { self.found().await? };
+        if !self.replaces && before.is_some() {
             return Err(self.exists_error());
         }
-        let id = id.to_owned();
+        let before = before.map(|found| found.meta);
+        let ours = if has_no_number {
+            Ours::OfLength(control.num_written(), before)
+        } else {
+            Ours::Numbered
+        };
+        let id = control.id().unwrap_or_default().to_owned();
         // Where the service has it, also an object that was created since is not replaced.
         let mut is_new = !self.replaces && self.service == Service::S3;
         let mut attempts = self.attempts();
+        control.set_may_be_visible(true);
         loop {
             let request = self.store.complete_multipart(&self.path, &id, parts.clone());
             let Err(failure) = self.attempt(&attempts, IS_NEW.scope(is_new, request)).await else {
@@ -415,17 +453,18 @@ impl Target {
                 is_new = false;
                 continue;
             }
-            if self.is_done(&mut attempts, failure).await? {
+            if self.is_done(control, &mut attempts, failure, &ours).await? {
                 return Ok(());
             }
         }
     }
 
     /// Writes an object of one part.
-    async fn put(&self, content: Bytes) -> Result<()> {
+    async fn put(&self, control: &UploadControl, content: Bytes) -> Result<()> {
         let payload = payload(&content);
         let mut is_new = !self.replaces;
         let mut attempts = self.attempts();
+        control.set_may_be_visible(true);
         loop {
             let mode = if is_new { PutMode::Create } else { PutMode::Overwrite };
             let options =
@@ -433,13 +472,15 @@ impl Target {
             let request = self.client.store.put_opts(&self.path, payload.clone(), options);
             let Err(failure) = self.attempt(&attempts, request).await else { return Ok(()) };
             if is_new && failure.kind == FailureKind::NotImplemented {
-                if self.exists().await? {
+                control.set_may_be_visible(false);
+                if self.found().await?.is_some() {
                     return Err(self.exists_error());
                 }
+                control.set_may_be_visible(true);
                 is_new = false;
                 continue;
             }
-            if self.is_done(&mut attempts, failure).await? {
+            if self.is_done(control, &mut attempts, failure, &Ours::Numbered).await? {
                 return Ok(());
             }
         }
@@ -447,12 +488,23 @@ impl Target {
 
     /// Waits before a request that makes the object visible is repeated. Returns whether an attempt
     /// before this one has succeeded, so that only its answer was lost.
-    async fn is_done(&self, attempts: &mut Attempts<'_>, failure: Failure) -> Result<bool> {
+    async fn is_done(
+        &self,
+        control: &UploadControl,
+        attempts: &mut Attempts<'_>,
+        failure: Failure,
+        ours: &Ours,
+    ) -> Result<bool> {
+        let is_answer = !matches!(failure.kind, FailureKind::Unanswered | FailureKind::Transient);
+        if is_answer && attempts.count == 0 {
+            control.set_may_be_visible(false);
+        }
         let is_refused = matches!(failure.kind, FailureKind::NotFound | FailureKind::Exists);
-        if is_refused && attempts.count > 0 && self.is_ours().await {
+        if is_refused && attempts.count > 0 && self.is_ours(ours).await? {
             return Ok(true);
         }
         if failure.kind == FailureKind::Exists {
+            control.set_may_be_visible(false);
             return Err(self.exists_error());
         }
         attempts.after(failure, String::new).await.map(|()| false)
@@ -462,14 +514,15 @@ impl Target {
         Error::io(&self.shown, "write", io::Error::new(io::ErrorKind::AlreadyExists, "it exists"))
     }
 
-    /// Whether there is an object already, as far as one may ask.
-    async fn exists(&self) -> Result<bool> {
+    /// The head of the object, if there is one, as far as one may ask.
+    async fn found(&self) -> Result<Option<GetResult>> {
         let mut attempts = self.attempts();
         loop {
-            match self.attempt(&attempts, self.client.store.head(&self.path)).await {
-                Ok(_) => return Ok(true),
+            let options = GetOptions { head: true, ..GetOptions::default() };
+            match self.attempt(&attempts, self.client.store.get_opts(&self.path, options)).await {
+                Ok(found) => return Ok(Some(found)),
                 Err(Failure { kind: FailureKind::NotFound | FailureKind::Denied, .. }) => {
-                    return Ok(false);
+                    return Ok(None);
                 }
                 Err(failure) => attempts.after(failure, String::new).await?,
             }
@@ -477,13 +530,19 @@ impl Target {
     }
 
     /// Whether the object is the one that this upload has written.
-    async fn is_ours(&self) -> bool {
-        let attempts = self.attempts();
-        let options = GetOptions { head: true, ..GetOptions::default() };
-        let found = self.attempt(&attempts, self.client.store.get_opts(&self.path, options)).await;
+    async fn is_ours(&self, ours: &Ours) -> Result<bool> {
+        let Some(found) = self.found().await? else { return Ok(false) };
         let name = Attribute::Metadata(UPLOAD_ATTRIBUTE.into());
-        found.is_ok_and(|found| {
-            found.attributes.get(&name).is_some_and(|value| value.as_ref() == self.number)
+        let number = found.attributes.get(&name).map(AsRef::as_ref);
+        Ok(match ours {
+            Ours::Numbered => number == Some(self.number.as_str()),
+            Ours::OfLength(len, before) => {
+                let is_before = before.as_ref().is_some_and(|before| {
+                    before.e_tag == found.meta.e_tag
+                        && before.last_modified == found.meta.last_modified
+                });
+                number.is_none() && found.meta.size == *len && !is_before
+            }
         })
     }
 
@@ -513,6 +572,14 @@ impl Target {
             }
         }
     }
+}
+
+/// What tells the object that an upload has written from others.
+enum Ours {
+    /// It has the upload's number.
+    Numbered,
+    /// It has so many bytes, and it is not the one that was there before.
+    OfLength(u64, Option<ObjectMeta>),
 }
 
 /// `content`, in frames that are counted when they are sent.

@@ -71,7 +71,8 @@ fn abort_upload(py: Python<'_>, url: &str, upload_id: &str) -> Result<(), Raised
     py.detach(|| object_store::abort(url, settings, upload_id)).map_err(Raised)
 }
 
-/// How the object at `path` is reached, if that is a URL; the environment is read here, as above.
+/// How the object at `path` is reached, if that is a URL; the environment is read here, where the
+/// interpreter lock is held.
 pub(crate) fn settings_of(path: &Path) -> Result<Option<(&str, Settings)>> {
     match path.to_str().filter(|path| is_url(path)) {
         Some(url) => Ok(Some((url, Settings::from_env()?))),
@@ -114,7 +115,12 @@ impl PyObjectWriter {
         py.detach(close).map_err(Raised)
     }
 
-    /// Makes whatever writes the object fail at once; the object is removed if it is here.
+    /// Makes every call in progress fail, and all that follow; does not wait.
+    fn cancel(&self) {
+        self.control.cancel();
+    }
+
+    /// Cancels the upload: every call in progress fails and its parts are removed.
     fn abort(&self, py: Python<'_>) {
         self.control.cancel();
         py.detach(|| drop(self.lock().take()));
@@ -124,6 +130,12 @@ impl PyObjectWriter {
     #[getter]
     fn upload_id(&self) -> Option<&str> {
         self.control.id()
+    }
+
+    /// Whether the object may be visible: the request that makes it so has been sent.
+    #[getter]
+    fn may_be_visible(&self) -> bool {
+        self.control.may_be_visible()
     }
 
     /// The number of bytes written.
