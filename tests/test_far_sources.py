@@ -148,6 +148,17 @@ def test_stages_that_combine_elements_have_reads_in_flight(stage, server, record
     assert are_in_flight(watch)
 
 
+@pytest.mark.parametrize("kind", ["web_dataset", "json_lines", "bagz"])
+def test_mixtures_of_one_kind_of_source_have_its_elements_in_order(kind, server, records):
+    source, expected = source_of(kind, server, records)
+    again, _ = source_of(kind, server, records)
+    parts = [grain.MapDataset.source(each) for each in (source, again)]
+    for join in (grain.MapDataset.mix, grain.MapDataset.concatenate):
+        order = join([grain.MapDataset.source(expected)] * 2).shuffle(seed=1)[:200]
+        found = join(parts).shuffle(seed=1)[:200].to_iter_dataset(grain.ReadOptions(num_threads=1))
+        assert list(found) == list(order)
+
+
 class Twice(grain.experimental.FlatMapTransform):
     max_fan_out = 2
 

@@ -84,27 +84,26 @@ class GroupedLazySources(GroupedSource):
 
     def wait(self, pending: Any) -> Any:
         """See `ElementSource.wait`."""
-        count, by_dataset = pending
+        count, by_source = pending
         return count, [
-            (positions, dataset, self._sources[dataset].wait(of_dataset))
-            for positions, dataset, of_dataset in by_dataset
+            (positions, source, source.wait(of_source))
+            for positions, source, of_source in by_source
         ]
 
     def start(self, request: DatasetIndices) -> Any:
         """See `ElementSource.start`."""
         index, datasets = request
         pending = [
-            (positions, dataset, self._sources[dataset].start(index[positions]))
-            for dataset, positions in _positions_by_dataset(datasets)
+            (positions, source, source.start(source.request(index[positions], None)))
+            for source, positions in self._by_source(datasets)
         ]
         return len(index), pending
 
     def finish(self, pending: Any) -> Evaluated:
         """See `ElementSource.finish`."""
-        count, by_dataset = pending
+        count, by_source = pending
         results = [
-            (positions, self._sources[dataset].finish(of_dataset))
-            for positions, dataset, of_dataset in by_dataset
+            (positions, source.finish(of_source)) for positions, source, of_source in by_source
         ]
         return merged(results, count)
 
@@ -112,10 +111,17 @@ class GroupedLazySources(GroupedSource):
         """See `ElementSource.read`."""
         index, datasets = request
         results = [
-            (positions, self._sources[dataset].read(index[positions]))
-            for dataset, positions in _positions_by_dataset(datasets)
+            (positions, source.read(source.request(index[positions], None)))
+            for source, positions in self._by_source(datasets)
         ]
         return merged(results, len(index))
+
+    def _by_source(self, datasets: DatasetNumbers) -> list[tuple[Any, Indices]]:
+        """Each source with its ascending positions in the block."""
+        return [
+            (self._sources[dataset], positions)
+            for dataset, positions in _positions_by_dataset(datasets)
+        ]
 
 
 class GroupedRows(GroupedLazySources):
@@ -132,8 +138,8 @@ class GroupedRows(GroupedLazySources):
         """See `ElementSource.start_beyond`."""
         index, datasets = request
         started = [
-            self._sources[dataset].start_beyond(index[positions])
-            for dataset, positions in _positions_by_dataset(datasets)
+            source.start_beyond(source.request(index[positions], None))
+            for source, positions in self._by_source(datasets)
         ]
         return started if any(reads is not None for reads in started) else None
 
@@ -141,8 +147,8 @@ class GroupedRows(GroupedLazySources):
         """The rows of each source as a batch, with their positions; `None` if one has none."""
         index, datasets = request
         batches = []
-        for dataset, positions in _positions_by_dataset(datasets):
-            batch = self._sources[dataset].batch(index[positions])
+        for source, positions in self._by_source(datasets):
+            batch = source.batch(source.request(index[positions], None))
             if batch is None:
                 return None
             batches.append((positions, batch))
