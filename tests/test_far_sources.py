@@ -428,6 +428,15 @@ def test_the_pages_of_all_values_are_requested(advised):
     assert len(requested) < whole.nbytes / mmap.PAGESIZE  # not all of it
 
 
+def test_values_of_fixed_length_are_requested_without_those_that_follow(advised):
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(50 * 2048, np.float32)), 2048)
+    table = mapped_table.MappedTable(pa.table({"fixed": lists}))
+    rows = np.arange(3, 50, 6)
+    table.request(rows)
+    requested = set().union(*(pages_of(begin, begin + length) for begin, length in advised))
+    assert requested == set().union(*(pages_of_row(lists, row) for row in rows.tolist()))
+
+
 @pytest.mark.parametrize("is_selected", [False, True])
 def test_rows_are_requested_ahead_while_reading_them_waits(is_selected, advised, monkeypatch):
     rows = datasets.Dataset.from_dict({"x": list(range(500)), "y": [b"y" * k for k in range(500)]})

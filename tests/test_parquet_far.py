@@ -12,6 +12,7 @@ import pytest
 from bucket_server import BucketServer, Fault
 
 import grainmill as grain
+from grainmill._evaluate.row_source import RowSource
 from grainmill._native import GrainmillError
 from grainmill.array_record import ArrayRecordWriter
 from grainmill.experimental import ParquetIterDataset
@@ -180,6 +181,38 @@ def test_files_and_pages_are_found_together(server, table, tmp_path):
     rows = source.__getitems__(range(0, 60 * 64, 7))
     assert [int(row["id"]) for row in rows] == [k % 64 for k in range(0, 60 * 64, 7)]
     assert server.max_active >= 20
+
+
+@pytest.mark.parametrize("batch_size", [0, 10])
+def test_rows_before_a_far_source_that_cannot_be_opened_are_read(
+    server, table, tmp_path, batch_size
+):
+    parts = []
+    for number in range(20):
+        data = encoded(table[100 * number : 100 * (number + 1)], tmp_path, **PAGES)
+        server.put(f"/{number}.parquet", data)
+        source = ParquetDataSource(f"{server.url}/{number}.parquet")
+        parts.append(grain.MapDataset.source(pickle.loads(pickle.dumps(source))))
+    del server.objects["/19.parquet"]
+    started_anew(server)
+    ds = grain.MapDataset.concatenate(parts).to_iter_dataset()
+    rows = iter(ds.batch(batch_size) if batch_size else ds)
+    count = 1900 // (batch_size or 1)
+    found = [np.atleast_1d(next(rows)["id"]) for _ in range(count)]
+    assert np.concatenate(found).tolist() == list(range(1900))
+    with pytest.raises(FileNotFoundError, match=r"19\.parquet"):
+        next(rows)
+
+
+def test_failure_to_read_ahead_is_left_to_those_who_read(server, small_pages, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("not now")
+
+    source = ParquetDataSource(small_pages)
+    started_anew(server)
+    monkeypatch.setattr(RowSource, "start_beyond", fail)
+    ds = grain.MapDataset.source(source).to_iter_dataset()
+    assert [int(row["id"]) for row in take(ds, 500)] == list(range(500))
 
 
 def test_pipeline_that_is_dropped_leaves_nothing_behind(server, small_pages):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from grainmill._evaluate.element_sources import ElementSource, FileSource, merged, one_by_one
+from grainmill._evaluate.fuse import Evaluated
 from grainmill._evaluate.grouped_steps import read_step
 from grainmill._native import RecordFiles
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from grainmill._evaluate.element_sources import DatasetNumbers, Indices
-    from grainmill._evaluate.fuse import Evaluated, Step
+    from grainmill._evaluate.fuse import Step
     from grainmill._native import ReadQueue
 
 DatasetIndices: TypeAlias = "tuple[Indices, DatasetNumbers]"
@@ -119,9 +120,16 @@ class GroupedLazySources(GroupedSource):
     def _by_source(self, datasets: DatasetNumbers) -> list[tuple[Any, Indices]]:
         """Each source with its ascending positions in the block."""
         return [
-            (self._sources[dataset], positions)
+            (self._opened(dataset), positions)
             for dataset, positions in _positions_by_dataset(datasets)
         ]
+
+    def _opened(self, dataset: int) -> Any:
+        """A source, or what fails at its first element if it cannot be opened."""
+        try:
+            return self._sources[dataset]
+        except Exception as failure:
+            return _Unopened(failure)
 
 
 class GroupedRows(GroupedLazySources):
@@ -132,7 +140,8 @@ class GroupedRows(GroupedLazySources):
     @property
     def has_room(self) -> bool:
         """See `ElementSource.has_room`."""
-        return all(source.has_room for source in self._sources.values())
+        # A copy: threads that open sources add them meanwhile.
+        return all(source.has_room for source in list(self._sources.values()))
 
     def start_beyond(self, request: DatasetIndices) -> Any:
         """See `ElementSource.start_beyond`."""
@@ -153,6 +162,20 @@ class GroupedRows(GroupedLazySources):
                 return None
             batches.append((positions, batch))
         return batches
+
+
+class _Unopened(ElementSource["Indices"]):
+    """In the place of a source that could not be opened."""
+
+    def __init__(self, failure: Exception) -> None:
+        self._failure = failure
+
+    def finish(self, pending: Indices) -> Evaluated:
+        """See `ElementSource.finish`."""
+        return Evaluated([], self._failure)
+
+    def batch(self, request: Indices) -> None:
+        """See `RowSource.batch`."""
 
 
 class _LazySources(dict[int, Any]):
