@@ -55,6 +55,34 @@ def test_shards_are_concatenated_or_interleaved(spec):
         assert source.__getitems__([5, 1]) == [source[5], source[1]]
 
 
+@pytest.mark.parametrize("join", ["mix", "concatenate"])
+@pytest.mark.parametrize("count", [2, 20])
+@pytest.mark.parametrize("is_unlike", [False, True])
+def test_mixtures_of_interleaved_shards_have_the_records_in_order(tmp_path, join, count, is_unlike):
+    parts, expected = [], []
+    for number in range(count):
+        records = [f"{number} {k}".encode() for k in range(31)]
+        paths = []
+        for shard in range(3):
+            paths.append(str(tmp_path / f"{number}-{shard}.bag"))
+            Path(paths[-1]).write_bytes(formats.bagz(records[shard::3]))
+        ds = grain.MapDataset.source(grain.sources.BagzDataSource(paths, layout="interleaved"))
+        if is_unlike and number % 2:
+            text = formats.json_text({"number": number, "k": k} for k in range(31))
+            lines = tmp_path / f"{number}.jsonl"
+            lines.write_bytes(text)
+            ds = grain.MapDataset.source(grain.sources.JsonLinesDataSource(lines, parse=True))
+            records = [{"number": number, "k": k} for k in range(31)]
+        parts.append(ds)
+        expected.append(records)
+    ds = getattr(grain.MapDataset, join)(parts)
+    order = getattr(grain.MapDataset, join)([grain.MapDataset.source(part) for part in expected])
+    assert list(ds) == [ds[k] for k in range(len(ds))] == list(order)
+    for arranged in (lambda ds: ds, lambda ds: ds.shuffle(seed=1), lambda ds: ds[5::2].repeat(2)):
+        threads = grain.ReadOptions(num_threads=2)
+        assert list(arranged(ds).to_iter_dataset(threads)) == list(arranged(order))
+
+
 def test_lists_of_shards_follow_each_other():
     both = f"{DATA}/plain.bag,{DATA}/shards@4.bagz"
     assert len(grain.sources.BagzDataSource(both)) == 317

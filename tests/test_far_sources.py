@@ -148,6 +148,17 @@ def test_stages_that_combine_elements_have_reads_in_flight(stage, server, record
     assert are_in_flight(watch)
 
 
+@pytest.mark.parametrize("kind", ["web_dataset", "json_lines", "bagz"])
+def test_mixtures_of_one_kind_of_source_have_its_elements_in_order(kind, server, records):
+    source, expected = source_of(kind, server, records)
+    again, _ = source_of(kind, server, records)
+    parts = [grain.MapDataset.source(each) for each in (source, again)]
+    for join in (grain.MapDataset.mix, grain.MapDataset.concatenate):
+        order = join([grain.MapDataset.source(expected)] * 2).shuffle(seed=1)[:200]
+        found = join(parts).shuffle(seed=1)[:200].to_iter_dataset(grain.ReadOptions(num_threads=1))
+        assert list(found) == list(order)
+
+
 class Twice(grain.experimental.FlatMapTransform):
     max_fan_out = 2
 
@@ -415,6 +426,15 @@ def test_the_pages_of_all_values_are_requested(advised):
             assert pages_of_row(column.chunk(place), row - int(starts[place])) <= requested
     assert all(begin % mmap.PAGESIZE == 0 and length <= 128 << 10 for begin, length in advised)
     assert len(requested) < whole.nbytes / mmap.PAGESIZE  # not all of it
+
+
+def test_values_of_fixed_length_are_requested_without_those_that_follow(advised):
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(50 * 2048, np.float32)), 2048)
+    table = mapped_table.MappedTable(pa.table({"fixed": lists}))
+    rows = np.arange(3, 50, 6)
+    table.request(rows)
+    requested = set().union(*(pages_of(begin, begin + length) for begin, length in advised))
+    assert requested == set().union(*(pages_of_row(lists, row) for row in rows.tolist()))
 
 
 @pytest.mark.parametrize("is_selected", [False, True])

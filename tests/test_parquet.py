@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import grain as real_grain
 import numpy as np
@@ -18,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import grainmill as grain
+from grainmill._dataset.parquet_dataset import ParquetDatasetIterator
 from grainmill._evaluate.program import Program
 from grainmill._native import GrainmillError
 from grainmill.experimental import ParquetIterDataset
@@ -507,6 +509,25 @@ def test_failure_of_a_part_of_a_mixture_names_its_element(tmp_path):
     assert "97" in "\n".join(caught.value.__notes__)
 
 
+def test_rows_before_a_source_that_cannot_be_opened_are_read(tmp_path):
+    paths = [tmp_path / f"{number}.parquet" for number in range(20)]
+    for number, path in enumerate(paths):
+        pq.write_table(pa.table({"id": np.arange(100) + 100 * number}), path)
+    # In another process, files are opened when they are read.
+    pickles = [pickle.dumps(ParquetDataSource(path)) for path in paths]
+    paths[-1].unlink()
+    for batch_size in (0, 10):
+        ds = grain.MapDataset.concatenate(
+            [grain.MapDataset.source(pickle.loads(each)) for each in pickles]
+        ).to_iter_dataset()
+        rows = iter(ds.batch(batch_size) if batch_size else ds)
+        count = 1900 // (batch_size or 1)
+        found = [np.atleast_1d(next(rows)["id"]) for _ in range(count)]
+        assert np.concatenate(found).tolist() == list(range(1900))
+        with pytest.raises(FileNotFoundError, match=r"19\.parquet"):
+            next(rows)
+
+
 # --- orders that keep rows close ------------------------------------------------------------------
 
 
@@ -704,6 +725,8 @@ def test_a_sequential_dataset_is_sliced_by_file(tmp_path):
     ds = ParquetIterDataset(paths)
     ds.set_slice(slice(1, None, 2))
     assert [int(row["x"]) for row in ds] == [1, 3] * 3
+    assert list(ParquetIterDataset(list(map(Path, paths)))) == list(ParquetIterDataset(paths))
+    assert list(ParquetDatasetIterator(Path(paths[2]))) == [{"x": 2}] * 3
     ds = ParquetIterDataset(paths)
     workers = ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
     assert sorted(int(row["x"]) for row in workers) == sorted([0, 1, 2, 3] * 3)

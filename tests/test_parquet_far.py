@@ -3,6 +3,8 @@
 import gc
 import pickle
 import re
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -12,7 +14,8 @@ import pytest
 from bucket_server import BucketServer, Fault
 
 import grainmill as grain
-from grainmill._native import GrainmillError
+from grainmill._evaluate.row_source import RowSource
+from grainmill._native import GrainmillError, ReadQueue
 from grainmill.array_record import ArrayRecordWriter
 from grainmill.experimental import ParquetIterDataset
 from grainmill.sources import ArrayRecordDataSource, ParquetDataSource
@@ -168,6 +171,109 @@ def test_what_is_read_ahead_stays_within_the_limit(server, tmp_path):
     assert 16 << 20 < requested < 100 << 20
 
 
+PEAK = """
+import re, sys, time
+import grainmill as grain
+
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
+
+source = grain.sources.ParquetDataSource(sys.argv[1], cache_bytes=0)
+before = peak()
+iterator = iter(grain.MapDataset.source(source).to_iter_dataset())
+rows = [next(iterator) for _ in range(3)]
+time.sleep(1)
+assert [int(row["id"]) for row in rows] == [0, 1, 2], rows
+assert not source._files.has_room
+print((peak() - before) >> 10)
+"""
+
+
+@pytest.mark.parametrize("write_statistics", [True, False])
+def test_memory_is_limited_where_a_dictionary_repeats_long_values(
+    server, tmp_path, write_statistics
+):
+    # 200,000 rows of 5,000 bytes are less than 200 kB in the file.
+    rng = np.random.default_rng(0)
+    values = pa.array([rng.bytes(2500).hex() for _ in range(20)])
+    numbers = pa.array(rng.integers(0, 20, 200_000, np.int32))
+    names = pa.DictionaryArray.from_arrays(numbers, values)
+    table = pa.table({"id": pa.array(np.arange(200_000)), "name": names})
+    path = tmp_path / "x.parquet"
+    options = {"row_group_size": 20_000, "write_page_index": True, "store_schema": False}
+    pq.write_table(table, path, write_statistics=write_statistics, **options)
+    server.put("/x.parquet", path.read_bytes())
+    server.latency_s = LATENCY_S
+    command = [sys.executable, "-c", PEAK, f"{server.url}/x.parquet"]
+    peak = int(subprocess.run(command, capture_output=True, check=True).stdout)
+    assert peak < 400
+
+
+def test_rows_read_beyond_take_half_of_the_memory_or_none(server, tmp_path):
+    rows = [np.random.default_rng(k).bytes(1 << 20) for k in range(60)]
+    table = pa.table({"blob": pa.array(rows)})
+    server.put("/x.parquet", encoded(table, tmp_path, **{**PAGES, "write_batch_size": 1}))
+    files = ParquetDataSource(f"{server.url}/x.parquet", cache_bytes=0)._files
+    files.read_one(0)
+    started_anew(server)
+    # Half of 64 MiB has no room for the pages of all.
+    all_rows = files.start_beyond(np.arange(60))
+    all_rows.wait()
+    assert not server.requests
+    some = files.start_beyond(np.arange(1, 29))
+    some.wait()
+    assert len(server.requests) >= 8
+    more = files.start_beyond(np.arange(29, 40))
+    more.wait()
+    assert files.has_room
+    count = len(server.requests)
+    assert files.read(np.arange(1, 29)) == [{"blob": row} for row in rows[1:29]]
+    assert len(server.requests) == count
+    del all_rows, some, more
+    assert files.has_room_beyond
+
+
+def test_reads_are_limited_where_there_is_no_memory_to_read_ahead(server, tmp_path):
+    rows = [np.random.default_rng(k).bytes(1 << 20) for k in range(120)]
+    table = pa.table({"blob": pa.array(rows)})
+    server.put("/x.parquet", encoded(table, tmp_path, **{**PAGES, "write_batch_size": 1}))
+    files = ParquetDataSource(f"{server.url}/x.parquet", cache_bytes=0)._files
+    files.read_one(0)
+    started_anew(server)
+    result = RowSource(files, ReadQueue(3)).read(np.arange(120))
+    assert result.elements == [{"blob": row} for row in rows]
+    assert 1 < server.max_active <= 3
+
+
+def test_pages_that_could_not_be_read_ahead_are_read_once_afterwards(server, small_pages):
+    files = ParquetDataSource(small_pages, cache_bytes=0)._files
+    files.read_one(0)
+    taken = server.objects.pop("/x.parquet")
+    ahead = files.start(np.arange(20))
+    ahead.wait()
+    server.objects["/x.parquet"] = taken
+    started_anew(server)
+    assert [int(row["id"]) for row in files.read(np.arange(20))] == list(range(20))
+    assert server.requests
+    server.requests.clear()
+    assert [int(row["id"]) for row in files.read(np.arange(20))] == list(range(20))
+    assert not server.requests
+    del ahead
+
+
+def test_files_are_not_opened_for_rows_that_nobody_waits_for(server, table, tmp_path):
+    data = encoded(table[:64], tmp_path, **PAGES)
+    for number in range(60):
+        server.put(f"/{number:02}.parquet", data)
+    paths = [f"{server.url}/{number:02}.parquet" for number in range(60)]
+    files = pickle.loads(pickle.dumps(ParquetDataSource(paths)))._files
+    started_anew(server)
+    ahead = files.start(np.arange(60 * 64), ReadQueue(2))
+    del ahead
+    time.sleep(1)
+    assert len({request.path for request in server.requests}) <= 4
+
+
 def test_files_and_pages_are_found_together(server, table, tmp_path):
     # 60 files of 4 row groups: one after another these are hundreds of requests.
     data = encoded(table[:64], tmp_path, **{**PAGES, "row_group_size": 16})
@@ -180,6 +286,38 @@ def test_files_and_pages_are_found_together(server, table, tmp_path):
     rows = source.__getitems__(range(0, 60 * 64, 7))
     assert [int(row["id"]) for row in rows] == [k % 64 for k in range(0, 60 * 64, 7)]
     assert server.max_active >= 20
+
+
+@pytest.mark.parametrize("batch_size", [0, 10])
+def test_rows_before_a_far_source_that_cannot_be_opened_are_read(
+    server, table, tmp_path, batch_size
+):
+    parts = []
+    for number in range(20):
+        data = encoded(table[100 * number : 100 * (number + 1)], tmp_path, **PAGES)
+        server.put(f"/{number}.parquet", data)
+        source = ParquetDataSource(f"{server.url}/{number}.parquet")
+        parts.append(grain.MapDataset.source(pickle.loads(pickle.dumps(source))))
+    del server.objects["/19.parquet"]
+    started_anew(server)
+    ds = grain.MapDataset.concatenate(parts).to_iter_dataset()
+    rows = iter(ds.batch(batch_size) if batch_size else ds)
+    count = 1900 // (batch_size or 1)
+    found = [np.atleast_1d(next(rows)["id"]) for _ in range(count)]
+    assert np.concatenate(found).tolist() == list(range(1900))
+    with pytest.raises(FileNotFoundError, match=r"19\.parquet"):
+        next(rows)
+
+
+def test_failure_to_read_ahead_is_left_to_those_who_read(server, small_pages, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("not now")
+
+    source = ParquetDataSource(small_pages)
+    started_anew(server)
+    monkeypatch.setattr(RowSource, "start_beyond", fail)
+    ds = grain.MapDataset.source(source).to_iter_dataset()
+    assert [int(row["id"]) for row in take(ds, 500)] == list(range(500))
 
 
 def test_pipeline_that_is_dropped_leaves_nothing_behind(server, small_pages):

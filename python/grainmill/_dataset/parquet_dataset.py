@@ -71,11 +71,13 @@ class ParquetIterDataset(IterDataset[dict[str, Any]]):
         2.5 b
     """
 
-    def __init__(self, path: str | Sequence[str], **read_kwargs: Any) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], **read_kwargs: Any
+    ) -> None:
         super().__init__()
         _check(read_kwargs)
-        is_one = isinstance(path, str | os.PathLike)
-        self._paths: list[str] = [os.fspath(path)] if is_one else list(path)  # type: ignore[arg-type]
+        paths = [path] if isinstance(path, str | os.PathLike) else path
+        self._paths: list[str] = [os.fspath(each) for each in paths]
         self._read_kwargs = read_kwargs
 
     def __iter__(self) -> DatasetIterator[dict[str, Any]]:
@@ -110,9 +112,10 @@ class ParquetDatasetIterator(DatasetIterator[dict[str, Any]]):
         **read_kwargs: See `ParquetIterDataset`.
     """
 
-    def __init__(self, path: str, **read_kwargs: Any) -> None:
+    def __init__(self, path: str | os.PathLike[str], **read_kwargs: Any) -> None:
         super().__init__()
         _check(read_kwargs)
+        path = os.fspath(path)
         self._files = ParquetFiles(
             [(path if "://" in path else os.path.abspath(path), None)],  # noqa: PTH100 - not a `Path`
             read_kwargs.get("columns"),
@@ -180,7 +183,7 @@ class ParquetDatasetIterator(DatasetIterator[dict[str, Any]]):
             stop = min(until + self._block_len, self._starts[-1])
             if stop > row + _BLOCKS_AHEAD * self._block_len:
                 return
-            self._ahead.append((stop, self._files.start(np.arange(until, stop))))
+            self._ahead.append((stop, self._files.start(np.arange(until, stop, dtype=np.int64))))
             self._ahead_until = stop
 
     def get_state(self) -> dict[str, Any]:

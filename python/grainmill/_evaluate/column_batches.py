@@ -65,7 +65,7 @@ class ColumnBatches:
             return None
         parts: list[_Part] = []
         exact = True
-        # Rows first: they show without a call of a user's function whether there are batches.
+        # Rows first: if they form no batch, no user function has been called in vain.
         for part in sorted(self._chains, key=_has_rows, reverse=True):
             if _has_rows(part):
                 found = _rows(part, columns)

@@ -222,7 +222,7 @@ class _Compiler:
             runs_user_code=any(map(_runs_user_code, nodes)),
         )
 
-    def _single_source(self, node: MapNode) -> ElementSource[Indices]:
+    def _single_source(self, node: MapNode) -> ElementSource[Any]:
         if _kind(node) in {"files", "reordered files", "converted files"}:
             return self._records(node.source)  # type: ignore[attr-defined]
         if _kind(node) == "rows":
@@ -232,7 +232,7 @@ class _Compiler:
             return CacheSource(node, self._program_of(node.parent), self._context.reads)
         return _SOURCES[type(node)](node, self._program_of)
 
-    def _records(self, source: Any) -> ElementSource[Indices]:
+    def _records(self, source: Any) -> element_sources.FileSource | ConvertedRecords:
         """The elements of a source of files; see `RecordFilesSource`."""
         numbers_of = getattr(source, "_numbers_of", None)
         records = element_sources.FileSource(source._files, self._context.reads, numbers_of)  # noqa: SLF001 - as `_files_of`

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from grainmill._evaluate.element_sources import ElementSource, Indices, one_by_one
 from grainmill._evaluate.fuse import Evaluated
 
 if TYPE_CHECKING:
-    from grainmill._evaluate.element_sources import FileSource
+    from grainmill._evaluate.element_sources import DatasetNumbers, FileSource
 
 
-class ConvertedRecords(ElementSource[Indices]):
+# The indices of elements, and what their records are requested by.
+ConvertedRequest: TypeAlias = "tuple[Indices, Any]"
+
+
+class ConvertedRecords(ElementSource[ConvertedRequest]):
     """The elements of a source with `_elements`, which holds the interpreter lock.
 
     Args:
@@ -33,9 +37,14 @@ class ConvertedRecords(ElementSource[Indices]):
         """See `ElementSource.waits_for_storage`."""
         return self._records.waits_for_storage
 
-    def start(self, request: Indices) -> tuple[Indices, Any]:
+    def request(self, index: Indices, datasets: DatasetNumbers | None) -> ConvertedRequest:
+        """See `ElementSource.request`."""
+        return index, self._records.request(index, datasets)
+
+    def start(self, request: ConvertedRequest) -> tuple[Indices, Any]:
         """See `ElementSource.start`."""
-        return request, self._records.start(request)
+        index, numbers = request
+        return index, self._records.start(numbers)
 
     def wait(self, pending: tuple[Indices, Any]) -> tuple[Indices, Any]:
         """See `ElementSource.wait`."""
@@ -47,9 +56,10 @@ class ConvertedRecords(ElementSource[Indices]):
         index, reads = pending
         return self._converted(index, self._records.finish(reads))
 
-    def read(self, request: Indices) -> Evaluated:
+    def read(self, request: ConvertedRequest) -> Evaluated:
         """See `ElementSource.read`."""
-        return self._converted(request, self._records.read(request))
+        index, numbers = request
+        return self._converted(index, self._records.read(numbers))
 
     def _converted(self, index: Indices, read: Evaluated) -> Evaluated:
         """The elements of the records that could be read, up to the first that fails."""

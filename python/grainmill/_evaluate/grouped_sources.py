@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from grainmill._evaluate.element_sources import ElementSource, FileSource, merged, one_by_one
+from grainmill._evaluate.fuse import Evaluated
 from grainmill._evaluate.grouped_steps import read_step
 from grainmill._native import RecordFiles
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from grainmill._evaluate.element_sources import DatasetNumbers, Indices
-    from grainmill._evaluate.fuse import Evaluated, Step
+    from grainmill._evaluate.fuse import Step
     from grainmill._native import ReadQueue
 
 DatasetIndices: TypeAlias = "tuple[Indices, DatasetNumbers]"
@@ -84,27 +85,26 @@ class GroupedLazySources(GroupedSource):
 
     def wait(self, pending: Any) -> Any:
         """See `ElementSource.wait`."""
-        count, by_dataset = pending
+        count, by_source = pending
         return count, [
-            (positions, dataset, self._sources[dataset].wait(of_dataset))
-            for positions, dataset, of_dataset in by_dataset
+            (positions, source, source.wait(of_source))
+            for positions, source, of_source in by_source
         ]
 
     def start(self, request: DatasetIndices) -> Any:
         """See `ElementSource.start`."""
         index, datasets = request
         pending = [
-            (positions, dataset, self._sources[dataset].start(index[positions]))
-            for dataset, positions in _positions_by_dataset(datasets)
+            (positions, source, source.start(source.request(index[positions], None)))
+            for source, positions in self._by_source(datasets)
         ]
         return len(index), pending
 
     def finish(self, pending: Any) -> Evaluated:
         """See `ElementSource.finish`."""
-        count, by_dataset = pending
+        count, by_source = pending
         results = [
-            (positions, self._sources[dataset].finish(of_dataset))
-            for positions, dataset, of_dataset in by_dataset
+            (positions, source.finish(of_source)) for positions, source, of_source in by_source
         ]
         return merged(results, count)
 
@@ -112,10 +112,24 @@ class GroupedLazySources(GroupedSource):
         """See `ElementSource.read`."""
         index, datasets = request
         results = [
-            (positions, self._sources[dataset].read(index[positions]))
-            for dataset, positions in _positions_by_dataset(datasets)
+            (positions, source.read(source.request(index[positions], None)))
+            for source, positions in self._by_source(datasets)
         ]
         return merged(results, len(index))
+
+    def _by_source(self, datasets: DatasetNumbers) -> list[tuple[Any, Indices]]:
+        """Each source with its ascending positions in the block."""
+        return [
+            (self._opened(dataset), positions)
+            for dataset, positions in _positions_by_dataset(datasets)
+        ]
+
+    def _opened(self, dataset: int) -> Any:
+        """A source, or what fails at its first element if it cannot be opened."""
+        try:
+            return self._sources[dataset]
+        except Exception as failure:
+            return _Unopened(failure)
 
 
 class GroupedRows(GroupedLazySources):
@@ -126,14 +140,15 @@ class GroupedRows(GroupedLazySources):
     @property
     def has_room(self) -> bool:
         """See `ElementSource.has_room`."""
-        return all(source.has_room for source in self._sources.values())
+        # A copy: threads that open sources add them meanwhile.
+        return all(source.has_room for source in list(self._sources.values()))
 
     def start_beyond(self, request: DatasetIndices) -> Any:
         """See `ElementSource.start_beyond`."""
         index, datasets = request
         started = [
-            self._sources[dataset].start_beyond(index[positions])
-            for dataset, positions in _positions_by_dataset(datasets)
+            source.start_beyond(source.request(index[positions], None))
+            for source, positions in self._by_source(datasets)
         ]
         return started if any(reads is not None for reads in started) else None
 
@@ -141,12 +156,26 @@ class GroupedRows(GroupedLazySources):
         """The rows of each source as a batch, with their positions; `None` if one has none."""
         index, datasets = request
         batches = []
-        for dataset, positions in _positions_by_dataset(datasets):
-            batch = self._sources[dataset].batch(index[positions])
+        for source, positions in self._by_source(datasets):
+            batch = source.batch(source.request(index[positions], None))
             if batch is None:
                 return None
             batches.append((positions, batch))
         return batches
+
+
+class _Unopened(ElementSource["Indices"]):
+    """In the place of a source that could not be opened."""
+
+    def __init__(self, failure: Exception) -> None:
+        self._failure = failure
+
+    def finish(self, pending: Indices) -> Evaluated:
+        """See `ElementSource.finish`."""
+        return Evaluated([], self._failure)
+
+    def batch(self, request: Indices) -> None:
+        """See `RowSource.batch`."""
 
 
 class _LazySources(dict[int, Any]):

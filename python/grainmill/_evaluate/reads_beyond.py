@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ReadsBeyond:
-    """Keeps such reads started up to some distance, as far as the sources have memory.
+    """Starts such reads up to a distance ahead, while the sources have memory for them.
 
     Rows in order need a page for a thousand of them: blocks of a few hundred would have one request
     in flight.
@@ -49,7 +49,10 @@ class ReadsBeyond:
             count = min(step, stop - self._until)
             if count <= 0 or (self._held and count < step and self._until + count < length):
                 return
-            started = program.start_beyond(self._until, count)
+            try:
+                started = program.start_beyond(self._until, count)
+            except Exception:
+                return  # raised where the elements are read
             if started is None:
                 return
             self._until += count

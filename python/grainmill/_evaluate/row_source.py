@@ -63,7 +63,7 @@ class RowSource(ElementSource[Indices]):
         """See `ElementSource.start_beyond`."""
         if not self.files.is_slow or not self.files.has_room_beyond:
             return None
-        return self.files.start(request, self._reads)
+        return self.files.start_beyond(request, self._reads)
 
     def wait(self, pending: PendingRows) -> PendingRows:
         """See `ElementSource.wait`."""
@@ -76,10 +76,10 @@ class RowSource(ElementSource[Indices]):
         """See `ElementSource.finish`; up to the first row that cannot be read."""
         index, _ = self.wait(pending)
         try:
-            return Evaluated(self.files.read(index), None)
+            return Evaluated(self.files.read(index, self._reads), None)
         except Exception:
             pass  # reading one by one finds the failing row
-        return one_by_one(self.files.read_one, index.tolist())
+        return one_by_one(lambda at: self.files.read_one(at, self._reads), index.tolist())
 
     def read(self, request: Indices) -> Evaluated:
         """See `ElementSource.read`."""
@@ -90,7 +90,7 @@ class RowSource(ElementSource[Indices]):
         if not self._has_batches:
             return None
         try:
-            batch = self.files.read_batch(request, allocated)
+            batch = self.files.read_batch(request, allocated, self._reads)
         except Exception:
             return None  # reading the elements finds the failing row
         # Rows that do not form a batch would be read twice.

@@ -49,6 +49,11 @@ class _Buffers(NamedTuple):
     offsets: np.ndarray[Any, Any] | None
     values: tuple[int, int, int]
 
+    @property
+    def row_len(self) -> int:
+        """The bytes of a row: its value, or the numbers that say where it begins and ends."""
+        return self.width if self.offsets is None else 2 * self.width
+
 
 class MappedTable:
     """The rows of a table whose memory may be that of files.
@@ -78,7 +83,7 @@ class MappedTable:
         """Requests the pages that say where the values of `rows` are, and those of fixed length."""
         _request(
             [
-                Ranges(begins := buffers.address + buffers.width * own, begins + 2 * buffers.width)
+                Ranges(begins := buffers.address + buffers.width * own, begins + buffers.row_len)
                 for own, buffers in self._parts(rows)
             ]
         )
@@ -159,8 +164,8 @@ def _request(ranges: Sequence[Ranges]) -> None:
         return
     begins = np.concatenate([each.begins for each in ranges]) // mmap.PAGESIZE
     ends = -(-np.concatenate([each.ends for each in ranges]) // mmap.PAGESIZE)
-    begins = np.sort(begins[order := np.argsort(begins, kind="stable")])
-    ends = np.maximum.accumulate(ends[order])
+    order = np.argsort(begins)
+    begins, ends = begins[order], np.maximum.accumulate(ends[order])
     is_first = np.ones(len(begins), bool)
     is_first[1:] = begins[1:] > ends[:-1]
     firsts = begins[is_first] * mmap.PAGESIZE

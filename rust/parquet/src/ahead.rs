@@ -16,7 +16,7 @@ use grainmill_core::Result;
 use grainmill_core::pipeline::{Job, ReadQueue};
 use grainmill_core::records::storage_latency;
 
-use crate::cache::{Claim, Key, Slot};
+use crate::cache::{Claim, Estimate, Key, Slot};
 use crate::decode::Unit;
 use crate::fetch::{Fetched, MAX_SLOW_GAP, joined};
 use crate::file::Placed;
@@ -40,6 +40,7 @@ struct AheadJob {
     files: Arc<ParquetFiles>,
     positions: Vec<u64>,
     columns: Vec<usize>,
+    is_beyond: bool,
     queue: ReadQueue,
     is_abandoned: AtomicBool,
     todo: Mutex<VecDeque<Task>>,
@@ -50,7 +51,7 @@ struct AheadJob {
 #[derive(Debug)]
 struct Progress {
     next: Stage,
-    /// Tasks that have not finished, and one while tasks are added.
+    /// Tasks that have not finished, plus one while the next stage's tasks are being added.
     num_left: usize,
     /// What was decoded, or is by another job; held until this job is dropped.
     slots: Vec<Arc<Slot>>,
@@ -99,11 +100,13 @@ struct AheadUnit {
 }
 
 impl Ahead {
-    /// Starts to decode the `columns` of the rows at `positions`.
+    /// Starts to decode the `columns` of the rows at `positions`; if these are beyond what is needed
+    /// next, only if half of the memory has room for all of them.
     pub(crate) fn start(
         files: &Arc<ParquetFiles>,
         positions: Vec<u64>,
         columns: Vec<usize>,
+        is_beyond: bool,
         queue: &ReadQueue,
     ) -> Self {
         let progress =
@@ -112,6 +115,7 @@ impl Ahead {
             files: Arc::clone(files),
             positions,
             columns,
+            is_beyond,
             queue: queue.clone(),
             is_abandoned: AtomicBool::new(false),
             todo: Mutex::default(),
@@ -207,6 +211,9 @@ impl AheadJob {
     }
 
     fn tasks_of(&self, stage: Stage) -> Result<Vec<Task>> {
+        if self.is_abandoned.load(Ordering::Relaxed) {
+            return Ok(Vec::new());
+        }
         match stage {
             Stage::Open => Ok(self.files.unopened(&self.positions).map(Task::Open).collect()),
             Stage::Place => self.places(),
@@ -262,14 +269,10 @@ impl AheadJob {
 
     /// Claims the units of `picks` that nobody decodes yet.
     fn new_units(&self, picks: &[Pick]) -> Result<Vec<Arc<AheadUnit>>> {
-        let mut units = Vec::new();
-        let held = std::mem::take(&mut lock(&self.progress).held);
-        let mut slots = Vec::new();
+        let mut wanted: Vec<(Key, Estimate)> = Vec::new();
+        let mut layouts = Vec::new();
         let mut seen: HashMap<(u32, u32, usize), (u64, u64)> = HashMap::new();
         for pick in picks {
-            if !self.files.has_room() {
-                break;
-            }
             let row_group = pick.row_group as usize;
             let file = self.files.file(pick.file as usize)?;
             for &column in &self.columns {
@@ -282,17 +285,23 @@ impl AheadJob {
                 *last = (start, end);
                 let Pick { file, row_group, .. } = *pick;
                 let key = Key { file, row_group, column: small(column), first_row: start };
-                let claim =
-                    self.files.cache().claim([(key, placed.byte_len(start..end))].into_iter());
-                match claim.into_iter().next() {
-                    Some(Claim::Decode(slot)) => {
-                        let unit = AheadUnit::new(key, end, placed, &slot, held.get(&file));
-                        units.push(Arc::new(unit));
-                        slots.push(slot);
-                    }
-                    Some(Claim::Wait(slot)) => slots.push(slot),
-                    Some(Claim::Found(_)) | None => {}
+                wanted.push((key, placed.estimate(start..end)));
+                layouts.push((end, placed));
+            }
+        }
+        let held = std::mem::take(&mut lock(&self.progress).held);
+        let (mut units, mut slots) = (Vec::new(), Vec::new());
+        for ((claim, (key, _)), (end, placed)) in
+            self.claims(&wanted).into_iter().zip(wanted).zip(layouts)
+        {
+            match claim {
+                Some(Claim::Decode(slot)) => {
+                    let unit = AheadUnit::new(key, end, placed, &slot, held.get(&key.file));
+                    units.push(Arc::new(unit));
+                    slots.push(slot);
                 }
+                Some(Claim::Wait(slot)) => slots.push(slot),
+                Some(Claim::Found(_)) | None => {}
             }
         }
         drop(held);
@@ -301,6 +310,15 @@ impl AheadJob {
             progress.slots = slots;
         }
         Ok(units)
+    }
+
+    /// The claims to units, or none.
+    fn claims(&self, wanted: &[(Key, Estimate)]) -> Vec<Option<Claim>> {
+        let (cache, limit) = (self.files.cache(), self.files.max_ahead());
+        if self.is_beyond {
+            return cache.claim_all(wanted, limit / 2);
+        }
+        cache.claim_ahead(wanted, limit)
     }
 
     fn run(&self, task: &Task) -> Result<()> {

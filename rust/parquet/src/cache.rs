@@ -4,7 +4,7 @@
 //! the slot, too, and wait for the array, which they get even if the cache has no room for it. So
 //! what is read ahead is not decoded twice, and is freed once its readers have it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -21,6 +21,19 @@ pub(crate) struct Key {
     pub(crate) first_row: u64,
 }
 
+/// What is known of a unit before it is decoded.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Estimate {
+    pub(crate) num_rows: u64,
+    /// The bytes of a row once decoded, about.
+    pub(crate) row_byte_len: f64,
+    /// Whether they may be many more.
+    pub(crate) is_rough: bool,
+}
+
+/// A unit counts as this many bytes at most, so that sums do not overflow.
+const MAX_ESTIMATE: f64 = 4.0 * 1024.0 * 1024.0 * 1024.0;
+
 /// The arrays that were used last.
 #[derive(Debug)]
 pub(crate) struct Cache {
@@ -36,6 +49,8 @@ struct State {
     by_use: BTreeMap<u64, Key>,
     /// Those that somebody holds, and some that nobody holds any longer.
     slots: HashMap<Key, Weak<Slot>>,
+    /// What was decoded so far, by the number of the column.
+    decoded: HashMap<u32, Decoded>,
     /// How many slots there are when those that nobody holds are next removed.
     sweep_at: usize,
     /// The bytes that slots reserve.
@@ -51,13 +66,22 @@ struct Entry {
     used: u64,
 }
 
+/// Units of one column.
+#[derive(Debug, Default)]
+struct Decoded {
+    num_rows: f64,
+    byte_len: f64,
+    /// Claimed ahead while the size of its rows was not known.
+    first: Weak<Slot>,
+}
+
 /// A unit that a thread is going to decode, is decoding, or has decoded.
 #[derive(Debug)]
 pub(crate) struct Slot {
     outcome: Mutex<Outcome>,
     finished: Condvar,
-    /// Bytes of the array, about, as long as this lives.
-    byte_len: usize,
+    /// Bytes of the array, about until there is one; they are reserved as long as this lives.
+    byte_len: AtomicUsize,
     reserved: Arc<AtomicUsize>,
 }
 
@@ -80,10 +104,14 @@ impl Slot {
         }
     }
 
-    /// Sets what came of it, unless that is known: the array, or None if it could not be decoded.
+    /// Sets what came of it, unless there is an array: the array, or None if it could not be decoded.
     pub(crate) fn finish(&self, array: Option<ArrayRef>) {
         let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        if matches!(*outcome, Outcome::Pending) {
+        if !matches!(*outcome, Outcome::Decoded(_)) {
+            let byte_len = array.as_ref().map_or(0, Array::get_array_memory_size);
+            self.reserved.fetch_add(byte_len, Ordering::Relaxed);
+            let before = self.byte_len.swap(byte_len, Ordering::Relaxed);
+            self.reserved.fetch_sub(before, Ordering::Relaxed);
             *outcome = array.map_or(Outcome::Failed, Outcome::Decoded);
         }
         drop(outcome);
@@ -93,7 +121,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.reserved.fetch_sub(self.byte_len, Ordering::Relaxed);
+        self.reserved.fetch_sub(*self.byte_len.get_mut(), Ordering::Relaxed);
     }
 }
 
@@ -126,24 +154,76 @@ impl Cache {
         self.lock().reserved.load(Ordering::Relaxed)
     }
 
-    /// Looks for each of the keys, in order; units have about this many bytes once decoded.
-    pub(crate) fn claim(&self, units: impl Iterator<Item = (Key, usize)>) -> Vec<Claim> {
+    /// The bytes of a row of a column, the mean of those decoded so far; 0 if there are none.
+    pub(crate) fn row_byte_len(&self, column: u32) -> f64 {
+        self.lock().row_byte_len(column)
+    }
+
+    /// Looks for each of the keys, in order.
+    pub(crate) fn claim(&self, units: impl Iterator<Item = (Key, Estimate)>) -> Vec<Claim> {
         let mut state = self.lock();
-        let claim = |(key, byte_len)| match state.get(key) {
-            Some(array) => Claim::Found(array),
-            None => match state.slots.get(&key).and_then(Weak::upgrade) {
-                Some(slot) => Claim::Wait(slot),
-                None => Claim::Decode(state.new_slot(key, byte_len)),
-            },
+        let claim = |(key, estimate)| {
+            let found = state.found(key);
+            found.unwrap_or_else(|| Claim::Decode(state.new_slot(key, estimate)))
         };
         units.map(claim).collect()
+    }
+
+    /// As [`claim`](Self::claim), for units that are not asked for yet: as far as less than `limit`
+    /// bytes are reserved. Where the size of rows is not known, one unit of a column is decoded first.
+    pub(crate) fn claim_ahead(
+        &self,
+        units: &[(Key, Estimate)],
+        limit: usize,
+    ) -> Vec<Option<Claim>> {
+        let mut state = self.lock();
+        let claim = |&(key, estimate)| match state.found(key) {
+            Some(claim) => Some(claim),
+            None if state.reserved.load(Ordering::Relaxed) >= limit => None,
+            None if !state.is_unknown(key, estimate) => {
+                Some(Claim::Decode(state.new_slot(key, estimate)))
+            }
+            None => {
+                let of_column = state.decoded.entry(key.column).or_default();
+                if of_column.first.strong_count() > 0 {
+                    return None;
+                }
+                let slot = state.new_slot(key, estimate);
+                state.decoded.entry(key.column).or_default().first = Arc::downgrade(&slot);
+                Some(Claim::Decode(slot))
+            }
+        };
+        units.iter().map(claim).collect()
+    }
+
+    /// As [`claim`](Self::claim), but claims nothing unless what is reserved then stays within `limit`
+    /// bytes, as far as known.
+    pub(crate) fn claim_all(&self, units: &[(Key, Estimate)], limit: usize) -> Vec<Option<Claim>> {
+        let mut state = self.lock();
+        let mut byte_len = state.reserved.load(Ordering::Relaxed);
+        let mut new = HashSet::new();
+        for &(key, estimate) in units {
+            if !state.has(key) && new.insert(key) {
+                byte_len += state.byte_len_of(key, estimate);
+                if byte_len > limit || state.is_unknown(key, estimate) {
+                    return Vec::new();
+                }
+            }
+        }
+        let claim = |&(key, estimate)| {
+            let found = state.found(key);
+            Some(found.unwrap_or_else(|| Claim::Decode(state.new_slot(key, estimate))))
+        };
+        units.iter().map(claim).collect()
     }
 
     /// Ends a claim: keeps `array`, or reports that the unit could not be decoded.
     pub(crate) fn finish(&self, key: Key, slot: &Slot, array: Option<ArrayRef>) {
         let mut evicted = Vec::new();
         if let Some(array) = &array {
-            self.lock().insert(key, array, self.budget, &mut evicted);
+            let mut state = self.lock();
+            state.count(key, array);
+            state.insert(key, array, self.budget, &mut evicted);
         }
         slot.finish(array);
         drop(evicted); // frees memory without the lock
@@ -164,7 +244,48 @@ impl State {
         Some(Arc::clone(&entry.array))
     }
 
-    fn new_slot(&mut self, key: Key, byte_len: usize) -> Arc<Slot> {
+    /// The array, or the slot of those who decode it.
+    fn found(&mut self, key: Key) -> Option<Claim> {
+        if let Some(array) = self.get(key) {
+            return Some(Claim::Found(array));
+        }
+        self.slots.get(&key).and_then(Weak::upgrade).map(Claim::Wait)
+    }
+
+    fn has(&self, key: Key) -> bool {
+        self.arrays.contains_key(&key)
+            || self.slots.get(&key).is_some_and(|slot| slot.strong_count() > 0)
+    }
+
+    fn row_byte_len(&self, column: u32) -> f64 {
+        self.decoded.get(&column).map_or(0.0, |of| of.byte_len / of.num_rows.max(1.0))
+    }
+
+    /// Whether a unit may have many more bytes than the estimate.
+    fn is_unknown(&self, key: Key, estimate: Estimate) -> bool {
+        estimate.is_rough && self.decoded.get(&key.column).is_none_or(|of| of.num_rows <= 0.0)
+    }
+
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "an estimate"
+    )]
+    fn byte_len_of(&self, key: Key, estimate: Estimate) -> usize {
+        let row_byte_len = estimate.row_byte_len.max(self.row_byte_len(key.column));
+        (estimate.num_rows as f64 * row_byte_len).min(MAX_ESTIMATE) as usize
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+    fn count(&mut self, key: Key, array: &ArrayRef) {
+        let of_column = self.decoded.entry(key.column).or_default();
+        of_column.num_rows += array.len() as f64;
+        of_column.byte_len += array.get_array_memory_size() as f64;
+    }
+
+    fn new_slot(&mut self, key: Key, estimate: Estimate) -> Arc<Slot> {
+        let byte_len = self.byte_len_of(key, estimate);
         if self.slots.len() >= self.sweep_at {
             self.slots.retain(|_, slot| slot.strong_count() > 0);
             self.sweep_at = 2 * self.slots.len() + 64;
@@ -173,7 +294,7 @@ impl State {
         let slot = Arc::new(Slot {
             outcome: Mutex::new(Outcome::Pending),
             finished: Condvar::new(),
-            byte_len,
+            byte_len: AtomicUsize::new(byte_len),
             reserved: Arc::clone(&self.reserved),
         });
         self.slots.insert(key, Arc::downgrade(&slot));
@@ -215,8 +336,11 @@ mod tests {
         Arc::new(Int64Array::from(vec![1; 1000]))
     }
 
+    /// Of units that have as many bytes as estimated, nearly.
+    const EXACT: Estimate = Estimate { num_rows: 1000, row_byte_len: 8.0, is_rough: false };
+
     fn claim(cache: &Cache, row: u64) -> Claim {
-        cache.claim([(key(row), 8000)].into_iter()).remove(0)
+        cache.claim([(key(row), EXACT)].into_iter()).remove(0)
     }
 
     /// Claims the unit at `row` and decodes it.
@@ -248,7 +372,7 @@ mod tests {
     fn an_array_beyond_the_limit_is_kept_only_as_long_as_its_slot_is_held() {
         let cache = Cache::new(100);
         let slot = decode(&cache, 0);
-        assert_eq!((cache.byte_len(), cache.reserved()), (0, 8000));
+        assert_eq!((cache.byte_len(), cache.reserved()), (0, array().get_array_memory_size()));
         let Claim::Wait(same) = claim(&cache, 0) else { panic!("the slot is held") };
         assert!(same.wait().is_some());
         drop((slot, same));
@@ -273,6 +397,62 @@ mod tests {
         let Claim::Decode(slot) = claim(&cache, 0) else { panic!("nobody decodes it") };
         cache.finish(key(0), &slot, None);
         assert!(slot.wait().is_none());
+        assert_eq!(cache.reserved(), 0);
+        // One of them can decode it, so that the others need not.
+        cache.finish(key(0), &slot, Some(array()));
+        cache.finish(key(0), &slot, None);
+        assert!(slot.wait().is_some());
+        assert!(has(&cache, 0));
+        assert_eq!(cache.reserved(), array().get_array_memory_size());
+    }
+
+    #[test]
+    fn later_units_count_as_those_decoded_before() {
+        let cache = Cache::new(100);
+        let small = Estimate { row_byte_len: 0.1, ..EXACT };
+        let units: Vec<(Key, Estimate)> = (0..10).map(|row| (key(row), small)).collect();
+        drop(cache.claim_ahead(&units, 1000));
+        assert_eq!(cache.reserved(), 0);
+        let slot = decode(&cache, 10);
+        let claims = cache.claim_ahead(&units, 30_000);
+        assert_eq!(claims.iter().flatten().count(), 3);
+        assert!(cache.reserved() > 4 * 8000);
+        drop((slot, claims));
+        assert_eq!(cache.reserved(), 0);
+    }
+
+    #[test]
+    fn where_the_size_of_rows_is_not_known_one_unit_is_decoded_first() {
+        let cache = Cache::new(100);
+        let rough = Estimate { row_byte_len: 0.1, is_rough: true, ..EXACT };
+        let units: Vec<(Key, Estimate)> = (0..10).map(|row| (key(row), rough)).collect();
+        assert!(cache.claim_all(&units, 1000).is_empty());
+        let claims = cache.claim_ahead(&units, 1000);
+        let count = |claims: &[Option<Claim>]| {
+            claims.iter().flatten().filter(|claim| matches!(claim, Claim::Decode(_))).count()
+        };
+        assert_eq!(count(&claims), 1);
+        assert_eq!(count(&cache.claim_ahead(&units, 1000)), 0);
+        drop(claims); // it was given up
+        let claims = cache.claim_ahead(&units, 1000);
+        let Some(Claim::Decode(slot)) = &claims[0] else { panic!("nobody decodes it") };
+        cache.finish(key(0), slot, Some(array()));
+        assert_eq!(count(&cache.claim_ahead(&units, 30_000)), 3);
+    }
+
+    #[test]
+    fn all_units_are_claimed_within_the_limit_or_none() {
+        let cache = Cache::new(1 << 20);
+        drop(decode(&cache, 1));
+        let Claim::Decode(held) = claim(&cache, 2) else { panic!("nobody decodes it") };
+        let reserved = cache.reserved();
+        let units: Vec<(Key, Estimate)> = [0, 1, 2, 3, 0].map(|row| (key(row), EXACT)).into();
+        assert!(cache.claim_all(&units, reserved + 10_000).is_empty());
+        assert_eq!(cache.reserved(), reserved);
+        let claims = cache.claim_all(&units, reserved + 20_000);
+        assert_eq!(claims.len(), 5);
+        assert!(matches!(&claims[2], Some(Claim::Wait(slot)) if Arc::ptr_eq(slot, &held)));
+        assert!(matches!(claims[4], Some(Claim::Wait(_))));
     }
 
     #[test]

@@ -19,8 +19,6 @@ const MAX_GAP: u64 = 16 << 10;
 pub(crate) const MAX_SLOW_GAP: u64 = 256 << 10;
 /// Ranges are not joined beyond this length.
 pub(crate) const MAX_JOINED: u64 = 8 << 20;
-/// How many reads are in flight where storage is slow.
-const MAX_IN_FLIGHT: usize = 128;
 /// What a reader of headers fetches at once.
 const WINDOW: u64 = 8 << 10;
 
@@ -68,8 +66,12 @@ impl Fetched {
         self.part(range).is_some()
     }
 
-    /// Fetches `ranges` of each file; returns one for each file.
-    pub(crate) fn of(requests: Vec<(OpenFile, Vec<Range<u64>>)>) -> Result<Vec<Arc<Self>>> {
+    /// Fetches `ranges` of each file, with at most `max_in_flight` reads at a time; returns one for
+    /// each file.
+    pub(crate) fn of(
+        requests: Vec<(OpenFile, Vec<Range<u64>>)>,
+        max_in_flight: usize,
+    ) -> Result<Vec<Arc<Self>>> {
         let mut reads = Vec::new();
         for (number, (file, ranges)) in requests.iter().enumerate() {
             let gap = if file.latency.is_slow() { MAX_SLOW_GAP } else { MAX_GAP };
@@ -78,7 +80,7 @@ impl Fetched {
             }
         }
         let mut parts: Vec<Vec<(u64, Bytes)>> = requests.iter().map(|_| Vec::new()).collect();
-        for (number, at, bytes) in all(reads)? {
+        for (number, at, bytes) in all(reads, max_in_flight)? {
             parts[number].push((at, bytes));
         }
         let files = requests.into_iter().map(|(file, _)| file);
@@ -153,8 +155,8 @@ struct Shared {
     done: Condvar,
 }
 
-/// Does all `reads`.
-fn all(reads: Vec<Read>) -> Result<Vec<Done>> {
+/// Does all `reads`, at most `max_in_flight` at a time.
+fn all(reads: Vec<Read>, max_in_flight: usize) -> Result<Vec<Done>> {
     let read = |(number, file, range): Read| Ok((number, range.start, file.read(range)?));
     if reads.len() < 2 || !reads.iter().any(|(_, file, _)| file.latency.is_slow()) {
         return reads.into_iter().map(read).collect();
@@ -177,7 +179,7 @@ fn all(reads: Vec<Read>) -> Result<Vec<Done>> {
             }
         })
     };
-    pool::submit(num_reads.min(MAX_IN_FLIGHT), job);
+    pool::submit(num_reads.min(max_in_flight), job);
     let mut left = shared.left.lock().unwrap_or_else(PoisonError::into_inner);
     while left.1.len() < num_reads {
         left = shared.done.wait(left).unwrap_or_else(PoisonError::into_inner);

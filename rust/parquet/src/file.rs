@@ -14,9 +14,10 @@ use grainmill_core::records::storage_latency::StorageLatency;
 use grainmill_core::{Error, Result};
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 
+use crate::cache::Estimate;
 use crate::fetch::{Fetched, MAX_JOINED, OpenFile, joined};
 use crate::layout::{self, Layout, MAX_SLOW_WHOLE, Place};
-use crate::room::{Held, Room};
+use crate::room::{Held, MAX_TAKEN, Room};
 use crate::schema::{self, Column, corrupt};
 use crate::thrift;
 
@@ -61,6 +62,8 @@ pub(crate) struct Placed {
     pub(crate) starts: Vec<u64>,
     /// The bytes of a row once decoded, about.
     pub(crate) row_byte_len: f64,
+    /// Whether they may be many more.
+    is_rough: bool,
 }
 
 impl ParquetFile {
@@ -221,9 +224,15 @@ impl ParquetFile {
             parts.push((range.start, file.read(range)?));
         }
         if latency.is_slow() {
-            chunks.retain(|chunk| chunk.end - chunk.start <= MAX_SLOW_WHOLE);
-            let byte_len = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
-            let taken = Arc::new(room.take(byte_len));
+            // The others are read one after another, and not kept.
+            let mut left = MAX_TAKEN;
+            chunks.retain(|chunk| {
+                let len = chunk.end - chunk.start;
+                let is_whole = len <= MAX_SLOW_WHOLE.min(left);
+                left -= if is_whole { len } else { 0 };
+                is_whole
+            });
+            let taken = Arc::new(room.take(MAX_TAKEN - left));
             for chunk in chunks {
                 let bytes = file.read(chunk.clone())?;
                 parts.push((chunk.start, bytes.clone()));
@@ -255,16 +264,20 @@ impl ParquetFile {
         let num_rows = self.group_len(row_group);
         let mut layouts = Vec::new();
         let mut lens = Vec::new();
+        let (mut byte_len, mut is_rough) = (0_u64, false);
         for &leaf in &self.columns[column].leaves {
             let place = Place { path: &self.path, row_group, column: group.column(leaf) };
             layouts.push(Arc::new(Layout::read(place, num_rows, fetched)?));
             lens.push(u64::try_from(group.column(leaf).uncompressed_size()).unwrap_or(0));
+            let decoded = layout::decoded_len(group.column(leaf));
+            byte_len = byte_len.saturating_add(decoded.0);
+            is_rough |= decoded.1;
         }
-        let leaves: Vec<_> = layouts.iter().map(|layout| &**layout).zip(lens.clone()).collect();
-        let starts = layout::units(&leaves, num_rows);
+        let leaves: Vec<_> = layouts.iter().map(|layout| &**layout).zip(lens).collect();
         #[expect(clippy::cast_precision_loss, reason = "an estimate")]
-        let row_byte_len = lens.iter().sum::<u64>() as f64 / num_rows.max(1) as f64;
-        Ok(Placed { layouts, starts, row_byte_len })
+        let row_byte_len = byte_len as f64 / num_rows.max(1) as f64;
+        let starts = layout::units(&leaves, num_rows, row_byte_len);
+        Ok(Placed { layouts, starts, row_byte_len, is_rough })
     }
 }
 
@@ -290,16 +303,10 @@ impl Placed {
         (self.starts[after.saturating_sub(1)], end)
     }
 
-    /// The bytes of `rows` once decoded, about.
-    pub(crate) fn byte_len(&self, rows: Range<u64>) -> usize {
-        #[expect(
-            clippy::cast_precision_loss,
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "an estimate"
-        )]
-        let byte_len = ((rows.end - rows.start) as f64 * self.row_byte_len) as usize;
-        byte_len
+    /// How many bytes `rows` have once decoded.
+    pub(crate) fn estimate(&self, rows: Range<u64>) -> Estimate {
+        let Self { row_byte_len, is_rough, .. } = *self;
+        Estimate { num_rows: rows.end - rows.start, row_byte_len, is_rough }
     }
 }
 

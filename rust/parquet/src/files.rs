@@ -238,7 +238,8 @@ impl ParquetFiles {
         self.opener.latency.is_slow()
     }
 
-    fn max_ahead(&self) -> usize {
+    /// How many bytes may be reserved before reads are no longer started ahead.
+    pub(crate) fn max_ahead(&self) -> usize {
         (self.cache.budget() / 2).clamp(MIN_AHEAD_BYTES, MAX_AHEAD_BYTES)
     }
 
@@ -248,8 +249,8 @@ impl ParquetFiles {
         self.cache.reserved() < self.max_ahead()
     }
 
-    /// Whether half of that memory is left, so that rows which are asked for much later do not take
-    /// the place of others.
+    /// Whether half of that memory is left; otherwise [`start_beyond`](Self::start_beyond) decodes
+    /// nothing.
     pub fn has_room_beyond(&self) -> bool {
         self.cache.reserved() < self.max_ahead() / 2
     }
@@ -258,23 +259,35 @@ impl ParquetFiles {
     /// when the rows are read; while the result is held, that finds what is decoded.
     pub fn start(self: &Arc<Self>, positions: Vec<u64>, queue: &ReadQueue) -> Ahead {
         let columns = self.fields().map_or(0, |fields| fields.len());
-        Ahead::start(self, positions, (0..columns).collect(), queue)
+        Ahead::start(self, positions, (0..columns).collect(), false, queue)
     }
 
-    /// Reads the rows at `positions`, in that order.
+    /// As [`start`](Self::start), for rows that are asked for much later, and do not take the place of
+    /// others: nothing is decoded unless half of the memory has room for all of them.
+    pub fn start_beyond(self: &Arc<Self>, positions: Vec<u64>, queue: &ReadQueue) -> Ahead {
+        let columns = self.fields().map_or(0, |fields| fields.len());
+        Ahead::start(self, positions, (0..columns).collect(), true, queue)
+    }
+
+    /// Reads the rows at `positions`, in that order, with as many reads in flight as `queue` allows.
     ///
     /// # Errors
     /// If a position is out of range, or a file cannot be read or is damaged.
-    pub fn read(self: &Arc<Self>, positions: &[u64]) -> Result<Rows> {
+    pub fn read(self: &Arc<Self>, positions: &[u64], queue: &ReadQueue) -> Result<Rows> {
         let all: Vec<usize> = (0..self.fields()?.len()).collect();
-        self.read_columns(positions, &all)
+        self.read_columns(positions, &all, queue)
     }
 
     /// As [`read`](Self::read), of the columns with these numbers.
     ///
     /// # Errors
     /// Those of [`read`](Self::read).
-    pub fn read_columns(self: &Arc<Self>, positions: &[u64], columns: &[usize]) -> Result<Rows> {
+    pub fn read_columns(
+        self: &Arc<Self>,
+        positions: &[u64],
+        columns: &[usize],
+        queue: &ReadQueue,
+    ) -> Result<Rows> {
         let fields = self.fields()?;
         let fields: Vec<FieldRef> =
             columns.iter().filter_map(|&column| fields.get(column).cloned()).collect();
@@ -288,13 +301,13 @@ impl ParquetFiles {
         }
         // Held until the rows are gathered.
         let _ahead = self.is_slow().then(|| {
-            let queue = ReadQueue::of_program();
-            let ahead = Ahead::start(self, positions.to_vec(), columns.to_vec(), queue);
+            let ahead = Ahead::start(self, positions.to_vec(), columns.to_vec(), false, queue);
             ahead.wait();
             ahead
         });
         let picks = self.picks(positions)?;
-        let mut opened = HashMap::new();
+        let max_in_flight = queue.max_in_flight();
+        let mut opened = Opened { files: HashMap::new(), max_in_flight };
         let passes = self.passes(&picks, columns)?;
         if let [_] = &passes[..] {
             let columns = self.gather(&picks, columns, &mut opened)?;
@@ -344,11 +357,14 @@ impl ParquetFiles {
         groups.sort_unstable();
         groups.dedup();
         let mut most = 0.0;
+        let known = |column: &usize| self.cache.row_byte_len(small(*column));
+        let known: Vec<f64> = columns.iter().map(known).collect();
+        let known_sum: f64 = known.iter().sum();
         for &(file, row_group) in &groups {
             let file = self.file(file as usize)?;
             #[expect(clippy::cast_precision_loss, reason = "an estimate")]
             let num_rows = file.group_len(row_group as usize) as f64;
-            most += num_rows * file.row_byte_len();
+            most += num_rows * file.row_byte_len().max(known_sum);
         }
         if most <= limit {
             return Ok(vec![(0..picks.len()).collect()]);
@@ -363,14 +379,14 @@ impl ParquetFiles {
             let file = self.file(number as usize)?;
             let group = row_group as usize;
             let mut added = 0.0;
-            for &column in columns {
+            for (&column, known) in columns.iter().zip(&known) {
                 let placed = self.placed(file, group, column)?;
                 let (start, end) = placed.unit(row, file.group_len(group));
                 let unit = (number, row_group, start);
                 if last.insert(column, unit) != Some(unit) {
                     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
                     let num_rows = (end - start) as f64;
-                    added += num_rows * placed.row_byte_len;
+                    added += num_rows * placed.row_byte_len.max(*known);
                 }
             }
             if byte_len > 0.0 && byte_len + added > limit {
@@ -395,12 +411,7 @@ impl ParquetFiles {
     }
 
     /// The rows of `picks`, for each column.
-    fn gather(
-        &self,
-        picks: &[Pick],
-        columns: &[usize],
-        opened: &mut HashMap<u32, OpenFile>,
-    ) -> Result<Vec<Parts>> {
+    fn gather(&self, picks: &[Pick], columns: &[usize], opened: &mut Opened) -> Result<Vec<Parts>> {
         let mut units: Vec<(Key, u64, Arc<Placed>)> = Vec::new();
         let mut numbers: HashMap<Key, usize> = HashMap::new();
         let mut places_by_column = Vec::with_capacity(columns.len());
@@ -442,13 +453,12 @@ impl ParquetFiles {
     fn arrays(
         &self,
         units: &[(Key, u64, Arc<Placed>)],
-        opened: &mut HashMap<u32, OpenFile>,
+        opened: &mut Opened,
     ) -> Result<Vec<ArrayRef>> {
-        let sizes = units.iter().map(|(key, end, placed)| {
-            let byte_len = placed.byte_len(key.first_row..*end);
-            (*key, byte_len)
-        });
-        let claims = self.cache.claim(sizes);
+        let estimate = |(key, end, placed): &(Key, u64, Arc<Placed>)| {
+            (*key, placed.estimate(key.first_row..*end))
+        };
+        let claims = self.cache.claim(units.iter().map(estimate));
         let mut arrays: Vec<Option<ArrayRef>> = vec![None; units.len()];
         let (mut missing, mut waiting) = (Vec::new(), Vec::new());
         let mut claimed = Claimed { cache: &self.cache, slots: HashMap::new() };
@@ -469,13 +479,17 @@ impl ParquetFiles {
             }
         }
         for (number, slot) in waiting {
-            let array = match slot.wait() {
-                Some(array) => array,
+            let array = if let Some(array) = slot.wait() {
+                array
+            } else {
                 // Another thread could not decode it: this one finds out why.
-                None => self
+                let array = self
                     .decoded(&[number], units, opened, &mut claimed)?
                     .pop()
-                    .ok_or_else(|| Error::Panicked("nothing was decoded".to_owned()))?,
+                    .ok_or_else(|| Error::Panicked("nothing was decoded".to_owned()))?;
+                // As long as the slot is held, others find it.
+                self.cache.finish(units[number].0, &slot, Some(Arc::clone(&array)));
+                array
             };
             arrays[number] = Some(array);
         }
@@ -487,7 +501,7 @@ impl ParquetFiles {
         &self,
         numbers: &[usize],
         units: &[(Key, u64, Arc<Placed>)],
-        opened: &mut HashMap<u32, OpenFile>,
+        opened: &mut Opened,
         claimed: &mut Claimed<'_>,
     ) -> Result<Vec<ArrayRef>> {
         // In the order of the files, each with its units.
@@ -507,14 +521,14 @@ impl ParquetFiles {
         }
         let mut requests = Vec::with_capacity(by_file.len());
         for (number, units) in &by_file {
-            let handle = match opened.get(number) {
+            let handle = match opened.files.get(number) {
                 Some(handle) => handle.clone(),
                 None => self.reopened(*number)?,
             };
-            opened.insert(*number, handle.clone());
+            opened.files.insert(*number, handle.clone());
             requests.push((handle, units.iter().flat_map(Unit::ranges).collect()));
         }
-        let fetched = Fetched::of(requests)?;
+        let fetched = Fetched::of(requests, opened.max_in_flight)?;
         let mut arrays = Vec::with_capacity(order.len());
         for (at, unit, key) in order {
             let array = by_file[at].1[unit].decode(&fetched[at])?;
@@ -523,6 +537,12 @@ impl ParquetFiles {
         }
         Ok(arrays)
     }
+}
+
+/// The files that a thread has opened for its reads, and how many of these may be in flight.
+struct Opened {
+    files: HashMap<u32, OpenFile>,
+    max_in_flight: usize,
 }
 
 /// Claims of a thread, which end even if it fails.

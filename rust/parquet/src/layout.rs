@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use grainmill_core::Result;
+use parquet::basic::{ConvertedType, Type};
 use parquet::file::metadata::ColumnChunkMetaData;
 use parquet::file::page_index::offset_index::PageLocation;
 
@@ -25,6 +26,8 @@ const MAX_HEADER: u64 = 16 << 20;
 const MAX_INDEX: u64 = 256 << 20;
 /// Pages are decoded together up to this stored length, since each decoding has a fixed cost.
 const MIN_UNIT_BYTES: u64 = 8 << 10;
+/// With so many bytes once decoded, a unit gets no further page.
+const MAX_UNIT_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
 /// More rows are not decoded at once.
 const MAX_UNIT_ROWS: u64 = 1 << 20;
 /// If the pages of a larger column chunk are not known, it is decoded in parts of this length.
@@ -157,7 +160,7 @@ impl Layout {
                 return Err(place.corrupt_page(at, &text));
             }
             if header.kind == PageKind::Dictionary {
-                // Each has at least a byte, or is claimed to have none.
+                // A value takes at least a byte; only a single empty one takes none.
                 if header.num_values > header.decoded_len.max(1) {
                     let (found, len) = (header.num_values, header.decoded_len);
                     let text = format!("a dictionary of {found} values in {len} bytes");
@@ -235,6 +238,28 @@ pub(crate) fn chunk(place: Place<'_>, file_len: u64) -> Result<Range<u64>> {
         Some(chunk) if chunk.end <= file_len => Ok(chunk),
         _ => Err(place.corrupt("its pages lie outside the file")),
     }
+}
+
+/// The bytes of a column chunk once decoded, about, and whether they may be many more: a value of a
+/// dictionary may be repeated.
+pub(crate) fn decoded_len(column: &ColumnChunkMetaData) -> (u64, bool) {
+    let descr = column.column_descr();
+    let width = match (column.column_type(), descr.converted_type()) {
+        (Type::BOOLEAN, _) => 0,
+        (Type::INT32, ConvertedType::INT_8 | ConvertedType::UINT_8) => 1,
+        (Type::INT32, ConvertedType::INT_16 | ConvertedType::UINT_16) => 2,
+        (Type::INT32 | Type::FLOAT | Type::BYTE_ARRAY, _) => 4,
+        (Type::INT64 | Type::DOUBLE | Type::INT96, _) => 8,
+        (Type::FIXED_LEN_BYTE_ARRAY, _) => u64::try_from(descr.type_length()).unwrap_or(0),
+    };
+    let not_negative = |len: i64| u64::try_from(len).unwrap_or(0);
+    let values = not_negative(column.num_values()).saturating_mul(width);
+    let bytes = column.unencoded_byte_array_data_bytes().map(not_negative);
+    let byte_len = values.saturating_add(bytes.unwrap_or(0));
+    let is_rough = column.column_type() == Type::BYTE_ARRAY
+        && bytes.is_none()
+        && column.dictionary_page_offset().is_some();
+    (byte_len.max(not_negative(column.uncompressed_size())), is_rough)
 }
 
 /// Whether an index lists pages of the chunk, in order, each with the row that it begins with.
@@ -319,8 +344,9 @@ fn header_at(place: Place<'_>, at: u64, end: u64, bytes: &Fetched) -> Result<Pag
 }
 
 /// The first row of each unit of a column that is decoded at once, in a row group of `num_rows` rows.
-/// `leaves` are the column's stored columns, with their uncompressed length.
-pub(crate) fn units(leaves: &[(&Layout, u64)], num_rows: u64) -> Vec<u64> {
+/// `leaves` are the column's stored columns, with their uncompressed length; a row has about
+/// `row_byte_len` bytes once decoded.
+pub(crate) fn units(leaves: &[(&Layout, u64)], num_rows: u64, row_byte_len: f64) -> Vec<u64> {
     let longest = leaves.iter().max_by_key(|(layout, _)| layout.chunk.end - layout.chunk.start);
     let Some((layout, _)) = longest else { return vec![0] };
     let mut starts = vec![0];
@@ -334,11 +360,17 @@ pub(crate) fn units(leaves: &[(&Layout, u64)], num_rows: u64) -> Vec<u64> {
         // A dictionary is decoded with each unit.
         let dictionary = layout.dictionary().map_or(0, |bytes| bytes.end - bytes.start);
         let min_len = MIN_UNIT_BYTES.max(dictionary);
-        let mut len = 0;
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a limit on an estimate"
+        )]
+        let enough_rows = (MAX_UNIT_BYTES / row_byte_len.max(1e-3)).max(1.0) as u64;
+        let (mut len, mut start) = (0, 0);
         for page in pages {
-            if len >= min_len {
+            if len >= min_len || page.first_row - start >= enough_rows {
                 starts.push(page.first_row);
-                len = 0;
+                (len, start) = (0, page.first_row);
             }
             len += page.len;
         }

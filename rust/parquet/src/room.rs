@@ -6,6 +6,8 @@ use bytes::Bytes;
 
 /// The limit.
 const LIMIT: u64 = 256 << 20;
+/// How many bytes one thread takes at most.
+pub(crate) const MAX_TAKEN: u64 = LIMIT / 2;
 
 /// How many bytes are taken.
 #[derive(Debug, Default)]
@@ -30,9 +32,9 @@ pub(crate) struct Held {
 }
 
 impl Room {
-    /// Takes `byte_len` bytes, at most half of the limit, as soon as there is room for them.
+    /// Takes `byte_len` bytes, at most [`MAX_TAKEN`], as soon as there is room for them.
     pub(crate) fn take(self: &Arc<Self>, byte_len: u64) -> Taken {
-        let byte_len = byte_len.min(LIMIT / 2);
+        debug_assert!(byte_len <= MAX_TAKEN, "{byte_len} bytes would wait for ever");
         let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let is_full = |taken: &mut u64| *taken + byte_len > LIMIT;
         let taken = self.returned.wait_while(taken, is_full);
@@ -42,7 +44,8 @@ impl Room {
 }
 
 impl Taken {
-    /// Whether half of the room is left for others, who would wait for what stays.
+    /// Whether these bytes may be kept: half of the limit must remain, or those who wait in `take`
+    /// could wait for ever.
     pub(crate) fn may_stay(&self) -> bool {
         *self.room.taken.lock().unwrap_or_else(PoisonError::into_inner) <= LIMIT / 2
     }
@@ -73,6 +76,6 @@ mod tests {
         drop(first);
         assert_eq!(waiting.join().unwrap(), 1);
         drop(second);
-        assert_eq!(room.take(2 * LIMIT).byte_len, LIMIT / 2);
+        assert_eq!(*room.taken.lock().unwrap(), 0);
     }
 }

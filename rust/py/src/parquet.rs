@@ -115,8 +115,20 @@ impl PyParquetFiles {
         queue: Option<&PyReadQueue>,
     ) -> PyResult<PyRowsAhead> {
         let positions = positions(&indices)?;
-        let queue = queue.map_or(ReadQueue::of_program(), PyReadQueue::queue);
-        Ok(PyRowsAhead(py.detach(|| self.files.start(positions, queue))))
+        Ok(PyRowsAhead(py.detach(|| self.files.start(positions, of(queue)))))
+    }
+
+    /// As `start`, for rows that are asked for much later: nothing is decoded unless half of the
+    /// memory has room for all of them.
+    #[pyo3(signature = (indices, queue = None))]
+    fn start_beyond<'py>(
+        &self,
+        py: Python<'py>,
+        indices: PyReadonlyArray1<'py, i64>,
+        queue: Option<&PyReadQueue>,
+    ) -> PyResult<PyRowsAhead> {
+        let positions = positions(&indices)?;
+        Ok(PyRowsAhead(py.detach(|| self.files.start_beyond(positions, of(queue)))))
     }
 
     /// Reads so far, their bytes, how many of them were timed, and the seconds those took.
@@ -132,18 +144,26 @@ impl PyParquetFiles {
     }
 
     /// The rows at `indices`, in that order, as dicts.
+    #[pyo3(signature = (indices, queue = None))]
     fn read<'py>(
         &self,
         py: Python<'py>,
         indices: PyReadonlyArray1<'py, i64>,
+        queue: Option<&PyReadQueue>,
     ) -> PyResult<Bound<'py, PyList>> {
         let positions = positions(&indices)?;
-        self.read_at(py, &positions, None)
+        self.read_at(py, &positions, None, of(queue))
     }
 
     /// The rows at `index`, as a dict.
-    fn read_one<'py>(&self, py: Python<'py>, index: u64) -> PyResult<Bound<'py, PyAny>> {
-        self.read_at(py, &[index], None)?.get_item(0)
+    #[pyo3(signature = (index, queue = None))]
+    fn read_one<'py>(
+        &self,
+        py: Python<'py>,
+        index: u64,
+        queue: Option<&PyReadQueue>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.read_at(py, &[index], None, of(queue))?.get_item(0)
     }
 
     /// The `count` rows from `start` on as pandas has them, in which nulls decide how the other values
@@ -158,20 +178,22 @@ impl PyParquetFiles {
     ) -> PyResult<Bound<'py, PyList>> {
         let positions: Vec<u64> = (start..start.saturating_add(count)).collect();
         let nulls = py.detach(|| self.nulls_of(group_start, group_len)).map_err(Raised::from)?;
-        self.read_at(py, &positions, Some(&nulls))
+        self.read_at(py, &positions, Some(&nulls), of(None))
     }
 
     /// The rows at `indices` as a batch: a dict of arrays, each allocated by a call of
     /// `allocate(shape, dtype)`. None if a column is not of numbers or of lists of equally many
     /// numbers, or if it has nulls.
+    #[pyo3(signature = (indices, allocate, queue = None))]
     fn read_batch<'py>(
         &self,
         py: Python<'py>,
         indices: PyReadonlyArray1<'py, i64>,
         allocate: Bound<'py, PyAny>,
+        queue: Option<&PyReadQueue>,
     ) -> PyResult<Option<Bound<'py, PyDict>>> {
         let positions = positions(&indices)?;
-        let rows = py.detach(|| self.files.read(&positions)).map_err(Raised::from)?;
+        let rows = py.detach(|| self.files.read(&positions, of(queue))).map_err(Raised::from)?;
         let batch = PyDict::new(py);
         for (name, parts) in self.names.iter().zip(&rows.columns) {
             let Some(column) = batch_column(py, parts, &allocate)? else { return Ok(None) };
@@ -197,7 +219,8 @@ impl PyParquetFiles {
         let mut at = start;
         while at < start + len && !matter.is_empty() {
             let end = (start + len).min(at + MAX_SCANNED_ROWS);
-            let rows = self.files.read_columns(&(at..end).collect::<Vec<_>>(), &matter)?;
+            let positions: Vec<u64> = (at..end).collect();
+            let rows = self.files.read_columns(&positions, &matter, of(None))?;
             for (&number, parts) in matter.iter().zip(&rows.columns) {
                 trees[number].add(&parts.joined()?);
             }
@@ -213,9 +236,10 @@ impl PyParquetFiles {
         py: Python<'py>,
         positions: &[u64],
         nulls: Option<&[NullTree]>,
+        queue: &ReadQueue,
     ) -> PyResult<Bound<'py, PyList>> {
         let arrays = py.detach(|| {
-            let rows = self.files.read(positions)?;
+            let rows = self.files.read(positions, queue)?;
             rows.columns.iter().map(Parts::joined).collect::<Result<Vec<_>, _>>()
         });
         let arrays = arrays.map_err(Raised::from)?;
@@ -238,6 +262,11 @@ impl PyParquetFiles {
         }
         Ok(rows)
     }
+}
+
+/// `queue`, or the default of the program.
+fn of(queue: Option<&PyReadQueue>) -> &ReadQueue {
+    queue.map_or(ReadQueue::of_program(), PyReadQueue::queue)
 }
 
 /// Rows of Parquet files that are being read and decoded; dropping it abandons what is left.

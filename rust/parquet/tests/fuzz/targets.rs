@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use grainmill_core::bytes::ScatterBuffers;
+use grainmill_core::pipeline::ReadQueue;
 use grainmill_core::records::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
 use grainmill_core::{Error, Result};
 use grainmill_parquet::ParquetFiles;
@@ -28,12 +29,13 @@ pub(crate) fn read(input: Vec<u8>) -> Result<usize> {
     let storage: Arc<dyn Storage> = Arc::new(Memory(input.into()));
     let file = vec![(PathBuf::from("input"), None)];
     let files = Arc::new(ParquetFiles::open(&storage, file, None, 1 << 20)?);
+    let queue = ReadQueue::of_program();
     let rows: Vec<u64> = (0..files.len().min(MAX_ROWS)).collect();
     if let Some(&last) = rows.last() {
-        drop(files.read(&[last]));
-        drop(files.read(&[files.len() - 1]));
+        drop(files.read(&[last], queue));
+        drop(files.read(&[files.len() - 1], queue));
     }
-    let rows = files.read(&rows)?;
+    let rows = files.read(&rows, queue)?;
     for column in &rows.columns {
         if rows.len > 0 {
             assert_eq!(column.joined()?.len(), rows.len);
