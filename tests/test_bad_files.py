@@ -35,6 +35,7 @@ from bad_files import FORMATS, LINES, OBJECTS, made, plain
 import grainmill as grain
 from grainmill._tools import outputs, tf_example
 from grainmill._tools.console import ExitCode
+from grainmill._tools.local_outputs import LocalOutputs
 from grainmill._tools.main import main
 
 HERE = Path(__file__).parent
@@ -379,7 +380,7 @@ def test_flipped_bits_of_a_journal_keep_nothing_that_it_did_not_have(tmp_path):
     header = {"format": "test", "inputs": ["a"]}
 
     def opened():
-        return outputs.LocalOutputs(shards, str(tmp_path / "out"), None, header, force=False)
+        return LocalOutputs(shards, str(tmp_path / "out"), None, header, force=False)
 
     with opened() as journal:
         assert not journal.records

@@ -16,7 +16,7 @@ import pytest
 from bucket_server import BucketServer, Fault
 
 from grainmill import _native
-from grainmill._tools import outputs
+from grainmill._tools import bucket_outputs, outputs
 from grainmill._tools.console import ExitCode
 from grainmill._tools.main import main
 from grainmill.array_record import ArrayRecordReader, ArrayRecordWriter
@@ -220,14 +220,14 @@ def test_object_that_appears_meanwhile_stays(tmp_path, server, capsys, monkeypat
     """The service refuses; where it has no conditions, it is looked up at the end."""
     length, server.takes_conditions = case
     write_lines(tmp_path / "in.jsonl", 300, length)
-    check = outputs.BucketOutputs.existing
+    check = bucket_outputs.BucketOutputs.existing
 
     def existing(self):
         found = check(self)
         server.put("/bucket/out.tfrecord", b"mine")
         return found
 
-    monkeypatch.setattr(outputs.BucketOutputs, "existing", existing)
+    monkeypatch.setattr(bucket_outputs.BucketOutputs, "existing", existing)
     arguments = ["convert", str(tmp_path / "in.jsonl"), "s3://bucket/out.tfrecord"]
     assert main(arguments) == ExitCode.EXISTS
     assert "out.tfrecord: exists already" in capsys.readouterr().err
@@ -616,7 +616,7 @@ def test_a_refused_command_leaves_the_journal_of_another(tmp_path, server, capsy
 
 
 def test_progress_is_shown_while_objects_are_finished():
-    found = outputs.BucketOutputs(
+    found = bucket_outputs.BucketOutputs(
         [outputs.Shard("s3://bucket/x", (0,))], "s3://bucket/x", None, {}, force=False
     )
 
@@ -712,17 +712,17 @@ def test_an_upload_that_begins_at_the_end_is_in_the_journal(tmp_path, server):
 
 
 def test_a_conversion_that_waits_says_that_it_lives(tmp_path, server, monkeypatch):
-    monkeypatch.setattr(outputs, "_PAUSE_S", 0.05)
-    monkeypatch.setattr(outputs, "_BEAT_S", 0.1)
+    monkeypatch.setattr(bucket_outputs, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(bucket_outputs, "_BEAT_S", 0.1)
     write_lines(tmp_path / "in.jsonl", 3)
-    check, times = outputs.BucketWriting.finish, []
+    check, times = bucket_outputs.BucketWriting.finish, []
 
     def finish(self, *arguments):
         times.append(journal_of(server)["time"])
         wait_until(lambda: journal_of(server)["time"] > times[0] + 0.3)
         check(self, *arguments)
 
-    monkeypatch.setattr(outputs.BucketWriting, "finish", finish)
+    monkeypatch.setattr(bucket_outputs.BucketWriting, "finish", finish)
     assert main(["convert", str(tmp_path / "in.jsonl"), "s3://bucket/out.tfrecord"]) == 0
     assert times
     assert names(server) == ["/bucket/out.tfrecord"]

@@ -22,7 +22,16 @@ CORE_LAYERS = [
     {"pipeline"},
 ]
 FACE_LAYERS = [
-    {"_native", "_atomic_file", "_example", "_lazy_dataclass", "_memory", "_threads", "_tree"},
+    {
+        "_native",
+        "_atomic_file",
+        "_example",
+        "_lazy_dataclass",
+        "_memory",
+        "_threads",
+        "_tree",
+        "_url",
+    },
     {"_index_file", "array_record", "shared_memory_array"},
     {"_plan"},
     {"_images", "_parsing"},
@@ -44,7 +53,7 @@ FACE_ABOVE = {
     "_grain_path": set(),
 }
 # What the command line uses besides public modules: formats and storages, but no pipelines.
-BELOW_TOOLS = {"_atomic_file", "_index_file", "_native", "_sources", "_threads"}
+BELOW_TOOLS = {"_atomic_file", "_index_file", "_native", "_sources", "_threads", "_url"}
 
 # Accepted upward references: (file, layer) -> why.
 CORE_EXCEPTIONS: dict[tuple[str, str], str] = {}

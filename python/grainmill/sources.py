@@ -16,8 +16,9 @@ from typing import (
     runtime_checkable,
 )
 
-from grainmill._sources.paths import absolute, expand, expand_ranges
+from grainmill._sources.paths import expand, expand_ranges
 from grainmill._sources.record_files import RecordFilesSource
+from grainmill._url import absolute
 from grainmill.array_record import check_reader_options
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ import numpy as np
 from grainmill import _native
 from grainmill._checkpoint import pipeline
 from grainmill._plan import random_access, sequential
+from grainmill._url import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -193,7 +194,7 @@ class _Hasher:
             for name in names:
                 self._file(name)
             if is_ours:  # other packages may know other services
-                self.add(_native.object_identities([name for name in names if "://" in name]))
+                self.add(_native.object_identities(list(filter(is_url, names))))
         elif not is_ours:
             self.add(source)
 

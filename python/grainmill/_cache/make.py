@@ -9,6 +9,7 @@ from grainmill._cache.disk import DiskStore
 from grainmill._cache.memory import MemoryStore
 from grainmill._cache.sequence import SequenceFiles, SequenceMemory
 from grainmill._plan.arguments import checked_integer
+from grainmill._url import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +54,7 @@ def _checked(
             f"`path` must be a path or `None`, got {path!r} of type {type(path).__name__}"
         )
     where = os.fspath(path)
-    if not isinstance(where, str) or "://" in where:
+    if not isinstance(where, str) or is_url(where):
         raise ValueError(f"`path` must be a directory of the local file system, got {path!r}")
     if not where:
         raise ValueError("`path` must not be empty")

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from grainmill import _atomic_file
+from grainmill._url import is_url
 
 
 def process_index_and_count() -> tuple[int, int]:
@@ -53,8 +54,7 @@ def write(path: Any, text: str) -> None:
     Raises:
         FileNotFoundError: There is no such directory.
     """
-    name = os.fspath(path) if hasattr(path, "__fspath__") else "://"
-    if "://" in name:
+    if hasattr(path, "__fspath__") and not is_url(os.fspath(path)):
+        _atomic_file.write(pathlib.Path(path), text.encode())
+    else:
         path.write_text(text)
-        return
-    _atomic_file.write(pathlib.Path(name), text.encode())

@@ -16,6 +16,7 @@ from grainmill._dataset.iterator import DatasetIterator
 from grainmill._dataset.map_dataset import MapDataset
 from grainmill._dataset.stages import InterleaveIterDataset
 from grainmill._native import ParquetFiles
+from grainmill._url import absolute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -115,9 +116,8 @@ class ParquetDatasetIterator(DatasetIterator[dict[str, Any]]):
     def __init__(self, path: str | os.PathLike[str], **read_kwargs: Any) -> None:
         super().__init__()
         _check(read_kwargs)
-        path = os.fspath(path)
         self._files = ParquetFiles(
-            [(path if "://" in path else os.path.abspath(path), None)],  # noqa: PTH100 - not a `Path`
+            [(absolute(os.fspath(path)), None)],
             read_kwargs.get("columns"),
             _CACHE_BYTES,
         )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import operator
 import os
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
 from grainmill._native import GrainmillError, TFRecordStream
+from grainmill._url import absolute
 
 
 class TFRecordIterDataset(IterDataset[bytes]):
@@ -97,9 +97,7 @@ class _TFRecordReader:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         # The engine may open the file again, after the working directory has changed.
-        name = os.fsdecode(path)
-        absolute = name if "://" in name else str(Path(name).absolute())
-        self._reader: TFRecordStream | BinaryIO = TFRecordStream(absolute)
+        self._reader: TFRecordStream | BinaryIO = TFRecordStream(absolute(os.fsdecode(path)))
 
     def __next__(self) -> bytes:
         reader = self._reader

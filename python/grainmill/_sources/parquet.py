@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 
 from grainmill import _native
-from grainmill._sources.paths import absolute, expand
+from grainmill._sources.paths import expand
+from grainmill._url import absolute
 
 if TYPE_CHECKING:
     import os

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from grainmill import _native
+from grainmill._url import absolute, is_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _RANGE: Final = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")  # two letters: `c:` is a drive
 _SHARDS: Final = re.compile(r"(.*[^/\\@])@(\d+|\*)((?:\.[^/\\@]*)?)", re.DOTALL)
 _MAGIC: Final = re.compile(r"[*?[]")
 _MAGIC_OF_HTTP: Final = re.compile(r"[*[]")  # a question mark starts the query
@@ -133,16 +133,9 @@ def expand_ranges(
     return found
 
 
-def absolute(path: str) -> str:
-    """The path from the root; URLs stay as they are."""
-    if _URL.match(path) or os.path.isabs(path):  # noqa: PTH117 - a `Path` costs far more
-        return path
-    return os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - a `Path` would normalize it
-
-
 def _files(path: str, suffixes: Sequence[str], *, looks_up: bool) -> list[str]:
     """The files that one path without a range stands for."""
-    if _URL.match(path) and not path.startswith("file://"):
+    if is_url(path):
         return _objects(path, suffixes)
     has_separator = path.endswith(("/", os.sep)) and len(path) > 1
     if (looks_up or has_separator) and os.path.isdir(path):  # noqa: PTH112 - it may be bytes

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeAlias, TypeVa
 import numpy as np
 
 from grainmill import _native
-from grainmill._sources.paths import absolute
+from grainmill._url import absolute
 
 if TYPE_CHECKING:
     from collections.abc import Callable

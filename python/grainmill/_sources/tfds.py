@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from grainmill._native import read_object
 from grainmill._sources.paths import expand
+from grainmill._url import is_url
 
 _INFO: Final = "dataset_info.json"
 _FEATURES: Final = "features.json"
@@ -46,7 +47,7 @@ def read_directory(path: str | os.PathLike[str], split: str) -> TfdsDirectory:
             the files have another format, or `dataset_info.json` is damaged.
     """
     directory = os.fspath(path)
-    if not _is_url(directory):
+    if not is_url(directory):
         directory = str(Path(directory))
     info = _json(_joined(directory, _INFO))
     if info is None:
@@ -71,12 +72,8 @@ def read_directory(path: str | os.PathLike[str], split: str) -> TfdsDirectory:
     return TfdsDirectory(paths, _json(_joined(directory, _FEATURES)))
 
 
-def _is_url(path: str) -> bool:
-    return "://" in path and not path.startswith("file://")
-
-
 def _joined(directory: str, name: str) -> str:
-    return f"{directory.rstrip('/')}/{name}" if _is_url(directory) else str(Path(directory) / name)
+    return f"{directory.rstrip('/')}/{name}" if is_url(directory) else str(Path(directory) / name)
 
 
 def _below(directory: str) -> list[str]:
@@ -84,14 +81,14 @@ def _below(directory: str) -> list[str]:
     found = []
     for pattern in (f"*/{_INFO}", f"*/*/{_INFO}"):
         with contextlib.suppress(OSError, ValueError):  # none, or a server that does not list
-            escaped = directory if _is_url(directory) else glob.escape(directory)
+            escaped = directory if is_url(directory) else glob.escape(directory)
             found += expand(_joined(escaped, pattern))
     return found
 
 
 def _json(path: str) -> dict[str, Any] | None:
     try:
-        data = read_object(path) if _is_url(path) else Path(path).read_bytes()
+        data = read_object(path) if is_url(path) else Path(path).read_bytes()
         found = json.loads(data)
     except (FileNotFoundError, NotADirectoryError):
         return None

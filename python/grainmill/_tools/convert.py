@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grainmill._threads import start_thread
-from grainmill._tools import formats, parquet_output, verify
+from grainmill._tools import formats, parquet_output, reading, verify
+from grainmill._tools.bucket_outputs import BucketOutputs
 from grainmill._tools.console import (
     CommandError,
     ExitCode,
@@ -25,7 +26,9 @@ from grainmill._tools.console import (
     print_json,
 )
 from grainmill._tools.copying import Copying, opened, total_of
-from grainmill._tools.outputs import Kind, Outputs, Shard, identities, outputs_of
+from grainmill._tools.local_outputs import LocalOutputs
+from grainmill._tools.outputs import Kind, Outputs, Shard, exists_error, identities
+from grainmill._url import is_url
 
 if TYPE_CHECKING:
     import argparse
@@ -127,7 +130,8 @@ def run(options: argparse.Namespace) -> int:
     conversion = Conversion(options, pairs, target, shards, threads)
     kind = Kind(target, options.options, options.schema)
     header = conversion.header()
-    with outputs_of(shards, options.output, kind, header, force=options.force) as outputs:
+    place = BucketOutputs if is_url(options.output) else LocalOutputs
+    with place(shards, options.output, kind, header, force=options.force) as outputs:
         if not options.force:
             _refuse_existing(outputs)
         if target.name == "parquet" and len(shards) > 1 and shards[0].count is not None:
@@ -179,7 +183,7 @@ def _target_format(options: argparse.Namespace) -> formats.Format:
     if found is None and _is_directory(options.output):
         return formats.FORMATS["array_record"]
     if found is None:
-        hint = "; a directory of a bucket ends with /" if formats.is_url(options.output) else ""
+        hint = "; a directory of a bucket ends with /" if is_url(options.output) else ""
         raise CommandError(
             f"{options.output}: its format is not known from its name; pass --to "
             f"({', '.join(formats.WRITTEN)}){hint}"
@@ -195,7 +199,7 @@ def _target_format(options: argparse.Namespace) -> formats.Format:
 
 def _check_url(path: str) -> None:
     """Refuses an output that is in no bucket."""
-    if not formats.is_url(path):
+    if not is_url(path):
         return
     scheme = path.partition("://")[0]
     if scheme in {"http", "https"}:
@@ -210,7 +214,7 @@ def _check_url(path: str) -> None:
 
 
 def _is_directory(path: str) -> bool:
-    if formats.is_url(path):
+    if is_url(path):
         return path.endswith("/")
     return path.endswith(("/", os.sep)) or Path(path).is_dir()
 
@@ -223,20 +227,20 @@ def _shards(
 ) -> list[Shard]:
     """The outputs, each with its share of the records."""
     # Without `./`, but a URL stays as it is.
-    is_url = formats.is_url(options.output)
-    output = options.output if is_url else str(Path(options.output))
+    is_remote = is_url(options.output)
+    output = options.output if is_remote else str(Path(options.output))
     everything = tuple(range(len(inputs)))
     number = options.shards
     if match := re.fullmatch(r"(.*)@(\d{1,5})([^/]*)", options.output):
         if number is not None and number != int(match[2]):
             raise CommandError(f"{options.output} states another number of files than --shards")
         number, output = int(match[2]), f"{match[1]}{match[3]}"
-        output = output if is_url else str(Path(output))
+        output = output if is_remote else str(Path(output))
     if number is None and not options.shuffle:
         if _is_directory(options.output):
-            directory = output if is_url else f"{output}{os.sep}"
+            directory = output if is_remote else f"{output}{os.sep}"
             paths = [f"{directory}{_matching_name(path, target)}" for path in inputs]
-            paths = paths if is_url else [str(Path(path)) for path in paths]
+            paths = paths if is_remote else [str(Path(path)) for path in paths]
             if len(set(paths)) < len(paths):
                 raise CommandError("two inputs have the same name; name the outputs with --shards")
         elif len(inputs) == 1:
@@ -305,16 +309,14 @@ def _check_compression(path: str, options: str) -> None:
 
 
 def _absolute(path: str) -> str:
-    return path if formats.is_url(path) else str(Path(path).resolve())
+    return path if is_url(path) else str(Path(path).resolve())
 
 
 def _refuse_existing(outputs: Outputs) -> None:
     existing = outputs.existing()
     if existing:
         more = f" (and {len(existing) - 1} more)" if len(existing) > 1 else ""
-        raise CommandError(
-            f"{existing[0]}: exists already{more}; --force replaces it", ExitCode.EXISTS
-        )
+        raise exists_error(existing[0], more)
 
 
 # --- the work -----------------------------------------------------------------------------------
@@ -396,7 +398,7 @@ class Conversion:
         return list(found.records)
 
     def _total_bytes(self) -> float:
-        return float(sum(verify._size(path) for path in self._inputs))  # noqa: SLF001
+        return float(sum(reading.local_byte_len(path) for path in self._inputs))
 
     def _opened(self, numbers: tuple[int, ...]) -> Copying:
         options = self._options

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -151,8 +150,7 @@ def opened(
     source = found[0].open(paths)
     files = reading.files_of(source)
     if files is not None and content == "same" and not found[0].rows:
-        byte_len = sum(Path(path).stat().st_size for path in paths if Path(path).exists())
-        return Indexed(files, byte_len, seed)
+        return Indexed(files, sum(map(reading.local_byte_len, paths)), seed)
     return Objects(lambda: _blocks(source, seed), _maker(content), paths[0])
 
 
@@ -202,7 +200,4 @@ def _as_json(value: Any) -> bytes:
 
 
 def _as_dict(record: Any) -> dict[str, Any]:
-    value = json.loads(record) if isinstance(record, bytes | str) else record
-    if not isinstance(value, dict):
-        raise ValueError(f"a JSON object was expected, got {type(value).__name__}")
-    return value
+    return reading.json_object(record) if isinstance(record, bytes) else record

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from grainmill import _native, sources
 from grainmill._sources.paths import expand
 from grainmill._tools.console import CommandError, ExitCode
+from grainmill._url import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -121,11 +122,6 @@ FORMATS = {
 READ = tuple(FORMATS)
 WRITTEN = tuple(name for name, found in FORMATS.items() if found.written)
 COMPRESSED = (".gz", ".gzip", ".zlib", ".z", ".zst", ".zstd")
-
-
-def is_url(path: str) -> bool:
-    """Whether a file is in a bucket or on a web server."""
-    return "://" in path
 
 
 def of_name(path: str) -> Format | None:

@@ -6,9 +6,9 @@ import time
 from typing import TYPE_CHECKING
 
 from grainmill._index_file import read_entries
-from grainmill._sources.paths import absolute
 from grainmill._tools import formats
 from grainmill._tools.console import CommandError, ExitCode, count_text, print_json
+from grainmill._url import absolute
 
 if TYPE_CHECKING:
     import argparse

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
 import re
 from typing import IO, TYPE_CHECKING, Any
@@ -306,8 +305,8 @@ class ParquetOutput(_Taking):
                     field.name for field in self._stated if self._arrow.types.is_list(field.type)
                 )
             self._rows_of = self._example_row
-        elif not self._is_raw and _all(records, _json_row):
-            self._rows_of = _json_row
+        elif not self._is_raw and _all(records, reading.json_object):
+            self._rows_of = reading.json_object
         schema = self._stated
         if schema is None:
             schema = self._inferred([self._rows_of(record) for record in records])
@@ -414,13 +413,6 @@ def _example(record: bytes) -> dict[str, list[Any]]:
     if not found:
         raise ValueError("an example without features")  # or an empty record
     return found
-
-
-def _json_row(record: bytes) -> dict[str, Any]:
-    row = json.loads(record)
-    if not isinstance(row, dict):
-        raise ValueError(f"a JSON object was expected, got {type(row).__name__}")
-    return row
 
 
 def _raw_row(record: bytes) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,6 +99,26 @@ def sample(path: str, found: Format, max_records: int) -> tuple[int, list[int], 
         block = [int(at) for at in positions[first : first + step]]
         lengths += [byte_len(record) for record in source.__getitems__(block)]
     return total, lengths, len(positions) == total
+
+
+def local_byte_len(path: str) -> int:
+    """The length of a local file, and 0 for others, each of which would have to be asked for it."""
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return 0
+
+
+def json_object(record: bytes) -> dict[str, Any]:
+    """The JSON object in a record.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    value = json.loads(record)
+    if not isinstance(value, dict):
+        raise ValueError(f"a JSON object was expected, got {type(value).__name__}")
+    return value
 
 
 def byte_len(record: Any) -> int:

@@ -19,6 +19,7 @@ from grainmill._tools.console import (
     count_text,
     print_json,
 )
+from grainmill._url import is_url
 
 if TYPE_CHECKING:
     import argparse
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     expected = None
     if manifest is not None and manifest.exists() and not options.update:
         expected = _read_manifest(manifest)
-    progress = Progress("verify", sum(_size(path) for path in paths))
+    progress = Progress("verify", sum(reading.local_byte_len(path) for path in paths))
     found = []
     for number, path in enumerate(paths):
         progress.note(f"{number} of {len(paths)} files")
@@ -67,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
             if expected is not None:
                 report["problems"] += _differences(report, expected.get(_key(path, manifest)))
         found.append(report)
-        progress.add(_size(path), report["records"])
+        progress.add(reading.local_byte_len(path), report["records"])
     progress.close()
     missing = _missing(expected, paths, manifest)
     num_problems = sum(len(report["problems"]) for report in found) + len(missing)
@@ -187,7 +188,7 @@ def _show(found: list[dict[str, Any]], missing: list[str], options: argparse.Nam
 
 def _key(path: str, manifest: Path) -> str:
     """A path as the manifest names it: relative to its directory, so that both can be moved."""
-    return path if formats.is_url(path) else Path(os.path.relpath(path, manifest.parent)).as_posix()
+    return path if is_url(path) else Path(os.path.relpath(path, manifest.parent)).as_posix()
 
 
 def _read_manifest(manifest: Path) -> dict[str, dict[str, Any]]:
@@ -238,7 +239,7 @@ def _missing(
     return sorted(
         path
         for path in expected
-        if path not in given and not formats.is_url(path) and not (manifest.parent / path).exists()
+        if path not in given and not is_url(path) and not (manifest.parent / path).exists()
     )
 
 
@@ -247,11 +248,3 @@ def _sha256(path: str) -> str:
     while piece := file.read(1 << 20):
         digest.update(piece)
     return digest.hexdigest()
-
-
-def _size(path: str) -> int:
-    """The length of a local file, and 0 for others, each of which would have to be asked for it."""
-    try:
-        return Path(path).stat().st_size
-    except OSError:
-        return 0

@@ -1,0 +1,261 @@
+"""Files of a directory that a conversion writes, and their journal."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import zlib
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Self
+
+from grainmill._atomic_file import sync_directory
+from grainmill._tools.outputs import busy_error, exists_error, identity
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from grainmill._tools.outputs import Kind, Records, Shard
+
+
+class LocalOutputs:
+    """Files of a directory; their journal is locked while a conversion runs.
+
+    Args:
+        shards: The files.
+        output: The argument that names them.
+        kind: How they are written.
+        header: What is converted how; files of another conversion are not kept.
+        force: Whether existing files are replaced.
+    """
+
+    def __init__(
+        self, shards: list[Shard], output: str, kind: Kind, header: dict[str, Any], *, force: bool
+    ) -> None:
+        name = Path(output).name or "output"
+        self._shards = shards
+        self._journal = Path(shards[0].directory) / f".{name}.converting"
+        self._kind = kind
+        self._header = header
+        self._force = force
+        self._file: IO[bytes] | None = None
+        self._lock = threading.Lock()
+        self._is_ours = False
+        self._kept: frozenset[str] = frozenset()
+        self.records: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        Path(self._shards[0].directory).mkdir(parents=True, exist_ok=True)
+        self._file = _locked(self._journal)
+        try:
+            self._continue()
+        except BaseException:
+            self._end(self._file)
+            raise
+        for shard in self._shards:
+            if shard.name in self._kept:  # killed between the two steps of the renaming
+                _temporary(shard).unlink(missing_ok=True)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._file is not None:
+            self._end(self._file)
+
+    def kept(self) -> frozenset[str]:
+        """See `Outputs`."""
+        return self._kept
+
+    def existing(self) -> list[str]:
+        """See `Outputs`."""
+        return [
+            shard.path
+            for shard in self._shards
+            if shard.name not in self._kept and Path(shard.path).exists()
+        ]
+
+    def open(self, shard: Shard) -> LocalWriting:
+        """See `Outputs`."""
+        with self._lock:
+            if not self._is_ours:  # until now the command could be refused
+                self._begin()
+        return LocalWriting(self, shard, self._kind, force=self._force)
+
+    def cancel(self) -> None:
+        """Nothing: no file waits for the network."""
+
+    def status(self) -> str:
+        """See `Outputs`."""
+        return ""
+
+    def byte_len(self) -> int:
+        """See `Outputs`."""
+        return sum(Path(shard.path).stat().st_size for shard in self._shards)
+
+    def remove_journal(self) -> None:
+        """See `Outputs`."""
+        self._journal.unlink(missing_ok=True)
+
+    def add(self, name: str, records: int, identity: list[int] | None) -> None:
+        """Notes that a file is complete, before it gets its name: a later run compares both."""
+        with self._lock:
+            self._write({"name": name, "records": records, "identity": identity})
+            self.records[name] = records
+
+    def _continue(self) -> None:
+        """Keeps the entries of files that an interrupted run of this conversion has finished."""
+        assert self._file is not None
+        self._file.seek(0)
+        entries, byte_len = _entries(self._file.read())
+        if not entries:
+            self._begin()
+            return
+        if entries[0] != self._header:
+            return
+        self._is_ours = True
+        self._file.truncate(byte_len)  # what was not written whole
+        paths = {shard.name: shard.path for shard in self._shards}
+        for entry in entries[1:]:
+            path = paths.get(entry.get("name", ""))
+            if path is not None and identity(path) == entry.get("identity"):
+                self.records[entry["name"]] = entry["records"]
+        self._kept = frozenset(self.records)
+
+    def _begin(self) -> None:
+        """Begins a journal, in place of that of another conversion if there is one."""
+        assert self._file is not None
+        self._file.truncate(0)
+        self._write(self._header)
+        self._is_ours = True
+
+    def _end(self, journal: IO[bytes]) -> None:
+        """Releases the journal; one that says nothing is removed."""
+        is_empty = os.fstat(journal.fileno()).st_size == 0
+        if is_empty or (self._is_ours and not self.records):
+            self.remove_journal()
+        journal.close()
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        assert self._file is not None
+        file = self._file.fileno()
+        before = os.fstat(file).st_size
+        try:
+            left = memoryview(_line_of(entry))
+            while left:
+                left = left[os.write(file, left) :]
+            os.fsync(file)
+        except OSError as error:
+            os.ftruncate(file, before)  # what others append must not follow half a line
+            raise OSError(error.errno, error.strerror, str(self._journal)) from error
+
+
+class LocalWriting:
+    """A file that is being written, under a hidden name.
+
+    Args:
+        outputs: It is one of these.
+        shard: The file.
+        kind: How it is written.
+        force: Whether it replaces an existing one.
+    """
+
+    def __init__(self, outputs: LocalOutputs, shard: Shard, kind: Kind, *, force: bool) -> None:
+        self._outputs = outputs
+        self._shard = shard
+        self._temporary = _temporary(shard)
+        self._force = force
+        # Another command may name the same file in another way, and so have another journal.
+        self._claim = _locked(self._temporary)
+        try:
+            self._records = kind.create(str(self._temporary), shard.path)
+        except BaseException:
+            self._temporary.unlink(missing_ok=True)
+            self._claim.close()
+            raise
+
+    @property
+    def records(self) -> Records:
+        """See `Writing`."""
+        return self._records
+
+    def finish(self, num_records: int, check: Callable[[str], None]) -> None:
+        """See `Writing`."""
+        self._records.close()
+        check(str(self._temporary))
+        self._outputs.add(self._shard.name, num_records, identity(str(self._temporary)))
+        _rename(self._temporary, Path(self._shard.path), force=self._force)
+        self._claim.close()
+
+    def abort(self) -> None:
+        """See `Writing`."""
+        self._records.abort()
+        self._temporary.unlink(missing_ok=True)
+        self._claim.close()
+
+
+def _temporary(shard: Shard) -> Path:
+    """Where a file is written before it is complete."""
+    # The end of its name says whether a Bagz file is compressed, also to what verifies it.
+    end = ".bagz" if shard.name.endswith(".bagz") else ""
+    return Path(shard.directory) / f".{shard.name}.part{end}"
+
+
+def _locked(path: Path) -> IO[bytes]:
+    """Opens a file that no other conversion has open, and creates it if there is none.
+
+    Raises:
+        CommandError: Another conversion has it open.
+    """
+    while True:
+        file = path.open("ab+")
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        except BlockingIOError as error:
+            file.close()
+            raise busy_error(str(path)) from error
+        except FileNotFoundError:
+            pass
+        except OSError:  # a file system without locks
+            return file
+        file.close()  # removed by a conversion that has just ended
+
+
+def _line_of(entry: dict[str, Any]) -> bytes:
+    text = json.dumps(entry).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _entries(content: bytes) -> tuple[list[dict[str, Any]], int]:
+    """The entries of a journal up to the first that is damaged, and how many bytes they have."""
+    entries: list[dict[str, Any]] = []
+    byte_len = 0
+    for line in content.splitlines(keepends=True):
+        text = line[9:].removesuffix(b"\n")
+        if line != b"%08x %s\n" % (zlib.crc32(text), text):
+            break
+        entries.append(json.loads(text))
+        byte_len += len(line)
+    return entries, byte_len
+
+
+def _rename(temporary: Path, path: Path, *, force: bool) -> None:
+    """Gives a complete file its name; without `force`, only if no file has it."""
+    if not force:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            raise exists_error(str(path)) from None
+        except OSError:  # a file system without links
+            temporary.replace(path)
+        else:
+            temporary.unlink()
+    else:
+        temporary.replace(path)
+    sync_directory(path.parent)
