@@ -39,6 +39,8 @@ class Fault:
     """Reads so many bytes of the request's body; then it ends the connection, or is silent."""
     is_done: bool = False
     """Does what was asked for and ends the connection without an answer."""
+    blank_s: float = 0
+    """Sends white space for so long, after the head of the answer to a request that writes."""
     only: str = ""
     """Waits for a request of which `METHOD path?names of the query` matches this pattern."""
 
@@ -179,7 +181,7 @@ class BucketServer:
             text = f"<Error><Message>refused on purpose: {fault.status}</Message></Error>"
             return await self._send(writer, fault.status, text.encode(), extra)
         if request.method in {"PUT", "POST", "DELETE"}:
-            return await self._send(writer, *self._changed(request, body))
+            return await self._send(writer, *self._changed(request, body), fault=fault)
         found = self.objects.get(request.path)
         if found is None:
             text = b"<Error><Code>NoSuchKey</Code></Error>"
@@ -261,10 +263,16 @@ class BucketServer:
         return 201 if not key[1] else 200, text.encode(), {"ETag": tag}
 
     async def _send(self, writer, status, body, headers, *, length=None, fault=None):
+        num_blank = 0 if fault is None else int(fault.blank_s * 10)
+        length = num_blank + len(body) if length is None else length
         lines = [f"HTTP/1.1 {status} Status"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
-        lines += [f"Content-Length: {len(body) if length is None else length}", "", ""]
+        lines += [f"Content-Length: {length}", "", ""]
         writer.write("\r\n".join(lines).encode())
+        for _ in range(num_blank):
+            writer.write(b" ")
+            await writer.drain()
+            await asyncio.sleep(0.1)
         if fault is not None and fault.cut_at is not None:
             writer.write(body[: fault.cut_at])
             await writer.drain()

@@ -292,6 +292,58 @@ def test_failed_requests_are_repeated(server, monkeypatch, case):
         assert not server.uploads
 
 
+def test_a_service_may_take_long_to_join_the_parts(server):
+    """S3 sends white space meanwhile, so that the connection stays open."""
+    server.faults += [None, None, None, Fault(blank_s=1.5, only="uploadId")]
+    writer = _native.ObjectWriter("s3://bucket/file")
+    writer.write(bytes(MANY))
+    writer.close()
+    assert not server.faults
+    assert len(server.objects["/bucket/file"].data) == MANY
+    assert [request.method for request in server.requests].count("POST") == 2
+
+
+@pytest.mark.parametrize("read", [_native.read_object, _native.remove_object])
+def test_missing_credentials_are_no_missing_object(server, monkeypatch, read):
+    server.put("/bucket/file", b"content")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", server.url)  # which has no role
+    with pytest.raises(OSError, match="404") as caught:
+        read("s3://bucket/file")
+    assert not isinstance(caught.value, FileNotFoundError)
+    assert "/bucket/file" in server.objects
+
+
+def test_a_cancelled_upload_takes_nothing_more(server):
+    writer = _native.ObjectWriter("s3://bucket/file")
+    writer.cancel()
+    with pytest.raises(OSError, match="the upload was ended"):
+        writer.write(b"x")
+    with pytest.raises(OSError, match="the upload was ended"):
+        writer.close()
+    assert not server.objects
+
+
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+@pytest.mark.parametrize("length", [3, MANY])
+def test_a_forked_child_writes_nothing_of_its_parent(server, length):
+    writer = _native.ObjectWriter("s3://bucket/file")
+    writer.write(bytes(length))
+    child = os.fork()
+    if not child:
+        refused = 0
+        for use_it in (lambda: writer.write(b"x"), writer.close):
+            try:
+                use_it()
+            except OSError as error:
+                refused += "forked process" in str(error)
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    writer.close()
+    assert server.objects["/bucket/file"].data == bytes(length)
+
+
 @pytest.mark.parametrize("scheme", ["s3", "az"])
 @pytest.mark.parametrize("length", [3, MANY])
 def test_object_of_another_is_not_taken_for_ours(server, monkeypatch, scheme, length):

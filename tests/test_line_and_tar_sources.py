@@ -217,3 +217,5 @@ def test_empty_files_have_no_records(tmp_path):
     assert len(grain.sources.WebDatasetDataSource(path)) == 0
     assert len(grain.sources.JsonLinesDataSource(path)) == 0
     assert json.dumps(list(grain.sources.JsonLinesDataSource(path))) == "[]"
+    for end in (".gz", ".zst"):  # nothing is not compressed, either
+        assert len(grain.sources.JsonLinesDataSource(written(tmp_path / f"data{end}", b""))) == 0

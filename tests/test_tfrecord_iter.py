@@ -1,5 +1,6 @@
 """`TFRecordIterDataset` beside Grain's, and classes derived from its private ones."""
 
+import io
 import json
 import subprocess
 import sys
@@ -155,3 +156,25 @@ def test_derived_readers_notice_damage(name):
     assert [next(iterator) for _ in intact] == intact
     with pytest.raises(ValueError, match="Not a valid TFRecord"):
         next(iterator)
+
+
+class InterruptedFile(io.FileIO):
+    """Interrupts its second read, as the user may."""
+
+    reads = 0
+
+    def read(self, count):
+        self.reads += 1
+        if self.reads == 2:
+            raise KeyboardInterrupt
+        return super().read(min(count, 250_000))
+
+
+def test_an_interruption_comes_at_once_and_loses_no_record(tmp_path):
+    records = [bytes([number]) * 100_000 for number in range(5)]
+    (tmp_path / "f").write_bytes(formats.tfrecord(records))
+    reader = RemoteReader.__new__(RemoteReader)
+    reader._reader = InterruptedFile(tmp_path / "f")
+    with pytest.raises(KeyboardInterrupt):
+        next(reader)
+    assert [next(reader, None) for _ in range(6)] == [*records, None]

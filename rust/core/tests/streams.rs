@@ -12,7 +12,7 @@ use grainmill_core::records::FileBytes;
 use grainmill_core::records::FormatError;
 use grainmill_core::records::checksum::crc32c;
 use grainmill_core::records::json_lines::JsonLines;
-use grainmill_core::records::scanned::Compression;
+use grainmill_core::records::scanned::{Compression, MayBeCompressed};
 use grainmill_core::records::sequential::{Frame, Frames, RecordBlock, RecordCursor, RecordStream};
 use grainmill_core::records::storage::{
     FileId, ReadAt, ReopenedFile, StartedRead, Storage, StoredFile,
@@ -314,9 +314,11 @@ impl Frames for CountedLines {
         self.0.fetch_add(bytes.len() - at - searched, Ordering::Relaxed);
         JsonLines.frame(bytes, at, searched, left)
     }
+}
 
-    fn detected(&self, path: &Path, head: &[u8]) -> Compression {
-        Frames::detected(&JsonLines, path, head)
+impl MayBeCompressed for CountedLines {
+    fn detect(&self, path: &Path, head: &[u8]) -> Compression {
+        JsonLines.detect(path, head)
     }
 }
 

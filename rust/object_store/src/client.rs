@@ -10,14 +10,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use grainmill_core::process::PerProcess;
 use grainmill_core::{Error, Result};
 use http_body_util::BodyExt;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, resolve_bucket_region};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody,
-    HttpResponse, HttpResponseBody, HttpService,
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
+    HttpResponseBody, HttpService,
 };
 use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
@@ -58,8 +59,9 @@ type Buckets = HashMap<(String, Arc<Settings>), Arc<Bucket>>;
 tokio::task_local! {
     /// What the server answered to the last request of a task.
     pub(crate) static ANSWER: Cell<Answer>;
-    /// How many bytes of the bodies of this task's requests have been sent, if that is counted.
-    pub(crate) static SENT: Arc<AtomicU64>;
+    /// How many bytes of the bodies of this task's requests and of their answers have been
+    /// transferred, if that is counted.
+    pub(crate) static TRANSFERRED: Arc<AtomicU64>;
     /// Whether a request that completes an upload must not replace an object. `object_store` has no
     /// such argument.
     pub(crate) static IS_NEW: bool;
@@ -166,8 +168,8 @@ impl HttpService for Http {
             let _ = ANSWER.try_with(|last| last.set(answer));
         };
         note(Answer::default());
-        let response = match SENT.try_with(Arc::clone) {
-            Ok(sent) => self.send_counted(request, sent).await?,
+        let response = match TRANSFERRED.try_with(Arc::clone) {
+            Ok(transferred) => self.send_counted(request, transferred).await?,
             Err(_) => HttpService::call(&self.0, request).await?,
         };
         let retry_after = response.headers().get("retry-after");
@@ -179,11 +181,11 @@ impl HttpService for Http {
 }
 
 impl Http {
-    /// Sends a request, and counts in `sent` what has been sent of its body.
+    /// Sends a request, and counts in `transferred` what is sent of its body, and received.
     async fn send_counted(
         &self,
         request: HttpRequest,
-        sent: Arc<AtomicU64>,
+        transferred: Arc<AtomicU64>,
     ) -> std::result::Result<HttpResponse, HttpError> {
         let failed = |error: reqwest::Error| HttpError::new(HttpErrorKind::Unknown, error);
         let (head, body) = request.into_parts();
@@ -199,21 +201,25 @@ impl Http {
         }
         *request.body_mut() = Some(match body.as_bytes() {
             Some(bytes) => bytes.clone().into(),
-            None => counted(body, sent),
+            None => reqwest::Body::wrap(counted(body, Arc::clone(&transferred))),
         });
         let response: http::Response<reqwest::Body> =
             self.0.execute(request).await.map_err(failed)?.into();
         let (head, body) = response.into_parts();
-        Ok(HttpResponse::from_parts(head, HttpResponseBody::new(body.map_err(failed))))
+        let body = counted(body.map_err(failed), transferred);
+        Ok(HttpResponse::from_parts(head, HttpResponseBody::new(body)))
     }
 }
 
-fn counted(body: HttpRequestBody, sent: Arc<AtomicU64>) -> reqwest::Body {
-    reqwest::Body::wrap(body.map_frame(move |frame| {
+fn counted<B: BodyExt<Data = Bytes>>(
+    body: B,
+    transferred: Arc<AtomicU64>,
+) -> impl BodyExt<Data = Bytes, Error = B::Error> {
+    body.map_frame(move |frame| {
         let len = frame.data_ref().map_or(0, |data| data.len() as u64);
-        sent.fetch_add(len, Ordering::Relaxed);
+        transferred.fetch_add(len, Ordering::Relaxed);
         frame
-    }))
+    })
 }
 
 /// A bucket, or a server, and how it is reached.

@@ -36,6 +36,8 @@ const MAX_TEXT_LEN: usize = 600;
 pub(crate) struct Failure {
     pub(crate) kind: FailureKind,
     text: String,
+    /// The HTTP status of the last answer; 0 if there was none.
+    status: u16,
     retry_after: Option<Duration>,
 }
 
@@ -59,7 +61,7 @@ pub(crate) enum FailureKind {
 
 impl Failure {
     fn new(kind: FailureKind, text: impl Into<String>) -> Self {
-        Self { kind, text: text.into(), retry_after: None }
+        Self { kind, text: text.into(), status: 0, retry_after: None }
     }
 
     /// That the server has not answered for as long as is waited.
@@ -76,7 +78,8 @@ impl Failure {
                 let text = "the server does not serve ranges of bytes";
                 return Self::new(FailureKind::NoPart, format!("{text} ({})", chain(error)));
             }
-            (StoreError::NotFound { .. }, _) | (_, 404) => FailureKind::NotFound,
+            // Not by the status: that may be of a service that has the credentials.
+            (StoreError::NotFound { .. }, _) => FailureKind::NotFound,
             (_, 401 | 403) => FailureKind::Denied,
             (_, 412 | 416) => FailureKind::Changed,
             (StoreError::Generic { .. }, 0) => FailureKind::Unanswered,
@@ -84,7 +87,7 @@ impl Failure {
             (_, 0 | 300..=499 | 501 | 505) => FailureKind::Permanent,
             _ => FailureKind::Transient,
         };
-        Self { kind, text: chain(error), retry_after }
+        Self { kind, text: chain(error), status, retry_after }
     }
 
     /// What `error` of the last request of this task means, which was to write.
@@ -92,16 +95,15 @@ impl Failure {
         let Answer { status, retry_after } = ANSWER.with(Cell::get);
         let text = chain(error);
         let kind = match status {
-            // Azure answers requests that remove an object in batches.
+            // Not by the status: that may be of a service that has the credentials, or of a batch.
             _ if matches!(error, StoreError::NotFound { .. }) => FailureKind::NotFound,
-            // As is set in the environment, without a request.
+            // The environment has disabled conditional writes: there was no request.
             _ if matches!(error, StoreError::NotImplemented { .. }) => FailureKind::NotImplemented,
             // Parts that are not there, or not any more as they are an object.
             400 if text.contains("InvalidBlockList") => FailureKind::NotFound,
             // Azure has one status for an object that exists and for requests that exclude each other.
             409 if text.contains("BlobAlreadyExists") => FailureKind::Exists,
             304 | 412 => FailureKind::Exists,
-            404 => FailureKind::NotFound,
             401 | 403 => FailureKind::Denied,
             501 => FailureKind::NotImplemented,
             0 if matches!(error, StoreError::Generic { .. }) => FailureKind::Unanswered,
@@ -112,7 +114,13 @@ impl Failure {
             0 | 300..=499 | 505 => FailureKind::Permanent,
             _ => FailureKind::Transient,
         };
-        Self { kind, text, retry_after }
+        Self { kind, text, status, retry_after }
+    }
+
+    /// For requests whose error does not say that something is not there: the status does.
+    pub(crate) fn or_not_found(self) -> Self {
+        let kind = if self.status == 404 { FailureKind::NotFound } else { self.kind };
+        Self { kind, ..self }
     }
 }
 

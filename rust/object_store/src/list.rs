@@ -49,7 +49,7 @@ async fn all_pages(
                 let prefix = Some(location.key.as_str()).filter(|key| !key.is_empty());
                 let page = lister.0.list_paginated(prefix, options);
                 match timeout(settings.stall, page).await {
-                    Ok(page) => page.map_err(|error| Failure::of(&error)),
+                    Ok(page) => page.map_err(|error| Failure::of(&error).or_not_found()),
                     Err(_) => Err(Failure::unanswered(settings.stall)),
                 }
             };

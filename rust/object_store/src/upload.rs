@@ -26,7 +26,7 @@ use object_store::{
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::client::{Bucket, Client, IS_NEW, SENT, Shared, Started};
+use crate::client::{Bucket, Client, IS_NEW, Shared, Started, TRANSFERRED};
 use crate::fetch::{Attempts, Failure, FailureKind};
 use crate::location::{Location, Service};
 use crate::settings::Settings;
@@ -40,10 +40,11 @@ const MAX_PARTS: usize = 10_000;
 const MAX_IN_FLIGHT: usize = 4;
 /// The unit in which progress is seen.
 const FRAME_LEN: usize = 128 << 10;
-/// For how long removing the parts of a failed upload is tried.
+/// For how long to try to remove the parts of a failed upload.
 const ABORT_DEADLINE: Duration = Duration::from_secs(10);
 /// The attribute of an object that says which upload wrote it; not all services take punctuation.
 const UPLOAD_ATTRIBUTE: &str = "grainmillupload";
+const ENDED: &str = "the upload was ended";
 
 /// An object that is being written.
 ///
@@ -179,7 +180,7 @@ impl Upload {
         Ok(Shared::get()?.start(async move {
             tokio::select! {
                 biased; // after that no request begins
-                _ = is_cancelled.wait_for(|is| *is) => Err(target.error("the upload was ended")),
+                _ = is_cancelled.wait_for(|is| *is) => Err(target.error(ENDED)),
                 result = work => result,
             }
         }))
@@ -230,7 +231,22 @@ impl Upload {
         Ok(())
     }
 
+    /// Whether more may be written.
+    fn check(&self) -> io::Result<()> {
+        // A forked child has a copy of what is its parent's, and none of the threads that send it.
+        if self.process != std::process::id() {
+            return Err(io::Error::other(
+                "a forked process cannot write what its parent has begun",
+            ));
+        }
+        if *self.control.0.is_cancelled.borrow() {
+            return Err(io::Error::other(ENDED));
+        }
+        Ok(())
+    }
+
     fn finish(&mut self) -> Result<()> {
+        self.check().map_err(|error| Error::io(self.shown(), "write", error))?;
         if let Some((kind, text)) = self.failure.take() {
             return Err(Error::io(self.shown(), "write", io::Error::new(kind, text)));
         }
@@ -255,6 +271,7 @@ impl Upload {
 
 impl Write for Upload {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.check()?;
         if let Some((kind, text)) = &self.failure {
             return Err(io::Error::new(*kind, text.clone()));
         }
@@ -364,22 +381,22 @@ impl Target {
         Attempts::new(&self.client, &self.settings, &self.shown, "write")
     }
 
-    /// Runs one attempt of a request, which fails if for too long nothing of it is sent and no answer
-    /// comes.
+    /// Runs one attempt of a request, which fails if for too long nothing of it is sent and nothing of
+    /// its answer comes. A service may send white space while it makes many parts one object.
     async fn attempt<T>(
         &self,
         attempts: &Attempts<'_>,
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T, Failure> {
-        let sent = Arc::new(AtomicU64::new(0));
+        let transferred = Arc::new(AtomicU64::new(0));
         let watched = async {
-            let mut request = std::pin::pin!(SENT.scope(Arc::clone(&sent), request));
+            let mut request = std::pin::pin!(TRANSFERRED.scope(Arc::clone(&transferred), request));
             let mut seen = 0;
             loop {
                 if let Ok(result) = timeout(self.settings.stall, &mut request).await {
                     return result.map_err(|error| Failure::of_write(&error));
                 }
-                let now = sent.load(Ordering::Relaxed);
+                let now = transferred.load(Ordering::Relaxed);
                 if now == seen {
                     return Err(Failure::unanswered(self.settings.stall));
                 }
@@ -453,6 +470,7 @@ impl Target {
                 is_new = false;
                 continue;
             }
+            let failure = failure.or_not_found();
             if self.is_done(control, &mut attempts, failure, &ours).await? {
                 return Ok(());
             }
@@ -514,7 +532,7 @@ impl Target {
         Error::io(&self.shown, "write", io::Error::new(io::ErrorKind::AlreadyExists, "it exists"))
     }
 
-    /// The head of the object, if there is one, as far as one may ask.
+    /// The head of the object; none if there is none, or if reading it is not allowed.
     async fn found(&self) -> Result<Option<GetResult>> {
         let mut attempts = self.attempts();
         loop {

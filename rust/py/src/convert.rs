@@ -164,7 +164,9 @@ impl PyRecordStream {
             let (stream, block) = &mut *self.lock();
             work(stream, block)
         };
-        py.detach(work).map_err(|error| self.raised.or(error))
+        let done = py.detach(work).map_err(|error| self.raised.or(error))?;
+        self.raised.raise_interruption(py)?;
+        Ok(done)
     }
 }
 
@@ -289,7 +291,7 @@ fn verify_array_record(
     max_problems: usize,
 ) -> PyResult<Bound<'_, PyDict>> {
     let storage = storage_of(std::iter::once(&path)).map_err(Raised)?;
-    let verify = || verify::verify_in(&*storage, &path, max_problems);
+    let verify = || verify::verify(&*storage, &path, max_problems);
     let report = py.detach(verify).map_err(Raised)?;
     let found = PyDict::new(py);
     found.set_item("byte_len", report.byte_len)?;

@@ -1,13 +1,14 @@
 //! Bytes that a function of Python reads, in order.
 
 use std::io::{self, BufReader, Read};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use grainmill_core::Error;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::call::call;
 use crate::error::Raised;
 
 /// How many bytes are asked for at once.
@@ -34,8 +35,21 @@ impl PythonInput {
 impl RaisedByInput {
     /// The exception that led to `error`, or else that for `error`.
     pub(crate) fn or(&self, error: Error) -> PyErr {
-        let raised = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        raised.unwrap_or_else(|| Raised(error).into())
+        self.lock().take().unwrap_or_else(|| Raised(error).into())
+    }
+
+    /// Raises what is no error, such as an interruption by the user, although enough was read before
+    /// it: nobody may read further, where other exceptions are raised.
+    pub(crate) fn raise_interruption(&self, py: Python<'_>) -> PyResult<()> {
+        let mut raised = self.lock();
+        match raised.take_if(|raised| !raised.is_instance_of::<PyException>(py)) {
+            Some(interruption) => Err(interruption),
+            None => Ok(()),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<PyErr>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -47,11 +61,11 @@ impl Read for PythonInput {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         // What was read before an exception may have been enough for the caller. No more is read
         // until the exception was raised.
-        if self.raised.0.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
+        if self.raised.lock().is_some() {
             return Err(has_raised());
         }
         let read = Python::attach(|py| -> PyResult<usize> {
-            let read = self.read.bind(py).call1((out.len(),))?;
+            let read = call(self.read.bind(py), (out.len(),))?;
             let bytes = read.cast::<PyBytes>()?.as_bytes();
             let Some(begin) = out.get_mut(..bytes.len()) else {
                 let text = format!("{} bytes were asked for, got {}", out.len(), bytes.len());
@@ -61,7 +75,7 @@ impl Read for PythonInput {
             Ok(bytes.len())
         });
         read.map_err(|error| {
-            *self.raised.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            *self.raised.lock() = Some(error);
             has_raised()
         })
     }

@@ -11,6 +11,8 @@ use grainmill_core::{Error, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::call::call;
+
 /// Files that a function of Python opens: it takes a path and returns the length in bytes, the time
 /// of the last change in nanoseconds since 1970, and a function that reads.
 pub(crate) struct PythonFiles(pub(crate) Py<PyAny>);
@@ -28,7 +30,7 @@ struct PythonFile {
 impl Storage for PythonFiles {
     fn open(&self, path: &Path) -> Result<(Box<dyn StoredFile>, Arc<dyn ReadAt>)> {
         let (byte_len, modified_ns, read) = Python::attach(|py| {
-            self.0.bind(py).call1((path.as_os_str(),))?.extract::<(u64, i64, Py<PyAny>)>()
+            call(self.0.bind(py), (path.as_os_str(),))?.extract::<(u64, i64, Py<PyAny>)>()
         })
         .map_err(|error| raised(path, "open", error))?;
         let path = path.to_owned();
@@ -62,7 +64,7 @@ impl PythonFile {
     /// Calls `with` with the `len` bytes from position `at` on.
     fn read(&self, at: u64, len: usize, with: impl FnOnce(&[u8])) -> Result<()> {
         let is_whole = Python::attach(|py| -> PyResult<bool> {
-            let read = self.read.bind(py).call1((at, len))?;
+            let read = call(self.read.bind(py), (at, len))?;
             let bytes = read.cast::<PyBytes>()?.as_bytes();
             let is_whole = bytes.len() == len;
             if is_whole {

@@ -48,7 +48,8 @@ fn read_object(py: Python<'_>, path: PathBuf) -> Result<Bound<'_, PyBytes>, Rais
         let (stored, bytes) = storage.open(&path)?;
         let len = usize::try_from(stored.byte_len()).unwrap_or(usize::MAX);
         let mut out = Vec::new();
-        let no_memory = |_| Error::OutOfMemory(format!("no memory for {len} bytes of a file"));
+        let no_memory =
+            |_| Error::OutOfMemory(format!("{}: no memory for {len} bytes", path.display()));
         out.try_reserve_exact(len).map_err(no_memory)?;
         out.resize(len, 0);
         bytes.read_at(&mut out, 0)?;
@@ -115,12 +116,13 @@ impl PyObjectWriter {
         py.detach(close).map_err(Raised)
     }
 
-    /// Makes every call in progress fail, and all that follow; does not wait.
+    /// Makes every call in progress fail, and all that follow, without waiting: a dropped or aborted
+    /// writer removes what was sent.
     fn cancel(&self) {
         self.control.cancel();
     }
 
-    /// Cancels the upload: every call in progress fails and its parts are removed.
+    /// Cancels the upload and waits until its parts are removed.
     fn abort(&self, py: Python<'_>) {
         self.control.cancel();
         py.detach(|| drop(self.lock().take()));

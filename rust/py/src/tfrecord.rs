@@ -57,7 +57,9 @@ impl PyTfRecordStream {
                 return Ok(Some(PyBytes::new(py, record)));
             }
             let fill = || self.cursor.lock().unwrap_or_else(PoisonError::into_inner).fill();
-            if !py.detach(fill).map_err(|error| self.raised.or(error))? {
+            let has_more = py.detach(fill).map_err(|error| self.raised.or(error))?;
+            self.raised.raise_interruption(py)?; // the next call returns what was read
+            if !has_more {
                 return Ok(None);
             }
         }

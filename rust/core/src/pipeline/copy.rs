@@ -131,11 +131,6 @@ impl CopyTarget {
         }
     }
 
-    /// How many records have been copied.
-    pub fn num_records(&self) -> u64 {
-        self.num_records
-    }
-
     /// Appends up to `max_records` records of `source`, encoded by `num_threads` threads besides the
     /// calling one, or by that one if it is 1. Returns how many there were.
     ///

@@ -303,7 +303,7 @@ impl BagzFile {
                     }
                     (stated, stated)
                 }
-                None => (UNSTATED_LEN.min(most), most.min(max_chunk_len())),
+                None => (UNSTATED_LEN, most.min(max_chunk_len())),
             };
             loop {
                 let reserved = usize::try_from(capacity).unwrap_or(usize::MAX);

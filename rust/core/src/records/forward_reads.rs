@@ -95,7 +95,7 @@ impl ForwardReads {
     /// call should ask for what follows, or for a place not far behind it.
     ///
     /// # Errors
-    /// If the file cannot be read or ends too early. What has been read remains readable.
+    /// If the file cannot be read or ends too early; the next call reads again.
     pub(super) fn read(
         &mut self,
         reader: Reader<'_>,

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::format_error::FormatError;
 use super::offsets::Offsets;
-use super::scanned::{Compression, Framing, Scanner};
+use super::scanned::{Compression, Framing, MayBeCompressed, Scanner};
 use super::sequential::{Frame, Frames};
 use crate::Result;
 
@@ -96,9 +96,21 @@ impl Frames for JsonLines {
             None => Frame::Skipped(next),
         })
     }
+}
 
-    fn detected(&self, path: &Path, head: &[u8]) -> Compression {
-        Framing::detected(self, path, head)
+impl MayBeCompressed for JsonLines {
+    fn detect(&self, path: &Path, head: &[u8]) -> Compression {
+        // Nothing else would tell a compressed file with damaged first bytes from lines.
+        match path.extension().and_then(OsStr::to_str) {
+            Some("gz") => return Compression::Gzip,
+            Some("zst") => return Compression::Zstd,
+            _ => {}
+        }
+        match (Compression::detected(head), head) {
+            // No JSON begins like this; others of the headers that zlib may have are text.
+            (Compression::None, [b'x', 0x01 | 0x5e | 0x9c | 0xda, ..]) => Compression::Zlib,
+            (detected, _) => detected,
+        }
     }
 }
 
@@ -111,20 +123,6 @@ impl Framing for JsonLines {
 
     fn scanner(&self) -> LineScanner {
         LineScanner { begin: Some(0) }
-    }
-
-    fn detected(&self, path: &Path, head: &[u8]) -> Compression {
-        // Nothing else would tell a compressed file with damaged first bytes from lines.
-        match path.extension().and_then(OsStr::to_str) {
-            Some("gz") => return Compression::Gzip,
-            Some("zst") => return Compression::Zstd,
-            _ => {}
-        }
-        match (Compression::detected(head), head) {
-            // No JSON begins like this; others of the headers that zlib may have are text.
-            (Compression::None, [b'x', 0x01 | 0x5e | 0x9c | 0xda, ..]) => Compression::Zlib,
-            (detected, _) => detected,
-        }
     }
 
     fn record_len(&self, _: u64) -> u64 {

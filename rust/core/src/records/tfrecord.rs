@@ -8,7 +8,7 @@ use super::checksum::{Checksum, UnverifiedRecord, crc32c};
 use super::format_error::FormatError;
 use super::offsets::Offsets;
 use super::record_file::DirectRead;
-use super::scanned::{Compression, Framing, Scanner};
+use super::scanned::{Compression, Framing, MayBeCompressed, Scanner};
 use super::sequential::{Frame, Frames};
 use super::storage::Reader;
 use crate::Result;
@@ -141,9 +141,16 @@ impl Frames for TfRecord {
             Err(problem) => Frame::Damaged(problem, next),
         })
     }
+}
 
-    fn detected(&self, path: &Path, head: &[u8]) -> Compression {
-        Framing::detected(self, path, head)
+impl MayBeCompressed for TfRecord {
+    fn detect(&self, _: &Path, head: &[u8]) -> Compression {
+        let is_plain = head.first_chunk().is_some_and(|head| record_len(head).is_ok());
+        match Compression::detected(head) {
+            _ if is_plain => Compression::None,
+            Compression::None if Compression::is_zlib(head) => Compression::Zlib,
+            detected => detected,
+        }
     }
 }
 
@@ -156,15 +163,6 @@ impl Framing for TfRecord {
 
     fn scanner(&self) -> TfRecordScanner {
         TfRecordScanner::default()
-    }
-
-    fn detected(&self, _: &Path, head: &[u8]) -> Compression {
-        let is_plain = head.first_chunk().is_some_and(|head| record_len(head).is_ok());
-        match Compression::detected(head) {
-            _ if is_plain => Compression::None,
-            Compression::None if Compression::is_zlib(head) => Compression::Zlib,
-            detected => detected,
-        }
     }
 
     fn record_len(&self, byte_len: u64) -> u64 {

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::format_error::FormatError;
 use super::offsets::Offsets;
-use super::scanned::{Compression, Framing, Scanner};
+use super::scanned::{Compression, Framing, MayBeCompressed, Scanner};
 use crate::Result;
 
 const BLOCK_LEN: usize = 512;
@@ -245,6 +245,12 @@ impl Scanner for TarScanner {
     }
 }
 
+impl MayBeCompressed for WebDataset {
+    fn detect(&self, _: &Path, head: &[u8]) -> Compression {
+        Compression::detected(head)
+    }
+}
+
 impl Framing for WebDataset {
     type Scanner = TarScanner;
 
@@ -254,10 +260,6 @@ impl Framing for WebDataset {
 
     fn scanner(&self) -> TarScanner {
         TarScanner::default()
-    }
-
-    fn detected(&self, _: &Path, head: &[u8]) -> Compression {
-        Compression::detected(head)
     }
 
     fn record_len(&self, _: u64) -> u64 {

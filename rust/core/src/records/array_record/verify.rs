@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use super::super::format_error::FormatError;
-use super::super::local::LocalFiles;
 use super::super::offsets::Offsets;
 use super::super::riegeli::Decoder;
 use super::super::riegeli::block::{BLOCK_LEN, BlockHeader};
@@ -45,22 +44,14 @@ pub struct Report {
     pub problems: Vec<Problem>,
 }
 
-/// Verifies the local file at `path`, up to `max_problems`.
+/// Verifies the file at `path`, up to `max_problems`.
 ///
 /// Every chunk is read, its checksums are verified and its records are decoded. After a damaged chunk,
 /// the next one is found by the index, or by the header of a block of 64 KiB.
 ///
 /// # Errors
 /// If the file cannot be opened or read.
-pub fn verify(path: &Path, max_problems: usize) -> Result<Report> {
-    verify_in(&LocalFiles, path, max_problems)
-}
-
-/// As [`verify`], of a file in any storage.
-///
-/// # Errors
-/// As [`verify`].
-pub fn verify_in(storage: &dyn Storage, path: &Path, max_problems: usize) -> Result<Report> {
+pub fn verify(storage: &dyn Storage, path: &Path, max_problems: usize) -> Result<Report> {
     let (stored, bytes) = storage.open(path)?;
     let latency = StorageLatency::default();
     if storage.is_remote(path) {

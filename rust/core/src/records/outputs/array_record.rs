@@ -51,7 +51,6 @@ impl Output for ArrayRecordOutput {
 impl Encoder for ArrayRecordEncoder {
     fn encode(&mut self, block: &RecordBlock, out: &mut Encoded) -> Result<()> {
         out.clear();
-        out.num_records = block.len() as u64;
         self.chunks
             .encode(block.iter(), &mut out.chunks)
             .map_err(|problem| refused(&self.path, &problem))

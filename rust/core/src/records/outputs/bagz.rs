@@ -85,7 +85,6 @@ impl Output for BagzOutput {
 impl Encoder for BagzEncoder {
     fn encode(&mut self, block: &RecordBlock, out: &mut Encoded) -> Result<()> {
         out.clear();
-        out.num_records = block.len() as u64;
         for record in block.iter() {
             let begin = out.bytes.len();
             match &mut self.context {

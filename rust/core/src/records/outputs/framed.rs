@@ -123,7 +123,6 @@ fn line_problem(record: &[u8]) -> Option<&'static str> {
 impl Encoder for FrameEncoder {
     fn encode(&mut self, block: &RecordBlock, out: &mut Encoded) -> Result<()> {
         out.clear();
-        out.num_records = block.len() as u64;
         let Some(level) = self.gzip_level else {
             return self.push_frames(block, &mut out.bytes);
         };

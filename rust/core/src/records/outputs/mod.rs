@@ -17,7 +17,6 @@ use crate::{Error, Result};
 /// Records as they are in a file, made by an encoder for the output that gave it.
 #[derive(Debug, Default)]
 pub struct Encoded {
-    num_records: u64,
     /// Of `ArrayRecord` files.
     chunks: EncodedChunks,
     /// Of other files.
@@ -28,7 +27,6 @@ pub struct Encoded {
 
 impl Encoded {
     fn clear(&mut self) {
-        self.num_records = 0;
         self.chunks.clear();
         self.bytes.clear();
         self.lens.clear();

@@ -1,5 +1,7 @@
 //! How files of records are compressed as a whole.
 
+use std::path::Path;
+
 use super::inflate::zlib_problem;
 
 /// How a whole file is compressed.
@@ -13,6 +15,18 @@ pub enum Compression {
     Zlib,
     /// By zstd, in any number of frames; can be read from begin to end only.
     Zstd,
+}
+
+/// A format whose files may be compressed.
+pub trait MayBeCompressed {
+    /// The compression of the file at `path`, which begins with `head`; that is not empty.
+    fn detect(&self, path: &Path, head: &[u8]) -> Compression;
+
+    /// The compression of the file at `path`, which begins with `head`: nothing is no records,
+    /// whatever its name says.
+    fn compression(&self, path: &Path, head: &[u8]) -> Compression {
+        if head.is_empty() { Compression::None } else { self.detect(path, head) }
+    }
 }
 
 impl Compression {

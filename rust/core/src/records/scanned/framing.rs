@@ -3,19 +3,18 @@
 use std::fmt::Debug;
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use std::path::Path;
 
 use super::super::format_error::FormatError;
 use super::super::offsets::Offsets;
 use super::super::record_file::DirectRead;
 use super::super::storage::Reader;
-use super::compression::Compression;
+use super::compression::MayBeCompressed;
 use crate::Result;
 use crate::records::checksum::UnverifiedRecord;
 
 /// How records follow each other. The bytes of a record reach from where it begins to where the next
 /// one begins.
-pub trait Framing: Debug + Clone + Send + Sync + 'static {
+pub trait Framing: Debug + Clone + MayBeCompressed + Send + Sync + 'static {
     /// Finds records.
     type Scanner: Scanner;
 
@@ -24,9 +23,6 @@ pub trait Framing: Debug + Clone + Send + Sync + 'static {
 
     /// A scanner at the begin of a stream.
     fn scanner(&self) -> Self::Scanner;
-
-    /// The compression of the file at `path`, which begins with `head`.
-    fn detected(&self, path: &Path, head: &[u8]) -> Compression;
 
     /// The length of a record with `byte_len` bytes in the file, if that follows; 0 if not.
     fn record_len(&self, byte_len: u64) -> u64;

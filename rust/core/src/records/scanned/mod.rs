@@ -13,7 +13,7 @@ mod inflate;
 mod scan;
 mod stream;
 
-pub use compression::Compression;
+pub use compression::{Compression, MayBeCompressed};
 pub use file::ScannedFormat;
 pub use framing::{Framing, Scanner};
 pub use index_file::IndexPlaces;

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use super::file_bytes::{FileBytes, error_of};
 use super::format_error::FormatError;
 use super::riegeli::decompress::check_chunk_len;
-use super::scanned::Compression;
+use super::scanned::{Compression, MayBeCompressed};
 use super::storage::Storage;
 use crate::{Error, Result};
 use input::{Input, Source};
@@ -111,7 +111,7 @@ pub enum Frame {
 }
 
 /// How a format separates records.
-pub trait Frames: Debug + Send {
+pub trait Frames: Debug + MayBeCompressed + Send {
     /// The frame that begins at `at` in `bytes`, which are not empty from there on. In the first
     /// `searched` bytes of it an earlier call has found that it is incomplete; `left` is how many bytes
     /// the stream has from `at` on, if that is known.
@@ -125,9 +125,6 @@ pub trait Frames: Debug + Send {
         searched: usize,
         left: Option<u64>,
     ) -> Result<Frame, FormatError>;
-
-    /// The compression of the file at `path`, which begins with `head`.
-    fn detected(&self, path: &Path, head: &[u8]) -> Compression;
 }
 
 /// A damaged record, or the place from which on no record can be found.
@@ -139,12 +136,6 @@ pub struct Damage {
     pub offset: u64,
     /// What is wrong.
     pub problem: String,
-}
-
-/// The compression of the file at `path`, which begins with `head`: nothing is no records, whatever
-/// its name says.
-fn detected(frames: &dyn Frames, path: &Path, head: &[u8]) -> Compression {
-    if head.is_empty() { Compression::None } else { frames.detected(path, head) }
 }
 
 /// The records of a file, in order.
@@ -218,7 +209,7 @@ impl RecordStream {
         let mut file = FileBytes::open(storage, path)?;
         let mut head = [0; HEAD_LEN];
         let len = file.next(&mut head)?;
-        let compression = detected(&*frames, path, &head[..len]);
+        let compression = frames.compression(path, &head[..len]);
         file.seek(0);
         Self::new(file.path().to_owned(), Source::File(file), compression, frames)
     }
@@ -235,7 +226,7 @@ impl RecordStream {
         let mut head = Vec::new();
         let read = (&mut input).take(HEAD_LEN as u64).read_to_end(&mut head);
         read.map_err(|error| Error::io(&path, "read", error))?;
-        let compression = detected(&*frames, &path, &head);
+        let compression = frames.compression(&path, &head);
         let whole = Box::new(io::Cursor::new(head).chain(input));
         Self::new(path, Source::Other(whole), compression, frames)
     }
