@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import grainmill as grain
-from grainmill._dataset.parquet_dataset import ParquetDatasetIterator
 from grainmill._evaluate.program import Program
 from grainmill._native import GrainmillError
+from grainmill._sources.parquet_dataset import ParquetDatasetIterator
 from grainmill.experimental import ParquetIterDataset
 from grainmill.sources import ParquetDataSource
 
