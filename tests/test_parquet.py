@@ -375,6 +375,9 @@ def test_positions_out_of_range_are_refused(tmp_path):
     for index in (-1, 10):
         with pytest.raises(IndexError, match=f"row {index} is out of range for 10 rows"):
             source[index]
+    for key in (slice(1, 3), "1", 1.0):
+        with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+            source[key]
 
 
 @pytest.mark.parametrize(
