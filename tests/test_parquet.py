@@ -744,6 +744,8 @@ def test_sequential_arguments_are_those_of_a_parquet_file(tmp_path):
         ParquetIterDataset(path, foo=1)
     with pytest.raises(ValueError, match="`metadata` is not supported"):
         ParquetIterDataset(path, metadata=3)
+    with pytest.raises(ValueError, match="`columns` must be a sequence of names, got 'id'"):
+        ParquetIterDataset(path, columns="id")
     iterator = iter(ParquetIterDataset(path))
     with pytest.raises(ValueError, match="1 row groups; restore needs the same file"):
         iterator.set_state({"row_group": 7, "index_within_row_group": 0})

@@ -232,6 +232,8 @@ def _state(row_group: int, index: int, num_rows: int) -> dict[str, Any]:
 
 def _check(read_kwargs: dict[str, Any]) -> None:
     for name, value in read_kwargs.items():
+        if name == "columns" and isinstance(value, str):
+            raise ValueError(f"`columns` must be a sequence of names, got {value!r}")
         if name in _WITHOUT_EFFECT or name == "columns":
             continue
         if name == "filesystem":
