@@ -12,6 +12,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import grain as real
 import numpy as np
 import pytest
 
@@ -466,6 +467,20 @@ def test_source_is_pickled_without_its_open_files():
     assert copy._opened is None
     assert list(copy) == list(source) == [b"%d" % n for n in [*range(10), 2, 3, 4]]
     assert repr(copy) == repr(source)
+
+
+def test_text_of_a_source_is_that_of_the_package_also_with_ranges():
+    path = str(CORPUS / "count_10_default.array_record")
+    for paths in (path, f"{path}[0:5]", f"{path}[5:10]", [path, f"{path}[5:10]"]):
+        assert repr(ArrayRecordDataSource(paths)) == repr(real.sources.ArrayRecordDataSource(paths))
+
+
+def test_source_refuses_keys_that_are_no_integers():
+    source = ArrayRecordDataSource(CORPUS / "count_10_default.array_record")
+    for key in (slice(1, 3), "1", 1.0, None):
+        for read in (source.__getitem__, lambda key: source.__getitems__([0, key])):
+            with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+                read(key)
 
 
 def test_source_checks_keys_and_takes_lists_of_them():

@@ -3,13 +3,19 @@
 import json
 import os
 import struct
+import subprocess
+import sys
+from pathlib import Path
 
+import grain as real
+import moto_server
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from bucket_server import BucketServer
 from oracle_example import bytes_list, example
+from sequential_mixture import LENGTH, PARSE, continued, sequential_pipeline, taken, tokens
 
 import grainmill as grain
 from grainmill._native import masked_crc32c
@@ -21,7 +27,6 @@ SOURCES = {
     "array_record": grain.sources.ArrayRecordDataSource,
     "parquet": grain.sources.ParquetDataSource,
 }
-LENGTH = 64
 
 
 def text(kind, number):
@@ -72,13 +77,6 @@ def bucket(files, tmp_path, monkeypatch):
         yield "s3://bucket/corpus"
 
 
-def tokens(element):
-    content = element["text"]
-    content = content if isinstance(content, str) else content.decode()
-    ids = np.frombuffer(content.encode(), np.uint8).astype(np.int32)[:LENGTH]
-    return {"inputs": ids, "targets": np.roll(ids, -1)}
-
-
 def part(root):
     def make(path):
         kind = path.removeprefix(f"{root}/").partition("/")[0]
@@ -99,10 +97,6 @@ def pipeline(root, num_workers=0):
         ds, length_struct=lengths, num_packing_bins=8, shuffle_bins=True, seed=1
     )
     return ds.batch(4)
-
-
-def taken(iterator, count):
-    return [{key: value.tolist() for key, value in next(iterator).items()} for _ in range(count)]
 
 
 def test_batches_of_a_bucket_are_those_of_local_files_and_continue(files, bucket):
@@ -126,3 +120,70 @@ def test_parts_come_in_the_proportions_of_the_text(bucket):
     found = [ds[i] for i in range(1000)]
     counts = {kind: found.count(kind) for kind in SOURCES}
     assert counts == {"tfrecord": 200, "array_record": 500, "parquet": 300}
+
+
+# --- sequential datasets of lists of files --------------------------------------------------------
+
+DRAWN = 16
+
+
+@pytest.fixture
+def moto_bucket(files, tmp_path, monkeypatch):
+    """The URL of a bucket of moto with the files."""
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("GRAINMILL_CACHE_DIR", str(tmp_path / "cache"))
+    with moto_server.running() as port:
+        moto_server.use_s3(monkeypatch, port)
+        for path in files.rglob("part-*"):
+            moto_server.put(port, f"corpus/{path.relative_to(files)}", path.read_bytes())
+        yield f"s3://{moto_server.BUCKET}/corpus"
+
+
+def test_sequential_mixture_of_a_bucket_is_that_of_local_files_and_continues(files, moto_bucket):
+    expected = taken(iter(sequential_pipeline(real, str(files))), DRAWN)
+    iterator = iter(sequential_pipeline(grain, moto_bucket))
+    states = []
+    for batch in expected:
+        states.append(json.dumps(iterator.get_state()))
+        assert taken(iterator, 1) == [batch]
+    iterator.close()
+    for number in (0, 5, 11):
+        assert continued(moto_bucket, json.loads(states[number]), 3) == expected[number:][:3]
+    program = (
+        "import json, sys, sequential_mixture\n"
+        "root, state, count = sys.argv[1:]\n"
+        "print(json.dumps(sequential_mixture.continued(root, json.loads(state), int(count))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, moto_bucket, states[9], str(DRAWN - 9)],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == expected[9:]
+    # Each worker reads some of the files.
+    with iter(sequential_pipeline(grain, str(files), num_workers=2)) as workers:
+        local = taken(workers, 8)
+    with iter(sequential_pipeline(grain, moto_bucket, num_workers=2)) as workers:
+        assert taken(workers, 5) == local[:5]
+        state = json.loads(json.dumps(workers.get_state()))
+    with iter(sequential_pipeline(grain, moto_bucket, num_workers=2)) as workers:
+        workers.set_state(state)
+        assert taken(workers, 3) == local[5:]
+
+
+def test_sequential_datasets_take_patterns_and_directories_of_a_bucket(files, moto_bucket):
+    experimental = grain.experimental
+    for name in ("*.parquet", ""):
+        rows = list(experimental.ParquetIterDataset(f"{moto_bucket}/parquet/{name}"))
+        assert rows == list(experimental.ParquetIterDataset(f"{files}/parquet/{name}"))
+        assert len(rows) == 120
+    for name in ("*.tfrecord", ""):
+        records = list(experimental.TFRecordIterDataset(f"{moto_bucket}/tfrecord/{name}"))
+        texts = [PARSE.map(record)["text"].decode() for record in records]
+        assert texts == [text("tfrecord", number) for number in range(120)]

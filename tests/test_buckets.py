@@ -10,10 +10,11 @@ import sys
 import time
 from pathlib import Path
 
-import boto3
+import moto_server
 import numpy as np
 import pytest
 from bucket_server import BucketServer, Fault
+from moto_server import CREDENTIALS, client_of, put, use_s3
 
 import grainmill as grain
 from grainmill import _native
@@ -24,7 +25,6 @@ from grainmill.sources import ArrayRecordDataSource
 
 HERE = Path(__file__).parent
 LENGTHS = np.random.default_rng(0).integers(0, 3000, 200).tolist()
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
 
 
 def record(number, length):
@@ -69,54 +69,14 @@ def s3(server, monkeypatch):
     return "s3://bucket/dir/file"
 
 
-def use_s3(monkeypatch, port):
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-
-
 # --- a real server of S3 -----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def moto():
     """The port of a server of S3 in its own process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p"]
-    process = subprocess.Popen(
-        [*command, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        until = time.monotonic() + 120
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                assert process.poll() is None
-                assert time.monotonic() < until
-                time.sleep(0.1)
-        client_of(port).create_bucket(Bucket="bucket")
+    with moto_server.running() as port:
         yield port
-    finally:
-        process.kill()
-        process.wait()
-
-
-def put(port, name, data):
-    client_of(port).put_object(Bucket="bucket", Key=name, Body=data)
-
-
-def client_of(port):
-    return boto3.client(
-        "s3",
-        endpoint_url=f"http://127.0.0.1:{port}",
-        region_name="us-east-1",
-        aws_access_key_id="key",
-        aws_secret_access_key="secret",
-    )
 
 
 @pytest.fixture(scope="module")

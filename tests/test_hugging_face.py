@@ -186,6 +186,21 @@ def test_bad_arguments_are_refused():
     for key in (-1, 23):
         with pytest.raises(IndexError, match=f"row {key} is out of range for 23 rows"):
             source[key]
+    for other in (slice(1, 3), "1", 1.0):
+        with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+            source[other]
+    with pytest.raises(ValueError, match="`columns` must be a sequence of names, got 'i'"):
+        HuggingFaceDataSource(table(), columns="i")
+
+
+@pytest.mark.parametrize(
+    "paths", ["s3://data/hf", "gs://data/hf/*.arrow", ["a.arrow", "https://h/b.arrow"]]
+)
+def test_tables_in_a_bucket_are_refused_with_what_to_do(paths):
+    with pytest.raises(
+        ValueError, match=r"must be local files, got '\w+://.*; copy .*grainmill convert.*stream"
+    ):
+        HuggingFaceDataSource(paths)
 
 
 def test_a_missing_package_is_named(saved, monkeypatch):
@@ -250,3 +265,18 @@ def test_stages_and_workers_downstream_of_a_stream(saved):
     assert sorted(read) == list(range(23))
     with pytest.raises(ValueError, match="has 3 shards, which 4 workers cannot share"):
         ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=4))
+
+
+def test_streams_are_shown_by_what_identifies_them(saved, tmp_path):
+    stream = stream_of(saved, "plain")
+    ds = HuggingFaceIterDataset(stream)
+    shown = "HuggingFaceIterDataset(IterableDataset, columns=['i', 'text'], num_shards=3)"
+    assert repr(ds) == shown
+    (tmp_path / "a.jsonl").write_text('{"n": 1}\n')
+    files = {"test": str(tmp_path / "a.jsonl")}
+    stream = datasets.load_dataset("json", data_files=files, split="test", streaming=True)
+    assert repr(HuggingFaceIterDataset(stream)) == (
+        "HuggingFaceIterDataset(IterableDataset, dataset_name='json', config_name='default', "
+        "split='test', columns=['n'], num_shards=1)"
+    )
+    assert str(ds) == "HuggingFaceIterDataset"

@@ -477,6 +477,15 @@ def test_invalid_arguments_fail_when_the_transform_is_made(arguments, problem):
         DecodeImage(**arguments)
 
 
+@pytest.mark.parametrize("transform", [DecodeImage, DecodeRandomCrop])
+@pytest.mark.parametrize(("size", "kind"), [(224, TypeError), ((1, 2, 3), ValueError)])
+def test_sizes_that_are_no_pair_are_refused(transform, size, kind):
+    with pytest.raises(
+        kind, match=re.escape(f"`size` must be a height and a width, as (224, 224), got {size}")
+    ):
+        transform(size=size)
+
+
 @pytest.mark.parametrize("arguments", [{"scale": (0.5, 0.1)}, {"scale": (0, 1)}, {"ratio": (0, 1)}])
 def test_invalid_ranges_of_random_crops(arguments):
     with pytest.raises(ValueError, match="two growing"):

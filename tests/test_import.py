@@ -35,6 +35,20 @@ def printed(program, tmp_path=None):
     return done.stdout.split()
 
 
+@pytest.mark.parametrize(("extra", "package"), [("beam", "apache_beam"), ("ray", "ray")])
+def test_modules_for_an_optional_package_say_how_to_install_it(extra, package):
+    program = f"""
+import sys
+sys.modules["{package}"] = None
+for _ in range(2):
+    try:
+        import grainmill.{extra}
+    except ImportError as error:
+        print("pip install 'grainmill[{extra}]'" in str(error))
+"""
+    assert printed(program) == ["True", "True"]
+
+
 @pytest.mark.parametrize("module", ["grainmill", "grainmill.experimental"])
 def test_importing_leaves_out_what_is_not_needed(module):
     """Compared with NumPy alone: another tool may import modules when the interpreter starts."""

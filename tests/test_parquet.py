@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import grainmill as grain
-from grainmill._dataset.parquet_dataset import ParquetDatasetIterator
 from grainmill._evaluate.program import Program
 from grainmill._native import GrainmillError
+from grainmill._sources.parquet_dataset import ParquetDatasetIterator
 from grainmill.experimental import ParquetIterDataset
 from grainmill.sources import ParquetDataSource
 
@@ -375,6 +375,9 @@ def test_positions_out_of_range_are_refused(tmp_path):
     for index in (-1, 10):
         with pytest.raises(IndexError, match=f"row {index} is out of range for 10 rows"):
             source[index]
+    for key in (slice(1, 3), "1", 1.0):
+        with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+            source[key]
 
 
 @pytest.mark.parametrize(
@@ -741,6 +744,8 @@ def test_sequential_arguments_are_those_of_a_parquet_file(tmp_path):
         ParquetIterDataset(path, foo=1)
     with pytest.raises(ValueError, match="`metadata` is not supported"):
         ParquetIterDataset(path, metadata=3)
+    with pytest.raises(ValueError, match="`columns` must be a sequence of names, got 'id'"):
+        ParquetIterDataset(path, columns="id")
     iterator = iter(ParquetIterDataset(path))
     with pytest.raises(ValueError, match="1 row groups; restore needs the same file"):
         iterator.set_state({"row_group": 7, "index_within_row_group": 0})

@@ -325,6 +325,17 @@ def test_impossible_features_are_refused(feature, problem):
         ParseExample({"x": feature})
 
 
+def test_features_must_have_names_and_shapes_lengths():
+    with pytest.raises(TypeError, match=r"`features` must be a mapping from each name .* got list"):
+        ParseExample(["label"])
+    with pytest.raises(TypeError, match=r"`sequences` must be a mapping from each name .* got str"):
+        ParseExample({}, sequences="label")
+    with pytest.raises(
+        TypeError, match="feature `x`: `shape` must be a sequence of lengths, got 3"
+    ):
+        ParseExample({"x": Feature("int64", 3)})
+
+
 def test_sequence_examples():
     record = oracle.sequence_example(
         {"id": bytes_list([b"a"])},

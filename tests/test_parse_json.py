@@ -213,6 +213,13 @@ def test_impossible_fields_are_refused(field, problem):
         ParseJson({"x": field})
 
 
+def test_fields_must_have_names_and_shapes_lengths():
+    with pytest.raises(TypeError, match=r"`fields` must be a mapping from each name .* got list"):
+        ParseJson(["a"])
+    with pytest.raises(TypeError, match="field `x`: `shape` must be a sequence of lengths, got 3"):
+        ParseJson({"x": JsonField("int64", shape=3)})
+
+
 def test_batches_and_workers():
     records = [json.dumps({"n": n, "skip": {"n": -1}}) for n in range(100)]
     ds = MapDataset.source(records).map(ParseJson({"n": "int32"}))

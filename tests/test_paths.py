@@ -1,12 +1,15 @@
 """Path arguments of sources, and mixtures given as text."""
 
 import glob
+import json
 import os
 import pickle
 import re
 from fractions import Fraction
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +20,11 @@ from grainmill import _native
 from grainmill._sources import paths as paths_module
 from grainmill._sources.paths import expand
 from grainmill.array_record import ArrayRecordWriter
+from grainmill.experimental import (
+    ParquetIterDataset,
+    TFRecordIterDataset,
+    assert_equal_output_after_checkpoint,
+)
 
 parse_mixture = grain.experimental.parse_mixture
 mix_from_text = grain.experimental.mix_from_text
@@ -351,3 +359,115 @@ def test_bad_datasets_of_a_mixture_are_refused():
         mix_from_text("a:1e-30;b:1", lambda _: ds)
     with pytest.raises(TypeError, match="a mixture must be a text"):
         parse_mixture(["a"])
+
+
+# --- sequential datasets of files -----------------------------------------------------------------
+
+
+def parquet_file(name, values):
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"x": values}), name, row_group_size=2)
+
+
+def tfrecord_file(name, records):
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_bytes(tfrecord(records))
+
+
+def test_parquet_dataset_takes_any_path_argument():
+    parquet_file("d/a-00000-of-00002.parquet", [1, 2, 3])
+    parquet_file("d/a-00001-of-00002.parquet", [4])
+    parquet_file("d/b[1].parquet", [5])
+    touch("d/_SUCCESS", "d/notes.txt")
+    files = [f"d/{name}" for name in ("a-00000-of-00002.parquet", "a-00001-of-00002.parquet")]
+
+    def rows(paths):
+        return [int(row["x"]) for row in ParquetIterDataset(paths)]
+
+    expected = rows(files)
+    assert sorted(expected) == [1, 2, 3, 4]
+    for paths in ("d/a*.parq*", "d/a@2.parquet", "d/a@*.parquet", ["d/a*1-of*", files[0]][::-1]):
+        assert rows(paths) == expected
+    assert sorted(rows("d")) == sorted(rows(["d"])) == [1, 2, 3, 4, 5]
+    assert rows("d/b[1].parquet") == rows(Path("d/b[1].parquet")) == [5]
+    # Files are not expanded for a second time.
+    parquet_file("d/b1.parquet", [6])
+    assert sorted(rows("d/b*")) == [5, 6]
+    assert rows([]) == []
+    assert rows(iter(files)) == expected
+    with pytest.raises(FileNotFoundError, match=r"no file matches the pattern: 'd/c\*'"):
+        ParquetIterDataset("d/c*")
+    ds = ParquetIterDataset("missing.parquet")  # as in Grain
+    with pytest.raises(FileNotFoundError, match=r"missing\.parquet"):
+        iter(ds)
+
+
+def test_tfrecord_dataset_reads_files_one_after_another():
+    contents = {"d/a-0.tfrecord": [b"0", b"1"], "d/a-1.tfrecord": [], "d/b.tfrecord.gz": [b"2"]}
+    for name, records in contents.items():
+        tfrecord_file(name, records)
+    touch("d/_SUCCESS", "d/notes.txt")
+    every = [b"0", b"1", b"2"]
+    for paths in ("d", "d/*tfrecord*", list(contents), ("d/a*", Path("d/b.tfrecord.gz"))):
+        ds = TFRecordIterDataset(paths)
+        assert list(ds) == every
+        assert ds._path == paths  # which programs read
+    assert list(TFRecordIterDataset(["d/a-0.tfrecord"])) == list(
+        TFRecordIterDataset(b"d/a-0.tfrecord")
+    )
+    with pytest.raises(FileNotFoundError, match="no file matches the pattern"):
+        TFRecordIterDataset("c*")
+    with pytest.raises(ValueError, match="0 length"):
+        TFRecordIterDataset([])
+
+
+def test_states_of_several_tfrecord_files_are_exact():
+    files = {"a": [b"0", b"1"], "b": [], "c": [b"2", b"3", b"4"], "d": []}
+    for name, records in files.items():
+        tfrecord_file(name, records)
+    every = [b"%d" % n for n in range(5)]
+    ds = TFRecordIterDataset(list(files))
+    iterator = iter(ds)
+    states = [iterator.get_state()]
+    for element in every:
+        assert next(iterator) == element
+        states.append(json.loads(json.dumps(iterator.get_state())))
+    assert states[0] == {"file_index": 0, "reader_offset": 0}
+    with pytest.raises(StopIteration):
+        next(iterator)
+    for used in (iterator, iter(ds)):
+        for number in (5, 0, 3, 1, 4, 2):
+            used.set_state(states[number])
+            assert used.get_state() == states[number]
+            assert list(used) == every[number:]
+    assert_equal_output_after_checkpoint(ds.map(int).batch(2))
+    for state in ({"reader_offset": 0}, {"file_index": 4, "reader_offset": 0}):
+        with pytest.raises(ValueError, match="restore needs the same file"):
+            iterator.set_state(state)
+    with pytest.raises(ValueError, match="several files"):
+        iter(TFRecordIterDataset("a")).set_state(states[0])
+
+
+def test_file_that_is_missing_among_several_is_named_and_costs_no_record():
+    tfrecord_file("a", [b"0"])
+    iterator = iter(TFRecordIterDataset(["a", "b"]))
+    assert next(iterator) == b"0"
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError, match="b"):
+            next(iterator)
+    tfrecord_file("b", [b"1"])
+    assert list(iterator) == [b"1"]
+
+
+def test_sequential_datasets_name_their_files():
+    parquet_file("a.parquet", [1])
+    assert repr(ParquetIterDataset("a*")) == "ParquetIterDataset(paths=['a.parquet'])"
+    ds = ParquetIterDataset("a.parquet", columns=["x"])
+    assert repr(ds) == "ParquetIterDataset(paths=['a.parquet'], columns=['x'])"
+    ds = TFRecordIterDataset(["a", "b"])
+    assert repr(ds) == "TFRecordIterDataset(paths=['a', 'b'])"
+    start = [f"x-{k:05}-of-01000" for k in range(4)]
+    assert repr(TFRecordIterDataset("x@1000")) == (
+        f"TFRecordIterDataset(paths=[{', '.join(map(repr, start))}, ... 1,000 in all])"
+    )
+    assert str(ds) == "TFRecordIterDataset"

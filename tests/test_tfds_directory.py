@@ -96,6 +96,14 @@ def test_splits(directory, split, expected):
     assert sorted(grain.MapDataset.source(source).shuffle(seed=1)) == sorted(source)
 
 
+def test_parts_of_a_split_have_their_own_text(directory):
+    splits = ["train", "train[:50%]", "train[50%:]", "train[2:3]", "train[2:4]"]
+    made = grain.sources.ArrayRecordDataSource.from_tfds_dir
+    texts = [repr(made(directory, split)) for split in splits]
+    assert texts == [repr(pickle.loads(pickle.dumps(made(directory, split)))) for split in splits]
+    assert len(set(texts)) == len(splits)
+
+
 @pytest.mark.parametrize("bounds", [[0, 33, 66, 100], [0, 10, 90, 100], [0, 50, 100]])
 def test_percentages_of_parts_cover_a_split_exactly(directory, bounds):
     found = [read(directory, f"train[{a}%:{b}%]") for a, b in itertools.pairwise(bounds)]

@@ -51,7 +51,12 @@ class _Decoder:
     ) -> None:
         options.check()
         if size is not None:
-            height, width = size
+            try:
+                height, width = size
+            except (TypeError, ValueError) as error:
+                raise type(error)(
+                    f"`size` must be a height and a width, as (224, 224), got {size!r}"
+                ) from None
             if min(height, width) < 1:
                 raise ValueError(f"`size` must be a height and a width of at least 1, got {size}")
         self._feature = feature

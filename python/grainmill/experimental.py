@@ -25,19 +25,19 @@ from grainmill._plan.transforms import MapWithIndex as MapWithIndexTransform
 
 if TYPE_CHECKING:
     from grainmill._dataset.elastic import ElasticIterator
-    from grainmill._dataset.parquet_dataset import ParquetIterDataset
     from grainmill._dataset.performance_config import PerformanceConfig, pick_performance_config
-    from grainmill._dataset.tfrecord_dataset import TFRecordIterDataset
     from grainmill._sources.hugging_face import HuggingFaceIterDataset
     from grainmill._sources.mixture import mix_from_text, parse_mixture
+    from grainmill._sources.parquet_dataset import ParquetIterDataset
+    from grainmill._sources.tfrecord_dataset import TFRecordIterDataset
     from grainmill.jax import device_put
 else:
     # Imported when they are used: JAX is optional, and what the others need takes long, too.
     _MODULES = {
         "ElasticIterator": "grainmill._dataset.elastic",
         "HuggingFaceIterDataset": "grainmill._sources.hugging_face",
-        "TFRecordIterDataset": "grainmill._dataset.tfrecord_dataset",
-        "ParquetIterDataset": "grainmill._dataset.parquet_dataset",
+        "TFRecordIterDataset": "grainmill._sources.tfrecord_dataset",
+        "ParquetIterDataset": "grainmill._sources.parquet_dataset",
         "PerformanceConfig": "grainmill._dataset.performance_config",
         "device_put": "grainmill.jax",
         "mix_from_text": "grainmill._sources.mixture",

@@ -8,7 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ray
+try:
+    import ray
+except ImportError as failure:
+    raise ImportError(
+        "`grainmill.ray` needs the package `ray`: pip install 'grainmill[ray]'"
+    ) from failure
 
 from grainmill._dataset.map_dataset import MapDataset
 from grainmill._example import to_example

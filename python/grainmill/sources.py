@@ -134,6 +134,9 @@ class ArrayRecordDataSource(RecordFilesSource[bytes]):
     read it in blocks, in the engine. Its pickle contains paths and numbers of records. Checksums
     are verified when a record is read; damage raises a `GrainmillError` that names the file.
 
+    States of a `DataLoader` contain `repr`, which has a hash of the paths. It is that of Grain, so
+    it does not tell ranges of a file apart, except for those of `from_tfds_dir`.
+
     Args:
         paths: A path, a `FileInstruction`, or a sequence of them, as for `expand_paths`. A path may
             be a URL, such as `s3://bucket/name`, `gs://`, `az://` or `https://`. A string of the
@@ -176,6 +179,8 @@ class ArrayRecordDataSource(RecordFilesSource[bytes]):
             raise ValueError("Option readahead_buffer_size is present more than once")
         check_reader_options(self._reader_options)
         self._features: dict[str, Any] | None = None
+        # Files with their ranges, if `repr` is to tell these apart.
+        self._named: list[str] | None = None
         entries = None
         if index is not None:
             from grainmill._index_file import read_entries  # noqa: PLC0415
@@ -195,7 +200,8 @@ class ArrayRecordDataSource(RecordFilesSource[bytes]):
                 must have the format `array_record`.
             split: The name of a split, or `all`; with a range of records (`train[100:200]`),
                 percent (`train[:10%]`, rounded to the nearest record) or files (`train[2shard:]`),
-                whose bounds may be negative; or several, joined by `+`.
+                whose bounds may be negative; or several, joined by `+`. `repr` tells all of them
+                apart.
 
         Raises:
             FileNotFoundError: There is no `dataset_info.json`.
@@ -206,6 +212,7 @@ class ArrayRecordDataSource(RecordFilesSource[bytes]):
 
         found = read_directory(path, split)
         source = cls(found.paths)
+        source._named = found.paths
         source._features = found.features
         return source
 
@@ -227,11 +234,12 @@ class ArrayRecordDataSource(RecordFilesSource[bytes]):
 
     def __repr__(self) -> str:
         # Saved states contain this text, so it is the same as in the `array_record` package.
-        digest = hashlib.sha1("".join(self.paths).encode(), usedforsecurity=False)
+        named = self._paths if self._named is None else self._named
+        digest = hashlib.sha1("".join(named).encode(), usedforsecurity=False)
         return f"ArrayRecordDataSource(hash_of_paths={digest.hexdigest()})"
 
     def _checked(self, record_key: SupportsIndex) -> int:
-        key = record_key.__index__()
+        key = operator.index(record_key)
         if not 0 <= key < self._len:
             raise ValueError(
                 f"Record key should be in [0, num_records), got {key} of {self._len} records"

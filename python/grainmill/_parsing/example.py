@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -69,7 +70,8 @@ class ParseExample(Map):
             a record is no such message, or a feature is missing, of another kind, has another
             number of values, or one that does not fit its dtype. The message names the feature, and
             a note the record.
-        TypeError: From a pipeline: an element is not `bytes`.
+        TypeError: `features` or `sequences` is no mapping, or a shape no sequence. From a pipeline:
+            an element is not `bytes`.
 
     Example:
         >>> record = bytes.fromhex("0a110a0f0a06746f6b656e7312051a030a0103")
@@ -87,6 +89,8 @@ class ParseExample(Map):
         *,
         sequences: Mapping[str, FeatureLike] | None = None,
     ) -> None:
+        for argument, given in (("features", features), ("sequences", sequences or {})):
+            check_mapping(argument, given, "`Feature`")
         self._features = {name: _feature(name, feature) for name, feature in features.items()}
         self._sequences = {
             name: _feature(name, feature) for name, feature in (sequences or {}).items()
@@ -176,6 +180,15 @@ NUMBERS: Final = frozenset(
 """The names of dtypes that the engine parses numbers to."""
 
 
+def check_mapping(argument: str, given: Any, kind: str) -> None:
+    """Raises a `TypeError` unless `given` has values by name."""
+    if not hasattr(given, "items"):
+        raise TypeError(
+            f"`{argument}` must be a mapping from each name to a {kind} or a dtype, got "
+            f"{type(given).__name__}"
+        )
+
+
 def _feature(name: str, feature: FeatureLike) -> Feature:
     if not isinstance(name, str):
         raise ValueError(f"names of features must be `str`, got {name!r}")
@@ -233,6 +246,8 @@ def value_spec(
 
 def row_shape(what: str, given: Sequence[int]) -> tuple[tuple[int, ...], bool]:
     """`given` without a first length of -1, and whether it has one."""
+    if not isinstance(given, Iterable):
+        raise TypeError(f"{what}: `shape` must be a sequence of lengths, got {given!r}")
     shape = tuple(given)
     if any(type(length) is not int and not isinstance(length, np.integer) for length in shape):
         raise ValueError(f"{what}: `shape` must consist of integers, got {shape}")

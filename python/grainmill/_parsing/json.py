@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from grainmill._native import JsonParser
-from grainmill._parsing.example import NUMBERS, default_value, row_shape, value_spec
+from grainmill._parsing.example import NUMBERS, check_mapping, default_value, row_shape, value_spec
 from grainmill._plan.transforms import Map
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ class ParseJson(Map):
             a JSON object in UTF-8, or a field is missing, of another type or shape, or has a value
             that does not fit its dtype. The message names the field or the byte, and a note the
             record.
-        TypeError: From a pipeline: an element is neither `bytes` nor `str`.
+        TypeError: `fields` is no mapping, or a shape no sequence. From a pipeline: an element is
+            neither `bytes` nor `str`.
 
     Example:
         >>> record = b'{"text": "a b", "user": {"id": 7}, "tokens": [1, 2, 3], "more": [{}]}'
@@ -74,6 +75,7 @@ class ParseJson(Map):
     """
 
     def __init__(self, fields: Mapping[str, JsonFieldLike]) -> None:
+        check_mapping("fields", fields, "`JsonField`")
         self._fields = {
             name: field if isinstance(field, JsonField) else JsonField(field)
             for name, field in fields.items()

@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import itertools
 import json
+import operator
 import os
 import threading
 from pathlib import Path
@@ -20,6 +21,7 @@ from grainmill._dataset.iterator import DatasetIterator
 from grainmill._native import GrainmillError
 from grainmill._sources.mapped_table import MappedTable, RequestedRows, num_faults
 from grainmill._sources.paths import expand
+from grainmill._url import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -57,7 +59,8 @@ class HuggingFaceDataSource:
         ImportError: The package `datasets` is not installed.
         TypeError: `dataset` is something else; streams are read by
             `experimental.HuggingFaceIterDataset`.
-        ValueError: There is no such column, or a directory has several splits.
+        ValueError: There is no such column, `columns` is a text, a directory has several splits, or
+            a path is a URL.
         FileNotFoundError: There is no such file or directory.
 
     Example:
@@ -71,6 +74,8 @@ class HuggingFaceDataSource:
     def __init__(self, dataset: Any, *, columns: Sequence[str] | None = None) -> None:
         self._files: list[str] = []
         self._given: Any = dataset
+        if isinstance(columns, str):
+            raise ValueError(f"`columns` must be a sequence of names, got {columns!r}")
         self._columns = None if columns is None else list(columns)
         self._lock = threading.Lock()
         self._arrow: Any = None
@@ -153,7 +158,7 @@ class HuggingFaceDataSource:
         Raises:
             IndexError: A key is out of range.
         """
-        keys = [key.__index__() for key in record_keys]
+        keys = [operator.index(key) for key in record_keys]
         for key in keys:
             if not 0 <= key < self._len:
                 raise IndexError(f"row {key} is out of range for {self._len} rows of {self!r}")
@@ -234,6 +239,15 @@ def _datasets() -> Any:
 
 def _arrow_files(paths: Any) -> list[str]:
     """The `.arrow` files of a path argument; those of a saved data set in its order."""
+    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
+        if isinstance(path, str) and is_url(path):
+            raise ValueError(
+                "the tables of a Hugging Face data set are mapped into memory, so they must be "
+                f"local files, got {path!r}; copy them to a local disk; or read the data set's "
+                "Parquet files, which may be there, by `sources.ParquetDataSource`, or convert "
+                "them by `grainmill convert`; or stream it: "
+                "`experimental.HuggingFaceIterDataset(datasets.load_dataset(..., streaming=True))`"
+            )
     if isinstance(paths, str | os.PathLike):
         directory = Path(paths)
         if (directory / _STATE_FILE).is_file():
@@ -466,6 +480,20 @@ class HuggingFaceIterDataset(IterDataset[Any]):
                 "share; use fewer workers, or a stream of more files"
             )
         self._dataset = self._dataset.shard(num_shards=sl.step, index=sl.start)
+
+    def __repr__(self) -> str:
+        stream = self._dataset
+        info = getattr(stream, "info", None)
+        split = getattr(stream, "split", None)
+        values = {
+            "dataset_name": getattr(info, "dataset_name", None),
+            "config_name": getattr(info, "config_name", None),
+            "split": None if split is None else str(split),
+            "columns": getattr(stream, "column_names", None),
+            "num_shards": getattr(stream, "num_shards", None),
+        }
+        known = [f"{name}={value!r}" for name, value in values.items() if value is not None]
+        return f"{type(self).__name__}({', '.join([type(stream).__name__, *known])})"
 
 
 class _StreamIterator(DatasetIterator[Any]):

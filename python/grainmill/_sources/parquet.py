@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
@@ -144,7 +145,7 @@ class ParquetDataSource:
         Raises:
             IndexError: A key is out of range.
         """
-        keys = [key.__index__() for key in record_keys]
+        keys = [operator.index(key) for key in record_keys]
         for key in keys:
             if not 0 <= key < self._len:
                 raise IndexError(f"row {key} is out of range for {self._len} rows")

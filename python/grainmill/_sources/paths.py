@@ -21,6 +21,7 @@ _MAGIC_OF_HTTP: Final = re.compile(r"[*[]")  # a question mark starts the query
 _SHARD_SUFFIX: Final = r"(?:-\d+-of-\d+)?"
 # Names that tools give to files beside the data.
 _HIDDEN: Final = (".", "_")
+_MAX_SHOWN: Final = 4
 
 
 class FileRange(NamedTuple):
@@ -131,6 +132,12 @@ def expand_ranges(
             )
         found += [FileRange(file, one.skip, one.take) for file in files]
     return found
+
+
+def shown(paths: Sequence[str]) -> str:
+    """The argument `paths` for the text of a dataset; of many, the first ones."""
+    more = f", ... {len(paths):,} in all" if len(paths) > _MAX_SHOWN else ""
+    return f"paths=[{', '.join(map(repr, paths[:_MAX_SHOWN]))}{more}]"
 
 
 def _files(path: str, suffixes: Sequence[str], *, looks_up: bool) -> list[str]:

@@ -1,5 +1,5 @@
 """Names of `grain._src.python.dataset.sources.parquet_dataset`."""
 
-from grainmill._dataset.parquet_dataset import ParquetIterDataset
+from grainmill._sources.parquet_dataset import ParquetIterDataset
 
 __all__ = ["ParquetIterDataset"]

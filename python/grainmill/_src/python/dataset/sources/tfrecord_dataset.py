@@ -1,6 +1,6 @@
 """Names of `grain._src.python.dataset.sources.tfrecord_dataset`."""
 
-from grainmill._dataset.tfrecord_dataset import (
+from grainmill._sources.tfrecord_dataset import (
     TFRecordIterDataset,
     _TFRecordDatasetIterator,
     _TFRecordReader,

@@ -1,32 +1,48 @@
-"""A TFRecord file as a sequential dataset; `grainmill.experimental` has its name."""
+"""TFRecord files as a sequential dataset; `grainmill.experimental` has its name."""
 
 from __future__ import annotations
 
 import operator
 import os
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
 from grainmill._native import GrainmillError, TFRecordStream
+from grainmill._sources.paths import expand, shown
 from grainmill._url import absolute
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Of the files that are taken from a directory.
+_SUFFIXES: Final = tuple(
+    f".{name}{compressed}"
+    for name in ("tfrecord", "tfrecords", "tfrec")
+    for compressed in ("", ".gz", ".zst")
+)
 
 
 class TFRecordIterDataset(IterDataset[bytes]):
-    """The records of a TFRecord file, in order, as `bytes`.
+    """The records of TFRecord files, in order, as `bytes`.
 
     Nothing is scanned first and no index is needed; `grain.sources.TFRecordDataSource` has random
-    access. All checksums are verified. A saved state is the offset of the next record in bytes.
-    Several files are interleaved by `InterleaveIterDataset`. Of a file in a bucket or on a web
-    server as much is requested ahead as is needed to take records without waiting, up to 32 MiB.
+    access. All checksums are verified. A saved state is the offset of the next record in bytes, and
+    the number of its file if there are several. These are read one after another;
+    `MapDataset.source(expand_paths(path)).map(TFRecordIterDataset)` is a dataset of datasets, which
+    `InterleaveIterDataset` reads at the same time and worker processes share. Of a file in a bucket
+    or on a web server as much is requested ahead as is needed to take records without waiting, up
+    to 32 MiB.
 
     Args:
-        path: The path of a local file, or a URL. A file that is compressed as a whole by gzip, zlib
-            or zstd is recognised by its first bytes. Its offsets are those of the decompressed
+        path: A path, or a sequence of paths, as for `expand_paths`: patterns, directories and URLs
+            are expanded when the dataset is made. A file that is compressed as a whole by gzip,
+            zlib or zstd is recognised by its first bytes. Its offsets are those of the decompressed
             data, so that continuing at a state reads it from the beginning.
 
     Raises:
-        FileNotFoundError: When iterated: there is no such file.
+        FileNotFoundError: No file matches a pattern, or is in a directory. When iterated: there is
+            no such file.
         ValueError: When read: a record is damaged or cut short. The message has its offset, and
             the records before it are delivered.
 
@@ -44,12 +60,21 @@ class TFRecordIterDataset(IterDataset[bytes]):
         (b'one', {'reader_offset': 19}, [b'two', b'three'])
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
         super().__init__()
+        # Programs derive from this class and read it.
         self._path = path
+        self._paths = expand(
+            os.fsdecode(path) if isinstance(path, bytes) else path, suffixes=_SUFFIXES
+        )
 
     def __iter__(self) -> DatasetIterator[bytes]:
-        return _TFRecordDatasetIterator(self._path)
+        if len(self._paths) == 1:
+            return _TFRecordDatasetIterator(self._paths[0])
+        return _TFRecordFilesIterator(self._paths)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({shown(self._paths)})"
 
 
 class _TFRecordDatasetIterator(DatasetIterator[bytes]):
@@ -79,10 +104,63 @@ class _TFRecordDatasetIterator(DatasetIterator[bytes]):
         Raises:
             ValueError: The offset is negative.
         """
-        offset = operator.index(state["reader_offset"])
-        if offset < 0:
-            raise ValueError(f"`reader_offset` of a state must not be negative, got {offset}")
+        if "file_index" in state:
+            raise ValueError("state was saved with several files; restore needs the same files")
+        self._reader.seek(_offset(state))
+
+
+class _TFRecordFilesIterator(DatasetIterator[bytes]):
+    """Reads the records of several files, one file after another."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        super().__init__()
+        self._paths = paths
+        self._open(0)
+
+    def _open(self, file_index: int) -> None:
+        self._reader = _TFRecordReader(self._paths[file_index])
+        self._file_index = file_index
+
+    def __next__(self) -> bytes:
+        while True:
+            try:
+                return next(self._reader)
+            except StopIteration:
+                if self._file_index + 1 == len(self._paths):
+                    raise
+            self._open(self._file_index + 1)
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the number of the file, and the offset in it of the next record."""
+        return {"file_index": self._file_index, "reader_offset": self._reader.tell()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continues at a record.
+
+        Args:
+            state: What `get_state` returned.
+
+        Raises:
+            ValueError: There is no such file, or the offset is negative.
+        """
+        if "file_index" not in state:
+            raise ValueError("state was saved with a single file; restore needs the same file")
+        file_index, offset = operator.index(state["file_index"]), _offset(state)
+        if not 0 <= file_index < len(self._paths):
+            raise ValueError(
+                f"state was saved in file {file_index}, but there are {len(self._paths)} files; "
+                "restore needs the same files"
+            )
+        if file_index != self._file_index:
+            self._open(file_index)
         self._reader.seek(offset)
+
+
+def _offset(state: dict[str, Any]) -> int:
+    offset = operator.index(state["reader_offset"])
+    if offset < 0:
+        raise ValueError(f"`reader_offset` of a state must not be negative, got {offset}")
+    return offset
 
 
 class _TFRecordReader:

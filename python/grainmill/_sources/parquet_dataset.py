@@ -16,10 +16,11 @@ from grainmill._dataset.iterator import DatasetIterator
 from grainmill._dataset.map_dataset import MapDataset
 from grainmill._dataset.stages import InterleaveIterDataset
 from grainmill._native import ParquetFiles
+from grainmill._sources.paths import expand, shown
 from grainmill._url import absolute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable
 
     from grainmill._native import RowsAhead
 
@@ -53,7 +54,8 @@ class ParquetIterDataset(IterDataset[dict[str, Any]]):
     are interleaved, up to 16 at a time.
 
     Args:
-        path: A path, or a sequence of paths.
+        path: A path, or several, as for `expand_paths`: patterns, directories and URLs are expanded
+            when the dataset is made. An empty list has no rows.
         **read_kwargs: Arguments of `pyarrow.parquet.ParquetFile`, which is not used; those that
             only say how to read have no effect, others are refused. Besides, `columns` selects
             columns.
@@ -61,6 +63,8 @@ class ParquetIterDataset(IterDataset[dict[str, Any]]):
     Raises:
         TypeError: An argument is unknown.
         ValueError: An argument has a value that is not supported.
+        FileNotFoundError: No file matches a pattern, or is in a directory. When iterated: there is
+            no such file.
 
     Example:
         >>> import pyarrow as pa
@@ -73,20 +77,25 @@ class ParquetIterDataset(IterDataset[dict[str, Any]]):
     """
 
     def __init__(
-        self, path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], **read_kwargs: Any
+        self, path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], **read_kwargs: Any
     ) -> None:
         super().__init__()
         _check(read_kwargs)
-        paths = [path] if isinstance(path, str | os.PathLike) else path
-        self._paths: list[str] = [os.fspath(each) for each in paths]
+        paths = [path] if isinstance(path, str | os.PathLike) else list(path)
+        self._paths = expand(paths, suffixes=(".parquet",)) if paths else []
         self._read_kwargs = read_kwargs
 
     def __iter__(self) -> DatasetIterator[dict[str, Any]]:
         if len(self._paths) == 1:
             return ParquetDatasetIterator(self._paths[0], **self._read_kwargs)
-        one = functools.partial(ParquetIterDataset, **self._read_kwargs)
-        files = MapDataset.source(self._paths).map(one)
+        files = MapDataset.source(self._paths).map(self._of_file)
         return InterleaveIterDataset(files, cycle_length=_CYCLE_LENGTH).__iter__()
+
+    def _of_file(self, path: str) -> ParquetIterDataset:
+        """One of the files; its path is not expanded again, as it may look like a pattern."""
+        dataset = ParquetIterDataset((), **self._read_kwargs)
+        dataset._paths = [path]
+        return dataset
 
     def set_slice(
         self,
@@ -103,6 +112,10 @@ class ParquetIterDataset(IterDataset[dict[str, Any]]):
 
     def __str__(self) -> str:
         return f"ParquetIterDataset(paths={len(self._paths)})"
+
+    def __repr__(self) -> str:
+        arguments = [f"{name}={value!r}" for name, value in self._read_kwargs.items()]
+        return f"{type(self).__name__}({', '.join([shown(self._paths), *arguments])})"
 
 
 class ParquetDatasetIterator(DatasetIterator[dict[str, Any]]):
@@ -219,6 +232,8 @@ def _state(row_group: int, index: int, num_rows: int) -> dict[str, Any]:
 
 def _check(read_kwargs: dict[str, Any]) -> None:
     for name, value in read_kwargs.items():
+        if name == "columns" and isinstance(value, str):
+            raise ValueError(f"`columns` must be a sequence of names, got {value!r}")
         if name in _WITHOUT_EFFECT or name == "columns":
             continue
         if name == "filesystem":
