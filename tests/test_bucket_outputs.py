@@ -469,14 +469,14 @@ def wait_until(condition):
 def test_interrupted_conversions_continue(tmp_path, server, how):
     inputs = [tmp_path / f"{number}.jsonl" for number in range(4)]
     lines = [line for path in inputs for line in write_lines(path, 90, 100_000)]  # two parts each
-    arguments = [*inputs, "s3://bucket/out/all.array_record", "--options", "uncompressed"]
+    arguments = [*inputs, "s3://bucket/out/", "--options", "uncompressed"]
     arguments += ["--threads", "1"]
 
     def finished():
-        return [name for name in names(server) if "/out/all." in name]
+        return [name for name in names(server) if re.search(r"/out/\d", name)]
 
     # The second file has a part whose answer does not come.
-    server.faults += [Fault(is_silent=True, only=r"00001-of-00004\?.*partNumber")] * 2
+    server.faults += [Fault(is_silent=True, only=r"/1\.array_record\?.*partNumber")] * 2
     process = start(arguments, GRAINMILL_BUCKET_STALL_S="60")
     try:
         wait_until(lambda: finished() and server.uploads)
@@ -491,7 +491,7 @@ def test_interrupted_conversions_continue(tmp_path, server, how):
     assert 1 <= len(kept) < 4
     before = {name: server.objects[name].written for name in kept}
     assert bool(server.uploads) == (how == signal.SIGKILL)
-    assert "/bucket/out/.all.array_record.converting" in server.objects
+    assert "/bucket/out/.out.converting" in server.objects
     server.faults.clear()
     process = start([*arguments, "--json"])
     out, error = process.communicate(timeout=120)
@@ -499,7 +499,7 @@ def test_interrupted_conversions_continue(tmp_path, server, how):
     assert json.loads(out)["kept"] == len(kept)
     assert {name: server.objects[name].written for name in kept} == before
     assert not server.uploads  # also those of the process that was killed
-    assert names(server) == [f"/bucket/out/all.array_record-0000{n}-of-00004" for n in range(4)]
+    assert names(server) == [f"/bucket/out/{n}.array_record" for n in range(4)]
     assert records_of([f"s3:/{name}" for name in names(server)]) == lines
 
 
@@ -510,10 +510,18 @@ def test_objects_of_another_conversion_are_not_kept(tmp_path, server, capsys):
         assert main(["convert", str(tmp_path / "lines.jsonl"), str(path)]) == 0
     whole = inputs[1].read_bytes()
     inputs[1].write_bytes(whole[:-1])
-    arguments = ["convert", *map(str, inputs), "s3://bucket/all.jsonl", "--threads", "1"]
-    first = "/bucket/all.jsonl-00000-of-00002"
+    arguments = [
+        "convert",
+        *map(str, inputs),
+        "s3://bucket/all/",
+        "--to",
+        "jsonl",
+        "--threads",
+        "1",
+    ]
+    first = "/bucket/all/0.jsonl"
     assert main(arguments) == ExitCode.DAMAGED
-    assert names(server) == ["/bucket/.all.jsonl.converting", first]
+    assert names(server) == ["/bucket/all/.all.converting", first]
     assert main([*arguments, "--options", "gzip"]) == ExitCode.EXISTS
     assert main([*arguments, "--options", "gzip", "--force"]) == ExitCode.DAMAGED
     assert server.objects[first].data[:2] == b"\x1f\x8b"
@@ -523,8 +531,8 @@ def test_objects_of_another_conversion_are_not_kept(tmp_path, server, capsys):
     assert server.objects[first].written == written
     capsys.readouterr()
     assert main([*arguments, "--force"]) == 0
-    assert capsys.readouterr().out.startswith("s3://bucket/: 2 files, 20 records")
-    assert names(server) == [first, "/bucket/all.jsonl-00001-of-00002"]
+    assert capsys.readouterr().out.startswith("s3://bucket/all/: 2 files, 20 records")
+    assert names(server) == [first, "/bucket/all/1.jsonl"]
 
 
 def test_two_conversions_do_not_write_the_same_objects(tmp_path, server, capsys):
@@ -610,8 +618,8 @@ def test_threads_end_when_uploads_are_cancelled(server):
 # --- journals -----------------------------------------------------------------------------------
 
 
-def journal_of(server, name="out.tfrecord"):
-    return json.loads(server.objects[f"/bucket/.{name}.converting"].data)
+def journal_of(server, name=".out.tfrecord"):
+    return json.loads(server.objects[f"/bucket/{name}.converting"].data)
 
 
 def two_inputs(path):
@@ -641,9 +649,9 @@ def test_changed_inputs_in_a_bucket_make_another_conversion(tmp_path, server, ca
 
 def test_an_object_that_was_replaced_is_not_kept(tmp_path, server, capsys):
     """Also if the other one has its length."""
-    arguments = ["convert", *map(str, two_inputs(tmp_path)), "s3://bucket/all.jsonl"]
-    arguments += ["--threads", "1"]
-    first = "/bucket/all.jsonl-00000-of-00002"
+    arguments = ["convert", *map(str, two_inputs(tmp_path)), "s3://bucket/all/"]
+    arguments += ["--to", "jsonl", "--threads", "1"]
+    first = "/bucket/all/0.jsonl"
     assert main(arguments) == ExitCode.DAMAGED
     server.put(first, b"#" * len(server.objects[first].data))
     capsys.readouterr()
@@ -654,16 +662,16 @@ def test_an_object_that_was_replaced_is_not_kept(tmp_path, server, capsys):
 
 @pytest.mark.parametrize("place", ["bucket", "disk"])
 def test_a_refused_command_leaves_the_journal_of_another(tmp_path, server, capsys, place):
-    output = "s3://bucket/all.jsonl" if place == "bucket" else f"{tmp_path}/all.jsonl"
+    output = "s3://bucket/all/" if place == "bucket" else f"{tmp_path}/all/"
     inputs = two_inputs(tmp_path)
-    arguments = ["convert", *map(str, inputs), output, "--threads", "1", "--json"]
+    arguments = ["convert", *map(str, inputs), output, "--to", "jsonl", "--threads", "1", "--json"]
     assert main(arguments) == ExitCode.DAMAGED
     assert main([*arguments, "--options", "gzip"]) == ExitCode.EXISTS
     assert main(arguments) == ExitCode.DAMAGED  # not that something exists
     assert main([*arguments, "--options", "gzip", "--force"]) == ExitCode.DAMAGED
     assert main(arguments) == ExitCode.EXISTS
-    found = names(server) if place == "bucket" else sorted(each.name for each in tmp_path.iterdir())
-    assert any(".all.jsonl.converting" in name for name in found)
+    found = names(server) if place == "bucket" else (tmp_path / "all").iterdir()
+    assert any(".all.converting" in str(name) for name in found)
     capsys.readouterr()
 
 
@@ -691,13 +699,13 @@ def test_an_interruption_during_the_last_request(tmp_path, server):
     answer, slow = server._answer, []
 
     async def answered_late(request, body, fault, writer):
-        if request.method == "PUT" and "00001-of" in request.path and not slow:
+        if request.method == "PUT" and "/1.tfrecord" in request.path and not slow:
             slow.append(server._changed(request, body))
             fault = Fault(is_silent=True)
         return await answer(request, body, fault, writer)
 
     server._answer = answered_late
-    arguments = [*inputs, "s3://bucket/out.tfrecord", "--threads", "1"]
+    arguments = [*inputs, "s3://bucket/out/", "--to", "tfrecord", "--threads", "1"]
     process = start(arguments, GRAINMILL_BUCKET_STALL_S="20")
     try:
         wait_until(lambda: slow)
@@ -705,10 +713,10 @@ def test_an_interruption_during_the_last_request(tmp_path, server):
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)
         assert process.returncode == ExitCode.INTERRUPTED
-        assert "/bucket/out.tfrecord-00001-of-00003" in server.objects
-        journal = journal_of(server)
-        assert list(journal["begun"]) == ["out.tfrecord-00001-of-00003"]
-        assert list(journal["done"]) == ["out.tfrecord-00000-of-00003"]
+        assert "/bucket/out/1.tfrecord" in server.objects
+        journal = journal_of(server, "out/.out")
+        assert list(journal["begun"]) == ["1.tfrecord"]
+        assert list(journal["done"]) == ["0.tfrecord"]
         process = start([*arguments, "--json"])
         out, error = process.communicate(timeout=60)
         assert process.returncode == 0, error
@@ -753,7 +761,7 @@ def test_an_upload_that_begins_at_the_end_is_in_the_journal(tmp_path, server):
     try:
         wait_until(lambda: server.uploads)
         (upload,) = server.uploads
-        wait_until(lambda: upload[1] in journal_of(server, "out.parquet")["begun"].values())
+        wait_until(lambda: upload[1] in journal_of(server, ".out.parquet")["begun"].values())
     finally:
         process.kill()
         process.communicate()

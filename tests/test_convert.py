@@ -1,6 +1,7 @@
 """`grainmill convert`: what is written, what is refused, and what an interruption leaves."""
 
 import functools
+import gzip
 import json
 import os
 import signal
@@ -16,8 +17,8 @@ from hypothesis import strategies as st
 
 import grainmill as grain
 from grainmill import _native
-from grainmill._tools import formats, tf_example
-from grainmill._tools.console import ExitCode
+from grainmill._tools import convert, formats, tf_example
+from grainmill._tools.console import ExitCode, Progress
 from grainmill._tools.main import main
 from grainmill.array_record import ArrayRecordReader, ArrayRecordWriter
 
@@ -92,6 +93,182 @@ def test_each_input_becomes_an_output(tmp_path, inputs, monkeypatch):
     assert names == [f"in.array_record-{number:05}-of-00003" for number in range(3)]
     found = [read_array_record(f"out/{name}") for name in names]
     assert found == [inputs[:100], [], inputs[100:]]
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+def test_one_name_gets_the_records_of_all_inputs(tmp_path, inputs, monkeypatch, threads):
+    monkeypatch.chdir(tmp_path)
+    used = []
+    native = _native.RecordOutput
+
+    class Output:
+        def __init__(self, *arguments):
+            self._output = native(*arguments)
+
+        def copy_stream(self, stream, max_records, threads):
+            used.append(threads)
+            return self._output.copy_stream(stream, max_records, threads)
+
+        def __getattr__(self, name):
+            return getattr(self._output, name)
+
+    monkeypatch.setattr(_native, "RecordOutput", Output)
+    command = ["convert", "in.tfrecord@3", "all.array_record", "--threads", threads]
+    assert main(command) == ExitCode.OK
+    assert set(used) == {int(threads)}
+    assert read_array_record("all.array_record") == inputs
+    assert len([name for name in names_in(".") if name.startswith("all")]) == 1
+
+
+def test_inputs_of_several_formats_become_one_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    records = [json.dumps({"n": number}).encode() for number in range(100)]
+    write_tfrecord("a.tfrecord", records[:20])
+    Path("b.jsonl").write_bytes(b"\n".join(records[20:50]))
+    for name, part in (("c.array_record", records[50:60]), ("d.array_record", records[60:90])):
+        with ArrayRecordWriter(name) as writer:
+            for record in part:
+                writer.write(record)
+    write_tfrecord("e.tfrecord", records[90:])
+    everything = ["a.tfrecord", "b.jsonl", "c.array_record", "d.array_record", "e.tfrecord"]
+    assert main(["convert", *everything, "all.jsonl"]) == ExitCode.OK
+    assert Path("all.jsonl").read_bytes().splitlines() == records
+    assert main(["convert", *everything, "all.tfrecord", "--shards", "7"]) == ExitCode.OK
+    assert list(grain.sources.TFRecordDataSource("all.tfrecord@7")) == records
+    assert main(["convert", *everything, "rows.parquet"]) == ExitCode.OK
+    source = grain.sources.ParquetDataSource("rows.parquet")
+    assert [int(row["n"]) for row in source] == list(range(100))
+    assert main(["convert", "rows.parquet", "b.jsonl", "again.jsonl"]) == ExitCode.OK
+    assert [json.loads(line)["n"] for line in Path("again.jsonl").read_text().splitlines()] == [
+        *range(100),
+        *range(20, 50),
+    ]
+    before = names_in(".")
+    capsys.readouterr()
+    for arguments, message in (
+        ([*everything, "s.jsonl", "--shuffle"], "cannot be shuffled together"),
+        (["rows.parquet", "b.jsonl", "s.parquet"], "cannot be rows of one Parquet file"),
+    ):
+        assert main(["convert", *arguments]) == ExitCode.USAGE
+        assert message in capsys.readouterr().err
+    assert names_in(".") == before
+
+
+# --- compressed names ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_tmp_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("output", "names"),
+    [
+        ("x.jsonl.gz", ["x.jsonl.gz"]),
+        ("x.ndjson.gzip", ["x.ndjson.gzip"]),
+        ("x.tfrecord.gz", ["x.tfrecord.gz"]),
+        ("X.TFRECORD.GZ", ["X.TFRECORD.GZ"]),
+        ("x.jsonl.gz@2", ["x.jsonl.gz-00000-of-00002", "x.jsonl.gz-00001-of-00002"]),
+        ("x@2.jsonl.gz", ["x-00000-of-00002.jsonl.gz", "x-00001-of-00002.jsonl.gz"]),
+        ("x.tfrecord.gz@2", ["x.tfrecord.gz-00000-of-00002", "x.tfrecord.gz-00001-of-00002"]),
+        ("x@2.tfrecord.gz", ["x-00000-of-00002.tfrecord.gz", "x-00001-of-00002.tfrecord.gz"]),
+    ],
+)
+@pytest.mark.parametrize("options", ["", "gzip", "gzip:1"])
+@pytest.mark.usefixtures("in_tmp_path")
+def test_names_that_end_with_gz_are_compressed(capsys, output, names, options):
+    lines = [json.dumps({"n": number}) for number in range(30)]
+    Path("a.jsonl").write_text("\n".join(lines))
+    command = ["convert", "a.jsonl", output, "--verify", "--options", options]
+    assert main(command) == ExitCode.OK
+    assert names_in(".") == sorted(["a.jsonl", *names])
+    assert all(gzip.decompress(Path(name).read_bytes()) for name in names)
+    capsys.readouterr()
+    assert main(["cat", output]) == ExitCode.OK
+    assert capsys.readouterr().out.splitlines() == lines
+    is_lines = "json" in output
+    make = grain.sources.JsonLinesDataSource if is_lines else grain.sources.TFRecordDataSource
+    for paths in (output, names):
+        assert [record.decode() for record in make(paths)] == lines
+    if len(names) > 1:
+        Path("folder").mkdir()
+        for name in names:
+            Path(name).rename(f"folder/{name}")
+        assert [record.decode() for record in make("folder")] == lines
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("x.jsonl.zst", "end the name with .gz, or leave out .zst"),
+        ("x.jsonl.bz2", "leave out .bz2"),
+        ("x@2.jsonl.xz", "leave out .xz"),
+        ("x.tfrecord.zlib-00000-of-00001", "leave out .zlib"),
+        ("x.array_record.gz", "compressed inside"),
+    ],
+)
+def test_other_compressed_names_are_refused(tmp_path, monkeypatch, capsys, output, message):
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_text("{}\n")
+    for options in ("", "gzip"):
+        assert main(["convert", "a.jsonl", output, "--options", options]) == ExitCode.USAGE
+        assert message in capsys.readouterr().err
+    assert names_in(".") == ["a.jsonl"]
+
+
+def test_gzip_in_a_plain_name_is_read_by_its_content(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_text('{"n": 1}\n')
+    for name, source in (
+        ("b.jsonl", grain.sources.JsonLinesDataSource),
+        ("b.tfrecord", grain.sources.TFRecordDataSource),
+    ):
+        assert main(["convert", "a.jsonl", name, "--options", "gzip", "--verify"]) == ExitCode.OK
+        assert Path(name).read_bytes()[:2] == b"\x1f\x8b"
+        assert list(source(name)) == [b'{"n": 1}']
+        capsys.readouterr()
+        assert main(["head", name]) == ExitCode.OK
+        assert capsys.readouterr().out == '{"n": 1}\n'
+
+
+def test_empty_compressed_shards_are_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_text('{"n": 1}\n')
+    assert main(["convert", "a.jsonl", "b.jsonl.gz@3", "--verify"]) == ExitCode.OK
+    assert list(grain.sources.JsonLinesDataSource("b.jsonl.gz@3")) == [b'{"n": 1}']
+    assert main(["head", "b.jsonl.gz@3"]) == ExitCode.OK
+
+
+# --- progress -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", ["same", "json"])
+@pytest.mark.parametrize("name", ["in.tfrecord", "in.tfrecord.gz", "in.jsonl.gz", "in.parquet"])
+@pytest.mark.parametrize("shards", [[], ["--shards", "3"]])
+def test_progress_reaches_the_end(tmp_path, monkeypatch, name, content, shards):
+    monkeypatch.chdir(tmp_path)
+    random = [{"n": number, "text": os.urandom(300).hex()} for number in range(2000)]
+    Path("in.jsonl").write_text("\n".join(map(json.dumps, random)))
+    kind = ["--content", "example"] if name.startswith("in.tfrecord") and content == "json" else []
+    assert main(["convert", "in.jsonl", name, *kind]) == ExitCode.OK
+    made = []
+
+    class Recorded(Progress):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    monkeypatch.setattr(convert, "Progress", Recorded)
+    is_rows = name.endswith(("parquet", "jsonl.gz"))
+    content = "same" if is_rows else content
+    assert main(["convert", name, "out.array_record", "--content", content, *shards]) == ExitCode.OK
+    (progress,) = made
+    assert progress._total == Path(name).stat().st_size
+    assert 0.9 * progress._total <= progress._done <= progress._total + 1
+
+
+# --- shards -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 7])
@@ -303,16 +480,17 @@ def many(tmp_path):
     for number in range(4):
         records = [os.urandom(40).hex().encode() * 5 for _ in range(100)]
         write_tfrecord(tmp_path / f"in-{number}.tfrecord", records)
+    (tmp_path / "out").mkdir()
     options = ["--options", "brotli:11", "--threads", "1"]
-    return [*sorted(tmp_path.glob("in-*")), tmp_path / "out/all.array_record", *options]
+    return [*sorted(tmp_path.glob("in-*")), tmp_path / "out", *options]
 
 
 def interrupted(arguments, how):
     """Runs a conversion until one file is finished, and sends it a signal."""
-    directory = next(path for path in arguments if "all.array_record" in str(path)).parent
+    directory = arguments[0].parent / "out"
     process = start(arguments)
     deadline = time.monotonic() + 60
-    while not list(directory.glob("all.*")) and time.monotonic() < deadline:
+    while not list(directory.glob("[!.]*")) and time.monotonic() < deadline:
         time.sleep(0.005)
     process.send_signal(how)
     _, error = process.communicate(timeout=60)
@@ -322,11 +500,13 @@ def interrupted(arguments, how):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 @pytest.mark.parametrize("resharded", [False, True])
 def test_interrupted_conversions_continue(many, how, resharded):
-    arguments = [*many, "--shards", "5"] if resharded else many
+    arguments = many
+    if resharded:
+        arguments = [*many[:4], many[4] / "all.array_record", *many[5:], "--shards", "5"]
     code, error, directory = interrupted(arguments, how)
     assert code == (-signal.SIGKILL if how == signal.SIGKILL else ExitCode.INTERRUPTED)
     assert "Traceback" not in error
-    finished = {path: path.stat().st_mtime_ns for path in directory.glob("all.*")}
+    finished = {path: path.stat().st_mtime_ns for path in directory.glob("[!.]*")}
     total = 5 if resharded else 4
     assert 1 <= len(finished) < total
     for path in finished:  # what has its final name is complete
@@ -336,9 +516,8 @@ def test_interrupted_conversions_continue(many, how, resharded):
     assert process.returncode == 0, error
     assert json.loads(out)["kept"] == len(finished)
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
-    assert names_in(directory) == [
-        f"all.array_record-{number:05}-of-{total:05}" for number in range(total)
-    ]
+    name = "all.array_record-{:05}-of-00005" if resharded else "in-{}.array_record"
+    assert names_in(directory) == [name.format(number) for number in range(total)]
     found = [record for path in sorted(directory.iterdir()) for record in read_array_record(path)]
     expected = []
     for path in many[:4]:
@@ -358,10 +537,26 @@ def test_files_of_another_conversion_are_not_kept(many):
     assert len(found) == 400
 
 
+def test_a_file_with_two_names_is_not_written_to(tmp_path):
+    """As a conversion leaves it that is killed when it has given a complete file its name."""
+    output, temporary = tmp_path / "out.array_record", tmp_path / ".out.array_record.part"
+    output.write_bytes(b"mine")
+    command = ["convert", str(tmp_path / "in.tfrecord"), str(output), "--force"]
+    whole = tfrecord(texts(50))
+    for content, code in ((whole[:-1], ExitCode.DAMAGED), (whole, ExitCode.OK)):
+        (tmp_path / "in.tfrecord").write_bytes(content)
+        os.link(output, temporary)
+        assert main(command) == code
+        assert names_in(tmp_path) == ["in.tfrecord", "out.array_record"]
+        if code == ExitCode.DAMAGED:
+            assert output.read_bytes() == b"mine"
+    assert read_array_record(output) == texts(50)
+
+
 def test_two_conversions_do_not_write_the_same_files(tmp_path, many, capsys):
     process = start(many)
     try:
-        journal = tmp_path / "out/.all.array_record.converting"
+        journal = tmp_path / "out/.out.converting"
         deadline = time.monotonic() + 60
         while not (journal.exists() and journal.stat().st_size) and time.monotonic() < deadline:
             time.sleep(0.005)

@@ -123,7 +123,7 @@ CONVERT = """
     ("name", "options"),
     [
         ("out.array_record", ["--options", "uncompressed"]),
-        ("out.array_record", ["--threads", "2", "--options", "group_size:10"]),
+        (".", ["--threads", "2", "--options", "group_size:10"]),  # a file for each input
         ("out.tfrecord", ["--shards", "2"]),
         ("out.jsonl", ["--shards", "1", "--shuffle"]),
         ("out.bag", ["--shards", "1", "--verify"]),
@@ -340,9 +340,15 @@ KILLED = """
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize("options", [["--shards", "2"], ["--threads", "1", "--force"]])
-def test_a_conversion_killed_at_any_moment_leaves_whole_files_and_continues(inputs, options):
-    found = run_program(inputs, KILLED, "out.array_record", *options)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("out.array_record", ["--shards", "2"]),
+        (".", ["--threads", "1", "--force"]),  # a file for each input
+    ],
+)
+def test_a_conversion_killed_at_any_moment_leaves_whole_files_and_continues(inputs, name, options):
+    found = run_program(inputs, KILLED, name, *options)
     assert len(found) > 15
     assert {os.waitstatus_to_exitcode(status) for _, status, *_ in found} == {0, -signal.SIGKILL}
     for moment, _, as_before, again, is_whole, left in found:

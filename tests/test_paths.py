@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import re
+import zlib
 from fractions import Fraction
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from record_formats import bagz, tar, tfrecord
 import grainmill as grain
 from grainmill import _native
 from grainmill._sources import paths as paths_module
+from grainmill._sources import suffixes
 from grainmill._sources.paths import expand
+from grainmill._tools import formats
 from grainmill.array_record import ArrayRecordWriter
 from grainmill.experimental import (
     ParquetIterDataset,
@@ -116,6 +119,35 @@ def test_directories():
     Path("empty").mkdir()
     with pytest.raises(FileNotFoundError, match="the directory has no files: 'empty'"):
         expand("empty")
+
+
+def test_a_directory_has_the_files_that_tools_know(tmp_path):
+    """Also those that the source refuses: passing over them would lose records in silence."""
+    for name, extensions in suffixes.EXTENSIONS.items():
+        folder = tmp_path / name
+        known = {f"a{end}" for end in suffixes.suffixes_of(name)}
+        known |= {f"b{extensions[0]}-00000-of-00001", f"c-00000-of-00001{extensions[-1]}"}
+        known |= {f"D{extensions[0].upper()}"}
+        if name == "tfrecord":
+            known |= {"e.tfrecord-00000-of-00001.gz", "e.tfrec.zlib-00000-of-00001"}
+        touch(*(f"{folder}/{file}" for file in known), f"{folder}/notes.txt", f"{folder}/x.json")
+        found = expand(str(folder), suffixes=suffixes.suffixes_of(name))
+        assert {Path(path).name for path in found} == known
+        assert {path for path in found if formats.of_name(path) is None} == set()
+        assert {formats.of_name(path).name for path in found} == {name}
+
+
+def test_sources_take_every_file_of_their_format(tmp_path):
+    for name, content in (
+        ("x.tfrec", tfrecord([b"one"])),
+        ("y.tfrecord", tfrecord([b"two"])),
+        ("z.tfrecord.zlib", zlib.compress(tfrecord([b"three"]))),
+    ):
+        (tmp_path / name).write_bytes(content)
+    assert list(grain.sources.TFRecordDataSource(tmp_path)) == [b"one", b"two", b"three"]
+    (tmp_path / "z.tfrecord.zst").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(20))
+    with pytest.raises(grain.GrainmillError, match=r"z\.tfrecord\.zst: .*zstd"):
+        grain.sources.TFRecordDataSource(tmp_path)
 
 
 def test_no_match_says_what_was_looked_for_and_where(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from bucket_server import BucketServer
 
 import grainmill as grain
-from grainmill._tools import formats, tf_example
+from grainmill._tools import console, convert, formats, tf_example, verify
 from grainmill._tools.console import ExitCode
 from grainmill._tools.main import main
 
@@ -112,10 +112,17 @@ def as_line(value, kind):
 
 @in_all_places
 @of_all_formats
-def test_info(place, capsys, kind):
+def test_info(place, folder, capsys, kind):
     (found,) = ran(capsys, "info", place(NAMES[kind]))
     assert found["records"] == COUNT
     (file,) = found["files"]
+    assert file["bytes"] == (folder / NAMES[kind]).stat().st_size
+    assert file["ratio"] > 0
+    expected = {"bagz": "zstd", "parquet": "snappy"}
+    assert file["compression"] == expected.get(kind, "gzip" if kind.endswith("gzip") else None)
+    if kind == "parquet":
+        assert file["columns"] == {"number": "Int64", "text": "Utf8"}
+        assert file["row_groups"] == [COUNT]
     assert file["format"] == kind.removesuffix("-gzip")
     assert file["path"] == place(NAMES[kind])
     if kind in BYTES:
@@ -132,6 +139,51 @@ def test_cat_and_head(place, capsys, kind):
     found = ran(capsys, "cat", path, "-i", "57,3:5")
     assert [line["index"] for line in found] == [57, 3, 4]
     assert [as_line(line["record"], kind) for line in found] == [LINES[n] for n in (57, 3, 4)]
+
+
+@pytest.mark.parametrize("command", ["cat", "head"])
+@pytest.mark.parametrize("kind", ["parquet", "webdataset"])
+def test_rows_are_printed_as_json_only(folder, capsys, command, kind):
+    path = str(folder / NAMES[kind])
+    for view in ("hex", "raw", "example"):
+        assert main([command, path, "--as", view]) == ExitCode.USAGE
+        printed = capsys.readouterr()
+        assert "are printed as JSON" in printed.err
+        assert not printed.out
+    assert main([command, path, "--as", "json"]) == ExitCode.OK
+
+
+@pytest.mark.parametrize("place", ["s3"], indirect=True)
+@pytest.mark.parametrize("kind", ["array_record", "tfrecord-gzip", "jsonl-gzip", "parquet"])
+def test_progress_with_far_files(place, folder, monkeypatch, kind):
+    made = []
+
+    class Recorded(console.Progress):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    monkeypatch.setattr(convert, "Progress", Recorded)
+    monkeypatch.setattr(verify, "Progress", Recorded)
+    assert main(["convert", place(NAMES[kind]), "out.tfrecord"]) == ExitCode.OK
+    assert made[0]._total == (folder / NAMES[kind]).stat().st_size
+    assert made[0]._done == pytest.approx(made[0]._total, rel=0.01)
+    assert main(["verify", place(NAMES[kind]), "out.tfrecord"]) == ExitCode.OK
+    assert (made[1]._total, made[1]._done) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["index", "in.array_record", "-o", "s3://bucket/x.index"],
+        ["verify", "in.array_record", "--manifest", "gs://bucket/m"],
+        ["bench", "json:dumps", "--svg", "s3://bucket/plot.svg"],
+    ],
+)
+def test_outputs_that_must_be_local(folder, capsys, monkeypatch, command):
+    monkeypatch.chdir(folder)
+    assert main(command) == ExitCode.USAGE
+    assert "must be a local file" in capsys.readouterr().err
 
 
 @in_all_places
@@ -235,7 +287,7 @@ def test_index(place, capsys, kind):
         (found,) = ran(capsys, "index", path, "-o", "index")
         assert found["records"] == COUNT
         assert len(grain.sources.ArrayRecordDataSource([path], index="index")) == COUNT
-    elif kind.startswith(("tfrecord", "jsonl")):
+    elif kind.startswith(("tfrecord", "jsonl", "webdataset")):
         assert ran(capsys, "index", path)[0]["records"] == COUNT
     else:
         assert main(["index", path]) == ExitCode.USAGE

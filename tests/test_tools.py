@@ -188,6 +188,25 @@ def test_info_of_empty_and_of_several_files(tmp_path, capsys):
     assert out.splitlines()[-1] == "2 files: 1 record, 19 B"
 
 
+def test_info_of_compressed_files_and_tables(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_text('{"n": 1, "t": "x"}\n' * 10, "utf-8")
+    for name in ("b.jsonl.gz", "c.bagz", "d.bag"):
+        assert call(capsys, "convert", "a.jsonl", name)[0] == 0
+    assert call(capsys, "convert", "a.jsonl", "e.parquet", "--options", "gzip:1")[0] == 0
+    lines = {
+        name: [" ".join(line.split()) for line in call(capsys, "info", name)[1].splitlines()]
+        for name in ("a.jsonl", "b.jsonl.gz", "c.bagz", "d.bag", "e.parquet")
+    }
+    assert "compression none" in lines["a.jsonl"]
+    assert "compression gzip" in lines["b.jsonl.gz"]
+    assert "compression zstd" in lines["c.bagz"]
+    assert "compression none" in lines["d.bag"]
+    assert "compression gzip" in lines["e.parquet"]
+    assert "row groups 1 of up to 10 rows" in lines["e.parquet"]
+    assert lines["e.parquet"][lines["e.parquet"].index("columns n: Int64") + 1] == "t: Utf8"
+
+
 # --- cat and head -------------------------------------------------------------------------------
 
 
@@ -378,6 +397,27 @@ def test_as_grain_runs_a_program(tmp_path):
     command = [sys.executable, "-m", "grainmill", "as-grain", "program.py", "--json", "x"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "2 ['--json', 'x']\n"
+
+
+def test_as_grain_without_a_program(tmp_path, capsys):
+    for path, problem in ((tmp_path / "missing.py", "no such file"), (tmp_path, "a directory")):
+        code, out, err = call(capsys, "as-grain", path)
+        assert (code, out) == (ExitCode.SYSTEM, "")
+        assert err == f"grainmill as-grain: {path}: {problem}\n"
+
+
+def test_cores_of_a_short_run_are_not_known(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("short_pipeline.py").write_text(
+        "import grainmill as grain\nds = grain.MapDataset.range(100).repeat()\n", "utf-8"
+    )
+    command = ["bench", "short_pipeline.py:ds", "--svg", "plot.svg"]
+    found = json.loads(call(capsys, *command, "-n", "10", "--json")[1])
+    assert found["cores"] is None
+    assert "cores" not in Path("plot.svg").read_text("utf-8")
+    assert "too short to say how many cores" in call(capsys, *command, "-n", "10")[1]
+    found = json.loads(call(capsys, *command, "--seconds", "0.6", "--json")[1])
+    assert 0 < found["cores"] < 10
 
 
 def test_completion_in_bash():

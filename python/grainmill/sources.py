@@ -18,6 +18,7 @@ from typing import (
 
 from grainmill._sources.paths import expand, expand_ranges
 from grainmill._sources.record_files import RecordFilesSource
+from grainmill._sources.suffixes import suffixes_of
 from grainmill._url import absolute
 from grainmill.array_record import check_reader_options
 
@@ -121,9 +122,6 @@ class FileInstruction(Protocol):
     examples_in_shard: int
 
 
-# What a directory's ArrayRecord files end with.
-_ARRAY_RECORD_SUFFIXES = (".array_record", ".arrayrecord", ".riegeli")
-
 PathLike = str | os.PathLike[str] | FileInstruction
 
 
@@ -173,7 +171,7 @@ class ArrayRecordDataSource(RecordFilesSource[bytes]):
         *,
         index: str | os.PathLike[str] | None = None,
     ) -> None:
-        files = expand_ranges(paths, suffixes=_ARRAY_RECORD_SUFFIXES, looks_up=index is None)
+        files = expand_ranges(paths, suffixes=suffixes_of("array_record"), looks_up=index is None)
         self._reader_options = dict(reader_options or {})
         if "readahead_buffer_size" in self._reader_options:
             raise ValueError("Option readahead_buffer_size is present more than once")

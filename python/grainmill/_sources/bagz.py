@@ -9,14 +9,13 @@ import numpy as np
 
 from grainmill._sources.paths import expand_ranges, listed
 from grainmill._sources.record_files import RecordFilesSource
+from grainmill._sources.suffixes import suffixes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from grainmill._sources.record_files import Indices, Paths
 
-# Of the files that are taken from a directory.
-_SUFFIXES = (".bagz", ".bag")
 _LAYOUTS = ("concatenated", "interleaved")
 _LIMITS = ("tail", "separate")
 
@@ -71,7 +70,7 @@ class BagzDataSource(RecordFilesSource[bytes]):
         each: list[object] = []
         for path in listed(paths):
             each += path.split(",") if isinstance(path, str) else [path]
-        files = expand_ranges(each, suffixes=_SUFFIXES)
+        files = expand_ranges(each, suffixes=suffixes_of("bagz"))
         if limits == "separate":  # those are beside the files, and match the same patterns
             files = [
                 file

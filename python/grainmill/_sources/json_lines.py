@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from grainmill._sources.paths import expand_ranges
 from grainmill._sources.record_files import RecordFilesSource, scanned
+from grainmill._sources.suffixes import suffixes_of
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
     from grainmill._sources.record_files import Paths
-
-
-# Of the files that are taken from a directory.
-_SUFFIXES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz", ".jsonl.zst", ".ndjson.zst")
 
 
 class JsonLinesDataSource(RecordFilesSource[Any]):
@@ -60,7 +57,7 @@ class JsonLinesDataSource(RecordFilesSource[Any]):
     ) -> None:
         self._parse = parse
         self._yields_records = not parse
-        files = expand_ranges(paths, suffixes=_SUFFIXES)
+        files = expand_ranges(paths, suffixes=suffixes_of("jsonl"))
         format_of = scanned("json_lines", compression, index_dir)
         super().__init__(files, format_of, (parse, compression))
 

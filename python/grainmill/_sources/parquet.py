@@ -10,6 +10,7 @@ import numpy as np
 
 from grainmill import _native
 from grainmill._sources.paths import expand
+from grainmill._sources.suffixes import suffixes_of
 from grainmill._url import absolute
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class ParquetDataSource:
         shuffle_seed: int | None = None,
         shuffle_window: int = 100_000,
     ) -> None:
-        self._paths = expand(paths, suffixes=(".parquet",))
+        self._paths = expand(paths, suffixes=suffixes_of("parquet"))
         # Absolute, as a worker may open them from another directory.
         self._sources: list[tuple[str, int | None]] = [
             (absolute(path), None) for path in self._paths

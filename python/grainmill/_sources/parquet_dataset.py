@@ -17,6 +17,7 @@ from grainmill._dataset.map_dataset import MapDataset
 from grainmill._dataset.stages import InterleaveIterDataset
 from grainmill._native import ParquetFiles
 from grainmill._sources.paths import expand, shown
+from grainmill._sources.suffixes import suffixes_of
 from grainmill._url import absolute
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class ParquetIterDataset(IterDataset[dict[str, Any]]):
         super().__init__()
         _check(read_kwargs)
         paths = [path] if isinstance(path, str | os.PathLike) else list(path)
-        self._paths = expand(paths, suffixes=(".parquet",)) if paths else []
+        self._paths = expand(paths, suffixes=suffixes_of("parquet")) if paths else []
         self._read_kwargs = read_kwargs
 
     def __iter__(self) -> DatasetIterator[dict[str, Any]]:

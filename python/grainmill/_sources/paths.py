@@ -18,7 +18,7 @@ _RANGE: Final = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
 _SHARDS: Final = re.compile(r"(.*[^/\\@])@(\d+|\*)((?:\.[^/\\@]*)?)", re.DOTALL)
 _MAGIC: Final = re.compile(r"[*?[]")
 _MAGIC_OF_HTTP: Final = re.compile(r"[*[]")  # a question mark starts the query
-_SHARD_SUFFIX: Final = r"(?:-\d+-of-\d+)?"
+_SHARD_SUFFIX: Final = re.compile(r"-\d+-of-\d+(?=\.|$)")
 # Names that tools give to files beside the data.
 _HIDDEN: Final = (".", "_")
 _MAX_SHOWN: Final = 4
@@ -96,8 +96,8 @@ def expand(paths: Any, *, suffixes: Sequence[str] = (), looks_up: bool = True) -
 
     Args:
         paths: A path, a `FileInstruction`, or a sequence of them.
-        suffixes: If given, only files with one of these suffixes, or with one before
-            `-00000-of-00010`, are taken from a directory.
+        suffixes: If given, only files with one of these suffixes, in lower case here, are taken
+            from a directory; a shard, as `-00000-of-00010`, may stand before or after any of it.
         looks_up: Whether each plain path of several is looked up, as it may be a directory. A
             single one, or one that ends with a separator, always is.
 
@@ -165,16 +165,17 @@ def _in_directory(path: str, suffixes: Sequence[str]) -> list[str]:
 
 
 def _data_files(names: Iterable[str], suffixes: Sequence[str]) -> list[str]:
-    ending = re.compile("(?:" + "|".join(map(re.escape, suffixes)) + ")" + _SHARD_SUFFIX)
     return [
         name
         for name in names
-        if not name.startswith(_HIDDEN) and (not suffixes or re.search(f"{ending.pattern}$", name))
+        if not name.startswith(_HIDDEN)
+        and (not suffixes or _SHARD_SUFFIX.sub("", name.lower()).endswith(tuple(suffixes)))
     ]
 
 
 def _kind(suffixes: Sequence[str]) -> str:
-    return f"file that ends with {' or '.join(suffixes)}" if suffixes else "files"
+    plain = [suffix for suffix in suffixes if suffix.count(".") == 1]  # not of compressed files
+    return f"file that ends with {' or '.join(plain)}" if suffixes else "files"
 
 
 def _not_empty(files: list[str], path: str, problem: str) -> list[str]:

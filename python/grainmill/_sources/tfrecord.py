@@ -6,15 +6,12 @@ from typing import TYPE_CHECKING
 
 from grainmill._sources.paths import expand_ranges
 from grainmill._sources.record_files import RecordFilesSource, scanned
+from grainmill._sources.suffixes import suffixes_of
 
 if TYPE_CHECKING:
     import os
 
     from grainmill._sources.record_files import Paths
-
-
-# Of the files that are taken from a directory.
-_SUFFIXES = (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")
 
 
 class TFRecordDataSource(RecordFilesSource[bytes]):
@@ -68,5 +65,5 @@ class TFRecordDataSource(RecordFilesSource[bytes]):
         compression: str = "auto",
         index_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        files = expand_ranges(paths, suffixes=_SUFFIXES)
+        files = expand_ranges(paths, suffixes=suffixes_of("tfrecord"))
         super().__init__(files, scanned("tfrecord", compression, index_dir), (compression,))

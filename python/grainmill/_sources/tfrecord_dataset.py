@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import operator
 import os
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
 from grainmill._native import GrainmillError, TFRecordStream
 from grainmill._sources.paths import expand, shown
+from grainmill._sources.suffixes import suffixes_of
 from grainmill._url import absolute
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-# Of the files that are taken from a directory.
-_SUFFIXES: Final = tuple(
-    f".{name}{compressed}"
-    for name in ("tfrecord", "tfrecords", "tfrec")
-    for compressed in ("", ".gz", ".zst")
-)
 
 
 class TFRecordIterDataset(IterDataset[bytes]):
@@ -65,7 +59,7 @@ class TFRecordIterDataset(IterDataset[bytes]):
         # Programs derive from this class and read it.
         self._path = path
         self._paths = expand(
-            os.fsdecode(path) if isinstance(path, bytes) else path, suffixes=_SUFFIXES
+            os.fsdecode(path) if isinstance(path, bytes) else path, suffixes=suffixes_of("tfrecord")
         )
 
     def __iter__(self) -> DatasetIterator[bytes]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from grainmill._sources.paths import expand_ranges
 from grainmill._sources.record_files import RecordFilesSource, scanned
+from grainmill._sources.suffixes import suffixes_of
 
 if TYPE_CHECKING:
     import os
@@ -16,10 +17,6 @@ if TYPE_CHECKING:
 
 _HEAD = struct.Struct("<II")
 _LENGTHS = struct.Struct("<IQ")
-
-
-# Of the files that are taken from a directory.
-_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
 
 class WebDatasetDataSource(RecordFilesSource[dict[str, Any]]):
@@ -64,7 +61,7 @@ class WebDatasetDataSource(RecordFilesSource[dict[str, Any]]):
         compression: str = "auto",
         index_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        files = expand_ranges(paths, suffixes=_SUFFIXES)
+        files = expand_ranges(paths, suffixes=suffixes_of("webdataset"))
         super().__init__(files, scanned("web_dataset", compression, index_dir), (compression,))
 
     def _elements(self, records: list[bytes], keys: Sequence[int]) -> list[Any]:  # noqa: ARG002

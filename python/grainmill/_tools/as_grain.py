@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
 from grainmill import as_grain
+from grainmill._tools.console import ExitCode
 
 if TYPE_CHECKING:
     import argparse
@@ -30,6 +32,19 @@ def run_program(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in {"-h", "--help"}:
         print(_HELP, end="")
         return 0 if arguments else 2
+    problem = "" if arguments[0].startswith("-") else _problem_of(arguments[0])
+    if problem:
+        print(f"grainmill as-grain: {arguments[0]}: {problem}", file=sys.stderr)
+        return ExitCode.SYSTEM
     sys.argv[1:] = arguments
     as_grain._main()  # noqa: SLF001 - what `python -m grainmill.as_grain` calls
     return 0
+
+
+def _problem_of(path: str) -> str:
+    """Why a program cannot be read, without opening it: it may be a pipe."""
+    if not os.path.exists(path):  # noqa: PTH110 - as the program is opened
+        return "no such file"
+    if os.path.isdir(path):  # noqa: PTH112
+        return "a directory"
+    return "" if os.access(path, os.R_OK) else "permission denied"

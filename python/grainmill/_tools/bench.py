@@ -13,12 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 from grainmill import MapDataset
 from grainmill._tools.bench_plot import svg
-from grainmill._tools.console import CommandError, ExitCode, byte_text, print_json, table
+from grainmill._tools.console import (
+    CommandError,
+    ExitCode,
+    byte_text,
+    check_local,
+    print_json,
+    table,
+)
 from grainmill._tools.processes import Usage
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
+
+# CPU time of other processes counts in ticks of 10 ms.
+_MIN_CPU_S = 0.5
 
 _EXAMPLES = """\
 The attribute is a MapDataset, an IterDataset, a DataLoader or another iterable of elements, or a
@@ -48,6 +58,8 @@ def run(options: argparse.Namespace) -> int:
     """Runs the command."""
     if options.seconds <= 0:
         raise CommandError(f"--seconds must be positive, got {options.seconds:g}")
+    if options.svg:
+        check_local("--svg", options.svg)
     if options.warmup < 0 or (options.count is not None and options.count < 1):
         raise CommandError("--warmup must be at least 0, and --count at least 1")
     elements = pipeline_of(options.target)
@@ -64,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         ("first element", f"{found['first_s']:.3f} s"),
         ("throughput", f"{rate:,.1f} elements/s" if rate else "unknown, too few elements"),
         ("measured", f"{found['elements']:,} elements in {found['seconds']:.2f} s"),
-        ("CPU", f"{found['cpu_s']:.2f} s, {found['cores']:.2f} cores"),
+        ("CPU", _cpu(found["cpu_s"], found["cores"])),
         ("memory", f"{byte_text(found['peak_bytes'])} at most, {_processes(found['processes'])}"),
     ]
     if found["bytes_per_element"]:
@@ -76,6 +88,12 @@ def run(options: argparse.Namespace) -> int:
     if options.svg:
         print(f"  plot: {options.svg}")
     return ExitCode.OK
+
+
+def _cpu(seconds: float, cores: float | None) -> str:
+    if cores is None:
+        return f"about {seconds:.2f} s; too short to say how many cores"
+    return f"{seconds:.2f} s, {cores:.2f} cores"
 
 
 def _processes(count: int) -> str:
@@ -172,7 +190,7 @@ def measured(elements: Any, seconds: float, max_count: int | None, warmup: int) 
         "elements_per_s": round(count / elapsed, 3) if elapsed else 0.0,
         "bytes_per_element": _byte_len(first),
         "cpu_s": round(cpu, 4),
-        "cores": round(cpu / elapsed, 3) if elapsed else 0.0,
+        "cores": round(cpu / elapsed, 3) if elapsed >= _MIN_CPU_S else None,
         "peak_bytes": usage.peak_bytes,
         "processes": usage.max_processes,
         "pid": os.getpid(),

@@ -22,6 +22,7 @@ def svg(title: str, found: dict[str, Any]) -> str:
     def y(rate: float) -> float:
         return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * rate / top
 
+    cores = "" if found["cores"] is None else f"{found['cores']:.2f} cores, "
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
         'font-family="sans-serif" font-size="12">',
@@ -29,7 +30,7 @@ def svg(title: str, found: dict[str, Any]) -> str:
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
         f'<text x="{_LEFT}" y="20" font-size="15">{escape(title)}</text>',
         f'<text x="{_LEFT}" y="40" fill="#555">{found["elements_per_s"]:,.1f} elements/s, '
-        f"{found['cores']:.2f} cores, first element after {found['first_s']:.3f} s</text>",
+        f"{cores}first element after {found['first_s']:.3f} s</text>",
     ]
     for step in range(5):
         rate = top * step / 4

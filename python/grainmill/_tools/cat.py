@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=_VIEWS,
         default="auto",
         help="how records are printed; auto: as JSON, text or tf.train.Example where they are "
-        "that, otherwise hex",
+        "that, otherwise hex; rows of Parquet and WebDataset files: as JSON only",
     )
     parser.add_argument(
         "-n",
@@ -64,6 +64,10 @@ def run(options: argparse.Namespace) -> int:
         raise CommandError(f"--index selects records of one file, got {len(paths)} files")
     for path in paths:
         found = formats.detect(path, options.format)
+        if found.rows and options.view not in {"auto", "json"}:
+            raise CommandError(
+                f"{path}: rows of {found.title} files are printed as JSON, not as {options.view}"
+            )
         numbered = (
             _chosen(path, found, chosen) if chosen else enumerate(reading.records(path, found))
         )

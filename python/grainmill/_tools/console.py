@@ -9,6 +9,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from grainmill._url import is_url
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -47,6 +49,12 @@ class CommandError(Exception):
     def __init__(self, message: str, code: ExitCode = ExitCode.USAGE) -> None:
         super().__init__(message)
         self.code = code
+
+
+def check_local(option: str, path: str) -> None:
+    """Refuses a URL where only a local file can be written."""
+    if is_url(path):
+        raise CommandError(f"{option} must be a local file, got {path}")
 
 
 def print_json(value: Any) -> None:

@@ -14,8 +14,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grainmill._sources.suffixes import COMPRESSED, GZIP
 from grainmill._threads import start_thread
-from grainmill._tools import formats, parquet_output, reading, verify
+from grainmill._tools import formats, parquet_output, verify
 from grainmill._tools.bucket_outputs import BucketOutputs
 from grainmill._tools.console import (
     CommandError,
@@ -43,6 +44,7 @@ _BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
 _EXAMPLES = """\
 examples:
   grainmill convert train.tfrecord-* out/              one output for each input
+  grainmill convert train.tfrecord-* all.array_record  one file with all records, in order
   grainmill convert train.tfrecord train.array_record --options group_size:1,uncompressed
   grainmill convert 'raw/*.jsonl' out/train.array_record --shards 10 --shuffle --seed 1
   grainmill convert train.tfrecord-* s3://bucket/train/
@@ -58,8 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "output",
         metavar="OUTPUT",
-        help="a file; a directory, for one output for each input; either may be in a bucket "
-        "(s3://, gs://, az://)",
+        help="a file, for the records of all inputs in order; a directory, for one output for "
+        "each input; either may be in a bucket (s3://, gs://, az://)",
     )
     parser.add_argument("--from", dest="source", choices=formats.READ, help="the inputs' format")
     parser.add_argument(
@@ -118,12 +120,14 @@ def run(options: argparse.Namespace) -> int:
     inputs = formats.expanded(options.inputs)
     detected = [formats.detect(path, options.source) for path in inputs]
     target = _target_format(options)
+    options.options = _with_compression(options, target)
     if options.schema is not None and target.name != "parquet":
         raise CommandError(f"--schema states the columns of Parquet files, not of {target.title}")
     if target.name == "parquet":
         parquet_output.check(options.options, options.schema)
     shards = _shards(options, inputs, detected, target)
     _check_outputs(shards, inputs)
+    _check_mixture(options, shards, detected, target)
     if target.name == "bagz" and options.options:
         _check_compression(shards[0].path, options.options)
     pairs = list(zip(inputs, detected, strict=True))
@@ -197,6 +201,26 @@ def _target_format(options: argparse.Namespace) -> formats.Format:
     return found
 
 
+def _with_compression(options: argparse.Namespace, target: formats.Format) -> str:
+    """`--options`, with what the name of the output says: readers go by names, too."""
+    given: str = options.options
+    suffix = "" if _is_directory(options.output) else formats.compression_suffix(options.output)
+    if not suffix:
+        return given
+    if not target.in_order:
+        raise CommandError(
+            f"{options.output}: {target.title} files are compressed inside, as --options say "
+            f"({target.options}), not as a whole; name it without {suffix}"
+        )
+    if suffix not in GZIP:
+        raise CommandError(
+            f"{options.output}: {target.title} files are written without compression, or by gzip; "
+            f"end the name with .gz, or leave out {suffix}"
+        )
+    is_stated = any(option.partition(":")[0] == "gzip" for option in given.split(","))
+    return given if is_stated else ",".join(filter(None, (given, "gzip")))
+
+
 def _check_url(path: str) -> None:
     """Refuses an output that is in no bucket."""
     if not is_url(path):
@@ -226,41 +250,46 @@ def _shards(
     target: formats.Format,
 ) -> list[Shard]:
     """The outputs, each with its share of the records."""
-    # Without `./`, but a URL stays as it is.
     is_remote = is_url(options.output)
-    output = options.output if is_remote else str(Path(options.output))
+
+    def clean(path: str) -> str:  # without `./`, but a URL stays as it is
+        return path if is_remote else str(Path(path))
+
+    output = clean(options.output)
     everything = tuple(range(len(inputs)))
     number = options.shards
-    if match := re.fullmatch(r"(.*)@(\d{1,5})([^/]*)", options.output):
-        if number is not None and number != int(match[2]):
+    # As sources read it: the numbers of shards are where the `@` is.
+    stated = re.fullmatch(r"(.*[^/\\@])@(\d{1,5})((?:\.[^/\\@]*)?)", options.output)
+    if stated is not None:
+        if number is not None and number != int(stated[2]):
             raise CommandError(f"{options.output} states another number of files than --shards")
-        number, output = int(match[2]), f"{match[1]}{match[3]}"
-        output = output if is_remote else str(Path(output))
-    if number is None and not options.shuffle:
-        if _is_directory(options.output):
-            directory = output if is_remote else f"{output}{os.sep}"
-            paths = [f"{directory}{_matching_name(path, target)}" for path in inputs]
-            paths = paths if is_remote else [str(Path(path)) for path in paths]
-            if len(set(paths)) < len(paths):
-                raise CommandError("two inputs have the same name; name the outputs with --shards")
-        elif len(inputs) == 1:
-            paths = [output]
-        else:
-            paths = [_numbered(output, at, len(inputs), target) for at in everything]
-        return [Shard(path, (at,)) for at, path in enumerate(paths)]
+        number, output = int(stated[2]), clean(f"{stated[1]}{stated[3]}")
+        if number < 1:
+            raise CommandError(f"{options.output} must state at least 1 file")
     if _is_directory(options.output):
-        raise CommandError(
-            f"{options.output}: a directory; give the name of the files, such as "
-            f"{output.rstrip('/')}/train{target.extensions[0]}"
-        )
-    if number is None or number == 1:
-        path = output if number is None else _numbered(output, 0, 1, target)
-        return [Shard(path, everything, 0, total_of(inputs, detected))]
+        if number is not None or options.shuffle:
+            raise CommandError(
+                f"{options.output}: a directory; give the name of the files, such as "
+                f"{output.rstrip('/')}/train{target.extensions[0]}"
+            )
+        directory = output if is_remote else f"{output}{os.sep}"
+        paths = [clean(f"{directory}{_matching_name(path, target)}") for path in inputs]
+        if len(set(paths)) < len(paths):
+            raise CommandError("two inputs have the same name; name the outputs with --shards")
+        return [Shard(path, (at,)) for at, path in enumerate(paths)]
+    if number is None:
+        count = total_of(inputs, detected) if options.shuffle else None
+        return [Shard(output, everything, 0, count)]
     total = total_of(inputs, detected)
     bounds = [total * at // number for at in range(number + 1)]
+    shard_of = [f"-{at:05}-of-{number:05}" for at in range(number)]
+    if stated is not None and stated[3]:
+        paths = [clean(f"{stated[1]}{shard}{stated[3]}") for shard in shard_of]
+    else:
+        paths = [_named(output, shard, target) for shard in shard_of]
     return [
         Shard(path, everything, bounds[at], bounds[at + 1] - bounds[at])
-        for at, path in enumerate(_numbered(output, at, number, target) for at in range(number))
+        for at, path in enumerate(paths)
     ]
 
 
@@ -272,16 +301,12 @@ def _matching_name(path: str, target: formats.Format) -> str:
     shard = re.search(r"-\d{5,}-of-\d{5,}", name)
     if shard is not None:
         name = name.replace(shard[0], "", 1)
-    for suffix in formats.COMPRESSED:
+    for suffix in COMPRESSED:
         name = name.removesuffix(suffix)
     for found in formats.FORMATS.values():
         for extension in found.extensions:
             name = name.removesuffix(extension)
     return _named(f"{name}{target.extensions[0]}", shard[0] if shard else "", target)
-
-
-def _numbered(path: str, number: int, count: int, target: formats.Format) -> str:
-    return _named(path, f"-{number:05}-of-{count:05}", target)
 
 
 def _named(path: str, shard: str, target: formats.Format) -> str:
@@ -297,6 +322,29 @@ def _check_outputs(shards: list[Shard], inputs: list[str]) -> None:
     for shard in shards:
         if _absolute(shard.path) in read:
             raise CommandError(f"{shard.path}: is an input, too")
+
+
+def _check_mixture(
+    options: argparse.Namespace,
+    shards: list[Shard],
+    detected: list[formats.Format],
+    target: formats.Format,
+) -> None:
+    """Refuses inputs of several formats where one file cannot have the records of all of them."""
+    names = list(dict.fromkeys(found.title for found in detected))
+    if len(names) < 2 or all(len(shard.inputs) < 2 for shard in shards):
+        return
+    found = " and ".join(names)
+    if options.shuffle:
+        raise CommandError(
+            f"inputs of several formats ({found}) cannot be shuffled together; convert them to one "
+            "file without --shuffle first"
+        )
+    if target.rows and options.content == "same" and len({each.rows for each in detected}) > 1:
+        raise CommandError(
+            f"records of {found} inputs cannot be rows of one {target.title} file; convert them to "
+            "JSON Lines first"
+        )
 
 
 def _check_compression(path: str, options: str) -> None:
@@ -343,6 +391,8 @@ class Conversion:
     ) -> None:
         self._options = options
         self._inputs = [path for path, _ in inputs]
+        self._identities = identities(self._inputs)
+        self._byte_lens = [found[0] if found else 0 for found in self._identities]
         self._formats = [found for _, found in inputs]
         self._target = target
         self._shards = shards
@@ -355,7 +405,7 @@ class Conversion:
     def header(self) -> dict[str, Any]:
         """What determines the outputs."""
         options = self._options
-        found = zip(self._inputs, identities(self._inputs), strict=True)
+        found = zip(self._inputs, self._identities, strict=True)
         return {
             "format": _JOURNAL,
             "version": 3,
@@ -375,7 +425,7 @@ class Conversion:
         kept = outputs.kept()
         todo = [shard for shard in self._shards if shard.name not in kept]
         shown = False if self._options.quiet else None
-        self._progress = Progress("convert", self._total_bytes(), shown=shown)
+        self._progress = Progress("convert", self._total_bytes(todo), shown=shown)
         self._num_done = len(kept)
         # Files without an index are read once, from start to end, for all outputs.
         in_order = any(found.in_order for found in self._formats)
@@ -397,8 +447,12 @@ class Conversion:
                 pass
         return list(found.records)
 
-    def _total_bytes(self) -> float:
-        return float(sum(reading.local_byte_len(path) for path in self._inputs))
+    def _total_bytes(self, todo: list[Shard]) -> float:
+        """The bytes of the inputs that have to be read for some outputs."""
+        all_inputs = sum(sum(self._byte_lens[number] for number in shard.inputs) for shard in todo)
+        # Shards with a number of records have equal shares of the same inputs.
+        is_shared = bool(todo) and todo[0].count is not None
+        return all_inputs / (len(self._shards) if is_shared else 1)
 
     def _opened(self, numbers: tuple[int, ...]) -> Copying:
         options = self._options
@@ -406,6 +460,7 @@ class Conversion:
         return opened(
             [self._inputs[number] for number in numbers],
             [self._formats[number] for number in numbers],
+            [self._byte_lens[number] for number in numbers],
             seed=options.seed if options.shuffle else None,
             content="rows" if keeps_rows else options.content,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from grainmill._tools.cat import plain
 from grainmill._tools.console import CommandError, ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from grainmill._tools.formats import Format, Source
 
@@ -33,8 +34,8 @@ class Copying(contextlib.AbstractContextManager["Copying"]):
         """
         raise NotImplementedError
 
-    def skip(self, count: int) -> None:
-        """Skips records."""
+    def skip(self, count: int) -> int:
+        """Skips records; returns how many there were."""
         raise NotImplementedError
 
     def __exit__(self, *error: object) -> None:
@@ -47,32 +48,35 @@ class InOrder(Copying):
     def __init__(self, paths: Sequence[str], found: Sequence[Format]) -> None:
         self._waiting = iter(list(zip(paths, found, strict=True)))
         self._stream: _native.RecordStream | None = None
-        self._path = ""
+        self._num_read = 0
 
     def copy_to(
         self, output: _native.RecordOutput, max_records: int, threads: int
     ) -> tuple[int, float]:
         while (stream := self._opened()) is not None:
-            before = stream.offset
             count = output.copy_stream(stream, max_records, threads)
             if count:
-                is_plain = stream.compression is None
-                return count, float(stream.offset - before) if is_plain else 0.0
+                before, self._num_read = self._num_read, stream.stored_offset
+                return count, float(self._num_read - before)
             self._stream = None
         return 0, 0.0
 
-    def skip(self, count: int) -> None:
-        while count and (stream := self._opened()) is not None:
-            skipped = stream.skip(count)
+    def skip(self, count: int) -> int:
+        left = count
+        while left and (stream := self._opened()) is not None:
+            skipped = stream.skip(left)
+            self._num_read = stream.stored_offset
             if not skipped:
                 self._stream = None
-            count -= skipped
+            left -= skipped
+        return count - left
 
     def _opened(self) -> _native.RecordStream | None:
         if self._stream is None:
             path, found = next(self._waiting, ("", None))
             if found is not None:
                 self._stream = _native.RecordStream(path, found.name)
+                self._num_read = 0  # opening a compressed file has read some of it
         return self._stream
 
 
@@ -96,8 +100,10 @@ class Indexed(Copying):
         self._next += count
         return count, count * self._bytes_each
 
-    def skip(self, count: int) -> None:
+    def skip(self, count: int) -> int:
+        count = min(count, self._total - self._next)
         self._next += count
+        return count
 
 
 class Objects(Copying):
@@ -105,11 +111,12 @@ class Objects(Copying):
 
     def __init__(
         self,
-        blocks: Callable[[], Iterator[Sequence[Any]]],
+        blocks: Iterator[tuple[Sequence[Any], float]],
         make: Callable[[Any], Any],
         name: str,
     ) -> None:
-        self._records = enumerate(itertools.chain.from_iterable(blocks()))
+        self._num_read = 0.0
+        self._records = enumerate(self._of(blocks))
         self._make = make
         self._name = name
 
@@ -118,6 +125,7 @@ class Objects(Copying):
     ) -> tuple[int, float]:
         made = []
         byte_len = 0
+        before = self._num_read
         for number, record in itertools.islice(self._records, min(max_records, 4096)):
             try:
                 made.append(self._make(record))
@@ -129,29 +137,79 @@ class Objects(Copying):
                 break
         if made:
             output.copy_list(made, threads)
-        return len(made), float(byte_len)
+        return len(made), self._num_read - before
 
-    def skip(self, count: int) -> None:
-        next(itertools.islice(self._records, count, count), None)
+    def skip(self, count: int) -> int:
+        return sum(1 for _ in itertools.islice(self._records, count))
+
+    def _of(self, blocks: Iterator[tuple[Sequence[Any], float]]) -> Iterator[Any]:
+        for block, byte_len in blocks:
+            self._num_read += byte_len
+            yield from block
+
+
+class Chained(Copying):
+    """Parts one after the other, each opened when the one before it has ended."""
+
+    def __init__(self, parts: Iterable[Callable[[], Copying]]) -> None:
+        self._waiting = iter(parts)
+        self._part: Copying | None = None
+
+    def copy_to(
+        self, output: _native.RecordOutput, max_records: int, threads: int
+    ) -> tuple[int, float]:
+        while (part := self._opened()) is not None:
+            count, done = part.copy_to(output, max_records, threads)
+            if count:
+                return count, done
+            self._part = None
+        return 0, 0.0
+
+    def skip(self, count: int) -> int:
+        left = count
+        while left and (part := self._opened()) is not None:
+            skipped = part.skip(left)
+            if not skipped:
+                self._part = None
+            left -= skipped
+        return count - left
+
+    def _opened(self) -> Copying | None:
+        if self._part is None:
+            begin = next(self._waiting, None)
+            self._part = begin() if begin is not None else None
+        return self._part
 
 
 def opened(
-    paths: Sequence[str], found: Sequence[Format], *, seed: int | None, content: str
+    paths: Sequence[str],
+    found: Sequence[Format],
+    byte_lens: Sequence[int],
+    *,
+    seed: int | None,
+    content: str,
 ) -> Copying:
-    """The records of files in their order, or in that of a seed."""
-    in_order = all(each.in_order for each in found)
-    if in_order and seed is None:
+    """The records of files in their order, or in that of a seed: files of one format then."""
+    inputs = list(zip(paths, found, byte_lens, strict=True))
+    if content == "same" and seed is None and all(each.in_order for each in found):
+        return InOrder(paths, found)
+    runs = [list(run) for _, run in itertools.groupby(inputs, key=lambda each: each[1].name)]
+    parts = [functools.partial(_opened_alike, run, seed, content) for run in runs]
+    return parts[0]() if len(parts) == 1 else Chained(parts)
+
+
+def _opened_alike(inputs: list[tuple[str, Format, int]], seed: int | None, content: str) -> Copying:
+    """The records of files of one format."""
+    paths, found = [path for path, _, _ in inputs], inputs[0][1]
+    if found.in_order and seed is None:
         if content == "same":
-            return InOrder(paths, found)
-        pairs = list(zip(paths, found, strict=True))
-        return Objects(lambda: _stream_blocks(pairs), _maker(content), paths[0])
-    if len({each.name for each in found}) > 1:
-        raise CommandError("inputs of several formats can be converted one by one only")
-    source = found[0].open(paths)
+            return InOrder(paths, [found] * len(paths))
+        return Objects(_stream_blocks(paths, found), _maker(content), paths[0])
+    source, byte_len = found.open(paths), sum(byte_len for _, _, byte_len in inputs)
     files = reading.files_of(source)
-    if files is not None and content == "same" and not found[0].rows:
-        return Indexed(files, sum(map(reading.local_byte_len, paths)), seed)
-    return Objects(lambda: _blocks(source, seed), _maker(content), paths[0])
+    if files is not None and content == "same" and not found.rows:
+        return Indexed(files, byte_len, seed)
+    return Objects(_blocks(source, byte_len, seed), _maker(content), paths[0])
 
 
 def total_of(paths: Sequence[str], found: Sequence[Format]) -> int:
@@ -159,18 +217,23 @@ def total_of(paths: Sequence[str], found: Sequence[Format]) -> int:
     return sum(reading.count(path, each) for path, each in zip(paths, found, strict=True))
 
 
-def _stream_blocks(pairs: list[tuple[str, Format]]) -> Iterator[list[bytes]]:
-    for path, found in pairs:
-        stream = _native.RecordStream(path, found.name)
+def _stream_blocks(paths: Sequence[str], found: Format) -> Iterator[tuple[list[bytes], float]]:
+    """Records, and how many bytes of the files were read for them."""
+    for path in paths:
+        stream, before = _native.RecordStream(path, found.name), 0
         while block := stream.read(1 << 12):
-            yield block
+            yield block, float(stream.stored_offset - before)
+            before = stream.stored_offset
 
 
-def _blocks(source: Source, seed: int | None) -> Iterator[list[Any]]:
-    order = _order(len(source), seed)
+def _blocks(source: Source, byte_len: int, seed: int | None) -> Iterator[tuple[list[Any], float]]:
+    """Records, and about how many bytes of the files that are."""
+    total = len(source)
+    order = _order(total, seed)
     step = reading.block_len(source)
-    for first in range(0, len(source), step):
-        yield source.__getitems__(order(first, min(step, len(source) - first)).tolist())
+    for first in range(0, total, step):
+        block = source.__getitems__(order(first, min(step, total - first)).tolist())
+        yield block, byte_len * len(block) / total
 
 
 def _order(total: int, seed: int | None) -> Callable[[int, int], Any]:

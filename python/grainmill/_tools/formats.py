@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from grainmill import _native, sources
 from grainmill._sources.paths import expand
+from grainmill._sources.suffixes import COMPRESSED, EXTENSIONS
 from grainmill._tools.console import CommandError, ExitCode
 from grainmill._url import is_url
 
@@ -37,8 +38,8 @@ class Format:
     Attributes:
         name: The name in options.
         title: The name for people.
-        extensions: Of files, the one for new files first.
         source: The name of its class in `grainmill.sources`.
+        scanned: Whether its source finds records by a scan, and keeps what it found in an index.
         in_order: Whether the engine reads it without an index, from start to end.
         written: Whether files of it can be written.
         rows: Whether records are rows, `dict`s, not `bytes`.
@@ -49,13 +50,18 @@ class Format:
 
     name: str
     title: str
-    extensions: tuple[str, ...]
     source: str
+    scanned: bool = False
     in_order: bool = False
     written: bool = False
     rows: bool = False
     options: str = ""
     numbers_first: bool = False
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        """Of its files, the one for new files first."""
+        return EXTENSIONS[self.name]
 
     def open(self, paths: Sequence[str]) -> Source:
         """Opens files as one sequence of records."""
@@ -73,7 +79,6 @@ FORMATS = {
         Format(
             "array_record",
             "ArrayRecord",
-            (".array_record", ".arrayrecord", ".ar", ".riegeli"),
             "ArrayRecordDataSource",
             written=True,
             options="group_size:N, zstd:LEVEL, brotli:LEVEL, snappy, uncompressed, ...",
@@ -81,8 +86,8 @@ FORMATS = {
         Format(
             "tfrecord",
             "TFRecord",
-            (".tfrecord", ".tfrecords", ".tfrec"),
             "TFRecordDataSource",
+            scanned=True,
             in_order=True,
             written=True,
             options="gzip:LEVEL",
@@ -90,8 +95,8 @@ FORMATS = {
         Format(
             "jsonl",
             "JSON Lines",
-            (".jsonl", ".ndjson", ".jsonlines"),
             "JsonLinesDataSource",
+            scanned=True,
             in_order=True,
             written=True,
             options="gzip:LEVEL",
@@ -99,7 +104,6 @@ FORMATS = {
         Format(
             "bagz",
             "Bagz",
-            (".bagz", ".bag"),
             "BagzDataSource",
             written=True,
             options="zstd:LEVEL in .bagz files, none in .bag files",
@@ -108,7 +112,6 @@ FORMATS = {
         Format(
             "parquet",
             "Parquet",
-            (".parquet", ".pq"),
             "ParquetDataSource",
             written=True,
             rows=True,
@@ -116,12 +119,13 @@ FORMATS = {
             "row_group_bytes:N, record",
             numbers_first=True,
         ),
-        Format("webdataset", "WebDataset", (".tar",), "WebDatasetDataSource", rows=True),
+        Format("webdataset", "WebDataset", "WebDatasetDataSource", scanned=True, rows=True),
     )
 }
 READ = tuple(FORMATS)
 WRITTEN = tuple(name for name, found in FORMATS.items() if found.written)
-COMPRESSED = (".gz", ".gzip", ".zlib", ".z", ".zst", ".zstd")
+# Of whole files; other names say nothing about that.
+_OTHER_COMPRESSED = (".bz2", ".xz", ".lzma", ".lz4", ".br", ".sz", ".snappy", ".zip")
 
 
 def of_name(path: str) -> Format | None:
@@ -137,6 +141,13 @@ def of_name(path: str) -> Format | None:
         if any(f"{extension}{end}" in name for extension in found.extensions for end in ".-_"):
             return found
     return None
+
+
+def compression_suffix(path: str) -> str:
+    """What the name of a file, whatever its shard, ends with that says how it is compressed."""
+    name = _SHARD.sub("", Path(path).name.lower())
+    suffixes = (*COMPRESSED, *_OTHER_COMPRESSED)
+    return next((suffix for suffix in suffixes if name.endswith(suffix)), "")
 
 
 def of_content(path: str) -> Format | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from grainmill._index_file import read_entries
 from grainmill._tools import formats
-from grainmill._tools.console import CommandError, ExitCode, count_text, print_json
+from grainmill._tools.console import CommandError, ExitCode, check_local, count_text, print_json
 from grainmill._url import absolute
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Runs the command."""
     started = time.monotonic()
+    if options.output is not None:
+        check_local("--output", options.output)
     paths = formats.expanded(options.paths)
     kinds = {formats.detect(path, options.format).name for path in paths}
     if len(kinds) > 1:
@@ -40,12 +42,12 @@ def run(options: argparse.Namespace) -> int:
         if options.output is None:
             raise CommandError("--output must name the index file for ArrayRecord files")
         counts = [count for count, _, _ in read_entries(options.output, _absolute(paths))]
-    elif found.in_order:
+    elif found.scanned:
         if options.output is not None:
             raise CommandError(f"the index of {found.title} files is kept beside each; no --output")
         counts = [len(found.open([path])) for path in paths]
     else:
-        raise CommandError(f"{found.title} files need no index")
+        raise CommandError(f"{found.title} files need no index: they have one inside")
     elapsed = time.monotonic() - started
     if options.json:
         files = [{"path": p, "records": n} for p, n in zip(paths, counts, strict=True)]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from grainmill import _native
 from grainmill._tools import formats, reading
 from grainmill._tools.console import ExitCode, byte_text, count_text, print_json, table
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _SAMPLE = 10_000
 _BAR = 30
+_GZIP = b"\x1f\x8b"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,16 +60,28 @@ def info_of(path: str, given: str | None, max_records: int) -> dict[str, Any]:
     num_records, lengths, exact = reading.sample(path, found, max_records)
     mean = sum(lengths) / len(lengths) if lengths else 0.0
     record_bytes = sum(lengths) if exact else round(mean * num_records)
-    stored = Path(path).stat().st_size if Path(path).exists() else None
+    stored = len(_native.FileBytes(path))
     info: dict[str, Any] = {
         "path": path,
         "format": found.name,
         "records": num_records,
         "bytes": stored,
         "record_bytes": record_bytes,
-        "ratio": round(stored / record_bytes, 4) if stored is not None and record_bytes else None,
+        "ratio": round(stored / record_bytes, 4) if record_bytes else None,
+        "compression": None,
     }
-    if found.name == "array_record":
+    if found.in_order:
+        info["compression"] = _native.RecordStream(path, found.name).compression
+    elif found.name == "webdataset":
+        info["compression"] = "gzip" if _native.FileBytes(path).read(2) == _GZIP else None
+    elif found.name == "bagz":  # each record on its own
+        info["compression"] = "zstd" if path.endswith(".bagz") else None
+    elif found.name == "parquet":
+        table = _native.ParquetFiles([(path, None)], None, 0)
+        info["compression"] = ",".join(table.codecs()) or None
+        info["row_groups"] = table.row_group_lens()[0]
+        info["columns"] = dict(table.column_types())
+    else:
         files = reading.files_of(found.open([path]))
         if files is not None:
             group_size = files.group_sizes[0]
@@ -105,11 +118,20 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("format", formats.FORMATS[found["format"]].title),
         ("records", f"{found['records']:,}"),
     ]
-    if found["bytes"] is not None:
-        rows.append(("bytes", f"{found['bytes']:,} ({byte_text(found['bytes'])})"))
+    rows.append(("bytes", f"{found['bytes']:,} ({byte_text(found['bytes'])})"))
     rows.append(("bytes of records", f"{about}{found['record_bytes']:,}"))
     if found["ratio"] is not None:
         rows.append(("stored / records", f"{about}{found['ratio']:.2f}"))
+    if found["format"] != "array_record":  # which has it in its options
+        rows.append(("compression", found["compression"] or "none"))
+    if "columns" in found:
+        lens = found["row_groups"]
+        most = f" of up to {count_text(max(lens), 'row')}" if lens else ""
+        rows.append(("row groups", f"{len(lens):,}{most}"))
+        rows += [
+            ("columns" if at == 0 else "", f"{name}: {kind}")
+            for at, (name, kind) in enumerate(found["columns"].items())
+        ]
     if "chunks" in found:
         rows.append(("chunks", f"{found['chunks']:,} of {found['records_per_chunk']:,} records"))
     if found.get("options"):
@@ -134,5 +156,5 @@ def _bars(bins: list[tuple[int, int, int]]) -> str:
 def _sums(shown: list[dict[str, Any]]) -> dict[str, int]:
     return {
         "records": sum(found["records"] for found in shown),
-        "bytes": sum(found["bytes"] or 0 for found in shown),
+        "bytes": sum(found["bytes"] for found in shown),
     }

@@ -170,6 +170,11 @@ class LocalWriting:
         self._force = force
         # Another command may name the same file in another way, and so have another journal.
         self._claim = _locked(self._temporary)
+        if _is_same(self._temporary, Path(shard.path)):
+            # Killed between the two steps of the renaming: the file itself must not be written to.
+            self._temporary.unlink()
+            self._claim.close()
+            self._claim = _locked(self._temporary)
         try:
             self._records = kind.create(str(self._temporary), shard.path)
         except BaseException:
@@ -225,6 +230,13 @@ def _locked(path: Path) -> IO[bytes]:
         except OSError:  # a file system without locks
             return file
         file.close()  # removed by a conversion that has just ended
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    try:
+        return path.samefile(other)
+    except FileNotFoundError:
+        return False
 
 
 def _line_of(entry: dict[str, Any]) -> bytes:

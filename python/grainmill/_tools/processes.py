@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 try:
@@ -42,9 +43,8 @@ class Usage:
     def cpu_s(self) -> float:
         """The seconds of CPU time, of processes as of their last sample."""
         self.sample()
-        own = os.times()
         others = sum(cpu for pid, cpu in self._cpu.items() if pid != os.getpid())
-        return own.user + own.system + others
+        return time.process_time() + others
 
 
 def _descendants(pid: int) -> list[int]:

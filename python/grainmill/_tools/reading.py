@@ -102,7 +102,7 @@ def sample(path: str, found: Format, max_records: int) -> tuple[int, list[int], 
 
 
 def local_byte_len(path: str) -> int:
-    """The length of a local file, and 0 for others, each of which would have to be asked for it."""
+    """The length of a local file, and 0 if there is none."""
     try:
         return Path(path).stat().st_size
     except OSError:

@@ -16,6 +16,7 @@ from grainmill._tools.console import (
     ExitCode,
     Progress,
     byte_text,
+    check_local,
     count_text,
     print_json,
 )
@@ -53,12 +54,17 @@ def run(options: argparse.Namespace) -> int:
         raise CommandError(f"--max-problems must be at least 1, got {options.max_problems}")
     if options.update and not options.manifest:
         raise CommandError("--update needs --manifest")
+    if options.manifest:
+        check_local("--manifest", options.manifest)
     paths = formats.expanded(options.paths)
     manifest = Path(options.manifest) if options.manifest else None
     expected = None
     if manifest is not None and manifest.exists() and not options.update:
         expected = _read_manifest(manifest)
-    progress = Progress("verify", sum(reading.local_byte_len(path) for path in paths))
+    # The lengths of objects would have to be asked for: then each file counts the same.
+    is_far = any(map(is_url, paths))
+    lens = [1 if is_far else reading.local_byte_len(path) for path in paths]
+    progress = Progress("verify", sum(lens))
     found = []
     for number, path in enumerate(paths):
         progress.note(f"{number} of {len(paths)} files")
@@ -68,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
             if expected is not None:
                 report["problems"] += _differences(report, expected.get(_key(path, manifest)))
         found.append(report)
-        progress.add(reading.local_byte_len(path), report["records"])
+        progress.add(lens[number], report["records"])
     progress.close()
     missing = _missing(expected, paths, manifest)
     num_problems = sum(len(report["problems"]) for report in found) + len(missing)

@@ -12,6 +12,7 @@ use grainmill_core::process::PerProcess;
 use grainmill_core::records::storage::Storage;
 use grainmill_core::records::storage_latency::{ReadTotals, StorageLatency};
 use grainmill_core::{Error, Result};
+use parquet::file::metadata::RowGroupMetaData;
 
 use crate::ahead::Ahead;
 use crate::cache::{Cache, Claim, Key, Slot};
@@ -166,6 +167,27 @@ impl ParquetFiles {
             return Ok(Vec::new());
         }
         Ok(self.file(0)?.fields().cloned().collect())
+    }
+
+    /// The codecs that compress the columns of the first file, as `zstd` or `uncompressed`.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub fn codecs(&self) -> Result<Vec<String>> {
+        if self.entries.is_empty() {
+            return Ok(Vec::new());
+        }
+        let groups = self.file(0)?.metadata().row_groups();
+        let chunks = groups.iter().flat_map(RowGroupMetaData::columns);
+        let mut codecs: Vec<String> = Vec::new();
+        for chunk in chunks {
+            let codec = chunk.compression().to_string().to_lowercase(); // `zstd(...)` with a level
+            let name = codec.split('(').next().unwrap_or(&codec);
+            if !codecs.iter().any(|known| known == name) {
+                codecs.push(name.to_owned());
+            }
+        }
+        Ok(codecs)
     }
 
     /// The bytes of a row in memory, about: those of the first file that is open.

@@ -111,6 +111,12 @@ impl PyRecordStream {
         py.detach(|| self.lock().0.offset())
     }
 
+    /// The number of bytes of the file, as it is stored, read so far; about, if it is compressed.
+    #[getter]
+    fn stored_offset(&self, py: Python<'_>) -> u64 {
+        py.detach(|| self.lock().0.stored_offset())
+    }
+
     /// `gzip`, `zlib`, `zstd` or None.
     #[getter]
     fn compression(&self, py: Python<'_>) -> Option<&'static str> {

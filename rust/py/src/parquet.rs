@@ -75,6 +75,11 @@ impl PyParquetFiles {
         Ok(fields.iter().map(column).collect())
     }
 
+    /// The names of the codecs that compress the columns of the first file.
+    fn codecs(&self) -> Result<Vec<String>, Raised> {
+        Ok(self.files.codecs()?)
+    }
+
     /// The approximate size of a row in memory, in bytes.
     #[getter]
     fn mean_byte_len(&self, py: Python<'_>) -> f64 {

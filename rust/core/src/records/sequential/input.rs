@@ -82,6 +82,19 @@ impl Input {
         }
     }
 
+    /// How many compressed bytes have been read, if the stream is compressed and that is known.
+    pub(super) fn compressed_offset(&self) -> Option<u64> {
+        let source = match self {
+            Self::Plain(_) => return None,
+            Self::Gzip(decoder) => decoder.get_ref().get_ref(),
+            Self::Zlib(Zlib { input, .. }) | Self::Zstd(Zstd { input, .. }) => input.get_ref(),
+        };
+        match source {
+            Source::File(file) => Some(file.byte_len() - file.left()),
+            Source::Other(_) => None,
+        }
+    }
+
     /// Goes on at position `at` of the stream, if its source is a file: a compressed one is read
     /// from its begin for that.
     pub(super) fn seek(&mut self, at: u64) -> io::Result<()> {

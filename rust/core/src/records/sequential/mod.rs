@@ -287,6 +287,12 @@ impl RecordStream {
         self.offset
     }
 
+    /// How many bytes of the file, as it is stored, have been read: if it is compressed, those that
+    /// the decompressor has asked for.
+    pub fn stored_offset(&self) -> u64 {
+        self.input.compressed_offset().unwrap_or(self.offset)
+    }
+
     /// Where the last block begins.
     fn block_begin(&self) -> u64 {
         self.block_begin

@@ -1,0 +1,25 @@
+"""What the names of files end with: which of a directory are taken, and which format they have."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# The one for new files first.
+EXTENSIONS: Final = {
+    "array_record": (".array_record", ".arrayrecord", ".ar", ".riegeli"),
+    "tfrecord": (".tfrecord", ".tfrecords", ".tfrec"),
+    "jsonl": (".jsonl", ".ndjson", ".jsonlines"),
+    "bagz": (".bagz", ".bag"),
+    "parquet": (".parquet", ".pq"),
+    "webdataset": (".tar", ".tgz"),
+}
+GZIP: Final = (".gz", ".gzip")
+# What readers decompress: sources refuse zstd, but do not pass over such a file in silence.
+COMPRESSED: Final = (*GZIP, ".zlib", ".z", ".zst", ".zstd")
+_WHOLE: Final = ("tfrecord", "jsonl", "webdataset")
+
+
+def suffixes_of(name: str) -> tuple[str, ...]:
+    """What the names of a format's files end with, also of compressed ones if it has such."""
+    ends = ("", *COMPRESSED) if name in _WHOLE else ("",)
+    return tuple(f"{extension}{end}" for end in ends for extension in EXTENSIONS[name])
