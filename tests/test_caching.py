@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 import grainmill as grain
 from grainmill._cache.encoding import decoded, encoded
 from grainmill._cache.fingerprint import Fingerprint
+from grainmill._native import ReadQueue
 from grainmill.array_record import ArrayRecordWriter
 
 RepeatIterDataset = grain.experimental.RepeatIterDataset
@@ -569,6 +570,77 @@ def test_an_interrupt_while_an_element_is_stored_changes_none(tmp_path, place, n
     assert len(finished(tmp_path)) == 1
     assert run(INTERRUPTED, tmp_path, place, 100, when) == "0 0\n"  # in a new process
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError])
+@pytest.mark.parametrize("place", [(np, "save"), (Path, "glob")], ids=["index", "manifest"])
+def test_an_index_that_no_manifest_names_does_not_stay(
+    tmp_path, caplog, monkeypatch, place, failure
+):
+    original = getattr(*place)
+
+    def fail(*arguments):
+        original(*arguments)
+        raise failure
+
+    count = Counted()
+    ds = grain.MapDataset.range(10).map(count)
+    cached = ds.cache(tmp_path)
+    assert cached[3]["text"] == "<3>"
+    with monkeypatch.context() as patch:
+        patch.setattr(*place, fail)
+        if failure is KeyboardInterrupt:
+            with pytest.raises(KeyboardInterrupt):
+                list(cached)
+        else:
+            assert plain(cached) == plain(ds)
+            assert caplog.records
+    assert len(list(tmp_path.rglob("index-*"))) == len(finished(tmp_path)) == (place[0] is Path)
+    count.calls.clear()
+    assert plain(ds.cache(tmp_path)) == plain(ds)
+    assert max(count.calls.values()) == 1
+    assert len(list(tmp_path.rglob("index-*"))) == len(finished(tmp_path)) == 1
+
+
+def test_a_part_that_appears_as_the_directory_is_listed_is_seen(tmp_path):
+    ds = grain.MapDataset.range(10).map(Counted())
+    store, other = (ds.cache(tmp_path)._node.store for _ in range(2))
+    index = np.arange(10)
+    assert store.missing(index).all()
+    changed = store.directory.stat()
+    other.put(range(5), [ds[i] for i in range(5)])
+    other.flush()
+    os.utime(store.directory, ns=(changed.st_atime_ns, changed.st_mtime_ns))
+    assert store.missing(index).tolist() == [False] * 5 + [True] * 5
+
+
+def test_a_foreign_file_among_the_parts_is_an_error_each_time(tmp_path):
+    ds = grain.MapDataset.range(10).map(Counted())
+    store = ds.cache(tmp_path)._node.store
+    index = np.arange(10)
+    assert store.missing(index).all()
+    writer = ArrayRecordWriter(str(store.directory / "part-0.array_record"), "group_size:1")
+    writer.write(bytes(8))
+    writer.write(bytes(24))
+    writer.close()
+    changed = store.directory.stat()
+    for _ in range(3):
+        time.sleep(0.03)
+        with pytest.raises(ValueError, match=r"part-0\.array_record: not a part of this cache"):
+            store.missing(index)
+    (store.directory / "part-0.array_record").unlink()
+    os.utime(store.directory, ns=(changed.st_atime_ns, changed.st_mtime_ns))
+    assert store.missing(index).all()
+
+
+def test_stored_records_that_were_read_can_be_used_twice(tmp_path):
+    ds = grain.MapDataset.range(10).map(Counted()).cache(tmp_path)
+    elements = plain(ds)
+    store, index = ds._node.store, np.array([7, 2, 7])
+    pending = store.start_read(index, ReadQueue(4))
+    for _ in range(2):
+        assert plain(store.read(index, pending)) == [elements[i] for i in index]
+        store._files = None  # nothing is read again
 
 
 def test_damage_is_an_error_that_names_the_file(tmp_path):

@@ -5,6 +5,7 @@ import decimal
 import os
 import pickle
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -313,6 +314,13 @@ def test_one_row_costs_its_pages_where_there_is_an_index_and_where_not(tmp_path)
         assert source._files.cached_bytes < 200_000
         if index:
             assert first_cost < 200_000
+
+
+def test_the_size_of_short_rows_is_known(tmp_path):
+    pq.write_table(pa.table({"x": pa.array([1] * 100)}), tmp_path / "x.parquet")
+    metadata = pq.read_metadata(tmp_path / "x.parquet").row_group(0).column(0)
+    mean = ParquetDataSource(tmp_path / "x.parquet")._files.mean_byte_len
+    assert mean == metadata.total_uncompressed_size / 100 > 0
 
 
 def test_decoded_pages_are_kept_within_the_limit(tmp_path):
@@ -721,6 +729,30 @@ def test_sequential_rows_of_large_row_groups_agree_on_their_types(tmp_path):
         assert same_value(a["l"], b["l"])
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+def test_a_child_forked_while_a_row_group_is_read_reads_rows(tmp_path):
+    numbers = pa.array(np.arange(6_000_000), mask=np.arange(6_000_000) == 7)
+    options = {"row_group_size": 6_000_000, "use_dictionary": False}
+    pq.write_table(pa.table({"x": numbers}), tmp_path / "x.parquet", **options)
+    iterator = ParquetDatasetIterator(tmp_path / "x.parquet")
+    thread = threading.Thread(target=next, args=[iterator])
+    thread.start()
+    while thread.is_alive() and not iterator._files.cached_bytes:
+        pass
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        try:
+            row = iterator._files.read_like_pandas(0, 100, 1, 1)[0]
+        finally:
+            os._exit(0 if row["x"] == 1 else 1)
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_a_sequential_dataset_is_sliced_by_file(tmp_path):
     paths = [str(tmp_path / f"{number}.parquet") for number in range(4)]
     for number, path in enumerate(paths):
@@ -903,6 +935,16 @@ print(failed)
     assert done.returncode == 0, done.stderr[-2000:]
     assert rows
     assert int(done.stdout) > 150
+
+
+def test_groups_that_nest_without_end_are_refused(tmp_path):
+    # A schema of 100,000 elements: required groups `g` with one child each, and a leaf.
+    footer = b"\x15\x02\x19\xfc\xa0\x8d\x06" + 99_999 * b"\x35\0\x18\x01g\x15\x02\0"
+    footer += b"\x15\x02\x25\0\x18\x01x\0" + b"\x16\0\x19\x0c\0"
+    data = b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+    (tmp_path / "x.parquet").write_bytes(data)
+    with pytest.raises(DAMAGE, match=r"x\.parquet: footer: it is damaged"):
+        ParquetDataSource(tmp_path / "x.parquet")
 
 
 def test_a_dictionary_that_claims_more_values_than_bytes_is_refused(tmp_path):

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
@@ -231,6 +232,65 @@ def test_rows_read_beyond_take_half_of_the_memory_or_none(server, tmp_path):
     assert len(server.requests) == count
     del all_rows, some, more
     assert files.has_room_beyond
+
+
+def test_scattered_rows_are_not_read_beyond_where_pages_must_be_found_for_them(
+    server, table, tmp_path
+):
+    server.put("/0.parquet", encoded(table, tmp_path, row_group_size=100, write_page_index=False))
+    server.put("/1.parquet", encoded(table, tmp_path, row_group_size=100, write_page_index=False))
+    files = ParquetDataSource(f"{server.url}/0.parquet")._files
+    files.read_one(0)
+    started_anew(server)
+    scattered = np.arange(1, NUM_ROWS, 101)
+    files.start_beyond(scattered).wait()
+    assert not server.requests
+    # What is needed next is read in any case, and rows in order are read beyond it.
+    in_order = files.start_beyond(np.arange(1000, 2000))
+    in_order.wait()
+    assert len(server.requests) >= 10
+    server.requests.clear()
+    needed = files.start(scattered)
+    needed.wait()
+    count = len(server.requests)
+    assert count >= 70
+    assert [int(row["id"]) for row in files.read(scattered)] == scattered.tolist()
+    assert len(server.requests) == count
+    # Where the pages are known, only they are read.
+    known = files.start_beyond(scattered + 1)
+    known.wait()
+    del in_order, needed, known
+
+
+def test_scattered_rows_are_not_read_beyond_where_files_must_be_opened_for_them(
+    server, table, tmp_path
+):
+    data = encoded(table[:64], tmp_path, **PAGES)
+    for number in range(60):
+        server.put(f"/{number:02}.parquet", data)
+    paths = [f"{server.url}/{number:02}.parquet" for number in range(60)]
+    files = pickle.loads(pickle.dumps(ParquetDataSource(paths)))._files
+    started_anew(server)
+    files.start_beyond(np.arange(0, 60 * 64, 64)).wait()
+    # The columns are those of the first file.
+    assert {request.path for request in server.requests} <= {"/00.parquet"}
+    some = files.start_beyond(np.arange(64, 300))
+    some.wait()
+    assert len({request.path for request in server.requests}) >= 4
+
+
+def test_reads_of_threads_are_limited_together(server, tmp_path):
+    rows = [np.random.default_rng(k).bytes(1 << 20) for k in range(120)]
+    table = pa.table({"blob": pa.array(rows)})
+    server.put("/x.parquet", encoded(table, tmp_path, **{**PAGES, "write_batch_size": 1}))
+    files = ParquetDataSource(f"{server.url}/x.parquet", cache_bytes=0)._files
+    files.read_one(0)
+    started_anew(server)
+    source = RowSource(files, ReadQueue(3))
+    with ThreadPoolExecutor(8) as threads:
+        parts = list(threads.map(source.read, np.arange(120).reshape(8, 15)))
+    assert [row["blob"] for part in parts for row in part.elements] == rows
+    assert 1 < server.max_active <= 3
 
 
 def test_reads_are_limited_where_there_is_no_memory_to_read_ahead(server, tmp_path):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import weakref
 import zlib
 from typing import TYPE_CHECKING, Any, Final
@@ -41,6 +42,8 @@ _MAX_PART_BYTES: Final = 64 << 20
 _PART_SHARE: Final = 4
 # A checksum is of so many entries of the index.
 _TABLE_BLOCK: Final = 1 << 13
+# Parts that become visible within this time may leave the directory with the same time of change.
+_TICK_S: Final = 0.02
 # In the table of a process: absent, or in its own open part; else the number of the record, plus 1.
 _ABSENT: Final = 0
 _IN_OPEN_PART: Final = -1
@@ -66,18 +69,17 @@ class StoredReads:
             self._records = failure
 
     def records(self) -> list[bytes]:
-        """The records of the elements, once.
+        """The records of the elements.
 
         Raises:
             Exception: One cannot be read.
         """
         if self._records is None:
             self.wait()
-        records, self._records = self._records, None
-        if isinstance(records, Exception):
-            raise records
-        assert records is not None
-        return records
+        if isinstance(self._records, Exception):
+            raise self._records
+        assert self._records is not None
+        return self._records
 
 
 class DiskStore:
@@ -141,6 +143,7 @@ class DiskStore:
             self._can_write = True
             self._parts: dict[str, int] = {}
             self._listed_ns = -1
+            self._changed_ns, self._change_seen_s = -1, 0.0
             self._is_verified = np.zeros(0, bool)  # of blocks of a finished cache's index
             manifest = files.read_manifest(directory)
             self._is_finished = manifest is not None
@@ -353,13 +356,14 @@ class DiskStore:
     def _refresh(self) -> None:
         """Adds the parts that others have made visible."""
         try:
-            changed_ns = self._directory.stat().st_mtime_ns
+            changed_ns, now = self._directory.stat().st_mtime_ns, time.monotonic()
             if changed_ns == self._listed_ns:
                 return
+            if changed_ns != self._changed_ns:
+                self._changed_ns, self._change_seen_s = changed_ns, now
             names = [entry.name for entry in os.scandir(self._directory)]
         except FileNotFoundError:
             return  # deleted by the user
-        self._listed_ns = changed_ns
         for name in sorted(names):
             if name.startswith("part-") and name.endswith(files.SUFFIX) and name not in self._parts:
                 part = RecordFiles([(str(self._directory / name), 0, None)], lazy=True)
@@ -370,6 +374,8 @@ class DiskStore:
                         f"{self._directory / name}: not a part of this cache; delete the file"
                     )
                 self._add(name, listed)
+        if now - self._change_seen_s > _TICK_S:
+            self._listed_ns = changed_ns
 
     def _add(self, name: str, index: Any) -> None:
         """Makes the elements of a part visible in this process."""
@@ -410,9 +416,14 @@ class DiskStore:
             )
             for unfinished in self._directory.glob(f"*{files.UNFINISHED}"):
                 unfinished.unlink(missing_ok=True)
-        except OSError as failure:  # all elements are there, and later runs find them in the parts
-            with contextlib.suppress(OSError):
-                (self._directory / name).unlink()
+        except BaseException as failure:
+            # All elements are there, and later runs find them in the parts.
+            with contextlib.suppress(OSError, ValueError):
+                manifest = files.read_manifest(self._directory)
+                if manifest is None or manifest.get("index") != name:
+                    (self._directory / name).unlink()
+            if not isinstance(failure, OSError):
+                raise
             files.warn_unwritable(self._directory, failure)
 
     def __del__(self) -> None:

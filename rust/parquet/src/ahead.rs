@@ -3,7 +3,7 @@
 //! What must not break: a thread of the engine that runs a task never waits for another task of the
 //! same queue, except for one that is running already.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -25,6 +25,9 @@ use crate::room::Held;
 
 /// Requests are not joined beyond this length: several shorter ones take less time than a long one.
 const MAX_JOINED: u64 = 2 << 20;
+/// Rows beyond what is needed next are not read if that takes finding out more of the files, and those
+/// parts have more than this many times as many rows.
+const MAX_SCATTER: u64 = 4;
 
 /// Rows that are being decoded. Dropping it abandons what nobody else waits for.
 #[derive(Debug)]
@@ -56,7 +59,7 @@ struct Progress {
     /// What was decoded, or is by another job; held until this job is dropped.
     slots: Vec<Arc<Slot>>,
     /// Chunks, by file, that were read to find pages.
-    held: HashMap<u32, Vec<Arc<Held>>>,
+    held: HashMap<u32, Vec<Held>>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -95,7 +98,7 @@ struct AheadUnit {
     slot: Weak<Slot>,
     parts: Mutex<Vec<(u64, Bytes)>>,
     /// Keeps the bytes of `parts` counted.
-    held: Vec<Arc<Held>>,
+    held: Vec<Held>,
     num_requests: AtomicUsize,
 }
 
@@ -183,7 +186,7 @@ impl AheadJob {
             }
             drop(progress);
             let tasks = catch_unwind(AssertUnwindSafe(|| self.tasks_of(stage)));
-            let tasks = tasks.ok().and_then(Result::ok);
+            let tasks = tasks.ok().and_then(Result::ok).flatten();
             progress = lock(&self.progress);
             let Some(tasks) = tasks else {
                 progress.next = Stage::End;
@@ -210,28 +213,50 @@ impl AheadJob {
         }
     }
 
-    fn tasks_of(&self, stage: Stage) -> Result<Vec<Task>> {
+    /// The tasks of a stage; None if the job ends before it.
+    fn tasks_of(&self, stage: Stage) -> Result<Option<Vec<Task>>> {
         if self.is_abandoned.load(Ordering::Relaxed) {
-            return Ok(Vec::new());
+            return Ok(None);
         }
         match stage {
-            Stage::Open => Ok(self.files.unopened(&self.positions).map(Task::Open).collect()),
+            Stage::Open => Ok(self.opens()),
             Stage::Place => self.places(),
-            Stage::Fetch => self.requests(),
-            Stage::End => Ok(Vec::new()),
+            Stage::Fetch => self.requests().map(Some),
+            Stage::End => Ok(None),
         }
     }
 
+    /// The files that are not open.
+    fn opens(&self) -> Option<Vec<Task>> {
+        let unopened: Vec<usize> = self.files.unopened(&self.positions).collect();
+        let num_rows = unopened.iter().map(|&file| self.files.file_len(file));
+        if self.is_scattered(unopened.len(), num_rows.sum()) {
+            return None;
+        }
+        Some(unopened.into_iter().map(Task::Open).collect())
+    }
+
+    /// Whether so little of these files or row groups would be used that reading on beyond what is
+    /// needed next would delay that, for little.
+    fn is_scattered(&self, count: usize, num_rows: u64) -> bool {
+        let num_positions = self.positions.len();
+        self.is_beyond
+            && count > 4 + num_positions / 64
+            && num_rows / MAX_SCATTER > num_positions as u64
+    }
+
     /// The columns of row groups whose pages are not known.
-    fn places(&self) -> Result<Vec<Task>> {
+    fn places(&self) -> Result<Option<Vec<Task>>> {
         let picks = self.files.picks(&self.positions)?;
         let mut groups: Vec<(u32, u32)> =
             picks.iter().map(|pick| (pick.file, pick.row_group)).collect();
         groups.sort_unstable();
         groups.dedup();
         let mut tasks = Vec::new();
+        let (mut num_unknown, mut num_rows) = (0, 0_u64);
         for (number, row_group) in groups {
             let (file, row_group) = (self.files.file(number as usize)?, row_group as usize);
+            let num_tasks = tasks.len();
             let mut has_indexed = false;
             for &column in &self.columns {
                 if file.placed(row_group, column).is_some() {
@@ -245,48 +270,48 @@ impl AheadJob {
                 let column = (!is_indexed).then_some(column);
                 tasks.push(Task::Place { file: number, row_group, column });
             }
-        }
-        Ok(tasks)
-    }
-
-    /// The requests for what is not decoded, in the order of the positions, as far as memory allows.
-    fn requests(&self) -> Result<Vec<Task>> {
-        let picks = self.files.picks(&self.positions)?;
-        let units = self.new_units(&picks)?;
-        let mut by_file: Vec<(u32, Vec<Arc<AheadUnit>>)> = Vec::new();
-        for unit in units {
-            match by_file.iter_mut().find(|(file, _)| *file == unit.key.file) {
-                Some((_, units)) => units.push(unit),
-                None => by_file.push((unit.key.file, vec![unit])),
+            if tasks.len() > num_tasks {
+                num_unknown += 1;
+                num_rows = num_rows.saturating_add(file.group_len(row_group));
             }
         }
-        let mut tasks = Vec::new();
-        for (file, units) in by_file {
-            tasks.extend(requests_of(file, &units).into_iter().map(Task::Fetch));
-        }
-        Ok(tasks)
+        Ok((!self.is_scattered(num_unknown, num_rows)).then_some(tasks))
+    }
+
+    /// The requests for what is not decoded, file by file, as far as memory allows.
+    fn requests(&self) -> Result<Vec<Task>> {
+        let picks = self.files.picks(&self.positions)?;
+        let mut units = self.new_units(&picks)?;
+        units.sort_by_key(|unit| unit.key.file);
+        let by_file = units.chunk_by(|a, b| a.key.file == b.key.file);
+        Ok(by_file.flat_map(requests_of).map(Task::Fetch).collect())
     }
 
     /// Claims the units of `picks` that nobody decodes yet.
     fn new_units(&self, picks: &[Pick]) -> Result<Vec<Arc<AheadUnit>>> {
         let mut wanted: Vec<(Key, Estimate)> = Vec::new();
         let mut layouts = Vec::new();
-        let mut seen: HashMap<(u32, u32, usize), (u64, u64)> = HashMap::new();
+        let mut seen: HashSet<Key> = HashSet::new();
+        // The pages of each column of a row group, and the unit of the last row in it.
+        let mut chunks = HashMap::new();
         for pick in picks {
             let row_group = pick.row_group as usize;
             let file = self.files.file(pick.file as usize)?;
             for &column in &self.columns {
-                let last = seen.entry((pick.file, pick.row_group, column)).or_insert((0, 0));
-                if (last.0..last.1).contains(&pick.row) {
+                let chunk = chunks.entry((pick.file, pick.row_group, column));
+                let chunk = chunk.or_insert_with(|| (file.placed(row_group, column), 0..0));
+                let (Some(placed), last) = chunk else { continue };
+                if last.contains(&pick.row) {
                     continue;
                 }
-                let Some(placed) = file.placed(row_group, column) else { continue };
                 let (start, end) = placed.unit(pick.row, file.group_len(row_group));
-                *last = (start, end);
+                *last = start..end;
                 let Pick { file, row_group, .. } = *pick;
                 let key = Key { file, row_group, column: small(column), first_row: start };
-                wanted.push((key, placed.estimate(start..end)));
-                layouts.push((end, placed));
+                if seen.insert(key) {
+                    wanted.push((key, placed.estimate(start..end)));
+                    layouts.push((end, Arc::clone(placed)));
+                }
             }
         }
         let held = std::mem::take(&mut lock(&self.progress).held);
@@ -327,7 +352,6 @@ impl AheadJob {
             &Task::Place { file: number, row_group, column } => {
                 let file = self.files.file(number as usize)?;
                 let held = self.files.place(file, row_group, column, &self.columns)?;
-                let held = held.into_iter().map(Arc::new);
                 lock(&self.progress).held.entry(number).or_default().extend(held);
                 Ok(())
             }
@@ -371,17 +395,14 @@ impl AheadUnit {
         end: u64,
         placed: Arc<Placed>,
         slot: &Arc<Slot>,
-        chunks: Option<&Vec<Arc<Held>>>,
+        chunks: Option<&Vec<Held>>,
     ) -> Self {
-        let mut held: Vec<Arc<Held>> = Vec::new();
+        let mut held: Vec<Held> = Vec::new();
         for range in ranges_of(key, end, &placed) {
-            let has = |chunk: &&Arc<Held>| {
-                chunk.at <= range.start && range.end <= chunk.at + chunk.bytes.len() as u64
-            };
-            if held.iter().any(|chunk| has(&chunk)) {
-                continue;
+            if !held.iter().any(|chunk| chunk.has(&range)) {
+                let found = chunks.and_then(|all| all.iter().find(|chunk| chunk.has(&range)));
+                held.extend(found.cloned());
             }
-            held.extend(chunks.and_then(|chunks| chunks.iter().find(has)).cloned());
         }
         let parts = held.iter().map(|chunk| (chunk.at, chunk.bytes.clone())).collect();
         Self {
@@ -398,11 +419,7 @@ impl AheadUnit {
     /// The ranges of the file that it needs and has not.
     fn missing(&self) -> Vec<Range<u64>> {
         let mut ranges = ranges_of(self.key, self.end, &self.placed);
-        ranges.retain(|range| {
-            !self.held.iter().any(|chunk| {
-                chunk.at <= range.start && range.end <= chunk.at + chunk.bytes.len() as u64
-            })
-        });
+        ranges.retain(|range| !self.held.iter().any(|chunk| chunk.has(range)));
         ranges
     }
 }
@@ -421,8 +438,9 @@ fn ranges_of(key: Key, end: u64, placed: &Placed) -> Vec<Range<u64>> {
     placed.layouts.iter().flat_map(|layout| layout.ranges(&rows)).collect()
 }
 
-/// The requests for `units` of a file.
-fn requests_of(file: u32, units: &[Arc<AheadUnit>]) -> Vec<Request> {
+/// The requests for `units`, all of one file.
+fn requests_of(units: &[Arc<AheadUnit>]) -> Vec<Request> {
+    let Some(file) = units.first().map(|unit| unit.key.file) else { return Vec::new() };
     let missing: Vec<Vec<Range<u64>>> = units.iter().map(|unit| unit.missing()).collect();
     let all = missing.iter().flatten().cloned().collect();
     let mut requests: Vec<Request> = joined(all, MAX_SLOW_GAP, MAX_JOINED)

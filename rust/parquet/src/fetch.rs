@@ -2,10 +2,11 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use bytes::{Buf, Bytes};
-use grainmill_core::pipeline::pool;
+use grainmill_core::pipeline::{Job, ReadQueue};
 use grainmill_core::records::storage::{ReadAt, Reader};
 use grainmill_core::records::storage_latency::StorageLatency;
 use grainmill_core::try_alloc::try_with_capacity;
@@ -66,11 +67,11 @@ impl Fetched {
         self.part(range).is_some()
     }
 
-    /// Fetches `ranges` of each file, with at most `max_in_flight` reads at a time; returns one for
-    /// each file.
+    /// Fetches `ranges` of each file, with as many reads at a time as `queue` allows; returns one for
+    /// each file. It waits for the queue, so it must not be called by a job of one.
     pub(crate) fn of(
         requests: Vec<(OpenFile, Vec<Range<u64>>)>,
-        max_in_flight: usize,
+        queue: &ReadQueue,
     ) -> Result<Vec<Arc<Self>>> {
         let mut reads = Vec::new();
         for (number, (file, ranges)) in requests.iter().enumerate() {
@@ -80,7 +81,7 @@ impl Fetched {
             }
         }
         let mut parts: Vec<Vec<(u64, Bytes)>> = requests.iter().map(|_| Vec::new()).collect();
-        for (number, at, bytes) in all(reads, max_in_flight)? {
+        for (number, at, bytes) in all(reads, queue)? {
             parts[number].push((at, bytes));
         }
         let files = requests.into_iter().map(|(file, _)| file);
@@ -148,43 +149,43 @@ pub(crate) fn joined(
 type Read = (usize, OpenFile, Range<u64>);
 type Done = (usize, u64, Bytes);
 
-/// Reads that several threads do.
+/// Reads that several threads do: those that no thread has taken, and the results of the others.
 struct Shared {
-    /// Those that no thread has taken, and the results of the others.
-    left: Mutex<(Vec<Read>, Vec<Result<Done>>)>,
+    reads: Mutex<(Vec<Read>, Vec<Result<Done>>)>,
     done: Condvar,
 }
 
-/// Does all `reads`, at most `max_in_flight` at a time.
-fn all(reads: Vec<Read>, max_in_flight: usize) -> Result<Vec<Done>> {
-    let read = |(number, file, range): Read| Ok((number, range.start, file.read(range)?));
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, (Vec<Read>, Vec<Result<Done>>)> {
+        self.reads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Job for Shared {
+    fn run_next(self: Arc<Self>) {
+        let Some(next) = self.lock().0.pop() else { return };
+        let result = catch_unwind(AssertUnwindSafe(|| read(next)));
+        let panicked = || Err(Error::Panicked("a read of a Parquet file panicked".to_owned()));
+        self.lock().1.push(result.unwrap_or_else(|_| panicked()));
+        self.done.notify_all();
+    }
+}
+
+fn read((number, file, range): Read) -> Result<Done> {
+    Ok((number, range.start, file.read(range)?))
+}
+
+/// Does all `reads`, as many at a time as `queue` allows.
+fn all(reads: Vec<Read>, queue: &ReadQueue) -> Result<Vec<Done>> {
     if reads.len() < 2 || !reads.iter().any(|(_, file, _)| file.latency.is_slow()) {
         return reads.into_iter().map(read).collect();
     }
     let num_reads = reads.len();
-    let shared = Arc::new(Shared { left: Mutex::new((reads, Vec::new())), done: Condvar::new() });
-    let job = || -> Box<dyn FnOnce() + Send> {
-        let shared = Arc::clone(&shared);
-        Box::new(move || {
-            loop {
-                let mut left = shared.left.lock().unwrap_or_else(PoisonError::into_inner);
-                let Some((number, file, range)) = left.0.pop() else { break };
-                drop(left);
-                let at = range.start;
-                let result = file.read(range).map(|bytes| (number, at, bytes));
-                left = shared.left.lock().unwrap_or_else(PoisonError::into_inner);
-                left.1.push(result);
-                drop(left);
-                shared.done.notify_all();
-            }
-        })
-    };
-    pool::submit(num_reads.min(max_in_flight), job);
-    let mut left = shared.left.lock().unwrap_or_else(PoisonError::into_inner);
-    while left.1.len() < num_reads {
-        left = shared.done.wait(left).unwrap_or_else(PoisonError::into_inner);
-    }
-    left.1.drain(..).collect()
+    let shared = Arc::new(Shared { reads: Mutex::new((reads, Vec::new())), done: Condvar::new() });
+    queue.submit(Arc::clone(&shared) as Arc<dyn Job>, num_reads);
+    let is_reading = |reads: &mut (Vec<Read>, Vec<Result<Done>>)| reads.1.len() < num_reads;
+    let done = shared.done.wait_while(shared.lock(), is_reading);
+    std::mem::take(&mut done.unwrap_or_else(PoisonError::into_inner).1).into_iter().collect()
 }
 
 impl Length for Fetched {

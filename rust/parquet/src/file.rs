@@ -144,14 +144,13 @@ impl ParquetFile {
         *self.hint.get_or_init(|| {
             let groups = self.metadata.row_groups();
             let leaves = || self.columns.iter().flat_map(|column| &column.leaves);
-            let byte_len: f64 = groups
+            let byte_len = groups
                 .iter()
                 .flat_map(|group| leaves().map(|&leaf| group.column(leaf).uncompressed_size()))
-                .map(|len| f64::from(i32::try_from(len.max(0) >> 10).unwrap_or(i32::MAX)) * 1024.0)
-                .sum();
+                .fold(0_u64, |sum, len| sum.saturating_add(u64::try_from(len).unwrap_or(0)));
             #[expect(clippy::cast_precision_loss, reason = "an estimate")]
-            let num_rows = self.num_rows().max(1) as f64;
-            byte_len / num_rows
+            let mean = byte_len as f64 / self.num_rows().max(1) as f64;
+            mean
         })
     }
 

@@ -225,6 +225,11 @@ impl ParquetFiles {
         open_entry(&self.entries, number, &self.opener)
     }
 
+    /// The number of rows of a file.
+    pub(crate) fn file_len(&self, number: usize) -> u64 {
+        self.starts[number + 1] - self.starts[number]
+    }
+
     /// The numbers of the files of `positions` that have not been opened.
     pub(crate) fn unopened(&self, positions: &[u64]) -> impl Iterator<Item = usize> {
         let files = positions.iter().filter_map(|&position| Some(self.file_of(position)?.0));
@@ -328,8 +333,7 @@ impl ParquetFiles {
             ahead
         });
         let picks = self.picks(positions)?;
-        let max_in_flight = queue.max_in_flight();
-        let mut opened = Opened { files: HashMap::new(), max_in_flight };
+        let mut opened = Opened { files: HashMap::new(), queue };
         let passes = self.passes(&picks, columns)?;
         if let [_] = &passes[..] {
             let columns = self.gather(&picks, columns, &mut opened)?;
@@ -433,7 +437,12 @@ impl ParquetFiles {
     }
 
     /// The rows of `picks`, for each column.
-    fn gather(&self, picks: &[Pick], columns: &[usize], opened: &mut Opened) -> Result<Vec<Parts>> {
+    fn gather(
+        &self,
+        picks: &[Pick],
+        columns: &[usize],
+        opened: &mut Opened<'_>,
+    ) -> Result<Vec<Parts>> {
         let mut units: Vec<(Key, u64, Arc<Placed>)> = Vec::new();
         let mut numbers: HashMap<Key, usize> = HashMap::new();
         let mut places_by_column = Vec::with_capacity(columns.len());
@@ -475,7 +484,7 @@ impl ParquetFiles {
     fn arrays(
         &self,
         units: &[(Key, u64, Arc<Placed>)],
-        opened: &mut Opened,
+        opened: &mut Opened<'_>,
     ) -> Result<Vec<ArrayRef>> {
         let estimate = |(key, end, placed): &(Key, u64, Arc<Placed>)| {
             (*key, placed.estimate(key.first_row..*end))
@@ -523,7 +532,7 @@ impl ParquetFiles {
         &self,
         numbers: &[usize],
         units: &[(Key, u64, Arc<Placed>)],
-        opened: &mut Opened,
+        opened: &mut Opened<'_>,
         claimed: &mut Claimed<'_>,
     ) -> Result<Vec<ArrayRef>> {
         // In the order of the files, each with its units.
@@ -550,7 +559,7 @@ impl ParquetFiles {
             opened.files.insert(*number, handle.clone());
             requests.push((handle, units.iter().flat_map(Unit::ranges).collect()));
         }
-        let fetched = Fetched::of(requests, opened.max_in_flight)?;
+        let fetched = Fetched::of(requests, opened.queue)?;
         let mut arrays = Vec::with_capacity(order.len());
         for (at, unit, key) in order {
             let array = by_file[at].1[unit].decode(&fetched[at])?;
@@ -561,10 +570,10 @@ impl ParquetFiles {
     }
 }
 
-/// The files that a thread has opened for its reads, and how many of these may be in flight.
-struct Opened {
+/// The files that a thread has opened for its reads, and the queue of these.
+struct Opened<'a> {
     files: HashMap<u32, OpenFile>,
-    max_in_flight: usize,
+    queue: &'a ReadQueue,
 }
 
 /// Claims of a thread, which end even if it fails.

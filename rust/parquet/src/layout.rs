@@ -30,8 +30,10 @@ const MIN_UNIT_BYTES: u64 = 8 << 10;
 const MAX_UNIT_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
 /// More rows are not decoded at once.
 const MAX_UNIT_ROWS: u64 = 1 << 20;
-/// If the pages of a larger column chunk are not known, it is decoded in parts of this length.
+/// If the pages of a larger column chunk are not known, it is decoded in parts of this length, but in
+/// no more parts than this: a damaged or hostile file may claim any number of rows and bytes.
 const UNINDEXED_UNIT_BYTES: u64 = 64 << 20;
+const MAX_UNINDEXED_UNITS: u64 = 1 << 20;
 /// A chunk whose pages are not known is fetched whole up to this length, else page by page.
 const MAX_FETCHED: u64 = 64 << 20;
 
@@ -354,7 +356,8 @@ pub(crate) fn units(leaves: &[(&Layout, u64)], num_rows: u64, row_byte_len: f64)
     let mut max_rows = MAX_UNIT_ROWS;
     if leaves.iter().any(|(layout, _)| layout.pages.is_none()) {
         if uncompressed > 4 * UNINDEXED_UNIT_BYTES {
-            max_rows = (UNINDEXED_UNIT_BYTES * num_rows / uncompressed).clamp(1, MAX_UNIT_ROWS);
+            let max_units = (uncompressed / UNINDEXED_UNIT_BYTES).min(MAX_UNINDEXED_UNITS);
+            max_rows = num_rows.div_ceil(max_units).clamp(1, MAX_UNIT_ROWS);
         }
     } else if let Some(pages) = &layout.pages {
         // A dictionary is decoded with each unit.
@@ -386,4 +389,25 @@ pub(crate) fn units(leaves: &[(&Layout, u64)], num_rows: u64, row_byte_len: f64)
         }
     }
     split
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_without_known_pages_has_units_of_some_length_but_not_too_many() {
+        let layout = |num_rows| Layout { chunk: 0..100, pages: None, num_rows };
+        let starts = |num_rows, byte_len| units(&[(&layout(num_rows), byte_len)], num_rows, 1.0);
+        assert_eq!(starts(1000, 256 << 20), [0]);
+        assert_eq!(starts(1000, 320 << 20), [0, 200, 400, 600, 800]);
+        assert_eq!(starts(0, 320 << 20), [0]);
+        assert_eq!(starts(3, 1 << 40), [0, 1, 2]);
+        // Claims of a hostile file.
+        for (num_rows, byte_len) in [(1 << 36, 1 << 62), ((1 << 40) - 1, u64::MAX)] {
+            let starts = starts(num_rows, byte_len);
+            assert_eq!(starts.len(), 1 << 20);
+            assert!(starts.last() < Some(&num_rows));
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! A limit on the bytes of column chunks that are read whole at the same time.
 
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use bytes::Bytes;
@@ -24,7 +25,7 @@ pub(crate) struct Taken {
 }
 
 /// A part of a file that was read to find pages, and may be needed at once to decode them.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Held {
     pub(crate) at: u64,
     pub(crate) bytes: Bytes,
@@ -40,6 +41,13 @@ impl Room {
         let taken = self.returned.wait_while(taken, is_full);
         *taken.unwrap_or_else(PoisonError::into_inner) += byte_len;
         Taken { room: Arc::clone(self), byte_len }
+    }
+}
+
+impl Held {
+    /// Whether it has all bytes of `range`.
+    pub(crate) fn has(&self, range: &Range<u64>) -> bool {
+        self.at <= range.start && range.end <= self.at + self.bytes.len() as u64
     }
 }
 

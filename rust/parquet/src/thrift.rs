@@ -3,6 +3,8 @@
 
 /// Structures and lists nest at most this deep; those of Parquet need eight levels.
 const MAX_DEPTH: u32 = 16;
+/// Groups of a schema nest at most this deep: the crate calls itself for each level.
+const MAX_SCHEMA_DEPTH: usize = 100;
 
 /// Why bytes are not what was expected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,8 +17,12 @@ pub(crate) enum Problem {
 
 type Result<T> = std::result::Result<T, Problem>;
 
+const TRUE: u8 = 1;
+const FALSE: u8 = 2;
+const BYTE: u8 = 3;
 const I32: u8 = 5;
 const I64: u8 = 6;
+const BINARY: u8 = 8;
 const LIST: u8 = 9;
 const STRUCT: u8 = 12;
 
@@ -79,9 +85,10 @@ impl<'a> Decoder<'a> {
             return Ok(None);
         }
         let id = match head >> 4 {
-            0 => i32::try_from(self.integer()?).map_err(|_| Problem::Invalid)?,
-            delta => last.checked_add(i32::from(delta)).ok_or(Problem::Invalid)?,
+            0 => i16::try_from(self.integer()?).ok(),
+            delta => i16::try_from(last + i32::from(delta)).ok(),
         };
+        let id = id.map(i32::from).ok_or(Problem::Invalid)?;
         Ok(Some(Field { id, kind: head & 15 }))
     }
 
@@ -98,11 +105,11 @@ impl<'a> Decoder<'a> {
         }
         match kind {
             // A Boolean field has its value in its type.
-            1 | 2 => Ok(()),
-            3 => self.skip_bytes(1),
+            TRUE | FALSE => Ok(()),
+            BYTE => self.skip_bytes(1),
             4..=6 => self.varint().map(drop),
             7 => self.skip_bytes(8),
-            8 => {
+            BINARY => {
                 let len = self.varint()?;
                 self.skip_bytes(len)
             }
@@ -110,7 +117,7 @@ impl<'a> Decoder<'a> {
                 let (len, kind) = self.list()?;
                 for _ in 0..len {
                     // In a list, a Boolean takes a byte.
-                    self.skip(if kind <= 2 { 3 } else { kind }, depth + 1)?;
+                    self.skip(if kind <= FALSE { BYTE } else { kind }, depth + 1)?;
                 }
                 Ok(())
             }
@@ -172,45 +179,70 @@ pub(crate) struct PageHeader {
     pub(crate) num_rows: Option<u64>,
 }
 
+/// The crate reads a field by its number, whatever the kind of its value: another kind than `expected`
+/// would make it find other fields than are found here.
+fn check_kind(kind: u8, expected: u8) -> Result<()> {
+    let is_bool = kind == FALSE && expected == TRUE;
+    if kind == expected || is_bool { Ok(()) } else { Err(Problem::Invalid) }
+}
+
 /// The page header that `bytes` begin with.
 pub(crate) fn page_header(bytes: &[u8]) -> Result<PageHeader> {
     let mut decoder = Decoder::new(bytes);
-    let (mut kind, mut decoded_len, mut stored_len) = (None, None, None);
-    let (mut num_values, mut num_rows) = (None, None);
-    decoder.structure(|decoder, id, field_kind| {
-        match (id, field_kind) {
-            (1, I32) => kind = Some(decoder.integer()?),
-            (2, I32) => decoded_len = Some(decoder.integer()?),
-            (3, I32) => stored_len = Some(decoder.integer()?),
-            // The headers of data pages, dictionary pages and newer data pages.
-            (5 | 7 | 8, STRUCT) => decoder.structure(|decoder, field, field_kind| {
-                match (field, field_kind) {
-                    (1, I32) => num_values = Some(decoder.integer()?),
-                    (3, I32) if id == 8 => num_rows = Some(decoder.integer()?),
-                    _ => return Ok(false),
-                }
-                Ok(true)
-            })?,
-            _ => return Ok(false),
+    // The type, the decoded length and the stored length.
+    let mut numbers = [None; 3];
+    // Of a data page, a dictionary page and a newer data page.
+    let mut num_values = [None; 3];
+    let mut num_rows = None;
+    decoder.structure(|decoder, id, kind| {
+        match id {
+            1..=4 => check_kind(kind, I32)?,
+            5..=8 => check_kind(kind, STRUCT)?,
+            _ => {}
         }
+        let num_values = match id {
+            1..=3 => {
+                numbers[usize::try_from(id - 1).unwrap_or(0)] = Some(decoder.integer()?);
+                return Ok(true);
+            }
+            5 => &mut num_values[0],
+            7 => &mut num_values[1],
+            8 => &mut num_values[2],
+            _ => return Ok(false),
+        };
+        decoder.structure(|decoder, field, kind| {
+            match (id, field) {
+                (5, 1..=4) | (7, 1..=2) | (8, 1..=6) => check_kind(kind, I32)?,
+                (7, 3) | (8, 7) => check_kind(kind, TRUE)?,
+                _ => {}
+            }
+            match (id, field) {
+                (_, 1) => *num_values = Some(decoder.integer()?),
+                (8, 3) => num_rows = Some(decoder.integer()?),
+                _ => return Ok(false),
+            }
+            Ok(true)
+        })?;
         Ok(true)
     })?;
-    let count = |value: Option<i64>| {
-        value.and_then(|value| u64::try_from(value).ok()).ok_or(Problem::Invalid)
+    // The crate reads 32 bits.
+    let not_negative = |value: i64| u64::try_from(i32::try_from(value).ok()?).ok();
+    let count = |value: Option<i64>| value.and_then(not_negative).ok_or(Problem::Invalid);
+    let [kind, decoded_len, stored_len] = numbers;
+    let (kind, num_values) = match kind.ok_or(Problem::Invalid)? {
+        0 => (PageKind::Data, count(num_values[0])?),
+        2 => (PageKind::Dictionary, count(num_values[1])?),
+        3 => (PageKind::DataV2, count(num_values[2])?),
+        _ => (PageKind::Other, 0),
     };
-    let kind = match kind.ok_or(Problem::Invalid)? {
-        0 => PageKind::Data,
-        2 => PageKind::Dictionary,
-        3 => PageKind::DataV2,
-        _ => PageKind::Other,
-    };
+    let is_newer = kind == PageKind::DataV2;
     Ok(PageHeader {
         kind,
         header_len: decoder.at as u64,
         stored_len: count(stored_len)?,
         decoded_len: count(decoded_len)?,
-        num_values: if kind == PageKind::Other { 0 } else { count(num_values)? },
-        num_rows: num_rows.and_then(|rows| u64::try_from(rows).ok()),
+        num_values,
+        num_rows: num_rows.filter(|_| is_newer).and_then(not_negative),
     })
 }
 
@@ -225,32 +257,85 @@ pub(crate) struct PageSpan {
     pub(crate) first_row: u64,
 }
 
-/// Checks that `bytes` are a footer with as many elements in its lists as these claim: a decoder may
-/// allocate memory for that many, and allocations that fail end the process.
+/// Checks that `bytes` are a footer with as many elements in its lists as these claim, and a schema
+/// that the crate can decode: it allocates memory for as many children as a group claims and calls
+/// itself for each, and what fails there ends the process.
 pub(crate) fn check_footer(bytes: &[u8]) -> Result<()> {
     let mut decoder = Decoder::new(bytes);
-    decoder.structure(|decoder, id, kind| {
-        if (id, kind) != (2, LIST) {
-            return Ok(false);
+    let mut has_schema = false;
+    decoder.structure(|decoder, id, kind| match id {
+        1 if !has_schema => check_kind(kind, I32).map(|()| false),
+        2 if !has_schema => {
+            check_kind(kind, LIST)?;
+            has_schema = true;
+            check_schema(decoder).map(|()| true)
         }
-        // The schema: each group says how many of the following elements are its children.
-        let (len, kind) = decoder.list()?;
-        if kind != STRUCT {
+        // The crate decodes no second schema, and nothing that may hide one lies before the first.
+        _ if has_schema => Ok(false),
+        _ => Err(Problem::Invalid),
+    })
+}
+
+/// Reads a schema: each group says how many of the elements that follow are its children.
+fn check_schema(decoder: &mut Decoder<'_>) -> Result<()> {
+    let (len, kind) = decoder.list()?;
+    check_kind(kind, STRUCT)?;
+    // How many children the groups that have not ended still have, and how many all of them claim.
+    let (mut open, mut claimed) = (Vec::new(), 0);
+    for _ in 0..len {
+        let mut num_children = 0;
+        decoder.structure(|decoder, id, kind| {
+            match id {
+                1..=3 | 5..=9 => check_kind(kind, I32)?,
+                4 => check_kind(kind, BINARY)?,
+                10 => check_kind(kind, STRUCT)?,
+                _ => {}
+            }
+            match id {
+                5 => num_children = decoder.integer()?,
+                10 => check_logical_type(decoder)?,
+                _ => return Ok(false),
+            }
+            Ok(true)
+        })?;
+        let num_children = u64::try_from(num_children).map_err(|_| Problem::Invalid)?;
+        claimed = num_children.saturating_add(claimed);
+        if let Some(left) = open.last_mut() {
+            *left -= 1;
+        }
+        if num_children > 0 {
+            open.push(num_children);
+        }
+        while open.last() == Some(&0) {
+            open.pop();
+        }
+        if claimed >= len || open.len() > MAX_SCHEMA_DEPTH {
             return Err(Problem::Invalid);
         }
-        for _ in 0..len {
-            decoder.structure(|decoder, id, kind| {
-                if (id, kind) != (5, I32) {
-                    return Ok(false);
+    }
+    Ok(())
+}
+
+/// Reads a logical type, which is a structure with one field, a structure.
+fn check_logical_type(decoder: &mut Decoder<'_>) -> Result<()> {
+    decoder.structure(|decoder, id, kind| {
+        check_kind(kind, STRUCT)?;
+        decoder.structure(|decoder, field, kind| {
+            match (id, field) {
+                (5, 1 | 2) | (18, 2) => check_kind(kind, I32)?,
+                (7 | 8, 1) | (10, 2) => check_kind(kind, TRUE)?,
+                (10 | 16, 1) => check_kind(kind, BYTE)?,
+                (17 | 18, 1) => check_kind(kind, BINARY)?,
+                // The unit of a time.
+                (7 | 8, 2) => {
+                    check_kind(kind, STRUCT)?;
+                    decoder.structure(|_, _, kind| check_kind(kind, STRUCT).map(|()| false))?;
+                    return Ok(true);
                 }
-                let num_children = u64::try_from(decoder.integer()?);
-                if num_children.is_ok_and(|count| count < len) {
-                    Ok(true)
-                } else {
-                    Err(Problem::Invalid)
-                }
-            })?;
-        }
+                _ => {}
+            }
+            Ok(false)
+        })?;
         Ok(true)
     })
 }
@@ -293,9 +378,9 @@ mod tests {
 
     #[test]
     fn a_page_header_is_read_and_a_cut_one_is_short() {
-        // type 0, 100 bytes, 50 stored, data header of 7 values with an unknown structure
+        // type 0, 100 bytes, 50 stored, data header of 7 values with statistics
         let bytes =
-            [0x15, 0, 0x15, 200, 1, 0x15, 100, 0x2c, 0x15, 14, 0x1c, 0x18, 2, 9, 9, 0, 0, 0, 77];
+            [0x15, 0, 0x15, 200, 1, 0x15, 100, 0x2c, 0x15, 14, 0x4c, 0x18, 2, 9, 9, 0, 0, 0, 77];
         let header = page_header(&bytes).unwrap();
         assert_eq!(
             header,
@@ -311,6 +396,30 @@ mod tests {
         for len in 0..18 {
             assert_eq!(page_header(&bytes[..len]), Err(Problem::Short));
         }
+    }
+
+    #[test]
+    fn a_page_has_the_values_that_the_header_of_its_kind_says() {
+        // Headers of 7 values as a data page, 5 as a dictionary, and 3 in 3 rows as a newer page.
+        let of_kind = |kind: u8| {
+            let start = [0x15, kind, 0x15, 2, 0x15, 2];
+            let data = [0x2c, 0x15, 14, 0];
+            let dictionary = [0x2c, 0x15, 10, 0];
+            let newer = [0x1c, 0x15, 6, 0x25, 6, 0, 0];
+            page_header(&[&start[..], &data, &dictionary, &newer].concat())
+        };
+        let counts = |header: PageHeader| (header.kind, header.num_values, header.num_rows);
+        assert_eq!(of_kind(0).map(counts), Ok((PageKind::Data, 7, None)));
+        assert_eq!(of_kind(2).map(counts), Ok((PageKind::Other, 0, None)));
+        assert_eq!(of_kind(4).map(counts), Ok((PageKind::Dictionary, 5, None)));
+        assert_eq!(of_kind(6).map(counts), Ok((PageKind::DataV2, 3, Some(3))));
+        // 2^31 values; the same in fields of other kinds, which the crate reads all the same
+        let many = [0x80, 0x80, 0x80, 0x80, 0x10, 0, 0];
+        let with = |head: &[u8]| page_header(&[&[0x15, 0, 0x15, 2, 0x15, 2], head, &many].concat());
+        assert_eq!(with(&[0x2c, 0x15]), Err(Problem::Invalid));
+        assert_eq!(with(&[0x2c, 0x15, 2, 0, 0x0a, 10, 0x15]), Err(Problem::Invalid));
+        assert_eq!(with(&[0x2c, 0x15, 2, 0x06, 2]), Err(Problem::Invalid));
+        assert_eq!(with(&[0x2c, 0x15, 2, 0x05, 0x82, 0x80, 8]), Err(Problem::Invalid));
     }
 
     #[test]
@@ -348,9 +457,62 @@ mod tests {
         }
     }
 
+    /// A footer with groups that have as many children as `nums_children` says, and a leaf.
+    fn footer_of_groups(nums_children: impl ExactSizeIterator<Item = usize>) -> Vec<u8> {
+        let varint = |mut value: usize| {
+            let mut bytes = Vec::new();
+            while value >= 0x80 {
+                bytes.push(u8::try_from(value & 0x7f).unwrap() | 0x80);
+                value >>= 7;
+            }
+            bytes.push(u8::try_from(value).unwrap());
+            bytes
+        };
+        let mut footer = [&[0x15, 2, 0x19, 0xfc][..], &varint(nums_children.len() + 1)].concat();
+        for num_children in nums_children {
+            footer
+                .extend([&[0x35, 0, 0x18, 1, b'g', 0x15][..], &varint(2 * num_children)].concat());
+            footer.push(0);
+        }
+        footer.extend([0x15, 2, 0x25, 0, 0x18, 1, b'x', 0, 0x16, 0, 0x19, 0x0c, 0]);
+        footer
+    }
+
+    #[test]
+    fn a_schema_that_nests_without_end_or_claims_all_elements_for_each_group_is_refused() {
+        let nested = |depth| check_footer(&footer_of_groups((0..depth).map(|_| 1)));
+        assert_eq!(nested(MAX_SCHEMA_DEPTH), Ok(()));
+        assert_eq!(nested(MAX_SCHEMA_DEPTH + 1), Err(Problem::Invalid));
+        assert_eq!(nested(100_000), Err(Problem::Invalid));
+        let all = |depth| check_footer(&footer_of_groups((0..depth).map(|at| depth - at)));
+        assert_eq!(all(1), Ok(()));
+        assert_eq!(all(2), Err(Problem::Invalid));
+    }
+
+    #[test]
+    fn a_footer_with_values_of_other_kinds_is_refused() {
+        let footer = [0x15, 2, 0x19, 0x2c, 0x55, 2, 0, 0x15, 2, 0, 0x16, 0, 0x19, 0x0c, 0];
+        // The version as a string, the schema as a set, the number of children with 64 bits, and that
+        // field as number 2^16 + 5.
+        for (at, kind) in [(0, 0x18), (2, 0x1a), (4, 0x56)] {
+            let mut with = footer;
+            with[at] = kind;
+            assert_eq!(check_footer(&with), Err(Problem::Invalid));
+        }
+        let number = [&footer[..4], &[0x05, 0x8a, 0x80, 8], &footer[5..]].concat();
+        assert_eq!(check_footer(&number), Err(Problem::Invalid));
+        // The scale of a decimal as a string, in which the crate would find fields.
+        let decimal = |kind: u8| {
+            let element = [0x55, 0, 0x5c, 0x5c, kind, 2, 0, 0, 0];
+            check_footer(&[&footer[..3], &[0x1c], &element, &[0]].concat())
+        };
+        assert_eq!(decimal(0x18), Err(Problem::Invalid));
+        assert_eq!(decimal(0x15), Ok(()));
+    }
+
     #[test]
     fn nesting_without_end_is_invalid() {
-        assert_eq!(page_header(&[0x1c; 100]), Err(Problem::Invalid));
+        assert_eq!(page_header(&[0x9c; 100]), Err(Problem::Invalid));
         assert_eq!(page_header(&[0x15; 3]), Err(Problem::Short));
     }
 }

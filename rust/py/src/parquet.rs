@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use grainmill_core::pipeline::ReadQueue;
+use grainmill_core::process::PerProcess;
 use grainmill_parquet::{Ahead, ParquetFiles, Parts};
 use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;
@@ -27,7 +28,7 @@ pub(crate) struct PyParquetFiles {
     /// The names of the columns.
     names: Vec<Py<PyString>>,
     /// Those of the range of rows that was last converted as pandas does it.
-    nulls: Mutex<Option<NullsOf>>,
+    nulls: PerProcess<Mutex<Option<NullsOf>>>,
 }
 
 #[pymethods]
@@ -48,7 +49,7 @@ impl PyParquetFiles {
         })?;
         let name = |name: &String| PyString::intern(py, name).unbind();
         let names = fields.iter().map(|field| name(field.name())).collect();
-        Ok(Self { files, names, nulls: Mutex::default() })
+        Ok(Self { files, names, nulls: PerProcess::new(Default::default) })
     }
 
     fn __len__(&self) -> PyResult<usize> {
@@ -211,8 +212,8 @@ impl PyParquetFiles {
 impl PyParquetFiles {
     /// Whether the columns have nulls in these rows, as far as that matters.
     fn nulls_of(&self, start: u64, len: u64) -> grainmill_core::Result<Arc<Vec<NullTree>>> {
-        let mut last = self.nulls.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((of_start, of_len, nulls)) = &*last
+        let last = || self.nulls.get().lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((of_start, of_len, nulls)) = &*last()
             && (*of_start, *of_len) == (start, len)
         {
             return Ok(Arc::clone(nulls));
@@ -232,7 +233,7 @@ impl PyParquetFiles {
             at = end;
         }
         let trees = Arc::new(trees);
-        *last = Some((start, len, Arc::clone(&trees)));
+        *last() = Some((start, len, Arc::clone(&trees)));
         Ok(trees)
     }
 
