@@ -454,7 +454,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--suite", help="folder of the benchmark suite")
     parser.add_argument("--peers", default="all", help="libraries; those not installed are skipped")
-    parser.add_argument("--cases", default="", help="only cases whose name starts with this")
+    names = "only cases whose name starts with one of these, separated by commas"
+    parser.add_argument(
+        "--cases", type=lambda text: tuple(text.split(",")), default=("",), help=names
+    )
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument(
         "--seconds", type=float, default=0, help="per variant; 0: default of the case"
