@@ -3,15 +3,18 @@
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use grainmill_core::bytes::ScatterBuffers;
 use grainmill_core::pipeline::{self, ReadQueue, open};
 use grainmill_core::records::array_record::RecordWriter;
-use grainmill_core::records::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
+use grainmill_core::records::storage::{
+    FileId, ReadAt, ReadRequest, ReopenedFile, Storage, StoredFile, WhenRead,
+};
 use grainmill_core::records::{ArrayRecord, FileSet, Files, Format, Records, Source};
 use grainmill_core::{Error, Result};
 
@@ -25,9 +28,14 @@ struct SlowFiles {
     in_flight: AtomicUsize,
     max_in_flight: AtomicUsize,
     fails: AtomicUsize,
+    /// Whether reads can be requested, and how many were.
+    has_requests: AtomicBool,
+    num_requests: AtomicUsize,
+    /// Whether the storage forgets what was requested.
+    forgets: AtomicBool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct SlowFile {
     storage: Arc<SlowFiles>,
     path: PathBuf,
@@ -74,6 +82,10 @@ impl StoredFile for SlowFile {
     }
 
     fn accept_id(&self, _: FileId) {}
+
+    fn has_requests(&self) -> bool {
+        self.storage.has_requests.load(Ordering::Relaxed)
+    }
 }
 
 impl ReadAt for SlowFile {
@@ -101,6 +113,33 @@ impl ReadAt for SlowFile {
         buffers.fill(&bytes);
         Ok(())
     }
+
+    fn request(&self, range: Range<u64>) -> Option<Box<dyn ReadRequest>> {
+        self.has_requests().then(|| Box::new(SlowRequest(self.clone(), range)) as _)
+    }
+}
+
+struct SlowRequest(SlowFile, Range<u64>);
+
+impl ReadRequest for SlowRequest {
+    /// Reads on a new thread, and passes the bytes on in uneven pieces.
+    fn send(self: Box<Self>, when_read: WhenRead) {
+        let Self(file, range) = *self;
+        file.storage.num_requests.fetch_add(1, Ordering::Relaxed);
+        std::thread::spawn(move || {
+            if file.storage.forgets.load(Ordering::Relaxed) {
+                return;
+            }
+            let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap()];
+            match file.read_at(&mut bytes, range.start) {
+                Ok(()) => {
+                    let (front, rest) = bytes.split_at(bytes.len() / 3);
+                    when_read(Ok(&[front, &[], &rest[..1], &rest[1..]]));
+                }
+                Err(error) => when_read(Err(error)),
+            }
+        });
+    }
 }
 
 impl Shared {
@@ -125,6 +164,14 @@ impl Shared {
     /// The maximum number of reads in flight since the last call.
     fn take_max_in_flight(&self) -> usize {
         self.0.max_in_flight.swap(0, Ordering::Relaxed)
+    }
+
+    fn set_has_requests(&self, has_requests: bool) {
+        self.0.has_requests.store(has_requests, Ordering::Relaxed);
+    }
+
+    fn take_num_requests(&self) -> usize {
+        self.0.num_requests.swap(0, Ordering::Relaxed)
     }
 
     fn take_num_reads(&self) -> usize {
@@ -187,7 +234,11 @@ fn reads_in_flight_reach_the_limit_and_records_stay_in_order() {
     // Too long to be merged into one read.
     let source = storage.add("file", 1000, 70_000, "group_size:1,uncompressed");
     let files = slow(&storage, [source]);
-    for max_in_flight in [1, 7, 100] {
+    for (max_in_flight, has_requests) in
+        [1, 7, 100].into_iter().flat_map(|max| [(max, false), (max, true)])
+    {
+        storage.set_has_requests(has_requests);
+        storage.take_num_requests();
         let queue = ReadQueue::new(max_in_flight);
         let blocks: Vec<Vec<u64>> = scattered(1000)
             .chunks(20)
@@ -208,6 +259,8 @@ fn reads_in_flight_reach_the_limit_and_records_stay_in_order() {
         }
         let found = storage.take_max_in_flight();
         assert!(found <= max_in_flight && 2 * found >= max_in_flight, "{found} of {max_in_flight}");
+        let num_requested = if has_requests { 20 * blocks.len() } else { 0 };
+        assert_eq!(storage.take_num_requests(), num_requested);
         let records = read(&files, &blocks[0], &queue);
         assert_are(&records, &blocks[0], 70_000);
     }
@@ -320,27 +373,94 @@ fn missing_files_and_failing_reads_are_errors_of_their_pending_reads() {
     assert_eq!(unready, [1]);
     let pending = pipeline::start_unready::<Vec<MaybeUninit<u8>>>(&files, sorted, unready, &queue);
     assert!(pending.finish().unwrap_err().to_string().contains("missing"));
-    let plan = files.plan(&scattered(500)[..50]).unwrap();
     storage.0.fails.store(1, Ordering::Relaxed);
+    for has_requests in [false, true] {
+        storage.set_has_requests(has_requests);
+        let plan = files.plan(&scattered(500)[..50]).unwrap();
+        let pending = pipeline::start::<Vec<MaybeUninit<u8>>>(plan, Vec::new(), &queue);
+        assert!(pending.finish().unwrap_err().to_string().contains("file"));
+    }
+    assert!(storage.take_num_requests() > 0);
+}
+
+#[test]
+fn damage_is_reported_alike_whoever_reads_it() {
+    let storage = Shared::default();
+    for (name, options) in [("direct", "uncompressed"), ("decoded", "zstd")] {
+        let source = storage.add(name, 300, 5000, &format!("group_size:1,{options}"));
+        let files = slow(&storage, [source]);
+        let num_records = u64::try_from(files.len()).unwrap();
+        let mut bytes = (*storage.0.files.lock().unwrap()[Path::new(name)]).clone();
+        for at in (1000..bytes.len() / 8).step_by(bytes.len() / 200 + 3) {
+            bytes[at] ^= 1;
+        }
+        storage.0.files.lock().unwrap().insert(PathBuf::from(name), Arc::new(bytes));
+        let files_of_damaged = storage.open([Source::from(PathBuf::from(name))]);
+        let found = |has_requests| -> Vec<String> {
+            storage.set_has_requests(has_requests);
+            while !files_of_damaged.is_slow() {
+                let _ = open::plan(&files_of_damaged, &[0]).and_then(|plan| {
+                    pipeline::read::<Vec<MaybeUninit<u8>>>(
+                        plan,
+                        Vec::new(),
+                        ReadQueue::of_program(),
+                    )
+                });
+            }
+            let read = |number| {
+                let slots = vec![Some(vec![MaybeUninit::uninit(); 5000])];
+                let plan = open::plan(&files_of_damaged, &[number]).unwrap();
+                pipeline::start(plan, slots, &ReadQueue::default()).finish()
+            };
+            let text = |result: Result<Records>| {
+                result.map_or_else(|error| error.to_string(), |_| String::new())
+            };
+            (0..num_records).map(|number| text(read(number))).collect()
+        };
+        let by_threads = found(false);
+        assert_eq!(storage.take_num_requests(), 0);
+        assert_eq!(found(true), by_threads);
+        assert!(storage.take_num_requests() > 0);
+        assert!(by_threads.iter().filter(|text| text.contains("chunk")).count() > 5);
+        assert!(by_threads.iter().filter(|text| text.is_empty()).count() > 5);
+        storage.set_delay_us(0);
+    }
+}
+
+#[test]
+fn requests_that_a_storage_forgets_are_errors_and_block_nothing() {
+    let storage = Shared::default();
+    let files = slow(&storage, [storage.add("file", 500, 5000, "group_size:1,uncompressed")]);
+    storage.set_has_requests(true);
+    storage.0.forgets.store(true, Ordering::Relaxed);
+    let queue = ReadQueue::new(2);
+    let plan = files.plan(&scattered(500)[..50]).unwrap();
     let pending = pipeline::start::<Vec<MaybeUninit<u8>>>(plan, Vec::new(), &queue);
-    assert!(pending.finish().unwrap_err().to_string().contains("file"));
+    assert!(pending.finish().unwrap_err().to_string().contains("panicked"));
+    assert!(storage.take_num_requests() > 2);
+    storage.0.forgets.store(false, Ordering::Relaxed);
+    let records = read(&files, &[5, 3], &queue);
+    assert_are(&records, &[5, 3], 5000);
 }
 
 #[test]
 fn abandoned_reads_end_after_those_in_flight() {
     let storage = Shared::default();
     let files = slow(&storage, [storage.add("file", 2000, 5000, "group_size:1,uncompressed")]);
-    let queue = ReadQueue::new(4);
-    storage.take_num_reads();
-    let plan = open::plan(&files, &scattered(2000)).unwrap();
-    let pending = pipeline::start::<Vec<MaybeUninit<u8>>>(plan, Vec::new(), &queue);
-    pending.abandon();
-    while pending.is_running() {
-        std::thread::sleep(Duration::from_millis(1));
+    for has_requests in [false, true] {
+        storage.set_has_requests(has_requests);
+        let queue = ReadQueue::new(4);
+        storage.take_num_reads();
+        let plan = open::plan(&files, &scattered(2000)).unwrap();
+        let pending = pipeline::start::<Vec<MaybeUninit<u8>>>(plan, Vec::new(), &queue);
+        pending.abandon();
+        while pending.is_running() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(storage.take_num_reads() < 200);
+        let records = read(&files, &[5, 3], &queue);
+        assert_are(&records, &[5, 3], 5000);
     }
-    assert!(storage.take_num_reads() < 200);
-    let records = read(&files, &[5, 3], &queue);
-    assert_are(&records, &[5, 3], 5000);
 }
 
 /// The positions `0..len`, each window of `window` in a scattered order.

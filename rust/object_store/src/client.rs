@@ -27,14 +27,15 @@ use object_store::multipart::MultipartStore;
 use object_store::{ClientOptions, ObjectStore, RetryConfig, StaticCredentialProvider};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Semaphore, oneshot};
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 
 use crate::aws_profile;
 use crate::location::{Location, Service};
 use crate::settings::Settings;
 
-/// Threads that send and receive; one moves about a gigabyte a second.
-const MAX_THREADS: usize = 4;
+/// Threads that send and receive, and verify what was requested without a thread that waits; one
+/// moves about a gigabyte a second.
+const MAX_THREADS: usize = 8;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 /// A server may close a connection that idles longer than this.
 const MAX_IDLE: Duration = Duration::from_secs(30);
@@ -110,11 +111,17 @@ impl Shared {
         work: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Started<T> {
         let (sender, receiver) = oneshot::channel();
-        let task = self.runtime.spawn(async move {
+        let task = self.spawn(async move {
             // Nobody may be waiting any more.
             let _ = sender.send(work.await);
         });
         Started { receiver, task: task.abort_handle() }
+    }
+
+    /// Runs `work` on a thread of the runtime.
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+        // A task is moved several times, and this is kilobytes long.
+        self.runtime.spawn(Box::pin(work))
     }
 
     /// Starts `work`, which may wait, on a thread of its own.

@@ -8,14 +8,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 use grainmill_core::bytes::ScatterBuffers;
 use grainmill_core::records::storage::{
-    FileId, ReadAt, ReopenedFile, StartedRead, Storage, StoredFile,
+    FileId, ReadAt, ReadRequest, ReopenedFile, StartedRead, Storage, StoredFile, WhenRead,
 };
 use grainmill_core::records::{LocalFiles, SingleFlight};
 use grainmill_core::{Error, Result};
 use tokio::task::AbortHandle;
 
 use crate::block_cache::{BLOCK_LEN, BlockCache, BlockKey};
-use crate::client::{Bucket, Shared, Started};
+use crate::client::{Bucket, Client, Shared, Started};
 use crate::fetch::{self, Target};
 use crate::location::{Location, is_url};
 use crate::settings::Settings;
@@ -252,6 +252,11 @@ impl StoredFile for StoredObject {
     }
 
     fn accept_id(&self, _id: FileId) {}
+
+    // A cache of blocks is a file, which is read and written by threads that wait.
+    fn has_requests(&self) -> bool {
+        self.0.cache.is_none()
+    }
 }
 
 /// Reads an object.
@@ -312,6 +317,40 @@ impl ReadAt for OpenObject {
         let started = self.object.start(range).ok()?;
         let (task, process) = (started.abort_handle(), std::process::id());
         Some(Box::new(InFlight { started: Some(started), task, process }))
+    }
+
+    fn request(&self, range: Range<u64>) -> Option<Box<dyn ReadRequest>> {
+        let object = &self.object;
+        let is_one_part = range.end - range.start <= PART_LEN;
+        let is_there = range.end <= object.target.byte_len && range.start < self.tail_begin();
+        if object.cache.is_some() || !is_there || !is_one_part {
+            return None;
+        }
+        let (client, shared) = (object.bucket.client().ok()?, Shared::get().ok()?);
+        let (settings, target) = (Arc::clone(&object.bucket.settings), Arc::clone(&object.target));
+        Some(Box::new(Request { client, shared, settings, target, range }))
+    }
+}
+
+/// A read of an object that has not been sent.
+struct Request {
+    client: Arc<Client>,
+    shared: &'static Shared,
+    settings: Arc<Settings>,
+    target: Arc<Target>,
+    range: Range<u64>,
+}
+
+impl ReadRequest for Request {
+    fn send(self: Box<Self>, when_read: WhenRead) {
+        let Self { client, shared, settings, target, range } = *self;
+        let reading = fetch::read(client, settings, target, range);
+        shared.spawn(async move {
+            match reading.await {
+                Ok(parts) => when_read(Ok(&parts.iter().map(|part| &**part).collect::<Vec<_>>())),
+                Err(error) => when_read(Err(error)),
+            }
+        });
     }
 }
 

@@ -10,5 +10,5 @@ pub mod read_queue;
 mod shared_budget;
 
 pub use read_ahead::{Pending, read, start, start_unready};
-pub use read_queue::{Job, ReadQueue};
+pub use read_queue::{Job, Permit, ReadQueue};
 pub use shared_budget::SharedBudget;

@@ -4,13 +4,14 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::pool;
-use super::read_queue::{Job, ReadQueue};
+use super::read_queue::{Job, Permit, ReadQueue};
 use crate::records::storage_latency;
 use crate::records::{Files, Outcome, Plan, Records, Scratch, SortedPositions, Unit, UnitRecords};
 use crate::{Error, Result, process};
@@ -175,6 +176,14 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Pending<S> {
 }
 
 impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Job for ReadJob<S> {
+    fn start_next(self: Arc<Self>, permit: Permit) -> Option<Permit> {
+        let permit = self.start_task(permit);
+        if permit.is_none() {
+            lock(&self.todo).num_queued -= 1;
+        }
+        permit
+    }
+
     fn run_next(self: Arc<Self>) {
         lock(&self.todo).num_queued -= 1;
         // On fast storage one call runs many tasks; on slow storage it runs one, and where storage
@@ -203,10 +212,29 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
             (&ReadTask::Prepare(file), _) => file,
             _ => 0,
         };
-        let result = catch_unwind(AssertUnwindSafe(|| self.result_of(task)))
-            .unwrap_or_else(|payload| Err(Error::Panicked(text_of(payload.as_ref()))));
+        let result = catching_panics(|| self.result_of(task));
         self.record(1, result.map_err(|error| (first, error)));
         true
+    }
+
+    /// Starts a task that has not started without waiting, if the storage permits; else returns
+    /// `permit`.
+    fn start_task(self: &Arc<Self>, permit: Permit) -> Option<Permit> {
+        let Some(plan) = self.plan.get().filter(|plan| plan.is_slow()) else { return Some(permit) };
+        if self.abandoned.load(Ordering::Relaxed) {
+            return Some(permit);
+        }
+        let mut todo = lock(&self.todo);
+        let Some(ReadTask::Read(unit)) = todo.tasks.front() else { return Some(permit) };
+        let Some((extent, request)) = plan.request(unit) else { return Some(permit) };
+        let Some(ReadTask::Read(unit)) = todo.tasks.pop_front() else { return Some(permit) };
+        drop(todo);
+        let first = plan.first_pick(&unit);
+        let requested =
+            Requested { job: Arc::clone(self), unit: Some(unit), first, _permit: permit };
+        let started = Instant::now();
+        request.send(Box::new(move |bytes| requested.take(&extent, started.elapsed(), bytes)));
+        None
     }
 
     fn result_of(self: &Arc<Self>, task: ReadTask<S>) -> Result<Option<UnitRecords>> {
@@ -260,6 +288,42 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
     }
 }
 
+/// A task whose bytes have been requested. Its permit is free again when it is dropped.
+struct Requested<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> {
+    job: Arc<ReadJob<S>>,
+    /// What is read, until it is done.
+    unit: Option<Unit<S>>,
+    first: usize,
+    _permit: Permit,
+}
+
+impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Requested<S> {
+    /// Takes the records out of the bytes of `extent`, which took `elapsed` to arrive.
+    fn take(mut self, extent: &Range<u64>, elapsed: Duration, bytes: Result<&[&[u8]]>) {
+        let (Some(unit), Some(plan)) = (self.unit.take(), self.job.plan.get()) else { return };
+        let len = usize::try_from(extent.end - extent.start).unwrap_or(usize::MAX);
+        plan.latency.add(elapsed, len);
+        let records = bytes.and_then(|pieces| {
+            let read = || {
+                SCRATCH
+                    .with_borrow_mut(|scratch| plan.read_part(unit, extent.start, pieces, scratch))
+            };
+            catching_panics(read)
+        });
+        self.job.record(1, records.map(Some).map_err(|error| (self.first, error)));
+    }
+}
+
+impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Drop for Requested<S> {
+    fn drop(&mut self) {
+        // The storage has dropped it: somebody waits all the same.
+        if self.unit.take().is_some() {
+            let error = Error::Panicked("a thread that reads panicked".to_owned());
+            self.job.record(1, Err((self.first, error)));
+        }
+    }
+}
+
 impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Pending<S> {
     /// Waits for the records; this thread runs tasks that have not started.
     ///
@@ -275,13 +339,19 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Pending<S> {
         if self.owner != process::id() {
             return self.read_again();
         }
-        if job.queue.enter() {
-            while job.run_task() {
-                if job.is_io_bound() {
-                    job.submit();
-                }
+        let mut held = job.queue.enter();
+        while let Some(permit) = held {
+            let Some(permit) = job.start_task(permit) else {
+                held = job.queue.enter();
+                continue;
+            };
+            if !job.run_task() {
+                break;
             }
-            job.queue.leave();
+            if job.is_io_bound() {
+                job.submit();
+            }
+            held = Some(permit);
         }
         let started = Instant::now();
         let mut progress = job.wait();
@@ -319,6 +389,11 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Pending<S> {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn catching_panics<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|payload| Err(Error::Panicked(text_of(payload.as_ref()))))
 }
 
 fn text_of(payload: &(dyn Any + Send)) -> String {

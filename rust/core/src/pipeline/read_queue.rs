@@ -14,6 +14,31 @@ pub const DEFAULT_IN_FLIGHT: usize = 128;
 pub trait Job: Send + Sync {
     /// Runs the next task, unless all have started.
     fn run_next(self: Arc<Self>);
+
+    /// Starts the next task without waiting, if it is a read that needs no thread: it keeps `permit`
+    /// until it has ended. Else returns that.
+    fn start_next(self: Arc<Self>, permit: Permit) -> Option<Permit> {
+        Some(permit)
+    }
+}
+
+/// Counts as one read in flight. When it is dropped, the next one that waits starts.
+#[derive(Debug)]
+pub struct Permit(Option<ReadQueue>);
+
+impl Permit {
+    /// Leaves the count as it is: it is somebody else's from now on.
+    fn give_up(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        if let Some(queue) = self.0.take() {
+            queue.go_on(1);
+        }
+    }
 }
 
 /// A FIFO queue of reads.
@@ -75,61 +100,62 @@ impl ReadQueue {
         let more = count.min(self.0.max_in_flight - state.in_flight);
         state.in_flight += more;
         drop(state);
-        self.add_threads(more);
+        self.go_on(more);
     }
 
-    /// Counts this thread as one that reads, if the limit permits; it must then call
-    /// [`leave`](Self::leave).
-    pub(super) fn enter(&self) -> bool {
+    /// Counts the caller as one that reads, if the limit permits.
+    pub(super) fn enter(&self) -> Option<Permit> {
         let mut state = self.state();
         let may_enter = state.in_flight < self.0.max_in_flight;
         state.in_flight += usize::from(may_enter);
-        may_enter
+        may_enter.then(|| self.permit())
     }
 
-    /// Ends what `enter` started; another thread takes over if jobs are waiting.
-    pub(super) fn leave(&self) {
-        let mut state = self.state();
-        if state.waiting.is_empty() {
-            state.in_flight -= 1;
-        } else {
-            drop(state);
-            self.add_threads(1);
-        }
+    /// For one that is counted already.
+    fn permit(&self) -> Permit {
+        Permit(Some(self.clone()))
     }
 
-    fn add_threads(&self, count: usize) {
-        if count > 0 {
-            pool::submit(count, || {
+    /// Starts `count` tasks, which are counted already, of the jobs that wait.
+    fn go_on(&self, count: usize) {
+        for number in 0..count {
+            let Some(job) = self.next() else { continue };
+            let Some(permit) = Arc::clone(&job).start_next(self.permit()) else { continue };
+            permit.give_up();
+            self.state().waiting.push_front((job, 1));
+            // If one needs a thread, the next ones mostly do.
+            pool::submit(count - number, || {
                 let queue = self.clone();
                 Box::new(move || queue.work())
             });
+            return;
         }
     }
 
     /// Runs waiting jobs until none is left.
     fn work(&self) {
-        loop {
-            let mut state = self.state();
-            let Some((job, count)) = state.waiting.front_mut() else {
-                state.in_flight -= 1;
-                return;
-            };
-            *count -= 1;
-            let job = if *count == 0 {
-                state.waiting.pop_front().map(|(job, _)| job)
-            } else {
-                Some(Arc::clone(job))
-            };
-            drop(state);
-            if let Some(job) = job {
-                job.run_next();
-            }
+        while let Some(job) = self.next() {
+            let Some(permit) = Arc::clone(&job).start_next(self.permit()) else { return };
+            job.run_next();
             if pool::is_crowded() {
-                self.leave();
-                return;
+                return; // which drops the permit: another thread takes over
             }
+            permit.give_up();
         }
+    }
+
+    /// The job whose task is next. If none waits, the caller counts no more.
+    fn next(&self) -> Option<Arc<dyn Job>> {
+        let mut state = self.state();
+        let Some((job, count)) = state.waiting.front_mut() else {
+            state.in_flight -= 1;
+            return None;
+        };
+        *count -= 1;
+        if *count > 0 {
+            return Some(Arc::clone(job));
+        }
+        state.waiting.pop_front().map(|(job, _)| job)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -5,11 +5,16 @@ use std::sync::{Arc, OnceLock};
 
 use super::chunk_cache::ChunkCache;
 use super::record_file::{FileHandle, Pick, RecordFile};
+use super::storage::ReadRequest;
 use super::storage_latency::StorageLatency;
 use crate::Result;
 
 /// About how many bytes a unit reads where storage is fast; less does not pay for a second thread.
 const UNIT_LEN: u64 = 1 << 20;
+/// Longer records are better copied and verified by a thread of their own than by one of the storage.
+const MAX_DIRECT_REQUEST_LEN: u64 = 1 << 20;
+/// The same for what has to be decoded.
+const MAX_DECODED_REQUEST_LEN: u64 = 64 << 10;
 /// Records of this length or more are read directly into their slots.
 const MIN_DIRECT_LEN: u32 = 4 << 10;
 
@@ -224,6 +229,25 @@ impl Plan {
             push(begin..unit.requests.end);
         }
         units
+    }
+
+    /// What requests the bytes of `unit`, if no thread needs to wait for them, and where they begin:
+    /// [`read_part`](Self::read_part) then takes the records.
+    pub(crate) fn request<S>(&self, unit: &Unit<S>) -> Option<(Range<u64>, Box<dyn ReadRequest>)> {
+        let [request] = self.requests.get(unit.requests.clone())? else { return None };
+        let extent = request.extent.clone();
+        let max_len =
+            if request.is_direct { MAX_DIRECT_REQUEST_LEN } else { MAX_DECODED_REQUEST_LEN };
+        let planned = &self.files[self.picks[request.picks.start].file as usize];
+        let needs_thread = extent.end - extent.start > max_len
+            || planned.file.has_groups()
+            || !planned.file.stored().has_requests();
+        if needs_thread {
+            return None;
+        }
+        // Whatever is wrong, a thread that reads will find it.
+        let request = planned.handle(&self.latency).ok()?.request(extent.clone())?;
+        Some((extent, request))
     }
 
     /// The index of the first pick of `unit`.

@@ -12,8 +12,9 @@ use super::chunk_records::ChunkRecords;
 use super::decode_scratch::{DecodeScratch, MAX_RETAINED_LEN};
 use super::plan::{Plan, PlannedFile, Request, Unit};
 use super::raw_bytes::{WHOLE_READ_LEN, grow_to};
-use super::record_file::{Pick, RecordFile};
-use super::storage::Reader;
+use super::record_file::{FileHandle, Pick, RecordFile};
+use super::storage::{ReadPart, Reader};
+use super::storage_latency::StorageLatency;
 use crate::Result;
 use crate::bytes;
 use crate::write_prefetcher::WritePrefetcher;
@@ -43,6 +44,32 @@ impl Plan {
         scratch: &mut Scratch,
         may_stop: bool,
     ) -> Result<Outcome<S>> {
+        self.read_from(unit, None, scratch, may_stop)
+    }
+
+    /// Takes the records of `unit`, which is one request, out of its bytes from position `begin` on.
+    pub(crate) fn read_part<S: AsMut<[MaybeUninit<u8>]>>(
+        &self,
+        unit: Unit<S>,
+        begin: u64,
+        pieces: &[&[u8]],
+        scratch: &mut Scratch,
+    ) -> Result<UnitRecords> {
+        let pick = &self.picks[self.first_pick(&unit)];
+        let path = self.files[pick.file as usize].file.stored().path();
+        let (part, not_measured) = (ReadPart { path, begin, pieces }, StorageLatency::default());
+        let reader = Reader::new(&part, &not_measured);
+        Ok(self.read_from(unit, Some(reader), scratch, false)?.records)
+    }
+
+    /// Reads from the files, or by `reader` if there is one.
+    fn read_from<S: AsMut<[MaybeUninit<u8>]>>(
+        &self,
+        unit: Unit<S>,
+        only_reader: Option<Reader<'_>>,
+        scratch: &mut Scratch,
+        may_stop: bool,
+    ) -> Result<Outcome<S>> {
         let Unit { requests, mut slots } = unit;
         let picks = self.picks_of(&requests);
         let may_stop = may_stop && !self.latency.is_slow();
@@ -57,20 +84,25 @@ impl Plan {
             unverified: Vec::new(),
         };
         let mut prefetcher = WritePrefetcher::take();
-        let mut handle = None;
+        let mut handle: Option<(u32, FileHandle)> = None;
         let mut remaining = None;
         for number in requests.clone() {
             let request = &self.requests[number];
             let picks = &self.picks[request.picks.clone()];
             let planned = &self.files[picks[0].file as usize];
-            let handle = match &handle {
-                Some((file, handle)) if *file == picks[0].file => handle,
-                _ => &handle.insert((picks[0].file, planned.handle(&self.latency)?)).1,
+            let reader = match (only_reader, &handle) {
+                (Some(reader), _) => reader,
+                (None, Some((file, handle))) if *file == picks[0].file => {
+                    handle.reader(&self.latency)
+                }
+                (None, _) => {
+                    let opened = (picks[0].file, planned.handle(&self.latency)?);
+                    handle.insert(opened).1.reader(&self.latency)
+                }
             };
-            let reader = handle.reader(&self.latency);
             if read_direct(&*planned.file, reader, request, picks, &mut sink)? {
                 if sink.unverified.len() == MAX_LANES {
-                    self.verify(scratch, &mut sink, &mut prefetcher)?;
+                    self.verify(only_reader, scratch, &mut sink, &mut prefetcher)?;
                 }
             } else if planned.file.has_groups() {
                 self.read_groups(planned, reader, picks, scratch, &mut sink)?;
@@ -85,7 +117,7 @@ impl Plan {
                 break;
             }
         }
-        self.verify(scratch, &mut sink, &mut prefetcher)?;
+        self.verify(only_reader, scratch, &mut sink, &mut prefetcher)?;
         scratch.trim();
         let records = sink.records;
         let rest = remaining.map(|requests| {
@@ -98,6 +130,7 @@ impl Plan {
     /// Verifies the checksums of direct reads and reads damaged records again.
     fn verify<S: AsMut<[MaybeUninit<u8>]>>(
         &self,
+        only_reader: Option<Reader<'_>>,
         scratch: &mut Scratch,
         sink: &mut Sink<'_, S>,
         prefetcher: &mut WritePrefetcher,
@@ -110,7 +143,7 @@ impl Plan {
             picks.iter().zip(UnverifiedRecord::damaged(unverified, prefetcher))
         {
             if let Some(slot) = damaged {
-                self.reread(*at, pick, slot, scratch, sink)?;
+                self.reread(only_reader, *at, pick, slot, scratch, sink)?;
             }
         }
         Ok(())
@@ -119,6 +152,7 @@ impl Plan {
     /// Reads a record again with its whole chunk, which reports what is wrong.
     fn reread<S: AsMut<[MaybeUninit<u8>]>>(
         &self,
+        only_reader: Option<Reader<'_>>,
         at: usize,
         pick: &Pick,
         slot: &mut [u8],
@@ -126,8 +160,13 @@ impl Plan {
         sink: &mut Sink<'_, S>,
     ) -> Result<()> {
         let planned = &self.files[pick.file as usize];
-        let handle = planned.handle(&self.latency)?;
-        let reader = handle.reader(&self.latency);
+        let handle;
+        let reader = if let Some(reader) = only_reader {
+            reader
+        } else {
+            handle = planned.handle(&self.latency)?;
+            handle.reader(&self.latency)
+        };
         let decoded =
             planned.file.read_chunk(reader, pick, &mut scratch.raw, &mut scratch.decoded)?;
         let record = record_of(pick, &decoded);

@@ -13,7 +13,7 @@ use super::checksum::UnverifiedRecord;
 use super::chunk_records::ChunkRecords;
 use super::decode_scratch::DecodeScratch;
 use super::format_error::FormatError;
-use super::storage::{ReadAt, Reader, StoredFile};
+use super::storage::{ReadAt, ReadRequest, Reader, StoredFile};
 use super::storage_latency::StorageLatency;
 use crate::{Error, Result};
 
@@ -143,6 +143,11 @@ impl FileHandle {
             file.stored().accept_id(id);
         }
         Ok(Self(reopened.bytes))
+    }
+
+    /// A request for the bytes of `extent`; see [`ReadAt::request`].
+    pub(crate) fn request(&self, extent: Range<u64>) -> Option<Box<dyn ReadRequest>> {
+        self.0.request(extent)
     }
 
     /// A reader that measures `latency`.

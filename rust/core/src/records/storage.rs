@@ -1,14 +1,14 @@
 //! The interface of a storage: files by path, and any range of their bytes. It knows no format.
 
 use std::fmt::Debug;
-use std::io::Write;
+use std::io::{self, Write};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::storage_latency::StorageLatency;
-use crate::Result;
 use crate::bytes::ScatterBuffers;
+use crate::{Error, Result};
 
 /// Where files are. Every call may block: slow storage is read by many threads.
 pub trait Storage: Debug + Send + Sync {
@@ -39,6 +39,11 @@ pub trait StoredFile: Debug + Send + Sync {
     /// What else tells its content from that at other times, such as the tag of an object.
     fn tag(&self) -> Option<&str> {
         None
+    }
+
+    /// Whether it can be opened without waiting, and [`ReadAt::request`] may return requests.
+    fn has_requests(&self) -> bool {
+        false
     }
 
     /// Opens the file for some reads and checks that it is still the same file, except if it
@@ -83,7 +88,21 @@ pub trait ReadAt: Debug + Send + Sync {
     fn start(&self, _range: Range<u64>) -> Option<Box<dyn StartedRead>> {
         None
     }
+
+    /// A request for the bytes of `range`, which the file has, if nobody needs to wait for them.
+    fn request(&self, _range: Range<u64>) -> Option<Box<dyn ReadRequest>> {
+        None
+    }
 }
+
+/// A read whose bytes are passed on by a thread of the storage when they have arrived.
+pub trait ReadRequest: Send {
+    /// Starts the read. Returns at once, and before `when_read` is called.
+    fn send(self: Box<Self>, when_read: WhenRead);
+}
+
+/// Takes the bytes that were read, in parts, or the error. It must not wait.
+pub type WhenRead = Box<dyn FnOnce(Result<&[&[u8]]>) + Send>;
 
 /// A read in flight. Dropping it abandons it.
 pub trait StartedRead: Send {
@@ -104,6 +123,53 @@ pub trait WriteFile: Debug + Send + Write {
     /// # Errors
     /// If that fails.
     fn close(self: Box<Self>) -> Result<()>;
+}
+
+/// A part of a file that has been read.
+#[derive(Debug)]
+pub(crate) struct ReadPart<'a> {
+    /// The path of the file, for errors.
+    pub(crate) path: &'a Path,
+    /// Where in the file the bytes begin.
+    pub(crate) begin: u64,
+    /// The bytes, in pieces.
+    pub(crate) pieces: &'a [&'a [u8]],
+}
+
+impl ReadPart<'_> {
+    /// Passes at most `len` bytes from position `at` on to `sink`, in order; returns how many.
+    fn copy(&self, at: u64, len: usize, mut sink: impl FnMut(&[u8])) -> usize {
+        let Some(skipped) = at.checked_sub(self.begin) else { return 0 };
+        let mut skipped = usize::try_from(skipped).unwrap_or(usize::MAX);
+        let mut left = len;
+        for piece in self.pieces {
+            let begin = skipped.min(piece.len());
+            skipped -= begin;
+            let piece = &piece[begin..piece.len().min(begin.saturating_add(left))];
+            left -= piece.len();
+            sink(piece);
+        }
+        len - left
+    }
+}
+
+impl ReadAt for ReadPart<'_> {
+    fn read_at(&self, out: &mut [u8], at: u64) -> Result<()> {
+        let mut filled = 0;
+        let copied = self.copy(at, out.len(), |bytes| {
+            out[filled..filled + bytes.len()].copy_from_slice(bytes);
+            filled += bytes.len();
+        });
+        if copied < out.len() {
+            return Err(Error::io(self.path, "read", io::ErrorKind::UnexpectedEof.into()));
+        }
+        Ok(())
+    }
+
+    fn read_scattered(&self, buffers: &mut ScatterBuffers<'_>, at: u64) -> Result<()> {
+        self.copy(at, buffers.byte_len(), |bytes| buffers.fill(bytes));
+        Ok(())
+    }
 }
 
 /// Reads a file and measures the latency of its storage.

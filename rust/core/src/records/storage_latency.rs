@@ -167,6 +167,13 @@ impl StorageLatency {
         result
     }
 
+    /// Adds a read of `len` bytes that took `elapsed`.
+    pub(crate) fn add(&self, elapsed: Duration, len: usize) {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(len as u64, Ordering::Relaxed);
+        self.record(elapsed, len);
+    }
+
     fn record(&self, elapsed: Duration, len: usize) {
         let elapsed_ns = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
         self.timed_reads.fetch_add(1, Ordering::Relaxed);
