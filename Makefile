@@ -143,6 +143,7 @@ sanitize: $(VENV)/.rust ## the engine's arena, hand-over and threads under two s
 	$(call sanitized,address) $(DELIBERATE)written_past 2>&1 | grep 'ERROR: .*: heap-buffer-overflow'
 	$(call sanitized,thread) --lib -- $(IN_TURN) batch:: pipeline:: shared_
 	$(call sanitized,thread) --test batch --test hand_over -- $(IN_TURN) --skip schedules::
+	$(call sanitized,thread) --test slow_storage -- $(IN_TURN) reads request damage
 	$(call sanitized,thread) $(DELIBERATE)written_while 2>&1 | grep 'WARNING: .*: data race'
 
 # Tests under a sanitizer, with the stable compiler.

@@ -88,12 +88,16 @@ impl StoredFile for SlowFile {
     }
 }
 
-impl ReadAt for SlowFile {
-    fn read_at(&self, out: &mut [u8], at: u64) -> Result<()> {
+impl SlowFile {
+    fn begin_read(&self) {
         let storage = &self.storage;
         storage.num_reads.fetch_add(1, Ordering::Relaxed);
         let now = storage.in_flight.fetch_add(1, Ordering::Relaxed) + 1;
         storage.max_in_flight.fetch_max(now, Ordering::Relaxed);
+    }
+
+    fn end_read(&self, out: &mut [u8], at: u64) -> Result<()> {
+        let storage = &self.storage;
         let delay = storage.delay_us.load(Ordering::Relaxed);
         if delay > 0 {
             std::thread::sleep(Duration::from_micros(delay as u64));
@@ -105,6 +109,13 @@ impl ReadAt for SlowFile {
         let at = usize::try_from(at).unwrap();
         out.copy_from_slice(&self.bytes[at..at + out.len()]);
         Ok(())
+    }
+}
+
+impl ReadAt for SlowFile {
+    fn read_at(&self, out: &mut [u8], at: u64) -> Result<()> {
+        self.begin_read();
+        self.end_read(out, at)
     }
 
     fn read_scattered(&self, buffers: &mut ScatterBuffers<'_>, at: u64) -> Result<()> {
@@ -126,12 +137,13 @@ impl ReadRequest for SlowRequest {
     fn send(self: Box<Self>, when_read: WhenRead) {
         let Self(file, range) = *self;
         file.storage.num_requests.fetch_add(1, Ordering::Relaxed);
+        file.begin_read();
         std::thread::spawn(move || {
             if file.storage.forgets.load(Ordering::Relaxed) {
                 return;
             }
             let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap()];
-            match file.read_at(&mut bytes, range.start) {
+            match file.end_read(&mut bytes, range.start) {
                 Ok(()) => {
                     let (front, rest) = bytes.split_at(bytes.len() / 3);
                     when_read(Ok(&[front, &[], &rest[..1], &rest[1..]]));
@@ -238,6 +250,8 @@ fn reads_in_flight_reach_the_limit_and_records_stay_in_order() {
         [1, 7, 100].into_iter().flat_map(|max| [(max, false), (max, true)])
     {
         storage.set_has_requests(has_requests);
+        // Long enough for all to start, on a busy machine too.
+        storage.set_delay_us(if max_in_flight == 100 { 20_000 } else { 4000 });
         storage.take_num_requests();
         let queue = ReadQueue::new(max_in_flight);
         let blocks: Vec<Vec<u64>> = scattered(1000)
@@ -389,7 +403,7 @@ fn damage_is_reported_alike_whoever_reads_it() {
     for (name, options) in [("direct", "uncompressed"), ("decoded", "zstd")] {
         let source = storage.add(name, 300, 5000, &format!("group_size:1,{options}"));
         let files = slow(&storage, [source]);
-        let num_records = u64::try_from(files.len()).unwrap();
+        let num_records = files.len();
         let mut bytes = (*storage.0.files.lock().unwrap()[Path::new(name)]).clone();
         for at in (1000..bytes.len() / 8).step_by(bytes.len() / 200 + 3) {
             bytes[at] ^= 1;

@@ -208,3 +208,39 @@ impl<'a> Reader<'a> {
         self.latency.measure(buffers.byte_len(), || self.bytes.read_scattered(buffers, at))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn part_is_read_like_the_file() {
+        let file: Vec<u8> = (0..40).collect();
+        let pieces: [&[u8]; 4] = [&file[10..13], &[], &file[13..14], &file[14..30]];
+        let part = ReadPart { path: Path::new("file"), begin: 10, pieces: &pieces };
+        for begin in 5..35_usize {
+            for len in 0..30 {
+                let wanted = begin..begin + len;
+                let is_there = begin >= 10 && wanted.end <= 30 || len == 0;
+                let mut out = vec![0; len];
+                let read = part.read_at(&mut out, begin as u64);
+                assert_eq!(read.is_ok(), is_there, "{wanted:?}");
+                if is_there {
+                    assert_eq!(out, file[wanted.clone()]);
+                }
+                let mut head = [0; 2];
+                let mut out = vec![0; len];
+                let mut buffers = ScatterBuffers::with_capacity(2);
+                buffers.push_initialised(&mut head);
+                buffers.push_initialised(&mut out);
+                part.read_scattered(&mut buffers, begin as u64).unwrap();
+                let num_there = if begin < 10 { 0 } else { 30_usize.saturating_sub(begin) };
+                assert_eq!(buffers.are_full(), num_there >= len + 2, "{wanted:?}");
+                drop(buffers);
+                if num_there >= len + 2 {
+                    assert_eq!([&head[..], &out].concat(), file[begin..begin + len + 2]);
+                }
+            }
+        }
+    }
+}
