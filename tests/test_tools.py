@@ -7,10 +7,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from record_formats import bagz
 from test_convert import tfrecord, write_tfrecord
 
 import grainmill as grain
-from grainmill._tools import completion, console, formats, info, tf_example
+from grainmill._tools import completion, console, formats, info, tf_example, verify
 from grainmill._tools.console import ExitCode
 from grainmill._tools.main import COMMANDS, command_parser, main
 from grainmill.array_record import ArrayRecordWriter
@@ -323,6 +324,36 @@ def test_verify_names_every_line_that_is_not_json(tmp_path, capsys):
     code, out, _ = call(capsys, "verify", tmp_path / "a.jsonl", "--json")
     assert code == ExitCode.DAMAGED
     assert [bad["record"] for bad in json.loads(out)["files"][0]["problems"]] == [1, 3]
+
+
+@pytest.mark.parametrize("suffix", ["array_record", "tfrecord", "jsonl", "bag"])
+def test_verify_shows_progress_within_a_file_and_can_be_interrupted(tmp_path, suffix):
+    records = [b'{"a": "%s"}' % (b"%d" % number * 1000) for number in range(5000)]
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "array_record":
+        write_array_record(path, records, "uncompressed")
+    elif suffix == "tfrecord":
+        path.write_bytes(tfrecord(records))
+    elif suffix == "jsonl":
+        path.write_bytes(b"".join(record + b"\n" for record in records))
+    else:
+        path.write_bytes(bagz(records))
+    told = []
+    report = verify.check_file(str(path), None, 10, lambda *progress: told.append(progress))
+    assert not report["problems"]
+    shares, counts = zip(*told, strict=True)
+    assert len(told) >= 4
+    assert list(shares) == sorted(shares)
+    assert 0.6 < shares[-1] <= 1
+    assert list(counts) == sorted(counts)
+    assert counts[-1] <= report["records"] == 5000
+
+    def interrupt(share, _num_records):
+        if share > 0.2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        verify.check_file(str(path), None, 10, interrupt)
 
 
 def test_manifests_are_written_and_checked(tmp_path, capsys, monkeypatch):

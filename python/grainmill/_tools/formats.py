@@ -174,7 +174,10 @@ def detect(path: str, given: str | None = None) -> Format:
         found = of_name(path) or of_content(path)
     else:
         check_readable(path)
-        found = of_content(path) or of_name(path)
+        found, by_name = of_content(path), of_name(path)
+        # A Bagz file begins with its first record, which may be JSON.
+        if found is None or by_name is FORMATS["bagz"]:
+            found = by_name
     if found is None:
         raise CommandError(
             f"{path}: its format is not known from its name or content; pass --from "

@@ -24,6 +24,7 @@ from grainmill._url import is_url
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
 _MANIFEST = "grainmill manifest of files"
 
@@ -68,13 +69,14 @@ def run(options: argparse.Namespace) -> int:
     found = []
     for number, path in enumerate(paths):
         progress.note(f"{number} of {len(paths)} files")
-        report = check_file(path, options.format, options.max_problems)
+        part = _FileProgress(progress, lens[number])
+        report = check_file(path, options.format, options.max_problems, part.tell)
         if manifest is not None:
             report["sha256"] = _sha256(path)
             if expected is not None:
                 report["problems"] += _differences(report, expected.get(_key(path, manifest)))
         found.append(report)
-        progress.add(lens[number], report["records"])
+        part.tell(1.0, report["records"])
     progress.close()
     missing = _missing(expected, paths, manifest)
     num_problems = sum(len(report["problems"]) for report in found) + len(missing)
@@ -92,16 +94,45 @@ def run(options: argparse.Namespace) -> int:
     return ExitCode.DAMAGED if num_problems else ExitCode.OK
 
 
-def check_file(path: str, given: str | None, max_problems: int) -> dict[str, Any]:
-    """What is wrong with one file: every place, up to `max_problems`."""
+class _FileProgress:
+    """Adds the progress of one file, which counts as `total`, to that of all."""
+
+    def __init__(self, progress: Progress, total: float) -> None:
+        self._progress = progress
+        self._total = total
+        self._share = 0.0
+        self._num_records = 0
+
+    def tell(self, share: float, num_records: int) -> None:
+        self._progress.add((share - self._share) * self._total, num_records - self._num_records)
+        self._share, self._num_records = share, num_records
+
+
+def _tell_nobody(_share: float, _num_records: int) -> None:
+    pass
+
+
+def check_file(
+    path: str,
+    given: str | None,
+    max_problems: int,
+    tell: Callable[[float, int], None] = _tell_nobody,
+) -> dict[str, Any]:
+    """What is wrong with one file: every place, up to `max_problems`.
+
+    `tell` is called now and then with the share of the file and the number of records read so far.
+    """
     found = formats.detect(path, given)
-    report: dict[str, Any] = {
-        "path": path,
-        "format": found.name,
-        "bytes": len(_native.FileBytes(path)),
-    }
+    byte_len = len(_native.FileBytes(path))
+    report: dict[str, Any] = {"path": path, "format": found.name, "bytes": byte_len}
+    # Lines are read a second time, as JSON.
+    share = 0.5 if found.name == "jsonl" else 1.0
+
+    def tell_bytes(num_bytes: int, num_records: int) -> None:
+        tell(share * min(num_bytes / max(byte_len, 1), 1.0), num_records)
+
     if found.name == "array_record":
-        native = _native.verify_array_record(path, max_problems)
+        native = _native.verify_array_record(path, max_problems, tell_bytes)
         indexed = native["indexed_records"]
         report |= {
             "records": native["num_records"],
@@ -116,7 +147,7 @@ def check_file(path: str, given: str | None, max_problems: int) -> dict[str, Any
         return report | {"problems": problems}
     if found.in_order:
         stream = _native.RecordStream(path, found.name)
-        damages = stream.verify(max_problems)
+        damages = stream.verify(max_problems, tell_bytes)
         problems = [
             {"offset": offset, "record": record, "problem": problem}
             for record, offset, problem in damages
@@ -125,14 +156,22 @@ def check_file(path: str, given: str | None, max_problems: int) -> dict[str, Any
         total = stream.num_records
         report["records"] = total - sum(1 for record, _, _ in damages if record < total)
         if found.name == "jsonl" and not problems:
-            problems = _bad_json(path, found, max_problems)
+            problems = _bad_json(path, found, max_problems, total, tell)
         return report | {"problems": problems}
-    return report | _read_all(path, found, max_problems)
+    return report | _read_all(path, found, max_problems, tell)
 
 
-def _bad_json(path: str, found: formats.Format, max_problems: int) -> list[dict[str, Any]]:
+def _bad_json(
+    path: str,
+    found: formats.Format,
+    max_problems: int,
+    total: int,
+    tell: Callable[[float, int], None],
+) -> list[dict[str, Any]]:
     problems: list[dict[str, Any]] = []
     for number, line in enumerate(reading.records(path, found)):
+        if number % 1000 == 0:
+            tell(0.5 + 0.5 * number / max(total, 1), total)
         try:
             json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -142,7 +181,9 @@ def _bad_json(path: str, found: formats.Format, max_problems: int) -> list[dict[
     return problems
 
 
-def _read_all(path: str, found: formats.Format, max_problems: int) -> dict[str, Any]:
+def _read_all(
+    path: str, found: formats.Format, max_problems: int, tell: Callable[[float, int], None]
+) -> dict[str, Any]:
     """Reads each record of a file whose format has no checks of its own."""
     problems: list[dict[str, Any]] = []
     try:
@@ -156,6 +197,7 @@ def _read_all(path: str, found: formats.Format, max_problems: int) -> dict[str, 
     intact = 0
     while pending and len(problems) < max_problems:
         block = pending.pop()
+        tell(block.start / len(source), intact)
         try:
             intact += len(source.__getitems__(block))
         except (GrainmillError, ValueError) as error:

@@ -197,7 +197,7 @@ fn every_damaged_chunk_is_named() {
     let records: Vec<_> = (0..100_u8).map(|n| vec![n; 100]).collect();
     let bytes = written("uncompressed", &records);
     fs::write(&path, &bytes).unwrap();
-    let report = verify::verify(&LocalFiles, &path, 100).unwrap();
+    let report = verify::verify(&LocalFiles, &path, 100, &mut |_, _| Ok(())).unwrap();
     assert_eq!((report.num_records, report.problems.len()), (100, 0));
     assert_eq!((report.num_chunks, report.record_bytes), (100, 10_000));
     let mut damaged = bytes;
@@ -209,9 +209,12 @@ fn every_damaged_chunk_is_named() {
     let at = damaged.windows(100).position(|bytes| bytes == [50; 100]).unwrap();
     damaged[at - 20] ^= 4;
     fs::write(&path, &damaged).unwrap();
-    let report = verify::verify(&LocalFiles, &path, 100).unwrap();
+    let report = verify::verify(&LocalFiles, &path, 100, &mut |_, _| Ok(())).unwrap();
     let chunks: Vec<_> = report.problems.iter().map(|problem| problem.chunk).collect();
     assert_eq!(chunks, [Some(0), Some(17), Some(50), Some(99)]);
     assert_eq!((report.num_records, report.indexed_records), (96, Some(100)));
-    assert_eq!(verify::verify(&LocalFiles, &path, 2).unwrap().problems.len(), 2);
+    assert_eq!(
+        verify::verify(&LocalFiles, &path, 2, &mut |_, _| Ok(())).unwrap().problems.len(),
+        2
+    );
 }

@@ -352,7 +352,7 @@ fn verification_ends_with_the_last_damage_that_is_wanted() {
     }
     for (max, expected) in [(0, 0), (1, 1), (5, 5), (30_000, 20_000)] {
         let mut stream = opened(&Far::new(&bytes, false), Box::new(TfRecord)).unwrap();
-        let damages = stream.verify(&mut RecordBlock::default(), max).unwrap();
+        let damages = stream.verify(&mut RecordBlock::default(), max, &mut |_, _| Ok(())).unwrap();
         assert!(damages.iter().map(|damage| damage.record).eq(0..expected));
         assert_eq!((stream.num_records(), stream.offset()), (expected, 100 * expected));
     }

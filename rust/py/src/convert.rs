@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 
 use crate::error::Raised;
-use crate::python_input::{PythonInput, RaisedByInput};
+use crate::python_input::{PythonInput, RaisedByFunction};
 use crate::records::{PyRecordFiles, positions};
 use crate::storage::{PyObjectWriter, storage_of};
 
@@ -56,7 +56,7 @@ impl PyFileBytes {
 #[pyclass(frozen, name = "RecordStream", module = "grainmill._native")]
 pub(crate) struct PyRecordStream {
     stream: Mutex<(RecordStream, RecordBlock)>,
-    raised: RaisedByInput,
+    raised: RaisedByFunction,
 }
 
 fn frames(format_name: &str) -> Result<Box<dyn Frames>> {
@@ -78,7 +78,7 @@ impl PyRecordStream {
         let (storage, frames) = (storage_of(std::iter::once(&path))?, frames(format_name)?);
         let stream = py.detach(|| RecordStream::open(&*storage, &path, frames))?;
         let stream = Mutex::new((stream, RecordBlock::default()));
-        Ok(Self { stream, raised: RaisedByInput::default() })
+        Ok(Self { stream, raised: RaisedByFunction::default() })
     }
 
     /// The records of what `read` returns: it takes the maximum number of bytes and returns the next
@@ -147,9 +147,18 @@ impl PyRecordStream {
         self.detached(py, |stream, block| stream.skip_until(block, until))
     }
 
-    /// Reads to the end; returns the record, offset and problem of up to `max_damages` places.
-    fn verify(&self, py: Python<'_>, max_damages: usize) -> PyResult<Vec<(u64, u64, String)>> {
-        let damages = self.detached(py, |stream, block| stream.verify(block, max_damages))?;
+    /// Reads to the end; returns the record, offset and problem of up to `max_damages` places. `tell` is
+    /// called now and then with the numbers of bytes, as `stored_offset`, and of records read so far.
+    #[pyo3(signature = (max_damages, tell = None))]
+    fn verify(
+        &self,
+        py: Python<'_>,
+        max_damages: usize,
+        tell: Option<Py<PyAny>>,
+    ) -> PyResult<Vec<(u64, u64, String)>> {
+        let mut tell = |len, count| self.raised.tell(tell.as_ref(), len, count);
+        let damages =
+            self.detached(py, |stream, block| stream.verify(block, max_damages, &mut tell))?;
         let tuple = |damage: Damage| (damage.record, damage.offset, damage.problem);
         Ok(damages.into_iter().map(tuple).collect())
     }
@@ -290,15 +299,20 @@ fn closed() -> Error {
 }
 
 /// Verifies an `ArrayRecord` file: every chunk, and the index against them; returns what was found.
+/// `tell` is called about once a mebibyte with the numbers of bytes and records verified so far.
 #[pyfunction]
+#[pyo3(signature = (path, max_problems, tell = None))]
 fn verify_array_record(
     py: Python<'_>,
     path: PathBuf,
     max_problems: usize,
+    tell: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'_, PyDict>> {
     let storage = storage_of(std::iter::once(&path)).map_err(Raised)?;
-    let verify = || verify::verify(&*storage, &path, max_problems);
-    let report = py.detach(verify).map_err(Raised)?;
+    let raised = RaisedByFunction::default();
+    let mut tell = |len, count| raised.tell(tell.as_ref(), len, count);
+    let verify = || verify::verify(&*storage, &path, max_problems, &mut tell);
+    let report = py.detach(verify).map_err(|error| raised.or(error))?;
     let found = PyDict::new(py);
     found.set_item("byte_len", report.byte_len)?;
     found.set_item("num_chunks", report.num_chunks)?;

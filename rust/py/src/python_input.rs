@@ -1,4 +1,4 @@
-//! Bytes that a function of Python reads, in order.
+//! Bytes that a function of Python reads, in order, and functions that are told of progress.
 
 use std::io::{self, BufReader, Read};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,22 +17,22 @@ const READ_LEN: usize = 1 << 20;
 /// What a function reads that takes the maximum number of bytes and returns `bytes`, none at the end.
 pub(crate) struct PythonInput {
     read: Py<PyAny>,
-    raised: RaisedByInput,
+    raised: RaisedByFunction,
 }
 
-/// The exception that such a function has raised.
+/// The exception that such a function, or one that is told of progress, has raised.
 #[derive(Clone, Default)]
-pub(crate) struct RaisedByInput(Arc<Mutex<Option<PyErr>>>);
+pub(crate) struct RaisedByFunction(Arc<Mutex<Option<PyErr>>>);
 
 impl PythonInput {
-    pub(crate) fn new(read: Py<PyAny>) -> (BufReader<Self>, RaisedByInput) {
-        let raised = RaisedByInput::default();
+    pub(crate) fn new(read: Py<PyAny>) -> (BufReader<Self>, RaisedByFunction) {
+        let raised = RaisedByFunction::default();
         let input = Self { read, raised: raised.clone() };
         (BufReader::with_capacity(READ_LEN, input), raised)
     }
 }
 
-impl RaisedByInput {
+impl RaisedByFunction {
     /// The exception that led to `error`, or else that for `error`.
     pub(crate) fn or(&self, error: Error) -> PyErr {
         self.lock().take().unwrap_or_else(|| Raised(error).into())
@@ -46,6 +46,21 @@ impl RaisedByInput {
             Some(interruption) => Err(interruption),
             None => Ok(()),
         }
+    }
+
+    /// Calls `function`, if there is one, with a number of bytes and of records.
+    pub(crate) fn tell(
+        &self,
+        function: Option<&Py<PyAny>>,
+        byte_len: u64,
+        num_records: u64,
+    ) -> grainmill_core::Result<()> {
+        let Some(function) = function else { return Ok(()) };
+        let told = Python::attach(|py| call(function.bind(py), (byte_len, num_records)).map(drop));
+        told.map_err(|error| {
+            *self.lock() = Some(error);
+            Error::Panicked("the function that is told of progress has raised an exception".into())
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<PyErr>> {

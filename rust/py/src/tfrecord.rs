@@ -10,14 +10,14 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::error::Raised;
-use crate::python_input::{PythonInput, RaisedByInput};
+use crate::python_input::{PythonInput, RaisedByFunction};
 use crate::storage::storage_of;
 
 /// The records of a `TFRecord` file, from any byte on.
 #[pyclass(frozen, name = "TFRecordStream", module = "grainmill._native")]
 pub(crate) struct PyTfRecordStream {
     cursor: Mutex<RecordCursor>,
-    raised: RaisedByInput,
+    raised: RaisedByFunction,
 }
 
 #[pymethods]
@@ -27,7 +27,7 @@ impl PyTfRecordStream {
     fn new(py: Python<'_>, path: PathBuf) -> Result<Self, Raised> {
         let storage = storage_of(std::iter::once(&path))?;
         let stream = py.detach(|| RecordStream::open(&*storage, &path, Box::new(TfRecord)))?;
-        Ok(Self { cursor: RecordCursor::new(stream).into(), raised: RaisedByInput::default() })
+        Ok(Self { cursor: RecordCursor::new(stream).into(), raised: RaisedByFunction::default() })
     }
 
     /// The records of what `read` returns: it takes the maximum number of bytes and returns the next

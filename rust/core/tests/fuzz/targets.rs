@@ -187,7 +187,8 @@ fn read_file_in(format: impl Format + 'static, bytes: Vec<u8>) {
 fn verify_file(input: &[u8]) {
     limit_chunks();
     let memory = InMemory(Arc::new(input.to_vec()));
-    let report = verify::verify(&memory, Path::new("fuzzed"), 100).expect("reading memory");
+    let report = verify::verify(&memory, Path::new("fuzzed"), 100, &mut |_, _| Ok(()))
+        .expect("reading memory");
     let storage: Arc<dyn Storage> = Arc::new(memory);
     let format: Arc<dyn Format> = Arc::new(ArrayRecord);
     let set = FileSet::in_storage(&storage, &format, [Source::from(PathBuf::from("fuzzed"))]);

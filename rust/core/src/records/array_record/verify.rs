@@ -44,23 +44,37 @@ pub struct Report {
     pub problems: Vec<Problem>,
 }
 
+/// About how many bytes are verified between two calls of the function that is told.
+const TOLD_LEN: u64 = 1 << 20;
+
 /// Verifies the file at `path`, up to `max_problems`.
 ///
 /// Every chunk is read, its checksums are verified and its records are decoded. After a damaged chunk,
-/// the next one is found by the index, or by the header of a block of 64 KiB.
+/// the next one is found by the index, or by the header of a block of 64 KiB. `tell` is told now and
+/// then how many bytes and records were verified.
 ///
 /// # Errors
-/// If the file cannot be opened or read.
-pub fn verify(storage: &dyn Storage, path: &Path, max_problems: usize) -> Result<Report> {
+/// If the file cannot be opened or read, or of `tell`.
+pub fn verify(
+    storage: &dyn Storage,
+    path: &Path,
+    max_problems: usize,
+    tell: &mut dyn FnMut(u64, u64) -> Result<()>,
+) -> Result<Report> {
     let (stored, bytes) = storage.open(path)?;
     let latency = StorageLatency::default();
     if storage.is_remote(path) {
         latency.expect_slow();
     }
-    verify_stored(&*stored, Reader::new(&*bytes, &latency), max_problems)
+    verify_stored(&*stored, Reader::new(&*bytes, &latency), max_problems, tell)
 }
 
-fn verify_stored(stored: &dyn StoredFile, reader: Reader<'_>, max: usize) -> Result<Report> {
+fn verify_stored(
+    stored: &dyn StoredFile,
+    reader: Reader<'_>,
+    max: usize,
+    tell: &mut dyn FnMut(u64, u64) -> Result<()>,
+) -> Result<Report> {
     let byte_len = stored.byte_len();
     let source = Forward::new(reader, byte_len);
     let mut walk = Walk {
@@ -98,7 +112,7 @@ fn verify_stored(stored: &dyn StoredFile, reader: Reader<'_>, max: usize) -> Res
             }
         },
     }
-    walk.run(max)?;
+    walk.run(max, tell)?;
     let mut report = walk.report;
     report.problems.sort_by_key(|problem| problem.offset);
     report.problems.truncate(max);
@@ -122,8 +136,13 @@ impl<S: RangeReader> Walk<'_, S> {
         self.report.problems.push(Problem { offset, chunk, problem });
     }
 
-    fn run(&mut self, max_problems: usize) -> Result<()> {
+    fn run(
+        &mut self,
+        max_problems: usize,
+        tell: &mut dyn FnMut(u64, u64) -> Result<()>,
+    ) -> Result<()> {
         let mut at = 0;
+        let mut told = 0;
         let mut chunk = 0; // the number of the next chunk in the index
         while at < self.byte_len && self.report.problems.len() < max_problems {
             while self.offset_of(chunk).is_some_and(|offset| offset < at) {
@@ -145,6 +164,10 @@ impl<S: RangeReader> Walk<'_, S> {
             };
             self.check(at, &found, number)?;
             at = found.end;
+            if at - told >= TOLD_LEN {
+                told = at;
+                tell(at, self.report.num_records)?;
+            }
         }
         while let Some(offset) = self.offset_of(chunk) {
             if self.report.problems.len() >= max_problems {

@@ -329,15 +329,23 @@ impl RecordStream {
     }
 
     /// Reads to the end of the file, or behind the last of `max_damages` damaged places, which it
-    /// returns.
+    /// returns. `tell` is told after each block how many bytes of the file, as it is stored, and records
+    /// were read.
     ///
     /// # Errors
-    /// If the file cannot be read.
-    pub fn verify(&mut self, block: &mut RecordBlock, max_damages: usize) -> Result<Vec<Damage>> {
+    /// If the file cannot be read, or of `tell`.
+    pub fn verify(
+        &mut self,
+        block: &mut RecordBlock,
+        max_damages: usize,
+        tell: &mut dyn FnMut(u64, u64) -> Result<()>,
+    ) -> Result<Vec<Damage>> {
         let mut damages = Damages { found: Vec::new(), max: max_damages };
         while damages.found.len() < max_damages
             && self.read_some(block, usize::MAX, u64::MAX, Some(&mut damages))?
-        {}
+        {
+            tell(self.stored_offset(), self.num_records)?;
+        }
         Ok(damages.found)
     }
 
