@@ -326,6 +326,16 @@ def test_verify_names_every_line_that_is_not_json(tmp_path, capsys):
     assert [bad["record"] for bad in json.loads(out)["files"][0]["problems"]] == [1, 3]
 
 
+def test_content_with_a_mark_says_more_than_a_name(tmp_path):
+    def format_of(name, data):
+        (tmp_path / name).write_bytes(data)
+        return formats.detect(str(tmp_path / name)).name
+
+    assert format_of("a.bag", bagz([b'{"a": 1}'])) == "bagz"  # which has no mark
+    assert format_of("b.bag", tfrecord([b"x"])) == "tfrecord"
+    assert format_of("c.txt", b'{"a": 1}\n') == "jsonl"
+
+
 @pytest.mark.parametrize("suffix", ["array_record", "tfrecord", "jsonl", "bag"])
 def test_verify_shows_progress_within_a_file_and_can_be_interrupted(tmp_path, suffix):
     records = [b'{"a": "%s"}' % (b"%d" % number * 1000) for number in range(5000)]

@@ -175,8 +175,9 @@ def detect(path: str, given: str | None = None) -> Format:
     else:
         check_readable(path)
         found, by_name = of_content(path), of_name(path)
-        # A Bagz file begins with its first record, which may be JSON.
-        if found is None or by_name is FORMATS["bagz"]:
+        # A Bagz file has no mark of its own: it begins with its first record, which may be JSON.
+        may_be_bagz = found is FORMATS["jsonl"] and by_name is FORMATS["bagz"]
+        if found is None or may_be_bagz:
             found = by_name
     if found is None:
         raise CommandError(

@@ -123,17 +123,25 @@ impl Object {
                 Ok(bytes)
             }));
         }
-        let (settings, target) = (Arc::clone(&self.bucket.settings), Arc::clone(&self.target));
-        let reading = fetch::read(self.bucket.client()?, settings, target, range);
+        let reading = self.reading(self.bucket.client()?, range);
         Ok(shared.start(async move { Ok(reading.await?.concat()) }))
+    }
+
+    /// Reads `range` from the server when it is polled.
+    fn reading(
+        &self,
+        client: Arc<Client>,
+        range: Range<u64>,
+    ) -> impl Future<Output = Result<Vec<Bytes>>> + Send + use<> {
+        let (settings, target) = (Arc::clone(&self.bucket.settings), Arc::clone(&self.target));
+        fetch::read(client, settings, target, range)
     }
 
     /// Reads from the server.
     fn request(&self, range: Range<u64>, sink: &mut dyn FnMut(&[u8])) -> Result<()> {
         let (client, shared) = (self.bucket.client()?, Shared::get()?);
         let start = |part, permit| {
-            let (settings, target) = (Arc::clone(&self.bucket.settings), Arc::clone(&self.target));
-            let reading = fetch::read(Arc::clone(&client), settings, target, part);
+            let reading = self.reading(Arc::clone(&client), part);
             shared.start(async move {
                 let read = reading.await;
                 drop(permit);
@@ -327,26 +335,20 @@ impl ReadAt for OpenObject {
             return None;
         }
         let (client, shared) = (object.bucket.client().ok()?, Shared::get().ok()?);
-        let (settings, target) = (Arc::clone(&object.bucket.settings), Arc::clone(&object.target));
-        Some(Box::new(Request { client, shared, settings, target, range }))
+        Some(Box::new(Request { shared, reading: object.reading(client, range) }))
     }
 }
 
 /// A read of an object that has not been sent.
-struct Request {
-    client: Arc<Client>,
+struct Request<F> {
     shared: &'static Shared,
-    settings: Arc<Settings>,
-    target: Arc<Target>,
-    range: Range<u64>,
+    reading: F,
 }
 
-impl ReadRequest for Request {
+impl<F: Future<Output = Result<Vec<Bytes>>> + Send + 'static> ReadRequest for Request<F> {
     fn send(self: Box<Self>, when_read: WhenRead) {
-        let Self { client, shared, settings, target, range } = *self;
-        let reading = fetch::read(client, settings, target, range);
-        shared.spawn(async move {
-            match reading.await {
+        self.shared.spawn(async move {
+            match self.reading.await {
                 Ok(parts) => when_read(Ok(&parts.iter().map(|part| &**part).collect::<Vec<_>>())),
                 Err(error) => when_read(Err(error)),
             }
