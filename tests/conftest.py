@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 
+import effort
 import pytest
 from under_test import IS_GRAIN
 
@@ -42,6 +43,7 @@ def pytest_configure(config):
         # grainmill keeps as many files open as this allows, and tests have to exceed it.
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 4096), hard))
+    config.addinivalue_line("markers", "long: only searches longer; runs in `make test-long`")
     config.addinivalue_line(
         "markers",
         "better_than_grain(reason): a defect of Grain 0.2.18; expected to fail only with Grain",
@@ -56,7 +58,11 @@ def pytest_configure(config):
         )
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    if not effort.LONG:
+        long = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
     if not IS_GRAIN:
         return
     for item in items:
