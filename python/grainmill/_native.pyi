@@ -49,6 +49,7 @@ __all__ = [
     "derived_seed",
     "dicts_of",
     "die_with_parent",
+    "features",
     "fill_columns",
     "index_budget",
     "index_bytes",
@@ -59,6 +60,7 @@ __all__ = [
     "object_identities",
     "open_process_file",
     "philox_key",
+    "profile",
     "read_object",
     "remove_object",
     "scalars_to_rows",
@@ -74,6 +76,8 @@ __all__ = [
 ]
 
 __version__: str
+features: list[str]  # of cargo, of those that leave something out where they are off
+profile: str  # of cargo
 
 class GrainmillError(RuntimeError): ...
 

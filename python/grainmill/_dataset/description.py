@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from grainmill import _native
 from grainmill._dataset.iterator import iterator_over
 from grainmill._dataset.stage_facts import joined_length, place_of, runs_in, state_of
 from grainmill._dataset.with_read_options import with_read_options
@@ -83,6 +84,7 @@ class Description:
              3 elements, random access; computed in Rust, on the caller's thread
              elements: int64[?]
         State of an iterator: the next index.
+        Engine: ...
     """
 
     def __init__(self, kind: str, stages: list[tuple[Stage, tuple[str, ...]]], state: str) -> None:
@@ -98,12 +100,12 @@ class Description:
             number += stage.node is not None
             title = f"{number}. {stage.text}" if stage.node is not None else f"   {stage.text}"
             lines += [f"{indent}{title}", *(f"{indent}     {fact}" for fact in facts)]
-        return "\n".join([*lines, self._state])
+        return "\n".join([*lines, self._state, _engine()])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return _page(self._kind, self._stages, self._state)
+        return _page(self._kind, self._stages, f"{self._state} {_engine()}")
 
 
 def described(node: Node, kind: str, *, read_elements: bool) -> Description:
@@ -142,6 +144,16 @@ def described(node: Node, kind: str, *, read_elements: bool) -> Description:
     if hidden:
         states.append(f"the positions of {_several(hidden, 'stage')} not shown")
     return Description(kind, described_stages, f"State: {'; '.join(states) or 'nothing'}.")
+
+
+def _engine() -> str:
+    """How the engine was compiled, for who is about to measure it."""
+    facts = [f"profile `{_native.profile}`"]
+    if _native.profile != "release":
+        facts.append("slower than that of a wheel")
+    if missing := sorted({"buckets", "images", "parquet"} - set(_native.features)):
+        facts.append(f"without {', '.join(missing)}")
+    return f"Engine: {', '.join(facts)}."
 
 
 def _several(count: int, name: str) -> str:

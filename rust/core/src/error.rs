@@ -44,6 +44,17 @@ pub enum Error {
         /// Its state now.
         found: String,
     },
+    /// What was asked for is in a part of the engine that this build lacks.
+    #[error(
+        "{what}: this build of grainmill was compiled without the feature `{feature}`; `make \
+         develop` or `pip install .` compiles all of them"
+    )]
+    NotCompiled {
+        /// What was asked for.
+        what: String,
+        /// The cargo feature that adds it.
+        feature: &'static str,
+    },
     /// A thread of the engine panicked, which is a bug.
     #[error("defect of the engine: {0}")]
     Panicked(String),

@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(unsafe { theirs.as_ptr().wrapping_add(9_999).read() }, 7);
     }
 
-    #[cfg(all(target_os = "linux", not(grainmill_portable)))]
+    #[cfg(all(target_os = "linux", not(feature = "portable")))]
     #[test]
     fn emptied_bytes_are_zero_in_both_mappings() {
         let (mut ours, file) = Mapping::create(10_000).unwrap();

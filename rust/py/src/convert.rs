@@ -8,7 +8,6 @@ use grainmill_core::records::array_record::verify;
 use grainmill_core::records::json_lines::JsonLines;
 use grainmill_core::records::scanned::Compression;
 use grainmill_core::records::sequential::{Damage, Frames, RecordBlock, RecordStream};
-use grainmill_core::records::storage::WriteFile;
 use grainmill_core::records::tfrecord::TfRecord;
 use grainmill_core::records::{FileBytes, outputs};
 use grainmill_core::{Error, Result};
@@ -16,10 +15,11 @@ use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 
+use crate::buckets::object_of;
 use crate::error::Raised;
 use crate::python_input::{PythonInput, RaisedByFunction};
 use crate::records::{PyRecordFiles, positions};
-use crate::storage::{PyObjectWriter, storage_of};
+use crate::storage::storage_of;
 
 /// The bytes of a file of any storage, from its begin to its end.
 #[pyclass(frozen, name = "FileBytes", module = "grainmill._native")]
@@ -200,15 +200,17 @@ impl PyRecordOutput {
         path: PathBuf,
         format_name: &str,
         options: &str,
-        writer: Option<&PyObjectWriter>,
-    ) -> Result<Self, Raised> {
+        writer: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
         let output = match writer {
-            None => py.detach(|| outputs::create(format_name, &path, options))?,
+            None => py.detach(|| outputs::create(format_name, &path, options)),
             Some(writer) => {
-                let mut open = |_: &Path| Ok(writer.take()? as Box<dyn WriteFile>);
-                outputs::create_in(format_name, &path, options, &mut open)?
+                let mut object = Some(object_of(writer)?);
+                let mut open = |_: &Path| object.take().ok_or_else(closed);
+                outputs::create_in(format_name, &path, options, &mut open)
             }
         };
+        let output = output.map_err(Raised)?;
         Ok(Self(Mutex::new(Some(CopyTarget::new(output)))))
     }
 

@@ -5,17 +5,23 @@ use pyo3::prelude::*;
 
 mod array;
 mod array_bytes;
+#[cfg(feature = "parquet")]
 mod arrow;
 mod batch;
+#[cfg_attr(not(feature = "buckets"), path = "buckets_missing.rs")]
+mod buckets;
 mod bytes_slot;
 mod call;
 mod convert;
 mod error;
 mod fill;
 mod format;
+#[cfg(feature = "images")]
 mod image;
+mod optional;
 mod order;
 mod pack;
+#[cfg(feature = "parquet")]
 mod parquet;
 mod parse;
 mod parse_json;
@@ -31,17 +37,25 @@ mod tfrecord;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     error::register(module)?;
+    optional::register(module)?;
     order::register(module)?;
     format::register(module)?;
     records::register(module)?;
+    #[cfg(feature = "parquet")]
     parquet::register(module)?;
+    #[cfg(not(feature = "parquet"))]
+    optional::stand_in(module, "parquet", &[c"ParquetFiles", c"RowsAhead"])?;
     record_writer::register(module)?;
     convert::register(module)?;
     batch::register(module)?;
     fill::register(module)?;
+    #[cfg(feature = "images")]
     image::register(module)?;
+    #[cfg(not(feature = "images"))]
+    optional::stand_in(module, "images", &[c"ImageDecoder"])?;
     shared::register(module)?;
     storage::register(module)?;
+    buckets::register(module)?;
     pack::register(module)?;
     parse::register(module)?;
     parse_json::register(module)?;

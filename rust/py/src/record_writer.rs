@@ -5,14 +5,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use grainmill_core::records::array_record::options::WriterOptions;
 use grainmill_core::records::array_record::writer::RecordWriter;
-use grainmill_core::records::storage::WriteFile;
 use grainmill_core::{Error, Result};
-use grainmill_object_store::Upload;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyType};
 
+use crate::buckets;
 use crate::error::{GrainmillError, Raised};
-use crate::storage::settings_of;
+use crate::storage::url;
 
 /// Records up to this length are buffered without releasing the GIL.
 const MAX_SHORT_LEN: usize = 64 << 10;
@@ -73,15 +72,12 @@ impl PyArrayRecordWriter {
         _kwargs: Option<Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
         let options: WriterOptions = options.parse().map_err(Raised)?;
-        let settings = settings_of(&path);
-        let create = || match settings? {
+        let create_object = url(&path).map(buckets::creator_of);
+        let create = || match create_object {
             None => RecordWriter::create(&path, options),
-            Some((url, settings)) => {
-                let open = |_: &Path| {
-                    let upload = Upload::new(url, settings, true)?;
-                    Ok(Box::new(upload) as Box<dyn WriteFile>)
-                };
-                RecordWriter::create_in(&path, options, open)
+            Some(create) => {
+                let create = create?;
+                RecordWriter::create_in(&path, options, |_: &Path| create())
             }
         };
         let state = match py.detach(create) {

@@ -48,6 +48,7 @@ struct InFlight {
 #[pyclass(frozen, name = "ReadQueue", module = "grainmill._native")]
 pub(crate) struct PyReadQueue(ReadQueue);
 
+#[cfg(feature = "parquet")]
 impl PyReadQueue {
     pub(crate) fn queue(&self) -> &ReadQueue {
         &self.0

@@ -1,23 +1,23 @@
 //! What differs between operating systems: files, shared memory, and the end of a parent process.
 //!
 //! No other file names an item that only one system has. `linux`, `portable` (other systems with
-//! file descriptors) and `windows` define the same functions; `--cfg grainmill_portable` selects
+//! file descriptors) and `windows` define the same functions; the feature `portable` selects
 //! the portable ones on Linux, so that they are tested where most of the tests run.
 
 #[cfg(unix)]
 mod files;
-#[cfg(all(target_os = "linux", not(grainmill_portable)))]
+#[cfg(all(target_os = "linux", not(feature = "portable")))]
 mod linux;
 #[cfg(unix)]
 mod mapped;
-#[cfg(all(unix, any(not(target_os = "linux"), grainmill_portable)))]
+#[cfg(all(unix, any(not(target_os = "linux"), feature = "portable")))]
 mod portable;
 #[cfg(not(unix))]
 mod windows;
 
-#[cfg(all(target_os = "linux", not(grainmill_portable)))]
+#[cfg(all(target_os = "linux", not(feature = "portable")))]
 use linux as system;
-#[cfg(all(unix, any(not(target_os = "linux"), grainmill_portable)))]
+#[cfg(all(unix, any(not(target_os = "linux"), feature = "portable")))]
 use portable as system;
 #[cfg(not(unix))]
 use windows as system;

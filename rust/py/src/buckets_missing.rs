@@ -1,0 +1,34 @@
+//! What stands in for `buckets` in a build without that feature.
+
+use std::sync::Arc;
+
+use grainmill_core::Result;
+use grainmill_core::records::storage::{Storage, WriteFile};
+use pyo3::prelude::*;
+
+use crate::error::Raised;
+use crate::optional::{missing, stand_in};
+
+const FEATURE: &str = "buckets";
+
+pub(crate) fn is_url(path: &str) -> bool {
+    path.contains("://")
+}
+
+pub(crate) fn storage_of(url: &str) -> Result<Arc<dyn Storage>> {
+    Err(missing(url, FEATURE))
+}
+
+pub(crate) fn creator_of(url: &str) -> Result<impl FnOnce() -> Result<Box<dyn WriteFile>> + Send> {
+    Err::<fn() -> _, _>(missing(url, FEATURE))
+}
+
+pub(crate) fn object_of(_writer: &Bound<'_, PyAny>) -> PyResult<Box<dyn WriteFile>> {
+    Err(Raised(missing("`ObjectWriter`", FEATURE)).into())
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let names =
+        [c"ObjectWriter", c"abort_upload", c"list_objects", c"object_identities", c"remove_object"];
+    stand_in(module, FEATURE, &names)
+}
