@@ -17,9 +17,11 @@ RUST := Cargo.toml Cargo.lock \
 # Options of the demo, such as `make demo DEMO="--steps 50"`.
 DEMO ?=
 
-DENY_VERSION := 0.20.2
-DENY := $(if $(shell command -v cargo-deny),,target/tools/bin/cargo-deny)
-export PATH := $(PATH):$(abspath target/tools/bin)
+# Programs that the test extra installs, such as cargo-deny.
+export PATH := $(abspath $(BIN)):$(PATH)
+
+# Makes .venv, installs what `--extras` need, and builds; side by side, with a line that says how far.
+SET_UP = $(or $(PYTHON),$(error no Python from 3.11 on found; name one with PYTHON=...)) .ci/set_up.py
 
 # One interpreter for every cargo command, so that the bindings are not configured twice.
 export PYO3_PYTHON := $(abspath $(BIN)/python)
@@ -29,47 +31,53 @@ export PIP_QUIET := 1
 # Every program that a test starts would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test format format-check ruff clippy deny lint rust-test portable rust-doc types \
-	python-test develop wheel docs release-check bench sanitize fuzz clean
-.NOTPARALLEL:
+.PHONY: demo test test-long checks-rust checks-python lint format format-check ruff clippy deny \
+	rust-test portable rust-doc types docs python-test develop wheel release-check bench sanitize \
+	fuzz clean
 .DELETE_ON_ERROR:
 
-demo: develop ## the main job on real text: write, shuffle, pack, train, save, resume
-	$(BIN)/python examples/text_pipeline.py $(DEMO)
+# What `make develop` has built serves as well.
+demo: ## the main job on real text: write, shuffle, pack, train, save, resume
+	@if $(MAKE) --question $(VENV)/.built; then $(SET_UP) --extras jax; \
+		else $(MAKE) --no-print-directory $(VENV)/.demo; fi
+	@$(BIN)/python examples/text_pipeline.py $(DEMO)
 
-test: format-check ruff clippy deny rust-test portable rust-doc types docs python-test ## everything
+# What only searches longer is in `test-long`. Two lanes, since cargo alone leaves cores idle, and the
+# tests of Python by themselves, as some of them count on getting a turn within seconds.
+test: $(VENV)/.ready ## everything that a change must pass
+	$(MAKE) --no-print-directory --jobs=2 checks-rust checks-python
+	$(MAKE) --no-print-directory python-test
+
+checks-rust: | $(VENV)/.test
+	$(MAKE) --no-print-directory format-check clippy rust-test portable rust-doc deny
+checks-python: | $(VENV)/.test
+	$(MAKE) --no-print-directory ruff types docs
 
 lint: format-check ruff clippy types
 
-format: $(VENV)/.test
+format: | $(VENV)/.test
 	$(CARGO) fmt --all
 	$(CARGO) fmt --manifest-path rust/fuzz/Cargo.toml
 	$(BIN)/ruff check --fix --quiet .
 	$(BIN)/ruff format --quiet .
 
-format-check: | $(VENV)/.rust
+format-check:
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --manifest-path rust/fuzz/Cargo.toml --check
 
-ruff: $(VENV)/.test
+ruff: | $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-clippy: $(VENV)/.test
+clippy: | $(VENV)/.test
 	$(CARGO) clippy --locked --workspace --all-targets --quiet -- -D warnings
 
 # Security advisories are left out: their database would have to be fetched for each run.
-deny: $(VENV)/.rust $(DENY) ## licences, versions and sources of the dependencies
+deny: | $(VENV)/.test ## licences, versions and sources of the dependencies
 	$(CARGO) deny --locked --log-level error check --deny warnings licenses bans sources
 
-# Compiled once, which takes two cores two minutes, where the machine has none.
-target/tools/bin/cargo-deny:
-	$(CARGO) install --locked --quiet --no-default-features --root target/tools \
-		--target-dir target/tools/build cargo-deny@$(DENY_VERSION)
-	@rm -rf target/tools/build
-
 # The bridge has no tests of its own: what it does is tested from Python.
-rust-test: $(VENV)/.test
+rust-test: | $(VENV)/.test
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
 		set -x; $(CARGO) nextest run --locked $(CRATES) --no-fail-fast \
 			--status-level fail --final-status-level fail \
@@ -84,9 +92,9 @@ CRATES := -p grainmill-core -p grainmill-image -p grainmill-object-store -p grai
 # What stands in elsewhere for the calls that only Linux has is tested here; for other systems the
 # types are checked where their standard library is at hand, without a compiler of C or a Python for
 # them. So they are for free-threaded Python, which has another interface than the stable one.
-portable: $(VENV)/.rust
-	RUSTFLAGS="--cfg grainmill_portable" $(CARGO) test --locked --quiet -p grainmill-core \
-		--target-dir target/portable --lib -- platform:: batch:: pipeline::
+portable: | $(VENV)/.test
+	$(CARGO) test --locked --quiet -p grainmill-core --features portable --lib \
+		-- platform:: batch:: pipeline::
 	@for target in $(OTHER_SYSTEMS); do \
 		if ! test -d "$$(rustc --print sysroot)/lib/rustlib/$$target" \
 			&& ! rustup target add "$$target" >/dev/null 2>&1; then \
@@ -97,36 +105,35 @@ portable: $(VENV)/.rust
 			$(TYPE_CHECK) $(CRATES) -p grainmill-py --target "$$target" || exit 1; \
 	done
 	env -u PYO3_PYTHON PYO3_CONFIG_FILE=$(abspath .ci/free-threaded.txt) \
-		$(TYPE_CHECK) -p grainmill-py --no-default-features
+		$(TYPE_CHECK) -p grainmill-py --no-default-features --features buckets,images,parquet
 
-# In the release profile, macros are compiled without optimisation, which is most of the work.
-TYPE_CHECK = $(CARGO) check --locked --quiet --release --target-dir target/portable
+TYPE_CHECK = $(CARGO) check --locked --quiet
 OTHER_SYSTEMS := aarch64-apple-darwin x86_64-pc-windows-gnu
 NO_COMPILER := $(abspath .ci/no-compiler)
 
 rust-doc: export RUSTDOCFLAGS := -D warnings
-rust-doc: $(VENV)/.test
+rust-doc: | $(VENV)/.test
 	$(CARGO) doc --locked --workspace --no-deps --quiet
 
 # The docstrings of compiled names are read from the build.
-docs: develop $(VENV)/.docs ## the pages of docs/ and the reference, to target/site
+docs: develop | $(VENV)/.docs ## the pages of docs/ and the reference, to target/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-types: develop $(VENV)/.test
+types: develop | $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest grainmill._native
 
 # On some cores beside each other: many tests mostly wait for a process to start or to end.
-python-test: develop $(VENV)/.test
+python-test: develop | $(VENV)/.test
 	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
 develop: $(VENV)/.built
 
-wheel: $(VENV)/.demo
+wheel: | $(VENV)/.python
 	$(BIN)/maturin build --locked --release --out dist
 
 # Not a part of `test`: it compiles for each system, and takes some ten minutes.
-release-check: $(VENV)/.release ## what is published: built, audited, installed, tried
+release-check: | $(VENV)/.release ## what is published: built, audited, installed, tried
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python .ci/release_check.py
 
 bench: develop $(VENV)/.test ## micro benches of each layer, then end to end beside Grain
@@ -135,7 +142,7 @@ bench: develop $(VENV)/.test ## micro benches of each layer, then end to end bes
 
 # The standard library is built too: what it does to order threads would not be seen otherwise. The
 # last runs are of mistakes made on purpose, which must be found.
-sanitize: $(VENV)/.rust ## the engine's arena, hand-over and threads under two sanitizers
+sanitize: ## the engine's arena, hand-over and threads under two sanitizers
 	@test -d "$$(rustc --print sysroot)/lib/rustlib/src" || rustup component add rust-src
 	$(call sanitized,address) --lib -- batch:: pipeline:: hash:: write_prefetcher:: shared_
 	$(call sanitized,address) --test batch --test hand_over -- --skip schedules::
@@ -158,7 +165,7 @@ HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 # The tests of the engine run each target with its seeds and some thousands of inputs made from
 # them. This goes on from there for as long as it is told, led by what an input reaches; it needs a
 # compiler of C++ besides. What it finds goes to target/fuzz/found, and belongs into tests/data/fuzz.
-fuzz: $(VENV)/.rust ## every parser, or `FUZZ_TARGET=footer`, for `FUZZ_SECONDS=60` each, under a sanitizer
+fuzz: ## every parser, or `FUZZ_TARGET=footer`, for `FUZZ_SECONDS=60` each, under a sanitizer
 	RUSTC_BOOTSTRAP=1 RUSTFLAGS="$(FUZZED)" $(CARGO) build --locked --release --quiet \
 		--manifest-path rust/fuzz/Cargo.toml --target-dir target/fuzz --target $(HOST)
 	@rm -rf target/fuzz/seeds; mkdir -p target/fuzz/found; \
@@ -187,37 +194,23 @@ clean:
 	$(CARGO) clean
 	rm -rf $(VENV) dist
 
-$(VENV)/.built: $(RUST) pyproject.toml | $(VENV)/.demo
-	$(BIN)/maturin develop --locked --release --quiet
+$(VENV)/.built: $(RUST) pyproject.toml
+	$(SET_UP) --build develop
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.demo
-	$(BIN)/python -m pip install $$($(call requirements,'test'))
+$(VENV)/.demo: $(RUST) pyproject.toml
+	$(SET_UP) --build demo --extras jax
 	@touch $@
 
-$(VENV)/.release: $(VENV)/.demo
-	$(BIN)/python -m pip install $$($(call requirements,'release'))
+# What `make test` needs, at once.
+$(VENV)/.ready: pyproject.toml
+	$(SET_UP) --build develop --extras test docs
+	@touch $(VENV)/.built $(VENV)/.test $(VENV)/.docs $@
+
+$(VENV)/.python:
+	$(SET_UP)
 	@touch $@
 
-$(VENV)/.docs: $(VENV)/.demo
-	$(BIN)/python -m pip install $$($(call requirements,'docs'))
+$(VENV)/.test $(VENV)/.docs $(VENV)/.release: $(VENV)/.%: pyproject.toml
+	$(SET_UP) --extras $*
 	@touch $@
-
-$(VENV)/.demo: pyproject.toml | $(VENV)/.python
-	$(BIN)/python -m pip install $$($(call requirements,None,'demo'))
-	@touch $@
-
-$(VENV)/.python: | $(VENV)/.rust
-	@test -n "$(PYTHON)" || { echo "no Python from 3.11 on found; name one with PYTHON=..."; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	@touch $@
-
-$(VENV)/.rust:
-	@$(CARGO) --version >/dev/null || { echo "no Rust toolchain found; see https://rustup.rs"; exit 1; }
-	@mkdir -p $(VENV) && touch $@
-
-# The requirements pyproject.toml states for the given extras; None: to build and run at all.
-requirements = $(BIN)/python -c "import tomllib; \
-	p = tomllib.load(open('pyproject.toml', 'rb')); extras = p['project']['optional-dependencies']; \
-	extras[None] = p['build-system']['requires'] + p['project']['dependencies']; \
-	print(*(r.replace(' ', '') for extra in ($(1),$(2)) for r in extras[extra]))"

@@ -60,9 +60,11 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     if not effort.LONG:
-        long = [item for item in items if item.get_closest_marker("long")]
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item not in long]
+        by_length = {True: [], False: []}
+        for item in items:
+            by_length[item.get_closest_marker("long") is not None].append(item)
+        config.hook.pytest_deselected(items=by_length[True])
+        items[:] = by_length[False]
     if not IS_GRAIN:
         return
     for item in items:

@@ -1,7 +1,7 @@
 """How much the tests search: little in `make test`, as much as hours allow in `make test-long`.
 
-A test that only searches longer takes its number of cases from `cases`, or is marked `long` and then
-runs in `make test-long` alone.
+A test that only searches longer takes its number of cases from `cases`, or is marked `long` and
+then runs in `make test-long` alone.
 """
 
 import os

@@ -1,0 +1,164 @@
+"""Sets up `.venv` and builds the package into it, side by side, and shows how far both are.
+
+    python .ci/set_up.py --build demo --extras jax
+
+The line that it shows is rewritten in a terminal; elsewhere one is printed every few seconds.
+"""
+
+import argparse
+import collections
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+# Options of cargo. The demo needs neither buckets nor Parquet nor images, which most of the compile
+# time would go into.
+BUILDS = {
+    "demo": ["--profile", "demo", "--no-default-features", "--features", "abi3"],
+    "develop": ["--profile", "dev"],
+}
+
+
+class Task:
+    """A command that runs beside others, and the last thing that it said of itself."""
+
+    def __init__(self, name: str, command: list[str], environment: dict[str, str]) -> None:
+        self.name = name
+        self.said = "starting"
+        self.lines: collections.deque[str] = collections.deque(maxlen=200)
+        self._process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        line = b""
+        while chunk := os.read(self._process.stdout.fileno(), 1 << 16):
+            *lines, line = re.split(rb"[\r\n]", line + chunk)
+            for text in lines:
+                self._take(re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", text.decode(errors="replace")))
+        self._take(line.decode(errors="replace"))
+
+    def _take(self, line: str) -> None:
+        if match := re.search(r"Building \[.*\] (\d+)/(\d+)", line):
+            self.said = f"{match[1]} of {match[2]}"
+        elif line.strip():
+            self.lines.append(line)
+            if match := re.match(r"\s*(?:Downloading|Using cached) ([^-/ ]+)-\S+ \((.*)\)", line):
+                self.said = f"{match[1]}, {match[2]}"
+            elif line.startswith("Installing collected packages"):
+                self.said = f"unpacking {line.count(',') + 1} packages"
+
+    def poll(self) -> int | None:
+        """The exit status, once there is one."""
+        return self._process.poll()
+
+    def wait(self) -> None:
+        """Exits with the output of the command if it failed."""
+        status = self._process.wait()
+        self._reader.join()
+        if status:
+            print("\n".join(["", *self.lines]))
+            sys.exit(f"{self.name} failed with status {status}; its last lines are above")
+
+    def stop(self) -> None:
+        """Ends the command."""
+        self._process.terminate()
+
+
+class Screen:
+    """The line that says how far the tasks are."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._shown = ("", 0.0)
+
+    def show(self, tasks: list[Task]) -> None:
+        """Shows how far `tasks` are, if that is news or nothing was shown for some seconds."""
+        text = "; ".join(f"{task.name}: {task.said}" for task in tasks)
+        now = time.monotonic()
+        last, at = self._shown
+        line = f"{now - self._started:3.0f} s  {text}"
+        if sys.stdout.isatty():
+            width = os.get_terminal_size().columns - 1
+            print(f"\r\x1b[K{line[:width]}", end="", flush=True)
+        elif now - at > (2 if text != last else 4):
+            print(line, flush=True)
+            self._shown = (text, now)
+
+    def run(self, *tasks: Task) -> None:
+        """Shows `tasks` until all have ended; if one fails, the others are ended."""
+        running = list(tasks)
+        try:
+            while running:
+                self.show(running)
+                time.sleep(0.2)
+                for task in [task for task in running if task.poll() is not None]:
+                    running.remove(task)
+                    task.wait()
+        finally:
+            for task in running:
+                task.stop()
+        if sys.stdout.isatty():
+            print()
+
+
+def requirements(extras: list[str | None]) -> list[str]:
+    """What `pyproject.toml` requires for `extras`; None: to build the package and to run it."""
+    stated = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    project = stated["project"]
+    by_extra = {
+        None: stated["build-system"]["requires"] + project["dependencies"],
+        **project["optional-dependencies"],
+    }
+    return [requirement for extra in extras for requirement in by_extra[extra]]
+
+
+def installed(extras: list[str | None]) -> Task:
+    """Installs requirements. What is imported is compiled to bytecode then: most never is."""
+    pip = [str(PYTHON), "-m", "pip", "install", "--no-compile", "--progress-bar", "off"]
+    return Task("installing", [*pip, *requirements(extras)], {"PIP_QUIET": "0"})
+
+
+def built(build: str) -> Task:
+    """Compiles the package and makes it importable."""
+    command = [str(VENV / "bin/maturin"), "develop", "--locked", *BUILDS[build]]
+    progress = {"CARGO_TERM_PROGRESS_WHEN": "always", "CARGO_TERM_PROGRESS_WIDTH": "100"}
+    return Task("compiling", command, {"VIRTUAL_ENV": str(VENV), **progress})
+
+
+def main() -> None:
+    """Makes the environment if there is none, then installs and builds."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", choices=BUILDS, help="what is compiled")
+    parser.add_argument("--extras", nargs="*", default=[], help="of pyproject.toml")
+    options = parser.parse_args()
+    if options.build and not shutil.which("cargo"):
+        sys.exit("no Rust toolchain found; see https://rustup.rs")
+    screen = Screen()
+    if not (VENV / "bin/maturin").exists():
+        screen.run(Task("making .venv", [sys.executable, "-m", "venv", str(VENV)], {}))
+        screen.run(installed([None]))
+    tasks = [built(options.build)] if options.build else []
+    if options.extras:
+        tasks.append(installed([None, *options.extras]))
+    screen.run(*tasks)
+
+
+if __name__ == "__main__":
+    main()
