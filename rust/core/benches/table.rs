@@ -41,10 +41,10 @@ pub(crate) fn of_run(
     let rows = cases.iter().map(|(case, _)| row(case)).collect::<io::Result<Vec<_>>>()?;
     let seconds = elapsed.as_secs();
     Ok(format!(
-        "\n{}\n{} cases in {} min {} s; changes are against the last run or the baseline, and may be \
+        "\n{}\n{} measured in {} min {} s; changes are against the last run or the baseline, and may be \
          noise where marked `~`\n",
         text(&rows),
-        rows.len(),
+        if rows.len() == 1 { "1 case".to_owned() } else { format!("{} cases", rows.len()) },
         seconds / 60,
         seconds % 60,
     ))

@@ -57,8 +57,8 @@ fn cases_are_listed_as_they_ran_with_time_throughput_and_change() {
 | records/write  |  1.50 s |             | 0.014 | ~ +2.0 % |
 | records/open   |  812 ns |             |       |          |
 
-4 cases in 3 min 23 s; changes are against the last run or the baseline, and may be noise where \
-marked `~`
+4 cases measured in 3 min 23 s; changes are against the last run or the baseline, and may be \
+noise where marked `~`
 "
     );
 }
@@ -75,5 +75,6 @@ fn cases_that_did_not_run_are_left_out() {
 
     save_case(dir, "order/second", &Value::Null, 2.0, 20);
     let printed = table::of_run(dir, &before, Duration::ZERO).unwrap();
+    assert!(printed.contains("\n1 case measured in 0 min 0 s;"), "{printed}");
     assert!(printed.contains("order/second") && !printed.contains("order/first"), "{printed}");
 }
