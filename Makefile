@@ -137,7 +137,7 @@ release-check: | $(VENV)/.release ## what is published: built, audited, installe
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python .ci/release_check.py
 
 bench: develop $(VENV)/.test ## micro benches of each layer, then end to end beside Grain
-	$(CARGO) bench --locked -p grainmill-core
+	$(CARGO) bench --locked -p grainmill-core -- --quiet
 	$(BIN)/python benches/compare.py $(BENCH)
 
 # The standard library is built too: what it does to order threads would not be seen otherwise. The

@@ -3,30 +3,39 @@
 
 use std::hint::black_box;
 
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{Criterion, Throughput};
 use grainmill_core::order::permute::SHUFFLE_ROUNDS;
 use grainmill_core::order::{MixSchedule, Permutation, RecentChoices, Resolver, Tree};
 
+use crate::time;
+
 const BLOCK_LEN: usize = 4096;
 const BLOCK_END: i64 = 4096;
+
+pub(crate) fn run(criterion: &mut Criterion) {
+    shuffled(criterion);
+    mixed(criterion);
+    resolved(criterion);
+}
 
 fn shuffled(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("order/shuffled/uniform");
     group.throughput(Throughput::Elements(BLOCK_LEN as u64));
     let sizes = [("n_1e5", 100_000), ("n_1e7", 10_000_000), ("n_1e9", 1_000_000_000)];
     for (name, num_records) in sizes.into_iter().chain([("n_1e12", 1_000_000_000_000)]) {
-        let permutation = Permutation::new(num_records, 42, SHUFFLE_ROUNDS).unwrap();
-        let mut block: Vec<i64> = (0..BLOCK_END).collect();
-        permutation.apply_block(&mut block).unwrap();
-        for (index, &moved) in (0..).zip(&block) {
-            assert_eq!(permutation.apply(index).unwrap().cast_signed(), moved);
-        }
-        group.bench_function(name, |bencher| {
+        let set_up = || {
+            let permutation = Permutation::new(num_records, 42, SHUFFLE_ROUNDS).unwrap();
             let first: Vec<i64> = (0..BLOCK_END).collect();
-            bencher.iter(|| {
-                block.copy_from_slice(&first);
-                permutation.apply_block(black_box(&mut block))
-            });
+            let mut block = first.clone();
+            permutation.apply_block(&mut block).unwrap();
+            for (index, &moved) in (0..).zip(&block) {
+                assert_eq!(permutation.apply(index).unwrap().cast_signed(), moved);
+            }
+            (permutation, first, block)
+        };
+        time(&mut group, name, set_up, |(permutation, first, block)| {
+            block.copy_from_slice(first);
+            permutation.apply_block(black_box(block))
         });
     }
 }
@@ -41,21 +50,22 @@ fn mixed(criterion: &mut Criterion) {
         ("long_period/n_1000", thousand),
     ];
     for (name, proportions) in workloads {
-        let schedule = MixSchedule::new(&proportions).unwrap();
-        let mut position = 0;
-        let mut recent = RecentChoices::default();
-        schedule.choose_block(&mut recent, 0..BLOCK_END, |choice| {
-            assert_eq!(choice, schedule.choose(position));
-            position += 1;
-        });
-        group.bench_function(name, |bencher| {
-            bencher.iter(|| {
-                let mut sum = 0;
-                schedule.choose_block(&mut recent, black_box(0)..BLOCK_END, |(part, key)| {
-                    sum += i64::from(part) ^ key;
-                });
-                sum
+        let set_up = || {
+            let schedule = MixSchedule::new(&proportions).unwrap();
+            let mut position = 0;
+            let mut recent = RecentChoices::default();
+            schedule.choose_block(&mut recent, 0..BLOCK_END, |choice| {
+                assert_eq!(choice, schedule.choose(position));
+                position += 1;
             });
+            (schedule, recent)
+        };
+        time(&mut group, name, set_up, |(schedule, recent)| {
+            let mut sum = 0;
+            schedule.choose_block(recent, black_box(0)..BLOCK_END, |(part, key)| {
+                sum += i64::from(part) ^ key;
+            });
+            sum
         });
     }
 }
@@ -111,17 +121,15 @@ fn resolved(criterion: &mut Criterion) {
         ),
     ];
     for (name, tree) in trees {
-        let mut resolver = Resolver::new(tree).unwrap();
-        let index: Vec<i64> = (0..BLOCK_END).collect();
-        let columns = resolver.resolve(&index).unwrap();
-        assert_eq!(columns, resolver.resolve_range(0, BLOCK_LEN).unwrap());
-        let whole = columns.iter().find(|column| column.rows.is_none());
-        assert!(whole.is_none_or(|column| column.index.len() == BLOCK_LEN));
-        group.bench_function(name, |bencher| {
-            bencher.iter(|| resolver.resolve_range(black_box(0), BLOCK_LEN));
-        });
+        let set_up = || {
+            let mut resolver = Resolver::new(tree.clone()).unwrap();
+            let index: Vec<i64> = (0..BLOCK_END).collect();
+            let columns = resolver.resolve(&index).unwrap();
+            assert_eq!(columns, resolver.resolve_range(0, BLOCK_LEN).unwrap());
+            let whole = columns.iter().find(|column| column.rows.is_none());
+            assert!(whole.is_none_or(|column| column.index.len() == BLOCK_LEN));
+            resolver
+        };
+        time(&mut group, name, set_up, |resolver| resolver.resolve_range(black_box(0), BLOCK_LEN));
     }
 }
-
-criterion_group!(benches, shuffled, mixed, resolved);
-criterion_main!(benches);

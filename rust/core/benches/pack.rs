@@ -1,12 +1,25 @@
 //! Choosing bins for sequences, and copying the sequences.
 
+use std::cell::LazyCell;
 use std::hint::black_box;
 
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, Criterion, Throughput};
 use grainmill_core::pack::{BinShape, Bins, FeatureRows, Fit, Placement};
+
+use crate::time;
 
 const ROW_LEN: usize = 2048;
 const NUM_SEQUENCES: usize = 20_000;
+/// Packing with this many bins is timed on fewer samples, as each takes up to a quarter second.
+const MANY_BINS: usize = 10_000;
+const FITS: [(&str, Fit); 2] = [("first_fit", Fit::First), ("best_fit", Fit::Best)];
+
+pub(crate) fn run(criterion: &mut Criterion) {
+    fit(criterion);
+    several_features(criterion);
+    no_bin_with_space_in_all(criterion);
+}
 
 /// Lognormal lengths as of documents, about 180 tokens on average.
 fn lengths(num_sequences: usize, seed: u64) -> Vec<usize> {
@@ -16,15 +29,12 @@ fn lengths(num_sequences: usize, seed: u64) -> Vec<usize> {
             state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         f64::from(u32::try_from(state >> 32).expect("32 bits are left")) / f64::from(u32::MAX)
     };
+    let all: Vec<f64> = (1_u32..).map(f64::from).take(ROW_LEN - 1).collect();
     (0..num_sequences)
         .map(|_| {
             let normal = (0..12).map(|_| uniform()).sum::<f64>() - 6.0;
             let length = (180_f64.ln() - 0.32 + 0.8 * normal).exp();
-            (1..ROW_LEN)
-                .find(|&tokens| {
-                    u32::try_from(tokens).is_ok_and(|tokens| f64::from(tokens) >= length)
-                })
-                .unwrap_or(ROW_LEN)
+            1 + all.partition_point(|&tokens| tokens < length)
         })
         .collect()
 }
@@ -56,23 +66,40 @@ fn packed(lengths: &[usize], tokens: &[u8], num_bins: usize, fit: Fit) -> (usize
     (rows + bins.num_opened(), num_tokens)
 }
 
+fn group<'a>(
+    criterion: &'a mut Criterion,
+    name: &str,
+    num_elements: usize,
+    num_bins: usize,
+) -> BenchmarkGroup<'a, WallTime> {
+    let mut group = criterion.benchmark_group(format!("pack/{name}"));
+    group.throughput(Throughput::Elements(num_elements as u64));
+    if num_bins == MANY_BINS {
+        group.sample_size(10);
+    }
+    group
+}
+
 fn fit(criterion: &mut Criterion) {
     let lengths = lengths(NUM_SEQUENCES, 1);
     let tokens = vec![7; 4 * ROW_LEN];
     let num_tokens = lengths.iter().sum::<usize>();
-    for (name, fit) in [("first_fit", Fit::First), ("best_fit", Fit::Best)] {
-        let mut group = criterion.benchmark_group(format!("pack/{name}/lognormal_180"));
-        group.throughput(Throughput::Elements(num_tokens as u64));
+    for (name, fit) in FITS {
         for num_bins in [30, 1000] {
-            let (rows, num_packed) = packed(&lengths, &tokens, num_bins, fit);
-            assert_eq!(num_packed, num_tokens);
-            assert!(rows * ROW_LEN < num_tokens * 11 / 10, "{rows} rows waste more than a tenth");
-            let id = BenchmarkId::from_parameter(format!("seq_{ROW_LEN}_bins_{num_bins}"));
-            group.bench_function(id, |bencher| {
-                bencher.iter(|| packed(black_box(&lengths), &tokens, num_bins, fit));
+            let set_up = || {
+                let (rows, num_packed) = packed(&lengths, &tokens, num_bins, fit);
+                assert_eq!(num_packed, num_tokens);
+                assert!(
+                    rows * ROW_LEN < num_tokens * 11 / 10,
+                    "{rows} rows waste more than a tenth"
+                );
+            };
+            let name = format!("{name}/lognormal_180");
+            let mut group = group(criterion, &name, num_tokens, num_bins);
+            time(&mut group, &format!("seq_{ROW_LEN}_bins_{num_bins}"), set_up, |()| {
+                packed(black_box(&lengths), &tokens, num_bins, fit)
             });
         }
-        group.finish();
     }
 }
 
@@ -91,52 +118,44 @@ fn chosen(sequences: &[Vec<usize>], num_bins: usize, fit: Fit) -> usize {
     rows + bins.num_opened()
 }
 
-/// Features of independent, equal and similar lengths.
-fn workloads(num_sequences: usize) -> [(&'static str, Vec<Vec<usize>>); 4] {
-    let [one, two, three] = [1, 2, 3].map(|seed| lengths(num_sequences, seed));
-    let all = || one.iter().zip(&two).zip(&three);
-    [
-        ("two_equal_features", all().map(|((&one, _), _)| vec![one; 2]).collect()),
-        ("two_features", all().map(|((&one, &two), _)| vec![one, two]).collect()),
-        (
-            "two_like_features",
-            all().map(|((&one, &two), _)| vec![one, (7 * one + two) / 8]).collect(),
-        ),
-        ("three_features", all().map(|((&one, &two), &three)| vec![one, two, three]).collect()),
-    ]
-}
+/// The lengths of one sequence in each feature, from three independent lengths.
+type Features = fn([usize; 3]) -> Vec<usize>;
 
-fn time_choices(
-    criterion: &mut Criterion,
-    name: &str,
-    sequences: &[Vec<usize>],
-    num_bins: usize,
-    fit: Fit,
-) {
-    let mut group = criterion.benchmark_group(format!("pack/{name}"));
-    group.throughput(Throughput::Elements(sequences.len() as u64));
-    let id = BenchmarkId::from_parameter(format!("bins_{num_bins}"));
-    group.bench_function(id, |bencher| {
-        bencher.iter(|| chosen(black_box(sequences), num_bins, fit));
-    });
-    group.finish();
-}
+/// Features of independent, equal and similar lengths.
+const WORKLOADS: [(&str, Features); 4] = [
+    ("two_equal_features", |[one, _, _]| vec![one; 2]),
+    ("two_features", |[one, two, _]| vec![one, two]),
+    ("two_like_features", |[one, two, _]| vec![one, (7 * one + two) / 8]),
+    ("three_features", |lengths| lengths.to_vec()),
+];
 
 fn several_features(criterion: &mut Criterion) {
-    for num_bins in [30, 1000, 10_000] {
+    for num_bins in [30, 1000, MANY_BINS] {
         let num_sequences = NUM_SEQUENCES.max(12 * num_bins);
-        for (workload, sequences) in workloads(num_sequences) {
-            let longest = (0..sequences[0].len())
-                .map(|feature| sequences.iter().map(|lengths| lengths[feature]).sum::<usize>())
-                .max();
-            for (name, fit) in [("first_fit", Fit::First), ("best_fit", Fit::Best)] {
-                let rows = chosen(&sequences, num_bins, fit);
-                let full = rows * ROW_LEN;
-                assert!(
-                    longest.is_some_and(|longest| longest <= full && full < longest * 4 / 3),
-                    "{rows} rows"
-                );
-                time_choices(criterion, &format!("{name}/{workload}"), &sequences, num_bins, fit);
+        let lengths = LazyCell::new(|| [1, 2, 3].map(|seed| lengths(num_sequences, seed)));
+        for (workload, features) in WORKLOADS {
+            let sequences = LazyCell::new(|| {
+                (0..num_sequences)
+                    .map(|at| features(lengths.each_ref().map(|lengths| lengths[at])))
+                    .collect::<Vec<_>>()
+            });
+            for (name, fit) in FITS {
+                let set_up = || {
+                    let sequences = &*sequences;
+                    let rows = chosen(sequences, num_bins, fit);
+                    let longest = (0..sequences[0].len())
+                        .map(|feature| sequences.iter().map(|lengths| lengths[feature]).sum())
+                        .max()
+                        .unwrap_or(0);
+                    let full = rows * ROW_LEN;
+                    assert!(longest <= full && full < longest * 4 / 3, "{rows} rows");
+                    sequences
+                };
+                let name = format!("{name}/{workload}");
+                let mut group = group(criterion, &name, num_sequences, num_bins);
+                time(&mut group, &format!("bins_{num_bins}"), set_up, |sequences| {
+                    chosen(black_box(sequences), num_bins, fit)
+                });
             }
         }
     }
@@ -154,18 +173,15 @@ fn narrow(num_bins: usize) -> Vec<Vec<usize>> {
 }
 
 fn no_bin_with_space_in_all(criterion: &mut Criterion) {
-    for num_bins in [1000, 10_000] {
+    for num_bins in [1000, MANY_BINS] {
         let sequences = narrow(num_bins);
-        for (name, fit) in [("first_fit", Fit::First), ("best_fit", Fit::Best)] {
-            assert!(chosen(&sequences, num_bins, fit) > num_bins);
-            time_choices(criterion, &format!("{name}/three_narrow"), &sequences, num_bins, fit);
+        for (name, fit) in FITS {
+            let set_up = || assert!(chosen(&sequences, num_bins, fit) > num_bins);
+            let name = format!("{name}/three_narrow");
+            let mut group = group(criterion, &name, sequences.len(), num_bins);
+            time(&mut group, &format!("bins_{num_bins}"), set_up, |()| {
+                chosen(black_box(&sequences), num_bins, fit)
+            });
         }
     }
 }
-
-criterion_group! {
-    name = benches;
-    config = Criterion::default().sample_size(20);
-    targets = fit, several_features, no_bin_with_space_in_all
-}
-criterion_main!(benches);

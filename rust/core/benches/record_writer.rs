@@ -5,11 +5,17 @@ use std::fmt::Write as _;
 use std::hint::black_box;
 use std::path::Path;
 
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{Criterion, Throughput};
 use grainmill_core::records::array_record::RecordWriter;
 use grainmill_core::records::{ArrayRecord, Files, Source};
 
+use crate::time;
+
 const NUM_RECORDS: u32 = 20_000;
+
+pub(crate) fn run(criterion: &mut Criterion) {
+    write_files(criterion);
+}
 
 /// Records of 1 KiB that compress to about half, as text does.
 fn texts() -> Vec<Vec<u8>> {
@@ -27,18 +33,19 @@ fn texts() -> Vec<Vec<u8>> {
 
 /// Messages with a number, a string, and a message of two fixed numbers.
 fn messages() -> Vec<Vec<u8>> {
-    let message = |number: u32| {
-        let mut out = vec![0x08, (number & 0x7f) as u8 | 0x80, (number >> 7 & 0x7f) as u8 | 1];
-        let name = format!("example-{number:06}");
-        out.extend([0x12, 14]);
-        out.extend(name.as_bytes());
-        out.extend([0x1a, 14, 0x09]);
-        out.extend((f64::from(number) / 7.0).to_le_bytes());
-        out.push(0x15);
-        out.extend(number.to_le_bytes());
-        out
-    };
     (0..NUM_RECORDS).map(message).collect()
+}
+
+fn message(number: u32) -> Vec<u8> {
+    let mut out = vec![0x08, (number & 0x7f) as u8 | 0x80, (number >> 7 & 0x7f) as u8 | 1];
+    let name = format!("example-{number:06}");
+    out.extend([0x12, 14]);
+    out.extend(name.as_bytes());
+    out.extend([0x1a, 14, 0x09]);
+    out.extend((f64::from(number) / 7.0).to_le_bytes());
+    out.push(0x15);
+    out.extend(number.to_le_bytes());
+    out
 }
 
 fn write_all(path: &Path, options: &str, records: &[Vec<u8>]) {
@@ -52,25 +59,30 @@ fn write_all(path: &Path, options: &str, records: &[Vec<u8>]) {
 fn write_files(criterion: &mut Criterion) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file.array_record");
-    for (workload, options, records) in [
-        ("text_1k/group_1/uncompressed", "uncompressed", texts()),
-        ("text_1k/group_256/zstd_3", "group_size:256,zstd:3", texts()),
-        ("message_46/group_256/transpose_zstd_3", "group_size:256,transpose", messages()),
-        ("message_46/group_256/zstd_3", "group_size:256", messages()),
+    let mut group = criterion.benchmark_group("records/write");
+    group.sample_size(10);
+    let (text_len, message_len) = (1024, message(0).len());
+    for (workload, options, record_len, records) in [
+        ("text_1k/group_1/uncompressed", "uncompressed", text_len, texts as fn() -> _),
+        ("text_1k/group_256/zstd_3", "group_size:256,zstd:3", text_len, texts),
+        (
+            "message_46/group_256/transpose_zstd_3",
+            "group_size:256,transpose",
+            message_len,
+            messages,
+        ),
+        ("message_46/group_256/zstd_3", "group_size:256", message_len, messages),
     ] {
-        write_all(&path, options, &records);
-        let files = Files::open(ArrayRecord, [Source::from(path.clone())]).unwrap();
-        let positions: Vec<u64> = (0..u64::from(NUM_RECORDS)).collect();
-        assert!(files.read(&positions).unwrap().iter().eq(records.iter().map(Vec::as_slice)));
-
-        let mut group = criterion.benchmark_group("records/write");
-        let byte_len = records.iter().map(|record| record.len() as u64).sum();
-        group.throughput(Throughput::Bytes(byte_len)).sample_size(10);
-        group.bench_function(workload, |bencher| {
-            bencher.iter(|| write_all(&path, options, &records));
-        });
+        let set_up = || {
+            let records: Vec<Vec<u8>> = records();
+            assert!(records.iter().all(|record| record.len() == record_len));
+            write_all(&path, options, &records);
+            let files = Files::open(ArrayRecord, [Source::from(path.clone())]).unwrap();
+            let positions: Vec<u64> = (0..u64::from(NUM_RECORDS)).collect();
+            assert!(files.read(&positions).unwrap().iter().eq(records.iter().map(Vec::as_slice)));
+            records
+        };
+        group.throughput(Throughput::Bytes(u64::from(NUM_RECORDS) * record_len as u64));
+        time(&mut group, workload, set_up, |records| write_all(&path, options, records));
     }
 }
-
-criterion_group!(benches, write_files);
-criterion_main!(benches);

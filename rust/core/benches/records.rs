@@ -1,11 +1,20 @@
 //! Reading records: random and sequential, uncompressed, compressed and transposed.
 
+use std::cell::LazyCell;
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{Criterion, Throughput};
 use grainmill_core::records::array_record::RecordWriter;
 use grainmill_core::records::{ArrayRecord, Files, Source};
+
+use crate::time;
+
+pub(crate) fn run(criterion: &mut Criterion) {
+    read(criterion);
+    open_file(criterion);
+    tiny_records(criterion);
+}
 
 /// Opens a file of the repository.
 fn open(name: &str) -> Files {
@@ -32,20 +41,22 @@ fn read(criterion: &mut Criterion) {
     ] {
         let files = open(name);
         let rising: Vec<u64> = (0..files.len()).collect();
-        let all = files.read(&rising).expect("the file is valid");
-        let all: Vec<&[u8]> = all.iter().collect();
         for (order, positions) in [("rising", rising), ("scattered", scattered(files.len()))] {
-            let records = files.read(&positions).expect("the file is valid");
-            for (&position, record) in positions.iter().zip(records.iter()) {
-                let position = usize::try_from(position).expect("a small file");
-                assert_eq!(record, all[position], "record {position} of {name}");
-            }
+            let set_up = || {
+                let rising: Vec<u64> = (0..files.len()).collect();
+                let all = files.read(&rising).expect("the file is valid");
+                let all: Vec<&[u8]> = all.iter().collect();
+                let records = files.read(&positions).expect("the file is valid");
+                for (&position, record) in positions.iter().zip(records.iter()) {
+                    let position = usize::try_from(position).expect("a small file");
+                    assert_eq!(record, all[position], "record {position} of {name}");
+                }
+            };
             let mut group = criterion.benchmark_group(format!("records/read/{workload}"));
             group.throughput(Throughput::Elements(files.len()));
-            group.bench_function(format!("{order}_n_{}", files.len()), |bencher| {
-                bencher.iter(|| files.read(black_box(&positions)).expect("the file is valid"));
+            time(&mut group, &format!("{order}_n_{}", files.len()), set_up, |()| {
+                files.read(black_box(&positions)).expect("the file is valid")
             });
-            group.finish();
         }
     }
 }
@@ -67,45 +78,37 @@ fn open_path(path: &Path) -> Files {
 }
 
 fn open_file(criterion: &mut Criterion) {
-    assert_eq!(open("grid_g1_zstd3").len(), 600);
-    criterion.bench_function("records/open/zstd_g1/chunks_600", |bencher| {
-        bencher.iter(|| open(black_box("grid_g1_zstd3")));
-    });
-    let dir = tempfile::tempdir().expect("a directory for files");
-    let mut group = criterion.benchmark_group("records/open/plain");
-    group.sample_size(10);
-    for (size, num_records) in SIZES {
-        let path = write_tiny(dir.path(), num_records);
-        assert_eq!(open_path(&path).len(), num_records);
-        group.throughput(Throughput::Elements(num_records));
-        group.bench_function(format!("chunks_{size}"), |bencher| {
-            bencher.iter(|| open_path(black_box(&path)));
-        });
-    }
+    let set_up = || assert_eq!(open("grid_g1_zstd3").len(), 600);
+    let mut group = criterion.benchmark_group("records/open/zstd_g1");
+    time(&mut group, "chunks_600", set_up, |()| open(black_box("grid_g1_zstd3")));
 }
 
-const SIZES: [(&str, u64); 2] = [("1e3", 1_000), ("1e6", 1_000_000)];
-
-/// One record at a time; the cost does not depend on the number of records.
-fn random_read(criterion: &mut Criterion) {
+/// Opening a file, and reading one record at a time, which does not depend on their number.
+fn tiny_records(criterion: &mut Criterion) {
     let dir = tempfile::tempdir().expect("a directory for files");
-    for (size, num_records) in SIZES {
-        let files = open_path(&write_tiny(dir.path(), num_records));
-        let mut position = 0;
-        let mut read_next = || {
-            position = (position + 617_411) % num_records;
-            let records = files.read(&[position]).expect("the file is valid");
-            (position, records)
+    for (size, num_records) in [("1e3", 1_000), ("1e6", 1_000_000)] {
+        let path = LazyCell::new(|| write_tiny(dir.path(), num_records));
+
+        let mut group = criterion.benchmark_group("records/open/plain");
+        group.sample_size(10).throughput(Throughput::Elements(num_records));
+        let set_up = || assert_eq!(open_path(&path).len(), num_records);
+        time(&mut group, &format!("chunks_{size}"), set_up, |()| open_path(black_box(&path)));
+        group.finish();
+
+        let mut group = criterion.benchmark_group("records/random_read/plain");
+        let read_next = |(files, position): &mut (Files, u64)| {
+            *position = (*position + 617_411) % num_records;
+            let records = files.read(&[*position]).expect("the file is valid");
+            (*position, records)
         };
-        for _ in 0..100 {
-            let (position, records) = read_next();
-            assert!(records.iter().eq([position.to_string().as_bytes()]), "record {position}");
-        }
-        criterion.bench_function(&format!("records/random_read/plain/n_{size}"), |bencher| {
-            bencher.iter(&mut read_next);
-        });
+        let set_up = || {
+            let mut parts = (open_path(&path), 0);
+            for _ in 0..100 {
+                let (position, records) = read_next(&mut parts);
+                assert!(records.iter().eq([position.to_string().as_bytes()]), "record {position}");
+            }
+            parts
+        };
+        time(&mut group, &format!("n_{size}"), set_up, read_next);
     }
 }
-
-criterion_group!(benches, read, open_file, random_read);
-criterion_main!(benches);
