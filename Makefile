@@ -23,6 +23,10 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Makes .venv, installs what `--extras` need, and builds; side by side, with a line that says how far.
 SET_UP = $(or $(PYTHON),$(error no Python from 3.11 on found; name one with PYTHON=...)) .ci/set_up.py
 
+# What is linted and tested. The bridge is named, though it has no tests: only with the features that
+# it asks for are the dependencies those that `make develop` has compiled. The benches ask for others.
+CRATES := --workspace --exclude grainmill-benches --features pyo3/extension-module
+
 # One interpreter for every cargo command, so that the bindings are not configured twice.
 export PYO3_PYTHON := $(abspath $(BIN)/python)
 export VIRTUAL_ENV := $(abspath $(VENV))
@@ -31,9 +35,9 @@ export PIP_QUIET := 1
 # Every program that a test starts would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-long checks-rust checks-python lint format format-check ruff clippy deny \
-	rust-test portable rust-doc types docs python-test develop wheel release-check bench sanitize \
-	fuzz clean
+.PHONY: demo test checks-rust checks-python test-long python-test-long rust-test-long \
+	other-versions lint format format-check ruff clippy deny rust-test portable rust-doc types docs \
+	python-test develop release timings wheel release-check bench sanitize fuzz clean
 .DELETE_ON_ERROR:
 
 # What `make develop` has built serves as well.
@@ -70,13 +74,13 @@ ruff: | $(VENV)/.test
 	$(BIN)/ruff format --check .
 
 clippy: | $(VENV)/.test
-	$(CARGO) clippy --locked --workspace --all-targets --quiet -- -D warnings
+	$(CARGO) clippy --locked $(CRATES) --all-targets --quiet -- -D warnings
+	$(CARGO) clippy --locked -p grainmill-benches --all-targets --quiet -- -D warnings
 
 # Security advisories are left out: their database would have to be fetched for each run.
 deny: | $(VENV)/.test ## licences, versions and sources of the dependencies
 	$(CARGO) deny --locked --log-level error check --deny warnings licenses bans sources
 
-# The bridge has no tests of its own: what it does is tested from Python.
 rust-test: | $(VENV)/.test
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
 		set -x; $(CARGO) nextest run --locked $(CRATES) --no-fail-fast \
@@ -86,15 +90,13 @@ rust-test: | $(VENV)/.test
 		set -x; $(CARGO) test --locked $(CRATES) --quiet --no-fail-fast; \
 	fi
 
-# All but the bridge.
-CRATES := -p grainmill-core -p grainmill-image -p grainmill-object-store -p grainmill-parquet
 
 # What stands in elsewhere for the calls that only Linux has is tested here; for other systems the
 # types are checked where their standard library is at hand, without a compiler of C or a Python for
 # them. So they are for free-threaded Python, which has another interface than the stable one.
 portable: | $(VENV)/.test
-	$(CARGO) test --locked --quiet -p grainmill-core --features portable --lib \
-		-- platform:: batch:: pipeline::
+	$(CARGO) test --locked --quiet -p grainmill-core -p grainmill-py --lib \
+		--features pyo3/extension-module,grainmill-core/portable -- platform:: batch:: pipeline::
 	@for target in $(OTHER_SYSTEMS); do \
 		if ! test -d "$$(rustc --print sysroot)/lib/rustlib/$$target" \
 			&& ! rustup target add "$$target" >/dev/null 2>&1; then \
@@ -102,10 +104,11 @@ portable: | $(VENV)/.test
 		fi; \
 		name=$$(echo "$$target" | tr - _); \
 		env -u PYO3_PYTHON PYO3_NO_PYTHON=1 "CC_$$name=$(NO_COMPILER)" "AR_$$name=$(NO_COMPILER)" \
-			$(TYPE_CHECK) $(CRATES) -p grainmill-py --target "$$target" || exit 1; \
+			$(TYPE_CHECK) $(CRATES) --target "$$target" || exit 1; \
 	done
 	env -u PYO3_PYTHON PYO3_CONFIG_FILE=$(abspath .ci/free-threaded.txt) \
-		$(TYPE_CHECK) -p grainmill-py --no-default-features --features buckets,images,parquet
+		$(TYPE_CHECK) -p grainmill-py --no-default-features \
+		--features buckets,images,parquet,pyo3/extension-module
 
 TYPE_CHECK = $(CARGO) check --locked --quiet
 OTHER_SYSTEMS := aarch64-apple-darwin x86_64-pc-windows-gnu
@@ -113,7 +116,7 @@ NO_COMPILER := $(abspath .ci/no-compiler)
 
 rust-doc: export RUSTDOCFLAGS := -D warnings
 rust-doc: | $(VENV)/.test
-	$(CARGO) doc --locked --workspace --no-deps --quiet
+	$(CARGO) doc --locked $(CRATES) --no-deps --quiet
 
 # The docstrings of compiled names are read from the build.
 docs: develop | $(VENV)/.docs ## the pages of docs/ and the reference, to target/site
@@ -123,11 +126,21 @@ types: develop | $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest grainmill._native
 
-# On some cores beside each other: many tests mostly wait for a process to start or to end.
 python-test: develop | $(VENV)/.test
-	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
+	$(PYTEST)
 
-develop: $(VENV)/.built
+# More processes than cores: many tests mostly wait for a process to start or to end.
+PYTEST = $(BIN)/python -m pytest --numprocesses $$(( $$(nproc) + 1 )) --maxprocesses 5 --dist worksteal
+
+develop: $(VENV)/.built ## the package, importable in place; to measure it, `make release`
+
+# As `develop`, compiled as wheels are.
+release:
+	$(SET_UP) --build release
+	@rm -f $(VENV)/.built
+
+timings: ## how long a fresh machine takes for each of these, in an hour
+	$(PYTHON) .ci/timings.py
 
 wheel: | $(VENV)/.python
 	$(BIN)/maturin build --locked --release --out dist
@@ -136,8 +149,8 @@ wheel: | $(VENV)/.python
 release-check: | $(VENV)/.release ## what is published: built, audited, installed, tried
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python .ci/release_check.py
 
-bench: develop $(VENV)/.test ## micro benches of each layer, then end to end beside Grain
-	$(CARGO) bench --locked -p grainmill-core -- --quiet
+bench: release | $(VENV)/.test ## micro benches of each layer, then end to end beside Grain
+	$(CARGO) bench --locked -p grainmill-benches -- --quiet
 	$(BIN)/python benches/compare.py $(BENCH)
 
 # The standard library is built too: what it does to order threads would not be seen otherwise. The

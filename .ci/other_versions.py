@@ -35,20 +35,26 @@ def oldest_requirements() -> list[str]:
 
 
 def runnable(python: Path) -> tuple[list[str], int]:
-    """The test files whose imports an environment has, and how many there are."""
-    files = sorted((ROOT / "tests").rglob("test_*.py"))
-    imports: dict[Path, set[str]] = {}
-    for file in files:
-        nodes = list(ast.walk(ast.parse(file.read_text("utf-8"))))
-        names = [alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names]
-        names += [n.module for n in nodes if isinstance(n, ast.ImportFrom) and n.module]
-        imports[file] = {name.partition(".")[0] for name in names}
-    wanted = sorted(set().union(*imports.values()))
-    code = "import sys; from importlib.util import find_spec; print(*filter(find_spec, sys.argv[1:]))"
+    """The test files for which an environment has all they import, and how many files there are."""
+    modules = {path.stem: path for path in sorted((ROOT / "tests").rglob("*.py"))}
+    imports = {name: imported(path) for name, path in modules.items()}
+    wanted = sorted(set().union(*imports.values()) - set(modules))
+    code = "import sys, importlib.util as u; print(*filter(u.find_spec, sys.argv[1:]))"
     command = [python, "-c", code, *wanted]
-    found = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True, check=True)
-    available = set(found.stdout.split()) | {path.stem for path in ROOT.rglob("tests/**/*.py")}
-    return [str(f.relative_to(ROOT)) for f in files if imports[f] <= available], len(files)
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    lacking = set(wanted) - set(found.stdout.split())
+    while more := {name for name, names in imports.items() if names & lacking} - lacking:
+        lacking |= more
+    files = {name: path for name, path in modules.items() if name.startswith("test_")}
+    return [str(p.relative_to(ROOT)) for n, p in files.items() if n not in lacking], len(files)
+
+
+def imported(path: Path) -> set[str]:
+    """The packages and modules that a file imports, anywhere in it."""
+    nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return {name.partition(".")[0] for name in names}
 
 
 def tested(name: str, python: Path, scratch: Path) -> bool:

@@ -25,6 +25,7 @@ PYTHON = VENV / "bin" / "python"
 BUILDS = {
     "demo": ["--profile", "demo", "--no-default-features", "--features", "abi3"],
     "develop": ["--profile", "dev"],
+    "release": ["--release"],
 }
 
 
@@ -129,9 +130,9 @@ def requirements(extras: list[str | None]) -> list[str]:
     return [requirement for extra in extras for requirement in by_extra[extra]]
 
 
-def installed(extras: list[str | None]) -> Task:
-    """Installs requirements. What is imported is compiled to bytecode then: most never is."""
-    pip = [str(PYTHON), "-m", "pip", "install", "--no-compile", "--progress-bar", "off"]
+def installed(extras: list[str | None], *options: str) -> Task:
+    """Installs requirements."""
+    pip = [str(PYTHON), "-m", "pip", "install", "--progress-bar", "off", *options]
     return Task("installing", [*pip, *requirements(extras)], {"PIP_QUIET": "0"})
 
 
@@ -156,7 +157,9 @@ def main() -> None:
         screen.run(installed([None]))
     tasks = [built(options.build)] if options.build else []
     if options.extras:
-        tasks.append(installed([None, *options.extras]))
+        # The demo imports little of JAX: that is compiled to bytecode when it is imported.
+        lazy = ["--no-compile"] if options.build == "demo" else []
+        tasks.append(installed([None, *options.extras], *lazy))
     screen.run(*tasks)
 
 

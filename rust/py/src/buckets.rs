@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use grainmill_core::records::storage::{Storage, WriteFile};
 use grainmill_core::{Error, Result};
-use grainmill_object_store::{self as object_store, Buckets, Settings, Upload, UploadControl};
 pub(crate) use grainmill_object_store::is_url;
+use grainmill_object_store::{self as object_store, Buckets, Settings, Upload, UploadControl};
 use grainmill_object_store::{ObjectIdentity, identities, list};
 use pyo3::prelude::*;
 

@@ -7,7 +7,6 @@ mod order;
 mod pack;
 mod record_writer;
 mod records;
-mod table;
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -15,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion};
+use grainmill_benches as table;
 
 fn main() -> io::Result<()> {
     let dir = results_dir();

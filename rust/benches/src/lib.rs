@@ -13,7 +13,7 @@ const NOISE: f64 = 0.01;
 const HEADER: [&str; 5] = ["case", "time", "per element", "GB/s", "change"];
 
 /// The directories of cases with results, and when these were saved.
-pub(crate) fn saved(dir: &Path) -> HashMap<PathBuf, SystemTime> {
+pub fn saved(dir: &Path) -> HashMap<PathBuf, SystemTime> {
     let mut found = HashMap::new();
     let mut unseen = vec![dir.to_owned()];
     while let Some(dir) = unseen.pop() {
@@ -27,7 +27,7 @@ pub(crate) fn saved(dir: &Path) -> HashMap<PathBuf, SystemTime> {
 }
 
 /// The table of the cases saved since `before`, in the order in which they ran; empty if none was.
-pub(crate) fn of_run(
+pub fn of_run(
     dir: &Path,
     before: &HashMap<PathBuf, SystemTime>,
     elapsed: Duration,
