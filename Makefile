@@ -53,9 +53,11 @@ test: $(VENV)/.ready ## everything that a change must pass
 	$(MAKE) --no-print-directory python-test
 
 checks-rust: | $(VENV)/.test
-	$(MAKE) --no-print-directory format-check clippy rust-test portable rust-doc deny
+	$(MAKE) --no-print-directory $(RUST_CHECKS)
 checks-python: | $(VENV)/.test
-	$(MAKE) --no-print-directory ruff types docs
+	$(MAKE) --no-print-directory $(PYTHON_CHECKS)
+RUST_CHECKS := format-check clippy rust-test portable rust-doc deny
+PYTHON_CHECKS := ruff types docs
 
 lint: format-check ruff clippy types
 

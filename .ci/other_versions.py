@@ -45,6 +45,7 @@ def runnable(python: Path) -> tuple[list[str], int]:
     lacking = set(wanted) - set(found.stdout.split())
     while more := {name for name, names in imports.items() if names & lacking} - lacking:
         lacking |= more
+    lacking |= {"test_docs"} if lacking else set()  # it imports every module of the package
     files = {name: path for name, path in modules.items() if name.startswith("test_")}
     return [str(p.relative_to(ROOT)) for n, p in files.items() if n not in lacking], len(files)
 

@@ -21,7 +21,7 @@ PROCESSORS = {"x86_64": "(x86_64|amd64)$", "aarch64": "(aarch64|arm64)$"}
 
 
 def steps(job):
-    return JOBS[job]["steps"]
+    return JOBS[job].get("steps", [])  # none where another workflow is called
 
 
 def commands(job):
@@ -71,7 +71,10 @@ def test_actions_are_pinned_and_keep_no_credentials(job):
 @pytest.mark.parametrize("job", JOBS)
 def test_jobs_end_and_name_what_exists(job):
     body = JOBS[job]
-    assert body["timeout-minutes"] <= 90
+    if "uses" in body:
+        assert (readme.ROOT / body["uses"]).is_file()
+    else:
+        assert body["timeout-minutes"] <= (355 if job.startswith("nightly/") else 90)
     flow = WORKFLOWS[job.split("/")[0]]
     needs = body.get("needs", [])
     assert {needs} if isinstance(needs, str) else set(needs) <= flow["jobs"].keys()
@@ -98,14 +101,23 @@ def test_every_version_of_python_in_the_metadata_is_tested():
 
 
 def test_every_kind_of_test_runs_somewhere():
-    every = set()
+    every = {*matrix_of("nightly/test-long")["part"]}
     for job in JOBS:
         for command in commands(job):
             if command.startswith("make "):
                 every.update(command.split()[1:])
     makefile = (readme.ROOT / "Makefile").read_text("utf-8")
-    (test_line,) = re.findall(r"(?m)^test: ([\w -]+)", makefile)
-    assert set(test_line.split()) <= every
+
+    def listed(line):
+        (names,) = re.findall(rf"(?m)^{line} ([\w -]+)$", makefile)
+        return set(names.split())
+
+    if "checks-rust" in every:
+        every |= listed("RUST_CHECKS :=")
+    assert listed("RUST_CHECKS :=") | listed("PYTHON_CHECKS :=") | {"python-test"} <= every
+    assert listed("test-long:") <= every
+    assert "nightly.yml" in JOBS["release/searched"]["uses"]
+    assert "searched" in JOBS["release/publish"]["needs"]
 
 
 def test_every_file_of_a_release_is_built():
