@@ -46,8 +46,8 @@ demo: ## the main job on real text: write, shuffle, pack, train, save, resume
 		else $(MAKE) --no-print-directory $(VENV)/.demo; fi
 	@$(BIN)/python examples/text_pipeline.py $(DEMO)
 
-# What only searches longer is in `test-long`. Two lanes, since cargo alone leaves cores idle, and the
-# tests of Python by themselves, as some of them count on getting a turn within seconds.
+# Two lanes, since cargo alone leaves cores idle; then the tests of Python by themselves, as some of
+# them count on getting a turn within seconds.
 test: $(VENV)/.ready ## everything that a change must pass
 	$(MAKE) --no-print-directory --jobs=2 checks-rust checks-python
 	$(MAKE) --no-print-directory python-test
@@ -58,6 +58,16 @@ checks-python: | $(VENV)/.test
 	$(MAKE) --no-print-directory $(PYTHON_CHECKS)
 RUST_CHECKS := format-check clippy rust-test portable rust-doc deny
 PYTHON_CHECKS := ruff types docs
+
+# What only searches longer: hours. It runs each night, and a release needs it.
+test-long: python-test-long rust-test-long sanitize fuzz other-versions
+
+python-test-long: develop | $(VENV)/.test
+	GRAINMILL_LONG=1 $(PYTEST) --timeout 3600
+rust-test-long: | $(VENV)/.test
+	$(CARGO) test --locked $(CRATES) --test hand_over -- --ignored schedules
+other-versions: | $(VENV)/.release ## each Python found, and the oldest NumPy and JAX that are allowed
+	$(BIN)/python .ci/other_versions.py
 
 lint: format-check ruff clippy types
 
