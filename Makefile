@@ -87,6 +87,7 @@ ruff: | $(VENV)/.test
 
 clippy: | $(VENV)/.test
 	$(CARGO) clippy --locked $(CRATES) --all-targets --quiet -- -D warnings
+	$(CARGO) clippy --locked $(CRATES),abi3 --no-default-features --quiet -- -D warnings
 	$(CARGO) clippy --locked -p grainmill-benches --all-targets --quiet -- -D warnings
 
 # Security advisories are left out: their database would have to be fetched for each run.

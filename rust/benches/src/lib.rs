@@ -1,6 +1,6 @@
 //! The results of one run as a table, from the files that criterion saves for each case.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -13,8 +13,8 @@ const NOISE: f64 = 0.01;
 const HEADER: [&str; 5] = ["case", "time", "per element", "GB/s", "change"];
 
 /// The directories of cases with results, and when these were saved.
-pub fn saved(dir: &Path) -> HashMap<PathBuf, SystemTime> {
-    let mut found = HashMap::new();
+pub fn saved(dir: &Path) -> BTreeMap<PathBuf, SystemTime> {
+    let mut found = BTreeMap::new();
     let mut unseen = vec![dir.to_owned()];
     while let Some(dir) = unseen.pop() {
         if let Ok(at) = modified(&dir.join("new/benchmark.json")) {
@@ -27,9 +27,13 @@ pub fn saved(dir: &Path) -> HashMap<PathBuf, SystemTime> {
 }
 
 /// The table of the cases saved since `before`, in the order in which they ran; empty if none was.
+///
+/// # Errors
+///
+/// A file of a case cannot be read, or has no such results.
 pub fn of_run(
     dir: &Path,
-    before: &HashMap<PathBuf, SystemTime>,
+    before: &BTreeMap<PathBuf, SystemTime>,
     elapsed: Duration,
 ) -> io::Result<String> {
     let mut cases: Vec<_> =

@@ -1,15 +1,17 @@
 //! The table that `cargo bench` prints, from files as criterion saves them.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
+// Of `grainmill-benches`, whose own tests would compile criterion.
+#[expect(unreachable_pub, reason = "it is public where it is a crate")]
 #[path = "../../benches/src/lib.rs"]
-mod table; // of `grainmill-benches`, whose own tests would compile criterion
+mod table;
 
 fn save(path: &Path, value: &Value, at: SystemTime) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -46,7 +48,7 @@ fn cases_are_listed_as_they_ran_with_time_throughput_and_change() {
     save_change(dir, "records/write", [-0.005, 0.02, 0.04], 31);
     save_change(dir, "records/open", [1.0, 2.0, 3.0], 39);
 
-    let printed = table::of_run(dir, &HashMap::new(), Duration::from_secs(203)).unwrap();
+    let printed = table::of_run(dir, &BTreeMap::new(), Duration::from_secs(203)).unwrap();
     assert_eq!(
         printed,
         "

@@ -228,8 +228,10 @@ fn matches_golden(found: &[i64], expected: &Value) -> bool {
         }
         digest => {
             let text: Vec<String> = found.iter().map(ToString::to_string).collect();
-            let bytes = Sha256::digest(text.join(","));
-            digest["sha256"] == format!("{bytes:x}") && digest["n"] == found.len()
+            let digest_of = Sha256::digest(text.join(","));
+            let hex =
+                digest_of.iter().fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"));
+            digest["sha256"] == hex && digest["n"] == found.len()
         }
     }
 }
