@@ -3,6 +3,7 @@
 import threading
 import time
 
+import effort
 import numpy as np
 import pytest
 from stage_harness import count_at_rest
@@ -183,8 +184,9 @@ def test_a_block_whose_elements_were_all_taken_is_not_the_end(monkeypatch):
         return made
 
     monkeypatch.setattr(executor, "_elements", slowly)
-    ds = grain.MapDataset.range(40).map(lambda x: x)
-    assert list(ds.to_iter_dataset(grain.ReadOptions(num_threads=1))) == list(range(40))
+    number = effort.cases(12, 100)
+    ds = grain.MapDataset.range(number).map(lambda x: x)
+    assert list(ds.to_iter_dataset(grain.ReadOptions(num_threads=1))) == list(range(number))
 
 
 @pytest.mark.parametrize("failing", [3, 11])
