@@ -16,6 +16,13 @@ from jax.sharding import PartitionSpec as P
 import grainmill as grain
 from grainmill.experimental import device_put
 
+# Programs of one process all run in one, as JAX takes most of their time to start.
+PROGRAMS = """
+    import json, sys
+    for line in sys.stdin:
+        exec(json.loads(line), {})
+        print(flush=True)
+"""
 FOUR_DEVICES = "--xla_force_host_platform_device_count=4"
 EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
 
@@ -31,6 +38,7 @@ def start_python(code, *arguments, xla_flags):
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
         env=environment,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -41,6 +49,23 @@ def result_of(process):
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     return json.loads(out.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def on_eight_devices():
+    """Runs a program where there are eight devices; returns what it printed as JSON."""
+    process = start_python(PROGRAMS, xla_flags=EIGHT_DEVICES)
+
+    def run(code):
+        print(json.dumps(textwrap.dedent(code)), file=process.stdin, flush=True)
+        lines = []
+        while (line := process.stdout.readline()) not in {"\n", ""}:
+            lines.append(line)
+        assert line, process.communicate()[1]
+        return json.loads(lines[-1])
+
+    yield run
+    process.communicate(timeout=60)
 
 
 def free_port():
@@ -65,24 +90,21 @@ def test_batches_are_not_overwritten_while_arrays_live():
         np.testing.assert_array_equal(batch["x"], expected["x"])
 
 
-def test_batches_are_split_over_the_devices_of_a_sharding():
-    found = result_of(
-        start_python(
-            """
-            import json
-            import jax, numpy as np
-            import grainmill as grain
-            mesh = jax.sharding.Mesh(np.array(jax.devices()), "data")
-            sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-            ds = grain.MapDataset.range(48).batch(16).to_iter_dataset()
-            ds = grain.experimental.device_put(ds, sharding)
-            print(json.dumps([
-                {str(shard.device.id): shard.data.tolist() for shard in batch.addressable_shards}
-                for batch in ds
-            ]))
-            """,
-            xla_flags=EIGHT_DEVICES,
-        )
+def test_batches_are_split_over_the_devices_of_a_sharding(on_eight_devices):
+    found = on_eight_devices(
+        """
+        import json
+        import jax, numpy as np
+        import grainmill as grain
+        mesh = jax.sharding.Mesh(np.array(jax.devices()), "data")
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+        ds = grain.MapDataset.range(48).batch(16).to_iter_dataset()
+        ds = grain.experimental.device_put(ds, sharding)
+        print(json.dumps([
+            {str(shard.device.id): shard.data.tolist() for shard in batch.addressable_shards}
+            for batch in ds
+        ]))
+        """
     )
     assert found == [
         {str(d): [16 * b + 2 * d, 16 * b + 2 * d + 1] for d in range(8)} for b in range(3)
@@ -181,9 +203,8 @@ def ragged_batches():
         }
 
 
-def test_each_leaf_of_a_ragged_batch_has_its_own_sharding():
-    found = result_of(start_python(RAGGED, xla_flags=EIGHT_DEVICES))
-    assert found == list(ragged_batches())
+def test_each_leaf_of_a_ragged_batch_has_its_own_sharding(on_eight_devices):
+    assert on_eight_devices(RAGGED) == list(ragged_batches())
 
 
 def test_each_leaf_of_a_global_ragged_batch_has_its_own_sharding():
@@ -213,12 +234,12 @@ def test_leaves_that_jax_has_no_type_for_are_refused_with_their_place(batch_fn):
 
 
 @pytest.mark.parametrize("pad", [False, True])
-def test_a_remainder_that_does_not_divide_is_refused_unless_padded(pad):
+def test_a_remainder_that_does_not_divide_is_refused_unless_padded(on_eight_devices, pad):
     code = """
         import functools, json
         import jax, numpy as np
         import grainmill as grain
-        mesh = jax.sharding.Mesh(np.array(jax.devices()), "data")
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), "data")
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
         padded = functools.partial(grain.experimental.batch_and_pad, batch_size=4)
         ds = grain.MapDataset.range(10).map(lambda x: {"x": x, "is_real": True})
@@ -230,7 +251,7 @@ def test_a_remainder_that_does_not_divide_is_refused_unless_padded(pad):
         except ValueError as error:
             print(json.dumps(str(error)))
         """
-    found = result_of(start_python(code.replace("PAD", str(pad)), xla_flags=FOUR_DEVICES))
+    found = on_eight_devices(code.replace("PAD", str(pad)))
     if pad:
         assert found == {"x": [8, 9, 0, 0], "is_real": [True, True, False, False]}
     else:
