@@ -23,6 +23,13 @@ PROGRAMS = """
         exec(json.loads(line), {})
         print(flush=True)
 """
+DISTRIBUTED = """
+    import sys
+    import jax
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    process, port = map(int, sys.argv[1:])
+    jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=process)
+"""
 FOUR_DEVICES = "--xla_force_host_platform_device_count=4"
 EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
 
@@ -45,27 +52,51 @@ def start_python(code, *arguments, xla_flags):
     )
 
 
+def begin(process, code):
+    print(json.dumps(textwrap.dedent(code)), file=process.stdin, flush=True)
+
+
 def result_of(process):
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 0, err
-    return json.loads(out.splitlines()[-1])
+    """What a program that was begun printed as JSON."""
+    lines = []
+    while (line := process.stdout.readline()) not in {"\n", ""}:
+        lines.append(line)
+    assert line, process.communicate()[1]
+    return json.loads(lines[-1])
 
 
 @pytest.fixture(scope="module")
 def on_eight_devices():
-    """Runs a program where there are eight devices; returns what it printed as JSON."""
+    """Runs a program where there are eight devices; returns its result."""
     process = start_python(PROGRAMS, xla_flags=EIGHT_DEVICES)
 
     def run(code):
-        print(json.dumps(textwrap.dedent(code)), file=process.stdin, flush=True)
-        lines = []
-        while (line := process.stdout.readline()) not in {"\n", ""}:
-            lines.append(line)
-        assert line, process.communicate()[1]
-        return json.loads(lines[-1])
+        begin(process, code)
+        return result_of(process)
 
     yield run
     process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def on_two_processes():
+    """Runs a program in two processes with four devices each; returns both results."""
+    port = free_port()
+    code = DISTRIBUTED + PROGRAMS + "    jax.distributed.shutdown()\n"
+    processes = [start_python(code, i, port, xla_flags=FOUR_DEVICES) for i in range(2)]
+
+    def run(code):
+        for process in processes:
+            begin(process, code)
+        return list(map(result_of, processes))
+
+    yield run
+    for process in processes:
+        process.stdin.close()
+    for process in processes:
+        assert process.wait(timeout=60) == 0
+        process.stdout.close()
+        process.stderr.close()
 
 
 def free_port():
@@ -111,15 +142,12 @@ def test_batches_are_split_over_the_devices_of_a_sharding(on_eight_devices):
     ]
 
 
-def test_two_processes_hold_one_global_array():
-    port = free_port()
+def test_two_processes_hold_one_global_array(on_two_processes):
     code = """
-        import json, sys
+        import json
         import jax, numpy as np
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        process, port = map(int, sys.argv[1:])
-        jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=process)
         import grainmill as grain
+        process = jax.process_index()
         mesh = jax.sharding.Mesh(np.array(jax.devices()), "data")
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
         ds = grain.MapDataset.range(32)[process::2].batch(8).to_iter_dataset()
@@ -130,11 +158,9 @@ def test_two_processes_hold_one_global_array():
             total = jax.jit(lambda x: x.sum())(batch)
             found.append({"shape": batch.shape, "local": local, "sum": int(total)})
         it.close()
-        jax.distributed.shutdown()
         print(json.dumps(found))
         """
-    processes = [start_python(code, i, port, xla_flags=FOUR_DEVICES) for i in range(2)]
-    for process_index, found in enumerate(map(result_of, processes)):
+    for process_index, found in enumerate(on_two_processes(code)):
         mine = range(32)[process_index::2]
         assert [batch["shape"] for batch in found] == [[16], [16]]
         assert [batch["sum"] for batch in found] == [sum(range(16)), sum(range(16, 32))]
@@ -143,13 +169,9 @@ def test_two_processes_hold_one_global_array():
 
 
 RAGGED = """
-    import json, sys
+    import json
     import jax, numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-    if len(sys.argv) > 1:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        process, port = map(int, sys.argv[1:])
-        jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=process)
     import grainmill as grain
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
     shardings = {
@@ -181,8 +203,6 @@ RAGGED = """
             "totals": jax.tree.map(float, total),
         })
     it.close()
-    if num_processes > 1:
-        jax.distributed.shutdown()
     print(json.dumps(found))
     """
 
@@ -207,10 +227,8 @@ def test_each_leaf_of_a_ragged_batch_has_its_own_sharding(on_eight_devices):
     assert on_eight_devices(RAGGED) == list(ragged_batches())
 
 
-def test_each_leaf_of_a_global_ragged_batch_has_its_own_sharding():
-    port = free_port()
-    processes = [start_python(RAGGED, i, port, xla_flags=FOUR_DEVICES) for i in range(2)]
-    for found in map(result_of, processes):
+def test_each_leaf_of_a_global_ragged_batch_has_its_own_sharding(on_two_processes):
+    for found in on_two_processes(RAGGED):
         assert found == list(ragged_batches())
 
 
