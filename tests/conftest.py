@@ -1,6 +1,7 @@
 """Settings shared by all tests: a marker, warnings that are ignored, what runs on which system."""
 
 import contextlib
+import gc
 import os
 import sys
 
@@ -56,6 +57,12 @@ def pytest_configure(config):
         config.addinivalue_line(
             "filterwarnings", "default::pytest.PytestUnhandledThreadExceptionWarning"
         )
+
+
+def pytest_collection_finish():
+    # Millions of objects of what the tests import, which every `gc.collect()` would visit.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config, items):

@@ -7,6 +7,8 @@ then runs in `make test-long` alone.
 import os
 
 LONG = bool(os.environ.get("GRAINMILL_LONG"))
+# Searches that count their cases begin so many later: another number tries others.
+SEED = int(os.environ.get("GRAINMILL_SEED", "0"))
 
 
 def cases(quick: int, long: int) -> int:

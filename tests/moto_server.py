@@ -1,6 +1,7 @@
 """A server of S3 in its own process, with one empty bucket."""
 
 import contextlib
+import functools
 import socket
 import subprocess
 import sys
@@ -43,6 +44,7 @@ def put(port, name, data):
     client_of(port).put_object(Bucket=BUCKET, Key=name, Body=data)
 
 
+@functools.cache
 def client_of(port):
     return boto3.client(
         "s3",

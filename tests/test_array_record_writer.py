@@ -169,7 +169,7 @@ def test_dropped_writer_leaves_the_file_unfinished(tmp_path):
 
 def test_interpreter_is_free_while_a_chunk_is_compressed(tmp_path):
     writer = ArrayRecordWriter(str(tmp_path / "file"), "brotli:11")
-    record = b"".join(b"%d," % (number * number) for number in range(150_000))
+    record = b"".join(b"%d," % (number * number) for number in range(50_000))
     thread = threading.Thread(target=writer.write, args=(record,))
     thread.start()
     ticks = 0

@@ -272,6 +272,8 @@ def test_failed_requests_are_repeated(server, monkeypatch, case):
     scheme, name, only, replaces = case
     bucket = use(monkeypatch, scheme, server)
     fault = Fault(**{**vars(FAULTS[name]), "only": only})
+    if fault.retry_after and only != "PUT":  # one of them waits for the second
+        fault = Fault(**{**vars(fault), "retry_after": 0})
     data = os.urandom(100_000 if only == "PUT" else MANY)
     if replaces:
         server.put("/bucket/file", bytes(len(data)))
@@ -412,7 +414,7 @@ def test_an_object_without_one_of_its_parts_is_never_complete(server):
 
 @pytest.mark.parametrize("fault", [Fault(status=503), Fault(status=403), Fault(is_silent=True)])
 def test_failure_is_one_line_and_leaves_nothing(tmp_path, server, capsys, monkeypatch, fault):
-    monkeypatch.setenv("GRAINMILL_BUCKET_DEADLINE_S", "2")
+    monkeypatch.setenv("GRAINMILL_BUCKET_DEADLINE_S", "0.8")
     write_lines(tmp_path / "in.jsonl", 400, 60_000)
     server.put("/bucket/out.tfrecord", b"mine")
     server.faults += [Fault(**{**vars(fault), "only": "partNumber"})] * 50
@@ -479,8 +481,8 @@ def test_interrupted_conversions_continue(tmp_path, server, how):
     server.faults += [Fault(is_silent=True, only=r"/1\.array_record\?.*partNumber")] * 2
     process = start(arguments, GRAINMILL_BUCKET_STALL_S="60")
     try:
-        wait_until(lambda: finished() and server.uploads)
-        time.sleep(2.5)  # the journal is written once a second
+        # The journal is written once a second.
+        wait_until(lambda: has_told(server, "out/.out", begun=1, done=1))
         process.send_signal(how)
         _, error = process.communicate(timeout=60)
     finally:
@@ -622,6 +624,14 @@ def journal_of(server, name=".out.tfrecord"):
     return json.loads(server.objects[f"/bucket/{name}.converting"].data)
 
 
+def has_told(server, name, *, begun, done):
+    """Whether a journal has so many objects that are complete, and that are not."""
+    if f"/bucket/{name}.converting" not in server.objects:
+        return False
+    journal = journal_of(server, name)
+    return len(journal["begun"]) >= begun and len(journal["done"]) >= done
+
+
 def two_inputs(path):
     """Of which the second one is damaged."""
     write_lines(path / "lines.jsonl", 10)
@@ -725,6 +735,7 @@ def test_an_interruption_during_the_last_request(tmp_path, server):
         process.kill()
 
 
+# Takes the 5 s for which the end of a conversion waits for its journal.
 def test_an_interruption_does_not_wait_for_the_journal(tmp_path, server):
     write_lines(tmp_path / "in.jsonl", 3)
     told, fault_of = [], server._fault

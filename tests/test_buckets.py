@@ -315,7 +315,7 @@ PASSING = {
 def test_failures_that_pass_are_repeated(  # noqa: PLR0917
     s3, server, records, monkeypatch, fault, is_first
 ):
-    monkeypatch.setenv("GRAINMILL_BUCKET_STALL_S", "0.3")
+    monkeypatch.setenv("GRAINMILL_BUCKET_STALL_S", "0.15")
     if is_first:
         server.faults += [fault]
         source = ArrayRecordDataSource(s3)

@@ -411,12 +411,15 @@ def test_parent_that_is_busy_is_closed_by_the_thread_that_uses_it(hang):
 
 
 AT_EXIT = """
-import sys, threading, time
+import pathlib, sys, threading, time
 threading.excepthook = lambda _: None
 from under_test import experimental, grain
 
+begun = pathlib.Path(sys.argv[1])
+
 def hang(x):
     while x == 2:
+        begun.touch()
         time.sleep(0.05)
     return x
 
@@ -424,25 +427,39 @@ read = grain.MapDataset.range(9).map(hang).to_iter_dataset(grain.ReadOptions({op
 iterator = iter({dataset})
 next(iterator)
 threading.Thread(target=lambda: [None for _ in iterator], daemon=True).start()
-time.sleep(0.2)
+while not begun.exists():
+    time.sleep(0.005)
+time.sleep(0.05)  # the thread waits for the element
 {leave}
 print("end")
 """
+LEAVES = ["iterator.close()", "del iterator", "pass"]
 
 
-@pytest.mark.parametrize("leave", ["iterator.close()", "del iterator", "pass"])
 @pytest.mark.parametrize("options", ["num_workers=2", "num_threads=2"])
 @pytest.mark.parametrize(
     "dataset", ["read", "experimental.ThreadPrefetchIterDataset(read, prefetch_buffer_size=2)"]
 )
-def test_interpreter_ends_with_hanging_functions(leave, options, dataset):
-    program = AT_EXIT.format(leave=leave, options=options, dataset=dataset)
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=BOUND_S,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+def test_interpreter_ends_with_hanging_functions(options, dataset, tmp_path):
+    processes = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-c"),
+                AT_EXIT.format(leave=leave, options=options, dataset=dataset),
+                str(tmp_path / str(number)),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
+        )
+        for number, leave in enumerate(LEAVES)
+    ]
+    try:
+        for leave, process in zip(LEAVES, processes, strict=True):
+            out, error = process.communicate(timeout=BOUND_S)
+            assert (process.returncode, out, error) == (0, "end\n", ""), leave
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()

@@ -488,13 +488,20 @@ def many(tmp_path):
 def interrupted(arguments, how):
     """Runs a conversion until one file is finished, and sends it a signal."""
     directory = arguments[0].parent / "out"
-    process = start(arguments)
-    deadline = time.monotonic() + 60
-    while not list(directory.glob("[!.]*")) and time.monotonic() < deadline:
-        time.sleep(0.005)
-    process.send_signal(how)
-    _, error = process.communicate(timeout=60)
-    return process.returncode, error, directory
+    while True:
+        process = start(arguments)
+        deadline = time.monotonic() + 60
+        while not list(directory.glob("[!.]*")) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        process.send_signal(how)
+        _, error = process.communicate(timeout=60)
+        if process.returncode != ExitCode.OK:
+            return process.returncode, error, directory
+        # It had finished before this process had its turn: the same again, with more to do.
+        for path in directory.iterdir():
+            path.unlink()
+        for path in arguments[:4]:
+            path.write_bytes(path.read_bytes() * 4)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
@@ -534,7 +541,7 @@ def test_files_of_another_conversion_are_not_kept(many):
     assert main(["convert", *map(str, other)]) == ExitCode.EXISTS
     assert main(["convert", *map(str, other), "--force"]) == 0
     found = formats.FORMATS["array_record"].open(sorted(map(str, directory.iterdir())))
-    assert len(found) == 400
+    assert len(found) == sum(len(grain.sources.TFRecordDataSource(path)) for path in many[:4])
 
 
 def test_a_file_with_two_names_is_not_written_to(tmp_path):

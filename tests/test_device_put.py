@@ -16,6 +16,20 @@ from jax.sharding import PartitionSpec as P
 import grainmill as grain
 from grainmill.experimental import device_put
 
+# Programs of one process all run in one, as JAX takes most of their time to start.
+PROGRAMS = """
+    import json, sys
+    for line in sys.stdin:
+        exec(json.loads(line), {})
+        print(flush=True)
+"""
+DISTRIBUTED = """
+    import sys
+    import jax
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    process, port = map(int, sys.argv[1:])
+    jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=process)
+"""
 FOUR_DEVICES = "--xla_force_host_platform_device_count=4"
 EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
 
@@ -31,16 +45,58 @@ def start_python(code, *arguments, xla_flags):
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
         env=environment,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
+def begin(process, code):
+    print(json.dumps(textwrap.dedent(code)), file=process.stdin, flush=True)
+
+
 def result_of(process):
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 0, err
-    return json.loads(out.splitlines()[-1])
+    """What a program that was begun printed as JSON."""
+    lines = []
+    while (line := process.stdout.readline()) not in {"\n", ""}:
+        lines.append(line)
+    assert line, process.communicate()[1]
+    return json.loads(lines[-1])
+
+
+@pytest.fixture(scope="module")
+def on_eight_devices():
+    """Runs a program where there are eight devices; returns its result."""
+    process = start_python(PROGRAMS, xla_flags=EIGHT_DEVICES)
+
+    def run(code):
+        begin(process, code)
+        return result_of(process)
+
+    yield run
+    process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def on_two_processes():
+    """Runs a program in two processes with four devices each; returns both results."""
+    port = free_port()
+    code = DISTRIBUTED + PROGRAMS + "    jax.distributed.shutdown()\n"
+    processes = [start_python(code, i, port, xla_flags=FOUR_DEVICES) for i in range(2)]
+
+    def run(code):
+        for process in processes:
+            begin(process, code)
+        return list(map(result_of, processes))
+
+    yield run
+    for process in processes:
+        process.stdin.close()
+    for process in processes:
+        assert process.wait(timeout=60) == 0
+        process.stdout.close()
+        process.stderr.close()
 
 
 def free_port():
@@ -65,39 +121,33 @@ def test_batches_are_not_overwritten_while_arrays_live():
         np.testing.assert_array_equal(batch["x"], expected["x"])
 
 
-def test_batches_are_split_over_the_devices_of_a_sharding():
-    found = result_of(
-        start_python(
-            """
-            import json
-            import jax, numpy as np
-            import grainmill as grain
-            mesh = jax.sharding.Mesh(np.array(jax.devices()), "data")
-            sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-            ds = grain.MapDataset.range(48).batch(16).to_iter_dataset()
-            ds = grain.experimental.device_put(ds, sharding)
-            print(json.dumps([
-                {str(shard.device.id): shard.data.tolist() for shard in batch.addressable_shards}
-                for batch in ds
-            ]))
-            """,
-            xla_flags=EIGHT_DEVICES,
-        )
+def test_batches_are_split_over_the_devices_of_a_sharding(on_eight_devices):
+    found = on_eight_devices(
+        """
+        import json
+        import jax, numpy as np
+        import grainmill as grain
+        mesh = jax.sharding.Mesh(np.array(jax.devices()), "data")
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+        ds = grain.MapDataset.range(48).batch(16).to_iter_dataset()
+        ds = grain.experimental.device_put(ds, sharding)
+        print(json.dumps([
+            {str(shard.device.id): shard.data.tolist() for shard in batch.addressable_shards}
+            for batch in ds
+        ]))
+        """
     )
     assert found == [
         {str(d): [16 * b + 2 * d, 16 * b + 2 * d + 1] for d in range(8)} for b in range(3)
     ]
 
 
-def test_two_processes_hold_one_global_array():
-    port = free_port()
+def test_two_processes_hold_one_global_array(on_two_processes):
     code = """
-        import json, sys
+        import json
         import jax, numpy as np
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        process, port = map(int, sys.argv[1:])
-        jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=process)
         import grainmill as grain
+        process = jax.process_index()
         mesh = jax.sharding.Mesh(np.array(jax.devices()), "data")
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
         ds = grain.MapDataset.range(32)[process::2].batch(8).to_iter_dataset()
@@ -108,11 +158,9 @@ def test_two_processes_hold_one_global_array():
             total = jax.jit(lambda x: x.sum())(batch)
             found.append({"shape": batch.shape, "local": local, "sum": int(total)})
         it.close()
-        jax.distributed.shutdown()
         print(json.dumps(found))
         """
-    processes = [start_python(code, i, port, xla_flags=FOUR_DEVICES) for i in range(2)]
-    for process_index, found in enumerate(map(result_of, processes)):
+    for process_index, found in enumerate(on_two_processes(code)):
         mine = range(32)[process_index::2]
         assert [batch["shape"] for batch in found] == [[16], [16]]
         assert [batch["sum"] for batch in found] == [sum(range(16)), sum(range(16, 32))]
@@ -121,13 +169,9 @@ def test_two_processes_hold_one_global_array():
 
 
 RAGGED = """
-    import json, sys
+    import json
     import jax, numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-    if len(sys.argv) > 1:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        process, port = map(int, sys.argv[1:])
-        jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=process)
     import grainmill as grain
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
     shardings = {
@@ -159,8 +203,6 @@ RAGGED = """
             "totals": jax.tree.map(float, total),
         })
     it.close()
-    if num_processes > 1:
-        jax.distributed.shutdown()
     print(json.dumps(found))
     """
 
@@ -181,15 +223,12 @@ def ragged_batches():
         }
 
 
-def test_each_leaf_of_a_ragged_batch_has_its_own_sharding():
-    found = result_of(start_python(RAGGED, xla_flags=EIGHT_DEVICES))
-    assert found == list(ragged_batches())
+def test_each_leaf_of_a_ragged_batch_has_its_own_sharding(on_eight_devices):
+    assert on_eight_devices(RAGGED) == list(ragged_batches())
 
 
-def test_each_leaf_of_a_global_ragged_batch_has_its_own_sharding():
-    port = free_port()
-    processes = [start_python(RAGGED, i, port, xla_flags=FOUR_DEVICES) for i in range(2)]
-    for found in map(result_of, processes):
+def test_each_leaf_of_a_global_ragged_batch_has_its_own_sharding(on_two_processes):
+    for found in on_two_processes(RAGGED):
         assert found == list(ragged_batches())
 
 
@@ -213,12 +252,12 @@ def test_leaves_that_jax_has_no_type_for_are_refused_with_their_place(batch_fn):
 
 
 @pytest.mark.parametrize("pad", [False, True])
-def test_a_remainder_that_does_not_divide_is_refused_unless_padded(pad):
+def test_a_remainder_that_does_not_divide_is_refused_unless_padded(on_eight_devices, pad):
     code = """
         import functools, json
         import jax, numpy as np
         import grainmill as grain
-        mesh = jax.sharding.Mesh(np.array(jax.devices()), "data")
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), "data")
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
         padded = functools.partial(grain.experimental.batch_and_pad, batch_size=4)
         ds = grain.MapDataset.range(10).map(lambda x: {"x": x, "is_real": True})
@@ -230,7 +269,7 @@ def test_a_remainder_that_does_not_divide_is_refused_unless_padded(pad):
         except ValueError as error:
             print(json.dumps(str(error)))
         """
-    found = result_of(start_python(code.replace("PAD", str(pad)), xla_flags=FOUR_DEVICES))
+    found = on_eight_devices(code.replace("PAD", str(pad)))
     if pad:
         assert found == {"x": [8, 9, 0, 0], "is_real": [True, True, False, False]}
     else:
@@ -295,7 +334,7 @@ def test_batches_in_flight_are_bounded():
         next(it)
         # What both buffers hold, and what each of the two threads has in hand.
         assert num_made <= num_delivered + 3 + 2 + 2
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while num_made < 19 + 3 + 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.1)
@@ -310,7 +349,7 @@ def test_closing_early_ends_the_threads():
     next(it)
     assert set(threading.enumerate()) - before
     it.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while set(threading.enumerate()) - before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not set(threading.enumerate()) - before

@@ -259,7 +259,7 @@ CHECKPOINTS = [key for key in TO_RUN if CASES[key]["kind"] == "checkpoint"]
 def test_states_restore(file, case_id, through_json):
     case = CASES[file, case_id]
     elements = case["expect"]["elements"]
-    written_by_us = run_checkpoint(case)["states"]
+    written_by_us = {} if through_json else run_checkpoint(case)["states"]
     for key, state in case["expect"]["states"].items():
         start = len(elements) if key == "end" else int(key)
         # Our state, directly or through JSON; or Grain's recorded state.

@@ -7,6 +7,7 @@ import random
 import signal
 import sys
 
+import effort
 import numpy as np
 import pytest
 from pipelines import add_one, encode
@@ -67,6 +68,10 @@ DATASETS = {
 }
 
 
+# After the first ten, every so many lines; with the datasets and places, most lines have a turn.
+STEP = effort.cases(7, 1)
+
+
 class Interrupt:
     """Raises KeyboardInterrupt before the `at`-th line that the package runs.
 
@@ -116,7 +121,7 @@ def test_nothing_is_lost_or_repeated_after_an_interrupt(name, num_before):
         assert found == expected, at
         iterator.set_state(state)
         assert [encode(element) for element in iterator] == expected[num_before:], at
-        at += 1 if at < 10 else 3
+        at += 1 if at < 10 else STEP
     assert at > 3
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import grain as real
 import numpy as np
 import pytest
+from absl import flags
 from edge_cases import BEYOND_64_BITS, CASES, LARGE, outcome
 from under_test import IS_GRAIN, grain
 
@@ -30,6 +31,16 @@ def _quiet():
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
+
+
+@pytest.fixture(autouse=True)
+def _no_flags():
+    """Grain fails without them; with those that another test has parsed it starts ten workers."""
+    were_parsed = flags.FLAGS.is_parsed()
+    flags.FLAGS.unparse_flags()
+    yield
+    if were_parsed:
+        flags.FLAGS.mark_as_parsed()
 
 
 def documented():

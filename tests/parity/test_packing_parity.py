@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import effort
 import numpy as np
 import pytest
 from driven import Driven
@@ -15,6 +16,7 @@ from grainmill._iterators.pack import FitPackStage
 from grainmill._plan import sequential
 
 grain = pytest.importorskip("grain", exc_type=ImportError)
+SEEDS = range(effort.SEED, effort.SEED + effort.cases(50, 2000))
 
 
 def grain_rows(make, elements, **options):
@@ -55,7 +57,7 @@ def sequence(rng, longest, dtype=np.int32):
     )
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_fit_agrees_with_grain(seed):
     rng = np.random.default_rng(seed)
     capacities = {"a": int(rng.integers(3, 14)), "b": int(rng.integers(3, 9)), "id": 6}
@@ -94,7 +96,7 @@ def test_fit_agrees_with_grain(seed):
     check(stage, grain_rows(make, elements, **options))
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_concat_split_agrees_with_grain(seed):
     rng = np.random.default_rng(seed)
     capacities = {"b": int(rng.integers(2, 12)), "a": int(rng.integers(2, 12)), "id": 4}

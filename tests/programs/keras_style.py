@@ -3,9 +3,11 @@
 import json
 
 import grain
-import keras
 import numpy as np
-from keras.src.utils import backend_utils, dataset_utils
+
+if __name__ == "__main__":  # workers import this file, too, and Keras takes seconds
+    import keras
+    from keras.src.utils import backend_utils, dataset_utils
 
 X = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
 Y = (X @ np.array([[1.0], [-2.0], [0.5]]) + 0.25).astype(np.float32)
