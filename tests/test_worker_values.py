@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import os
 import pickle
+import re
 import signal
 import textwrap
 import threading
@@ -13,6 +14,7 @@ import time
 
 import numpy as np
 import pytest
+from effort import cases
 from jupyter_client.manager import KernelManager
 from under_test import IS_GRAIN, grain
 from worker_harness import ENTRANCES, all_of, environment, opened, run_script
@@ -194,21 +196,27 @@ BATCHED = [
 @both
 @pytest.mark.parametrize("names", [BATCHED[i::3] for i in range(3)], ids=range(3))
 def test_batches_are_those_of_no_workers(entrance, names):
-    for name in names:
-        ds = grain.MapDataset.range(6).map(lambda x, make=VALUES[name]: {"v": make(x + 1)})
+    """One pool batches all kinds, up to one that cannot be batched."""
+    while names:
+        makes = [VALUES[name] for name in names]
+        ds = grain.MapDataset.range(6 * len(names))
+        ds = ds.map(lambda x, makes=makes: {"v": makes[x // 6](x % 6 + 1)})
         plain = iter(ds.to_iter_dataset().batch(3))
         iterator = opened(ds, entrance, 1, batch_size=3)
         try:
-            while True:
+            for number in range(2 * len(names) + 1):
+                name = names[number // 2] if number < 2 * len(names) else "the end"
                 try:
                     expected = next(plain, None)
                 except Exception as failure:
                     with pytest.raises(type(failure)):
                         next(iterator)
+                    names = names[number // 2 + 1 :]
                     break
                 assert same(next(iterator, None), expected), name
-                if expected is None:
-                    break
+            else:
+                assert expected is None
+                names = []
         finally:
             iterator.close()
             plain.close()
@@ -382,13 +390,34 @@ RAISED = {
 }
 
 
-@both
+@pytest.fixture(scope="module", params=ENTRANCES)
+def raising(request):
+    """A pool for each entrance, and how to continue before the elements of a name in `RAISED`."""
+    names, each = list(RAISED), 6
+
+    def raise_last(x):
+        return RAISED[names[x // each]][0]() if x % each == each - 1 else x % each
+
+    elements = grain.MapDataset.range(each * len(names))
+    with opened(elements.map(lambda x: x), request.param, 1) as plain:
+        states = []
+        for _ in elements:
+            states.append(plain.get_state())
+            next(plain)
+    with opened(elements.map(raise_last), request.param, 1) as iterator:
+
+        def continued(name):
+            at = each * names.index(name)
+            iterator.set_state(states[at])
+            return iterator, at
+
+        yield continued
+
+
 @pytest.mark.parametrize("name", RAISED)
-def test_exceptions_reach_the_consumer_in_their_place(entrance, name):
-    action, kind, text = RAISED[name]
-    iterator = opened(
-        grain.MapDataset.range(9).map(lambda x: action() if x == 5 else x), entrance, 1
-    )
+def test_exceptions_reach_the_consumer_in_their_place(raising, name):
+    _, kind, text = RAISED[name]
+    iterator, at = raising(name)
     assert all_of(iterator, 5) == [0, 1, 2, 3, 4]
     for _ in range(2):
         try:
@@ -402,7 +431,7 @@ def test_exceptions_reach_the_consumer_in_their_place(entrance, name):
             assert text in str(caught)
         notes = "\n".join(caught.__notes__)
         assert "in worker 0" in notes
-        assert "element 5" in notes
+        assert re.search(rf"element {at + 5}\b", notes)
         assert "Traceback" in notes
     if name == "chained":
         assert isinstance(caught.__cause__, KeyError)
@@ -413,8 +442,6 @@ def test_exceptions_reach_the_consumer_in_their_place(entrance, name):
         assert caught.args == ("holds", 3)
     if name == "two_arguments":
         assert caught.code == 3
-    del caught
-    iterator.close()
 
 
 @both
@@ -435,14 +462,16 @@ def test_exception_of_one_worker_waits_for_its_turn(entrance):
 
 
 @both
-def test_message_of_100_mb_arrives(entrance):
+def test_message_of_many_megabytes_arrives(entrance):
+    byte_len = cases(16, 100) << 20
+
     def shouts(_):
-        raise ValueError("x" * (100 << 20))
+        raise ValueError("x" * byte_len)
 
     iterator = opened(grain.MapDataset.range(2).map(shouts), entrance, 1)
     with pytest.raises(ValueError, match=r"^x") as caught:
         next(iterator)
-    assert len(str(caught.value)) == 100 << 20
+    assert len(str(caught.value)) == byte_len
     del caught
     gc.collect()
     iterator.close()
@@ -520,27 +549,23 @@ def made_here(x):
     Made = collections.namedtuple("Made", "x")
     return Made(x)
 
+def all_kinds(x):
+    return MainPoint(x, x), Outer.Inner((x,)), made_here(x), MainRecord(x, np.arange(x))
+
 offset = 7
 for entrance in ("read", "parts"):
-    def check(function, expected, n=5):
-        iterator = opened(grain.MapDataset.range(n).map(function), entrance, 2)
-        found = list(iterator)
-        iterator.close()
-        assert found == expected, (entrance, found)
-        return found
-    check(lambda x: x + offset, [7, 8, 9, 10, 11])
-    check(functools.partial(max, 3), [3, 3, 3, 3, 4])
-    check(Adder(2).add, [2, 3, 4, 5, 6])
-    check(Adder(2), [0, 2, 4, 6, 8])
-    found = check(lambda x: MainPoint(x, x), [MainPoint(x, x) for x in range(5)])
-    assert all(type(p) is MainPoint for p in found)
-    found = check(lambda x: Outer.Inner((x,)), [(x,) for x in range(5)])
-    assert all(type(p) is Outer.Inner for p in found)
-    found = check(made_here, [(x,) for x in range(5)])
-    assert found[1].x == 1
-    ds = grain.MapDataset.range(3).map(lambda x: MainRecord(x, np.arange(x)))
-    records = list(opened(ds, entrance))
-    assert all(type(r) is MainRecord and len(r.array) == r.x for r in records)
+    ds = grain.MapDataset.range(5).map(lambda x: x + offset).map(functools.partial(max, 9))
+    ds = ds.map(Adder(2).add).map(Adder(2)).map(all_kinds)
+    iterator = opened(ds, entrance, 2)
+    found = list(iterator)
+    iterator.close()
+    expected = [22, 22, 22, 24, 26]
+    assert [made for *_, made, _ in found] == [(x,) for x in expected], (entrance, found)
+    for x, (point, inner, made, record) in zip(expected, found):
+        assert type(point) is MainPoint and point == (x, x)
+        assert type(inner) is Outer.Inner and inner == (x,)
+        assert made.x == x
+        assert type(record) is MainRecord and len(record.array) == record.x == x
     iterator = opened(grain.MapDataset.range(5).map(fails), entrance, 1)
     assert [next(iterator) for _ in range(3)] == [0, 1, 2]
     try:
