@@ -173,7 +173,7 @@ def test_everything_is_closed_and_the_options_are_used():
 
 def test_few_elements_are_computed_when_they_are_slow():
     calls = []
-    ds = MapDataset.range(1000).map(lambda x: time.sleep(0.4) or calls.append(x))
+    ds = MapDataset.range(1000).map(lambda x: time.sleep(0.1) or calls.append(x))
     began = time.monotonic()
     pick(ds.to_iter_dataset(allow_nones=True))
     assert len(calls) < 1000
