@@ -276,7 +276,7 @@ def num_slots(pid="self"):
 for entrance in ("read", "parts"):
     ds = grain.MapDataset.range(10**6).map(lambda x: np.full(50_000, x, np.float32))
     iterator = opened(ds, entrance, 2, batch_size=4)
-    for _ in range(100):
+    for _ in range(50):
         first = next(iterator)
         expected = first.copy()
         awaited, wake = os.pipe()
