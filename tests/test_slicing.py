@@ -311,7 +311,7 @@ def test_bad_arguments_are_refused_when_the_plan_is_built(make, message):
 
 @pytest.mark.better_than_grain("a worker begins when it has its turn")
 def test_all_workers_are_at_work_from_the_first_element_on():
-    together = threading.Barrier(3, timeout=20)
+    together = threading.Barrier(3, timeout=120)
 
     def meet(x):
         if x < 3:

@@ -336,7 +336,8 @@ def test_requests_are_in_flight_before_they_are_needed(slow, tmp_path, monkeypat
     data = tfrecord(records)
     slow.put("/a.tfrecord", data)
     url = f"{slow.url}/a.tfrecord"
-    one_by_one = len(data) / (256 << 10) * 0.02  # a block after the other
+    slow.latency_s = 0.05
+    one_by_one = len(data) / (256 << 10) * slow.latency_s  # a block after the other
     for is_second, read in enumerate(
         (
             lambda: sum(1 for _ in grain.experimental.TFRecordIterDataset(url)),
