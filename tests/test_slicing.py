@@ -4,6 +4,7 @@ import threading
 
 import oracle
 import pytest
+from effort import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelines import add_one, build, encode, rand_u32, take, user_datasets
@@ -49,7 +50,7 @@ STAGES = {
 }
 
 
-@settings(deadline=None)
+@settings(max_examples=cases(50, 5000), deadline=None)
 @given(
     length=st.integers(0, 30),
     num_workers=st.integers(1, 5),
@@ -152,7 +153,7 @@ def test_users_map_dataset_is_sliced_after_it_and_before_it():
 # --- ranges of consecutive elements ------------------------------------------------------------
 
 
-@settings(deadline=None)
+@settings(max_examples=cases(50, 5000), deadline=None)
 @given(length=st.integers(0, 40), num_workers=st.integers(1, 6), seed=st.integers(0, 9))
 def test_consecutive_slices_match_pieces_shuffled_by_themselves(length, num_workers, seed):
     dataset = MapDataset.range(length).shuffle(seed).to_iter_dataset(INLINE)

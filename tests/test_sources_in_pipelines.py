@@ -150,6 +150,8 @@ def check(by_name, plan, batch_size, start):
     assert [simple(element) for element in again] == expected[start:]
 
 
+# Each pipeline over the slow server takes a tenth of a second.
+pytestmark = pytest.mark.timeout(cases(300, 7200))
 NUM = cases(40, 3000)
 LIMITS = {
     "deadline": None,
