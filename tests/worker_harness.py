@@ -12,7 +12,7 @@ import psutil
 from under_test import grain
 
 HERE = Path(__file__).parent
-# Two seconds are the aim; a busy machine may need more. What is waited for otherwise takes longer.
+# Two seconds are the aim; a busy machine may need more. What hangs in tests does so for longer.
 SOON_S = 30.0
 
 ENTRANCES = ["read", "parts"]
