@@ -1,6 +1,7 @@
 """Rules for imports between layers, and for starting threads, checked in the sources."""
 
 import ast
+import functools
 import graphlib
 import re
 from pathlib import Path
@@ -254,6 +255,7 @@ def imports_of(tree: ast.Module) -> list[tuple[str, bool]]:
     return found
 
 
+@functools.cache
 def face_imports() -> list[tuple[str, str, bool]]:
     """(file, module, late) of every import in the package."""
     return [

@@ -14,11 +14,23 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from effort import cases
 from pipelines import add_one, take, tokens
 from under_test import INLINE, NAME, experimental, grain
 
 MapDataset = grain.MapDataset
 HERE = Path(__file__).parent
+# What each of them leaked would add up.
+NUM_ABANDONED = 15 if NAME == "grain" else cases(40, 300)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _objects_of_other_tests_are_not_collected():
+    """Otherwise each collection looks at all objects of all libraries that any test imported."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def _shuffled(function):
@@ -59,7 +71,7 @@ def _pipelines(function):
 PIPELINES = _pipelines(add_one)
 
 
-def _settled(measure, limit, timeout_s=10.0):
+def _settled(measure, limit, timeout_s=30.0):
     """Waits until `measure()` is at most `limit`, or for `timeout_s`; returns its last value."""
     until = time.monotonic() + timeout_s
     while (found := measure()) > limit and time.monotonic() < until:
@@ -89,7 +101,7 @@ def test_abandoned_iterators_leave_no_threads_and_files(name):
     time.sleep(0.1)
     process = psutil.Process()
     threads, files = _num_threads(), process.num_fds()
-    _abandon(make, 100 if NAME != "grain" else 15)
+    _abandon(make, NUM_ABANDONED)
     assert _settled(_num_threads, threads) <= threads
     assert _settled(process.num_fds, files) <= files
 
@@ -230,11 +242,12 @@ def test_state_and_iter_start_no_thread(name):
 
 @pytest.mark.parametrize("name", ["read_default", "thread_prefetch", "batch"])
 def test_restoring_starts_no_thread(name):
+    running = threading.active_count()
     first = iter(PIPELINES[name]())
     next(first)
     state = json.loads(json.dumps(first.get_state()))
     first.close()
-    _settled(threading.active_count, 1, timeout_s=1)
+    _settled(threading.active_count, running)
     threads = set(threading.enumerate())
     iterator = iter(PIPELINES[name]())
     iterator.set_state(state)
@@ -260,7 +273,7 @@ def test_datasets_are_freed_without_the_collector(name):
     next(iterator)
     iterator.close()
     del iterator, dataset
-    until = time.monotonic() + 5
+    until = time.monotonic() + 30
     while gone() is not None and time.monotonic() < until:
         time.sleep(0.01)
     assert gone() is None
@@ -273,7 +286,7 @@ def test_abandoned_iterator_is_freed_without_the_collector(name):
     next(iterator)
     gone = weakref.ref(iterator)
     del iterator
-    until = time.monotonic() + 5
+    until = time.monotonic() + 30
     while gone() is not None and time.monotonic() < until:
         time.sleep(0.01)
     assert gone() is None
@@ -305,7 +318,7 @@ def test_failed_iterator_is_freed_without_the_collector(name):
     assert raised.traceback[-1].name == "_seventh_fails" or name == "mp_prefetch"
     gone = weakref.ref(iterator)
     del iterator, raised
-    until = time.monotonic() + 5
+    until = time.monotonic() + 30
     while gone() is not None and time.monotonic() < until:
         time.sleep(0.01)
     assert gone() is None
@@ -402,7 +415,7 @@ def test_interpreter_ends_quietly_with_a_live_iterator(name):
     assert process.returncode == 0, process.stderr
     assert process.stderr == ""
     # The time from the last statement to the end of the process.
-    assert ended - float(process.stdout) < 5
+    assert ended - float(process.stdout) < 30
 
 
 AMID_WORK = """

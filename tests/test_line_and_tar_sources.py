@@ -13,6 +13,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 import record_formats as formats
+from effort import cases
 
 import grainmill as grain
 
@@ -32,7 +33,7 @@ LINE = st.sampled_from(LINES) | st.binary(max_size=30)
 ENDS = st.sampled_from([b"\n", b"\r\n", b"\n\n", b"\n \n"])
 
 
-@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.settings(deadline=None, max_examples=cases(60, 3_000))
 @hypothesis.given(
     st.lists(st.tuples(LINE, ENDS)), LINE, st.sampled_from(["none", "gzip", "members"])
 )
@@ -102,7 +103,7 @@ def test_damaged_gzip_of_lines_is_an_error(tmp_path):
     data = gzip.compress(b"".join(b"line %d\n" % n for n in range(3000)), mtime=0)
     rng = random.Random(2)
     expected = [b"line %d" % n for n in range(3000)]
-    for _ in range(300):
+    for _ in range(cases(300, 9_000)):
         bad = bytearray(data)
         bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
         for damaged in (bytes(bad), data[: rng.randrange(1, len(data))]):
@@ -135,7 +136,7 @@ NAMES = st.sampled_from(["a", "b/c", "B", "long" * 40, "./d", "e/f" * 60, "ü", 
 EXTENSIONS = st.sampled_from([".jpg", ".JSON", ".seg.png", "", ".cls"])
 
 
-@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.settings(deadline=None, max_examples=cases(60, 3_000))
 @hypothesis.given(
     st.lists(st.tuples(NAMES, EXTENSIONS, st.none() | st.binary(max_size=2000)), max_size=20),
     st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]),
@@ -198,7 +199,7 @@ def test_a_tar_file_cut_at_any_block_is_an_error(tmp_path):
 def test_flipped_bits_of_headers_are_errors(tmp_path):
     data = shard()
     rng = random.Random(3)
-    for _ in range(400):
+    for _ in range(cases(400, 12_000)):
         bad = bytearray(data)
         bad[rng.randrange(512)] ^= 1 << rng.randrange(8)
         path = written(tmp_path / "data", bytes(bad))

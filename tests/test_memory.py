@@ -85,7 +85,9 @@ large = {
     "bins": packed(num_packing_bins=2**40),
     "bins, more than addresses": packed(best_fit, num_packing_bins=2**62),
 }
-resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
+with open("/proc/self/statm") as statm:
+    limit = int(statm.read().split()[0]) * resource.getpagesize() + 2**29
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 raised = {}
 for name, ds in large.items():
     try:

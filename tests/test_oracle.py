@@ -5,15 +5,16 @@ import itertools
 import numpy as np
 import oracle
 import pytest
+from effort import LONG, cases
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from under_test import INLINE, experimental, grain
 
 settings.register_profile(
     "suite",
-    max_examples=40,
+    max_examples=cases(40, 4000),
     deadline=None,
-    derandomize=True,
+    derandomize=not LONG,
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -165,12 +165,13 @@ def test_functions_never_overlap_while_places_change():
 
 
 def test_place_changes_without_the_rest_of_a_batch():
-    """Restoring waits only for the block in flight, not for a thousand sleeps."""
-    slow = threading.Event()
+    """Restoring waits only for the block in flight, not for a thousand calls."""
+    slow, calls = threading.Event(), []
 
     def function(x):
         if slow.is_set():
             time.sleep(0.01)
+        calls.append(x)
         return tokens(x)
 
     ds = packed(function, grain.ReadOptions(num_threads=1), batch_size=2000, count=10**6)
@@ -179,9 +180,9 @@ def test_place_changes_without_the_rest_of_a_batch():
         iterator.start_prefetch()
         slow.set()
         time.sleep(0.05)
-        began = time.monotonic()
+        num_before = len(calls)
         iterator.set_state(start)
-        assert time.monotonic() - began < 5
+        assert len(calls) - num_before < 500
 
 
 @pytest.mark.parametrize(("batch_size", "prefetch"), [(8, 20), (8, 500), (300, 20), (300, 500)])
@@ -218,7 +219,7 @@ def test_few_large_batches_are_ahead(num_cells, most):
         for _ in range(100):
             next(iterator)
             alive = max(alive, len(iterator._waiting) + iterator._stage._queue._num_queued)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not iterator._stage._queue._num_queued and time.monotonic() < deadline:
             time.sleep(0.01)  # the thread prefetches while the consumer does not wait
         alive = max(alive, len(iterator._waiting) + iterator._stage._queue._num_queued)
@@ -285,7 +286,7 @@ def test_abandoned_iterator_leaves_nothing_for_the_collector():
         next(iterator)
         reader = weakref.ref(iterator._stage._reader)
         del iterator
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while reader() is not None:
             assert time.monotonic() < deadline
             time.sleep(0.01)

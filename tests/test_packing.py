@@ -8,6 +8,7 @@ import pathlib
 import numpy as np
 import pytest
 from driven import Driven
+from effort import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle_pack import fit, row_arrays
@@ -140,7 +141,7 @@ _ELEMENTS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60, 3_000), deadline=None)
 @given(
     elements=_ELEMENTS,
     num_bins=st.integers(1, 6),

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from effort import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -112,7 +113,7 @@ def test_no_records_have_a_schema():
         max_size=20,
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60, 3_000), deadline=None)
 def test_values_are_those_of_the_records(tmp_path_factory, rows):
     path = tmp_path_factory.mktemp("rows") / "out.parquet"
     output = ParquetOutput(str(path), "x", schema="n:int64,x:double,s:string,l:list<int64>")

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import oracle_example as oracle
 import pytest
+from effort import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle_example import bytes_list, entry, example, float_list, int64_list, part, varint
@@ -173,7 +174,7 @@ def messages(draw):
 
 
 @given(messages(), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=cases(300, 15_000), deadline=None)
 def test_random_messages_are_read_as_slowly(message, data):
     if data.draw(st.integers(0, 9)) == 0:
         message = message[: data.draw(st.integers(0, len(message)))]
@@ -197,7 +198,7 @@ def test_random_messages_are_read_as_slowly(message, data):
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "uint8", "uint16", "uint32", "uint64"])
 @given(values=st.lists(int64s, min_size=1, max_size=60))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=cases(30, 1_500), deadline=None)
 def test_values_that_do_not_fit_the_dtype_are_refused(dtype, values):
     parse = ParseExample({"x": Feature(dtype, (-1,))})
     limits = np.iinfo(dtype)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from effort import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_formats import bagz, tar, tfrecord
@@ -223,7 +224,7 @@ def test_a_build_without_stores_says_so(monkeypatch):
         expand("gs://b/*")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=cases(100, 5_000), deadline=None)
 @given(
     st.lists(st.sampled_from(["a", "b", "*", "?", "[ab]", "[!a]", "/", "**/"]), max_size=6).map(
         "".join

@@ -162,7 +162,7 @@ def test_everything_is_closed_and_the_options_are_used():
     ds = MapDataset.range(10).map(lambda x: time.sleep(0.002) or x).to_iter_dataset()
     ds = ThreadPrefetchIterDataset(ds.map(lambda x: x + 1), prefetch_buffer_size=2)
     config = pick_performance_config(ds, ram_budget_mb=8, max_workers=2, max_buffer_size=None)
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while threading.active_count() > before and time.monotonic() < until:
         time.sleep(0.01)
     assert threading.active_count() <= before
@@ -173,7 +173,7 @@ def test_everything_is_closed_and_the_options_are_used():
 
 def test_few_elements_are_computed_when_they_are_slow():
     calls = []
-    ds = MapDataset.range(1000).map(lambda x: time.sleep(0.4) or calls.append(x))
+    ds = MapDataset.range(1000).map(lambda x: time.sleep(0.1) or calls.append(x))
     began = time.monotonic()
     pick(ds.to_iter_dataset(allow_nones=True))
     assert len(calls) < 1000

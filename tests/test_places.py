@@ -97,11 +97,12 @@ def test_states_amid_a_block_are_exact_also_when_workers_died(large):
     # The order and the states are those that threads have.
     threads = iter(experimental.multithread_prefetch(LARGE[large](9), 2, 1))
     assert list(threads) == elements
-    for place in range(0, len(states), 37):
+    for places in ([150], range(0, len(states), 37)):  # in a new pool, and in one that is in use
         with run() as restored:
-            restored.set_state(states[place])
-            assert restored.get_state() == states[place]
-            assert list(itertools.islice(restored, 30)) == elements[place : place + 30]
+            for place in places:
+                restored.set_state(states[place])
+                assert restored.get_state() == states[place]
+                assert list(itertools.islice(restored, 30)) == elements[place : place + 30]
     with run() as iterator:
         for _ in range(101):
             next(iterator)

@@ -4,6 +4,7 @@ import threading
 
 import oracle
 import pytest
+from effort import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelines import add_one, build, encode, rand_u32, take, user_datasets
@@ -49,7 +50,7 @@ STAGES = {
 }
 
 
-@settings(deadline=None)
+@settings(max_examples=cases(50, 5000), deadline=None)
 @given(
     length=st.integers(0, 30),
     num_workers=st.integers(1, 5),
@@ -152,7 +153,7 @@ def test_users_map_dataset_is_sliced_after_it_and_before_it():
 # --- ranges of consecutive elements ------------------------------------------------------------
 
 
-@settings(deadline=None)
+@settings(max_examples=cases(50, 5000), deadline=None)
 @given(length=st.integers(0, 40), num_workers=st.integers(1, 6), seed=st.integers(0, 9))
 def test_consecutive_slices_match_pieces_shuffled_by_themselves(length, num_workers, seed):
     dataset = MapDataset.range(length).shuffle(seed).to_iter_dataset(INLINE)
@@ -311,7 +312,7 @@ def test_bad_arguments_are_refused_when_the_plan_is_built(make, message):
 
 @pytest.mark.better_than_grain("a worker begins when it has its turn")
 def test_all_workers_are_at_work_from_the_first_element_on():
-    together = threading.Barrier(3, timeout=20)
+    together = threading.Barrier(3, timeout=120)
 
     def meet(x):
         if x < 3:

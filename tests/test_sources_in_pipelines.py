@@ -1,11 +1,10 @@
 """Random pipelines over sources of all formats give what they give over lists of the elements."""
 
-import os
-
 import numpy as np
 import pytest
 from bad_files import FORMATS, LINES, made, plain
 from bucket_server import BucketServer
+from effort import cases
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from record_formats import bagz
@@ -151,7 +150,9 @@ def check(by_name, plan, batch_size, start):
     assert [simple(element) for element in again] == expected[start:]
 
 
-NUM = int(os.environ.get("GRAINMILL_SOURCE_PIPELINES", "60"))
+# Each pipeline over the slow server takes a tenth of a second.
+pytestmark = pytest.mark.timeout(cases(300, 7200))
+NUM = cases(40, 3000)
 LIMITS = {
     "deadline": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

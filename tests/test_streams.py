@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 import record_formats as formats
 from bucket_server import BucketServer, Fault
+from effort import cases
 
 import grainmill as grain
 from grainmill import _native
@@ -88,7 +89,7 @@ def slow():
 # --- compression ------------------------------------------------------------------------------
 
 
-@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.settings(deadline=None, max_examples=cases(60, 3_000))
 @hypothesis.given(
     st.lists(st.binary(max_size=300), max_size=40),
     st.sampled_from(HOWS),
@@ -141,7 +142,7 @@ def test_damage_in_compressed_data_is_never_lost(tmp_path, how):
     # Only where one part ends and the other begins, if that is between two records.
     assert len(cuts_between) <= (1 if how in {"members", "frames"} else 0)
     rng = random.Random(8)
-    for _ in range(300):
+    for _ in range(cases(300, 9_000)):
         bad = bytearray(data)
         at = rng.randrange(len(bad))
         bad[at] ^= 1 << rng.randrange(8)
@@ -336,7 +337,8 @@ def test_requests_are_in_flight_before_they_are_needed(slow, tmp_path, monkeypat
     data = tfrecord(records)
     slow.put("/a.tfrecord", data)
     url = f"{slow.url}/a.tfrecord"
-    one_by_one = len(data) / (256 << 10) * 0.02  # a block after the other
+    slow.latency_s = 0.05
+    one_by_one = len(data) / (256 << 10) * slow.latency_s  # a block after the other
     for is_second, read in enumerate(
         (
             lambda: sum(1 for _ in grain.experimental.TFRecordIterDataset(url)),

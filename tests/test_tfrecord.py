@@ -16,6 +16,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 import record_formats as formats
+from effort import cases
 
 import grainmill as grain
 from grainmill._native import masked_crc32c
@@ -71,7 +72,7 @@ def test_crcs_are_those_of_the_slow_twin():
         assert masked_crc32c(data) == formats.masked(data)
 
 
-@hypothesis.settings(deadline=None, max_examples=40)
+@hypothesis.settings(deadline=None, max_examples=cases(40, 2_000))
 @hypothesis.given(
     st.lists(st.binary(max_size=300), max_size=40),
     st.sampled_from(["none", "gzip", "zlib", "members"]),
@@ -259,7 +260,7 @@ def test_every_flipped_bit_is_noticed(tmp_path):
     records = [b"some text %d" % number for number in range(25)]
     data = formats.tfrecord(records)
     rng = random.Random(6)
-    for _ in range(2000):
+    for _ in range(cases(2000, 60_000)):
         bad = bytearray(data)
         bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
         found = outcome(written(tmp_path / "data", bytes(bad)))
@@ -281,7 +282,7 @@ def test_compressed_files_that_are_cut_or_changed_are_errors(tmp_path, how):
             continue
         assert how == "members"
         assert found == records[: len(found)], "cut between members, and between records"
-    for _ in range(400):
+    for _ in range(cases(400, 12_000)):
         bad = bytearray(data)
         at = rng.randrange(len(bad))
         bad[at] ^= 1 << rng.randrange(8)

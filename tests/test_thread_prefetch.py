@@ -32,7 +32,7 @@ def threads():
 
 
 def wait_until(condition):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -46,7 +46,7 @@ class MeetingStage(ListStage):
         self.meeting = meeting
 
     def pull(self, limit) -> Block:
-        self.meeting.wait(10)
+        self.meeting.wait(60)
         return super().pull(limit)
 
 
@@ -160,7 +160,7 @@ def test_close_does_not_wait_for_a_stuck_parent():
     parent.entered.wait()
     begin = time.monotonic()
     stage.close()
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 10
     assert (parent.cancelled, parent.closed) == (1, 0)
     parent.gate.set()
     wait_until(lambda: not threads())
@@ -305,4 +305,5 @@ def test_what_is_ahead_is_bounded_by_bytes(monkeypatch):
     with iter(ThreadPrefetchIterDataset(ds, prefetch_buffer_size=10**9)) as iterator:
         for _ in range(40):
             next(iterator)
-        assert 8 <= count_at_rest(calls) - 40 <= 18
+        wait_until(lambda: len(calls) >= 48)
+        assert count_at_rest(calls) - 40 <= 18

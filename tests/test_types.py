@@ -25,6 +25,7 @@ CHECKERS = {
 }
 
 
+# mypy takes some seconds at first, until it has cached what it knows of the package and of NumPy.
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_programs_have_the_types_they_claim(checker):
     done = subprocess.run(

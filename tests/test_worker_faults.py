@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from effort import cases
 from under_test import IS_GRAIN, grain
 from worker_harness import (
     ENTRANCES,
@@ -30,8 +31,8 @@ from worker_harness import (
 
 pytestmark = pytest.mark.skipif(IS_GRAIN, reason="about the pool of workers")
 both = pytest.mark.parametrize("entrance", ENTRANCES)
-# GRAINMILL_MANY_KILLS=1 kills a thousand workers, which takes minutes.
-RANDOM_POOLS, RANDOM_ROUNDS = 10, 50 if os.environ.get("GRAINMILL_MANY_KILLS") else 6
+# Each round kills two workers.
+RANDOM_POOLS, RANDOM_ROUNDS = cases(5, 20), cases(4, 150)
 
 
 def _raised(iterator, limit=1000):
@@ -135,13 +136,13 @@ def test_death_at_rest_is_met_and_gone_on_from(entrance, number):
 @both
 def test_death_in_the_middle_of_a_large_batch(entrance):
     """Writing 64 MB takes long enough for a kill to interrupt it."""
-    ds = grain.MapDataset.range(64).map(lambda x: np.full(1 << 20, x))
+    ds = grain.MapDataset.range(32).map(lambda x: np.full(1 << 20, x))
     iterator = opened(ds, entrance, 2, batch_size=8)
     rng = random.Random(4)
     sums = []
     errors = 0
     until = time.monotonic() + 120
-    while len(sums) < 8 and time.monotonic() < until:
+    while len(sums) < 4 and time.monotonic() < until:
         if errors < 4:
             timer = threading.Timer(rng.uniform(0.02, 0.3), _kill_one, (rng.random(),))
             timer.start()
@@ -153,9 +154,9 @@ def test_death_in_the_middle_of_a_large_batch(entrance):
             if errors < 4:
                 timer.join()
     iterator.close()
-    order = list(range(64))
+    order = list(range(32))
     if entrance == "parts":
-        order = [x for row in range(4) for w in (0, 1) for x in range(16 * row + w, 64, 2)[:8]]
+        order = [x for row in range(2) for w in (0, 1) for x in range(16 * row + w, 32, 2)[:8]]
     assert [pair for batch in sums for pair in batch] == [[x, x] for x in order]
 
 
@@ -166,7 +167,7 @@ def _kill_one(chance):
             found[int(chance * len(found))].kill()
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 def test_deaths_at_random_moments_cost_nothing():
     rng = random.Random(20)
     kills = errors = 0
@@ -231,17 +232,23 @@ def test_death_of_the_zygote_is_met_and_gone_on_from(entrance):
     iterator.close()
 
 
-def test_worker_whose_child_holds_its_socket_dies_noticed():
+def test_worker_whose_child_holds_its_socket_dies_noticed(tmp_path):
+    ended = tmp_path / "ended"
+
     def forks_and_dies(x):
         if x == 2:
             if os.fork() == 0:
-                time.sleep(8)
+                while not ended.exists():
+                    time.sleep(0.01)
                 os._exit(0)
             os._exit(9)
         return x
 
     iterator = opened(grain.MapDataset.range(5).map(forks_and_dies), "read", 1)
-    found, failure, took_s = _raised(iterator)
+    try:
+        found, failure, took_s = _raised(iterator)
+    finally:
+        ended.touch()
     assert found == [0, 1]
     assert "exit code 9" in str(failure)
     assert took_s < SOON_S
@@ -253,9 +260,11 @@ def test_worker_whose_child_holds_its_socket_dies_noticed():
 HANGS = {"busy": "while True: pass", "asleep": "__import__('time').sleep(1e9)"}
 
 
-def _hangs(how):
+def _hangs(how, begun=None):
     def hangs(x):
         if x >= 4:
+            if begun is not None:
+                begun.touch()
             exec(HANGS[how])
         time.sleep(0.02)  # elements this slow are sent one by one
         return x
@@ -263,13 +272,20 @@ def _hangs(how):
     return hangs
 
 
+def _await(path):
+    until = time.monotonic() + SOON_S
+    while not path.exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 @both
 @pytest.mark.parametrize("how", HANGS)
-def test_close_and_collection_do_not_wait_for_what_hangs(entrance, how):
+def test_close_and_collection_do_not_wait_for_what_hangs(entrance, how, tmp_path):
     for end in ("close", "collect", "with"):
-        iterator = opened(grain.MapDataset.range(9).map(_hangs(how)), entrance)
-        assert all_of(iterator, 2) == [0, 1]
-        time.sleep(0.3)
+        iterator = opened(grain.MapDataset.range(9).map(_hangs(how, tmp_path / end)), entrance)
+        assert all_of(iterator, 3) == [0, 1, 2]
+        _await(tmp_path / end)
         processes = [*workers(), *zygotes()]
         assert len(processes) == 3
         began = time.monotonic()
@@ -301,9 +317,13 @@ def test_stall_is_warned_of_and_timeout_raises(entrance, caplog):
         grain.MapDataset.range(9).map(_hangs("asleep")),
         entrance,
         stall_warning_s=0.2,
-        timeout_s=4.0,
+        timeout_s=1.5,
     )
-    assert all_of(iterator, 4) == [0, 1, 2, 3]
+    found = []
+    while len(found) < 4:  # on a busy machine the workers may take longer to start
+        with contextlib.suppress(grain_worker_error()):
+            found.append(next(iterator))
+    assert found == [0, 1, 2, 3]
     message = r"worker 0 returned no result for .* element \d"
     with pytest.raises(grain_worker_error(), match=message):
         next(iterator)
@@ -318,13 +338,15 @@ def test_stall_is_warned_of_and_timeout_raises(entrance, caplog):
 
 
 HANGING_SCRIPT = """
-import signal, sys, time, threading
+import pathlib, signal, sys, time, threading
 import grainmill as grain
 from worker_harness import opened, workers, zygotes
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes ignore SIGINT
+begun = pathlib.Path({begun!r})
 
 def hangs(x):
     if x >= 4:
+        begun.touch()
         {hang}
     time.sleep(0.02)
     return x
@@ -332,7 +354,8 @@ def hangs(x):
 iterator = opened(grain.MapDataset.range(9).map(hangs), {entrance!r})
 for _ in range(4):
     next(iterator)
-time.sleep(0.2)
+while not begun.exists():
+    time.sleep(0.01)
 print("pids", *[p.pid for p in [*zygotes(), *workers()]], flush=True)
 sys.stdin.readline()
 {then}
@@ -352,8 +375,9 @@ def _end_programs():
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _hanging(entrance, how, then):
-    text = HANGING_SCRIPT.format(hang=HANGS[how], entrance=entrance, then=then)
+def _hanging(entrance, how, then, folder):
+    begun = str(folder / "begun")
+    text = HANGING_SCRIPT.format(hang=HANGS[how], entrance=entrance, then=then, begun=begun)
     process = subprocess.Popen(
         [sys.executable, "-c", text],
         stdin=subprocess.PIPE,
@@ -374,10 +398,10 @@ def _hanging(entrance, how, then):
 
 @both
 @pytest.mark.parametrize("how", HANGS)
-def test_interpreter_ends_though_a_worker_hangs(entrance, how):
-    process, processes = _hanging(entrance, how, "")
+def test_interpreter_ends_though_a_worker_hangs(entrance, how, tmp_path):
+    process, processes = _hanging(entrance, how, "", tmp_path)
     began = time.monotonic()
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=60)
     assert time.monotonic() - began < SOON_S
     assert process.returncode == 0
     assert gone(processes)
@@ -386,12 +410,12 @@ def test_interpreter_ends_though_a_worker_hangs(entrance, how):
 
 @both
 @pytest.mark.parametrize("how", HANGS)
-def test_ctrl_c_ends_the_wait_and_the_program(entrance, how):
-    process, processes = _hanging(entrance, how, "next(iterator)")
+def test_ctrl_c_ends_the_wait_and_the_program(entrance, how, tmp_path):
+    process, processes = _hanging(entrance, how, "next(iterator)", tmp_path)
     time.sleep(0.3)
     began = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=60)
     assert time.monotonic() - began < SOON_S
     assert errors.rstrip().endswith("KeyboardInterrupt"), errors
     assert errors.count("Traceback") == 1, errors
@@ -438,13 +462,13 @@ def test_after_ctrl_c_the_iterator_goes_on(tmp_path):
 @pytest.mark.parametrize("how", HANGS)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("with_zygote", [False, True], ids=["parent", "with_zygote"])
-def test_workers_go_with_their_parent(how, number, with_zygote):
-    process, processes = _hanging("read", how, "next(iterator)")
+def test_workers_go_with_their_parent(how, number, with_zygote, tmp_path):
+    process, processes = _hanging("read", how, "next(iterator)", tmp_path)
     time.sleep(0.1)
     os.kill(process.pid, number)
     if with_zygote:
         processes[0].send_signal(number)
-    process.wait(5)
+    process.wait(SOON_S)
     assert gone(processes)
     process.communicate()
 
@@ -565,7 +589,7 @@ def test_endless_buffer_of_large_elements_fills_within_the_budget(entrance, paus
     ahead = "prefetch_buffer_size" if entrance == "read" else "per_worker_buffer_size"
     iterator = opened(ds, entrance, ram_budget_bytes=budget, **{ahead: 10**9})
     max_bytes = 0
-    for turn in range(400 if not pause_s else 100):
+    for turn in range(400 if not pause_s else 60):
         assert next(iterator).nbytes == size
         time.sleep(pause_s)
         if turn % 20 == 19:

@@ -77,7 +77,7 @@ def test_elements_of_which_some_are_slow_go_to_all_workers(tasks):
 def test_workers_that_had_nothing_to_do_are_used_once_elements_get_slow():
     def later_slow(x):
         if x >= 5000:
-            time.sleep(0.02)
+            time.sleep(0.005)
         return x, os.getpid()
 
     with reader(later_slow, num_threads=1) as iterator:
