@@ -306,7 +306,9 @@ def test_rows_beyond_the_end_are_not_copied(arena):
     assert copy_rows(rows, elements, 9, hot=False) == 0
 
 
-@pytest.mark.parametrize("dtype", ["O", "T", [("a", "O")]])
+@pytest.mark.parametrize(
+    "dtype", ["O", *(["T"] if hasattr(np.dtypes, "StringDType") else []), [("a", "O")]]
+)
 def test_slots_hold_no_references(arena, dtype):
     with pytest.raises(TypeError, match="cannot be stored in a slot"):
         arena.array((3,), np.dtype(dtype))

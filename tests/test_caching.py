@@ -351,7 +351,7 @@ def test_finished_cache_is_opened_by_later_runs_without_computing(tmp_path):
     script = """
         import sys, numpy as np, grainmill as grain
         def f(x):
-            print("called")
+            print("called\\n", end="")  # in one piece: several threads print
             return np.arange(x)
         ds = grain.MapDataset.range(300).map(f)
         sequential = ds.to_iter_dataset().map(lambda x: x + 1)

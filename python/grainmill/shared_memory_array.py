@@ -277,11 +277,13 @@ class SharedMemoryArray(np.ndarray[Any, Any]):
         self,
         array: np.ndarray[Any, Any],
         context: Any = None,
-        return_scalar: bool = False,  # noqa: FBT001, FBT002 - NumPy's signature
+        return_scalar: bool | None = None,  # noqa: FBT001 - NumPy's signature
     ) -> Any:
         """Returns results of computations as ordinary NumPy arrays."""
         if array is self:
             return array
+        if return_scalar is None:  # NumPy 1, which does not say
+            return_scalar = array.ndim == 0
         return array[()] if return_scalar else np.asarray(array)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

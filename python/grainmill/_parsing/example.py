@@ -275,7 +275,10 @@ def default_value(what: str, given: Any, shape: Sequence[int], kept: Any) -> tup
         f"{what}: `default` {given!r} does not fit shape {tuple(shape)} and dtype {kept}"
     )
     try:
-        values = np.array(given, kept if is_number else object)
+        values = np.array(given, None if is_number else object)
+        if is_number:
+            with np.errstate(invalid="ignore"):
+                values = values.astype(kept)
         if not any_len:
             values = np.broadcast_to(values, own)
     except (ValueError, TypeError, OverflowError) as error:

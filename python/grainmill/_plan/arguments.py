@@ -8,6 +8,8 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 
 def checked_integer(value: Any, name: str, *, minimum: int | None = None) -> int:
     """`value` as an `int`; NumPy integers are accepted, booleans are not.
@@ -22,7 +24,7 @@ def checked_integer(value: Any, name: str, *, minimum: int | None = None) -> int
         ValueError: `value` is below `minimum`.
     """
     try:
-        number = None if isinstance(value, bool) else operator.index(value)
+        number = None if isinstance(value, bool | np.bool_) else operator.index(value)
     except TypeError:
         number = None
     if number is None:
