@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import release_only  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 RECORD_LEN = 100 << 10

@@ -26,6 +26,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import release_only  # noqa: F401
 
 from grainmill import _native
 from grainmill._native import Permutation

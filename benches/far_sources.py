@@ -28,6 +28,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import release_only  # noqa: F401
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from bucket_server import BucketServer

@@ -20,6 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
+import release_only  # noqa: F401
 from PIL import Image
 
 from grainmill.transforms import DecodeImage

@@ -28,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import release_only  # noqa: F401
 
 from grainmill.array_record import ArrayRecordWriter
 

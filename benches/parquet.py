@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import release_only  # noqa: F401
 
 import grainmill as grain
 from grainmill.sources import ParquetDataSource

@@ -18,6 +18,7 @@ from collections import deque
 from pathlib import Path
 
 import numpy as np
+import release_only  # noqa: F401
 
 import grainmill as grain
 from grainmill.array_record import ArrayRecordWriter

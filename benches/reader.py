@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import release_only  # noqa: F401
 
 from grainmill.array_record import ArrayRecordWriter
 

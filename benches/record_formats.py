@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import release_only  # noqa: F401
 
 import grainmill as grain
 from grainmill._native import masked_crc32c
