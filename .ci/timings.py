@@ -34,6 +34,9 @@ GROUPS = {
         ("make test, cold", "make test"),
         ("make test, again", "make test"),
         ("one test file", ".venv/bin/python -m pytest -q tests/test_slicing.py"),
+    ],
+    "steps": [
+        ("all requirements and make develop", "make .venv/.ready"),
         *((f"make {step}", f"make {step}") for step in ("format-check", "ruff", "clippy", "deny")),
         *((f"make {step}", f"make {step}") for step in ("rust-test", "portable", "rust-doc")),
         *((f"make {step}", f"make {step}") for step in ("types", "docs", "python-test")),
