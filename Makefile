@@ -44,6 +44,7 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: ## the main job on real text: write, shuffle, pack, train, save, resume
 	@if $(MAKE) --question $(VENV)/.built; then $(SET_UP) --extras jax; \
 		else $(MAKE) --no-print-directory $(VENV)/.demo; fi
+	@echo "running examples/text_pipeline.py"
 	@$(BIN)/python examples/text_pipeline.py $(DEMO)
 
 # Two lanes, since cargo alone leaves cores idle; then the tests of Python by themselves, as some of

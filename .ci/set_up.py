@@ -49,19 +49,23 @@ class Task:
 
     def _read(self) -> None:
         line = b""
-        while chunk := os.read(self._process.stdout.fileno(), 1 << 16):
-            *lines, line = re.split(rb"[\r\n]", line + chunk)
-            for text in lines:
-                self._take(re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", text.decode(errors="replace")))
-        self._take(line.decode(errors="replace"))
+        with self._process.stdout as out:
+            while chunk := os.read(out.fileno(), 1 << 16):
+                *lines, line = re.split(rb"[\r\n]", line + chunk)
+                for text in lines:
+                    self._take(text)
+        self._take(line)
 
-    def _take(self, line: str) -> None:
+    def _take(self, text: bytes) -> None:
+        line = re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", text.decode(errors="replace"))
         if match := re.search(r"Building \[.*\] (\d+)/(\d+)", line):
             self.said = f"{match[1]} of {match[2]}"
         elif line.strip():
             self.lines.append(line)
             if match := re.match(r"\s*(?:Downloading|Using cached) ([^-/ ]+)-\S+ \((.*)\)", line):
                 self.said = f"{match[1]}, {match[2]}"
+            elif match := re.match(r"\s*(Updating|Downloaded) ", line):
+                self.said = match[1].lower()
             elif line.startswith("Installing collected packages"):
                 self.said = f"unpacking {line.count(',') + 1} packages"
 
