@@ -32,6 +32,8 @@ export PYO3_PYTHON := $(abspath $(BIN)/python)
 export VIRTUAL_ENV := $(abspath $(VENV))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_QUIET := 1
+# Cargo uses all cores by itself: the lanes of `test` are not its jobs.
+export CARGO_MAKEFLAGS :=
 # Every program that a test starts would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 

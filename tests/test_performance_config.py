@@ -110,7 +110,11 @@ def test_a_function_that_computes_gets_workers(monkeypatch):
     def compute(x):
         return sum(range(200_000)) + x
 
-    num_workers, read = pick(MapDataset.range(1000).map(compute), max_workers=3)
+    # Where other programs take a core during one of its two measurements, threads look faster.
+    for _ in range(5):
+        num_workers, read = pick(MapDataset.range(1000).map(compute), max_workers=3)
+        if read.num_threads <= 1:
+            break
     assert 1 <= num_workers <= 3
     assert read.num_threads <= 1
 
