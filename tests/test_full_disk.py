@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 import record_formats as formats
 
+from grainmill._tools import local_outputs
 from grainmill._tools.console import ExitCode
+from grainmill._tools.main import main
 
 HERE = Path(__file__).parent
 RECORDS = [json.dumps({"n": n, "text": "abc" * (n % 50)}).encode() for n in range(400)]
@@ -355,6 +357,21 @@ def test_a_conversion_killed_at_any_moment_leaves_whole_files_and_continues(inpu
         assert as_before, (moment, left)
         assert again == 0, (moment, left)
         assert is_whole, (moment, left)
+
+
+def test_a_file_that_another_conversion_finishes_first_leaves_no_journal(inputs, monkeypatch):
+    rename = local_outputs._rename
+
+    def after_another(temporary, path, *, force):
+        path.write_bytes(b"of another conversion")
+        rename(temporary, path, force=force)
+
+    monkeypatch.setattr(local_outputs, "_rename", after_another)
+    (inputs / "out").mkdir()
+    output = inputs / "out/file.array_record"
+    assert main(["convert", str(inputs / "in-0.tfrecord"), str(output)]) == ExitCode.EXISTS
+    assert [path.name for path in (inputs / "out").iterdir()] == ["file.array_record"]
+    assert output.read_bytes() == b"of another conversion"
 
 
 @pytest.mark.parametrize("forced", [False, True])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from grainmill._atomic_file import sync_directory
+from grainmill._tools.console import CommandError
 from grainmill._tools.outputs import busy_error, exists_error, identity
 
 try:
@@ -106,6 +107,11 @@ class LocalOutputs:
             self._write({"name": name, "records": records, "identity": identity})
             self.records[name] = records
 
+    def take_back(self, name: str) -> None:
+        """Notes that a file did not get its name: another conversion finished one first."""
+        with self._lock:
+            self.records.pop(name, None)
+
     def _continue(self) -> None:
         """Keeps the entries of files that an interrupted run of this conversion has finished."""
         assert self._file is not None
@@ -192,7 +198,11 @@ class LocalWriting:
         self._records.close()
         check(str(self._temporary))
         self._outputs.add(self._shard.name, num_records, identity(str(self._temporary)))
-        _rename(self._temporary, Path(self._shard.path), force=self._force)
+        try:
+            _rename(self._temporary, Path(self._shard.path), force=self._force)
+        except CommandError:
+            self._outputs.take_back(self._shard.name)
+            raise
         self._claim.close()
 
     def abort(self) -> None:
