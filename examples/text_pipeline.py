@@ -340,7 +340,7 @@ class Figures:
 def run(training: Training, num_steps: int, figures: Figures, label: str) -> None:
     """Trains for `num_steps` steps and shows progress."""
     progress = Progress(label)
-    print(f"{label}: {num_steps} steps, the first compiles the model", flush=True)
+    print(f"{label}: {num_steps} steps", flush=True)
     for number in range(1, num_steps + 1):
         start = time.perf_counter()
         batch = next(training.batches)
