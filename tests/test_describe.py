@@ -208,8 +208,9 @@ def test_element_specs_where_they_are_known_or_asked_for():
 def test_reading_elements_starts_no_worker():
     ds = MapDataset.range(10).map(decode).to_iter_dataset()
     ds = ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=2)).map(dict)
+    before = {worker.pid for worker in workers()}  # of other tests, which may still be ending
     assert "{'x': float32[3]}" in facts(ds, "MapIterDataset", read_elements=True)
-    assert not workers()
+    assert {worker.pid for worker in workers()} <= before
 
 
 def test_what_a_state_holds():
