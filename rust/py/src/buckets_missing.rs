@@ -16,11 +16,16 @@ pub(crate) fn is_url(path: &str) -> bool {
 }
 
 pub(crate) fn storage_of(url: &str) -> Result<Arc<dyn Storage>> {
-    Err(missing(url, FEATURE))
+    Err(missing(scheme_of(url), FEATURE))
+}
+
+/// What names a URL in messages: the rest of it may have secrets.
+fn scheme_of(url: &str) -> &str {
+    url.split_inclusive("://").next().unwrap_or(url)
 }
 
 pub(crate) fn creator_of(url: &str) -> Result<impl FnOnce() -> Result<Box<dyn WriteFile>> + Send> {
-    Err::<fn() -> _, _>(missing(url, FEATURE))
+    Err::<fn() -> _, _>(missing(scheme_of(url), FEATURE))
 }
 
 pub(crate) fn object_of(_writer: &Bound<'_, PyAny>) -> PyResult<Box<dyn WriteFile>> {
