@@ -7,6 +7,7 @@ import time
 import numpy as np
 import psutil
 import pytest
+from stage_harness import count_at_rest
 from worker_harness import run_script, workers
 
 import grainmill as grain
@@ -21,16 +22,16 @@ FILES = 2
 
 
 class Waits:
-    """A function that waits, and records its threads and how often it was called."""
+    """A function that waits, and records its threads and arguments."""
 
     def __init__(self, result=lambda x: x):
         self.result = result
         self.threads = set()
-        self.num_calls = 0
+        self.calls = []
 
     def __call__(self, x):
         self.threads.add(threading.current_thread().name)
-        self.num_calls += 1
+        self.calls.append(x)
         time.sleep(0.002)
         return self.result(x)
 
@@ -107,23 +108,24 @@ def test_a_component_that_is_awaited_comes_before_the_prefetch_of_others():
     second = MapDataset.range(500).map(Waits()).to_iter_dataset(options)
     with iter(IterDataset.mix([first, second])) as iterator:
         list(itertools.islice(iterator, 60))
-        assert slow.num_calls < 200  # all of 500 if it were first come, first served
+        assert len(slow.calls) < 200  # all of 500 if it were first come, first served
 
 
-def test_components_share_the_memory_budget():
+@pytest.mark.parametrize(
+    ("count", "num_threads", "mebibytes"), [(8, 4, 32), (3, 8, 12), (16, 2, 16), (2, 16, 200)]
+)
+def test_components_share_the_memory_budget(count, num_threads, mebibytes):
+    """Also before the size of their first element is known, and whatever the threads do."""
     mib = 1 << 20
     function = Waits(lambda _: np.zeros(mib, np.uint8))
-    components = parts(function, 8, ram_budget_bytes=32 * mib)
+    components = parts(function, count, num_threads, ram_budget_bytes=mebibytes * mib)
     with iter(IterDataset.mix(components)) as iterator:
-        num_taken = 40
+        num_taken = 5 * count
         for _ in range(num_taken):
             next(iterator)
-        last = -1
-        while last != function.num_calls:  # until the prefetch is full
-            last = function.num_calls
-            time.sleep(0.3)
-        # Each component may compute one element more than its share allows.
-        assert num_taken < function.num_calls <= num_taken + 32 + 2 * 8
+        num_calls = count_at_rest(function.calls)
+    # Each component may have one element more, which its reader has taken.
+    assert num_taken <= num_calls <= num_taken + mebibytes + count
 
 
 def test_limits_on_reads_in_flight_are_common():
@@ -203,6 +205,7 @@ def test_components_have_more_files_than_a_process_may_open(paths, tmp_path):
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
 from test_many_components import FORMS, component
+from stage_harness import count_at_rest
 from worker_harness import workers
 import grainmill as grain
 

@@ -494,7 +494,10 @@ class Executor(Blocks):
         records = sum(block.count for block in self._unfinished()) * num_records if is_slow else 0
         max_blocks = tuning.MAX_BLOCKS_IN_FLIGHT
         by_lists = self._program.reads_lists
-        if self._pace.is_growing and (self._num_active == 1 or by_lists) and not is_slow:
+        if self._pace.element_s is None and not is_slow:
+            # Until the first element is there, nothing is known of their size.
+            max_blocks = max(0, self._num_active + 1 - len(self._blocks))
+        elif self._pace.is_growing and (self._num_active == 1 or by_lists) and not is_slow:
             # A buffer full of the first, small blocks would cost more than larger ones do later.
             max_blocks = max(0, self._num_active + 1 - len(self._unfinished()))
         for number in itertools.count():
