@@ -823,7 +823,7 @@ def test_a_file_cut_at_any_byte_is_an_error(tmp_path):
             read_all(cut)
 
 
-@pytest.mark.parametrize("compression", ["snappy", "zstd", "none"])
+@pytest.mark.parametrize("compression", ["snappy", "gzip", "zstd", "lz4", "brotli", "none"])
 def test_flipped_bits_are_an_error_or_leave_the_rows_alone(tmp_path, compression):
     # Pages have checksums; the footer and page headers have none, so rows may differ there.
     small_file(tmp_path / "whole.parquet", compression=compression)

@@ -13,12 +13,12 @@ use parquet::basic::Type;
 use parquet::column::page::{Page, PageIterator, PageReader};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
-use parquet::file::serialized_reader::SerializedPageReader;
 
 use crate::cache::Key;
 use crate::fetch::Fetched;
 use crate::file::{ParquetFile, Placed};
 use crate::layout::{Contents, Layout, Place};
+use crate::pages::Pages;
 use crate::schema::{Column, corrupt, raised};
 
 /// Rows that refer to a dictionary are decoded in batches of about this many bytes.
@@ -121,7 +121,7 @@ impl<'a> Unit<'a> {
     }
 
     /// How many rows to decode at once. Checks what the pages claim to contain.
-    fn batch_rows(&self, bytes: &Fetched) -> Result<usize> {
+    fn batch_rows(&self, bytes: &Arc<Fetched>) -> Result<usize> {
         let num_rows = self.rows.end - self.rows.start;
         let mut batch_rows = num_rows;
         for (&leaf, layout) in self.column.leaves.iter().zip(&self.layouts) {
@@ -155,15 +155,19 @@ impl<'a> Unit<'a> {
         Place { path: self.file.path(), row_group: self.row_group, column }
     }
 
+    fn pages(&self, leaf: usize, layout: &Layout, bytes: &Arc<Fetched>) -> Pages {
+        let place = (self.row_group, leaf);
+        Pages::of(self.file.metadata(), self.file.path(), place, layout, bytes)
+    }
+
     /// The length of the longest value of a dictionary.
-    fn longest_of_dictionary(&self, leaf: usize, layout: &Layout, bytes: &Fetched) -> Result<u64> {
-        let place = self.place(leaf);
-        let pages = layout.locations();
-        let num_rows = self.file.metadata().row_group(self.row_group).num_rows();
-        let reader = Arc::new(bytes.clone());
-        let num_rows = to_usize(num_rows.cast_unsigned());
-        let first = SerializedPageReader::new(reader, place.column, num_rows, pages)
-            .and_then(|mut pages| pages.get_next_page());
+    fn longest_of_dictionary(
+        &self,
+        leaf: usize,
+        layout: &Layout,
+        bytes: &Arc<Fetched>,
+    ) -> Result<u64> {
+        let first = self.pages(leaf, layout, bytes).get_next_page();
         let first = first.map_err(|error| raised(self.file.path(), "a dictionary", error))?;
         let Some(Page::DictionaryPage { buf, .. }) = first else { return Ok(0) };
         let (mut longest, mut rest) = (0, &buf[..]);
@@ -193,12 +197,7 @@ impl RowGroups for OneRowGroup<'_> {
         let Some(layout) = at.and_then(|at| self.unit.layouts.get(at)) else {
             return Err(ParquetError::General(format!("column {leaf} was not selected")));
         };
-        let pages = SerializedPageReader::new(
-            Arc::clone(self.bytes),
-            self.row_group.column(leaf),
-            self.num_rows(),
-            layout.locations(),
-        )?;
+        let pages = self.unit.pages(leaf, layout, self.bytes);
         Ok(Box::new(OneChunk(Some(Box::new(pages)))))
     }
 

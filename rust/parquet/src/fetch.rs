@@ -1,18 +1,15 @@
 //! Reads byte ranges of a file: joined where they are close, many at a time where storage is slow.
 
-use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use grainmill_core::pipeline::{Job, ReadQueue};
 use grainmill_core::records::storage::{ReadAt, Reader};
 use grainmill_core::records::storage_latency::StorageLatency;
 use grainmill_core::try_alloc::try_with_capacity;
 use grainmill_core::{Error, Result};
-use parquet::errors::ParquetError;
-use parquet::file::reader::{ChunkReader, Length};
 
 /// Ranges with a smaller gap between them are read together.
 const MAX_GAP: u64 = 16 << 10;
@@ -186,53 +183,6 @@ fn all(reads: Vec<Read>, queue: &ReadQueue) -> Result<Vec<Done>> {
     let is_reading = |reads: &mut (Vec<Read>, Vec<Result<Done>>)| reads.1.len() < num_reads;
     let done = shared.done.wait_while(shared.lock(), is_reading);
     std::mem::take(&mut done.unwrap_or_else(PoisonError::into_inner).1).into_iter().collect()
-}
-
-impl Length for Fetched {
-    fn len(&self) -> u64 {
-        self.file.byte_len
-    }
-}
-
-impl ChunkReader for Fetched {
-    type T = FetchedReader;
-
-    fn get_read(&self, start: u64) -> Result<FetchedReader, ParquetError> {
-        let window = self.window(start, self.file.byte_len.max(start), 1).map_err(external)?;
-        Ok(FetchedReader { file: self.file.clone(), at: start + window.len() as u64, window })
-    }
-
-    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
-        let end = start.checked_add(length as u64);
-        let end = end.ok_or_else(|| ParquetError::EOF("a page beyond the file".to_owned()))?;
-        self.get(start..end).map_err(external)
-    }
-}
-
-/// Reads on from some place in a file.
-#[derive(Debug)]
-pub(crate) struct FetchedReader {
-    file: OpenFile,
-    /// Where the bytes after `window` are.
-    at: u64,
-    window: Bytes,
-}
-
-impl io::Read for FetchedReader {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        if self.window.is_empty() && self.at < self.file.byte_len {
-            let end = self.file.byte_len.min(self.at + WINDOW);
-            self.window = self.file.read(self.at..end).map_err(io::Error::other)?;
-            self.at = end;
-        }
-        let len = out.len().min(self.window.len());
-        self.window.copy_to_slice(&mut out[..len]);
-        Ok(len)
-    }
-}
-
-fn external(error: Error) -> ParquetError {
-    ParquetError::External(Box::new(error))
 }
 
 #[cfg(test)]

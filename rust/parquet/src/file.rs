@@ -107,7 +107,7 @@ impl ParquetFile {
         &self.path
     }
 
-    pub(crate) fn metadata(&self) -> &ParquetMetaData {
+    pub(crate) fn metadata(&self) -> &Arc<ParquetMetaData> {
         &self.metadata
     }
 

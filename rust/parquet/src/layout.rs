@@ -10,7 +10,6 @@ use bytes::Bytes;
 use grainmill_core::Result;
 use parquet::basic::{ConvertedType, Type};
 use parquet::file::metadata::ColumnChunkMetaData;
-use parquet::file::page_index::offset_index::PageLocation;
 
 use crate::fetch::Fetched;
 use crate::schema::corrupt;
@@ -52,7 +51,7 @@ pub(crate) struct Layout {
     /// Its data pages, in order; None if it is not known which rows they hold.
     pub(crate) pages: Option<Vec<PageSpan>>,
     /// How many rows it has.
-    num_rows: u64,
+    pub(crate) num_rows: u64,
 }
 
 /// What the pages to decode contain, by their headers.
@@ -79,7 +78,7 @@ impl Place<'_> {
         corrupt(self.path, &place, &problem)
     }
 
-    fn corrupt_page(&self, at: u64, problem: &str) -> grainmill_core::Error {
+    pub(crate) fn corrupt_page(&self, at: u64, problem: &str) -> grainmill_core::Error {
         self.corrupt(&format!("page at byte {at}: {problem}"))
     }
 }
@@ -121,7 +120,7 @@ impl Layout {
     }
 
     /// The bytes before the first data page.
-    fn dictionary(&self) -> Option<Range<u64>> {
+    pub(crate) fn dictionary(&self) -> Option<Range<u64>> {
         let first = self.pages.as_ref()?.first()?.offset;
         (first > self.chunk.start).then_some(self.chunk.start..first)
     }
@@ -130,16 +129,6 @@ impl Layout {
         let first = pages.partition_point(|page| page.first_row <= rows.start).saturating_sub(1);
         let end = pages.partition_point(|page| page.first_row < rows.end);
         &pages[first.min(end)..end]
-    }
-
-    /// The pages in the form of the crate.
-    pub(crate) fn locations(&self) -> Option<Vec<PageLocation>> {
-        let location = |page: &PageSpan| PageLocation {
-            offset: page.offset.cast_signed(),
-            compressed_page_size: i32::try_from(page.len).unwrap_or(i32::MAX),
-            first_row_index: page.first_row.cast_signed(),
-        };
-        Some(self.pages.as_ref()?.iter().map(location).collect())
     }
 
     /// Reads the headers of the pages that hold `rows`, and checks that decoding them stays within
@@ -327,7 +316,12 @@ fn scanned(
 }
 
 /// The page header at `at`; header and page must end before `end`.
-fn header_at(place: Place<'_>, at: u64, end: u64, bytes: &Fetched) -> Result<PageHeader> {
+pub(crate) fn header_at(
+    place: Place<'_>,
+    at: u64,
+    end: u64,
+    bytes: &Fetched,
+) -> Result<PageHeader> {
     let mut min_len = 1;
     let header = loop {
         let window: Bytes = bytes.window(at, end, min_len)?;

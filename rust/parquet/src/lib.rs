@@ -4,16 +4,19 @@
 //! (`layout`), fetches those that are not decoded yet (`fetch`), decodes them with the `parquet`
 //! crate (`decode`), keeps the arrays within a limit (`cache`) and gathers the rows in the order
 //! requested. Where storage is slow, rows can be decoded before they are asked for (`ahead`), and
-//! `room` limits what is read to find pages. Page headers are checked before the crate sees a page (`thrift`).
+//! `room` limits what is read to find pages. The crate decodes values only: `pages` reads page headers
+//! (`thrift`) and decompresses pages (`decompress`).
 
 mod ahead;
 mod cache;
 mod decode;
+mod decompress;
 pub mod dense;
 mod fetch;
 mod file;
 mod files;
 mod layout;
+mod pages;
 mod room;
 mod schema;
 mod thrift;

@@ -177,10 +177,30 @@ pub(crate) struct PageHeader {
     pub(crate) num_values: u64,
     /// Number of rows, if stated.
     pub(crate) num_rows: Option<u64>,
+    /// Checksum of the page as it is stored, if it has one.
+    pub(crate) crc: Option<u32>,
+    /// The other fields of the header of its kind, by their numbers.
+    fields: [Option<i64>; NUM_FIELDS],
 }
 
-/// The crate reads a field by its number, whatever the kind of its value: another kind than `expected`
-/// would make it find other fields than are found here.
+impl PageHeader {
+    /// The value of this field of the header of its kind, a count, a length or an encoding.
+    pub(crate) fn field(&self, number: usize) -> Result<u32> {
+        let value = self.fields.get(number).copied().flatten();
+        value.and_then(|value| i32::try_from(value).ok()?.try_into().ok()).ok_or(Problem::Invalid)
+    }
+
+    /// Whether a page of the newer form is compressed, as far as the column is.
+    pub(crate) fn is_compressed(&self) -> bool {
+        self.kind != PageKind::DataV2 || self.fields[7] != Some(0)
+    }
+}
+
+/// Headers of pages have fields up to number 7, apart from statistics.
+const NUM_FIELDS: usize = 8;
+
+/// Readers find a field by its number, whatever the kind of its value: another kind than `expected` would
+/// make each find other fields.
 fn check_kind(kind: u8, expected: u8) -> Result<()> {
     let is_bool = kind == FALSE && expected == TRUE;
     if kind == expected || is_bool { Ok(()) } else { Err(Problem::Invalid) }
@@ -189,51 +209,52 @@ fn check_kind(kind: u8, expected: u8) -> Result<()> {
 /// The page header that `bytes` begin with.
 pub(crate) fn page_header(bytes: &[u8]) -> Result<PageHeader> {
     let mut decoder = Decoder::new(bytes);
-    // The type, the decoded length and the stored length.
-    let mut numbers = [None; 3];
+    // The type, the decoded length, the stored length and the checksum.
+    let mut numbers = [None; 4];
     // Of a data page, a dictionary page and a newer data page.
-    let mut num_values = [None; 3];
-    let mut num_rows = None;
+    let mut headers = [[None; NUM_FIELDS]; 3];
     decoder.structure(|decoder, id, kind| {
         match id {
             1..=4 => check_kind(kind, I32)?,
             5..=8 => check_kind(kind, STRUCT)?,
             _ => {}
         }
-        let num_values = match id {
-            1..=3 => {
+        let fields = match id {
+            1..=4 => {
                 numbers[usize::try_from(id - 1).unwrap_or(0)] = Some(decoder.integer()?);
                 return Ok(true);
             }
-            5 => &mut num_values[0],
-            7 => &mut num_values[1],
-            8 => &mut num_values[2],
+            5 => &mut headers[0],
+            7 => &mut headers[1],
+            8 => &mut headers[2],
             _ => return Ok(false),
         };
         decoder.structure(|decoder, field, kind| {
-            match (id, field) {
-                (5, 1..=4) | (7, 1..=2) | (8, 1..=6) => check_kind(kind, I32)?,
-                (7, 3) | (8, 7) => check_kind(kind, TRUE)?,
-                _ => {}
-            }
-            match (id, field) {
-                (_, 1) => *num_values = Some(decoder.integer()?),
-                (8, 3) => num_rows = Some(decoder.integer()?),
+            let value = match (id, field) {
+                (5, 1..=4) | (7, 1..=2) | (8, 1..=6) => {
+                    check_kind(kind, I32)?;
+                    decoder.integer()?
+                }
+                (7, 3) | (8, 7) => {
+                    check_kind(kind, TRUE)?;
+                    i64::from(kind == TRUE)
+                }
                 _ => return Ok(false),
-            }
+            };
+            fields[usize::try_from(field).unwrap_or(0)] = Some(value);
             Ok(true)
         })?;
         Ok(true)
     })?;
-    // The crate reads 32 bits.
+    // They are fields of 32 bits.
     let not_negative = |value: i64| u64::try_from(i32::try_from(value).ok()?).ok();
     let count = |value: Option<i64>| value.and_then(not_negative).ok_or(Problem::Invalid);
-    let [kind, decoded_len, stored_len] = numbers;
-    let (kind, num_values) = match kind.ok_or(Problem::Invalid)? {
-        0 => (PageKind::Data, count(num_values[0])?),
-        2 => (PageKind::Dictionary, count(num_values[1])?),
-        3 => (PageKind::DataV2, count(num_values[2])?),
-        _ => (PageKind::Other, 0),
+    let [kind, decoded_len, stored_len, crc] = numbers;
+    let (kind, fields) = match kind.ok_or(Problem::Invalid)? {
+        0 => (PageKind::Data, headers[0]),
+        2 => (PageKind::Dictionary, headers[1]),
+        3 => (PageKind::DataV2, headers[2]),
+        _ => (PageKind::Other, [Some(0); NUM_FIELDS]),
     };
     let is_newer = kind == PageKind::DataV2;
     Ok(PageHeader {
@@ -241,8 +262,10 @@ pub(crate) fn page_header(bytes: &[u8]) -> Result<PageHeader> {
         header_len: decoder.at as u64,
         stored_len: count(stored_len)?,
         decoded_len: count(decoded_len)?,
-        num_values,
-        num_rows: num_rows.filter(|_| is_newer).and_then(not_negative),
+        num_values: count(fields[1])?,
+        num_rows: fields[3].filter(|_| is_newer).and_then(not_negative),
+        crc: crc.and_then(|crc| i32::try_from(crc).ok()).map(i32::cast_unsigned),
+        fields,
     })
 }
 
@@ -390,7 +413,9 @@ mod tests {
                 stored_len: 50,
                 decoded_len: 100,
                 num_values: 7,
-                num_rows: None
+                num_rows: None,
+                crc: None,
+                fields: [None, Some(7), None, None, None, None, None, None],
             }
         );
         for len in 0..18 {

@@ -92,9 +92,7 @@ impl Decompressor {
         if codec == codec::NONE {
             return Ok(block);
         }
-        if !matches!(codec, codec::BROTLI | codec::ZSTD | codec::SNAPPY) {
-            return Err(FormatError::new(format!("unknown compression type {codec:#04x}")));
-        }
+        check_codec(codec)?;
         let mut cursor = Cursor::new(block);
         let stated = cursor.varint64()?;
         if stated > max_len {
@@ -103,25 +101,35 @@ impl Decompressor {
             )));
         }
         let stream = cursor.rest();
+        if codec == codec::ZSTD {
+            check_single_frame(stream)?;
+        }
+        self.decompress_stream(codec, stream, stated, out)?;
+        Ok(out)
+    }
+
+    /// Replaces `out` by what `stream`, compressed with `codec`, decompresses to: `stated` bytes.
+    ///
+    /// # Errors
+    /// If the compression is unknown, the stream is damaged or does not end at its end, or its length
+    /// is another.
+    pub fn decompress_stream(
+        &mut self,
+        codec: u8,
+        stream: &[u8],
+        stated: u64,
+        out: &mut Vec<u8>,
+    ) -> Result<(), FormatError> {
+        check_codec(codec)?;
         match codec {
             codec::ZSTD => self.zstd(stream, stated, out)?,
             codec::SNAPPY => self.snappy(stream, stated, out)?,
             _ => brotli(stream, stated, out)?,
         }
-        if out.len() as u64 == stated { Ok(out) } else { Err(wrong_len(out.len() as u64, stated)) }
+        if out.len() as u64 == stated { Ok(()) } else { Err(wrong_len(out.len() as u64, stated)) }
     }
 
     fn zstd(&mut self, stream: &[u8], stated: u64, out: &mut Vec<u8>) -> Result<(), FormatError> {
-        let damaged = |code| {
-            FormatError::new(format!("zstd stream is damaged: {}", zstd_safe::get_error_name(code)))
-        };
-        if !stream.starts_with(&ZSTD_MAGIC) {
-            return Err(FormatError::fixed("zstd stream does not begin with a frame"));
-        }
-        let frame_len = zstd_safe::find_frame_compressed_size(stream).map_err(damaged)?;
-        if frame_len != stream.len() {
-            return Err(FormatError::fixed("zstd frame does not end at the end of the block"));
-        }
         clear_and_reserve(out, stated, stream.len(), ZSTD_MAX_RATIO)?;
         let context = match &mut self.zstd {
             Some(context) => context,
@@ -130,7 +138,7 @@ impl Decompressor {
                     .ok_or(FormatError::fixed("no memory for a zstd decompressor"))?,
             ),
         };
-        context.decompress(out, stream).map(drop).map_err(damaged)
+        context.decompress(out, stream).map(drop).map_err(damaged_zstd)
     }
 
     fn snappy(&mut self, stream: &[u8], stated: u64, out: &mut Vec<u8>) -> Result<(), FormatError> {
@@ -145,6 +153,28 @@ impl Decompressor {
         out.truncate(written);
         Ok(())
     }
+}
+
+fn check_codec(codec: u8) -> Result<(), FormatError> {
+    if matches!(codec, codec::BROTLI | codec::ZSTD | codec::SNAPPY) {
+        return Ok(());
+    }
+    Err(FormatError::new(format!("unknown compression type {codec:#04x}")))
+}
+
+fn check_single_frame(stream: &[u8]) -> Result<(), FormatError> {
+    if !stream.starts_with(&ZSTD_MAGIC) {
+        return Err(FormatError::fixed("zstd stream does not begin with a frame"));
+    }
+    let frame_len = zstd_safe::find_frame_compressed_size(stream).map_err(damaged_zstd)?;
+    if frame_len != stream.len() {
+        return Err(FormatError::fixed("zstd frame does not end at the end of the block"));
+    }
+    Ok(())
+}
+
+fn damaged_zstd(code: usize) -> FormatError {
+    FormatError::new(format!("zstd stream is damaged: {}", zstd_safe::get_error_name(code)))
 }
 
 /// Clears `out` and reserves `stated` bytes, if `stream_len` bytes can decode to as many.

@@ -1,0 +1,233 @@
+//! The pages of one column chunk, checked and decompressed, for the crate that decodes their values.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parquet::basic::{Compression, Encoding};
+use parquet::column::page::{Page, PageMetadata, PageReader};
+use parquet::errors::{ParquetError, Result};
+use parquet::file::metadata::ParquetMetaData;
+
+use crate::decompress::Decompressor;
+use crate::fetch::Fetched;
+use crate::layout::{Layout, Place, header_at};
+use crate::thrift::{PageHeader, PageKind, Problem};
+
+/// Reads the pages of a column chunk in order.
+pub(crate) struct Pages {
+    metadata: Arc<ParquetMetaData>,
+    path: String,
+    row_group: usize,
+    leaf: usize,
+    bytes: Arc<Fetched>,
+    /// The pages that are left, if it is known where they are.
+    known: Option<VecDeque<Known>>,
+    /// What is left of a chunk whose pages are not known.
+    rest: Range<u64>,
+    decompressor: Decompressor,
+}
+
+/// A page with a known place.
+struct Known {
+    range: Range<u64>,
+    /// None for a dictionary.
+    num_rows: Option<u64>,
+}
+
+impl Pages {
+    /// The pages of column number `leaf` of a row group, which lie as `layout` says.
+    pub(crate) fn of(
+        metadata: &Arc<ParquetMetaData>,
+        path: &str,
+        (row_group, leaf): (usize, usize),
+        layout: &Layout,
+        bytes: &Arc<Fetched>,
+    ) -> Self {
+        let known = layout.pages.as_ref().map(|pages| {
+            let dictionary = layout.dictionary().map(|range| Known { range, num_rows: None });
+            let ends = pages.iter().skip(1).map(|page| page.first_row).chain([layout.num_rows]);
+            let data = pages.iter().zip(ends).map(|(page, end)| Known {
+                range: page.offset..page.offset + page.len,
+                num_rows: Some(end - page.first_row),
+            });
+            dictionary.into_iter().chain(data).collect()
+        });
+        Self {
+            metadata: Arc::clone(metadata),
+            path: path.to_owned(),
+            row_group,
+            leaf,
+            bytes: Arc::clone(bytes),
+            known,
+            rest: layout.chunk.clone(),
+            decompressor: Decompressor::default(),
+        }
+    }
+
+    fn place(&self) -> Place<'_> {
+        let column = self.metadata.row_group(self.row_group).column(self.leaf);
+        Place { path: &self.path, row_group: self.row_group, column }
+    }
+
+    /// The next page and its header, without pages of other kinds where places are not known.
+    fn peek(&mut self) -> grainmill_core::Result<Option<(u64, PageHeader)>> {
+        loop {
+            let range = match &self.known {
+                Some(pages) => pages.front().map(|page| page.range.clone()),
+                None => Some(self.rest.clone()).filter(|rest| !rest.is_empty()),
+            };
+            let Some(range) = range else { return Ok(None) };
+            let header = header_at(self.place(), range.start, range.end, &self.bytes)?;
+            if header.kind == PageKind::Other && self.known.is_none() {
+                self.rest.start += header.header_len + header.stored_len;
+                continue;
+            }
+            return Ok(Some((range.start, header)));
+        }
+    }
+
+    fn next_page(&mut self) -> grainmill_core::Result<Option<Page>> {
+        let Some((at, header)) = self.peek()? else { return Ok(None) };
+        self.advance(&header);
+        let start = at + header.header_len;
+        let stored = self.bytes.get(start..start + header.stored_len)?;
+        if header.crc.is_some_and(|crc| crc != crc32fast::hash(&stored)) {
+            return Err(self.place().corrupt_page(at, "does not match its checksum"));
+        }
+        let contents = self.contents(&header, &stored);
+        let contents = contents.map_err(|problem| self.place().corrupt_page(at, &problem))?;
+        let page = page_of(&header, contents);
+        page.map(Some).map_err(|_| self.place().corrupt_page(at, "damaged header"))
+    }
+
+    fn advance(&mut self, header: &PageHeader) {
+        match &mut self.known {
+            Some(pages) => drop(pages.pop_front()),
+            None => self.rest.start += header.header_len + header.stored_len,
+        }
+    }
+
+    /// The decompressed bytes of a page. Levels of the newer form, which come first, never are compressed.
+    fn contents(&mut self, header: &PageHeader, stored: &Bytes) -> Result<Bytes, String> {
+        let levels_len = match header.kind {
+            PageKind::DataV2 => {
+                let lens = header.field(5).and_then(|len| Ok((len, header.field(6)?)));
+                let (definition, repetition) = lens.map_err(|_| "damaged header".to_owned())?;
+                u64::from(definition) + u64::from(repetition)
+            }
+            _ => 0,
+        };
+        if levels_len > header.decoded_len || levels_len > header.stored_len {
+            return Err("its levels are longer than the page".to_owned());
+        }
+        let count = |len| usize::try_from(len).map_err(|_| "is too long".to_owned());
+        let column = self.metadata.row_group(self.row_group).column(self.leaf);
+        let compression =
+            if header.is_compressed() { column.compression() } else { Compression::UNCOMPRESSED };
+        let (levels_len, decoded_len) = (count(levels_len)?, count(header.decoded_len)?);
+        self.decompressor.decompress(compression, stored, levels_len, decoded_len)
+    }
+}
+
+/// The page that the crate decodes.
+fn page_of(header: &PageHeader, buf: Bytes) -> Result<Page, Problem> {
+    let num_values = header.field(1)?;
+    Ok(match header.kind {
+        PageKind::Dictionary => Page::DictionaryPage {
+            buf,
+            num_values,
+            encoding: encoding(header.field(2)?)?,
+            is_sorted: header.field(3) == Ok(1),
+        },
+        PageKind::Data => Page::DataPage {
+            buf,
+            num_values,
+            encoding: encoding(header.field(2)?)?,
+            def_level_encoding: encoding(header.field(3)?)?,
+            rep_level_encoding: encoding(header.field(4)?)?,
+            statistics: None,
+        },
+        PageKind::DataV2 => Page::DataPageV2 {
+            buf,
+            num_values,
+            num_nulls: header.field(2)?,
+            num_rows: header.field(3)?,
+            encoding: encoding(header.field(4)?)?,
+            def_levels_byte_len: header.field(5)?,
+            rep_levels_byte_len: header.field(6)?,
+            is_compressed: header.is_compressed(),
+            statistics: None,
+        },
+        PageKind::Other => return Err(Problem::Invalid),
+    })
+}
+
+fn encoding(number: u32) -> Result<Encoding, Problem> {
+    Ok(match number {
+        0 => Encoding::PLAIN,
+        2 => Encoding::PLAIN_DICTIONARY,
+        3 => Encoding::RLE,
+        #[expect(deprecated, reason = "old files have it")]
+        4 => Encoding::BIT_PACKED,
+        5 => Encoding::DELTA_BINARY_PACKED,
+        6 => Encoding::DELTA_LENGTH_BYTE_ARRAY,
+        7 => Encoding::DELTA_BYTE_ARRAY,
+        8 => Encoding::RLE_DICTIONARY,
+        9 => Encoding::BYTE_STREAM_SPLIT,
+        _ => return Err(Problem::Invalid),
+    })
+}
+
+impl Iterator for Pages {
+    type Item = Result<Page>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.get_next_page().transpose()
+    }
+}
+
+impl PageReader for Pages {
+    fn get_next_page(&mut self) -> Result<Option<Page>> {
+        self.next_page().map_err(external)
+    }
+
+    fn peek_next_page(&mut self) -> Result<Option<PageMetadata>> {
+        let count = |count: u64| usize::try_from(count).ok();
+        if let Some(pages) = &self.known {
+            return Ok(pages.front().map(|page| PageMetadata {
+                num_rows: page.num_rows.and_then(count),
+                num_levels: None,
+                is_dict: page.num_rows.is_none(),
+            }));
+        }
+        let header = self.peek().map_err(external)?;
+        Ok(header.map(|(_, header)| {
+            let is_dict = header.kind == PageKind::Dictionary;
+            let num_levels = count(header.num_values).filter(|_| !is_dict);
+            PageMetadata { num_rows: header.num_rows.and_then(count), num_levels, is_dict }
+        }))
+    }
+
+    fn skip_next_page(&mut self) -> Result<()> {
+        if let Some(pages) = &mut self.known {
+            pages.pop_front();
+        } else if let Some((_, header)) = self.peek().map_err(external)? {
+            self.advance(&header);
+        }
+        Ok(())
+    }
+
+    /// Rows may extend over pages of the older form, but not where it is known which rows they hold.
+    fn at_record_boundary(&mut self) -> Result<bool> {
+        if self.known.is_some() {
+            return Ok(true);
+        }
+        Ok(self.peek_next_page()?.is_none_or(|page| page.num_rows.is_some()))
+    }
+}
+
+fn external(error: grainmill_core::Error) -> ParquetError {
+    ParquetError::External(Box::new(error))
+}
