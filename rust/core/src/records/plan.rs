@@ -57,15 +57,21 @@ pub fn requests(picks: &[Pick], limits: &MergeLimits) -> Vec<Request> {
     while begin < picks.len() {
         let count = num_merged(&picks[begin..], limits);
         let merged = begin..begin + count;
-        let (first, last) = (&picks[begin], &picks[merged.end - 1]);
         requests.push(Request {
-            extent: first.begin..last.end,
-            is_direct: count == 1 && first.predicted_len >= MIN_DIRECT_LEN,
+            extent: extent_of(&picks[merged.clone()]),
+            is_direct: count == 1 && picks[begin].predicted_len >= MIN_DIRECT_LEN,
             picks: merged,
         });
         begin += count;
     }
     requests
+}
+
+/// The bytes that hold the chunks of `picks`, which are in rising order. Chunks of a compressed stream
+/// overlap, and one may end before the chunk before it: a record may extend over several.
+pub(crate) fn extent_of(picks: &[Pick]) -> Range<u64> {
+    let begin = picks.first().map_or(0, |first| first.begin);
+    begin..picks.iter().map(|pick| pick.end).max().unwrap_or(begin)
 }
 
 /// How many of the first picks are merged into one read.
@@ -80,12 +86,12 @@ fn num_merged(picks: &[Pick], limits: &MergeLimits) -> usize {
     for pick in &picks[1..] {
         let can_merge = pick.file == first.file
             && pick.predicted_len < limits.max_record_len
-            && pick.end - first.begin <= max_len
+            && pick.end.max(end) - first.begin <= max_len
             && pick.begin.saturating_sub(end) <= limits.max_gap_len;
         if !can_merge {
             break;
         }
-        end = pick.end;
+        end = end.max(pick.end);
         count += 1;
     }
     count
@@ -272,28 +278,31 @@ mod tests {
 
     use super::*;
 
-    /// Picks in rising order from, for each chunk: the gap before it, its length, the number of its
-    /// records, whether a new file starts. Record lengths are known in chunks of one record.
+    /// Picks in rising order from, for each chunk: how far after the begin of the last one it begins,
+    /// its length, the number of its records, whether a new file starts. Chunks may be empty, overlap,
+    /// and end before those before them. Record lengths are known in chunks of one record.
     fn picks_of(chunks: &[(u64, u64, usize, bool)]) -> Vec<Pick> {
-        let (mut at, mut file, mut picks) = (0, 0, Vec::new());
-        for &(gap, len, count, is_next_file) in chunks {
+        let (mut begin, mut file, mut picks) = (0, 0, Vec::new());
+        for &(step, len, count, is_next_file) in chunks {
             if is_next_file {
-                (at, file) = (0, file + 1);
+                (begin, file) = (0, file + 1);
             }
-            at += gap;
-            let predicted_len = if count == 1 { u32::try_from(len - 1).unwrap() } else { 0 };
-            let pick = Pick { begin: at, end: at + len, file, predicted_len, ..Pick::default() };
+            begin += step;
+            let is_known = count == 1 && len > 0;
+            let predicted_len = if is_known { u32::try_from(len - 1).unwrap() } else { 0 };
+            let pick = Pick { begin, end: begin + len, file, predicted_len, ..Pick::default() };
             picks.extend((0..count).map(|within| Pick { within: within as u64, ..pick }));
-            at += len;
         }
         picks
     }
 
-    /// Whether `pick` may be merged into a read from `first` to `last`.
-    fn can_merge(first: &Pick, last: &Pick, pick: &Pick, limits: &MergeLimits) -> bool {
-        pick.file == last.file
-            && pick.begin.saturating_sub(last.end) <= limits.max_gap_len
-            && pick.end - first.begin <= limits.max_read_len.max(first.end - first.begin)
+    /// Whether `pick` may be merged into a read of `merged`.
+    fn can_merge(merged: &[Pick], pick: &Pick, limits: &MergeLimits) -> bool {
+        let first = &merged[0];
+        let end = merged.iter().map(|pick| pick.end).max().unwrap();
+        pick.file == first.file
+            && pick.begin.saturating_sub(end) <= limits.max_gap_len
+            && end.max(pick.end) - first.begin <= limits.max_read_len.max(first.end - first.begin)
             && first.predicted_len.max(pick.predicted_len) < limits.max_record_len
     }
 
@@ -301,7 +310,12 @@ mod tests {
         #[test]
         fn requests_cover_each_pick_once_and_merge_as_much_as_allowed(
             chunks in proptest::collection::vec(
-                (0_u64..40_000, 1_u64..100_000, 1_usize..4, proptest::bool::weighted(0.1)),
+                (
+                    prop_oneof![Just(0_u64), 0_u64..40_000],
+                    prop_oneof![Just(0_u64), 0_u64..40_000, 0_u64..400_000],
+                    1_usize..4,
+                    proptest::bool::weighted(0.1),
+                ),
                 0..80,
             ),
             shrink in 0_u32..3,
@@ -309,7 +323,7 @@ mod tests {
             let scale = 16_u64.pow(shrink);
             let scaled: Vec<_> = chunks
                 .iter()
-                .map(|&(gap, len, count, next)| (gap / scale, len / scale + 1, count, next))
+                .map(|&(step, len, count, next)| (step / scale, len / scale, count, next))
                 .collect();
             let picks = picks_of(&scaled);
             for limits in [MergeLimits::FAST, MergeLimits::SLOW] {
@@ -319,16 +333,21 @@ mod tests {
                 prop_assert_eq!(all, (0..picks.len()).collect::<Vec<_>>());
                 for request in &requests {
                     let merged = &picks[request.picks.clone()];
-                    let (first, last) = (&merged[0], &merged[merged.len() - 1]);
-                    prop_assert_eq!(&request.extent, &(first.begin..last.end));
-                    for pair in merged.windows(2) {
-                        prop_assert!(can_merge(first, &pair[0], &pair[1], &limits));
+                    for pick in merged {
+                        prop_assert!(request.extent.start <= pick.begin);
+                        prop_assert!(pick.end <= request.extent.end);
+                    }
+                    prop_assert!(merged.iter().any(|pick| pick.end == request.extent.end));
+                    prop_assert_eq!(merged[0].begin, request.extent.start);
+                    for count in 1..merged.len() {
+                        prop_assert!(can_merge(&merged[..count], &merged[count], &limits));
                     }
                     if request.is_direct {
-                        prop_assert!(merged.len() == 1 && first.predicted_len >= MIN_DIRECT_LEN);
+                        let is_long = merged[0].predicted_len >= MIN_DIRECT_LEN;
+                        prop_assert!(merged.len() == 1 && is_long);
                     }
                     if let Some(next) = picks.get(request.picks.end) {
-                        prop_assert!(!can_merge(first, last, next, &limits));
+                        prop_assert!(!can_merge(merged, next, &limits));
                     }
                 }
             }

@@ -10,7 +10,7 @@ use super::buffer_pool;
 use super::checksum::{MAX_LANES, UnverifiedRecord};
 use super::chunk_records::ChunkRecords;
 use super::decode_scratch::{DecodeScratch, MAX_RETAINED_LEN};
-use super::plan::{Plan, PlannedFile, Request, Unit};
+use super::plan::{Plan, PlannedFile, Request, Unit, extent_of};
 use super::raw_bytes::{WHOLE_READ_LEN, grow_to};
 use super::record_file::{FileHandle, Pick, RecordFile};
 use super::storage::{ReadPart, Reader};
@@ -234,8 +234,10 @@ fn read_extent(
 ) -> Result<()> {
     let len = extent.end - extent.start;
     if len > WHOLE_READ_LEN {
-        let decoded = file.read_chunk(reader, &picks[0], &mut scratch.raw, &mut scratch.decoded)?;
-        take(picks, &decoded);
+        for same_chunk in picks.chunk_by(Pick::is_same_chunk) {
+            let (raw, decoded) = (&mut scratch.raw, &mut scratch.decoded);
+            take(same_chunk, &file.read_chunk(reader, &same_chunk[0], raw, decoded)?);
+        }
         return Ok(());
     }
     let raw =
@@ -275,30 +277,24 @@ impl Plan {
                 cached = find();
             }
         }
-        let mut at = 0;
+        let (mut at, mut rest) = (0, picks);
         while at < chunks.len() {
             if let Some(chunk) = &cached[at] {
                 sink.copy_records(chunks[at], &chunk.records());
+                rest = &rest[chunks[at].len()..];
                 at += 1;
                 continue;
             }
             // Read from here to the last missing chunk, cached ones in between included.
             let end = cached.iter().rposition(Option::is_none).map_or(at, |last| last + 1);
-            let from = picks.partition_point(|pick| pick.begin < chunks[at][0].begin);
-            let to = from + chunks[at..end].iter().map(|picks| picks.len()).sum::<usize>();
-            let extent = picks[from].begin..picks[to - 1].end;
-            read_extent(
-                &*planned.file,
-                reader,
-                extent,
-                &picks[from..to],
-                scratch,
-                |picks, chunk| {
-                    sink.copy_records(picks, chunk);
-                    self.cache.offer(key(picks), chunk, picks.len(), self.latency.is_slow());
-                },
-            )?;
-            at = end;
+            let count = chunks[at..end].iter().map(|picks| picks.len()).sum();
+            let (missing, after) = rest.split_at(count);
+            let extent = extent_of(missing);
+            read_extent(&*planned.file, reader, extent, missing, scratch, |picks, chunk| {
+                sink.copy_records(picks, chunk);
+                self.cache.offer(key(picks), chunk, picks.len(), self.latency.is_slow());
+            })?;
+            (at, rest) = (end, after);
         }
         drop(guard);
         Ok(())

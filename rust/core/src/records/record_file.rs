@@ -147,7 +147,7 @@ impl FileHandle {
 
     /// A request for the bytes of `extent`; see [`ReadAt::request`].
     pub(crate) fn request(&self, extent: Range<u64>) -> Option<Box<dyn ReadRequest>> {
-        self.0.request(extent)
+        if extent.is_empty() { None } else { self.0.request(extent) }
     }
 
     /// A reader that measures `latency`.

@@ -190,6 +190,9 @@ impl<'a> Reader<'a> {
     /// # Errors
     /// If the file cannot be read or ends too early.
     pub fn read_at(&self, out: &mut [u8], at: u64) -> Result<()> {
+        if out.is_empty() {
+            return Ok(()); // a bucket refuses to read nothing
+        }
         self.latency.measure(out.len(), || self.bytes.read_at(out, at))
     }
 
@@ -200,11 +203,14 @@ impl<'a> Reader<'a> {
 
     /// Starts a read; see [`ReadAt::start`].
     pub(crate) fn start(&self, range: Range<u64>) -> Option<Box<dyn StartedRead>> {
-        self.bytes.start(range)
+        if range.is_empty() { None } else { self.bytes.start(range) }
     }
 
     /// Fills `buffers` from position `at`; the read may be partial.
     pub(crate) fn read_scattered(&self, buffers: &mut ScatterBuffers<'_>, at: u64) -> Result<()> {
+        if buffers.byte_len() == 0 {
+            return Ok(());
+        }
         self.latency.measure(buffers.byte_len(), || self.bytes.read_scattered(buffers, at))
     }
 }
