@@ -47,7 +47,7 @@ const MAX_RECORDS: u64 = 1 << 16;
 pub(crate) type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub(crate) const TARGETS: [Target; 21] = [
+pub(crate) const TARGETS: [Target; 22] = [
     ("file", file),
     ("chunks", chunks),
     ("headers", headers),
@@ -69,6 +69,7 @@ pub(crate) const TARGETS: [Target; 21] = [
     ("json_lines", json_lines),
     ("web_dataset", web_dataset),
     ("bagz", bagz),
+    ("written", written),
 ];
 
 /// The input as a file.
@@ -181,6 +182,93 @@ fn read_file_in(format: impl Format + 'static, bytes: Vec<u8>) {
             assert!(single.iter().eq([both]));
         }
     }
+}
+
+/// Records are written and read again, by any list of positions. The input has the format, the number
+/// of records, two bytes for each, and the positions.
+fn written(input: &[u8]) {
+    limit_chunks();
+    let Some((&[format, num_records], rest)) = input.split_first_chunk() else { return };
+    let (shapes, positions) = rest.split_at(rest.len().min(2 * num_records as usize));
+    let mut records: Vec<Vec<u8>> = shapes.chunks_exact(2).map(record_of_shape).collect();
+    let is_bagz = format % 5 > 2;
+    if !is_bagz {
+        records.retain(|record| !record.is_empty());
+    }
+    let Some(max_position) = records.len().checked_sub(1) else { return };
+    let bytes =
+        if is_bagz { bagz_of(&records, format % 5 == 3) } else { lines_of(&records, format % 5) };
+    let storage: Arc<dyn Storage> = Arc::new(InMemory(Arc::new(bytes)));
+    let format: Arc<dyn Format> = match format % 5 {
+        3 => Arc::new(Bagz { compression: BagzCompression::Zstd(None), limits: Limits::Tail }),
+        4 => Arc::new(Bagz { compression: BagzCompression::None, limits: Limits::Tail }),
+        compression => {
+            let compression = [Compression::None, Compression::Gzip, Compression::Zlib]
+                .get(usize::from(compression))
+                .copied();
+            let places = IndexPlaces::default();
+            Arc::new(ScannedFormat { framing: JsonLines, compression, places })
+        }
+    };
+    let set = FileSet::in_storage(&storage, &format, [Source::from(PathBuf::from("fuzzed"))]);
+    let files = Files::of(Arc::new(set)).expect("a file that was just written");
+    assert_eq!(files.len(), records.len() as u64);
+    let positions: Vec<u64> =
+        positions.iter().map(|&at| (usize::from(at) % (max_position + 1)) as u64).collect();
+    for positions in [&positions[..], &(0..files.len()).collect::<Vec<_>>()] {
+        let found = files.read(positions).expect("a file that was just written");
+        for (&at, found) in positions.iter().zip(found.iter()) {
+            let record = &records[usize::try_from(at).expect("there are few")];
+            assert!(record == found, "record {at} of {} bytes is another", record.len());
+        }
+    }
+}
+
+/// A record that compresses well or hardly, of up to 240 bytes, 60 KiB or 1.4 MB.
+fn record_of_shape(shape: &[u8]) -> Vec<u8> {
+    let [len, kind] = shape else { return Vec::new() };
+    let len = usize::from(*len) * [1, 240, 5_600][usize::from(kind % 3)];
+    let mut state = u64::from(*kind) | 0x100;
+    let step = |_| {
+        if kind % 2 == 0 {
+            return b'a' + kind % 16;
+        }
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        (state >> 56).to_le_bytes()[0].max(b'!')
+    };
+    (0..len).map(step).collect()
+}
+
+/// Lines, plain or compressed by gzip or zlib.
+fn lines_of(records: &[Vec<u8>], compression: u8) -> Vec<u8> {
+    let mut lines = records.join(&b'\n');
+    lines.push(b'\n');
+    let level = flate2::Compression::fast();
+    let mut packed = Vec::new();
+    match compression {
+        0 => return lines,
+        1 => flate2::read::GzEncoder::new(&lines[..], level).read_to_end(&mut packed),
+        _ => flate2::read::ZlibEncoder::new(&lines[..], level).read_to_end(&mut packed),
+    }
+    .expect("writing to memory");
+    packed
+}
+
+/// A Bagz file, with each record compressed by zstd or not; nothing is stored of an empty one.
+fn bagz_of(records: &[Vec<u8>], is_zstd: bool) -> Vec<u8> {
+    let (mut bytes, mut limits) = (Vec::new(), Vec::new());
+    for record in records {
+        if is_zstd && !record.is_empty() {
+            let mut packed = Vec::with_capacity(zstd_safe::compress_bound(record.len()));
+            zstd_safe::compress(&mut packed, &record[..], 1).expect("the buffer is large enough");
+            bytes.extend(packed);
+        } else {
+            bytes.extend(record);
+        }
+        limits.extend((bytes.len() as u64).to_le_bytes());
+    }
+    bytes.extend(limits);
+    bytes
 }
 
 /// Verifies a file: without problems, all of its records can be read.
@@ -718,6 +806,10 @@ pub(crate) fn other_seeds() -> Vec<(&'static str, Vec<u8>)> {
         ("tfrecord_stream", &zstd[..]),
         ("lines", &zstd[..]),
     ];
+    let written = (0..5_u8).map(|format| {
+        let shapes = [[200, 5], [0, 0], [9, 2], [255, 5], [3, 3], [0, 1], [0, 0], [250, 5]];
+        ("written", [&[format, 8][..], shapes.as_flattened(), &[7, 3, 3, 0, 1, 2, 250]].concat())
+    });
     let lines = ["{\"a\": 1}\n{}\r\n\n  \nlast", "\n", "no end"];
     let lines = lines.map(|text| ("lines", text.as_bytes().to_vec()));
     let texts = [
@@ -728,6 +820,7 @@ pub(crate) fn other_seeds() -> Vec<(&'static str, Vec<u8>)> {
         options.into_iter().chain(varints.map(|bytes| ("varints", bytes.to_vec()))).collect();
     seeds.extend(streams.map(|(name, bytes)| (name, bytes.to_vec())));
     seeds.extend(lines);
+    seeds.extend(written);
     seeds.extend(texts.map(|text| ("json", text.as_bytes().to_vec())));
     seeds.extend(examples().into_iter().map(|message| ("example", message)));
     seeds
