@@ -1,5 +1,6 @@
 """`MapDataset.cache` and `IterDataset.cache`, in memory and in files."""
 
+import copy
 import functools
 import json
 import logging
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -16,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bucket_server import BucketServer
+from effort import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -332,6 +335,48 @@ def test_workers_share_the_cache_in_memory(tmp_path):
     assert len({process for _, process in elements}) > 1
     assert list(ds) == elements[:200]  # the main process finds them, too
     assert len(list(tmp_path.iterdir())) == 200
+
+
+@pytest.mark.parametrize("attempt", range(cases(12, 100)))
+@pytest.mark.parametrize("processes", ["threads", "forked"])
+def test_copies_in_threads_and_processes_take_room_of_their_own(processes, attempt):
+    """Whatever copies of the data set come and go meanwhile."""
+    count, num_writers = 3000 + attempt, 4
+    ds = (
+        grain.MapDataset.range(count)
+        .map(lambda x: (x, "y" * (x % 7)))
+        .cache(ram_budget_bytes=1 << 20)
+    )
+    assert ds[0] == (0, "")
+    stores = [copy.deepcopy(ds)._node.store for _ in range(num_writers)]
+
+    def put_some(first):
+        for x in range(first + 1, count, num_writers):
+            stores[first].put([x], [(x, "y" * (x % 7))])
+            if x % 500 == first:
+                copy.deepcopy(ds)[0]  # opens the file and, soon, closes it
+
+    if processes == "threads":
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            threads = [threading.Thread(target=put_some, args=(n,)) for n in range(num_writers)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(interval)
+    else:
+        children = []
+        for first in range(num_writers):
+            children.append(os.fork())
+            if not children[-1]:
+                put_some(first)
+                os._exit(0)
+        assert all(os.waitpid(child, 0)[1] == 0 for child in children)
+    stored = ds._node.store.read(np.arange(1, count))
+    assert list(stored) == [(x, "y" * (x % 7)) for x in range(1, count)]
 
 
 def test_a_pickled_dataset_shares_memory_only_with_its_own():

@@ -8,6 +8,7 @@ import os
 import struct
 import sys
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -16,6 +17,7 @@ from grainmill._cache.encoding import decoded, encoded
 from grainmill._cache.missing import MISSING
 from grainmill._memory import default_budget_bytes
 from grainmill._native import create_shared_file
+from grainmill._threads import at_fork
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,6 +30,8 @@ Indices: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 _HEADER: Final = struct.Struct("<16sQ")
 _LENGTH: Final = struct.Struct("<Q")
 _ALIGNMENT: Final = 16
+# `struct flock`: type, from where, start, length, process.
+_WHOLE_FILE: Final = struct.Struct("@hhqqi")
 
 
 class MemoryStore:
@@ -140,9 +144,10 @@ class _Shared:
     """Records by index in an anonymous file that several processes map.
 
     It has a header, then for each element the offset of its record or 0, then the records, each
-    after its length. Room is taken under a lock of the file, which a killed process releases; the
-    offset is written after the record, so a reader sees all of it or nothing. Only pages that were
-    written to take memory.
+    after its length. Room is taken under a lock of the open file, of which each copy of the store
+    and each process has its own: it keeps out all others, and ends with the process. The offset is
+    written after the record, so a reader sees all of it or nothing. Only pages that were written to
+    take memory.
     """
 
     def __init__(self, file: int, token: bytes, budget_bytes: int, length: int) -> None:
@@ -155,6 +160,7 @@ class _Shared:
         self._first = offset + 8 * length
         self._lock = threading.Lock()
         self.is_full = False
+        _opened.add(self)
 
     @classmethod
     def created(cls, budget_bytes: int, length: int) -> _Shared | _Local:
@@ -178,6 +184,14 @@ class _Shared:
         except BaseException:
             os.close(file)
             raise
+
+    def reopen(self) -> None:
+        """In a forked child, gets an open file and thus a lock of its own."""
+        self._lock = threading.Lock()
+        with contextlib.suppress(OSError):
+            file = os.open(f"/proc/self/fd/{self._file}", os.O_RDWR)
+            os.dup2(file, self._file, inheritable=False)
+            os.close(file)
 
     def key(self) -> tuple[str, bytes]:
         """What another process opens it by."""
@@ -234,8 +248,20 @@ class _Shared:
         import fcntl  # noqa: PLC0415 - Windows has none
 
         with self._lock:
-            fcntl.lockf(self._file, fcntl.LOCK_EX)
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLKW, _WHOLE_FILE.pack(fcntl.F_WRLCK, 0, 0, 0, 0))
             try:
                 yield
             finally:
-                fcntl.lockf(self._file, fcntl.LOCK_UN)
+                lock = _WHOLE_FILE.pack(fcntl.F_UNLCK, 0, 0, 0, 0)
+                fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, lock)
+
+
+_opened: weakref.WeakSet[_Shared] = weakref.WeakSet()
+
+
+def _reopen_all() -> None:
+    for shared in list(_opened):
+        shared.reopen()
+
+
+at_fork(after_in_child=_reopen_all)
