@@ -62,8 +62,8 @@ def leaves(draw, num_elements):
         "int": st.integers(-(2**64), 2**64) | st.integers(-5, 5),
         "float": st.floats(allow_nan=False) | st.integers(-5, 5),
         "bool": st.booleans(),
-        "str": st.text(st.characters(codec="utf-8"), max_size=4),
-        "bytes": st.binary(max_size=4),
+        "str": st.text(st.characters(codec="utf-8"), max_size=4).map(lambda x: x.rstrip("\0")),
+        "bytes": st.binary(max_size=4).map(lambda x: x.rstrip(b"\0")),
     }
     kind = draw(st.sampled_from(["array", "array", "scalar", *values]))
     if kind == "scalar":

@@ -316,9 +316,9 @@ def test_lengths_and_alignments_are_integers():
         ([5, 6], np.array([5, 6, 0, 0])),
         ([np.int16(5), np.array(7, np.int16)], np.array([5, 7, 0, 0], np.int16)),
         ([5.5, 6], np.array([5.5, 6, 0, 0])),
-        ([np.array([1, 2]), np.array([1.5])], np.array([1, 2, 1, 0])),
+        ([np.array([1, 2]), np.array([1.5])], np.array([1, 2, 1.5, 0])),
         ([np.arange(6)[::2], [9]], np.array([0, 2, 4, 9])),
-        ([np.array(["ab", "c"]), np.array(["def"])], np.array(["ab", "c", "de", ""])),
+        ([np.array(["ab", "c"]), np.array(["def"])], np.array(["ab", "c", "def", ""])),
         ([np.array(["x", None], object)], np.array(["x", None, 0, 0], object)),
         (
             [np.ones((2, 3)), np.full((1, 3), 2.0)],
@@ -332,6 +332,84 @@ def test_values_of_any_dtype_are_packed(values, expected):
     (row,) = drain(packed([{"t": value} for value in values], length_struct={"t": 4}))
     assert row["t"].dtype == expected.dtype
     np.testing.assert_array_equal(row["t"], expected)
+
+
+DTYPES = ["u1", "i2", "u2", "i4", ">i4", "i8", "f4", "f8", "c8", "?", "U2", "U5", "O"]
+PACKERS = {
+    "first": experimental.FirstFitPackIterDataset,
+    "best": experimental.BestFitPackIterDataset,
+}
+
+
+def random_document(rng, dtypes):
+    dtype = np.dtype(rng.choice(dtypes))
+    length = int(rng.integers(0, 5))
+    if dtype.kind == "U":
+        return np.array(
+            ["x" * int(n) for n in rng.integers(0, dtype.itemsize // 4 + 1, length)], dtype
+        )
+    limits = np.iinfo(dtype) if dtype.kind in "iu" else None
+    low, high = (int(limits.min), int(limits.max)) if limits else (-1000, 1000)
+    values = [int(rng.integers(low, high, endpoint=True)) for _ in range(length)]
+    if dtype.kind in "fc":
+        values = [value * 1.001 for value in values]
+    return np.array(values, dtype)
+
+
+@pytest.mark.parametrize("packer", [*PACKERS, "concat"])
+def test_documents_of_any_dtypes_keep_their_values(packer):
+    """The rows have the dtype that `batch` gives their documents, whichever comes first."""
+    for seed in range(cases(60, 3000)):
+        rng = np.random.default_rng(seed)
+        numbers = [name for name in DTYPES if name[0] not in "UO"]
+        dtypes = rng.choice(
+            [["U2", "U5"], numbers, numbers, [*numbers, "O"], ["u2", "i4"]][seed % 5], 3
+        )
+        documents = [random_document(rng, dtypes) for _ in range(12)]
+        ds = grain.MapDataset.source([{"t": each} for each in documents]).to_iter_dataset()
+        if packer == "concat":
+            rows = list(experimental.ConcatThenSplitIterDataset(ds, length_struct={"t": 7}))
+        else:
+            rows = list(PACKERS[packer](ds, length_struct={"t": 7}, num_packing_bins=3))
+        # Which documents a row has does not depend on their dtypes: pack their numbers as well.
+        of = grain.MapDataset.source(
+            [{"t": np.full(len(each), n + 1)} for n, each in enumerate(documents)]
+        ).to_iter_dataset()
+        if packer == "concat":
+            numbers_of = list(experimental.ConcatThenSplitIterDataset(of, length_struct={"t": 7}))
+        else:
+            numbers_of = list(PACKERS[packer](of, length_struct={"t": 7}, num_packing_bins=3))
+        taken = [0] * len(documents)
+        assert len(rows) == len(numbers_of)
+        for row, number_of in zip(rows, numbers_of, strict=True):
+            for value, number in zip(row["t"].tolist(), number_of["t"].tolist(), strict=True):
+                if number:
+                    document = documents[number - 1]
+                    expected = document[taken[number - 1] :][:1].astype(row["t"].dtype).tolist()[0]
+                    taken[number - 1] += 1
+                    assert value == expected
+                    assert np.can_cast(document.dtype, row["t"].dtype, "safe")
+        assert taken == [len(document) for document in documents]
+
+
+def test_dtypes_that_nothing_holds_are_an_error_that_names_them():
+    documents = [np.array(["2020-01-01"], "M8[D]"), np.array([1.5])]
+    with pytest.raises(ValueError, match=r"`t` have dtype datetime64\[D\] .* got float64"):
+        drain(packed([{"t": each} for each in documents], length_struct={"t": 4}))
+
+
+@pytest.mark.parametrize(
+    ("padding", "dtype"), [(0.5, "u2"), (300, "u1"), (-1, "u4"), (2**40, "i4"), (np.nan, "i4")]
+)
+def test_padding_that_the_dtype_cannot_hold_is_an_error(padding, dtype):
+    options = {"length_struct": {"t": 4}, "padding_struct": {"t": padding}}
+    with pytest.raises(
+        ValueError, match=f"cannot be a value of the feature `t`, .* {np.dtype(dtype)}"
+    ):
+        drain(packed([{"t": np.array([1], dtype)}], **options))
+    (row,) = drain(packed([{"t": np.array([1], "f8")}], **options))
+    assert row["t"].tolist()[0] == 1
+    np.testing.assert_array_equal(row["t"][1:], padding)
 
 
 @pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="NumPy before 2.0")

@@ -311,6 +311,35 @@ def shared_memory_batches():
     assert [batch(g).dtype for g in (real, grain)] == [np.float32, np.float64]
 
 
+def packed_dtypes():
+    def rows(g):
+        documents = [{"t": np.array([1], np.uint16)}, {"t": np.array([70_000], np.int32)}]
+        ds = g.MapDataset.source(documents).to_iter_dataset()
+        pack = g.experimental.FirstFitPackIterDataset
+        return next(iter(pack(ds, length_struct={"t": 3}, num_packing_bins=1)))["t"].tolist()
+
+    assert [rows(g) for g in (real, grain)] == [[1, 4464, 0], [1, 70_000, 0]]
+
+
+def packed_padding():
+    def rows(g):
+        ds = g.MapDataset.source([{"t": np.array([1], np.uint16)}]).to_iter_dataset()
+        options = {"num_packing_bins": 1, "padding_struct": {"t": 0.5}}
+        packed = g.experimental.FirstFitPackIterDataset(ds, length_struct={"t": 2}, **options)
+        return next(iter(packed))["t"].tolist()
+
+    assert rows(real) == [1, 0]
+    assert isinstance(error_of(lambda: rows(grain)), ValueError)
+
+
+def bytes_that_end_in_zeros():
+    def batch(g):
+        return g.MapDataset.source([b"ab\0", b"c"]).batch(2)[0].tolist()
+
+    assert batch(real) == [b"ab", b"c"]
+    assert isinstance(error_of(lambda: batch(grain)), ValueError)
+
+
 def workers_without_flags():
     ops = [["range", 3], ["to_iter", INLINE], ["mp_prefetch", 1, 1]]
     were_parsed = flags.FLAGS.is_parsed()  # by another test
@@ -350,6 +379,9 @@ CHECKS = {
         "rebatch_at_its_end": rebatch_at_its_end,
         "states_after_dropped_elements": states_after_dropped_elements,
         "failed_reads": failed_reads,
+        "packed_dtypes": packed_dtypes,
+        "packed_padding": packed_padding,
+        "bytes_that_end_in_zeros": bytes_that_end_in_zeros,
         "shared_memory_batches": shared_memory_batches,
         "workers_without_flags": workers_without_flags,
         "more_threads_than_datasets": more_threads_than_datasets,

@@ -494,12 +494,15 @@ def _stacked(values: list[Any], path: str) -> tuple[Any, bool]:
     kind = type(values[0])
     uniform = set(map(type, values)) == {kind} and kind is not np.timedelta64  # units may differ
     if uniform and (kind is str or kind is bytes or issubclass(kind, np.number | np.bool_)):
+        if issubclass(kind, str | bytes):
+            _check_ends(values, path)
         return np.array(values), True
     if is_receivers_container(kind):
         raise ValueError(
             f"objects of class {kind.__qualname__} cannot be stacked by a worker, as only the "
             "main script registered them with JAX: define the class in a module"
         )
+    _check_ends(values, path)
     arrays = []
     for row, value in enumerate(values):
         arrays.append(np.asanyarray(value))
@@ -513,6 +516,20 @@ def _stacked(values: list[Any], path: str) -> tuple[Any, bool]:
         row = next(i for i, array in enumerate(arrays) if array.dtype != arrays[0].dtype)
         found = f"{_described(values[row])} ({error})"
         raise _UnlikeError(path, row, _described(values[0]), found) from error
+
+
+def _check_ends(values: list[Any], path: str) -> None:
+    """Raises if NumPy's arrays of text or bytes, which are padded with zeros, would lose some."""
+    for value in values:
+        is_text = isinstance(value, str)
+        if (is_text and value.endswith("\0")) or (
+            isinstance(value, bytes) and value.endswith(b"\0")
+        ):
+            raise ValueError(
+                f"a batch has {type(value).__name__} that ends in a zero{path and f' at {path}'}, "
+                "which an array of NumPy would lose: decode the values before the batch, for "
+                "example with `np.frombuffer`, or keep them with `batch_fn=list`"
+            )
 
 
 def _described(value: Any) -> str:

@@ -227,13 +227,12 @@ class _FlatFeatureValues(FeatureValues):
         self,
         feature: int,
         value: Any,
-        dtype: np.dtype[Any] | None,
         trailing: tuple[int, ...] | None,
     ) -> np.ndarray[Any, Any]:
         """See `FeatureValues.coerce`."""
         if isinstance(value, Mapping):
             self.refuse({self._names[feature]: value})
-        return super().coerce(feature, value, dtype, trailing)
+        return super().coerce(feature, value, trailing)
 
 
 def _shown(value: Any) -> Any:

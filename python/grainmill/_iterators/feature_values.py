@@ -25,7 +25,6 @@ class FeatureValues:
         self,
         feature: int,
         value: Any,
-        dtype: np.dtype[Any] | None,
         trailing: tuple[int, ...] | None,
     ) -> np.ndarray[Any, Any]:
         """Returns `value` as a contiguous array of at least one axis.
@@ -33,8 +32,8 @@ class FeatureValues:
         Args:
             feature: The number of the feature.
             value: A number, a string, a list or anything NumPy converts to an array.
-            dtype: The dtype of the feature in the current batch; `None` at its start.
-            trailing: The sizes of the axes after the first, likewise.
+            trailing: The sizes of the axes after the first in the current batch; `None` at its
+                start.
 
         Raises:
             ValueError: `value` is a dict or `None`, or its shape does not fit the batch.
@@ -52,9 +51,7 @@ class FeatureValues:
         array = np.asarray(value)
         if array.ndim == 0:
             array = array.reshape(1)
-        if dtype is None or trailing is None:
-            return np.ascontiguousarray(array)
-        if array.shape[1:] != trailing:
+        if trailing is not None and array.shape[1:] != trailing:
             try:
                 array = np.broadcast_to(array, (array.shape[0], *trailing))
             except ValueError:
@@ -62,7 +59,42 @@ class FeatureValues:
                     f"values of the feature `{self._names[feature]}` have shape {trailing} in this "
                     f"batch, got {array.shape[1:]}"
                 ) from None
-        return np.ascontiguousarray(array, dtype=dtype)
+        return np.ascontiguousarray(array)
+
+    def common_dtype(
+        self, feature: int, of_rows: np.dtype[Any], of_values: np.dtype[Any]
+    ) -> np.dtype[Any]:
+        """Returns the dtype that `batch` would give both.
+
+        Raises:
+            ValueError: There is none.
+        """
+        try:
+            return np.result_type(of_rows, of_values)
+        except TypeError:
+            raise ValueError(
+                f"values of the feature `{self._names[feature]}` have dtype {of_rows} in this "
+                f"batch, got {of_values}"
+            ) from None
+
+    def converted(self, array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        """Returns `array` as a contiguous one of `dtype`."""
+        return np.ascontiguousarray(array, dtype)
+
+    def widened(
+        self,
+        values: np.ndarray[Any, Any],
+        offset: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        wider: np.dtype[Any],
+    ) -> np.ndarray[Any, Any] | bytes:
+        """Returns the rows of `dtype`, whose bytes are in `values` from `offset` on, as `wider`.
+
+        They are an array if values are Python objects, else bytes.
+        """
+        rows = _rows(values, offset, shape, dtype).astype(wider)
+        return rows if wider.hasobject else rows.tobytes()
 
     def padding(
         self, feature: int, dtype: np.dtype[Any], trailing: tuple[int, ...]
@@ -70,11 +102,30 @@ class FeatureValues:
         """Returns the bytes of one padding value, `None` for zeros."""
         if self._padding is None:
             return None
-        return self.cell(self._padding[feature], dtype, trailing)
+        return self.cell(feature, self._padding[feature], dtype, trailing)
 
-    def cell(self, value: Any, dtype: np.dtype[Any], trailing: tuple[int, ...]) -> bytes:
-        """Returns the bytes of one `value`."""
-        return np.full(trailing, value, dtype).tobytes()
+    def cell(
+        self, feature: int, value: Any, dtype: np.dtype[Any], trailing: tuple[int, ...]
+    ) -> bytes:
+        """Returns the bytes of one `value`.
+
+        Raises:
+            ValueError: It is another value in `dtype`.
+        """
+        try:
+            with np.errstate(invalid="ignore"):
+                cells = np.full(trailing, value, dtype)
+            is_same = np.array_equal(
+                cells, np.broadcast_to(value, trailing), equal_nan=dtype.kind in "fc"
+            )
+        except (OverflowError, TypeError, ValueError):
+            is_same = False
+        if not is_same:
+            raise ValueError(
+                f"{value!r} cannot be a value of the feature `{self._names[feature]}`, which has "
+                f"dtype {dtype}"
+            )
+        return cells.tobytes()
 
     def object_rows(
         self,
@@ -100,12 +151,7 @@ def rows_of(
     """
     values, offset, dtype, trailing, segment_ids, positions = column
     if not dtype.hasobject:
-        shape = (num_bins, row_len, *trailing)
-        byte_len = dtype.itemsize * math.prod(shape)
-        if byte_len:
-            values = values[offset : offset + byte_len].view(dtype).reshape(shape)
-        else:
-            values = np.zeros(shape, dtype)
+        values = _rows(values, offset, (num_bins, row_len, *trailing), dtype)
     if segment_ids is None:
         return values[:num_rows], None, None
     shape = (num_bins, row_len)
@@ -114,3 +160,13 @@ def rows_of(
         segment_ids.reshape(shape)[:num_rows],
         positions.reshape(shape)[:num_rows],
     )
+
+
+def _rows(
+    values: np.ndarray[Any, Any], offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> np.ndarray[Any, Any]:
+    """A view of the bytes in `values` from `offset` on."""
+    byte_len = dtype.itemsize * math.prod(shape)
+    if not byte_len:
+        return np.zeros(shape, dtype)
+    return values[offset : offset + byte_len].view(dtype).reshape(shape)

@@ -134,9 +134,31 @@ impl FeatureRows {
         to.row * self.row_len + to.start
     }
 
+    /// The number of rows and their length.
+    pub fn shape(&self) -> (usize, usize) {
+        (self.num_rows, self.row_len)
+    }
+
     /// The values of all rows: a vector, and the offset in it at which they start.
     pub fn take_values(&mut self) -> (Vec<u8>, usize) {
         (std::mem::take(&mut self.values), self.offset)
+    }
+
+    /// Replaces the values of all rows by `bytes`, of values of `value_bytes` bytes.
+    ///
+    /// # Errors
+    ///
+    /// If they do not fit into memory.
+    ///
+    /// # Panics
+    ///
+    /// If they are not as many values.
+    pub fn replace_values(&mut self, value_bytes: usize, bytes: &[u8]) -> Result<()> {
+        assert_eq!(bytes.len(), self.num_rows * self.row_len * value_bytes, "other values");
+        let mut wider = Self::new(self.num_rows, self.row_len, value_bytes, None, false)?;
+        wider.values[wider.offset..][..bytes.len()].copy_from_slice(bytes);
+        *self = Self { marks: self.marks.take(), ..wider };
+        Ok(())
     }
 
     /// Segment ids and positions of all rows, if they are stored.
@@ -168,6 +190,13 @@ mod tests {
         let (values, offset) = column.take_values();
         assert_eq!(&values[offset..offset + 16], [7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 1, 2, 5, 6, 7, 7]);
         assert_eq!(values[offset..].as_ptr().align_offset(64), 0);
+        let mut wider = FeatureRows::new(1, 2, 1, None, true).unwrap();
+        wider.write(Placement { row: 0, start: 1, len: 1, segment: 1 }, &[9][..]);
+        wider.replace_values(2, &[8, 0, 9, 0]).unwrap();
+        wider.write(Placement { row: 0, start: 0, len: 1, segment: 2 }, &[1, 1][..]);
+        let (values, offset) = wider.take_values();
+        assert_eq!(values[offset..offset + 4], [1, 1, 9, 0]);
+        assert_eq!(wider.take_marks().unwrap().0, [2, 1]);
         let (segment_ids, positions) = column.take_marks().unwrap();
         assert_eq!(segment_ids, [0, 0, 0, 0, 0, 3, 3, 0]);
         assert_eq!(positions, [0, 0, 0, 0, 0, 0, 1, 0]);

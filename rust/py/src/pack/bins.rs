@@ -117,6 +117,7 @@ impl BinPacker {
         if batch.rows.is_empty() {
             self.allocate_rows(batch, arrays)?;
         }
+        self.features.fit(&mut batch.rows, arrays)?;
         let segment = i32::try_from(batch.bins.num_sequences(bin) + 1)?;
         for (feature, (array, rows)) in arrays.iter().zip(&mut batch.rows).enumerate() {
             let start = batch.bins.starts(bin)[feature];

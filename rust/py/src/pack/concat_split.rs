@@ -137,6 +137,7 @@ impl RowPacker {
                     state.rows = self.new_rows(state, arrays)?;
                 }
                 let segment = i32::try_from(state.fill.num_sequences())?;
+                self.features.fit(&mut state.rows, arrays)?;
                 let slices = state.fill.pieces().iter().copied();
                 self.write(&mut state.rows, arrays, slices, segment)?;
             }
@@ -163,7 +164,12 @@ impl RowPacker {
             let to = Placement { row: 0, start: slice.start, len: slice.len, segment };
             rows[feature].write(array, slice.from, to)?;
             if let Some(token) = &self.begin_tokens[feature] {
-                rows[feature].write_begin_token(&self.features, token.bind(array.py()), to)?;
+                rows[feature].write_begin_token(
+                    &self.features,
+                    feature,
+                    token.bind(array.py()),
+                    to,
+                )?;
             }
         }
         Ok(())

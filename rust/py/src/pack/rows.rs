@@ -25,7 +25,7 @@ pub(crate) struct Features {
 }
 
 impl Features {
-    /// Collects the arrays of `element`, converted to the dtypes of `rows`, if any.
+    /// Collects the arrays of `element`, with the trailing shapes of `rows`, if any.
     pub(crate) fn gather<'py>(
         &self,
         element: &Bound<'py, PyAny>,
@@ -97,11 +97,26 @@ impl Features {
         rows: Option<&Rows>,
     ) -> PyResult<Array<'py>> {
         let py = value.py();
-        let expected = rows.map(|rows| (rows.dtype.clone_ref(py), rows.trailing.clone()));
-        let (dtype, trailing) = expected.unzip();
-        let trailing = trailing.map(|sizes| PyTuple::new(py, sizes)).transpose()?;
-        let arguments = (feature, value, dtype, trailing);
-        Ok(self.ask(py, "coerce", arguments)?.cast_into::<PyUntypedArray>()?)
+        let trailing = rows.map(|rows| PyTuple::new(py, &rows.trailing)).transpose()?;
+        Ok(self.ask(py, "coerce", (feature, value, trailing))?.cast_into::<PyUntypedArray>()?)
+    }
+
+    /// Makes the dtypes of `arrays` those of `rows`, which become wider where they have to.
+    pub(crate) fn fit(&self, rows: &mut [Rows], arrays: &mut [Array<'_>]) -> PyResult<()> {
+        for (feature, (rows, array)) in rows.iter_mut().zip(arrays).enumerate() {
+            if has_dtype(array, rows) {
+                continue;
+            }
+            let py = array.py();
+            let dtype = self.ask(py, "common_dtype", (feature, &rows.dtype, array.dtype()))?;
+            let dtype = dtype.cast_into::<PyArrayDescr>()?;
+            if !dtype.is_equiv_to(rows.dtype.bind(py)) {
+                rows.widen(self, dtype)?;
+            }
+            let converted = self.ask(py, "converted", (&*array, &rows.dtype))?;
+            *array = converted.cast_into::<PyUntypedArray>()?;
+        }
+        Ok(())
     }
 
     /// Calls a method of Python's `Cells`.
@@ -115,20 +130,16 @@ impl Features {
     }
 }
 
-/// Whether the bytes of `array` can be copied unchanged.
+/// Whether the bytes of `array` can be copied unchanged, if it has the dtype of `rows`.
 fn is_plain(array: &Array<'_>, rows: Option<&Rows>) -> bool {
-    if array.ndim() == 0 || !array.is_c_contiguous() {
-        return false;
-    }
-    let dtype = array.dtype();
-    match rows {
-        Some(rows) => {
-            let expected = rows.dtype.bind(array.py());
-            (dtype.is(expected) || dtype.is_equiv_to(expected))
-                && array.shape()[1..] == rows.trailing
-        }
-        None => true,
-    }
+    array.ndim() > 0
+        && array.is_c_contiguous()
+        && rows.is_none_or(|rows| array.shape()[1..] == rows.trailing)
+}
+
+fn has_dtype(array: &Array<'_>, rows: &Rows) -> bool {
+    let (dtype, expected) = (array.dtype(), rows.dtype.bind(array.py()));
+    dtype.is(expected) || dtype.is_equiv_to(expected)
 }
 
 /// One feature of the current batch.
@@ -171,7 +182,28 @@ impl Rows {
         Ok(Self { dtype: dtype.unbind(), trailing, value_bytes, column, objects: None })
     }
 
-    /// Copies the values of `array` from `from` on to `to`.
+    /// Converts the values to `dtype`.
+    fn widen(&mut self, features: &Features, dtype: Bound<'_, PyArrayDescr>) -> PyResult<()> {
+        let py = dtype.py();
+        let (bytes, offset) = self.column.take_values();
+        let (num_rows, row_len) = self.column.shape();
+        let shape = [&[num_rows, row_len], &self.trailing[..]].concat();
+        let values = PyArray1::from_vec(py, bytes);
+        let arguments = (values, offset, PyTuple::new(py, shape)?, &self.dtype, &dtype);
+        let wider = features.ask(py, "widened", arguments)?;
+        if dtype.has_object() {
+            self.objects = Some(wider.unbind());
+            self.value_bytes = 0;
+        } else {
+            self.value_bytes = dtype.itemsize() * self.trailing.iter().product::<usize>();
+            let bytes = wider.cast_into::<PyBytes>()?;
+            self.column.replace_values(self.value_bytes, bytes.as_bytes()).map_err(Raised)?;
+        }
+        self.dtype = dtype.unbind();
+        Ok(())
+    }
+
+    /// Copies the values of `array`, which has their dtype, from `from` on to `to`.
     pub(crate) fn write(&mut self, array: &Array<'_>, from: usize, to: Placement) -> PyResult<()> {
         if let Some(objects) = &self.objects {
             let py = array.py();
@@ -190,6 +222,7 @@ impl Rows {
     pub(crate) fn write_begin_token(
         &mut self,
         features: &Features,
+        feature: usize,
         token: &Bound<'_, PyAny>,
         to: Placement,
     ) -> PyResult<()> {
@@ -201,7 +234,7 @@ impl Rows {
             return objects.bind(py).set_item((to.row, to.start), token);
         }
         let sizes = PyTuple::new(py, &self.trailing)?;
-        let bytes = features.ask(py, "cell", (token, &self.dtype, sizes))?;
+        let bytes = features.ask(py, "cell", (feature, token, &self.dtype, sizes))?;
         self.column.overwrite(to.row, to.start, bytes.cast::<PyBytes>()?.as_bytes());
         Ok(())
     }
