@@ -2,6 +2,7 @@
 
 import logging
 import re
+import sys
 import traceback
 
 import numpy as np
@@ -1113,6 +1114,60 @@ WRONG_ARGUMENTS = {
     ),
     "load": (lambda: grain.load(None), TypeError, ["`source`", "`__len__`", "None"]),
 }
+
+
+def _source_class(length=None, *, iterates=False):
+    class Source:
+        def __getitem__(self, index):
+            return index
+
+        if length is not None:
+
+            def __len__(self):
+                return length()
+
+        if iterates:
+
+            def __iter__(self):
+                return iter(range(10))
+
+    return Source
+
+
+def _fails_with_a_type_error():
+    return 1 + "one"
+
+
+NO_SOURCES = {
+    "a failing length": (_source_class(_fails_with_a_type_error)(), "unsupported operand"),
+    "no length": (_source_class(lambda: None)(), "'NoneType' object cannot be interpreted"),
+    "a class": (_source_class(lambda: 3), r"the class `Source`: did you mean `Source\(...\)`"),
+    "a class of an endless source": (_source_class(), "the class `Source`"),
+    "a streamed data set": (
+        _source_class(iterates=True)(),
+        "derive a class from `grain.IterDataset`",
+    ),
+    "an array without axes": (np.array(5), "unsized"),
+    "a generator": ((x for x in range(3)), "must have `__getitem__`"),
+    "a set": ({1, 2}, "must have `__getitem__`"),
+}
+
+
+@pytest.mark.better_than_grain("endless data sets of garbage")
+@pytest.mark.parametrize("name", NO_SOURCES)
+@pytest.mark.parametrize("make", [MapDataset.source, grain.load])
+def test_what_is_no_source_is_not_taken_for_an_endless_one(make, name):
+    source, text = NO_SOURCES[name]
+    with pytest.raises(TypeError, match=text):
+        make(source)
+
+
+def test_a_source_without_length_never_ends():
+    ds = MapDataset.source(_source_class()())
+    assert len(ds) == sys.maxsize
+    assert ds[10**15] == 10**15
+    with pytest.raises(TypeError, match="must have `__len__`"):
+        grain.load(_source_class()())
 
 
 @pytest.mark.better_than_grain("found out late, by an operator that fails")

@@ -50,15 +50,16 @@ class MapDatasetFactories(abc.ABCMeta):
         """Makes a dataset of any object with `__len__` and `__getitem__`.
 
         Positions are taken modulo the object's length, so epochs follow each other; records that
-        are `None` count as dropped. An object whose `len` raises a `TypeError` is read at the
-        requested positions, and its dataset is infinite.
+        are `None` count as dropped. An object that has neither `__len__` nor `__iter__` is read at
+        the requested positions, and its dataset is infinite.
 
         Args:
             source: Object to read by index, or several at once if it also has `__getitems__`.
                 Several threads may read it at the same time; it is pickled for worker processes.
 
         Raises:
-            TypeError: `source` has no `__len__` or no `__getitem__`.
+            TypeError: `source` has no `__getitem__`, is a class, has `__iter__` but no `__len__`,
+                or its `__len__` raises one or returns no integer.
 
         Example:
             >>> ds = grain.MapDataset.source(["zero", "one", "two"])

@@ -20,6 +20,7 @@ from grainmill._plan import transforms
 from grainmill._plan.arguments import checked_integer
 from grainmill._plan.multiprocessing_options import MultiprocessingOptions
 from grainmill._plan.options import ReadOptions
+from grainmill._plan.random_access import source_len
 from grainmill._plan.sharding import NoSharding, ShardOptions
 
 if TYPE_CHECKING:
@@ -438,13 +439,14 @@ def load(
         >>> [batch.tolist() for batch in loader]
         [[0, 4], [1, 2], [3]]
     """
-    if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
+    num_records = source_len(source)
+    if num_records is None:
         raise TypeError(
             "`source` must have `__len__` and `__getitem__`, got "
             f"{source!r} of type {type(source).__name__}"
         )
     sampler = IndexSampler(
-        num_records=len(source),
+        num_records=num_records,
         shard_options=shard_options,
         shuffle=shuffle,
         num_epochs=num_epochs,

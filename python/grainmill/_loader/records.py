@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -41,7 +42,7 @@ class SampledRecords:
         self._program: Program | None = None
 
     def __len__(self) -> int:
-        return len(self._sampler)
+        return len(self._sampler) if hasattr(self._sampler, "__len__") else sys.maxsize
 
     def __getitem__(self, index: int) -> Any:
         (record,) = self.__getitems__([index])

@@ -28,6 +28,38 @@ if TYPE_CHECKING:
 ENDLESS = sys.maxsize
 
 
+def source_len(source: Any) -> int | None:
+    """The number of records of a user's object, `None` if it has no `__len__`: it never ends.
+
+    Raises:
+        TypeError: The object cannot be indexed, or can be iterated and has no length.
+    """
+    name = type(source).__name__
+    if isinstance(source, type):
+        raise TypeError(
+            f"`source` must be an object with records, got the class `{source.__name__}`: did you "
+            f"mean `{source.__name__}(...)`?"
+        )
+    if not hasattr(source, "__getitem__"):
+        raise TypeError(
+            "`source` must have `__getitem__` and `__len__`, such as a list or an "
+            f"`ArrayRecordDataSource`, got {source!r} of type {name}"
+        )
+    if hasattr(source, "__len__"):
+        try:
+            return len(source)
+        except TypeError as error:
+            error.add_note(f"in `len` of the source, a {name}")
+            raise
+    if hasattr(source, "__iter__"):
+        raise TypeError(
+            f"`source` must have `__len__`, but a {name} can only be iterated: derive a class from "
+            "`grain.IterDataset` whose iterator does so, or read it by index, for example a data "
+            "set of Hugging Face without `streaming=True`"
+        )
+    return None
+
+
 @lazy_dataclass
 class Source(MapNode):
     """Elements of a user's object with `__len__` and `__getitem__`.
@@ -41,20 +73,15 @@ class Source(MapNode):
 
     @classmethod
     def of(cls, source: Any) -> Self:
-        """A source node; an object of unknown length is read at the requested positions.
+        """A source node; an object without `__len__` is read at the requested positions.
 
         Raises:
-            TypeError: The object cannot be indexed.
+            TypeError: The object cannot be indexed, or can be iterated and has no length.
         """
-        if not hasattr(source, "__getitem__"):
-            raise TypeError(
-                "`source` must have `__getitem__` and `__len__`, such as a list or an "
-                f"`ArrayRecordDataSource`, got {source!r} of type {type(source).__name__}"
-            )
-        try:
-            return cls((), len(source), source, wraps=True)
-        except TypeError:
+        length = source_len(source)
+        if length is None:
             return cls((), ENDLESS, source, wraps=False)
+        return cls((), length, source, wraps=True)
 
     @property
     def slices_own_epoch(self) -> bool:
