@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from bucket_server import BucketServer, Fault
+from effort import cases
 
 import grainmill as grain
 from grainmill._evaluate.row_source import RowSource
@@ -433,6 +434,54 @@ def test_failure_of_a_page_names_the_file_and_keeps_the_rows_before(server, tabl
     assert not found or found == list(range(4000, 4000 + len(found)))
     iterator = iter(ds)
     assert [int(next(iterator)["id"]) for _ in range(800)] == list(range(4000, 4800))
+
+
+@pytest.mark.parametrize("damaged", [[5, 20, 35], [39, 2, 3], [17, 18]])
+def test_the_first_of_several_damaged_files_is_named(server, table, tmp_path, damaged):
+    small = encoded(table.slice(0, 20), tmp_path)
+    for number in range(40):
+        # Its footer has another length.
+        data = small[:-8] + b"\xff" + small[-7:] if number in damaged else small
+        server.put(f"/{number:02}.parquet", data)
+    urls = [f"{server.url}/{number:02}.parquet" for number in range(40)]
+    started_anew(server)
+    server.latency_s = 0.004
+    for _ in range(cases(6, 60)):
+        with pytest.raises(GrainmillError, match=rf"/{min(damaged):02}\.parquet"):
+            ParquetDataSource(urls)
+
+
+def test_of_several_damaged_pages_that_of_the_first_row_is_named(server, tmp_path):
+    """Whatever the order of files and columns in storage, and of the answers."""
+    values = np.arange(6000, dtype=np.int64)
+    table = pa.table({"a": values + 10**12, "b": values + 10**15})
+    options = {**PAGES, "write_page_checksum": True, "row_group_size": 1000}
+    for number in range(3):
+        part = table.slice(2000 * number, 2000)
+        server.put(f"/{number}.parquet", encoded(part, tmp_path, **options))
+    rng = np.random.default_rng(0)
+    for attempt in range(cases(12, 200)):
+        rows = rng.permutation(6000)[:40].tolist()
+        bad = sorted(rng.choice(40, size=3, replace=False).tolist())
+        for number in range(3):
+            data = bytearray(encoded(table.slice(2000 * number, 2000), tmp_path, **options))
+            for at in bad:
+                if rows[at] // 2000 == number:
+                    column = ["a", "b"][int(rng.integers(2))]
+                    value = np.int64(table[column][rows[at]].as_py()).tobytes()
+                    data[data.index(value)] ^= 1
+            server.put(f"/{attempt}-{number}.parquet", bytes(data))
+        urls = [f"{server.url}/{attempt}-{number}.parquet" for number in range(3)]
+        source = ParquetDataSource(urls)
+        started_anew(server)
+        server.latency_s = 0.002
+        with pytest.raises(GrainmillError) as caught:
+            source.__getitems__(rows)
+        # A page has a row group: the first requested row that is on a damaged one counts.
+        found = re.search(r"/\d+-(\d)\.parquet: row group (\d)", str(caught.value))
+        place = 2000 * int(found[1]) + 1000 * int(found[2])
+        groups = {rows[at] // 1000 * 1000 for at in bad}
+        assert place == next(row // 1000 * 1000 for row in rows if row // 1000 * 1000 in groups)
 
 
 def test_requests_that_fail_for_a_while_are_repeated(server, small_pages):

@@ -146,24 +146,27 @@ pub(crate) fn joined(
 type Read = (usize, OpenFile, Range<u64>);
 type Done = (usize, u64, Bytes);
 
-/// Reads that several threads do: those that no thread has taken, and the results of the others.
+/// Reads that no thread has taken, each with its number, and the results of the others.
+type Reads = (Vec<(usize, Read)>, Vec<(usize, Result<Done>)>);
+
+/// Reads that several threads do.
 struct Shared {
-    reads: Mutex<(Vec<Read>, Vec<Result<Done>>)>,
+    reads: Mutex<Reads>,
     done: Condvar,
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, (Vec<Read>, Vec<Result<Done>>)> {
+    fn lock(&self) -> MutexGuard<'_, Reads> {
         self.reads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Job for Shared {
     fn run_next(self: Arc<Self>) {
-        let Some(next) = self.lock().0.pop() else { return };
+        let Some((number, next)) = self.lock().0.pop() else { return };
         let result = catch_unwind(AssertUnwindSafe(|| read(next)));
         let panicked = || Err(Error::Panicked("a read of a Parquet file panicked".to_owned()));
-        self.lock().1.push(result.unwrap_or_else(|_| panicked()));
+        self.lock().1.push((number, result.unwrap_or_else(|_| panicked())));
         self.done.notify_all();
     }
 }
@@ -172,17 +175,21 @@ fn read((number, file, range): Read) -> Result<Done> {
     Ok((number, range.start, file.read(range)?))
 }
 
-/// Does all `reads`, as many at a time as `queue` allows.
+/// Does all `reads`, as many at a time as `queue` allows. Of several errors, that of the first is
+/// returned.
 fn all(reads: Vec<Read>, queue: &ReadQueue) -> Result<Vec<Done>> {
     if reads.len() < 2 || !reads.iter().any(|(_, file, _)| file.latency.is_slow()) {
         return reads.into_iter().map(read).collect();
     }
     let num_reads = reads.len();
+    let reads: Vec<_> = reads.into_iter().enumerate().rev().collect();
     let shared = Arc::new(Shared { reads: Mutex::new((reads, Vec::new())), done: Condvar::new() });
     queue.submit(Arc::clone(&shared) as Arc<dyn Job>, num_reads);
-    let is_reading = |reads: &mut (Vec<Read>, Vec<Result<Done>>)| reads.1.len() < num_reads;
+    let is_reading = |reads: &mut Reads| reads.1.len() < num_reads;
     let done = shared.done.wait_while(shared.lock(), is_reading);
-    std::mem::take(&mut done.unwrap_or_else(PoisonError::into_inner).1).into_iter().collect()
+    let mut done = std::mem::take(&mut done.unwrap_or_else(PoisonError::into_inner).1);
+    done.sort_unstable_by_key(|&(number, _)| number);
+    done.into_iter().map(|(_, result)| result).collect()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Many Parquet files as one sequence of rows, read by lists of positions.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -333,14 +333,40 @@ impl ParquetFiles {
             ahead
         });
         let picks = self.picks(positions)?;
+        let columns = self.parts(&picks, columns, queue).map_err(|error| {
+            // What was found first depends on timing and on the order in storage.
+            self.first_error(&picks, columns, queue).unwrap_or(error)
+        })?;
+        Ok(Rows { fields, columns, len: positions.len() })
+    }
+
+    /// What is wrong with the first of the picks that cannot be read; reads one unit after another.
+    fn first_error(&self, picks: &[Pick], columns: &[usize], queue: &ReadQueue) -> Option<Error> {
         let mut opened = Opened { files: HashMap::new(), queue };
-        let passes = self.passes(&picks, columns)?;
+        let mut units = HashSet::new();
+        let mut read = |pick: &Pick, column: usize| {
+            let (file, row_group) = (self.file(pick.file as usize)?, pick.row_group as usize);
+            let placed = self.placed(file, row_group, column)?;
+            let (first_row, end) = placed.unit(pick.row, file.group_len(row_group));
+            let Pick { file, row_group, .. } = *pick;
+            let key = Key { file, row_group, column: small(column), first_row };
+            if units.insert(key) {
+                self.arrays(&[(key, end, placed)], &mut opened)?;
+            }
+            Ok(())
+        };
+        picks.iter().find_map(|pick| columns.iter().find_map(|&column| read(pick, column).err()))
+    }
+
+    /// The values of `picks` in each column.
+    fn parts(&self, picks: &[Pick], columns: &[usize], queue: &ReadQueue) -> Result<Vec<Parts>> {
+        let mut opened = Opened { files: HashMap::new(), queue };
+        let passes = self.passes(picks, columns)?;
         if let [_] = &passes[..] {
-            let columns = self.gather(&picks, columns, &mut opened)?;
-            return Ok(Rows { fields, columns, len: positions.len() });
+            return self.gather(picks, columns, &mut opened);
         }
         // Too much to decode at once: gather the rows of some units, then of others.
-        let mut pieces: Vec<Vec<ArrayRef>> = vec![Vec::new(); fields.len()];
+        let mut pieces: Vec<Vec<ArrayRef>> = vec![Vec::new(); columns.len()];
         let mut places = vec![(0, 0); picks.len()];
         for (number, pass) in passes.iter().enumerate() {
             for (within, &at) in pass.iter().enumerate() {
@@ -353,8 +379,7 @@ impl ParquetFiles {
             }
         }
         let column = |arrays| Parts { arrays, places: places.clone() };
-        let columns = pieces.into_iter().map(column).collect();
-        Ok(Rows { fields, columns, len: positions.len() })
+        Ok(pieces.into_iter().map(column).collect())
     }
 
     /// The row group and row of each position.
@@ -671,7 +696,8 @@ fn check_same_columns(first: &ParquetFile, file: &ParquetFile) -> Result<()> {
     )))
 }
 
-/// Opens the files of these numbers, many at a time where that helps.
+/// Opens the files of these numbers, in order, many at a time where that helps. Of several errors, that
+/// of the first file is returned.
 fn open_all(entries: &Arc<Vec<Entry>>, opener: &Arc<Opener>, numbers: Vec<usize>) -> Result<()> {
     // The first two show how fast the storage is.
     let mut rest = numbers.into_iter();
@@ -685,22 +711,26 @@ fn open_all(entries: &Arc<Vec<Entry>>, opener: &Arc<Opener>, numbers: Vec<usize>
     }
     let num_jobs = num_threads.min(rest.len());
     let (sender, receiver) = std::sync::mpsc::channel();
-    let rest = Arc::new(Mutex::new(rest));
+    // Empty once a file could not be opened: those before it are being opened then.
+    let rest = Arc::new(Mutex::new(rest.into_iter()));
     pool::submit(num_jobs, || {
         let (rest, sender) = (Arc::clone(&rest), sender.clone());
         let (entries, opener) = (Arc::clone(entries), Arc::clone(opener));
         Box::new(move || {
-            let mut result = Ok(());
-            while result.is_ok() {
-                let next = rest.lock().unwrap_or_else(PoisonError::into_inner).pop();
-                let Some(number) = next else { break };
-                result = open_entry(&entries, number, &opener).map(drop);
+            let lock = || rest.lock().unwrap_or_else(PoisonError::into_inner);
+            loop {
+                let Some(number) = lock().next() else { break };
+                if let Err(error) = open_entry(&entries, number, &opener) {
+                    *lock() = Vec::new().into_iter();
+                    drop(sender.send((number, error)));
+                    break;
+                }
             }
-            drop(sender.send(result));
         })
     });
     drop(sender);
-    receiver.iter().collect()
+    let first = receiver.iter().min_by_key(|&(number, _)| number);
+    first.map_or(Ok(()), |(_, error)| Err(error))
 }
 
 /// Numbers of files, row groups and columns fit into 32 bits.
