@@ -220,3 +220,39 @@ def test_empty_files_have_no_records(tmp_path):
     assert json.dumps(list(grain.sources.JsonLinesDataSource(path))) == "[]"
     for end in (".gz", ".zst"):  # nothing is not compressed, either
         assert len(grain.sources.JsonLinesDataSource(written(tmp_path / f"data{end}", b""))) == 0
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_stale_offsets_give_lines_or_errors_and_never_parts_of_lines(tmp_path, is_open):
+    """A file with other lines, but the length, time and first and last bytes that were indexed."""
+    errors, num_read = [], 0
+    for seed in range(cases(40, 2_000)):
+        rng = random.Random(seed)
+        ends = [b"x" * 3000 + b"\n" + b"y" * 70_000, b"z" * 70_000 + b"\n" + b"w" * 3000]
+        middle = [b"%d" % rng.randrange(10 ** rng.randint(1, 6)) for _ in range(60)]
+        path = tmp_path / f"{seed}.jsonl"
+        before = b"\n".join([ends[0], *middle, ends[1]]) + b"\n"
+        path.write_bytes(before)
+        os.utime(path, ns=(10**18, 10**18))
+        source = grain.sources.JsonLinesDataSource(str(path))
+        assert len(source) == len(before.split(b"\n")) - 1
+        other = [*middle]
+        rng.shuffle(other)
+        after = b"\n".join([ends[0], *other, ends[1]]) + b"\n"
+        assert len(after) == len(before)
+        path.write_bytes(after)
+        os.utime(path, ns=(10**18, 10**18))
+        if not is_open:
+            source = grain.sources.JsonLinesDataSource(str(path))
+        lines = set(after.split(b"\n"))
+        for index in rng.sample(range(len(source)), 25):
+            try:
+                line = source[index]
+            except grain.GrainmillError as error:
+                errors.append((str(error), f"{seed}.jsonl: record {index} at byte"))
+            else:
+                num_read += 1
+                assert line in lines
+    assert all(place in error for error, place in errors)
+    assert all("changed" in error or "blank" in error for error, _ in errors)
+    assert len(errors) > num_read / 10

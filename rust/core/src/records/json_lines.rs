@@ -129,6 +129,33 @@ impl Framing for JsonLines {
         0
     }
 
+    fn lead_len(&self) -> u64 {
+        1
+    }
+
+    fn after_lead<'a>(
+        &self,
+        bytes: &'a [u8],
+        begin: u64,
+        is_last: bool,
+    ) -> Result<&'a [u8], FormatError> {
+        let line = match bytes.split_first() {
+            Some((b'\n', line)) => line,
+            _ if begin == 0 => bytes,
+            _ => return Err(FormatError::fixed("no line begins here, the file has changed")),
+        };
+        let line_end = memchr::memchr(b'\n', line);
+        let is_whole = match line_end {
+            Some(len) => line[len..].iter().all(|&byte| is_blank(byte)),
+            None => is_last,
+        };
+        if is_whole {
+            Ok(line)
+        } else {
+            Err(FormatError::fixed("no line ends here, the file has changed"))
+        }
+    }
+
     fn record<'a>(&self, bytes: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8], FormatError> {
         let line = &bytes[..memchr::memchr(b'\n', bytes).unwrap_or(bytes.len())];
         record_of(line).ok_or(FormatError::fixed("line is blank, the index has a record here"))

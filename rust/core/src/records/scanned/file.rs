@@ -245,7 +245,8 @@ impl<F: Framing> RecordFile for ScannedFile<F> {
         for pick in picks {
             let extent = extent(&begins, self.end, pick.record).expect("the number of a record");
             let len = self.format.framing.record_len(extent.end - extent.start);
-            (pick.begin, pick.end, pick.within) = (extent.start, extent.end, 0);
+            let lead_len = self.format.framing.lead_len().min(extent.start);
+            (pick.begin, pick.end, pick.within) = (extent.start - lead_len, extent.end, 0);
             pick.predicted_len = u32::try_from(len).unwrap_or(0);
         }
         Ok(true)
@@ -265,8 +266,11 @@ impl<F: Framing> RecordFile for ScannedFile<F> {
         if let Some(stream) = &self.stream {
             return self.decode_stream(stream, pick, raw, scratch);
         }
-        let record = self.format.framing.record(raw, &mut scratch.record);
-        let record = record.map_err(|problem| self.damaged(pick, &problem))?;
+        let framing = &self.format.framing;
+        let record = framing
+            .after_lead(raw, pick.begin, pick.end == self.end)
+            .and_then(|bytes| framing.record(bytes, &mut scratch.record))
+            .map_err(|problem| self.damaged(pick, &problem))?;
         scratch.ends.clear();
         scratch.ends.push(record.len());
         Ok(ChunkRecords::new(record, &scratch.ends))
@@ -304,7 +308,10 @@ impl<F: Framing> RecordFile for ScannedFile<F> {
     #[cold]
     fn damaged(&self, pick: &Pick, problem: &FormatError) -> Error {
         match &self.stream {
-            None => self.damaged_at(pick.record, pick.begin, problem),
+            None => {
+                let lead_len = self.format.framing.lead_len().min(pick.begin);
+                self.damaged_at(pick.record, pick.begin + lead_len, problem)
+            }
             Some(stream) => {
                 let begin = extent(&stream.begins, self.end, pick.record);
                 self.damaged_at(pick.record, begin.map_or(0, |extent| extent.start), problem)

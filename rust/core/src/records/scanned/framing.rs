@@ -33,6 +33,25 @@ pub trait Framing: Debug + Clone + MayBeCompressed + Send + Sync + 'static {
     /// If the bytes are damaged.
     fn record<'a>(&self, bytes: &'a [u8], out: &'a mut Vec<u8>) -> Result<&'a [u8], FormatError>;
 
+    /// How many bytes before a record show that one begins there; with 0, the record itself does.
+    fn lead_len(&self) -> u64 {
+        0
+    }
+
+    /// The bytes of a record out of those that begin at `begin`, up to [`lead_len`](Self::lead_len) before
+    /// it. `is_last` if they end with the file.
+    ///
+    /// # Errors
+    /// If they are not those of one record: the file has changed.
+    fn after_lead<'a>(
+        &self,
+        bytes: &'a [u8],
+        _begin: u64,
+        _is_last: bool,
+    ) -> Result<&'a [u8], FormatError> {
+        Ok(bytes)
+    }
+
     /// How many of the first bytes of a record confirm its length; with 0, nothing in a record does.
     fn head_len(&self) -> usize {
         0
