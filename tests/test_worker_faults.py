@@ -52,7 +52,6 @@ def _raised(iterator, limit=1000):
 
 DEATHS = {
     "sigkill": (lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL", -9),
-    "sigterm": (lambda: os.kill(os.getpid(), signal.SIGTERM), "SIGTERM", -15),
     "sigsegv": (lambda: os.kill(os.getpid(), signal.SIGSEGV), "SIGSEGV", -11),
     "abort": (os.abort, "SIGABRT", -6),
     "sys_exit": (lambda: sys.exit(0), "exit code 0", 0),
@@ -116,7 +115,7 @@ def test_the_error_comes_again_where_a_worker_dies_again(entrance):
 
 
 @both
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV])
 def test_death_at_rest_is_met_and_gone_on_from(entrance, number):
     iterator = opened(grain.MapDataset.range(3000).map(lambda x: x + 1), entrance)
     found = all_of(iterator, 5)
@@ -129,6 +128,7 @@ def test_death_at_rest_is_met_and_gone_on_from(entrance, number):
         if failure is not None:
             assert took_s < SOON_S
             assert signal.Signals(number).name in str(failure)
+            assert "the next call of `next` starts workers again and continues" in str(failure)
     assert found == list(range(1, 3001))
     iterator.close()
 
@@ -188,7 +188,7 @@ def test_deaths_at_random_moments_cost_nothing():
                 alive = workers()
                 if rng.random() < 0.5:
                     time.sleep(rng.uniform(0, 0.002))
-                kind = rng.choice([signal.SIGKILL, signal.SIGTERM])
+                kind = rng.choice([signal.SIGKILL, signal.SIGABRT])
                 if worker < len(alive):
                     with contextlib.suppress(psutil.NoSuchProcess):  # gone by itself meanwhile
                         alive[worker].send_signal(kind)
@@ -454,6 +454,66 @@ def test_after_ctrl_c_the_iterator_goes_on(tmp_path):
     done = run_script(textwrap.dedent(text), tmp_path)
     assert done.returncode == 0, done.stderr
     assert "stops" in done.stdout
+
+
+# --- preemption ----------------------------------------------------------------------------------
+
+PREEMPTED = """
+    import os, signal, subprocess, sys, time
+    import grainmill as grain
+    from grainmill import MultiprocessingOptions, ReadOptions
+
+    def slow(x):
+        time.sleep(0.002)
+        if x == 250:  # programs that workers run end by the signal
+            child = subprocess.Popen(["sleep", "60"])
+            child.terminate()
+            assert child.wait(20) == -signal.SIGTERM
+        return x
+
+    entrance, early = sys.argv[1], sys.argv[2] == "early"
+    stop = []
+    signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+    ds = grain.MapDataset.range(600).map(slow)
+    if entrance == "read":
+        ds = ds.to_iter_dataset(ReadOptions(num_workers=2)).batch(4)
+    else:
+        ds = ds.to_iter_dataset().batch(4).mp_prefetch(MultiprocessingOptions(num_workers=2))
+    iterator = iter(ds)
+    found = []
+    if early:  # while workers start
+        iterator.start_prefetch()
+        for _ in range(20):
+            os.killpg(0, signal.SIGTERM)
+            time.sleep(0.02)
+    found += [next(iterator).tolist() for _ in range(5)]
+    for _ in range(3):
+        os.killpg(0, signal.SIGTERM)
+        time.sleep(0.1)
+    state = iterator.get_state()
+    found += [batch.tolist() for batch in iterator]
+    assert sorted(sum(found, [])) == list(range(600)), found
+    assert stop
+    iterator.set_state(state)
+    assert [batch.tolist() for batch in iterator] == found[5:]
+    print("all")
+"""
+
+
+@both
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_workers_of_a_trainer_that_handles_a_preemption_go_on(entrance, when, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(PREEMPTED))
+    done = subprocess.run(
+        [sys.executable, str(script), entrance, when],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        start_new_session=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "all"), done.stderr
 
 
 # --- the parent's end ----------------------------------------------------------------------------

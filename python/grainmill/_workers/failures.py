@@ -125,7 +125,8 @@ def worker_exited(worker: int, code: int | None, activity: str) -> WorkerError:
         how = f"exited with exit code {code}"
     return WorkerError(
         f"worker {worker} {how} {activity}: Worker process was terminated unexpectedly with exit "
-        f"code {code}. Search the logs above for the source of the crash."
+        f"code {code}. Search the logs above for the source of the crash. No element is lost: the "
+        "next call of `next` starts workers again and continues."
     )
 
 

@@ -9,6 +9,7 @@ import mmap
 import os
 import pickle
 import select
+import signal
 import socket
 import sys
 import threading
@@ -417,6 +418,7 @@ class _ForkDetector:
 
     def _record_fork(self) -> None:
         self.is_child = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # or `multiprocessing` could not end it
 
     def exit_if_child(self, failure: BaseException | None) -> None:
         """Exits, if this is a forked child whose user function returned; sends nothing."""

@@ -8,6 +8,7 @@ import logging
 import os
 import pathlib
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -255,15 +256,20 @@ def _started_process(
             fork=fork,
         )
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001 - as `multiprocessing` starts its own
-        process = subprocess.Popen(
-            [sys.executable, *flags, "-c", code],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            env={
-                **accelerators.worker_environment(os.environ),
-                **dict.fromkeys(_THREAD_COUNT_VARIABLES, "1"),
-            },
-        )
+        # The child lets SIGTERM through once it has a handler for it.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        try:
+            process = subprocess.Popen(
+                [sys.executable, *flags, "-c", code],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={
+                    **accelerators.worker_environment(os.environ),
+                    **dict.fromkeys(_THREAD_COUNT_VARIABLES, "1"),
+                },
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return process, ours
 
 

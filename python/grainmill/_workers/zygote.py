@@ -32,6 +32,9 @@ def main(control_file: int, parent: int, *, fork: bool) -> None:
     Without `fork`, this process itself becomes the first worker that is requested.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A preemption sends it to the whole group of a trainer that still wants to save its state. With
+    # a handler in place of `SIG_IGN`, programs that workers run end by it as they always do.
+    signal.signal(signal.SIGTERM, _ignore)
     # Otherwise every worker would ignore or block the signals that the parent does.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -46,6 +49,10 @@ def main(control_file: int, parent: int, *, fork: bool) -> None:
         else:
             zygote.run_worker()
     os._exit(0)
+
+
+def _ignore(*_: object) -> None:
+    """Does nothing: workers end with their parent."""
 
 
 class _Zygote:
