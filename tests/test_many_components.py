@@ -89,8 +89,9 @@ def test_numbers_of_threads_stay_below_the_limit_of_each_component():
     few, many = Waits(), Waits()
     ds = IterDataset.mix([*parts(few, 4, num_threads=2), *parts(many, 4, num_threads=5)])
     list(itertools.islice(ds, 400))
-    assert few.threads == names(2)
-    assert many.threads == names(5)
+    # A busy machine may need fewer.
+    assert {"grain-prefetch_0"} <= few.threads <= names(2)
+    assert {"grain-prefetch_0"} <= many.threads <= names(5)
 
 
 def test_components_that_end_leave_the_threads_to_the_others():

@@ -278,6 +278,51 @@ def test_columns_and_fields_are_selected_in_the_order_given(tmp_path):
         ParquetDataSource(tmp_path / "x.parquet", columns=["d"])
 
 
+def test_names_with_dots_are_told_from_fields(tmp_path):
+    table = pa.table(
+        {
+            "meta": [{"url": "nested", "size": {"w": 1}}],
+            "meta.url": ["flat"],
+            "meta.size.w": [2],
+            "a.b": [{"c": 3, "d.e": 4}],
+        }
+    )
+    pq.write_table(table, tmp_path / "x.parquet")
+    expected = {
+        "meta": {"meta": {"url": "nested", "size": {"w": 1}}},
+        "meta.url": {"meta.url": "flat"},  # a column comes before a field
+        "meta.size": {"meta": {"size": {"w": 1}}},
+        "meta.size.w": {"meta.size.w": 2},
+        "a.b": {"a.b": {"c": 3, "d.e": 4}},
+        "a.b.c": {"a.b": {"c": 3}},
+        "a.b.d.e": {"a.b": {"d.e": 4}},
+    }
+    for name, row in expected.items():
+        assert plain(ParquetDataSource(tmp_path / "x.parquet", columns=[name])[0]) == row
+    for name in ("a", "met", "meta.", "a.b.d"):
+        with pytest.raises(ValueError, match="no column"):
+            ParquetDataSource(tmp_path / "x.parquet", columns=[name])
+
+
+def test_columns_of_one_name_are_an_error_unless_others_are_selected(tmp_path):
+    pq.write_table(pa.table([[1], [2], [3]], names=["x", "x", "y"]), tmp_path / "x.parquet")
+    for columns in (None, ["x"], ["y", "x"]):
+        with pytest.raises(ValueError, match=r"x\.parquet: two columns are called `x`"):
+            ParquetDataSource(tmp_path / "x.parquet", columns=columns)
+    assert plain(ParquetDataSource(tmp_path / "x.parquet", columns=["y"])[0]) == {"y": 3}
+
+
+def test_pages_of_lists_that_state_other_numbers_of_rows_are_read():
+    """As pyarrow wrote them up to version 11, in the newer form."""
+    path = Path(__file__).parent / "data/parquet/lists_v2.parquet"
+    expected = pq.read_table(path).to_pylist()
+    source = ParquetDataSource(path)
+    order = np.random.default_rng(0).permutation(len(source)).tolist()
+    assert [plain(row) for row in source.__getitems__(order)] == [expected[at] for at in order]
+    for at in order[:20]:
+        assert plain(ParquetDataSource(path)[at]) == expected[at]
+
+
 def test_many_files_are_one_sequence_and_must_have_the_same_columns(tmp_path):
     paths = []
     for number in range(12):

@@ -203,10 +203,13 @@ impl PageReader for Pages {
             }));
         }
         let header = self.peek().map_err(external)?;
+        // Of lists, some writers state other numbers of rows.
+        let is_flat = self.place().column.column_descr().max_rep_level() == 0;
         Ok(header.map(|(_, header)| {
             let is_dict = header.kind == PageKind::Dictionary;
             let num_levels = count(header.num_values).filter(|_| !is_dict);
-            PageMetadata { num_rows: header.num_rows.and_then(count), num_levels, is_dict }
+            let num_rows = header.num_rows.filter(|_| is_flat).and_then(count);
+            PageMetadata { num_rows, num_levels, is_dict }
         }))
     }
 

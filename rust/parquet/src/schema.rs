@@ -1,5 +1,6 @@
 //! Which columns are read, and as which types.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use arrow_array::RecordBatchReader;
@@ -35,7 +36,14 @@ pub(crate) fn columns(
     let schema = metadata.file_metadata().schema_descr();
     let hint = hint(metadata);
     let mut columns = Vec::new();
+    let mut known = HashSet::new();
     for leaves in selected(schema, names, path)? {
+        let name = leaves.first().map(|&leaf| schema.get_column_root(leaf).name().to_owned());
+        if let Some(name) = name.filter(|name| !known.insert(name.clone())) {
+            let message =
+                format!("{path}: two columns are called `{name}`; select others with `columns`");
+            return Err(Error::InvalidArgument(message));
+        }
         let levels = |hint: Option<&Fields>| {
             let mask = ProjectionMask::leaves(schema, leaves.iter().copied());
             parquet_to_arrow_field_levels(schema, mask, hint)
@@ -107,18 +115,22 @@ fn selected(
         return Ok(by_root.into_iter().map(|(_, leaves)| leaves).collect());
     };
     for name in names {
-        let mut found = false;
-        for leaf in 0..schema.num_columns() {
-            let full = schema.column(leaf).path().string();
-            let root = schema.get_column_root(leaf).name();
-            let is_below =
-                full.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('.'));
-            if root == name || full == *name || is_below {
-                add(leaf);
-                found = true;
-            }
+        let leaves = 0..schema.num_columns();
+        let is_column = |&leaf: &usize| schema.get_column_root(leaf).name() == name;
+        // A column may have a dot in its name.
+        let is_field = |&leaf: &usize| {
+            let path = schema.column(leaf);
+            let parts = path.path().parts();
+            (1..=parts.len()).any(|count| parts[..count].join(".") == *name)
+        };
+        let mut found: Vec<usize> = leaves.clone().filter(is_column).collect();
+        if found.is_empty() {
+            found = leaves.filter(is_field).collect();
         }
-        if !found {
+        for &leaf in &found {
+            add(leaf);
+        }
+        if found.is_empty() {
             let known: Vec<_> =
                 schema.root_schema().get_fields().iter().map(|field| field.name()).collect();
             let message = format!("{path}: there is no column `{name}` among {known:?}");
