@@ -1,8 +1,10 @@
 """`JsonLinesDataSource` and `WebDatasetDataSource` beside slow twins."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import os
 import pickle
 import random
@@ -16,6 +18,7 @@ import record_formats as formats
 from effort import cases
 
 import grainmill as grain
+from grainmill._tools.main import main
 
 
 @pytest.fixture(autouse=True)
@@ -256,3 +259,38 @@ def test_stale_offsets_give_lines_or_errors_and_never_parts_of_lines(tmp_path, i
     assert all(place in error for error, place in errors)
     assert all("changed" in error or "blank" in error for error, _ in errors)
     assert len(errors) > num_read / 10
+
+
+OTHER_KINDS = {
+    "xz": (lzma.compress(b'{"a": 1}\n' * 1000), "compressed by xz"),
+    "bzip2": (bz2.compress(b'{"a": 1}\n' * 1000), "compressed by bzip2"),
+    "lz4": (b"\x04\x22\x4d\x18\x64\x40\xa7" + bytes(100), "compressed by LZ4"),
+    "zip": (b"PK\3\4\x14\0" + b"x\n" * 100, "a zip archive"),
+    "7z": (b"7z\xbc\xaf\x27\x1c\0\4" + b"x\n" * 100, "a 7z archive"),
+    "parquet": (b"PAR1\x15\4" + b"x\n" * 100, "a Parquet file"),
+    "avro": (b"Obj\1\4\x14" + b"x\n" * 100, "an Avro file"),
+}
+SOURCES = {
+    "jsonl": grain.sources.JsonLinesDataSource,
+    "tfrecord": grain.sources.TFRecordDataSource,
+    "tar": grain.sources.WebDatasetDataSource,
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+@pytest.mark.parametrize("name", SOURCES)
+def test_files_of_other_kinds_are_named_and_not_read_as_records(tmp_path, kind, name, capsys):
+    data, problem = OTHER_KINDS[kind]
+    path = written(tmp_path / f"x.{name}", data)
+    with pytest.raises(grain.GrainmillError, match=rf"x\.{name}: whole file: {problem}"):
+        len(SOURCES[name](path))
+    assert main(["convert", "--quiet", path, str(tmp_path / "out.array_record")]) != 0
+    assert problem in capsys.readouterr().err
+    assert not (tmp_path / "out.array_record").exists()
+
+
+def test_text_that_begins_like_other_kinds_is_text(tmp_path):
+    lines = [b"BZh9 and so on", b"PARIS", b"PAR1 is a name", b"7z is a tool", b"Object", b"PK"]
+    for line in lines:
+        source = grain.sources.JsonLinesDataSource(written(tmp_path / "x.jsonl", line + b"\nnext"))
+        assert [source[0], source[1]] == [line, b"next"]

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::inflate::zlib_problem;
+use crate::{Error, Result};
 
 /// How a whole file is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,9 +25,37 @@ pub trait MayBeCompressed {
 
     /// The compression of the file at `path`, which begins with `head`: nothing is no records,
     /// whatever its name says.
-    fn compression(&self, path: &Path, head: &[u8]) -> Compression {
-        if head.is_empty() { Compression::None } else { self.detect(path, head) }
+    ///
+    /// # Errors
+    /// If it is a file of another kind: its bytes would be garbage as records.
+    fn compression(&self, path: &Path, head: &[u8]) -> Result<Compression> {
+        if let Some(problem) = other_kind(head) {
+            let path = path.display().to_string();
+            let problem = problem.to_owned();
+            return Err(Error::Corrupt { path, place: "whole file".to_owned(), problem });
+        }
+        Ok(if head.is_empty() { Compression::None } else { self.detect(path, head) })
     }
+}
+
+/// What is wrong with a file that begins like those of another kind.
+fn other_kind(head: &[u8]) -> Option<&'static str> {
+    Some(match head {
+        [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => {
+            "compressed by xz, which is not supported: decompress it"
+        }
+        [b'B', b'Z', b'h', b'1'..=b'9', 0x31, 0x41, 0x59, 0x26, 0x53, 0x59, ..] => {
+            "compressed by bzip2, which is not supported: decompress it"
+        }
+        [0x04, 0x22, 0x4d, 0x18, ..] => "compressed by LZ4, which is not supported: decompress it",
+        [b'P', b'K', 3, 4, ..] => "a zip archive, which is not supported: unpack it",
+        [b'7', b'z', 0xbc, 0xaf, 0x27, 0x1c, ..] => {
+            "a 7z archive, which is not supported: unpack it"
+        }
+        [b'P', b'A', b'R', b'1', 0x15, ..] => "a Parquet file: open it as one",
+        [b'O', b'b', b'j', 1, ..] => "an Avro file, which is not supported",
+        _ => return None,
+    })
 }
 
 impl Compression {

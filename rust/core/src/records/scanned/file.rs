@@ -44,8 +44,10 @@ impl<F: Framing> Format for ScannedFormat<F> {
     fn open(&self, file: OpenedFile<'_>) -> Result<Arc<dyn RecordFile>> {
         let OpenedFile { stored, reader, storage, latency, .. } = file;
         let (ends_hash, head) = ends_hash(reader, stored.byte_len())?;
-        let detected = || self.framing.compression(stored.path(), &head);
-        let compression = self.compression.unwrap_or_else(detected);
+        let compression = match self.compression {
+            Some(compression) => compression,
+            None => self.framing.compression(stored.path(), &head)?,
+        };
         if compression == Compression::Zstd {
             return Err(Error::Corrupt {
                 path: stored.path().display().to_string(),

@@ -209,7 +209,7 @@ impl RecordStream {
         let mut file = FileBytes::open(storage, path)?;
         let mut head = [0; HEAD_LEN];
         let len = file.next(&mut head)?;
-        let compression = frames.compression(path, &head[..len]);
+        let compression = frames.compression(path, &head[..len])?;
         file.seek(0);
         Self::new(file.path().to_owned(), Source::File(file), compression, frames)
     }
@@ -226,7 +226,7 @@ impl RecordStream {
         let mut head = Vec::new();
         let read = (&mut input).take(HEAD_LEN as u64).read_to_end(&mut head);
         read.map_err(|error| Error::io(&path, "read", error))?;
-        let compression = frames.compression(&path, &head);
+        let compression = frames.compression(&path, &head)?;
         let whole = Box::new(io::Cursor::new(head).chain(input));
         Self::new(path, Source::Other(whole), compression, frames)
     }
