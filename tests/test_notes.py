@@ -388,7 +388,7 @@ def test_batch_of_unlike_elements_says_which_elements():
 
 
 def sequence(number):
-    return {"t": np.array(["a"]) if number == 6 else np.arange(5)}
+    return {"t": np.array(["a"]) if number == 7 else np.arange(5)}
 
 
 @pytest.mark.parametrize("name", ["fit", "concat"])
@@ -401,9 +401,9 @@ def test_packing_names_the_element_that_cannot_be_packed(name):
         options = {"length_struct": {"t": 10}}
         ds, line = experimental.ConcatThenSplitIterDataset(sequences, **options), here()
     _, notes = raised(lambda: list(ds))
-    assert notes[0].startswith("Element 6 of those that")
+    assert notes[0].startswith("Element 7 of those that")
     assert notes[1].startswith(
-        f"while computing an element of `{ds}` at {line}\n  from element 6 of `MapMapDataset("
+        f"while computing an element of `{ds}` at {line}\n  from element 7 of `MapMapDataset("
     )
 
 

@@ -26,11 +26,11 @@ from grainmill.array_record import ArrayRecordWriter
 
 with ArrayRecordWriter("numbers.array_record", "group_size:4") as writer:
     for n in range(100):
-        writer.write(n.to_bytes(2, "big"))
+        writer.write(b"%d" % n)
 source = grain.sources.ArrayRecordDataSource("numbers.array_record")
 
 def decode(record):
-    return {"x": np.full(300, int.from_bytes(record, "big"), np.int32)}
+    return {"x": np.full(300, int(record), np.int32)}
 
 records = grain.MapDataset.source(source).seed(3).shuffle().repeat(2).map(decode)
 plain = [b["x"][:, 0].tolist() for b in records.batch(10).to_iter_dataset(grain.ReadOptions(0, 0))]

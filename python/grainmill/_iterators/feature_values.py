@@ -67,15 +67,19 @@ class FeatureValues:
         """Returns the dtype that `batch` would give both.
 
         Raises:
-            ValueError: There is none.
+            ValueError: There is none, or one is of numbers and the other of text.
         """
         try:
-            return np.result_type(of_rows, of_values)
+            common = np.result_type(of_rows, of_values)
         except TypeError:
+            common = None
+        # NumPy would write numbers as text.
+        if common is None or (common.kind in "SU" and {of_rows.kind, of_values.kind} - {*"SU"}):
             raise ValueError(
                 f"values of the feature `{self._names[feature]}` have dtype {of_rows} in this "
                 f"batch, got {of_values}"
-            ) from None
+            )
+        return common
 
     def converted(self, array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """Returns `array` as a contiguous one of `dtype`."""
