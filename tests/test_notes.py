@@ -387,6 +387,54 @@ def test_batch_of_unlike_elements_says_which_elements():
     )
 
 
+class Forward(grain.IterDataset):
+    """Elements of an iterator that has no state, or has one."""
+
+    def __init__(self, has_state):
+        super().__init__()
+        self.has_state = has_state
+
+    def __iter__(self):
+        return ForwardIterator(self.has_state)
+
+
+class ForwardIterator(grain.DatasetIterator):
+    def __init__(self, has_state):
+        super().__init__()
+        self.has_state, self.at = has_state, 0
+
+    def __next__(self):
+        if self.at == 20:
+            raise StopIteration
+        self.at += 1
+        return np.zeros(2 + (self.at == 6), int) + self.at - 1
+
+    def get_state(self):
+        if not self.has_state:
+            raise NotImplementedError("a stream has no state")
+        return self.at
+
+    def set_state(self, state):
+        self.at = state
+
+
+@pytest.mark.parametrize("stage", ["batch", "map and batch"])
+def test_elements_that_a_failed_batch_loses_are_said_to_be_lost(stage):
+    for has_state in (False, True):
+        ds = Forward(has_state)
+        ds = (ds if stage == "batch" else ds.map(lambda x: x)).batch(4)
+        iterator = iter(ds)
+        assert next(iterator)[:, 0].tolist() == [0, 1, 2, 3]
+        _, notes = raised(lambda it=iterator: next(it))
+        is_lost = [note for note in notes if "are lost" in note]
+        assert bool(is_lost) is not has_state
+        if has_state:  # the same elements fail again
+            raised(lambda it=iterator: next(it))
+        else:
+            assert "a stream has no state" in str(is_lost) or "cannot be saved" in str(is_lost)
+            assert next(iterator)[:, 0].tolist() == [6, 7, 8, 9]  # 4 and 5 were taken
+
+
 def sequence(number):
     return {"t": np.array(["a"]) if number == 7 else np.arange(5)}
 

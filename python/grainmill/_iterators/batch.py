@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +99,7 @@ class BatchStage(Stage):
         return whole
 
     def _run_or_rewind(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls `function`; if it fails, rewinds to the start of the batch, if possible."""
+        """Calls `function`; if it fails, rewinds to the start of the batch, or says it cannot."""
         try:
             return function(*args)
         except Exception as failure:
@@ -111,10 +110,15 @@ class BatchStage(Stage):
                 node = self._node
                 note_stage(failure, node, lambda: after(taken), cursor.state, upstream=node)
             self._reset()
-            with contextlib.suppress(Exception):
-                if start is not None:
-                    after, taken = start
+            if start is not None:
+                after, taken = start
+                try:
                     self._cursor.restore(after(taken))
+                except Exception as unable:
+                    failure.add_note(
+                        "The elements of this batch are lost and the next one begins after them: "
+                        f"the iterator upstream cannot go back ({unable})."
+                    )
             raise
 
     def state(self) -> State:
