@@ -108,8 +108,15 @@ class BucketServer:
     def __exit__(self, *_):
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
-        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.run_until_complete(self._end_late_connections())
         self._loop.close()
+
+    async def _end_late_connections(self):
+        """A connection accepted in the last moment is served some turns of the loop later."""
+        await asyncio.sleep(0.01)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.sleep(0)
 
     async def start(self):
         server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, backlog=1024)
