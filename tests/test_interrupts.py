@@ -125,28 +125,33 @@ def test_nothing_is_lost_or_repeated_after_an_interrupt(name, num_before):
     assert at > 3
 
 
-def interrupt(_, frame):
-    """Raises, except while `__next__` returns the element: the caller may or may not get it."""
-    if frame.f_code.co_filename != __file__ and frame.f_code.co_name != "__next__":
-        raise KeyboardInterrupt
-
-
 def test_nothing_is_lost_where_a_signal_comes_while_a_thread_starts():
     dataset = experimental.ThreadPrefetchIterDataset(inline(0, 30), prefetch_buffer_size=4)
     expected = list(dataset)
-    before = signal.signal(signal.SIGALRM, interrupt)
     moments = random.Random(0)
     num_interrupts = 0
+    waiting = False
+
+    def interrupt(_, frame):
+        # A thread that is slow to take its turn may bring the signal after `next` has returned.
+        # While `__next__` returns the element, the caller may or may not get it.
+        if waiting and frame.f_code.co_filename != __file__ and frame.f_code.co_name != "__next__":
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
     try:
         for _ in range(100):
             iterator, found = iter(dataset), []
             try:
+                waiting = True
                 signal.setitimer(signal.ITIMER_REAL, moments.uniform(5e-5, 4e-4))
                 found.append(next(iterator))
-                signal.setitimer(signal.ITIMER_REAL, 0)
             except (KeyboardInterrupt, RuntimeError):
                 # CPython's own `Thread.start` may give an error of its locks for an interrupt.
                 num_interrupts += 1
+            finally:
+                waiting = False
+                signal.setitimer(signal.ITIMER_REAL, 0)
             found += iterator
             assert found == expected
             iterator.close()
