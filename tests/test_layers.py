@@ -27,6 +27,7 @@ FACE_LAYERS = [
         "_native",
         "_atomic_file",
         "_example",
+        "_interrupts",
         "_lazy_dataclass",
         "_memory",
         "_threads",

@@ -80,12 +80,35 @@ def start_thread(
     thread = threading.Thread(target=run_and_leave, name=name, daemon=True)
     _running[thread] = stop
     try:
-        thread.start()
+        _start(thread)
     except BaseException:
         stop()  # if this is an interrupt, the thread may have started
         _running.pop(thread, None)
         raise
     return thread
+
+
+def _start(thread: threading.Thread) -> None:
+    """`thread.start()`, where no signal handler runs: an exception there breaks `threading`."""
+    if threading.get_ident() != threading.main_thread().ident:
+        thread.start()
+        return
+    failures = []
+    started = _thread.allocate_lock()
+
+    def start() -> None:
+        try:
+            thread.start()
+        except BaseException as failure:
+            failures.append(failure)
+        finally:
+            started.release()
+
+    started.acquire()
+    _thread.start_new_thread(start, ())
+    started.acquire()
+    if failures:
+        raise failures[0]
 
 
 @atexit.register

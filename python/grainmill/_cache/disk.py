@@ -23,6 +23,7 @@ from grainmill._cache import files
 from grainmill._cache.encoding import decoded, encoded
 from grainmill._cache.fingerprint import Fingerprint
 from grainmill._cache.missing import MISSING
+from grainmill._interrupts import raise_interrupt
 from grainmill._native import GrainmillError, RecordFiles
 from grainmill._threads import at_fork
 from grainmill._workers.at_exit import call_at_exit
@@ -66,6 +67,7 @@ class StoredReads:
         try:
             self._records = self._reads.finish()
         except Exception as failure:
+            raise_interrupt(failure)
             self._records = failure
 
     def records(self) -> list[bytes]:
@@ -233,7 +235,8 @@ class DiskStore:
             if opened is None or not len(wanted):
                 return None
             return StoredReads(rows, opened.start(wanted, reads))
-        except Exception:
+        except Exception as failure:
+            raise_interrupt(failure)
             return None  # `read` finds the failing element
 
     def read(self, index: Indices, pending: StoredReads | None = None) -> Iterator[Any]:
@@ -256,7 +259,8 @@ class DiskStore:
                 records = iter(opened.read(wanted) if opened is not None and len(wanted) else ())
             else:
                 records = iter(pending.records())
-        except Exception:  # reading one by one finds the failing element
+        except Exception as failure:  # reading one by one finds the failing element
+            raise_interrupt(failure)
             assert opened is not None
             records = map(opened.read_one, wanted.tolist())
         for row in rows.tolist():

@@ -20,6 +20,7 @@ from grainmill import _atomic_file
 from grainmill._cache import files
 from grainmill._cache.encoding import decoded, encoded
 from grainmill._cache.fingerprint import Fingerprint
+from grainmill._interrupts import raise_interrupt
 from grainmill._memory import default_budget_bytes
 from grainmill._native import GrainmillError
 
@@ -229,7 +230,8 @@ class FinishedFiles:
             else:
                 records = self._files.read(np.arange(start, stop, dtype=np.int64))
             return list(map(decoded, records))
-        except Exception:
+        except Exception as failure:
+            raise_interrupt(failure)
             ahead.clear()
             if stop - start == 1:
                 raise

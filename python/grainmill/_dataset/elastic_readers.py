@@ -7,6 +7,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from grainmill._dataset.iterator import PlannedIterator, iterator_over
+from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.interleave import InterleaveStage
 from grainmill._iterators.saved import Saved, integer, refusal
 from grainmill._iterators.shard_states import EXHAUSTED, STATE, by_dataset, of_datasets
@@ -241,7 +242,8 @@ class ByUsersShards(_Reader):
         try:
             self._dataset.iterator.set_shard_states(own)
             after = self._dataset.iterator.get_state()
-        except Exception:
+        except Exception as failure:
+            raise_interrupt(failure)
             self.restore(before)
             raise
         iterator.set_state(after)

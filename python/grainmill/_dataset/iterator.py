@@ -15,6 +15,7 @@ from grainmill._dataset.statistics import report_on
 from grainmill._dataset.user_stats import STATS
 from grainmill._evaluate import tuning
 from grainmill._evaluate.fuse import SKIPPED
+from grainmill._interrupts import came_after_call, raise_interrupt, suppressed
 from grainmill._iterators.cursor import constant_state, copy_state
 from grainmill._iterators.metering import PullMeter
 from grainmill._iterators.stage import Block
@@ -272,7 +273,7 @@ class DatasetIterator(Savable, Iterator[T_co], Generic[T_co]):
             if cancel is not None:
                 cancel()
         if type(self).close is not DatasetIterator.close:  # it may end the wait
-            with contextlib.suppress(Exception), not_waiting():
+            with suppressed(), not_waiting():
                 self.close()
 
     def close(self) -> None:
@@ -297,9 +298,9 @@ class PlannedIterator(DatasetIterator[T_co]):
     what the holder waits for, and returns. A thread that releases the lock checks `_closed`, and
     closes the stages if it is set.
 
-    An interrupt (`KeyboardInterrupt`) may arrive at any line: ready elements and the resume point
-    before are replaced in one assignment, and stages interrupted while they change position
-    are restored before they are used again.
+    An interrupt may arrive at any line: ready elements and the resume point before are replaced in
+    one assignment, and stages interrupted while they change position are restored before they are
+    used again.
     """
 
     def __init__(
@@ -351,6 +352,10 @@ class PlannedIterator(DatasetIterator[T_co]):
                     return waiting.pop()
                 except IndexError:
                     pass  # another thread took it
+                except BaseException as failure:
+                    if came_after_call(failure):
+                        self._restore_popped()
+                    raise
             lock = self._lock
             if not lock.acquire(blocking=False):
                 lock = self._acquired()
@@ -390,6 +395,7 @@ class PlannedIterator(DatasetIterator[T_co]):
                     return
                 self._offset = at
         except Exception as failure:
+            raise_interrupt(failure)
             self._changing = False
             if self._closed:  # cancelling may raise any error
                 raise closed_error(self._closed_message()) from None
@@ -397,6 +403,14 @@ class PlannedIterator(DatasetIterator[T_co]):
                 self._block.note(failure, self._offset)
             drop_inner_frames(failure)
             raise
+
+    def _restore_popped(self) -> None:
+        """Makes the next call compute the element again that `pop` returned to an interrupt."""
+        with self._lock:
+            point = self._delivered_point()
+            if point is not None:
+                before = self._before if self._single else (point[0], point[1] - 1)
+                self._waiting, self._after, self._single, self._changing = [], before, False, True
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -490,7 +504,7 @@ class PlannedIterator(DatasetIterator[T_co]):
     def _record_position(self) -> None:
         """Records the position of the stages before it changes, unless it is known."""
         if self._after is None and not self._from_start:
-            with contextlib.suppress(Exception):  # a user's iterator may have no state
+            with suppressed():  # a user's iterator may have no state
                 self._after = (constant_state(self._stage.state()), 0)
 
     def _delivered_state(self) -> State | None:
@@ -567,8 +581,9 @@ class PlannedIterator(DatasetIterator[T_co]):
             self._changing = True
             try:
                 move()
-            except Exception:
-                with contextlib.suppress(Exception):
+            except Exception as failure:
+                raise_interrupt(failure)
+                with suppressed():
                     self._restore_stages()
                 raise
             self._from_start = False
@@ -588,7 +603,7 @@ class PlannedIterator(DatasetIterator[T_co]):
             self._stage.restore(state)
             self._from_start = False
         elif self._from_start and self._node is not None:
-            with contextlib.suppress(Exception):
+            with suppressed():
                 self._stage.close()
             self._stage = open_stage(self._node, self._recorder)
             self._meter = PullMeter(self._stage, self._recorder, self._activity.start)

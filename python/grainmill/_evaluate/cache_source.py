@@ -12,6 +12,7 @@ import numpy as np
 from grainmill._cache.missing import MISSING
 from grainmill._evaluate.element_sources import ElementSource
 from grainmill._evaluate.fuse import Evaluated
+from grainmill._interrupts import raise_interrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,11 +121,13 @@ class CacheSource(ElementSource["Indices"]):
         numbers, elements, failure = missing.tolist(), result.elements, result.failure
         try:
             self._store.put(numbers[: len(elements)], elements)
-        except Exception:  # one of them cannot be stored
+        except Exception as refused:  # one of them cannot be stored
+            raise_interrupt(refused)
             for at, element in enumerate(elements):
                 try:
                     self._store.put([numbers[at]], [element])
                 except Exception as refusal:
+                    raise_interrupt(refusal)
                     elements, failure = elements[:at], refusal
                     break
         failed = None if failure is None else (numbers[len(elements)], failure)
@@ -155,5 +158,6 @@ class CacheSource(ElementSource["Indices"]):
                         return Evaluated(elements, again.failure)
                     elements += again.elements
         except Exception as unreadable:
+            raise_interrupt(unreadable)
             return Evaluated(elements, unreadable)
         return Evaluated(elements, None)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from grainmill._evaluate.element_sources import ElementSource, Indices, one_by_one
 from grainmill._evaluate.fuse import Evaluated
+from grainmill._interrupts import raise_interrupt
 
 if TYPE_CHECKING:
     from grainmill._evaluate.element_sources import DatasetNumbers, FileSource
@@ -67,7 +68,7 @@ class ConvertedRecords(ElementSource[ConvertedRequest]):
         keys = index[: len(records)].tolist()
         try:
             return Evaluated(convert(records, keys), read.failure)
-        except Exception:
-            pass  # converting one by one finds the failing record
+        except Exception as failure:
+            raise_interrupt(failure)  # converting one by one finds the failing record
         result = one_by_one(lambda at: convert([records[at]], [keys[at]])[0], range(len(records)))
         return Evaluated(result.elements, result.failure or read.failure)

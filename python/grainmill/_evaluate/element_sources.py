@@ -14,6 +14,7 @@ from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import BatchBlock, batched, block_len
 from grainmill._evaluate.fuse import Evaluated, Step, stop_iteration_error
 from grainmill._evaluate.stack import shared_arena, stack
+from grainmill._interrupts import raise_interrupt
 from grainmill._native import fill_columns
 from grainmill._plan.notes import add_note, located
 
@@ -158,7 +159,8 @@ class FileSource(ElementSource[Indices]):
             return request, None
         try:
             return request, self.files.start(request, self._reads)
-        except Exception:
+        except Exception as failure:
+            raise_interrupt(failure)
             return request, None  # `finish` finds the failing record
 
     def wait(self, pending: tuple[Indices, PendingRead | None]) -> Evaluated | tuple[Indices, None]:
@@ -182,8 +184,8 @@ class FileSource(ElementSource[Indices]):
         """Reads the records, up to the first that cannot be read."""
         try:
             return Evaluated(self.files.read(index) if read is None else read.finish(), None)
-        except Exception:
-            pass  # reading one by one finds the failing record
+        except Exception as failure:
+            raise_interrupt(failure)  # reading one by one finds the failing record
         return one_by_one(self.files.read_one, index.tolist())
 
 
@@ -198,6 +200,7 @@ def one_by_one(read: Callable[[Any], Any], index: Iterable[Any]) -> Evaluated:
         failure.__cause__ = stop
         return Evaluated(elements, failure)
     except Exception as failure:
+        raise_interrupt(failure)
         return Evaluated(elements, failure)
     return Evaluated(elements, None)
 
@@ -251,8 +254,8 @@ class BlockObjectSource(ElementSource[Indices]):
                 f"for each of the {len(index)} indices it is given, got {found}; correct it, or "
                 "remove it so that `__getitem__` is called"
             )
-        except Exception:
-            pass  # reading one by one finds the failing element
+        except Exception as failure:
+            raise_interrupt(failure)  # reading one by one finds the failing element
         singly = one_by_one(self._source.__getitem__, index)
         if refusal is None or singly.failure is not None:
             return singly
@@ -273,7 +276,8 @@ class PrefetchedObjectSource(BlockObjectSource):
             return request, None
         try:
             return request, self._source._start_reads(request.tolist())  # noqa: SLF001
-        except Exception:
+        except Exception as failure:
+            raise_interrupt(failure)
             return request, None  # `finish` finds the failing element
 
     def wait(self, pending: tuple[Indices, Any]) -> tuple[Indices, Any]:
@@ -288,8 +292,8 @@ class PrefetchedObjectSource(BlockObjectSource):
         if reads is not None:
             try:
                 return Evaluated(self._source._finish_reads(reads), None)  # noqa: SLF001
-            except Exception:
-                pass  # reading one by one finds the failing element
+            except Exception as failure:
+                raise_interrupt(failure)  # reading one by one finds the failing element
         return super().finish(index)
 
     def read(self, request: Indices) -> Evaluated:
@@ -349,6 +353,7 @@ class BatchSource(ElementSource[Indices]):
                 else:
                     batches.append(self._pending_batch(batch))
             except Exception as failure:
+                raise_interrupt(failure)
                 return Evaluated(batches, failure)
         return Evaluated(batches, None)
 
@@ -465,6 +470,7 @@ class FlatMapSource(ElementSource[Indices]):
                 try:
                     outputs = self._split(element)
                 except Exception as failure:
+                    raise_interrupt(failure)
                     return Evaluated(elements, failure)
             elements.append(outputs[number] if number < len(outputs) else None)
         return Evaluated(elements, None)
@@ -554,7 +560,8 @@ class SelectSource(ElementSource[Indices]):
             selected = self._selected(request)
             for number, _, keys in selected.groups:
                 selected.reads.append(self._parents[number].start_reads_at(keys))
-        except Exception:
+        except Exception as failure:
+            raise_interrupt(failure)
             return request  # `finish` finds the failing element
         return selected
 

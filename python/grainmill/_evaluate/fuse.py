@@ -16,6 +16,7 @@ import time
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
+from grainmill._interrupts import raise_interrupt
 from grainmill._plan.tracebacks import first_users_code
 
 if TYPE_CHECKING:
@@ -169,12 +170,8 @@ def until_failure(elements: list[Any], failure: BaseException) -> Evaluated:
         error = stop_iteration_error(failure)
         error.__cause__ = failure
         return Evaluated(elements, error)
-    if (
-        not isinstance(failure, Exception)
-        and _raises_interrupts
-        and threading.current_thread() is threading.main_thread()
-    ):
-        raise failure  # an interrupt is not delayed until its element is delivered
+    if _raises_interrupts and threading.current_thread() is threading.main_thread():
+        raise_interrupt(failure)  # it is not delayed until its element is delivered
     return Evaluated(elements, failure)
 
 

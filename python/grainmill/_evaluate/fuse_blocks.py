@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import block_len, byte_len
 from grainmill._evaluate.fuse import Evaluated, Fused, block_call, loop_of, until_failure
+from grainmill._interrupts import raise_interrupt
 from grainmill._plan.node import defines
 
 if TYPE_CHECKING:
@@ -153,7 +154,8 @@ class BlockFused(Fused):
         started_s = time.perf_counter()
         try:
             written = write(elements, columns, at)
-        except Exception:
+        except Exception as failure:
+            raise_interrupt(failure)
             return False  # computing one by one finds the element that fails
         if timing is not None:
             elapsed_s = time.perf_counter() - started_s
@@ -247,8 +249,8 @@ class BlockFused(Fused):
             results = block_call(part.start)(self._functions, function, arguments, check)
         except _WrongLengthError as error:
             refusal = error.shown()
-        except Exception:
-            pass
+        except Exception as failure:
+            raise_interrupt(failure)
         except BaseException as failure:  # an interrupt
             return until_failure([], failure)
         else:

@@ -10,6 +10,7 @@ import numpy as np
 from grainmill._evaluate.element_sources import ElementSource, FileSource, merged, one_by_one
 from grainmill._evaluate.fuse import Evaluated
 from grainmill._evaluate.grouped_steps import read_step
+from grainmill._interrupts import raise_interrupt
 from grainmill._native import RecordFiles
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ class GroupedLazySources(GroupedSource):
         try:
             return self._sources[dataset]
         except Exception as failure:
+            raise_interrupt(failure)
             return _Unopened(failure)
 
 

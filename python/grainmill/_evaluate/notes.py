@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from grainmill._evaluate.fuse import passed_by
 from grainmill._evaluate.index_tree import INDEX_STAGES, joined
 from grainmill._evaluate.origins import OriginTree
+from grainmill._interrupts import suppressed
 from grainmill._native import Resolver
 from grainmill._plan import random_access as plan
 from grainmill._plan.node import random_access
@@ -37,7 +37,7 @@ def add_element_notes(failure: BaseException, node: Node, whole: Chain, position
         whole: The plan's chain.
         position: The position of the element.
     """
-    with contextlib.suppress(Exception):  # the failure matters more than its notes
+    with suppressed():  # the failure matters more than its notes
         path = list(_path(random_access(node), position))
         failed = path.index(_failed(failure, path, whole))
         stage, index = path[failed]
@@ -151,6 +151,6 @@ def _record(node: Node, position: int) -> list[str]:
     where = located(source)
     place_of = getattr(getattr(source, "source", None), "_record_location", None)
     if place_of is not None:
-        with contextlib.suppress(Exception):
+        with suppressed():
             where, record = place_of(record)
     return [f"from record {record} of {where}" + (f" (epoch {epoch})" if epoch else "")]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import block_len
+from grainmill._interrupts import raise_interrupt
 
 if TYPE_CHECKING:
     from grainmill._evaluate.program import Program
@@ -51,7 +52,8 @@ class ReadsBeyond:
                 return
             try:
                 started = program.start_beyond(self._until, count)
-            except Exception:
+            except Exception as failure:
+                raise_interrupt(failure)
                 return  # raised where the elements are read
             if started is None:
                 return

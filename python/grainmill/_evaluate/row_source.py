@@ -11,6 +11,7 @@ import numpy as np
 from grainmill._evaluate.element_sources import ElementSource, Indices, one_by_one
 from grainmill._evaluate.fuse import Evaluated
 from grainmill._evaluate.stack import SLOT_BYTES, shared_arena
+from grainmill._interrupts import raise_interrupt
 
 if TYPE_CHECKING:
     from grainmill._native import ParquetFiles, ReadQueue, RowsAhead
@@ -77,8 +78,8 @@ class RowSource(ElementSource[Indices]):
         index, _ = self.wait(pending)
         try:
             return Evaluated(self.files.read(index, self._reads), None)
-        except Exception:
-            pass  # reading one by one finds the failing row
+        except Exception as failure:
+            raise_interrupt(failure)  # reading one by one finds the failing row
         return one_by_one(lambda at: self.files.read_one(at, self._reads), index.tolist())
 
     def read(self, request: Indices) -> Evaluated:
@@ -91,7 +92,8 @@ class RowSource(ElementSource[Indices]):
             return None
         try:
             batch = self.files.read_batch(request, allocated, self._reads)
-        except Exception:
+        except Exception as failure:
+            raise_interrupt(failure)
             return None  # reading the elements finds the failing row
         # Rows that do not form a batch would be read twice.
         self._has_batches = batch is not None

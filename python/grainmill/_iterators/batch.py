@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grainmill._evaluate.stack import BatchBuilder, shared_arena
+from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.cursor import Cursor, ResumePoint, constant_state_at
 from grainmill._iterators.notes import note_part, note_stage
 from grainmill._iterators.read import ReadStage
@@ -55,6 +56,7 @@ class BatchStage(Stage):
             try:
                 whole = self._reader.pull_batches(self._size, limit)
             except Exception as failure:
+                raise_interrupt(failure)
                 note_part(failure, self._node, 0)
                 raise
             if whole is not None:
@@ -67,6 +69,7 @@ class BatchStage(Stage):
         try:
             self._fill()
         except Exception as failure:
+            raise_interrupt(failure)
             if self._start is not None:  # one element failed, not the whole batch
                 note_part(failure, self._node, len(self._pending))
             raise
@@ -103,6 +106,7 @@ class BatchStage(Stage):
         try:
             return function(*args)
         except Exception as failure:
+            raise_interrupt(failure)
             start = self._start
             if start is not None:
                 (after, taken), cursor = start, self._cursor
@@ -115,6 +119,7 @@ class BatchStage(Stage):
                 try:
                     self._cursor.restore(after(taken))
                 except Exception as unable:
+                    raise_interrupt(unable)
                     failure.add_note(
                         "The elements of this batch are lost and the next one begins after them: "
                         f"the iterator upstream cannot go back ({unable})."

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from grainmill import _native
+from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.cursor import Cursor
 from grainmill._iterators.feature_values import FeatureValues, rows_of
 from grainmill._iterators.notes import note_stage
@@ -111,6 +112,7 @@ class ConcatThenSplitStage(Stage):
         try:
             count, ended, limited = self._packer.push(elements, 0)
         except Exception as failure:
+            raise_interrupt(failure)
             failure.add_note(
                 f"Element {self._num_taken} of those that {self._node} took since it was created "
                 "or restored cannot be packed."

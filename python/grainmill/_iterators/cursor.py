@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from grainmill._evaluate.fuse import SKIPPED
+from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.stage import Block, Stage, State, StateAfter
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ def _raise_not_implemented(text: str, _: int) -> State:
 class _StartState:
     """The state of a stage before the first pull, read only when requested.
 
-    If another thread may request it while the stage is pulled from, it is saved before that.
+    If it is referenced when the stage is about to move, it is saved before that: an interrupt, or
+    another thread, may request it before the first block is there.
     """
 
     __slots__ = ("__weakref__", "_failure", "_stage", "_state_after")
@@ -106,19 +107,12 @@ class _StartState:
             try:
                 self._state_after = constant_state(self._stage.state())
             except Exception as failure:
+                raise_interrupt(failure)
                 self._failure = failure
 
 
 def _no_state(_: int) -> State:
     raise AssertionError("a block is being pulled")
-
-
-def _others_may_ask() -> bool:
-    """Whether a state may be requested while this thread pulls.
-
-    A consumer's thread holds the lock of its iterator meanwhile, a prefetching thread does not.
-    """
-    return threading.get_ident() != threading.main_thread().ident
 
 
 _NO_BLOCK: Final = Block([], _no_state)
@@ -178,7 +172,7 @@ class Cursor:
         """Moves to the next block; `False` at the end."""
         start = self._start
         self._block = _NO_BLOCK  # else a user's iterator would have to save the state before it
-        if start is not None and self.stage.moves_start and _others_may_ask():
+        if start is not None and self.stage.moves_start:
             held = weakref.ref(start)
             self._start = start = None
             start = held()

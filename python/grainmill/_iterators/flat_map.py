@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.cursor import END, Cursor, ResumePoint
 from grainmill._iterators.notes import note_stage
 from grainmill._iterators.saved import Saved
@@ -77,6 +78,7 @@ class FlatMapStage(Stage):
         try:
             outputs = self._split(self._element)
         except Exception as failure:
+            raise_interrupt(failure)
             after, taken = self._before
             note_stage(failure, self._node, lambda: after(taken), self._cursor.state)
             raise

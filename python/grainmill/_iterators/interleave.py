@@ -6,6 +6,7 @@ import copy
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.cursor import END, Cursor, ResumePoint, constant_state
 from grainmill._iterators.lazy_block import PULL_SIZE, lazy_block
 from grainmill._iterators.opening import ConcurrentOpener
@@ -124,7 +125,9 @@ class InterleaveStage(Stage):
             number = self._turn
             slot = slots[number]
             if slot.exhausted and self._next_dataset < self._num_datasets:
-                slots[number] = slot = self._replaced(slot)
+                ended, slot = slot, self._next_opened()
+                slots[number] = slot
+                ended.close()
                 self._check_open()
                 self._num_exhausted -= 1
             element = END
@@ -147,14 +150,13 @@ class InterleaveStage(Stage):
     def _at_end(self) -> bool:
         return self._next_dataset >= self._num_datasets and self._num_exhausted >= self._num_slots
 
-    def _replaced(self, slot: _OpenDataset) -> _OpenDataset:
+    def _next_opened(self) -> _OpenDataset:
         index = self._next_dataset
         cursor = Cursor(self._take_opened(index))
         saved = self._future.get(index)
         if saved is not None:
             cursor.restore(saved)
             self._future = {i: state for i, state in self._future.items() if i != index}
-        slot.close()
         self._next_dataset += 1
         self._skip_ended()
         self._opener.open_next(self._next_dataset)
@@ -179,6 +181,7 @@ class InterleaveStage(Stage):
         try:
             return self._opener.take(index)
         except Exception as failure:
+            raise_interrupt(failure)
             if self._node.added_at:
                 add_note(failure, [f"while opening dataset {index} of {located(self._node)}"])
             raise

@@ -7,6 +7,7 @@ import functools
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.cursor import END, Cursor, ResumePoint
 from grainmill._iterators.lazy_block import PULL_SIZE, lazy_block
 from grainmill._iterators.saved import Saved
@@ -101,6 +102,7 @@ class MixStage(Stage):
         try:
             return act(self._cursors[number])
         except Exception as failure:
+            raise_interrupt(failure)
             name = f" (`{self._names[number]}`)" if self._names is not None else ""
             note = f"Exception caught while processing dataset @ input_index={number}{name}"
             if note not in getattr(failure, "__notes__", ()):

@@ -7,10 +7,10 @@ worker.
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from grainmill._evaluate.notes import described
+from grainmill._interrupts import suppressed
 from grainmill._native import MixSchedule
 from grainmill._plan import sequential as plan
 from grainmill._plan.notes import add_note, located
@@ -41,7 +41,7 @@ def note_stage(
         after: Returns the state after these.
         upstream: The node of the stage that they come from; the parent of `node` if `None`.
     """
-    with contextlib.suppress(Exception):
+    with suppressed():
         note(failure, located(node), before, after, node.parent if upstream is None else upstream)
 
 
@@ -53,9 +53,9 @@ def note(
     upstream: Node,
 ) -> None:
     """As `note_stage`, for a stage without a node, which messages call `what`."""
-    with contextlib.suppress(Exception):  # an error in here must not hide the failure
+    with suppressed():  # an error in here must not hide the failure
         lines = [f"while computing an element of {what}"]
-        with contextlib.suppress(Exception):
+        with suppressed():
             if _is_plain(upstream):
                 for origin in _origins(upstream, before(), after())[:_MAX_SHOWN]:
                     if 0 <= origin.first <= origin.last:
@@ -65,7 +65,7 @@ def note(
 
 def note_part(failure: BaseException, node: Node, number: int) -> None:
     """Adds to `failure` that it concerns element `number` of a batch of `node`."""
-    with contextlib.suppress(Exception):
+    with suppressed():
         add_note(failure, [f"which is element {number} of a batch of {located(node)}"])
 
 

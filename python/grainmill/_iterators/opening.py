@@ -7,6 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from grainmill._interrupts import raise_interrupt
 from grainmill._plan.closing import closed_error
 from grainmill._threads import start_thread
 
@@ -118,8 +119,8 @@ class _Opening:
     def run(self) -> None:
         """Opens it and starts its prefetching; interrupts are raised."""
         self._run()
-        if self._failure is not None and not isinstance(self._failure, Exception):
-            raise self._failure
+        if self._failure is not None:
+            raise_interrupt(self._failure)
 
     def _run(self) -> None:
         try:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.cursor import END, Cursor, ResumePoint
 from grainmill._iterators.notes import note_stage
 from grainmill._iterators.saved import Saved
@@ -107,6 +108,7 @@ class RebatchStage(Stage):
         try:
             leaves, structure, count = self._parts(batch)
         except Exception as failure:
+            raise_interrupt(failure)
             note_stage(failure, self._node, lambda: before[0](before[1]), self._cursor.state)
             raise
         if self._skip > count:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from grainmill._interrupts import suppressed
 from grainmill._iterators.cursor import constant_state, constant_state_at
 from grainmill._iterators.pipeline_job import (
     BLOCK_LEN,
@@ -251,7 +251,7 @@ class RemoteShard(Stage):
         self._state_after = constant_state(state)
 
     def _is_at(self, state: State) -> bool:
-        with contextlib.suppress(Exception):  # objects in a user's state may not be comparable
+        with suppressed():  # objects in a user's state may not be comparable
             return self._state_after is not None and bool(self._state_after(0) == state)
         return False
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias, TypeVar
 
 from grainmill._evaluate.fuse import SKIPPED, Evaluated, evaluated, passed_by
+from grainmill._interrupts import suppressed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -100,7 +100,7 @@ class Block:
     def note(self, failure: BaseException, at: int) -> None:
         """Adds the origin of the element at `at` to `failure`, which computing it raised."""
         if self.finisher is not None:
-            with contextlib.suppress(Exception):
+            with suppressed():
                 self.finisher.note(failure, at, passed_by(failure))
 
     def finished(self, start: int, count: int) -> Evaluated:

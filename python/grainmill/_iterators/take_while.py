@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.cursor import Cursor, ResumePoint
 from grainmill._iterators.notes import note_stage
 from grainmill._iterators.saved import Saved
@@ -39,6 +40,7 @@ class TakeWhileStage(Stage):
                 element = self._cursor.peek(1)
                 keep = bool(element) and self._predicate(element[0])
             except Exception as failure:
+                raise_interrupt(failure)
                 if not elements:
                     if element:
                         cursor = self._cursor

@@ -134,8 +134,7 @@ class ThreadPrefetchStage(Stage):
         """Waits for the thread to end, and drops the prefetched elements."""
         if self._queue is not None:
             self._queue.stop()
-            while self._queue.thread.is_alive():
-                self._queue.thread.join(_JOIN_TIMEOUT_S)
+            while not self._queue.wait_done(_JOIN_TIMEOUT_S):
                 self._check_open()
             self._queue = None
 
@@ -281,6 +280,8 @@ class PrefetchQueue:
         self._space_freed = _Signal()
         self._thread_name = thread_name
         self._done = False  # whether the thread no longer uses the cursor
+        self._not_done = threading.Lock()  # held until then
+        self._not_done.acquire()
         self._on_done: Callable[[], None] | None = None
 
     def measure(self, node: Node | None, recorder: Recorder | None) -> None:
@@ -319,9 +320,19 @@ class PrefetchQueue:
         finally:
             with self._lock:
                 self._done = True
+            self._not_done.release()
             if self._on_done is not None:
                 with contextlib.suppress(Exception):  # there is no caller to report to
                     self._on_done()
+
+    def wait_done(self, timeout_s: float) -> bool:
+        """Waits for at most `timeout_s`; returns whether the thread no longer uses the cursor.
+
+        Before Python 3.13, a thread seems to have ended once an interrupt has ended a `join` of it.
+        """
+        if not self._done:
+            self._not_done.acquire(timeout=timeout_s)
+        return self._done
 
     def call_when_done(self, close: Callable[[], None]) -> bool:
         """Whether the thread no longer uses the cursor; otherwise it calls `close` at its end."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from grainmill._evaluate import tuning
+from grainmill._interrupts import raise_interrupt, suppressed
 from grainmill._iterators.cursor import END, constant_state_at, copy_state
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.notes import add_note, located
@@ -60,6 +60,7 @@ class UserDefinedStage(Stage):
         try:
             element = next(self._iterator, END)
         except Exception as failure:
+            raise_interrupt(failure)
             if self._node is not None and _is_users(self._node):
                 add_note(failure, [f"while computing an element of {located(self._node)}"])
             raise
@@ -111,7 +112,7 @@ class UserDefinedStage(Stage):
     def cancel(self) -> None:
         """See `Stage.cancel`; a user's iterator without such a method is closed."""
         cancel = getattr(self._iterator, "_cancel_waiting", self.close)
-        with contextlib.suppress(Exception), not_waiting():  # it may be closed later
+        with suppressed(), not_waiting():  # it may be closed later
             cancel()
 
     def close(self) -> None:
@@ -151,6 +152,7 @@ class _ElementState:
             try:
                 state = copy_state(self._iterator.get_state())  # type: ignore[attr-defined]
             except Exception as failure:
+                raise_interrupt(failure)
                 state = failure
             if self._state is None:
                 self._state = state

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import logging
@@ -17,6 +16,7 @@ from grainmill._dataset.element_types import In, Out
 from grainmill._dataset.iter_dataset import IterDataset
 from grainmill._dataset.iterator import DatasetIterator
 from grainmill._evaluate.stack import shared_arena, stack
+from grainmill._interrupts import raise_interrupt, suppressed
 from grainmill._iterators.feature_values import FeatureValues, rows_of
 from grainmill._iterators.notes import note
 from grainmill._loader.record import Record, RecordMetadata
@@ -78,9 +78,10 @@ class _OperatedIterator(DatasetIterator[Any]):
         except StopIteration:
             raise
         except Exception as failure:
+            raise_interrupt(failure)
             parent: Any = self._parent
             what = f"`{transform_name(self._operation)}` in a `DataLoader`"
-            with contextlib.suppress(Exception):
+            with suppressed():
                 if parent.get_state() != state:  # otherwise upstream has failed
                     note(failure, what, lambda: state, parent.get_state, parent._node)  # noqa: SLF001
             # A generator that has raised is exhausted; a new one continues at its position.
@@ -136,6 +137,7 @@ class MapOperation(Generic[In, Out]):
             try:
                 data = self.map_function(record.data)
             except Exception as error:
+                raise_interrupt(error)
                 raise ValueError(
                     "PyGrain encountered an error when calling map function."
                 ) from error
@@ -161,6 +163,7 @@ class RandomMapOperation(Generic[In, Out]):
             try:
                 data = self.random_map_function(record.data, rng)
             except Exception as error:
+                raise_interrupt(error)
                 raise ValueError(
                     "PyGrain encountered an error when calling random map function."
                 ) from error
@@ -184,6 +187,7 @@ class FilterOperation(Generic[In]):
             try:
                 passes = self.condition_function(record.data)
             except Exception as error:
+                raise_interrupt(error)
                 raise ValueError(
                     "PyGrain encountered an error when calling condition function."
                 ) from error

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from typing import TYPE_CHECKING, Any, Final
+
+from grainmill._interrupts import suppressed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +21,7 @@ def add_note(failure: BaseException, lines: Sequence[str]) -> None:
     It replaces a note on another element of the same stage, as the same exception object may be
     raised again.
     """
-    with contextlib.suppress(Exception):
+    with suppressed():
         first = _without_number(lines[0])
         notes = [note for note in notes_of(failure) if _without_number(note) != first]
         notes.append("\n  ".join(lines))

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use grainmill_core::Error;
 use pyo3::PyErr;
 use pyo3::exceptions::{
-    PyFileExistsError, PyFileNotFoundError, PyIndexError, PyMemoryError, PyOSError,
+    PyException, PyFileExistsError, PyFileNotFoundError, PyIndexError, PyMemoryError, PyOSError,
     PyPermissionError, PyValueError,
 };
 use pyo3::prelude::*;
@@ -47,6 +47,16 @@ impl From<Raised> for PyErr {
             _ => GrainmillError::new_err(message),
         }
     }
+}
+
+/// Whether a signal handler raised `error`, so that it says nothing about what was being computed.
+pub(crate) fn is_interrupt(py: Python<'_>, error: &PyErr) -> bool {
+    let ask = || {
+        py.import("grainmill._interrupts")?
+            .call_method1("is_interrupt", (error.clone_ref(py).into_value(py),))
+    };
+    !error.is_instance_of::<PyException>(py)
+        || ask().is_ok_and(|answer| answer.is_truthy().unwrap_or(false))
 }
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -9,6 +9,7 @@ use pyo3::types::{PyList, PyTuple, PyType};
 use crate::array::RowBytes;
 use crate::batch::copy_list;
 use crate::call::call;
+use crate::error::is_interrupt;
 use crate::records::{PyRecordFiles, positions};
 
 /// Reads the records at `indices`, `part_len` at a time, calls `make` to turn each list of records
@@ -171,7 +172,11 @@ impl<'py> FilledColumn<'py> {
         }
         let values: PyResult<Vec<_>> =
             elements.iter().map(|element| element.get_item(&self.key)).collect();
-        values.ok().map(|values| PyList::new(elements.py(), values)).transpose()
+        match values {
+            Ok(values) => PyList::new(elements.py(), values).map(Some),
+            Err(error) if is_interrupt(elements.py(), &error) => Err(error),
+            Err(_) => Ok(None),
+        }
     }
 }
 

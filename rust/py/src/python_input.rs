@@ -4,12 +4,12 @@ use std::io::{self, BufReader, Read};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use grainmill_core::Error;
-use pyo3::exceptions::{PyException, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::call::call;
-use crate::error::Raised;
+use crate::error::{Raised, is_interrupt};
 
 /// How many bytes are asked for at once.
 const READ_LEN: usize = 1 << 20;
@@ -42,7 +42,7 @@ impl RaisedByFunction {
     /// it: nobody may read further, where other exceptions are raised.
     pub(crate) fn raise_interruption(&self, py: Python<'_>) -> PyResult<()> {
         let mut raised = self.lock();
-        match raised.take_if(|raised| !raised.is_instance_of::<PyException>(py)) {
+        match raised.take_if(|raised| is_interrupt(py, raised)) {
             Some(interruption) => Err(interruption),
             None => Ok(()),
         }

@@ -6,7 +6,7 @@ use grainmill_core::pack::{BinShape, Bins, Fit, Placement};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
-use crate::error::Raised;
+use crate::error::{Raised, is_interrupt};
 use crate::pack::locked;
 use crate::pack::rows::{Array, Features, Rows};
 
@@ -69,7 +69,9 @@ impl BinPacker {
             match self.add(&mut batch, &element, &mut arrays, &mut lengths) {
                 Ok(true) => num_packed += 1,
                 Ok(false) => break,
-                Err(failure) if num_packed == 0 => return Err(failure),
+                Err(failure) if num_packed == 0 || is_interrupt(elements.py(), &failure) => {
+                    return Err(failure);
+                }
                 Err(_) => return Ok((num_packed, false)),
             }
         }

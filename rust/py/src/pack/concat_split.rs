@@ -6,7 +6,7 @@ use grainmill_core::pack::{FeatureSlice, Limits, Placement, RowFill, Taken};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
-use crate::error::Raised;
+use crate::error::{Raised, is_interrupt};
 use crate::pack::locked;
 use crate::pack::rows::{Array, Features, Rows};
 
@@ -75,7 +75,9 @@ impl RowPacker {
                     });
                     return Ok((num_packed, true, limited));
                 }
-                Err(failure) if num_packed == 0 => return Err(failure),
+                Err(failure) if num_packed == 0 || is_interrupt(elements.py(), &failure) => {
+                    return Err(failure);
+                }
                 Err(_) => return Ok((num_packed, false, None)),
             }
         }

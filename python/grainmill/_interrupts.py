@@ -1,0 +1,99 @@
+"""Which exceptions are interrupts: raised by a signal handler, not by what was being computed.
+
+An interrupt may occur between any two instructions, so it says nothing about the element in flight,
+and what it interrupts may be half done: it is neither delayed nor suppressed, no stage is named in
+a note on it, and stages return to the last element delivered before they are used again.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+from opcode import opname
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from types import CodeType, FrameType, TracebackType
+
+
+_HAS_VARARGS: Final = 0x04  # `inspect.CO_VARARGS`
+
+
+def is_interrupt(failure: BaseException) -> bool:
+    """Whether `failure` is no `Exception`, or was raised by a signal handler (or by a tracer).
+
+    The interpreter passes the frame that it interrupts to those, as no other caller does.
+    """
+    if not isinstance(failure, Exception):
+        return True
+    handlers = _handlers()
+    traceback = failure.__traceback__
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if frame.f_code in handlers or _takes_interrupted_frame(frame):
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _handlers() -> set[CodeType]:
+    """The code of the signal handlers, which may assign another value to their argument."""
+    codes = set()
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        while isinstance(handler, functools.partial):
+            handler = handler.func
+        if not hasattr(handler, "__code__") and callable(handler):
+            handler = handler.__call__
+        code = getattr(getattr(handler, "__func__", handler), "__code__", None)
+        if code is not None:
+            codes.add(code)
+    return codes
+
+
+def _takes_interrupted_frame(frame: FrameType) -> bool:
+    """Whether an argument of the function that `frame` runs is the frame that called it."""
+    caller, code = frame.f_back, frame.f_code
+    takes_any = bool(code.co_flags & _HAS_VARARGS)
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + takes_any]
+    if caller is None or not names:
+        return False
+    variables = frame.f_locals
+    passed: list[Any] = [variables.get(name) for name in names]
+    if type(variables) is dict:  # a copy, which would keep elements alive
+        variables.clear()
+    if takes_any and isinstance(passed[-1], tuple):
+        passed.extend(passed.pop())
+    return any(argument is caller for argument in passed)
+
+
+class suppressed:  # noqa: N801 - used as `contextlib.suppress` is
+    """`contextlib.suppress(Exception)` that lets interrupts pass."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        return failure is not None and not is_interrupt(failure)
+
+
+def raise_interrupt(failure: BaseException) -> None:
+    """Raises `failure` again if it is an interrupt; for handlers that go on with something else."""
+    if is_interrupt(failure):
+        raise failure
+
+
+def came_after_call(failure: BaseException) -> bool:
+    """Whether the interrupt `failure`, just caught, came after the call that it replaces returned.
+
+    The interpreter runs signal handlers when a call has returned, before it uses the result.
+    """
+    traceback = failure.__traceback__
+    if traceback is None:
+        return False
+    return opname[traceback.tb_frame.f_code.co_code[traceback.tb_lasti]].startswith("CALL")
