@@ -223,13 +223,6 @@ MESSAGES = [
         "If specified, `max_sequences_per_bin` must be a positive integer, but got 0.",
     ),
     (
-        "pack_nested_feature",
-        lambda: list(first_fit(iter_tokens(fixed_dict), length_struct={"a": 4, "b": {"c": 4}})),
-        ValueError,
-        "Failed to extract segment ids for 'b', which has type <class 'dict'> rather than "
-        "np.ndarray. Perhaps it should be marked as a meta feature?",
-    ),
-    (
         "first_fit_too_long",
         lambda: list(first_fit(iter_tokens(), length_struct={"tokens": 2})),
         ValueError,

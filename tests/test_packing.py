@@ -293,6 +293,10 @@ def test_elements_of_wrong_structure_are_refused(element, failure, message):
         ({"max_sequences_per_bin": 0}, "must be a positive integer, but got 0."),
         ({"num_packing_bins": 0}, "`num_packing_bins` must be at least 1, got 0"),
         ({"length_struct": {}}, "at least one feature"),
+        (
+            {"length_struct": {"t": {"x": 4}}, "shuffle_bins_group_by_feature": "t"},
+            "not a nested one",
+        ),
         ({"padding_struct": {"u": 1}}, "must have the structure of `length_struct`"),
         ({"pack_alignment_struct": {"t": 0}}, "must be at least 1, got 0"),
     ],
@@ -426,6 +430,21 @@ def test_nested_meta_features_keep_their_structure():
     (row,) = drain(packed(elements, **options))
     assert list(row) == ["t", "z", "z_positions", "z_segment_ids"]
     assert row["t"]["x"].tolist() == [1, 2, 3, 0]
+
+
+@pytest.mark.parametrize("best_fit", [False, True])
+def test_nested_features_are_packed_as_flat_ones(best_fit):
+    draw = np.random.default_rng(5)
+    flat = [{k: np.arange(draw.integers(7)) for k in ("x", "y", "z")} for _ in range(50)]
+    nested = [{"a": {"x": e["x"], "b": {"y": e["y"]}}, "z": e["z"]} for e in flat]
+    options = {"num_packing_bins": 3, "seed": 2, "best_fit": best_fit}
+    rows = drain(packed(nested, length_struct={"a": {"x": 9, "b": {"y": 8}}, "z": 10}, **options))
+    expected = drain(packed(flat, length_struct={"x": 9, "y": 8, "z": 10}, **options))
+    for kind in ("", "_segment_ids", "_positions"):
+        for row, of_flat in zip(rows, expected, strict=True):
+            np.testing.assert_array_equal(row[f"a{kind}"]["x"], of_flat[f"x{kind}"])
+            np.testing.assert_array_equal(row[f"a{kind}"]["b"]["y"], of_flat[f"y{kind}"])
+            np.testing.assert_array_equal(row[f"z{kind}"], of_flat[f"z{kind}"])
 
 
 def test_rows_are_writable_and_stay_as_they_were():

@@ -321,6 +321,16 @@ def packed_dtypes():
     assert [rows(g) for g in (real, grain)] == [[1, 4464, 0], [1, 70_000, 0]]
 
 
+def packed_nested_features():
+    def row(g):
+        ds = g.MapDataset.source([{"a": {"t": np.array([1, 2])}}]).to_iter_dataset()
+        pack = g.experimental.FirstFitPackIterDataset
+        return next(iter(pack(ds, length_struct={"a": {"t": 3}}, num_packing_bins=1)))
+
+    assert "Failed to extract segment ids" in str(error_of(lambda: row(real)))
+    assert row(grain)["a_segment_ids"]["t"].tolist() == [1, 1, 0]
+
+
 def packed_padding():
     def rows(g):
         ds = g.MapDataset.source([{"t": np.array([1], np.uint16)}]).to_iter_dataset()
@@ -380,6 +390,7 @@ CHECKS = {
         "states_after_dropped_elements": states_after_dropped_elements,
         "failed_reads": failed_reads,
         "packed_dtypes": packed_dtypes,
+        "packed_nested_features": packed_nested_features,
         "packed_padding": packed_padding,
         "bytes_that_end_in_zeros": bytes_that_end_in_zeros,
         "shared_memory_batches": shared_memory_batches,

@@ -564,12 +564,12 @@ class _FitPackIterDataset(PlannedIterDataset[dict[str, NDArray[Any]]]):
 class FirstFitPackIterDataset(_FitPackIterDataset):
     """Packs sequences into rows of fixed length, each into the first row where it fits.
 
-    An element is a flat dict of arrays of shape `(n, ...)`, of which the first axis is packed; a
-    number counts as an array of length 1. A row is a dict with sorted keys. It has each feature `f`
-    of `length_struct` with shape `(length_struct[f], ...)` and the dtype of the elements, and
+    An element is a dict of arrays of shape `(n, ...)`, of which the first axis is packed; a number
+    counts as an array of length 1. A row is a dict with sorted keys. It has each feature `f` of
+    `length_struct` with shape `(length_struct[f], ...)` and the dtype of the elements, and
     with it `f_segment_ids` (int32, from 1 in the order of the sequences; 0 is padding) and
-    `f_positions` (int32, from 0 in each sequence), both of shape `(length_struct[f],)`. Other
-    features are dropped.
+    `f_positions` (int32, from 0 in each sequence), both of shape `(length_struct[f],)`. If a
+    feature is itself a dict, so are these, with the same keys. Other features are dropped.
 
     A sequence is placed, whole, into the first of `num_packing_bins` rows where all its features
     fit. If it fits into none, all rows are delivered, and the sequence starts the next ones.
@@ -598,8 +598,8 @@ class FirstFitPackIterDataset(_FitPackIterDataset):
 
     Raises:
         ValueError: A number is out of range, a struct is not a dict of numbers, `length_struct` is
-            empty, a nested feature is not among `meta_features`, or the structure of another struct
-            differs from that of `length_struct`. When read: a sequence is longer than its row.
+            empty, or the structure of another struct differs from that of `length_struct`. When
+            read: a sequence is longer than its row.
         KeyError: When read: an element lacks a feature.
         TypeError: `num_packing_bins`, `seed` or `max_sequences_per_bin` is not an integer.
 
@@ -621,12 +621,12 @@ class FirstFitPackIterDataset(_FitPackIterDataset):
 class BestFitPackIterDataset(_FitPackIterDataset):
     """Packs sequences into rows of fixed length, each into the fullest row where it fits.
 
-    An element is a flat dict of arrays of shape `(n, ...)`, of which the first axis is packed; a
-    number counts as an array of length 1. A row is a dict with sorted keys. It has each feature `f`
-    of `length_struct` with shape `(length_struct[f], ...)` and the dtype of the elements, and
+    An element is a dict of arrays of shape `(n, ...)`, of which the first axis is packed; a number
+    counts as an array of length 1. A row is a dict with sorted keys. It has each feature `f` of
+    `length_struct` with shape `(length_struct[f], ...)` and the dtype of the elements, and
     with it `f_segment_ids` (int32, from 1 in the order of the sequences; 0 is padding) and
-    `f_positions` (int32, from 0 in each sequence), both of shape `(length_struct[f],)`. Other
-    features are dropped.
+    `f_positions` (int32, from 0 in each sequence), both of shape `(length_struct[f],)`. If a
+    feature is itself a dict, so are these, with the same keys. Other features are dropped.
 
     A sequence is placed, whole, into the fullest of `num_packing_bins` rows where all its features
     fit: the one with the most used space, summed over features, and the first among equals. If it
@@ -656,8 +656,8 @@ class BestFitPackIterDataset(_FitPackIterDataset):
 
     Raises:
         ValueError: A number is out of range, a struct is not a dict of numbers, `length_struct` is
-            empty, a nested feature is not among `meta_features`, or the structure of another struct
-            differs from that of `length_struct`. When read: a sequence is longer than its row.
+            empty, or the structure of another struct differs from that of `length_struct`. When
+            read: a sequence is longer than its row.
         KeyError: When read: an element lacks a feature.
         TypeError: `num_packing_bins`, `seed` or `max_sequences_per_bin` is not an integer.
 

@@ -201,13 +201,15 @@ class _Features:
                 column, self._node.num_packing_bins, num_rows, length
             )
             key, *inner = path
-            if inner:
-                _nest(values_by_key.setdefault(key, [{} for _ in range(num_rows)]), inner, values)
-                continue
-            values_by_key[key] = values
+            parts = {key: values}
             if segment_ids is not None:
-                values_by_key[f"{key}_segment_ids"] = segment_ids
-                values_by_key[f"{key}_positions"] = positions
+                parts |= {f"{key}_segment_ids": segment_ids, f"{key}_positions": positions}
+            for name, part in parts.items():
+                if inner:
+                    rows = values_by_key.setdefault(name, [{} for _ in range(num_rows)])
+                    _nest(rows, inner, part)
+                else:
+                    values_by_key[name] = part
         return {key: values_by_key[key] for key in sorted(values_by_key)}
 
 

@@ -623,12 +623,6 @@ class FitPack(Node):
         lengths = dict(leaves(length_struct, "length_struct"))
         if not lengths:
             raise ValueError("`length_struct` must name at least one feature, got {}")
-        for name, inner in length_struct.items():
-            if isinstance(inner, Mapping) and name not in meta_features:
-                raise ValueError(
-                    f"Failed to extract segment ids for '{name}', which has type {type(inner)} "
-                    "rather than np.ndarray. Perhaps it should be marked as a meta feature?"
-                )
         for path, length in lengths.items():
             _check_at_least(length, 0, f"`length_struct` of `{'/'.join(map(str, path))}`")
         for name, struct in (
@@ -644,10 +638,11 @@ class FitPack(Node):
             _check_at_least(
                 alignment, 1, f"`pack_alignment_struct` of `{'/'.join(map(str, path))}`"
             )
-        if shuffle_bins_group_by_feature not in {None, *length_struct, *meta_features}:
+        flat = [name for name, inner in length_struct.items() if not isinstance(inner, Mapping)]
+        if shuffle_bins_group_by_feature not in {None, *flat, *meta_features}:
             raise ValueError(
-                "`shuffle_bins_group_by_feature` must be a feature of `length_struct` or of "
-                f"`meta_features`, {[*length_struct, *meta_features]}, got "
+                "`shuffle_bins_group_by_feature` must be a feature of `length_struct`, not a nested "
+                f"one, or of `meta_features`, {[*flat, *meta_features]}, got "
                 f"{shuffle_bins_group_by_feature!r}"
             )
         return cls(
