@@ -186,6 +186,26 @@ def test_it_cannot_be_split_among_threads():
         list(experimental.multithread_prefetch(elastic(MapDataset.range(8), 2, 0, 1), 2, 1))
 
 
+@pytest.mark.parametrize("by_index", [True, False])
+@pytest.mark.parametrize("restored", [True, False])
+def test_closing_an_iterator_derived_from_it_keeps_it_open(by_index, restored):
+    parts = [grain.MapDataset.range(10 * k, 10 * k + 4) for k in range(3)]
+    if by_index:
+        dataset = grain.MapDataset.concatenate(parts)
+    else:
+        parts = [part.to_iter_dataset(INLINE) for part in parts]
+        dataset = experimental.InterleaveIterDataset(parts, cycle_length=2)
+    expected = all_of(dataset, 2, 0, 1)
+    iterator = elastic(dataset, 2, 0, 1)
+    found = []
+    while len(found) < len(expected):
+        with iter(iterator.map(lambda x: x)) as derived:
+            found.append(plain(next(derived)))
+        if restored:
+            iterator.set_state(iterator.get_state())
+    assert found == expected
+
+
 def test_close_ends_it():
     iterator = elastic(MapDataset.range(100), 2, 0, 1)
     next(iterator)

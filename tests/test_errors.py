@@ -7,7 +7,7 @@ import traceback
 
 import numpy as np
 import pytest
-from pipelines import add_one, fixed_dict, is_even, tokens, tokens2
+from pipelines import add_one, is_even, tokens, tokens2
 from under_test import INLINE, NAME, experimental, grain
 
 from grainmill.array_record import ArrayRecordWriter

@@ -286,7 +286,14 @@ class ElasticIterator(DatasetIterator[T_co], IterDataset[T_co]):
             raise closed_error(f"Trying to advance a closed iterator: '{self}'.")
 
     def _cancel_waiting(self) -> None:
-        self.close()
+        self._release()
+
+    def _release(self) -> None:
+        """Closes what computes the elements; the next use opens it again, at its position.
+
+        For iterators over datasets that were derived from this one.
+        """
+        self._reader.close()
 
     def close(self) -> None:
         """Releases threads, worker processes and memory; safe to call again."""

@@ -35,9 +35,18 @@ class _Reader:
 
     def iterator(self) -> PlannedIterator[Any]:
         """The iterator over this process's elements, opened where the state says."""
-        if self._iterator is None:
-            self._iterator = self._opened()
-        return self._iterator
+        last = self._iterator
+        if last is None:
+            self._iterator = last = self._opened()
+        elif last._closed:  # noqa: SLF001 - by an iterator over a dataset derived from this one
+            self._iterator = last = self._opened_after(last)
+        return last
+
+    def _opened_after(self, closed: PlannedIterator[Any]) -> PlannedIterator[Any]:
+        """An iterator that continues where `closed` was."""
+        iterator = self._opened()
+        iterator.set_state(closed.get_state())
+        return iterator
 
     def _opened(self) -> PlannedIterator[Any]:
         raise NotImplementedError
@@ -79,6 +88,9 @@ class ByIndex(_Reader):
             dataset = dataset.mp_prefetch(self._multiprocessing_options)
         iterator: PlannedIterator[Any] = iter(dataset)
         return iterator
+
+    def _opened_after(self, _: PlannedIterator[Any]) -> PlannedIterator[Any]:
+        return self._opened()
 
     def count_step(self) -> None:
         self._next_index += self._size

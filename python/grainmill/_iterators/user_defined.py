@@ -117,7 +117,7 @@ class UserDefinedStage(Stage):
 
     def close(self) -> None:
         """See `Stage.close`."""
-        close = getattr(self._iterator, "close", None)
+        close = getattr(self._iterator, "_release", getattr(self._iterator, "close", None))
         if close is not None and not self._closed:
             close()
             self._closed = True

@@ -641,8 +641,8 @@ class FitPack(Node):
         flat = [name for name, inner in length_struct.items() if not isinstance(inner, Mapping)]
         if shuffle_bins_group_by_feature not in {None, *flat, *meta_features}:
             raise ValueError(
-                "`shuffle_bins_group_by_feature` must be a feature of `length_struct`, not a nested "
-                f"one, or of `meta_features`, {[*flat, *meta_features]}, got "
+                "`shuffle_bins_group_by_feature` must be a feature of `length_struct`, not a "
+                f"nested one, or of `meta_features`, {[*flat, *meta_features]}, got "
                 f"{shuffle_bins_group_by_feature!r}"
             )
         return cls(
