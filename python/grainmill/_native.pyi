@@ -97,7 +97,7 @@ class MixSchedule:
 class Resolver:
     def __new__(cls, tree: tuple[Any, ...]) -> Self: ...
     def resolve(
-        self, index: NDArray[np.int64]
+        self, index: NDArray[np.int64] | NDArray[np.object_]
     ) -> dict[
         int, tuple[NDArray[np.int64] | None, NDArray[np.int64], NDArray[np.uint32] | None]
     ]: ...

@@ -134,8 +134,13 @@ impl PyResolver {
     fn resolve<'py>(
         &self,
         py: Python<'py>,
-        index: PyReadonlyArray1<'py, i64>,
+        index: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyDict>> {
+        let Ok(index) = index.extract::<PyReadonlyArray1<'py, i64>>() else {
+            let index: Vec<i128> =
+                index.try_iter()?.map(|at| at?.extract()).collect::<PyResult<_>>()?;
+            return self.columns(py, index.len(), |resolver| resolver.resolve_wide(&index));
+        };
         let index = index.as_array();
         if let Some(index) = index.as_slice() {
             return self.columns(py, index.len(), |resolver| resolver.resolve(index));
@@ -148,7 +153,7 @@ impl PyResolver {
     fn resolve_range<'py>(
         &self,
         py: Python<'py>,
-        start: i64,
+        start: i128,
         count: usize,
     ) -> PyResult<Bound<'py, PyDict>> {
         self.columns(py, count, |resolver| resolver.resolve_range(start, count))
@@ -176,13 +181,24 @@ impl PyResolver {
             }
         };
         let result = PyDict::new(py);
-        for Column { id, rows, index, parts } in columns.map_err(Raised::from)? {
+        for Column { id, rows, index, wide, parts } in columns.map_err(Raised::from)? {
             let rows = rows.map(|rows| PyArray1::from_vec(py, rows));
             let parts = parts.map(|parts| PyArray1::from_vec(py, parts));
-            result.set_item(id, (rows, PyArray1::from_vec(py, index), parts))?;
+            let index = match wide {
+                None => PyArray1::from_vec(py, index).into_any(),
+                Some(wide) => integers(py, &wide)?,
+            };
+            result.set_item(id, (rows, index, parts))?;
         }
         Ok(result)
     }
+}
+
+/// An array of Python's integers.
+fn integers<'py>(py: Python<'py>, values: &[i128]) -> PyResult<Bound<'py, PyAny>> {
+    let objects: PyResult<Vec<Py<PyAny>>> =
+        values.iter().map(|&value| Ok(value.into_pyobject(py)?.into_any().unbind())).collect();
+    Ok(PyArray1::from_vec(py, objects?).into_any())
 }
 
 /// Parses stages from nested tuples, each `(name, parameters..., child)`.

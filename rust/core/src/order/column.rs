@@ -9,6 +9,8 @@ pub struct Column {
     pub rows: Option<Vec<i64>>,
     /// The index of each of those positions at the leaf or tap.
     pub index: Vec<i64>,
+    /// Stands in for `index`, then empty, where one of them does not fit into 64 bits.
+    pub wide: Option<Vec<i128>>,
     /// The `part` of the leaf or tap that each of those positions reaches; `None` if the id has
     /// only one.
     pub parts: Option<Vec<u32>>,
@@ -53,7 +55,7 @@ impl ColumnBuilder {
         }
         if num_segments == 1 {
             let rows = if rows.len() < index.len() { None } else { Some(rows) };
-            return Some(Column { id, rows, index, parts });
+            return Some(Column { id, rows, index, wide: None, parts });
         }
         // Merge the ascending `rows` of all segments: by a table if dense, otherwise by sorting.
         let mut order: Vec<usize>;
@@ -73,6 +75,7 @@ impl ColumnBuilder {
             id,
             rows: (rows.len() < block_len).then(|| in_order(&rows)),
             index: in_order(&index),
+            wide: None,
             parts: parts.map(|parts| order.iter().map(|&at| parts[at]).collect()),
         })
     }

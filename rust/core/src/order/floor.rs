@@ -19,6 +19,11 @@ impl FloorDivisor {
         self.divisor == 0
     }
 
+    /// The divisor.
+    pub(crate) fn divisor(self) -> u64 {
+        self.divisor
+    }
+
     /// Quotient rounded down, and remainder in `0..divisor`, as Python's `divmod`.
     #[inline]
     pub(crate) fn div_mod(self, value: i64) -> (i64, i64) {

@@ -88,6 +88,16 @@ impl Groups {
         Ok(())
     }
 
+    /// The number of records in an epoch.
+    pub(crate) fn num_records(&self) -> u64 {
+        self.num_records.divisor()
+    }
+
+    /// The record, in its epoch, that `offset` of `epoch` is replaced by.
+    pub(crate) fn record_at(&self, epoch: i64, offset: i64) -> Result<i64> {
+        Ok(offset + self.group_at(&*self.order(epoch)?, offset).2)
+    }
+
     fn group_at(&self, order: &EpochOrder, offset: i64) -> (i64, i64, i64) {
         let number = order.ends.partition_point(|&end| end <= offset);
         let start = if number == 0 { 0 } else { order.ends[number - 1] };

@@ -100,6 +100,16 @@ impl MixSchedule {
         self.proportions.len()
     }
 
+    /// The number of positions after which choices repeat.
+    pub(crate) fn period_len(&self) -> u64 {
+        self.suffix_sums[0]
+    }
+
+    /// How many of those positions the dataset `part` has.
+    pub(crate) fn proportion(&self, part: u32) -> u64 {
+        self.proportions[part as usize]
+    }
+
     /// The dataset at `position` of the mixture, and the position in that dataset.
     pub fn choose(&self, position: i64) -> Choice {
         let (period, offset) = self.period_and_offset(position);

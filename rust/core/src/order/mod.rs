@@ -12,6 +12,7 @@ pub mod resolve;
 pub mod seed;
 mod stage;
 mod tree;
+mod wide;
 pub mod window;
 
 pub use column::Column;

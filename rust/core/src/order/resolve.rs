@@ -2,8 +2,8 @@
 //!
 //! One call resolves all stages for a whole block. Each stage is one loop over the positions that
 //! reach it; subtrees that no position reaches cost nothing. Division is Python's floor division,
-//! so negative positions belong to epochs before the first; an index outside the 64-bit range is
-//! an error.
+//! so negative positions belong to epochs before the first. Where an index leaves the 64-bit range,
+//! `wide` resolves the block.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,6 +15,7 @@ use super::mix::{MixSchedule, RecentChoices};
 use super::orders::{Orders, Run};
 use super::stage::{self, Stage};
 use super::tree::Tree;
+use super::wide;
 use super::window::Windows;
 use crate::try_alloc::try_with_capacity;
 use crate::{Error, Result};
@@ -76,18 +77,47 @@ impl Resolver {
     ///
     /// # Errors
     ///
-    /// If an index overflows 64 bits, or a position reaches a stage without records.
+    /// If an index overflows 128 bits, or a position reaches a stage without records.
     pub fn resolve(&mut self, index: &[i64]) -> Result<Vec<Column>> {
-        self.resolve_owned(index.to_vec())
+        let resolved = self.resolve_owned(index.to_vec());
+        self.or_wide(resolved, index.iter().map(|&position| position.into()))
     }
 
     /// The columns of all leaves and taps that one of `count` positions from `start` on reaches.
     ///
     /// # Errors
     ///
-    /// As [`Resolver::resolve`]; also if the positions overflow 64 bits or do not fit into memory.
-    pub fn resolve_range(&mut self, start: i64, count: usize) -> Result<Vec<Column>> {
-        self.resolve_owned(range(start, count)?)
+    /// As [`Resolver::resolve`]; also if the positions do not fit into memory.
+    pub fn resolve_range(&mut self, start: i128, count: usize) -> Result<Vec<Column>> {
+        let narrow = i64::try_from(start).ok().filter(|&start| range_end(start, count).is_ok());
+        let resolved = match narrow {
+            Some(start) => self.resolve_owned(range(start, count)?),
+            None => Err(Error::OutOfRange(String::new())),
+        };
+        self.or_wide(resolved, (0..count).map(|at| start.saturating_add(at as i128)))
+    }
+
+    /// As [`Resolver::resolve`], for positions of any size; slower.
+    ///
+    /// # Errors
+    ///
+    /// As [`Resolver::resolve`].
+    pub fn resolve_wide(&self, index: &[i128]) -> Result<Vec<Column>> {
+        wide::resolve(&self.plan.root, &self.plan.columns, index.iter().copied())
+    }
+
+    /// `resolved`, or the columns of `positions` in 128 bits if 64 did not do.
+    fn or_wide(
+        &self,
+        resolved: Result<Vec<Column>>,
+        positions: impl ExactSizeIterator<Item = i128>,
+    ) -> Result<Vec<Column>> {
+        match resolved {
+            Err(Error::OutOfRange(_)) => {
+                wide::resolve(&self.plan.root, &self.plan.columns, positions)
+            }
+            resolved => resolved,
+        }
     }
 
     fn resolve_owned(&mut self, index: Vec<i64>) -> Result<Vec<Column>> {
@@ -541,8 +571,10 @@ mod tests {
                 reached[id as usize].2.push(part);
             }
         }
-        let column =
-            |(id, (rows, index, parts))| Column { id, rows: Some(rows), index, parts: Some(parts) };
+        let column = |(id, (rows, index, parts))| {
+            let (rows, parts) = (Some(rows), Some(parts));
+            Column { id, rows, index, wide: None, parts }
+        };
         let columns = (0..).zip(reached).map(column);
         columns.filter(|column| !column.index.is_empty()).collect()
     }
@@ -680,8 +712,10 @@ mod tests {
             }
             let mut resolver = Resolver::new(tree.clone()).unwrap();
             let run: Vec<i64> = (start..start + 80).collect();
-            let ranged = resolver.resolve_range(start, 80).unwrap();
-            prop_assert_eq!(ranged, resolver.resolve(&run).unwrap());
+            let ranged = resolver.resolve_range(start.into(), 80).unwrap();
+            prop_assert_eq!(&ranged, &resolver.resolve(&run).unwrap());
+            let wide: Vec<i128> = run.iter().map(|&position| position.into()).collect();
+            prop_assert_eq!(ranged, resolver.resolve_wide(&wide).unwrap());
             for positions in [run, jumps] {
                 let mut columns = resolver.resolve(&positions).unwrap();
                 let all: Vec<i64> = (0..).take(positions.len()).collect();
@@ -702,7 +736,7 @@ mod tests {
     }
 
     #[test]
-    fn indices_beyond_the_range_are_errors() {
+    fn indices_beyond_64_bits_are_wide() {
         let n = 1 << 40;
         let outside = [
             Tree::Slice {
@@ -713,15 +747,15 @@ mod tests {
                 child: Box::new(leaf(0)),
             },
             Tree::Take { indices: vec![0], parent_len: n, child: Box::new(leaf(0)) },
-            Tree::Shuffle { num_records: (1 << 62) + 1, seed: 0, child: Box::new(leaf(0)) },
         ];
         for tree in outside {
             let mut resolver = Resolver::new(tree).unwrap();
-            assert!(resolver.resolve(&[i64::MIN]).is_err());
-            assert!(resolver.resolve(&[0]).is_ok());
+            assert!(resolver.resolve(&[i64::MIN]).unwrap()[0].wide.is_some());
+            assert!(resolver.resolve(&[0]).unwrap()[0].wide.is_none());
         }
         let mut resolver = Resolver::new(leaf(0)).unwrap();
-        assert!(resolver.resolve_range(i64::MAX, 2).is_err());
+        let columns = resolver.resolve_range(i64::MAX.into(), 2).unwrap();
+        assert_eq!(columns[0].wide, Some(vec![(1 << 63) - 1, 1 << 63]));
     }
 
     #[test]
@@ -764,6 +798,7 @@ mod tests {
             id: 7,
             rows: Some(vec![0, 2, 3]),
             index: vec![0, 0, 1],
+            wide: None,
             parts: Some(vec![5, 0, 0]),
         };
         assert_eq!(columns[0], expected);

@@ -56,6 +56,11 @@ impl Windows {
         self.num_records.is_zero()
     }
 
+    /// How many records an epoch has, and how many windows; a window may count as an epoch.
+    pub(crate) fn of_epoch(&self) -> (u64, i64) {
+        (self.num_records.divisor(), self.per_epoch)
+    }
+
     /// The window of `position`, or `None` if its start or number overflows.
     pub(crate) fn at(&self, position: i64) -> Option<Window> {
         let (epoch, offset) = self.num_records.div_mod(position);
