@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import re
 import struct
 import tarfile
 import zlib
@@ -51,6 +52,7 @@ def tfrecords(data):
 def json_lines(data):
     """The lines of a file that are not blank."""
     lines = [line.removesuffix(b"\r") for line in data.split(b"\n")]
+    lines = [re.sub(rb"\A(?:\xef\xbb\xbf)+", b"", line) for line in lines]
     return [line for line in lines if line.strip(b" \t\r")]
 
 
@@ -87,6 +89,17 @@ def tar(files, tar_format=tarfile.PAX_FORMAT):
     return out.getvalue()
 
 
+def end_of(info):
+    """Where a file in a tar file ends."""
+    return info.offset_data + -(-info.size // 512) * 512
+
+
+def without_end(data):
+    """A tar file without the zeros at its end."""
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        return data[: max(map(end_of, archive.getmembers()), default=0)]
+
+
 def bagz(records):
     """A Bagz file without compression."""
     ends, end = [], 0
@@ -104,6 +117,10 @@ def compressed(data, how):
     if how == "members":
         cut = len(data) // 3
         return gzip.compress(data[:cut], mtime=0) + gzip.compress(data[cut:], mtime=0)
+    if how == "padded":
+        cut, zeros = len(data) // 2, bytes(len(data) % 700)
+        first, second = gzip.compress(data[:cut], mtime=0), gzip.compress(data[cut:], mtime=0)
+        return first + zeros + second + zeros[1:]
     return data
 
 

@@ -8,6 +8,8 @@ import lzma
 import os
 import pickle
 import random
+import shutil
+import subprocess
 import tarfile
 import zlib
 
@@ -18,6 +20,7 @@ import record_formats as formats
 from effort import cases
 
 import grainmill as grain
+from grainmill import _native
 from grainmill._tools.main import main
 
 
@@ -31,14 +34,18 @@ def written(path, data):
     return str(path)
 
 
+MARK = b"\xef\xbb\xbf"
 LINES = [b"", b"{}", b" ", b"\t", b"\r", b"\r\r", b'{"a": 1}', b"x y", b" z", b"\xff\x00", b"\x0b"]
-LINE = st.sampled_from(LINES) | st.binary(max_size=30)
+MARKS = [MARK, MARK * 2, MARK + b"{}", MARK + b" ", MARK[:2], MARK[:1], b" " + MARK, MARK + b"\xef"]
+LINE = st.sampled_from([*LINES, *MARKS]) | st.binary(max_size=30)
 ENDS = st.sampled_from([b"\n", b"\r\n", b"\n\n", b"\n \n"])
 
 
 @hypothesis.settings(deadline=None, max_examples=cases(60, 3_000))
 @hypothesis.given(
-    st.lists(st.tuples(LINE, ENDS)), LINE, st.sampled_from(["none", "gzip", "members"])
+    st.lists(st.tuples(LINE, ENDS)),
+    LINE,
+    st.sampled_from(["none", "gzip", "members", "padded"]),
 )
 def test_lines_match_the_slow_twin(tmp_path_factory, lines, last, how):
     data = b"".join(line + end for line, end in lines) + last
@@ -52,6 +59,74 @@ def test_lines_match_the_slow_twin(tmp_path_factory, lines, last, how):
         assert list(source) == expected
         backwards = range(len(source))[::-1]
         assert source.__getitems__(backwards) == expected[::-1]
+    if not data.startswith((b"\xff\xfe", b"\xfe\xff")) and how != "none":
+        stream = _native.RecordStream(str(path), "jsonl")
+        assert [record for block in iter(lambda: stream.read(3), []) for record in block] == expected
+
+
+def test_marks_at_the_edges_of_what_is_read_at_once(tmp_path):
+    """Blanks and marks of all lengths around the 64 KiB that a scan looks at first."""
+    for before in range((64 << 10) - 12, (64 << 10) + 2):
+        for line in (MARK, MARK[:2], MARK * 2 + b"{}", MARK + b" \n" + MARK + b"[]"):
+            for data in (b"x" * before + b"\n" + line, b" " * before + b"\n" + line + b"\n"):
+                path = tmp_path / f"{before}.jsonl"
+                source = grain.sources.JsonLinesDataSource(written(path, data))
+                assert list(source) == formats.json_lines(data)
+                stream = _native.RecordStream(str(path), "jsonl")
+                assert stream.skip(9) == len(source)
+
+
+def test_every_reader_of_lines_passes_over_byte_order_marks(tmp_path, capsys):
+    lines = [b'{"a": 0}', b'{"a": 1}', b'{"a": 2}']
+    # Two files that each began with one, joined.
+    path = written(tmp_path / "x", MARK + b"\n".join(lines[:2]) + b"\n" + MARK + lines[2])
+    assert list(grain.sources.JsonLinesDataSource(path)) == lines
+    parsed = grain.sources.JsonLinesDataSource(path, parse=True)
+    fields = grain.MapDataset.source(grain.sources.JsonLinesDataSource(path)).map(
+        grain.transforms.ParseJson({"a": "int64"})
+    )
+    assert list(parsed) == list(fields) == [{"a": 0}, {"a": 1}, {"a": 2}]
+    assert main(["verify", path]) == 0
+    assert main(["cat", path]) == 0
+    assert capsys.readouterr().out.splitlines()[-3:] == [line.decode() for line in lines]
+    for name in ("lines.jsonl", "records.array_record"):
+        out = str(tmp_path / name)
+        assert main(["convert", "--quiet", path, path, out]) == 0
+        back = str(tmp_path / "back.jsonl")
+        assert main(["convert", "--quiet", "--force", out, back]) == 0
+        assert (tmp_path / "back.jsonl").read_bytes().split(b"\n") == [*lines, *lines, b""]
+    # As records of other formats may have it.
+    marked = written(tmp_path / "m.tfrecord", formats.tfrecord([MARK + line for line in lines]))
+    assert main(["convert", "--quiet", marked, str(tmp_path / "m.jsonl")]) == 0
+    assert (tmp_path / "m.jsonl").read_bytes().split(b"\n") == [*lines, b""]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_lines_in_utf_16_are_refused(tmp_path, encoding, capsys):
+    path = written(tmp_path / "x.jsonl", '\ufeff{"a": 1}\r\n{"a": 2}\r\n'.encode(encoding))
+    with pytest.raises(grain.GrainmillError, match="whole file: text in UTF-16"):
+        grain.sources.JsonLinesDataSource(path)
+    assert main(["verify", path]) != 0
+    assert "UTF-16" in capsys.readouterr().err
+
+
+def test_gzip_is_padded_with_zeros_and_nothing_else(tmp_path):
+    data = b"".join(b'{"n": %d}\n' % n for n in range(200_000))
+    cut = len(data) // 2
+    for zeros in (1, 511, 300_000):
+        packed = gzip.compress(data[:cut], 1) + bytes(zeros) + gzip.compress(data[cut:], 1)
+        path = written(tmp_path / f"{zeros}.jsonl.gz", packed + bytes(zeros))
+        assert gzip.decompress(packed + bytes(zeros)) == data
+        for _ in range(2):
+            source = grain.sources.JsonLinesDataSource(path)
+            keys = [0, 99_999, 100_000, 199_999]
+            assert source.__getitems__(keys) == [b'{"n": %d}' % key for key in keys]
+        assert _native.RecordStream(path, "jsonl").skip(1 << 40) == 200_000
+        bad = written(tmp_path / "bad.jsonl.gz", packed + bytes(zeros) + b"more")
+        with pytest.raises(grain.GrainmillError, match="other data follow the last"):
+            grain.sources.JsonLinesDataSource(bad)
+        with pytest.raises(grain.GrainmillError, match="other data follow the last"):
+            _native.RecordStream(bad, "jsonl").skip(1 << 40)
 
 
 def test_long_lines_and_gzip_of_many_points(tmp_path):
@@ -135,7 +210,9 @@ def test_gzip_that_changes_behind_its_index_is_noticed(tmp_path):
 
 # --- WebDataset -------------------------------------------------------------------------------
 
-NAMES = st.sampled_from(["a", "b/c", "B", "long" * 40, "./d", "e/f" * 60, "ü", "dir.x/y"])
+NAMES = st.sampled_from(
+    ["a", "b/c", "B", "long" * 40, "./d", "e/f" * 60, "ü", "dir.x/y", "caf\udce9", "caf\udce8"]
+)
 EXTENSIONS = st.sampled_from([".jpg", ".JSON", ".seg.png", "", ".cls"])
 
 
@@ -144,13 +221,16 @@ EXTENSIONS = st.sampled_from([".jpg", ".JSON", ".seg.png", "", ".cls"])
     st.lists(st.tuples(NAMES, EXTENSIONS, st.none() | st.binary(max_size=2000)), max_size=20),
     st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]),
     st.booleans(),
+    st.booleans(),
 )
-def test_samples_match_the_slow_twin(tmp_path_factory, files, tar_format, is_zipped):
+def test_samples_match_the_slow_twin(tmp_path_factory, files, tar_format, is_zipped, has_end):
     # A sample may not have two files with one extension; a name tells all files apart.
     named = [(f"{name}{n // 3}{end}", data) for n, (name, end, data) in enumerate(files)]
     unique = {name.lower().removeprefix("./"): (name, data) for name, data in named}
     data = formats.tar(list(unique.values()), tar_format)
     expected = formats.samples(data)
+    if not has_end:
+        data = formats.without_end(data)
     path = tmp_path_factory.mktemp("tar") / "data.tar"
     written(path, gzip.compress(data, mtime=0) if is_zipped else data)
     for _ in range(2):
@@ -184,19 +264,153 @@ def test_large_files_are_skipped_by_the_scan(tmp_path):
     assert [sample["bin"][:2] for sample in source] == [bytes([n, n]) for n in range(4)]
 
 
-def test_a_tar_file_cut_at_any_block_is_an_error(tmp_path):
+def test_a_tar_file_that_is_cut_is_an_error_or_ends_with_a_file(tmp_path):
+    """As for `tarfile`: between two files, nothing tells a cut file from one without zeros."""
     data = shard()
-    end = len(data.rstrip(b"\0"))
+    end = len(formats.without_end(data))
     whole = list(grain.sources.WebDatasetDataSource(written(tmp_path / "data", data)))
-    for cut in range(100, len(data), 256):
+    for cut in range(256, len(data), 256):
         path = written(tmp_path / "data", data[:cut])
+        try:
+            with tarfile.open(path) as archive:
+                expected = formats.samples(data[:cut])
+                is_whole = cut >= end or formats.end_of(archive.getmembers()[-1]) == cut
+        except tarfile.ReadError:
+            is_whole = False
         try:
             found = list(grain.sources.WebDatasetDataSource(path))
         except grain.GrainmillError as error:
             assert f"{path}: record " in str(error)  # noqa: PT017
+            # Half a block of zeros is an error here.
+            assert not is_whole or cut == end + 256
         else:
-            assert cut > end
-            assert found == whole
+            assert is_whole
+            assert found == expected
+    assert found == whole
+
+
+def old_header(name, size, kind=b"0", extra=b""):
+    """A header whose checksum counts bytes as signed numbers, where `extra` is at its end."""
+    head = bytearray(512)
+    head[: len(name)], head[100:107], head[124:135] = name, b"0000644", b"%011o" % size
+    head[148:156], head[156:157], head[257:263] = b" " * 8, kind, b"ustar\0"
+    head[512 - len(extra) :] = extra
+    signed = sum(byte - 256 if byte > 127 else byte for byte in head)
+    head[148:155] = b"%06o\0" % signed
+    return bytes(head)
+
+
+def test_checksums_of_signed_bytes_and_solaris_attributes_are_read(tmp_path):
+    longer = b"21 path=long/name.txt\n"
+    longer = b"%d path=long/name.txt\n" % len(longer)
+    data = old_header("é.txt".encode("latin-1"), 1) + b"x".ljust(512, b"\0")
+    data += old_header(b"about", len(longer), b"X") + longer.ljust(512, b"\0")
+    data += old_header(b"n.txt", 1) + b"y".ljust(512, b"\0")
+    found = [{"__key__": "\udce9", "txt": b"x"}, {"__key__": "long/name", "txt": b"y"}]
+    assert formats.samples(data) == found
+    assert list(grain.sources.WebDatasetDataSource(written(tmp_path / "a.tar", data))) == found
+
+
+SPARSE = ["gnu", "0.0", "0.1", "1.0"]
+
+
+@pytest.mark.skipif(shutil.which("tar") is None, reason="there is no tar")
+@pytest.mark.parametrize("version", SPARSE)
+def test_sparse_files_of_gnu_tar_are_refused_with_their_name(tmp_path, version, capsys):
+    (tmp_path / "a.txt").write_bytes(b"a")
+    with (tmp_path / "s.bin").open("wb") as file:
+        file.seek(1 << 20)
+        file.write(b"end")
+    (tmp_path / "b.txt").write_bytes(b"b")
+    how = ["gnu"] if version == "gnu" else ["pax", f"--sparse-version={version}"]
+    command = ["tar", "-S", "-cf", "x.tar", f"--format={how[0]}", *how[1:]]
+    done = subprocess.run(
+        [*command, "a.txt", "s.bin", "b.txt"], cwd=tmp_path, capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"this tar does not write sparse files: {done.stderr.decode()}")
+    path = str(tmp_path / "x.tar")
+    with tarfile.open(path) as archive:
+        if not archive.getmember("s.bin").issparse():
+            pytest.skip("the file system keeps no holes")
+    problem = "`s.bin` is a sparse file, which is not supported: pack it without `--sparse`"
+    with pytest.raises(grain.GrainmillError, match=f"record 1 at byte [0-9]+: {problem}"):
+        grain.sources.WebDatasetDataSource(path)
+    assert main(["verify", path]) == 4
+    assert problem in capsys.readouterr().out
+
+
+def pax_sparse(version):
+    """What `tar --sparse` writes of a file of 20 bytes that ends in `end`, without its holes."""
+    own = {
+        "0.0": [("size", "20"), ("numblocks", "1"), ("offset", "17"), ("numbytes", "3")],
+        "0.1": [("size", "20"), ("numblocks", "1"), ("name", "d/s.bin"), ("map", "17,3")],
+        "1.0": [("major", "1"), ("minor", "0"), ("name", "d/s.bin"), ("realsize", "20")],
+    }[version]
+    info = tarfile.TarInfo("d/s.bin" if version == "0.0" else "d/GNUSparseFile.7/s.bin")
+    info.pax_headers = {f"GNU.sparse.{name}": value for name, value in own}
+    content = b"1\n17\n3\n".ljust(512, b"\0") + b"end" if version == "1.0" else b"end"
+    return info, content
+
+
+@pytest.mark.parametrize("version", SPARSE[1:])
+@pytest.mark.parametrize("at", [0, 2])
+def test_sparse_attributes_are_refused(tmp_path, version, at):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for n in range(4):
+            info, content = (
+                pax_sparse(version) if n == at else (tarfile.TarInfo(f"{n}.bin"), b"%d" % n)
+            )
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    path = written(tmp_path / "x.tar", out.getvalue())
+    with tarfile.open(path) as archive:
+        assert archive.extractfile("d/s.bin").read() == bytes(17) + b"end"
+    with pytest.raises(
+        grain.GrainmillError, match=rf"record {at} at byte {at * 1024}: `d/s.bin` is a sparse file"
+    ):
+        grain.sources.WebDatasetDataSource(path)
+
+
+def test_names_that_are_not_utf_8_stay_apart(tmp_path, capsys):
+    names = [b"caf\xe9.jpg", b"caf\xe8.jpg", b"caf\xff.t\xe9", b"caf\xff.t\xe8"]
+    expected = [
+        {"__key__": "caf\udce9", "jpg": b"0"},
+        {"__key__": "caf\udce8", "jpg": b"1"},
+        {"__key__": "caf\udcff", "t\udce9": b"2", "t\udce8": b"3"},
+    ]
+    for tar_format in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        files = [(os.fsdecode(name), b"%d" % n) for n, name in enumerate(names)]
+        path = written(tmp_path / f"{tar_format}.tar", formats.tar(files, tar_format))
+        source = grain.sources.WebDatasetDataSource(path)
+        assert list(source) == formats.samples((tmp_path / path).read_bytes()) == expected
+        for command in (["cat"], ["cat", "--json"], ["verify"]):
+            assert main([*command, path]) == 0
+        capsys.readouterr()
+        lines = tmp_path / f"{tar_format}.jsonl"
+        assert main(["convert", "--quiet", path, str(lines)]) == 0
+        keys = [json.loads(line)["__key__"] for line in lines.read_bytes().splitlines()]
+        assert keys == [sample["__key__"] for sample in expected]
+        table = str(tmp_path / f"{tar_format}.parquet")
+        assert main(["convert", "--quiet", path, table]) == 4
+        assert r"record 0: `__key__` is 'caf\udce9'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["x.__key__", "x.__KEY__", "d/x.__key__"])
+def test_files_in_the_place_of_keys_are_refused(tmp_path, name):
+    data = formats.tar([("a.txt", b"1"), (name, b"2"), ("y.__key__.txt", b"3")])
+    path = written(tmp_path / "x.tar", data)
+    source = grain.sources.WebDatasetDataSource(path)
+    assert [source[0], source[2]] == [
+        {"__key__": "a", "txt": b"1"},
+        {"__key__": "y", "__key__.txt": b"3"},
+    ]
+    with pytest.raises(
+        grain.GrainmillError, match=f"record 1 .*: `{name}`: the extension `__key__` is reserved"
+    ):
+        source[1]
+    assert main(["verify", path]) == 4
 
 
 def test_flipped_bits_of_headers_are_errors(tmp_path):

@@ -20,9 +20,9 @@ class JsonLinesDataSource(RecordFilesSource[Any]):
     r"""The lines of JSON-lines files, as one sequence with random access.
 
     An element is a line without its end, which is `\n` or `\r\n`; the last line needs none. Lines
-    that are empty or consist of blanks are not counted. Lines are found by one scan of each file
-    and kept in an index file, as by `TFRecordDataSource`; gzip files likewise have points at which
-    decompression can start.
+    that are empty or consist of blanks are not counted, and a byte order mark before a line is no
+    part of it. Lines are found by one scan of each file and kept in an index file, as by
+    `TFRecordDataSource`; gzip files likewise have points at which decompression can start.
 
     Args:
         paths: A path or a sequence of paths.
@@ -35,6 +35,7 @@ class JsonLinesDataSource(RecordFilesSource[Any]):
     Raises:
         ValueError: There is no path, or `compression` is unknown.
         FileNotFoundError: There is no such file.
+        GrainmillError: A file is damaged, of another kind, or in UTF-16.
 
     Example:
         >>> with open("words.jsonl", "w") as file:

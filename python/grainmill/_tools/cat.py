@@ -98,7 +98,7 @@ def _show(path: str, index: int, record: Any, options: argparse.Namespace) -> No
         print_json({"path": path, "index": index, **_as_dict(record, options.view)})
         return
     if not isinstance(record, bytes):
-        print(json.dumps(plain(record), ensure_ascii=False))
+        print_json(plain(record))
         return
     view = options.view if options.view != "auto" else _view_of(record)
     if view == "raw":
@@ -106,9 +106,9 @@ def _show(path: str, index: int, record: Any, options: argparse.Namespace) -> No
         sys.stdout.buffer.write(record + b"\n")
         sys.stdout.buffer.flush()
     elif view == "json":
-        print(json.dumps(_parsed(path, index, record, json.loads), ensure_ascii=False))
+        print_json(_parsed(path, index, record, json.loads))
     elif view == "example":
-        print(json.dumps(_parsed(path, index, record, tf_example.as_json), ensure_ascii=False))
+        print_json(_parsed(path, index, record, tf_example.as_json))
     else:
         print(f"record {index}, {len(record)} bytes\n{_hex(record)}")
 

@@ -57,9 +57,26 @@ def check_local(option: str, path: str) -> None:
         raise CommandError(f"{option} must be a local file, got {path}")
 
 
+def json_text(value: Any, **options: Any) -> str:
+    """A value as one line of JSON, with characters as they are unless UTF-8 has none of them.
+
+    Those are halves of surrogate pairs, as in names of files that are not UTF-8.
+    """
+    text = json.dumps(value, ensure_ascii=False, **options)
+    return text if _is_utf8(text) else json.dumps(value, **options)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def print_json(value: Any) -> None:
     """Prints a value as one line of JSON."""
-    print(json.dumps(value, ensure_ascii=False))
+    print(json_text(value))
 
 
 def byte_text(byte_len: float) -> str:

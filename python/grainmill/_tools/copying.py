@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from grainmill import _native
 from grainmill._tools import reading, tf_example
 from grainmill._tools.cat import plain
-from grainmill._tools.console import CommandError, ExitCode
+from grainmill._tools.console import CommandError, ExitCode, json_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -259,7 +258,7 @@ def _maker(content: str) -> Callable[[Any], Any]:
 
 
 def _as_json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return json_text(value, separators=(",", ":")).encode()
 
 
 def _as_dict(record: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import re
 import struct
@@ -161,7 +162,7 @@ def of_content(path: str) -> Format | None:
         return FORMATS["tfrecord"]
     if first[257:262] == b"ustar":
         return FORMATS["webdataset"]
-    if first.lstrip()[:1] == b"{":
+    if first.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"{":
         return FORMATS["jsonl"]
     return None
 

@@ -1,24 +1,31 @@
 //! JSON lines: each line that is not blank is a record.
 
 use std::ffi::OsStr;
+use std::ops::Range;
 use std::path::Path;
 
 use super::format_error::FormatError;
 use super::offsets::Offsets;
-use super::scanned::{Compression, Framing, MayBeCompressed, Scanner};
+use super::scanned::{Compression, Framing, MayBeCompressed, Scanner, other_kind};
 use super::sequential::{Frame, Frames};
 use crate::Result;
 
-/// The framing of lines. A record is a line without its end (`\n` or `\r\n`); lines of nothing but
-/// blanks are none. The last line needs no end.
+/// The framing of lines. A record is a line without its end (`\n` or `\r\n`) and without a byte order
+/// mark before it; lines of nothing but blanks are none. The last line needs no end.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct JsonLines;
+
+/// What some programs write before a text in UTF-8. JSON does not begin with it, so it may precede any
+/// line: files that have one may have been joined.
+pub const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// Finds lines that are not blank.
 #[derive(Debug)]
 pub struct LineScanner {
     /// Where the line begins that is blank so far; `None` inside of one that is not.
     begin: Option<u64>,
+    /// How many bytes of byte order marks it begins with.
+    marked: usize,
 }
 
 fn is_blank(byte: u8) -> bool {
@@ -27,8 +34,16 @@ fn is_blank(byte: u8) -> bool {
 
 /// The record in a line, which is given without `\n`; `None` if the line is blank.
 pub fn record_of(line: &[u8]) -> Option<&[u8]> {
-    let line = line.strip_suffix(b"\r").unwrap_or(line);
-    (!line.iter().all(|&byte| is_blank(byte))).then_some(line)
+    range_of(line).map(|range| &line[range])
+}
+
+fn range_of(line: &[u8]) -> Option<Range<usize>> {
+    let end = line.len() - usize::from(line.ends_with(b"\r"));
+    let mut record = &line[..end];
+    while let Some(rest) = record.strip_prefix(BYTE_ORDER_MARK) {
+        record = rest;
+    }
+    (!record.iter().all(|&byte| is_blank(byte))).then(|| end - record.len()..end)
 }
 
 impl Scanner for LineScanner {
@@ -41,17 +56,28 @@ impl Scanner for LineScanner {
         let mut from = 0;
         while from < bytes.len() {
             if let Some(begin) = self.begin {
-                let rest = &bytes[from..];
+                let mut rest = &bytes[from..];
+                if self.marked % BYTE_ORDER_MARK.len() != 0 {
+                    rest = &[]; // blanks inside of a mark are none
+                }
                 let num_blank = rest.iter().position(|&byte| !is_blank(byte)).unwrap_or(rest.len());
                 // The line begins after the last line end in the blanks.
                 let begin = match memchr::memrchr(b'\n', &rest[..num_blank]) {
-                    Some(line_end) => at + (from + line_end + 1) as u64,
+                    Some(line_end) => {
+                        self.marked = 0;
+                        at + (from + line_end + 1) as u64
+                    }
                     None => begin,
                 };
                 from += num_blank;
-                if from == bytes.len() {
-                    self.begin = Some(begin);
-                    break;
+                self.begin = Some(begin);
+                let Some(&byte) = bytes.get(from) else { break };
+                if byte == BYTE_ORDER_MARK[self.marked % BYTE_ORDER_MARK.len()]
+                    && begin + self.marked as u64 == at + from as u64
+                {
+                    self.marked += 1;
+                    from += 1;
+                    continue;
                 }
                 begins.push(begin);
                 self.begin = None;
@@ -59,7 +85,7 @@ impl Scanner for LineScanner {
             match memchr::memchr(b'\n', &bytes[from..]) {
                 Some(len) => {
                     from += len + 1;
-                    self.begin = Some(at + from as u64);
+                    (self.begin, self.marked) = (Some(at + from as u64), 0);
                 }
                 None => break,
             }
@@ -67,7 +93,10 @@ impl Scanner for LineScanner {
         Ok(at + bytes.len() as u64)
     }
 
-    fn finish(&mut self, _: u64, _: u64) -> Result<(), (u64, FormatError)> {
+    fn finish(&mut self, _: u64, _: u64, begins: &mut Offsets) -> Result<(), (u64, FormatError)> {
+        if let Some(begin) = self.begin.filter(|_| self.marked % BYTE_ORDER_MARK.len() != 0) {
+            begins.push(begin); // a part of a mark is none
+        }
         Ok(())
     }
 
@@ -91,14 +120,23 @@ impl Frames for JsonLines {
             None if left == Some(rest.len() as u64) => (rest.len(), bytes.len()),
             None => return Ok(Frame::Incomplete(rest.len() as u64 + 1)),
         };
-        Ok(match record_of(&rest[..len]) {
-            Some(record) => Frame::Record(at..at + record.len(), next),
+        Ok(match range_of(&rest[..len]) {
+            Some(record) => Frame::Record(at + record.start..at + record.end, next),
             None => Frame::Skipped(next),
         })
     }
 }
 
 impl MayBeCompressed for JsonLines {
+    fn other_kind(&self, head: &[u8]) -> Option<&'static str> {
+        match head {
+            [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => {
+                Some("text in UTF-16, which is not supported: convert it to UTF-8")
+            }
+            _ => other_kind(head),
+        }
+    }
+
     fn detect(&self, path: &Path, head: &[u8]) -> Compression {
         // Nothing else would tell a compressed file with damaged first bytes from lines.
         match path.extension().and_then(OsStr::to_str) {
@@ -122,7 +160,7 @@ impl Framing for JsonLines {
     }
 
     fn scanner(&self) -> LineScanner {
-        LineScanner { begin: Some(0) }
+        LineScanner { begin: Some(0), marked: 0 }
     }
 
     fn record_len(&self, _: u64) -> u64 {
@@ -146,7 +184,7 @@ impl Framing for JsonLines {
         };
         let line_end = memchr::memchr(b'\n', line);
         let is_whole = match line_end {
-            Some(len) => line[len..].iter().all(|&byte| is_blank(byte)),
+            Some(len) => line[len..].split(|&byte| byte == b'\n').all(|l| record_of(l).is_none()),
             None => is_last,
         };
         if is_whole {

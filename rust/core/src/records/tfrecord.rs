@@ -97,7 +97,7 @@ impl Scanner for TfRecordScanner {
         Ok(next)
     }
 
-    fn finish(&mut self, at: u64, end: u64) -> Result<(), (u64, FormatError)> {
+    fn finish(&mut self, at: u64, end: u64, _: &mut Offsets) -> Result<(), (u64, FormatError)> {
         if at > end {
             return Err((self.last, cut_short(at - self.last, end - self.last)));
         }

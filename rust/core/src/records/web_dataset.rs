@@ -14,6 +14,9 @@ const BLOCK_LEN: usize = 512;
 /// The maximum length of a name in a header of its own.
 const MAX_NAME_LEN: u64 = 1 << 20;
 
+/// Where samples have their key, so that no file of theirs may be there.
+const KEY: &[u8] = b"__key__";
+
 /// The framing of tar files. A record is a sample: the lengths of its key and of its files, then the
 /// key, and the extension and the content of each file. All lengths are little-endian, `u32` of names
 /// and their number, `u64` of contents.
@@ -26,9 +29,14 @@ enum Entry<'a> {
     Zeros,
     /// A regular file, or anything else that takes this many bytes.
     File { name: Option<&'a [u8]>, len: u64 },
-    /// A name or attributes for the next header, of this length.
-    Name { is_pax: bool, len: u64 },
+    /// A file whose content is not simply what follows, and what it is.
+    Refused { name: &'a [u8], problem: &'static str },
+    /// A name or attributes for the next header, of this type and length.
+    About { kind: u8, len: u64 },
 }
+
+const SPARSE: &str = "is a sparse file, which is not supported: pack it without `--sparse`";
+const PART: &str = "continues a file of another volume, which is not supported: pack one volume";
 
 fn padded(len: u64) -> Option<u64> {
     len.checked_next_multiple_of(BLOCK_LEN as u64)
@@ -66,22 +74,24 @@ fn entry(header: &[u8; BLOCK_LEN]) -> Result<Entry<'_>, FormatError> {
         return Ok(Entry::Zeros);
     }
     let stored = number(&header[148..156])?;
-    let sum = |bytes: &[u8]| bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>();
-    let computed = sum(&header[..148]) + 8 * u64::from(b' ') + sum(&header[156..]);
-    if stored != computed {
+    let bytes = || header[..148].iter().chain(&[b' '; 8]).chain(&header[156..]);
+    let computed: u64 = bytes().map(|&byte| u64::from(byte)).sum();
+    // Some writers of old take bytes for signed numbers.
+    let signed: i64 = bytes().map(|&byte| i64::from(byte.cast_signed())).sum();
+    if stored != computed && i64::try_from(stored) != Ok(signed) {
         return Err(FormatError::new(format!(
             "checksum mismatch of the tar header (stored {stored}, computed {computed})"
         )));
     }
     let len = number(&header[124..136])?;
+    let name = until_zero(&header[..100]);
     Ok(match header[156] {
         b'0' | b'7' | 0 => {
-            let name = until_zero(&header[..100]);
             Entry::File { name: Some(name).filter(|name| !name.ends_with(b"/")), len }
         }
-        b'L' => Entry::Name { is_pax: false, len },
-        b'x' => Entry::Name { is_pax: true, len },
-        b'S' => return Err(FormatError::fixed("sparse files in tar files are not supported")),
+        kind @ (b'L' | b'K' | b'x' | b'X') => Entry::About { kind, len },
+        b'S' => Entry::Refused { name, problem: SPARSE },
+        b'M' => Entry::Refused { name, problem: PART },
         // Links, devices, directories and pipes have no content.
         b'1'..=b'6' => Entry::File { name: None, len: 0 },
         _ => Entry::File { name: None, len },
@@ -93,25 +103,43 @@ fn prefix(header: &[u8; BLOCK_LEN]) -> &[u8] {
     if &header[257..263] == b"ustar\0" { until_zero(&header[345..500]) } else { &[] }
 }
 
-/// The path and the length in the attributes of a pax header, if it has them.
-fn pax(mut attributes: &[u8]) -> Result<(Option<&[u8]>, Option<u64>), FormatError> {
-    let invalid = || FormatError::fixed("tar has invalid pax attributes");
-    let (mut path, mut len) = (None, None);
-    while !attributes.is_empty() {
-        let digits = memchr::memchr(b' ', attributes).ok_or_else(invalid)?;
-        let parsed = |digits: &[u8]| std::str::from_utf8(digits).ok()?.parse::<u64>().ok();
-        let line_len = parsed(&attributes[..digits]).ok_or_else(invalid)?;
-        let line_len = usize::try_from(line_len).map_err(|_| invalid())?;
-        let line = attributes.get(digits + 1..line_len).ok_or_else(invalid)?;
-        let line = line.strip_suffix(b"\n").ok_or_else(invalid)?;
-        if let Some(value) = line.strip_prefix(b"path=") {
-            path = Some(value);
-        } else if let Some(value) = line.strip_prefix(b"size=") {
-            len = Some(parsed(value).ok_or_else(invalid)?);
+/// What the headers before that of a file say about it.
+#[derive(Default)]
+struct About<'a> {
+    path: Option<&'a [u8]>,
+    len: Option<u64>,
+    is_sparse: bool,
+}
+
+impl<'a> About<'a> {
+    /// Adds the attributes of a pax header.
+    fn add(&mut self, mut attributes: &'a [u8]) -> Result<(), FormatError> {
+        let invalid = || FormatError::fixed("tar has invalid pax attributes");
+        while !attributes.is_empty() {
+            let digits = memchr::memchr(b' ', attributes).ok_or_else(invalid)?;
+            let parsed = |digits: &[u8]| std::str::from_utf8(digits).ok()?.parse::<u64>().ok();
+            let line_len = parsed(&attributes[..digits]).ok_or_else(invalid)?;
+            let line_len = usize::try_from(line_len).map_err(|_| invalid())?;
+            let line = attributes.get(digits + 1..line_len).ok_or_else(invalid)?;
+            let line = line.strip_suffix(b"\n").ok_or_else(invalid)?;
+            let end = memchr::memchr(b'=', line).ok_or_else(invalid)?;
+            let (name, value) = (&line[..end], &line[end + 1..]);
+            match name {
+                b"path" if !self.is_sparse => self.path = Some(value),
+                b"size" => self.len = Some(parsed(value).ok_or_else(invalid)?),
+                // GNU's three versions, the first with neither a number nor a name, and Solaris'.
+                _ if name.starts_with(b"GNU.sparse.") || name == b"SUN.holesdata" => {
+                    self.is_sparse = true;
+                    if name == b"GNU.sparse.name" {
+                        self.path = Some(value);
+                    }
+                }
+                _ => {}
+            }
+            attributes = &attributes[line_len..];
         }
-        attributes = &attributes[line_len..];
+        Ok(())
     }
-    Ok((path, len))
 }
 
 /// The key and the extension of a path; `None` if it belongs to no sample.
@@ -143,17 +171,21 @@ enum Next {
 
 /// The next file in `bytes` from `from` on.
 fn next_member(bytes: &[u8], from: usize) -> Result<Next, (usize, FormatError)> {
-    let (mut at, mut long_name, mut long_len) = (from, None, None);
+    let (mut at, mut about) = (from, About::default());
     loop {
         let Some(header) = bytes.get(at..).and_then(<[u8]>::first_chunk) else {
             return Ok(Next::More(from));
+        };
+        let refused = |name: &[u8], problem: &str| {
+            let name = String::from_utf8_lossy(name);
+            Err((from, FormatError::new(format!("`{name}` {problem}"))))
         };
         match entry(header).map_err(|problem| (at, problem))? {
             Entry::Zeros if at == from => return Ok(Next::Zeros(at + BLOCK_LEN)),
             Entry::Zeros => {
                 return Err((at, FormatError::fixed("tar has a name without a file")));
             }
-            Entry::Name { is_pax, len } => {
+            Entry::About { kind, len } => {
                 let padded = padded(len).filter(|_| len <= MAX_NAME_LEN).ok_or_else(|| {
                     (at, FormatError::new(format!("tar has a name of {len} bytes")))
                 })?;
@@ -163,23 +195,28 @@ fn next_member(bytes: &[u8], from: usize) -> Result<Next, (usize, FormatError)> 
                 }
                 let len = usize::try_from(len).unwrap_or(usize::MAX);
                 let data = &bytes[at + BLOCK_LEN..][..len];
-                if is_pax {
-                    let (path, len) = pax(data).map_err(|problem| (at, problem))?;
-                    long_name = path.map(<[u8]>::to_vec).or(long_name);
-                    long_len = len.or(long_len);
-                } else {
-                    long_name = Some(until_zero(data).to_vec());
+                match kind {
+                    b'L' => about.path = Some(until_zero(data)),
+                    // The name that a link points to.
+                    b'K' => {}
+                    _ => about.add(data).map_err(|problem| (at, problem))?,
                 }
                 at = end;
             }
+            Entry::Refused { name, problem } => {
+                return refused(about.path.unwrap_or(name), problem);
+            }
+            Entry::File { name: Some(name), .. } if about.is_sparse => {
+                return refused(about.path.unwrap_or(name), SPARSE);
+            }
             Entry::File { name, len } => {
-                let path = name.map(|name| match (long_name, prefix(header)) {
-                    (Some(long), _) => long,
+                let path = name.map(|name| match (about.path, prefix(header)) {
+                    (Some(long), _) => long.to_vec(),
                     (None, []) => name.to_vec(),
                     (None, prefix) => [prefix, b"/", name].concat(),
                 });
                 let (begin, content) = (from, at + BLOCK_LEN);
-                let len = long_len.unwrap_or(len);
+                let len = about.len.unwrap_or(len);
                 return Ok(Next::Member(Member { path, begin, content, len }));
             }
         }
@@ -193,6 +230,7 @@ pub struct TarScanner {
     key: Option<Vec<u8>>,
     /// Where the last file begins, for messages.
     last: u64,
+    /// Whether zeros follow it.
     has_end: bool,
 }
 
@@ -236,9 +274,10 @@ impl Scanner for TarScanner {
         }
     }
 
-    fn finish(&mut self, at: u64, end: u64) -> Result<(), (u64, FormatError)> {
-        if end > 0 && (at > end || !self.has_end) {
-            let text = "tar file is cut short: a file or the zeros at the end are missing";
+    fn finish(&mut self, at: u64, end: u64, _: &mut Offsets) -> Result<(), (u64, FormatError)> {
+        // As `tar` does, this reads archives without the zeros at the end.
+        if at > end || (at < end && !self.has_end) {
+            let text = "tar file is cut short: it ends inside of a file or a header";
             return Err((self.last, FormatError::fixed(text)));
         }
         Ok(())
@@ -280,11 +319,17 @@ impl Framing for WebDataset {
             let len = usize::try_from(member.len).unwrap_or(usize::MAX);
             let content = bytes.get(member.content..).and_then(|rest| rest.get(..len));
             let content = content.ok_or(FormatError::fixed("file in the tar is cut short"))?;
-            if let Some((of_file, extension)) = member.path.as_deref().and_then(key_and_extension) {
+            let path = member.path.as_deref().unwrap_or_default();
+            if let Some((of_file, extension)) = key_and_extension(path) {
                 if files.is_empty() {
                     key = of_file.to_vec();
                 }
                 let extension = extension.to_ascii_lowercase();
+                if extension == KEY {
+                    let path = String::from_utf8_lossy(path);
+                    let text = format!("`{path}`: the extension `__key__` is reserved for keys");
+                    return Err(FormatError::new(text));
+                }
                 if files.iter().any(|(other, _)| *other == extension) {
                     let name = String::from_utf8_lossy(&extension).into_owned();
                     let text = format!("sample has two files with the extension `{name}`");

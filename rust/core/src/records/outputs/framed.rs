@@ -93,13 +93,13 @@ impl FrameEncoder {
                     out.extend_from_slice(&masked_crc(record).to_le_bytes());
                 }
                 Frames::Lines => {
-                    if let Some(problem) = line_problem(record) {
-                        return Err(Error::InvalidArgument(format!(
+                    let line = line_of(record).map_err(|problem| {
+                        Error::InvalidArgument(format!(
                             "{}: record {number} {problem}, so it cannot be a line",
                             self.path.display()
-                        )));
-                    }
-                    out.extend_from_slice(record);
+                        ))
+                    })?;
+                    out.extend_from_slice(line);
                     out.push(b'\n');
                 }
             }
@@ -108,16 +108,13 @@ impl FrameEncoder {
     }
 }
 
-/// Why `record` would not be read back as it is.
-fn line_problem(record: &[u8]) -> Option<&'static str> {
-    if record.contains(&b'\n') {
-        return Some("contains a line end");
+/// The line for `record`, without a byte order mark; or why it would not be read back as it is.
+fn line_of(record: &[u8]) -> Result<&[u8], &'static str> {
+    if record.contains(&b'\n') || record.ends_with(b"\r") && json_lines::record_of(record).is_some()
+    {
+        return Err("contains a line end");
     }
-    match json_lines::record_of(record) {
-        None => Some("is empty"),
-        Some(line) if line != record => Some("contains a line end"),
-        Some(_) => None,
-    }
+    json_lines::record_of(record).ok_or("is empty")
 }
 
 impl Encoder for FrameEncoder {

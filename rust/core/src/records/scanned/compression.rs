@@ -23,13 +23,18 @@ pub trait MayBeCompressed {
     /// The compression of the file at `path`, which begins with `head`; that is not empty.
     fn detect(&self, path: &Path, head: &[u8]) -> Compression;
 
+    /// What is wrong with a file that begins with `head`, as those of another kind do.
+    fn other_kind(&self, head: &[u8]) -> Option<&'static str> {
+        other_kind(head)
+    }
+
     /// The compression of the file at `path`, which begins with `head`: nothing is no records,
     /// whatever its name says.
     ///
     /// # Errors
     /// If it is a file of another kind: its bytes would be garbage as records.
     fn compression(&self, path: &Path, head: &[u8]) -> Result<Compression> {
-        if let Some(problem) = other_kind(head) {
+        if let Some(problem) = self.other_kind(head) {
             let path = path.display().to_string();
             let problem = problem.to_owned();
             return Err(Error::Corrupt { path, place: "whole file".to_owned(), problem });
@@ -38,8 +43,8 @@ pub trait MayBeCompressed {
     }
 }
 
-/// What is wrong with a file that begins like those of another kind.
-fn other_kind(head: &[u8]) -> Option<&'static str> {
+/// What is wrong with a file that begins like those that no format here has.
+pub fn other_kind(head: &[u8]) -> Option<&'static str> {
     Some(match head {
         [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => {
             "compressed by xz, which is not supported: decompress it"

@@ -95,11 +95,13 @@ pub trait Scanner {
         begins: &mut Offsets,
     ) -> Result<u64, (u64, FormatError)>;
 
-    /// Checks that a stream may end at `end`, where the last call said it continues at `at`.
+    /// Checks that a stream may end at `end`, where the last call said it continues at `at`, and
+    /// appends where a record begins that only the end decides.
     ///
     /// # Errors
     /// If it is cut short: the position, and the problem.
-    fn finish(&mut self, at: u64, end: u64) -> Result<(), (u64, FormatError)>;
+    fn finish(&mut self, at: u64, end: u64, begins: &mut Offsets)
+    -> Result<(), (u64, FormatError)>;
 
     /// Whether a record may be found later that begins before `at`, where the last call said it
     /// continues.

@@ -22,6 +22,9 @@ const RING_LEN: usize = 256 << 10;
 /// How many compressed bytes are read at once.
 const INPUT_LEN: u64 = 256 << 10;
 
+/// The first byte of a gzip member.
+const GZIP_MARK: u8 = 0x1f;
+
 /// Why a stream of zlib cannot have this header.
 pub(super) fn zlib_problem(method: u8, flags: u8) -> Option<&'static str> {
     if method & 15 != 8 || method >> 4 > 7 {
@@ -254,7 +257,7 @@ impl<'a> Inflate<'a> {
 
     fn gzip_header(&mut self) -> Result<(), StreamError> {
         let [id1, id2, method, flags, ..] = self.input.array::<10>()?;
-        if [id1, id2] != [0x1f, 0x8b] {
+        if [id1, id2] != [GZIP_MARK, 0x8b] {
             let text = "gzip member does not begin with 1f 8b: other data follow the last member, \
                         or the file is not compressed by gzip";
             return Err(FormatError::fixed(text).into());
@@ -332,8 +335,24 @@ impl<'a> Inflate<'a> {
                 return Err(FormatError::fixed("length of the gzip member does not match").into());
             }
         }
-        let is_end = self.input.available()?.is_empty();
-        self.phase = if is_end { Phase::End } else { Phase::Header };
+        // Files on tapes are padded with zeros, behind any member.
+        let next = loop {
+            let available = self.input.available()?;
+            let (len, num_zeros) =
+                (available.len(), available.iter().take_while(|&&b| b == 0).count());
+            let next = available.get(num_zeros).copied();
+            self.input.pos += num_zeros;
+            if next.is_some() || len == 0 {
+                break next;
+            }
+        };
+        self.phase = match next {
+            None => Phase::End,
+            Some(GZIP_MARK) => Phase::Header,
+            Some(_) => {
+                return Err(FormatError::fixed("other data follow the last gzip member").into());
+            }
+        };
         Ok(())
     }
 }

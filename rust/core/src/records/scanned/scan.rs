@@ -89,7 +89,7 @@ fn scan_plain<F: Framing>(
         len = if is_long { MIN_LEN } else { (len * 2).min(MAX_LEN) };
         at = next;
     }
-    scanner.finish(at, byte_len).map_err(|error| damaged(&begins, error))?;
+    scanner.finish(at, byte_len, &mut begins).map_err(|error| damaged(&begins, error))?;
     begins.shrink();
     Ok(Index { begins: Arc::new(begins), end: byte_len, points: None })
 }
@@ -140,7 +140,7 @@ fn scan_stream<F: Framing>(
                 .map_err(|problem| ScanError::Damaged(begins.len() as u64, end, problem))?;
         }
     }
-    scanner.finish(at, end).map_err(|error| damaged(&begins, error))?;
+    scanner.finish(at, end, &mut begins).map_err(|error| damaged(&begins, error))?;
     begins.shrink();
     let points = points.finish(compression, byte_len, end);
     Ok(Index { begins: Arc::new(begins), end, points: Some(Arc::new(points)) })

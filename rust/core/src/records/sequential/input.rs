@@ -6,7 +6,6 @@
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read};
 
-use flate2::bufread::MultiGzDecoder;
 use flate2::{Decompress, FlushDecompress, Status};
 use zstd_safe::{DCtx, InBuffer, OutBuffer};
 
@@ -15,6 +14,10 @@ use super::super::scanned::Compression;
 
 /// How many compressed bytes are read at once.
 const BUFFER_LEN: usize = 64 << 10;
+/// The largest window, which decompresses all.
+const WINDOW_BITS: u8 = 15;
+/// The first byte of a gzip member.
+const GZIP_MARK: u8 = 0x1f;
 
 /// Where bytes come from.
 pub(super) enum Source {
@@ -34,8 +37,7 @@ impl Read for Source {
 /// Decompressed bytes.
 pub(super) enum Input {
     Plain(Source),
-    Gzip(MultiGzDecoder<BufReader<Source>>),
-    Zlib(Zlib),
+    Deflate(Deflate),
     Zstd(Zstd),
 }
 
@@ -50,12 +52,9 @@ impl Input {
         let buffered = |source| BufReader::with_capacity(BUFFER_LEN, source);
         Ok(match compression {
             Compression::None => Self::Plain(source),
-            Compression::Gzip => Self::Gzip(MultiGzDecoder::new(buffered(source))),
-            Compression::Zlib => Self::Zlib(Zlib {
-                input: buffered(source),
-                decompress: Decompress::new(true),
-                is_end: false,
-            }),
+            Compression::Gzip | Compression::Zlib => {
+                Self::Deflate(Deflate::new(buffered(source), compression == Compression::Gzip))
+            }
             Compression::Zstd => Self::Zstd(Zstd {
                 input: buffered(source),
                 context: DCtx::try_create()
@@ -68,8 +67,8 @@ impl Input {
     pub(super) fn compression(&self) -> Compression {
         match self {
             Self::Plain(_) => Compression::None,
-            Self::Gzip(_) => Compression::Gzip,
-            Self::Zlib(_) => Compression::Zlib,
+            Self::Deflate(Deflate { is_gzip: true, .. }) => Compression::Gzip,
+            Self::Deflate(_) => Compression::Zlib,
             Self::Zstd(_) => Compression::Zstd,
         }
     }
@@ -86,8 +85,9 @@ impl Input {
     pub(super) fn compressed_offset(&self) -> Option<u64> {
         let source = match self {
             Self::Plain(_) => return None,
-            Self::Gzip(decoder) => decoder.get_ref().get_ref(),
-            Self::Zlib(Zlib { input, .. }) | Self::Zstd(Zstd { input, .. }) => input.get_ref(),
+            Self::Deflate(Deflate { input, .. }) | Self::Zstd(Zstd { input, .. }) => {
+                input.get_ref()
+            }
         };
         match source {
             Source::File(file) => Some(file.byte_len() - file.left()),
@@ -101,8 +101,9 @@ impl Input {
         let compression = self.compression();
         let source = match self {
             Self::Plain(source) => source,
-            Self::Gzip(decoder) => decoder.get_mut().get_mut(),
-            Self::Zlib(Zlib { input, .. }) | Self::Zstd(Zstd { input, .. }) => input.get_mut(),
+            Self::Deflate(Deflate { input, .. }) | Self::Zstd(Zstd { input, .. }) => {
+                input.get_mut()
+            }
         };
         let Source::File(file) = source else {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "the input cannot seek"));
@@ -122,8 +123,7 @@ impl Read for Input {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Plain(source) => source.read(out),
-            Self::Gzip(decoder) => decoder.read(out),
-            Self::Zlib(stream) => stream.read(out),
+            Self::Deflate(stream) => stream.read(out),
             Self::Zstd(stream) => stream.read(out),
         }
     }
@@ -137,22 +137,45 @@ fn cut_short() -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, "compressed data are cut short")
 }
 
-/// One stream of zlib.
-pub(super) struct Zlib {
+/// One stream of zlib, or any number of members of gzip, which zeros may follow: files on tapes are
+/// padded with them.
+pub(super) struct Deflate {
     input: BufReader<Source>,
     decompress: Decompress,
+    is_gzip: bool,
+    /// Whether the stream, or a member, has ended.
     is_end: bool,
 }
 
-impl Read for Zlib {
+impl Deflate {
+    fn new(input: BufReader<Source>, is_gzip: bool) -> Self {
+        let decompress =
+            if is_gzip { Decompress::new_gzip(WINDOW_BITS) } else { Decompress::new(true) };
+        Self { input, decompress, is_gzip, is_end: false }
+    }
+}
+
+impl Read for Deflate {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         while !out.is_empty() {
             let available = self.input.fill_buf()?;
-            if self.is_end && available.is_empty() {
-                break;
-            }
             if self.is_end {
-                return Err(damaged("other data follow the zlib stream"));
+                match available.iter().position(|&byte| byte != 0) {
+                    _ if available.is_empty() => break,
+                    Some(0) if self.is_gzip && available[0] == GZIP_MARK => {
+                        self.decompress = Decompress::new_gzip(WINDOW_BITS);
+                        self.is_end = false;
+                    }
+                    Some(0) if self.is_gzip => {
+                        return Err(damaged("other data follow the last gzip member"));
+                    }
+                    num_zeros if self.is_gzip => {
+                        let num_zeros = num_zeros.unwrap_or(available.len());
+                        self.input.consume(num_zeros);
+                        continue;
+                    }
+                    _ => return Err(damaged("other data follow the zlib stream")),
+                }
             }
             let is_last = available.is_empty();
             let (read, written) = (self.decompress.total_in(), self.decompress.total_out());
