@@ -25,7 +25,7 @@ RECORD = {
 }
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    st.none() | st.booleans() | st.integers() | st.floats()
     | texts,
     lambda inner: st.lists(inner, max_size=4)
     | st.dictionaries(texts, inner, max_size=4),
@@ -59,6 +59,7 @@ def test_objects_are_those_of_json(value, ascii_only, indent):
                 *"{}[],: é",
                 *['"x"', '"\\u00e9"', '"\\x"', '"', '{"x":1}', '"x":', "\x00", "\x01", "\n"],
                 *["1", "-0", "01", "1.5", "1.", "1e5", "true", "tru", "null"],
+                *["NaN", "Na", "Infinity", "-Infinity", "-", "+", "nan", "inf", "Infinit"],
             ]
         ),
         max_size=8,
@@ -142,6 +143,24 @@ def test_values_of_all_kinds():
             assert found[name].dtype == value.dtype
 
 
+def test_a_byte_order_mark_is_passed_over():
+    parse = ParseJson({"a": "int64"})
+    assert parse.map(b'\xef\xbb\xbf{"a": 1}') == parse.map('\ufeff{"a": 1}') == {"a": 1}
+    with pytest.raises(ValueError, match="expected a string at byte 1"):
+        parse.map('{\ufeff"a": 1}'.encode())
+
+
+def test_numbers_that_are_none_have_values():
+    text = b'{"x": NaN, "y": [Infinity, -Infinity]}'
+    parse = ParseJson({"x": "float32", "y": JsonField("float64", shape=(2,))})
+    found = parse.map(text)
+    assert np.isnan(found["x"])
+    assert found["x"].dtype == np.float32
+    assert found["y"].tolist() == [float("inf"), float("-inf")]
+    with pytest.raises(ValueError, match="field `x`: expected an integer, found NaN"):
+        ParseJson({"x": "int64"}).map(text)
+
+
 def test_the_last_member_of_a_name_counts():
     parse = ParseJson({"x": JsonField("int64", path=("a", "x"), default=0)})
     assert parse.map('{"a": {"x": 1}, "a": {"x": 2, "x": 3}}') == {"x": 3}
@@ -185,7 +204,7 @@ def test_errors_name_the_field_and_the_record(field, problem):
         (b"", "expected a value at byte 0"),
         (b'{"x": "\\ud800"}', "field `x`: half a surrogate pair"),
         (b'{"a":' * 600, "nested too deep"),
-        (b"\xef\xbb\xbf{}", "expected a value at byte 0"),
+        (b"\xef\xbb{}", "not valid UTF-8 at byte 0"),
     ],
 )
 def test_what_is_not_json_is_refused(record, problem):

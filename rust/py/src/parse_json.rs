@@ -4,6 +4,7 @@ use std::str;
 
 use grainmill_core::parse::json::{self, Invalid, Paths, Step, Value};
 use grainmill_core::parse::number::{Number, put_float, put_integer};
+use grainmill_core::records::json_lines;
 use numpy::PyArrayDescr;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -217,10 +218,12 @@ fn python_object<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyAny>
     })
 }
 
-/// The text of a record.
+/// The text of a record, without a byte order mark.
 fn text_of<'a>(record: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
     if let Ok(bytes) = record.cast::<PyBytes>() {
-        return str::from_utf8(bytes.as_bytes()).map_err(|error| {
+        let bytes = bytes.as_bytes();
+        let bytes = bytes.strip_prefix(json_lines::BYTE_ORDER_MARK).unwrap_or(bytes);
+        return str::from_utf8(bytes).map_err(|error| {
             PyValueError::new_err(format!(
                 "the record is not JSON: it is not valid UTF-8 at byte {}",
                 error.valid_up_to()
@@ -228,7 +231,8 @@ fn text_of<'a>(record: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
         });
     }
     if let Ok(text) = record.cast::<PyString>() {
-        return text.to_str();
+        let text = text.to_str()?;
+        return Ok(text.strip_prefix('\u{feff}').unwrap_or(text));
     }
     let found = record.get_type().name()?;
     let problem = format!("a record must be `bytes` or `str`, got a value of type {found}");

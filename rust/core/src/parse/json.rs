@@ -1,6 +1,7 @@
 //! Fields of JSON objects: the whole text is checked, and only the fields asked for are looked at.
 //!
-//! A text is passed once. Of several members with one name the last counts, as in Python's `json`.
+//! A text is passed once. As in Python's `json`, the last of several members with one name counts, and
+//! `NaN`, `Infinity` and `-Infinity`, which Python writes, are numbers.
 
 use std::borrow::Cow;
 
@@ -257,6 +258,7 @@ impl Scanner<'_> {
             Some(b't') => self.skip_word("true"),
             Some(b'f') => self.skip_word("false"),
             Some(b'n') => self.skip_word("null"),
+            Some(b'N') => self.skip_word("NaN"),
             _ => self.skip_number(),
         }
     }
@@ -307,6 +309,9 @@ impl Scanner<'_> {
     fn skip_number(&mut self) -> Result<(), Invalid> {
         if self.peek() == Some(b'-') {
             self.at += 1;
+        }
+        if self.peek() == Some(b'I') {
+            return self.skip_word("Infinity");
         }
         if self.peek() == Some(b'0') {
             self.at += 1;
