@@ -60,7 +60,7 @@ def test_fields_become_columns():
 
 def test_features_become_columns():
     examples = [
-        {"n": [1], "l": [1, 2], "b": [b"\xff"], "f": [0.5]},
+        {"n": [1], "l": [1, 2], "b": [b"\xff"], "f": [0.5], "e": {"float_list": []}},
         {"n": [2], "l": [], "b": [b"y"]},
     ]
     table = written([tf_example.encode(example) for example in examples])
@@ -68,12 +68,76 @@ def test_features_become_columns():
         "n": "int64",
         "l": "list<element: int64>",
         "b": "binary",
-        "f": "double",
+        "f": "float",
+        "e": "list<element: float>",
     }
     assert table.to_pylist() == [
-        {"b": b"\xff", "f": 0.5, "l": [1, 2], "n": 1},
-        {"b": b"y", "f": None, "l": [], "n": 2},
+        {"b": b"\xff", "e": [], "f": 0.5, "l": [1, 2], "n": 1},
+        {"b": b"y", "e": None, "f": None, "l": [], "n": 2},
     ]
+
+
+KINDS = {
+    "bytes_list": st.binary(max_size=9) | st.text(max_size=9).map(str.encode),
+    "float_list": st.floats(width=32, allow_nan=False),
+    "int64_list": st.integers(-(1 << 63), (1 << 63) - 1),
+}
+# Each feature has one kind in all examples of a data set.
+FEATURES = st.dictionaries(st.text(max_size=4), st.sampled_from(list(KINDS)), min_size=1)
+
+
+@given(FEATURES, st.data())
+@settings(max_examples=cases(60, 3_000), deadline=None)
+def test_examples_come_back_from_columns_and_json_with_their_kinds(features, data):
+    examples = [
+        {name: {kind: data.draw(st.lists(KINDS[kind], max_size=3))} for name, kind in drawn.items()}
+        for drawn in data.draw(
+            st.lists(
+                st.lists(st.sampled_from(sorted(features)), min_size=1, unique=True).map(
+                    lambda names: {name: features[name] for name in names}
+                ),
+                min_size=1,
+                max_size=5,
+            )
+        )
+    ]
+    records = list(map(tf_example.encode, examples))
+    for record, example in zip(records, examples, strict=True):
+        shown = json.loads(json.dumps(tf_example.as_json(record)))
+        assert tf_example.encode(shown) == record
+        ((kind, values),) = next(iter(example.values())).items()
+        name = next(iter(example))
+        assert tf_example.decode_kinds(record)[name] == (list(KINDS).index(kind) + 1, values)
+    written(records)
+    types = {"bytes_list": pa.binary(), "float_list": pa.float32(), "int64_list": pa.int64()}
+    for field in pq.read_schema("out.parquet"):
+        kind = field.type.value_type if pa.types.is_list(field.type) else field.type
+        assert kind == types[features[field.name]]
+    rows = ParquetDataSource("out.parquet")
+    for row, record in zip(rows, records, strict=True):
+        present = {name: value for name, value in row.items() if value is not None}
+        assert tf_example.encode(present) == record
+
+
+def test_numbers_that_no_float_of_an_example_holds_are_named():
+    with pytest.raises(ValueError, match="`x`: a number is too large for 32 bits"):
+        tf_example.encode({"x": [1e300]})
+    with pytest.raises(ValueError, match="`x`: a `int64_list` was expected, got float and int"):
+        tf_example.encode({"x": {"int64_list": [1, 2.5]}})
+    first = [tf_example.encode({"x": [0.5]}), tf_example.encode({"x": [(1 << 24) + 1]})]
+    with pytest.raises(CommandError, match="record 1 does not fit .*`x` is 16777217, not float"):
+        written(first)
+
+
+@pytest.mark.parametrize("at", [0, 1, 17])
+def test_half_a_surrogate_pair_is_named_where_it_is(at):
+    rows = [{"t": "ok", "n": 1}] * 20
+    records = lines(*rows)
+    records[at] = b'{"t": "\\ud800", "n": 1}'
+    with pytest.raises(CommandError, match=rf"record {at}: `t` is '\\ud800', which no column has"):
+        written(records)
+    with pytest.raises(CommandError, match=rf"record {at} does not fit .*`t` is '\\ud800'"):
+        written(records, schema="t:string,n:int8")
 
 
 @pytest.mark.parametrize(

@@ -214,17 +214,9 @@ class ParquetOutput(_Taking):
         found = self._array(values, wanted)
         if found is not None:
             return found
-        # One of them does not fit: the first for which the values up to it do not.
-        fits, fails = 0, len(values)
-        while fits + 1 < fails:
-            middle = (fits + fails) // 2
-            if self._array(values[:middle], wanted) is None:
-                fails = middle
-            else:
-                fits = middle
-        text = repr(values[fails - 1])
-        text = text if len(text) <= 60 else f"{text[:57]}..."
-        raise self._misfit(self._num_records + fails - 1, f"`{name}` is {text}, not {wanted}")
+        odd = _first_odd(values, lambda some: self._array(some, wanted) is not None)
+        problem = f"`{name}` is {_short(values[odd])}, not {wanted}"
+        raise self._misfit(self._num_records + odd, problem)
 
     def _array(self, values: list[Any], wanted: Any) -> Any:
         """The values as an array of a type, or `None` if one does not fit or would be changed."""
@@ -294,23 +286,44 @@ class ParquetOutput(_Taking):
     def _begin(self, records: Sequence[Any]) -> None:
         """Decides what the records are, and their schema."""
         self._num_inferred = len(records)
+        schema = self._stated
         if not isinstance(records[0], bytes):
             self._rows_of = _plain_row
         elif not self._is_raw and (examples := _all(records, _example)):
+            found = self._columns_of(examples) if schema is None else schema
+            schema = found
             self._lists = frozenset(
-                name for example in examples for name, values in example.items() if len(values) != 1
+                field.name for field in found if self._arrow.types.is_list(field.type)
             )
-            if self._stated is not None:
-                self._lists = frozenset(
-                    field.name for field in self._stated if self._arrow.types.is_list(field.type)
-                )
             self._rows_of = self._example_row
         elif not self._is_raw and _all(records, reading.json_object):
             self._rows_of = reading.json_object
-        schema = self._stated
         if schema is None:
             schema = self._inferred([self._rows_of(record) for record in records])
         self._set_schema(schema)
+
+    def _columns_of(self, examples: list[dict[str, tuple[int, list[Any]]]]) -> Any:
+        """The schema of examples: lists where not all of them that have a feature have one value."""
+        arrow = self._arrow
+        types = {
+            0: arrow.null(),
+            tf_example.BYTES_LIST: arrow.binary(),
+            tf_example.FLOAT_LIST: arrow.float32(),
+            tf_example.INT64_LIST: arrow.int64(),
+        }
+        kinds: dict[str, int] = {}
+        lists = set()
+        for example in examples:
+            for name, (kind, values) in example.items():
+                kinds[name] = kinds.get(name) or kind
+                if {kinds[name], kind} == {tf_example.INT64_LIST, tf_example.FLOAT_LIST}:
+                    kinds[name] = tf_example.FLOAT_LIST
+                if len(values) != 1:
+                    lists.add(name)
+        return arrow.schema(
+            (name, arrow.list_(types[kind]) if name in lists else types[kind])
+            for name, kind in kinds.items()
+        )
 
     def _inferred(self, rows: list[dict[str, Any]]) -> Any:
         names = list(dict.fromkeys(name for row in rows for name in row))
@@ -323,25 +336,27 @@ class ParquetOutput(_Taking):
         fields = []
         for name in names:
             values = [row.get(name) for row in rows]
-            try:
-                found = self._natural(values)
-            except (ValueError, TypeError, OverflowError):
-                numbers = range(1, len(values))
-                odd = next((n for n in numbers if not self._is_one_type(values[: n + 1])), 0)
+            problem = self._no_type(values)
+            if problem is not None:
+                odd = _first_odd(values, lambda some: self._no_type(some) is None)
+                alone = self._no_type(values[odd : odd + 1])
+                if alone is not None:
+                    text = f"is {_short(values[odd])}, which no column has: {alone}"
+                else:
+                    text = "has another type than before (--schema states the types)"
                 raise CommandError(
-                    f"{self._path}: record {odd}: `{name}` has another type than before, or one "
-                    "that no column has (--schema states the types)",
-                    ExitCode.DAMAGED,
-                ) from None
-            fields.append(self._arrow.field(name, found.type))
+                    f"{self._path}: record {odd}: `{name}` {text}", ExitCode.DAMAGED
+                )
+            fields.append(self._arrow.field(name, self._natural(values).type))
         return self._arrow.schema(fields)
 
-    def _is_one_type(self, values: list[Any]) -> bool:
+    def _no_type(self, values: list[Any]) -> str | None:
+        """Why no column can have these values; `None` if one can."""
         try:
             self._natural(values)
-        except (ValueError, TypeError, OverflowError):
-            return False
-        return True
+        except (ValueError, TypeError, OverflowError) as error:
+            return str(error)
+        return None
 
     def _set_schema(self, schema: Any) -> None:
         self._schema = schema
@@ -408,8 +423,25 @@ def _all(records: Sequence[Any], row_of: Callable[[bytes], Any]) -> list[Any] | 
     return rows
 
 
-def _example(record: bytes) -> dict[str, list[Any]]:
-    found = tf_example.decode(record)
+def _first_odd(values: list[Any], fits: Callable[[list[Any]], bool]) -> int:
+    """The position of the first value for which those up to it do not fit; all together do not."""
+    good, bad = 0, len(values)
+    while good + 1 < bad:
+        middle = (good + bad) // 2
+        if fits(values[:middle]):
+            good = middle
+        else:
+            bad = middle
+    return bad - 1
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _example(record: bytes) -> dict[str, tuple[int, list[Any]]]:
+    found = tf_example.decode_kinds(record)
     if not found:
         raise ValueError("an example without features")  # or an empty record
     return found

@@ -1,4 +1,8 @@
-"""Decodes `tf.train.Example` messages, to print them; training uses `transforms.ParseExample`."""
+"""`tf.train.Example` messages for the tools; training uses `transforms.ParseExample`.
+
+Each feature is a list of one kind. In JSON, where an empty list would not show its kind, that is
+`{"int64_list": []}`; the same form states the kind of any list.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,16 @@ import struct
 from typing import Any
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
+# The numbers of the kinds in messages; 0 is that of a feature without a list.
+BYTES_LIST, FLOAT_LIST, INT64_LIST = 1, 2, 3
+_NAMES = {BYTES_LIST: "bytes_list", FLOAT_LIST: "float_list", INT64_LIST: "int64_list"}
+_KINDS = {name: kind for kind, name in _NAMES.items()}
+_TYPES: dict[int, type | tuple[type, ...]] = {
+    BYTES_LIST: (str, bytes),
+    INT64_LIST: int,  # and booleans
+    FLOAT_LIST: (int, float),
+}
+_OF_DTYPE = dict.fromkeys("OSU", BYTES_LIST) | dict.fromkeys("biu", INT64_LIST) | {"f": FLOAT_LIST}
 
 
 def decode(record: bytes) -> dict[str, list[Any]]:
@@ -16,7 +29,16 @@ def decode(record: bytes) -> dict[str, list[Any]]:
     Raises:
         ValueError: The record is no such message.
     """
-    features: dict[str, list[Any]] = {}
+    return {name: values for name, (_, values) in decode_kinds(record).items()}
+
+
+def decode_kinds(record: bytes) -> dict[str, tuple[int, list[Any]]]:
+    """The same, each with its kind.
+
+    Raises:
+        ValueError: The record is no such message.
+    """
+    features: dict[str, tuple[int, list[Any]]] = {}
     for number, wire, value in _fields(record):
         if number != 1 or wire != _BYTES:
             raise ValueError("not a tf.train.Example")
@@ -43,30 +65,51 @@ def encode(features: dict[str, Any]) -> bytes:
     """
     entries = []
     for name in sorted(features):
-        given = features[name]
+        kind, given = _stated(features[name])
         values = given.tolist() if hasattr(given, "tolist") else given
         values = [] if values is None else values
         values = values if isinstance(values, list | tuple) else [values]
-        feature = _feature(name, list(values))
+        feature = _feature(name, list(map(_unshown, values)), kind)
         entries.append(_field(1, _field(1, name.encode()) + _field(2, feature)))
     return _field(1, b"".join(entries))
 
 
-def _feature(name: str, values: list[Any]) -> bytes:
+def _stated(given: Any) -> tuple[int, Any]:
+    """The kind of a list where something besides its values says it, otherwise 0; and the list."""
+    if isinstance(given, dict) and len(given) == 1:
+        (name,) = given
+        if name in _KINDS and isinstance(given[name], list):
+            return _KINDS[name], given[name]
+    if hasattr(given, "dtype") and not given.size:
+        return _OF_DTYPE.get(given.dtype.kind, 0), given
+    return 0, given
+
+
+def _feature(name: str, values: list[Any], kind: int) -> bytes:
     if not values:
-        return b""
-    if all(isinstance(value, str | bytes) for value in values):
+        return _field(kind, b"") if kind else b""
+    fitting = [
+        each
+        for each in ([kind] if kind else _TYPES)
+        if all(isinstance(value, _TYPES[each]) for value in values)
+    ]
+    if not fitting:
+        wanted = f"a `{_NAMES[kind]}`" if kind else "a list of text, bytes or numbers"
+        found = " and ".join(sorted({type(value).__name__ for value in values}))
+        raise ValueError(f"`{name}`: {wanted} was expected, got {found}")
+    kind = fitting[0]
+    if kind == BYTES_LIST:
         parts = [value.encode() if isinstance(value, str) else value for value in values]
-        return _field(_BYTES_LIST, b"".join(_field(1, part) for part in parts))
-    if all(isinstance(value, int) for value in values):  # and booleans
-        if any(not -(1 << 63) <= value < 1 << 63 for value in values):
-            raise ValueError(f"`{name}`: an integer exceeds 64 bits")
-        packed = b"".join(_encoded(int(value) & ((1 << 64) - 1)) for value in values)
-        return _field(_INT64_LIST, _field(1, packed))
-    if all(isinstance(value, int | float) for value in values):
-        return _field(_FLOAT_LIST, _field(1, struct.pack(f"<{len(values)}f", *values)))
-    kind = type(values[0]).__name__
-    raise ValueError(f"`{name}`: a list of text, bytes or numbers was expected, got {kind}")
+        return _field(kind, b"".join(_field(1, part) for part in parts))
+    if kind == FLOAT_LIST:
+        try:
+            return _field(kind, _field(1, struct.pack(f"<{len(values)}f", *values)))
+        except OverflowError:
+            raise ValueError(f"`{name}`: a number is too large for 32 bits") from None
+    if any(not -(1 << 63) <= value < 1 << 63 for value in values):
+        raise ValueError(f"`{name}`: an integer exceeds 64 bits")
+    packed = b"".join(_encoded(int(value) & ((1 << 64) - 1)) for value in values)
+    return _field(kind, _field(1, packed))
 
 
 def _field(number: int, content: bytes) -> bytes:
@@ -92,20 +135,30 @@ def shown(value: Any) -> Any:
     return value
 
 
-def as_json(record: bytes) -> dict[str, list[Any]]:
-    """The features of an example, as JSON can represent them.
+def _unshown(value: Any) -> Any:
+    """The value that `shown` shows as this one."""
+    if isinstance(value, dict) and value.keys() == {"base64"} and isinstance(value["base64"], str):
+        return base64.b64decode(value["base64"], validate=True)
+    return value
+
+
+def as_json(record: bytes) -> dict[str, Any]:
+    """The features of an example, as JSON can represent them; `encode` makes the same ones of it.
 
     Raises:
         ValueError: The record is no such message.
     """
-    return {name: [shown(value) for value in values] for name, values in decode(record).items()}
+    return {
+        name: [shown(value) for value in values] if values or not kind else {_NAMES[kind]: []}
+        for name, (kind, values) in decode_kinds(record).items()
+    }
 
 
-def _values(feature: bytes) -> list[Any]:
+def _values(feature: bytes) -> tuple[int, list[Any]]:
     values: list[Any] = []
     kind = 0
     for number, wire, content in _fields(feature):
-        if wire != _BYTES or number not in {_BYTES_LIST, _FLOAT_LIST, _INT64_LIST}:
+        if wire != _BYTES or number not in {BYTES_LIST, FLOAT_LIST, INT64_LIST}:
             raise ValueError("not a tf.train.Feature")
         if number != kind:  # another kind replaces what was before
             kind, values = number, []
@@ -113,17 +166,17 @@ def _values(feature: bytes) -> list[Any]:
             if inner != 1:
                 raise ValueError("not a list of values")
             values += _value_list(kind, inner_wire, value)
-    return values
+    return kind, values
 
 
 def _value_list(kind: int, wire: int, value: Any) -> list[Any]:
-    if kind == _BYTES_LIST and wire == _BYTES:
+    if kind == BYTES_LIST and wire == _BYTES:
         return [value]
-    if kind == _FLOAT_LIST and wire in {_FIXED32, _BYTES} and len(value) % 4 == 0:
+    if kind == FLOAT_LIST and wire in {_FIXED32, _BYTES} and len(value) % 4 == 0:
         return list(struct.unpack(f"<{len(value) // 4}f", value))
-    if kind == _INT64_LIST and wire == _VARINT:
+    if kind == INT64_LIST and wire == _VARINT:
         return [_signed(value)]
-    if kind == _INT64_LIST and wire == _BYTES:
+    if kind == INT64_LIST and wire == _BYTES:
         values, at = [], 0
         while at < len(value):
             number, at = _varint(value, at)
