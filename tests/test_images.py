@@ -170,6 +170,86 @@ def test_orientation_is_that_of_pil(kind, orientation):
     np.testing.assert_array_equal(DecodeImage().map(file.getvalue()), as_stored)
 
 
+def xmp_of(orientation, form='tiff:Orientation="{}"'):
+    text = form.format(orientation)
+    return f"<x:xmpmeta><rdf:Description xmp:Rating='3' {text}/></x:xmpmeta>".encode()
+
+
+def with_xmp(data, xmp):
+    """An image with that XMP data before what PIL wrote after the first header."""
+    if data.startswith(b"\xff\xd8"):
+        segment = b"http://ns.adobe.com/xap/1.0/\0" + xmp
+        return data[:2] + b"\xff\xe1" + (len(segment) + 2).to_bytes(2, "big") + segment + data[2:]
+    text = chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp)
+    return data[:33] + text + data[33:]
+
+
+# What EXIF has: no EXIF at all, EXIF without an orientation, or an orientation.
+@pytest.mark.parametrize("exif_orientation", [None, "other", 0, 1, 3, 9])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_orientation_in_xmp_counts_where_exif_has_none(kind, exif_orientation):
+    exif = Image.Exif()
+    if exif_orientation == "other":
+        exif[0x10F] = "a maker"
+    elif exif_orientation is not None:
+        exif[0x112] = exif_orientation
+    file = io.BytesIO()
+    photo(23, 38).save(file, kind, **({} if exif_orientation is None else {"exif": exif}))
+    forms = ['tiff:Orientation="{}"', "><tiff:Orientation>{}</tiff:Orientation>", "other='{}'"]
+    for form in forms:
+        for orientation in range(10):
+            data = with_xmp(file.getvalue(), xmp_of(orientation, form))
+            upright = ImageOps.exif_transpose(opened(data))
+            found = DecodeImage(exif_orientation=True).map(data)
+            np.testing.assert_array_equal(found, np.asarray(upright))
+            np.testing.assert_array_equal(DecodeImage().map(data), np.asarray(opened(data)))
+    cut = with_xmp(file.getvalue(), xmp_of("", "tiff:Orientation"))
+    assert DecodeImage(exif_orientation=True).map(cut).shape == (23, 38, 3)
+
+
+def segments(data):
+    """The headers of a JPEG file before its scan, and the rest."""
+    at, found = 2, []
+    while data[at + 1] != 0xDA:
+        end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        found.append((data[at + 1], data[at:end]))
+        at = end
+    return found, data[at:]
+
+
+@pytest.mark.parametrize("missing", [{0x00, 0x01, 0x10, 0x11}, {0x00}, {0x11}, {0x01, 0x10}])
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_standard_tables_stand_for_those_that_a_jpeg_has_not(mode, missing):
+    """As in frames of Motion JPEG; PIL's libjpeg uses the same ones."""
+    file = io.BytesIO()
+    photo(61, 47).convert(mode).save(file, "JPEG", quality=90)
+    headers, rest = segments(file.getvalue())
+    data = b"\xff\xd8"
+    for marker, segment in headers:
+        if marker == 0xC4 and segment[4] in missing:
+            assert len(segment) - 4 in {29, 179}  # one table each
+            continue
+        data += segment
+    data += rest
+    expected = by_pil(opened(data))
+    np.testing.assert_array_equal(expected, by_pil(opened(file.getvalue())))
+    np.testing.assert_array_equal(DecodeImage().map(data), expected)
+    box = DecodeImage(crop=lambda *_: (30, 10, 20, 30)).map(data)
+    np.testing.assert_array_equal(box, expected[30:50, 10:40])
+
+
+def test_a_table_that_no_standard_has_is_missing():
+    data = bytearray(jpeg(20, 20))
+    scan = data.index(b"\xff\xda")
+    data[scan + 6] = 0x22  # the tables of the first component
+    with pytest.raises(_native.GrainmillError, match="a Huffman table that is not defined"):
+        DecodeImage().map(bytes(data))
+    headers, rest = segments(jpeg(40, 40, progressive=True))
+    without = b"\xff\xd8" + b"".join(part for marker, part in headers if marker != 0xC4) + rest
+    with pytest.raises(_native.GrainmillError, match="a Huffman table that is not defined"):
+        DecodeImage().map(without)
+
+
 def chunk(kind, content):
     checksum = zlib.crc32(kind + content).to_bytes(4, "big")
     return len(content).to_bytes(4, "big") + kind + content + checksum
@@ -193,6 +273,80 @@ def png(pixels, *, interlaced=False, size=None):
     header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, 2, 0, 0, interlaced])
     parts = [chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def chunks(data):
+    at = 8
+    while at < len(data):
+        end = at + 12 + int.from_bytes(data[at : at + 4], "big")
+        yield data[at + 4 : at + 8], data[at + 8 : end - 4]
+        at = end
+
+
+def animation(*, is_first_shown):
+    file = io.BytesIO()
+    frames = [photo(13, 21, seed) for seed in range(3)]
+    options = {"save_all": True, "default_image": not is_first_shown}
+    frames[0].save(file, "PNG", append_images=frames[1:], **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("is_first_shown", [True, False])
+def test_the_first_image_of_an_animation_is_read_whatever_the_others_are(is_first_shown):
+    data = animation(is_first_shown=is_first_shown)
+    expected = np.asarray(photo(13, 21))
+    np.testing.assert_array_equal(DecodeImage().map(data), expected)
+    rng = np.random.default_rng(1)
+    for kinds in ([b"fcTL"], [b"fdAT"], [b"fcTL", b"fdAT"], [b"acTL"]):
+        for _ in range(20):
+            parts = [b"\x89PNG\r\n\x1a\n"]
+            for kind, content in chunks(data):
+                if kind in kinds:  # a wrong number
+                    content = rng.bytes(4) + content[4:]
+                parts.append(chunk(kind, content))
+            wrong = b"".join(parts)
+            np.testing.assert_array_equal(DecodeImage().map(wrong), expected)
+    cut = data[: data.index(b"fdAT") + 20]
+    with pytest.raises(_native.GrainmillError, match="it was cut short"):
+        DecodeImage().map(cut)
+    np.testing.assert_array_equal(DecodeImage(allow_damaged=True).map(cut), expected)
+
+
+@pytest.mark.parametrize(
+    ("colour", "depth"), [(0, 1), (0, 2), (0, 4), (0, 8), (0, 16), (2, 8), (2, 16)]
+)
+def test_the_transparent_colour_has_as_many_bits_as_samples(colour, depth):
+    """What is above them is ignored, as libpng does it."""
+    rng = np.random.default_rng(depth)
+    samples = 3 if colour else 1
+    width, height = 32, 9
+    rows = [rng.bytes(width * samples * depth // 8) for _ in range(height)]
+    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([depth, colour, 0, 0, 0])
+
+    def file(numbers):
+        transparent = b"".join(int(number).to_bytes(2, "big") for number in numbers)
+        parts = [(b"IHDR", header), (b"tRNS", transparent)]
+        parts += [(b"IDAT", zlib.compress(b"\0" + b"\0".join(rows))), (b"IEND", b"")]
+        return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
+
+    first = rows[4][: max(1, samples * depth // 8)]
+    if depth == 16:
+        numbers = [int.from_bytes(first[n : n + 2], "big") for n in range(0, len(first), 2)]
+    else:
+        numbers = [byte >> 8 - depth for byte in first]
+    expected = DecodeImage(channels=4).map(file(numbers))
+    assert expected[4, 0, 3] == 0
+    assert (expected[..., 3] == 255).any()
+    if depth in {1, 8}:  # PIL does not scale the number of other depths as it scales samples
+        np.testing.assert_array_equal(expected, by_pil(opened(file(numbers)), 4))
+    if depth < 16:
+        for high in (1, 0x80, 255 >> depth or 1, (1 << 16 - depth) - 1):
+            wide = [number | high << depth for number in numbers]
+            np.testing.assert_array_equal(DecodeImage(channels=4).map(file(wide)), expected)
+    wrong = bytearray(file([0xFFFF] * samples))
+    wrong[wrong.index(b"tRNS") + 5] ^= 1  # its checksum is wrong
+    with pytest.raises(_native.GrainmillError, match="PNG image: byte 33"):
+        DecodeImage().map(bytes(wrong))
 
 
 def test_interlaced_png():

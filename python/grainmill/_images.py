@@ -137,8 +137,8 @@ class DecodeImage(_Decoder, Map):
         draft: Whether to decode a JPEG at a half, a quarter or an eighth of its size where that
             is not smaller than `size`, as PIL's `draft` does. That takes a third less time for
             large images; pixels differ a little from those of a resized whole image.
-        exif_orientation: Whether to turn the image upright as EXIF says, like PIL's
-            `exif_transpose`. `crop` and `size` are those of the upright image.
+        exif_orientation: Whether to turn the image upright as EXIF says, or XMP where EXIF says
+            nothing, like PIL's `exif_transpose`. `crop` and `size` are those of the upright image.
         max_pixels: Larger images are errors, before memory is allocated for them.
         allow_damaged: Whether the rest of an image that was cut short or damaged is gray (JPEG)
             or black (PNG), instead of an error.

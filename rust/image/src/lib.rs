@@ -23,7 +23,7 @@ pub struct Options {
     pub channels: Option<usize>,
     /// How to resize.
     pub filter: Filter,
-    /// Whether to turn the image upright as EXIF says.
+    /// Whether to turn the image upright as EXIF says, or XMP where EXIF says nothing.
     pub exif_orientation: bool,
     /// Whether a JPEG may be decoded at a half, a quarter or an eighth of its size where that is at
     /// least the requested size.

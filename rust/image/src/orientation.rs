@@ -1,4 +1,4 @@
-//! The orientation that cameras note in EXIF, and turning pixels upright.
+//! The orientation that cameras note in EXIF, or programs in XMP, and turning pixels upright.
 
 use std::ops::Range;
 
@@ -10,12 +10,41 @@ use crate::pixels::Pixels;
 /// The number of the tag.
 const ORIENTATION: u16 = 0x112;
 
-/// The orientation in EXIF data, from 1 to 8; 1 if there is none, or an invalid one.
-pub(crate) fn from_exif(exif: &[u8]) -> u8 {
-    find(exif).filter(|value| (1..=8).contains(value)).unwrap_or(1)
+/// What EXIF and XMP data say, each if there are any; that in EXIF counts, as for PIL.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Orientation {
+    exif: Option<u16>,
+    xmp: Option<u16>,
 }
 
-fn find(exif: &[u8]) -> Option<u8> {
+impl Orientation {
+    pub(crate) fn add_exif(&mut self, exif: &[u8]) {
+        self.exif = find(exif);
+    }
+
+    pub(crate) fn add_xmp(&mut self, xmp: &[u8]) {
+        self.xmp = find_in_xmp(xmp);
+    }
+
+    /// The orientation, from 1 to 8; 1 if there is none, or an invalid one.
+    pub(crate) fn value(self) -> u8 {
+        let value = self.exif.or(self.xmp).and_then(|value| u8::try_from(value).ok());
+        value.filter(|value| (1..=8).contains(value)).unwrap_or(1)
+    }
+}
+
+/// The value of `tiff:Orientation`, which is an attribute or an element.
+fn find_in_xmp(xmp: &[u8]) -> Option<u16> {
+    const NAME: &[u8] = b"tiff:Orientation";
+    memchr::memmem::find_iter(xmp, NAME).find_map(|at| match &xmp[at + NAME.len()..] {
+        [b'>', digit @ b'0'..=b'9', ..] | [b'=', b'"' | b'\'', digit @ b'0'..=b'9', ..] => {
+            Some(u16::from(digit - b'0'))
+        }
+        _ => None,
+    })
+}
+
+fn find(exif: &[u8]) -> Option<u16> {
     let is_little = match exif.get(..4)? {
         b"II*\0" => true,
         b"MM\0*" => false,
@@ -35,7 +64,7 @@ fn find(exif: &[u8]) -> Option<u8> {
     for at in entries.take_while(|&at| at + 12 <= exif.len()) {
         if short(at) == Some(ORIENTATION) {
             // A single 16-bit number stands in the entry itself.
-            return (short(at + 2) == Some(3)).then(|| short(at + 8)).flatten()?.try_into().ok();
+            return if short(at + 2) == Some(3) { short(at + 8) } else { Some(0) };
         }
     }
     None

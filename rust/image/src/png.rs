@@ -1,5 +1,6 @@
 //! PNG: every colour type and bit depth, as 8 bits per channel; 16 bits lose their lower half.
 
+use std::borrow::Cow;
 use std::io::Cursor;
 use std::ops::Range;
 
@@ -7,10 +8,14 @@ use grainmill_core::try_alloc::{try_defaults, try_with_capacity};
 use grainmill_core::{Error, Result};
 use png::{BitDepth, ColorType, DecodeOptions, DecodingError, Transformations};
 
+use crate::orientation::Orientation;
 use crate::pixels::Pixels;
 use crate::{Header, Options};
 
 const SIGNATURE: [u8; 8] = *b"\x89PNG\r\n\x1a\n";
+
+/// What a text of XMP data begins with: its name, and that it is not compressed.
+const XMP: &[u8] = b"XML:com.adobe.xmp\0\0";
 
 /// Whether `file` starts like a PNG file.
 pub(crate) fn is_png(file: &[u8]) -> bool {
@@ -33,12 +38,17 @@ fn chunks(file: &[u8]) -> impl Iterator<Item = (usize, &[u8], &[u8])> {
 
 /// The size and orientation of an image.
 pub(crate) fn header(file: &[u8]) -> Result<Header> {
-    let mut orientation = 1;
+    let mut orientation = Orientation::default();
     let mut size = None;
     for (at, kind, content) in chunks(file) {
         match kind {
             b"IHDR" if at == SIGNATURE.len() => size = content.first_chunk::<8>(),
-            b"eXIf" => orientation = crate::orientation::from_exif(content),
+            b"eXIf" => orientation.add_exif(content),
+            b"iTXt" => {
+                if let Some(xmp) = content.strip_prefix(XMP) {
+                    orientation.add_xmp(xmp);
+                }
+            }
             b"IDAT" | b"IEND" => break,
             _ => {}
         }
@@ -56,7 +66,7 @@ pub(crate) fn header(file: &[u8]) -> Result<Header> {
         let text = format!("the image has {width} x {height} pixels");
         return Err(crate::corrupt("PNG", 16, text));
     }
-    Ok(Header { width, height, orientation })
+    Ok(Header { width, height, orientation: orientation.value() })
 }
 
 /// Decodes the pixels `x` and `y`.
@@ -72,7 +82,8 @@ pub(crate) fn decode(
     }
     let mut lenience = DecodeOptions::default();
     lenience.set_skip_ancillary_crc_failures(options.allow_damaged);
-    let mut decoder = png::Decoder::new_with_options(Cursor::new(file), lenience);
+    let readable = readable(file);
+    let mut decoder = png::Decoder::new_with_options(Cursor::new(&*readable), lenience);
     decoder.set_transformations(Transformations::EXPAND | Transformations::STRIP_16);
     // Text and profiles are not needed, and may be damaged without any harm to pixels.
     decoder.set_ignore_text_chunk(true);
@@ -137,6 +148,53 @@ pub(crate) fn decode(
     let pixels = Pixels { width: x.len(), height: y.len(), channels: own, bytes };
     let channels = options.channels.unwrap_or(own);
     pixels.converted(channels)
+}
+
+/// The file as the decoder reads it: without the chunks of animations, which may be wrong without any
+/// harm to the first image, and with the transparent colour cut to the depth, as libpng does it.
+fn readable(file: &[u8]) -> Cow<'_, [u8]> {
+    let header = chunks(file).next().map_or(&[][..], |(_, _, content)| content);
+    let replaced: Vec<_> = chunks(file)
+        .filter_map(|chunk @ (at, kind, content)| match kind {
+            b"acTL" | b"fcTL" | b"fdAT" => Some((at, content.len() + 12, Vec::new())),
+            b"tRNS" => cut_to_depth(file, header, chunk).map(|new| (at, new.len(), new)),
+            _ => None,
+        })
+        .collect();
+    if replaced.is_empty() {
+        return Cow::Borrowed(file);
+    }
+    let (mut whole, mut from) = (Vec::with_capacity(file.len()), 0);
+    for (at, len, new) in replaced {
+        whole.extend_from_slice(&file[from..at]);
+        whole.extend_from_slice(&new);
+        from = (at + len).min(file.len());
+    }
+    whole.extend_from_slice(&file[from..]);
+    Cow::Owned(whole)
+}
+
+/// The chunk of the transparent colour with numbers of as many bits as samples have, if it has others.
+fn cut_to_depth(
+    file: &[u8],
+    header: &[u8],
+    (at, kind, content): (usize, &[u8], &[u8]),
+) -> Option<Vec<u8>> {
+    let [.., depth, 0 | 2, _, _, _] = *header else { return None };
+    let mask = u16::MAX.checked_shr(16_u32.checked_sub(u32::from(depth))?)?;
+    let numbers = content.chunks_exact(2).map(|pair| u16::from_be_bytes([pair[0], pair[1]]));
+    let cut: Vec<u8> = numbers.flat_map(|number| (number & mask).to_be_bytes()).collect();
+    let end = at + 8 + content.len();
+    // A wrong checksum stays wrong.
+    let stored = file.get(end..end + 4)?;
+    if cut == content
+        || cut.len() != content.len()
+        || stored != crc32(&file[at + 4..end]).to_be_bytes()
+    {
+        return None;
+    }
+    let named = [kind, &cut].concat();
+    Some([&file[at..at + 4], &named, &crc32(&named).to_be_bytes()].concat())
 }
 
 /// What the decoder found wrong. It does not say where, so this names the first chunk whose checksum

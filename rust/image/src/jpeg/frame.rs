@@ -2,6 +2,10 @@
 
 use super::huffman::{Kind, Table};
 use super::{Problem, damaged, unsupported};
+use crate::orientation::Orientation;
+
+/// What XMP data begin with.
+const XMP: &[u8] = b"http://ns.adobe.com/xap/1.0/\0";
 
 /// A component of the frame, such as luminance.
 #[derive(Clone, Debug)]
@@ -77,8 +81,7 @@ pub(super) struct Headers {
     pub(super) restart_interval: usize,
     jfif: bool,
     adobe: Option<u8>,
-    /// The EXIF orientation, from 1 to 8.
-    pub(super) orientation: Option<u8>,
+    pub(super) orientation: Orientation,
 }
 
 /// The position of the k-th coefficient of a scan in a block that is stored row by row.
@@ -194,9 +197,12 @@ impl Headers {
                 }
                 0xe1 => {
                     // Once the size is known, it stays.
-                    let exif = content.strip_prefix(b"Exif\0\0");
-                    if let (Some(exif), None) = (exif, &self.frame) {
-                        self.orientation = Some(crate::orientation::from_exif(exif));
+                    if self.frame.is_none() {
+                        if let Some(exif) = content.strip_prefix(b"Exif\0\0") {
+                            self.orientation.add_exif(exif);
+                        } else if let Some(xmp) = content.strip_prefix(XMP) {
+                            self.orientation.add_xmp(xmp);
+                        }
                     }
                     Ok(())
                 }
@@ -348,6 +354,11 @@ impl Headers {
                 return Err(damaged(0, "a progressive scan has invalid parameters"));
             }
             return Ok(scan);
+        }
+        // Frames of Motion JPEG have no tables.
+        for &(_, dc, ac) in &scan.components {
+            self.dc[dc] = self.dc[dc].take().or_else(|| Table::standard(Kind::Dc, dc));
+            self.ac[ac] = self.ac[ac].take().or_else(|| Table::standard(Kind::Ac, ac));
         }
         // Other values are wrong, and ignored by all decoders.
         Ok(Scan { first: 0, last: 63, high: 0, low: 0, ..scan })

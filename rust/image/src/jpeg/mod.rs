@@ -62,7 +62,7 @@ pub(crate) fn header(file: &[u8]) -> Result<Header> {
     let mut headers = Headers::default();
     let frame = headers.read_frame(file)?;
     let (width, height) = (frame.width, frame.height);
-    Ok(Header { width, height, orientation: headers.orientation.unwrap_or(1) })
+    Ok(Header { width, height, orientation: headers.orientation.value() })
 }
 
 /// Decodes the pixels `x` and `y` of the image at `eighths` of its size.
