@@ -5,13 +5,14 @@ import os
 import pickle
 import shutil
 import threading
+import types
 from pathlib import Path
 
 import pytest
 
 from grainmill import MapDataset, _native
 from grainmill.array_record import ArrayRecordWriter
-from grainmill.sources import ArrayRecordDataSource
+from grainmill.sources import ArrayRecordDataSource, JsonLinesDataSource
 
 
 @pytest.fixture
@@ -97,12 +98,38 @@ def test_writers_at_the_same_time_leave_a_sound_index(paths, tmp_path):
     assert len(ArrayRecordDataSource(paths, index=index)) == 9
 
 
-def test_files_whose_records_are_given_are_not_opened_for_their_length(paths):
-    source = ArrayRecordDataSource([f"{path}[0:2]" for path in [*paths, "/nowhere"]])
+def test_files_of_instructions_are_not_opened_for_their_length(paths):
+    instructions = [
+        types.SimpleNamespace(filename=path, skip=0, take=2, examples_in_shard=3)
+        for path in [*paths, "/nowhere"]
+    ]
+    source = ArrayRecordDataSource(instructions)
     assert len(source) == 8
     assert [source[0], source[5]] == [EXPECTED[0], EXPECTED[6]]
     with pytest.raises(FileNotFoundError, match="nowhere"):
         source[7]
+
+
+RANGES = ["[0:1000]", "[2:4]", "[4:4]", "[9:9]"]  # of a file with three records
+
+
+@pytest.mark.parametrize("text", RANGES)
+def test_ranges_that_a_file_does_not_have_are_refused_at_once(paths, text, tmp_path):
+    problem = rf"records \{text[:-1]}\] requested, but the file has 3"
+    for given in (paths[1] + text, [*paths, paths[1] + text]):
+        with pytest.raises(IndexError, match=problem):
+            ArrayRecordDataSource(given)
+    index = str(tmp_path / "index")
+    ArrayRecordDataSource(paths, index=index)
+    with pytest.raises(IndexError, match=problem):
+        ArrayRecordDataSource([paths[0], paths[1] + text], index=index)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        ArrayRecordDataSource(f"/nowhere{text}")
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text("1\n2\n3\n")
+    with pytest.raises(IndexError, match=problem):
+        JsonLinesDataSource(f"{lines}{text}")
+    assert list(JsonLinesDataSource(f"{lines}[1:3]")) == [b"2", b"3"]
 
 
 def refusing(number):

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import (
     TYPE_CHECKING,
     Any,
+    NamedTuple,
     Protocol,
     Self,
     SupportsIndex,
@@ -16,7 +17,7 @@ from typing import (
     runtime_checkable,
 )
 
-from grainmill._sources.paths import expand, expand_ranges
+from grainmill._sources.paths import expand, expand_ranges, file_range
 from grainmill._sources.record_files import RecordFilesSource
 from grainmill._sources.suffixes import suffixes_of
 from grainmill._url import absolute
@@ -113,7 +114,8 @@ class FileInstruction(Protocol):
         filename: The path of the file.
         skip: Number of records to skip at its start.
         take: Number of records to read after that.
-        examples_in_shard: Number of records in the file; not used.
+        examples_in_shard: Number of records in the file; not used. Whoever made this object knows
+            the file, so it is opened when it is first read.
     """
 
     filename: str
@@ -123,6 +125,13 @@ class FileInstruction(Protocol):
 
 
 PathLike = str | os.PathLike[str] | FileInstruction
+
+
+class _Instruction(NamedTuple):
+    filename: str
+    skip: int
+    take: int
+    examples_in_shard: int = 0
 
 
 class ArrayRecordDataSource(RecordFilesSource[bytes]):
@@ -138,8 +147,9 @@ class ArrayRecordDataSource(RecordFilesSource[bytes]):
     Args:
         paths: A path, a `FileInstruction`, or a sequence of them, as for `expand_paths`. A path may
             be a URL, such as `s3://bucket/name`, `gs://`, `az://` or `https://`. A string of the
-            form `path[a:b]` selects records `a` to `b - 1` of that file. Files with such a range
-            are opened when they are first read, all others immediately.
+            form `path[a:b]` selects records `a` to `b - 1` of that file, which must have them.
+            Files of a `FileInstruction` are opened when they are first read, all others
+            immediately.
         reader_options: Options of an `ArrayRecordReader`, as a dict. They are checked, but have no
             effect.
         index: Path of an index file with the number of records of each file, so that no file has
@@ -151,6 +161,7 @@ class ArrayRecordDataSource(RecordFilesSource[bytes]):
         ValueError: A path has an unsupported type, there is none, a range is reversed, an option is
             invalid, or the index is damaged.
         FileNotFoundError: There is no such file, or none that matches.
+        IndexError: A file has fewer records than its range needs.
 
     Example:
         >>> from grainmill.array_record import ArrayRecordWriter
@@ -183,7 +194,7 @@ class ArrayRecordDataSource(RecordFilesSource[bytes]):
         if index is not None:
             from grainmill._index_file import read_entries  # noqa: PLC0415
 
-            entries = read_entries(os.fspath(index), [absolute(path) for path, _, _ in files])
+            entries = read_entries(os.fspath(index), [absolute(file.path) for file in files])
         super().__init__(files, entries=entries)
 
     @classmethod
@@ -209,7 +220,9 @@ class ArrayRecordDataSource(RecordFilesSource[bytes]):
         from grainmill._sources.tfds import read_directory  # noqa: PLC0415
 
         found = read_directory(path, split)
-        source = cls(found.paths)
+        source = cls(
+            [_Instruction(each.path, each.skip, each.take or 0) for each in map(file_range, found.paths)]
+        )
         source._named = found.paths
         source._features = found.features
         return source

@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import tempfile
 from pathlib import Path
 
 import grain as real
@@ -350,6 +351,19 @@ def bytes_that_end_in_zeros():
     assert isinstance(error_of(lambda: batch(grain)), ValueError)
 
 
+def ranges_beyond_the_file():
+    with tempfile.TemporaryDirectory() as directory:
+        path = f"{directory}/ten.array_record"
+        with grain.array_record.ArrayRecordWriter(path, "group_size:1") as writer:
+            for number in range(10):
+                writer.write(b"%d" % number)
+        theirs = real.sources.ArrayRecordDataSource(f"{path}[5:12]")
+        assert (len(theirs), theirs[0]) == (7, b"5")
+        assert isinstance(error_of(lambda: theirs[6]), RuntimeError)
+        ours = error_of(lambda: grain.sources.ArrayRecordDataSource(f"{path}[5:12]"))
+        assert isinstance(ours, IndexError)
+
+
 def workers_without_flags():
     ops = [["range", 3], ["to_iter", INLINE], ["mp_prefetch", 1, 1]]
     were_parsed = flags.FLAGS.is_parsed()  # by another test
@@ -394,6 +408,7 @@ CHECKS = {
         "packed_padding": packed_padding,
         "bytes_that_end_in_zeros": bytes_that_end_in_zeros,
         "shared_memory_batches": shared_memory_batches,
+        "ranges_beyond_the_file": ranges_beyond_the_file,
         "workers_without_flags": workers_without_flags,
         "more_threads_than_datasets": more_threads_than_datasets,
     }.items()

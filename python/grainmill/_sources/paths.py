@@ -31,11 +31,14 @@ class FileRange(NamedTuple):
         path: The path.
         skip: Number of records to skip at its start.
         take: Number of records to read after that; `None` for all.
+        is_trusted: Whether the file has these records for sure, as a `FileInstruction` was made by
+            what knows it.
     """
 
     path: str
     skip: int
     take: int | None
+    is_trusted: bool = False
 
 
 def file_range(path: object) -> FileRange:
@@ -53,7 +56,8 @@ def file_range(path: object) -> FileRange:
         return FileRange(os.fspath(path), 0, None)
     if is_file_instruction(path):
         given: Any = path
-        return FileRange(os.fspath(given.filename), given.skip, _take(path, given.take))
+        take = _take(path, given.take)
+        return FileRange(os.fspath(given.filename), given.skip, take, is_trusted=True)
     raise ValueError(
         "All elements in a path sequence must be of type: String, pathlib.Path, or "
         f"FileInstruction, got {type(path).__name__}"
@@ -107,7 +111,7 @@ def expand(paths: Any, *, suffixes: Sequence[str] = (), looks_up: bool = True) -
         FileNotFoundError: No file matches a pattern, or is in a directory.
     """
     found = []
-    for path, skip, take in expand_ranges(paths, suffixes=suffixes, looks_up=looks_up):
+    for path, skip, take, _ in expand_ranges(paths, suffixes=suffixes, looks_up=looks_up):
         found.append(path if take is None else f"{path}[{skip}:{skip + take}]")
     return found
 
@@ -130,7 +134,7 @@ def expand_ranges(
                 f"a range of records must be one of a single file, but {path!r} matches "
                 f"{len(files)} files"
             )
-        found += [FileRange(file, one.skip, one.take) for file in files]
+        found += [one._replace(path=file) for file in files]
     return found
 
 

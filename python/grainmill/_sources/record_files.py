@@ -51,21 +51,24 @@ class RecordFilesSource(Generic[Element_co]):
         arguments: tuple[Any, ...] = (),
         entries: list[FileEntry] | None = None,
     ) -> None:
-        self._paths = [path for path, _, _ in files]
+        self._paths = [file.path for file in files]
         self._format_of = format_of
-        ranges = [(k, *file[1:]) for k, file in enumerate(files) if file.take is not None]
+        ranges = [(k, file.skip, file.take) for k, file in enumerate(files) if file.take is not None]
         self._arguments = (*arguments, *ranges)
         self._entries = entries
         # Absolute, as a worker may open them from another directory.
-        self._sources = [(absolute(path), skip, take) for path, skip, take in files]
+        self._sources = [(absolute(file.path), file.skip, file.take) for file in files]
         self._opened: _native.RecordFiles | None = None
         if entries is None:
-            counts = [take for _, _, take in files]
+            counts = [file.take for file in files]
         else:  # the engine compares them with the files when it opens these
             counts = [
-                count if take is None else take
-                for (count, _, _), (_, _, take) in zip(entries, files, strict=True)
+                count if file.take is None else file.take
+                for (count, _, _), file in zip(entries, files, strict=True)
             ]
+        if any(file.take is not None and not file.is_trusted for file in files):
+            # Which checks the ranges.
+            self._opened = self._open(is_lazy=entries is not None)
         known = [count for count in counts if count is not None]
         self._len = sum(known) if len(known) == len(counts) else len(self._files)
 
@@ -82,14 +85,17 @@ class RecordFilesSource(Generic[Element_co]):
     def _files(self) -> _native.RecordFiles:
         """The files, opened at first use; the engine reads them in blocks."""
         if self._opened is None:
-            file_format = None
-            if self._format_of is not None:
-                name, *arguments = self._format_of
-                file_format = getattr(_native.Format, name)(*arguments)
-            self._opened = _native.RecordFiles(
-                self._sources, lazy=True, file_infos=self._entries, file_format=file_format
-            )
+            self._opened = self._open(is_lazy=True)
         return self._opened
+
+    def _open(self, *, is_lazy: bool) -> _native.RecordFiles:
+        file_format = None
+        if self._format_of is not None:
+            name, *arguments = self._format_of
+            file_format = getattr(_native.Format, name)(*arguments)
+        return _native.RecordFiles(
+            self._sources, lazy=is_lazy, file_infos=self._entries, file_format=file_format
+        )
 
     @property
     def paths(self) -> list[str]:

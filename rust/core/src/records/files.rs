@@ -237,6 +237,9 @@ impl Files {
         let mut total = 0_u64;
         starts.push(total);
         for (at, entry) in set.entries.iter().enumerate() {
+            if let Some(expected) = entry.source.expected {
+                entry.source.check(expected.num_records)?;
+            }
             let count = match entry.count() {
                 Some(count) => count,
                 None => set.open(at, false)?.num_records().saturating_sub(entry.source.skip),
