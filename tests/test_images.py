@@ -301,9 +301,8 @@ def test_the_first_image_of_an_animation_is_read_whatever_the_others_are(is_firs
         for _ in range(20):
             parts = [b"\x89PNG\r\n\x1a\n"]
             for kind, content in chunks(data):
-                if kind in kinds:  # a wrong number
-                    content = rng.bytes(4) + content[4:]
-                parts.append(chunk(kind, content))
+                number = rng.bytes(4) if kind in kinds else content[:4]
+                parts.append(chunk(kind, number + content[4:]))
             wrong = b"".join(parts)
             np.testing.assert_array_equal(DecodeImage().map(wrong), expected)
     cut = data[: data.index(b"fdAT") + 20]

@@ -125,7 +125,7 @@ def test_numbers_that_no_float_of_an_example_holds_are_named():
     with pytest.raises(ValueError, match="`x`: a `int64_list` was expected, got float and int"):
         tf_example.encode({"x": {"int64_list": [1, 2.5]}})
     first = [tf_example.encode({"x": [0.5]}), tf_example.encode({"x": [(1 << 24) + 1]})]
-    with pytest.raises(CommandError, match="record 1 does not fit .*`x` is 16777217, not float"):
+    with pytest.raises(CommandError, match=r"record 1 does not fit .*`x` is 16777217, not float"):
         written(first)
 
 

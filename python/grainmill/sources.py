@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import (
     TYPE_CHECKING,
     Any,
-    NamedTuple,
     Protocol,
     Self,
     SupportsIndex,
@@ -127,11 +126,13 @@ class FileInstruction(Protocol):
 PathLike = str | os.PathLike[str] | FileInstruction
 
 
-class _Instruction(NamedTuple):
-    filename: str
-    skip: int
-    take: int
-    examples_in_shard: int = 0
+class _Instruction:
+    """A range of records that the file has."""
+
+    def __init__(self, path: str) -> None:
+        self.filename, self.skip, take, _ = file_range(path)
+        self.take = take or 0
+        self.examples_in_shard = self.skip + self.take
 
 
 class ArrayRecordDataSource(RecordFilesSource[bytes]):
@@ -220,9 +221,7 @@ class ArrayRecordDataSource(RecordFilesSource[bytes]):
         from grainmill._sources.tfds import read_directory  # noqa: PLC0415
 
         found = read_directory(path, split)
-        source = cls(
-            [_Instruction(each.path, each.skip, each.take or 0) for each in map(file_range, found.paths)]
-        )
+        source = cls(list(map(_Instruction, found.paths)))
         source._named = found.paths
         source._features = found.features
         return source

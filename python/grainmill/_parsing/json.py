@@ -50,8 +50,9 @@ class ParseJson(Map):
     """Takes fields out of JSON objects, and returns dicts of NumPy and Python values.
 
     The engine passes each record once: it checks that all of it is JSON, and creates values only
-    for `fields`. As for Python's `json`, the last of several members with one name counts, and `NaN`,
-    `Infinity` and `-Infinity` are numbers. A byte order mark before the object is passed over.
+    for `fields`. As for Python's `json`, the last of several members with one name counts, and
+    `NaN`, `Infinity` and `-Infinity` are numbers. A byte order mark before the object is passed
+    over.
 
     Args:
         fields: The fields to return by name, each a `JsonField`, or the dtype of one value.

@@ -53,7 +53,9 @@ class RecordFilesSource(Generic[Element_co]):
     ) -> None:
         self._paths = [file.path for file in files]
         self._format_of = format_of
-        ranges = [(k, file.skip, file.take) for k, file in enumerate(files) if file.take is not None]
+        ranges = [
+            (k, file.skip, file.take) for k, file in enumerate(files) if file.take is not None
+        ]
         self._arguments = (*arguments, *ranges)
         self._entries = entries
         # Absolute, as a worker may open them from another directory.

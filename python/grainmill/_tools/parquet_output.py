@@ -303,7 +303,7 @@ class ParquetOutput(_Taking):
         self._set_schema(schema)
 
     def _columns_of(self, examples: list[dict[str, tuple[int, list[Any]]]]) -> Any:
-        """The schema of examples: lists where not all of them that have a feature have one value."""
+        """The schema of examples: a list for a feature that does not always have one value."""
         arrow = self._arrow
         types = {
             0: arrow.null(),
@@ -344,9 +344,7 @@ class ParquetOutput(_Taking):
                     text = f"is {_short(values[odd])}, which no column has: {alone}"
                 else:
                     text = "has another type than before (--schema states the types)"
-                raise CommandError(
-                    f"{self._path}: record {odd}: `{name}` {text}", ExitCode.DAMAGED
-                )
+                raise CommandError(f"{self._path}: record {odd}: `{name}` {text}", ExitCode.DAMAGED)
             fields.append(self._arrow.field(name, self._natural(values).type))
         return self._arrow.schema(fields)
 

@@ -28,6 +28,13 @@ pub struct LineScanner {
     marked: usize,
 }
 
+impl LineScanner {
+    /// Whether there is only a part of a mark so far.
+    fn is_in_mark(&self) -> bool {
+        !self.marked.is_multiple_of(BYTE_ORDER_MARK.len())
+    }
+}
+
 fn is_blank(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\r' | b'\n')
 }
@@ -57,7 +64,7 @@ impl Scanner for LineScanner {
         while from < bytes.len() {
             if let Some(begin) = self.begin {
                 let mut rest = &bytes[from..];
-                if self.marked % BYTE_ORDER_MARK.len() != 0 {
+                if self.is_in_mark() {
                     rest = &[]; // blanks inside of a mark are none
                 }
                 let num_blank = rest.iter().position(|&byte| !is_blank(byte)).unwrap_or(rest.len());
@@ -94,7 +101,7 @@ impl Scanner for LineScanner {
     }
 
     fn finish(&mut self, _: u64, _: u64, begins: &mut Offsets) -> Result<(), (u64, FormatError)> {
-        if let Some(begin) = self.begin.filter(|_| self.marked % BYTE_ORDER_MARK.len() != 0) {
+        if let Some(begin) = self.begin.filter(|_| self.is_in_mark()) {
             begins.push(begin); // a part of a mark is none
         }
         Ok(())
