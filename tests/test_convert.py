@@ -365,6 +365,17 @@ def test_json_becomes_examples_and_back(tmp_path, monkeypatch):
     assert not Path("d.jsonl").exists()
 
 
+def test_the_record_that_cannot_be_converted_is_named_where_it_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lines = ['{"a": 1}'] * 5000
+    Path("a.jsonl").write_text("\n".join(lines), "utf-8")
+    Path("b.jsonl").write_text("\n".join([*lines[:4500], "no JSON", "{}"]), "utf-8")
+    for more in ([], ["--shuffle"]):
+        command = ["convert", "--quiet", "a.jsonl", "b.jsonl", "c.tfrecord", *more]
+        assert main([*command, "--content", "example"]) == ExitCode.DAMAGED
+        assert "b.jsonl: record 4500: " in capsys.readouterr().err
+
+
 # --- refusals -----------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import PIL
 import pytest
+from effort import SEED, cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
@@ -515,6 +516,64 @@ def test_other_threads_run_while_an_image_is_decoded():
     finally:
         sys.setswitchinterval(interval)
     pytest.fail("the interpreter was never released")
+
+
+def random_png(rng):
+    """An image of any mode, with transparency of any form, as PIL writes it."""
+    mode = str(rng.choice(["1", "L", "LA", "P", "RGB", "RGBA"]))
+    pixels = rng.integers(0, 256, (*rng.integers(1, 40, 2), 4), dtype=np.uint8)
+    if rng.random() < 0.5:
+        pixels = (pixels // 64 * 85).astype(np.uint8)  # so that some pixels are alike
+    image, options = Image.fromarray(pixels).convert(mode), {}
+    is_transparent = rng.random() < 0.6
+    if mode == "P":
+        options["bits"] = int(rng.choice([1, 2, 4, 8]))
+        image = Image.fromarray(pixels[..., :3]).quantize(2 ** options["bits"])
+        colours = int(rng.integers(1, 2 ** options["bits"] + 1))
+        alphas = [colours - 1, rng.bytes(colours)]
+        options |= {"transparency": alphas[rng.integers(2)]} if is_transparent else {}
+    elif is_transparent and mode in {"1", "L", "RGB"}:
+        first = tuple(map(int, pixels[0, 0, :3]))
+        options["transparency"] = {"1": int(rng.choice([0, 1, 255])), "L": first[0]}.get(mode, first)
+    file = io.BytesIO()
+    image.save(file, "PNG", optimize=bool(rng.random() < 0.3), **options)
+    return file.getvalue()
+
+
+def random_jpeg(rng):
+    """An image with any options of PIL, and perhaps without its tables if they are standard."""
+    mode = str(rng.choice(["L", "RGB", "CMYK"]))
+    pixels = rng.integers(0, 256, (*rng.integers(1, 70, 2), 3), dtype=np.uint8)
+    options = {
+        "quality": int(rng.integers(1, 101)),
+        "progressive": bool(rng.random() < 0.4),
+        "optimize": bool(rng.random() < 0.4),
+        "subsampling": int(rng.integers(3)),
+    }
+    if rng.random() < 0.4:
+        restart = rng.choice(["restart_marker_blocks", "restart_marker_rows"])
+        options[str(restart)] = int(rng.integers(1, 5))
+    if rng.random() < 0.2 and mode == "RGB":
+        options |= {"keep_rgb": True, "subsampling": 0}
+    file = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(file, "JPEG", **options)
+    data = file.getvalue()
+    if rng.random() < 0.5 and not (options["progressive"] or options["optimize"]):
+        headers, rest = segments(data)
+        data = b"\xff\xd8" + b"".join(part for marker, part in headers if marker != 0xC4) + rest
+    return data
+
+
+def test_random_images_are_those_of_pil():
+    for seed in range(SEED, SEED + cases(150, 20_000)):
+        rng = np.random.default_rng(seed)
+        data = random_png(rng)
+        for channels in MODES:
+            found = DecodeImage(channels=channels).map(data)
+            np.testing.assert_array_equal(found, by_pil(opened(data), channels), f"PNG {seed}")
+        data = random_jpeg(rng)
+        found = DecodeImage().map(data)
+        np.testing.assert_array_equal(found, by_pil(opened(data)), f"JPEG {seed}")
 
 
 # --- bad images and arguments --------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -105,19 +105,17 @@ class Indexed(Copying):
         return count
 
 
+# Records, how many bytes of the files were read for them, and the file and number of one of them.
+Block: TypeAlias = "tuple[Sequence[Any], float, Callable[[int], tuple[str, int]]]"
+
+
 class Objects(Copying):
     """Records that Python has to touch: rows of tables, and contents that are converted."""
 
-    def __init__(
-        self,
-        blocks: Iterator[tuple[Sequence[Any], float]],
-        make: Callable[[Any], Any],
-        name: str,
-    ) -> None:
+    def __init__(self, blocks: Iterator[Block], make: Callable[[Any], Any]) -> None:
         self._num_read = 0.0
-        self._records = enumerate(self._of(blocks))
+        self._records = self._of(blocks)
         self._make = make
-        self._name = name
 
     def copy_to(
         self, output: _native.RecordOutput, max_records: int, threads: int
@@ -125,11 +123,12 @@ class Objects(Copying):
         made = []
         byte_len = 0
         before = self._num_read
-        for number, record in itertools.islice(self._records, min(max_records, 4096)):
+        for record, at, place in itertools.islice(self._records, min(max_records, 4096)):
             try:
                 made.append(self._make(record))
             except (ValueError, RecursionError) as error:
-                text = f"{self._name}: record {number}: {error}"
+                path, number = place(at)
+                text = f"{path}: record {number}: {error}"
                 raise CommandError(text, ExitCode.DAMAGED) from error
             byte_len += reading.byte_len(made[-1])
             if byte_len > 16 << 20:  # some large ones at a time
@@ -141,10 +140,11 @@ class Objects(Copying):
     def skip(self, count: int) -> int:
         return sum(1 for _ in itertools.islice(self._records, count))
 
-    def _of(self, blocks: Iterator[tuple[Sequence[Any], float]]) -> Iterator[Any]:
-        for block, byte_len in blocks:
+    def _of(self, blocks: Iterator[Block]) -> Iterator[tuple[Any, int, Any]]:
+        for block, byte_len, place in blocks:
             self._num_read += byte_len
-            yield from block
+            for at, record in enumerate(block):
+                yield record, at, place
 
 
 class Chained(Copying):
@@ -203,12 +203,12 @@ def _opened_alike(inputs: list[tuple[str, Format, int]], seed: int | None, conte
     if found.in_order and seed is None:
         if content == "same":
             return InOrder(paths, [found] * len(paths))
-        return Objects(_stream_blocks(paths, found), _maker(content), paths[0])
+        return Objects(_stream_blocks(paths, found), _maker(content))
     source, byte_len = found.open(paths), sum(byte_len for _, _, byte_len in inputs)
     files = reading.files_of(source)
     if files is not None and content == "same" and not found.rows:
         return Indexed(files, byte_len, seed)
-    return Objects(_blocks(source, byte_len, seed), _maker(content), paths[0])
+    return Objects(_blocks(source, byte_len, seed), _maker(content))
 
 
 def total_of(paths: Sequence[str], found: Sequence[Format]) -> int:
@@ -216,23 +216,24 @@ def total_of(paths: Sequence[str], found: Sequence[Format]) -> int:
     return sum(reading.count(path, each) for path, each in zip(paths, found, strict=True))
 
 
-def _stream_blocks(paths: Sequence[str], found: Format) -> Iterator[tuple[list[bytes], float]]:
-    """Records, and how many bytes of the files were read for them."""
+def _stream_blocks(paths: Sequence[str], found: Format) -> Iterator[Block]:
     for path in paths:
-        stream, before = _native.RecordStream(path, found.name), 0
+        stream, before, first = _native.RecordStream(path, found.name), 0, 0
         while block := stream.read(1 << 12):
-            yield block, float(stream.stored_offset - before)
-            before = stream.stored_offset
+            read = float(stream.stored_offset - before)
+            yield block, read, lambda at, path=path, first=first: (path, first + at)
+            before, first = stream.stored_offset, first + len(block)
 
 
-def _blocks(source: Source, byte_len: int, seed: int | None) -> Iterator[tuple[list[Any], float]]:
-    """Records, and about how many bytes of the files that are."""
+def _blocks(source: Source, byte_len: int, seed: int | None) -> Iterator[Block]:
     total = len(source)
     order = _order(total, seed)
     step = reading.block_len(source)
     for first in range(0, total, step):
-        block = source.__getitems__(order(first, min(step, total - first)).tolist())
-        yield block, byte_len * len(block) / total
+        keys = order(first, min(step, total - first)).tolist()
+        block = source.__getitems__(keys)
+        read = byte_len * len(block) / total
+        yield block, read, lambda at, keys=keys: source._record_location(keys[at])
 
 
 def _order(total: int, seed: int | None) -> Callable[[int, int], Any]:

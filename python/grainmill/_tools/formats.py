@@ -31,6 +31,9 @@ class Source(Protocol):
     def __getitems__(self, record_keys: Sequence[int], /) -> list[Any]:
         """Returns records in the order of their positions."""
 
+    def _record_location(self, index: int, /) -> tuple[str, int]:
+        """The file of a record, and its number there."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Format:
