@@ -534,7 +534,9 @@ def random_png(rng):
         options |= {"transparency": alphas[rng.integers(2)]} if is_transparent else {}
     elif is_transparent and mode in {"1", "L", "RGB"}:
         first = tuple(map(int, pixels[0, 0, :3]))
-        options["transparency"] = {"1": int(rng.choice([0, 1, 255])), "L": first[0]}.get(mode, first)
+        options["transparency"] = {"1": int(rng.choice([0, 1, 255])), "L": first[0]}.get(
+            mode, first
+        )
     file = io.BytesIO()
     image.save(file, "PNG", optimize=bool(rng.random() < 0.3), **options)
     return file.getvalue()

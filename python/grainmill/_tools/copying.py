@@ -221,8 +221,16 @@ def _stream_blocks(paths: Sequence[str], found: Format) -> Iterator[Block]:
         stream, before, first = _native.RecordStream(path, found.name), 0, 0
         while block := stream.read(1 << 12):
             read = float(stream.stored_offset - before)
-            yield block, read, lambda at, path=path, first=first: (path, first + at)
+            yield block, read, functools.partial(_place_in, path, first)
             before, first = stream.stored_offset, first + len(block)
+
+
+def _place_in(path: str, first: int, at: int) -> tuple[str, int]:
+    return path, first + at
+
+
+def _place_of(source: Source, keys: list[int], at: int) -> tuple[str, int]:
+    return source._record_location(keys[at])  # noqa: SLF001 - all sources have it, for messages
 
 
 def _blocks(source: Source, byte_len: int, seed: int | None) -> Iterator[Block]:
@@ -233,7 +241,7 @@ def _blocks(source: Source, byte_len: int, seed: int | None) -> Iterator[Block]:
         keys = order(first, min(step, total - first)).tolist()
         block = source.__getitems__(keys)
         read = byte_len * len(block) / total
-        yield block, read, lambda at, keys=keys: source._record_location(keys[at])
+        yield block, read, functools.partial(_place_of, source, keys)
 
 
 def _order(total: int, seed: int | None) -> Callable[[int, int], Any]:
