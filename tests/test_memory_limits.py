@@ -2,18 +2,21 @@
 
 import os
 import pickle
+import random
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 from under_test import IS_GRAIN
 
 if IS_GRAIN:
     pytest.skip("about grainmill's own budget", allow_module_level=True)
 
-from worker_harness import ENTRANCES, opened
+from worker_harness import ENTRANCES, opened, workers
 
-from grainmill import MapDataset, ReadOptions, _native
+from grainmill import MapDataset, MultiprocessingOptions, ReadOptions, _native
 from grainmill._evaluate import tuning
 from grainmill._evaluate.context import Context
 from grainmill._iterators.read import ReadStage
@@ -152,3 +155,45 @@ def test_environment_bounds_what_a_chunk_may_decode_to(tmp_path, text, expected)
     assert (done.returncode == 0) == (expected == "read")
     if "states" in expected:
         assert f"{path}: chunk 0" in done.stderr
+
+
+def _slot_bytes(process):
+    """Resident bytes of the slots of a worker, and of other anonymous files."""
+    lines = Path(f"/proc/{process.pid}/smaps").read_text(encoding="utf-8").splitlines()
+    total, counts = 0, False
+    for line in lines:
+        if "-" in line.split(maxsplit=1)[0]:
+            counts = "/memfd:" in line
+        elif counts and line.startswith("Rss:"):
+            total += int(line.split()[1]) << 10
+    return total
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("sizes", "budget", "buffer_size", "expected"),
+    [
+        ([MIB], None, 2, 64 * MIB),
+        ([MIB // 8], 8 * MIB, 500, 8 * MIB),
+        ([MIB // 8, 3, MIB // 2, 70_000, MIB], 8 * MIB, 3, 12 * MIB),
+        ([MIB, 3 * MIB, 5], MIB // 2, 4, 5 * 4 * MIB),
+    ],
+    ids=["default", "many ahead", "sizes that vary", "larger than the budget"],
+)
+def test_results_of_each_worker_stay_within_their_budget(sizes, budget, buffer_size, expected):
+    """Quick elements are sent in blocks, whose length must follow the size of the elements."""
+    rng = random.Random(4)
+    sizes = [rng.choice(sizes) for _ in range(400)]
+    ds = MapDataset.range(len(sizes)).map(lambda i: np.full(sizes[i], i % 251, np.uint8))
+    given = {} if budget is None else {"per_worker_budget_bytes": budget}
+    options = MultiprocessingOptions(2, buffer_size, **given)
+    iterator = iter(ds.to_iter_dataset().mp_prefetch(options))
+    most = [0, 0]
+    for number, array in enumerate(iterator):
+        assert (len(array), array[0]) == (sizes[number], number % 251)
+        if number % 40 == 20:
+            most = [*map(max, most, map(_slot_bytes, workers()))]
+    iterator.close()
+    assert max(most) <= expected * 5 // 4  # sizes of slots are rounded up

@@ -251,7 +251,8 @@ def test_options_of_ours_are_checked_and_shown_where_set():
     assert repr(options(2, 3)) == f"{shown})"
     assert repr(options(2, 3, timeout_s=4.5)) == f"{shown}, timeout_s=4.5)"
     assert repr(options(2, 3, stall_warning_s=None)) == f"{shown}, stall_warning_s=None)"
-    for name in ("stall_warning_s", "timeout_s", "ram_budget_bytes"):
+    budgets = ["ram_budget_bytes", "per_worker_budget_bytes"]
+    for name in ("stall_warning_s", "timeout_s", *budgets):
         with pytest.raises(ValueError, match=f"`{name}` must be positive or None, got 0"):
             options(**{name: 0})
 

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from grainmill._evaluate import tuning
+from grainmill._evaluate.batch_blocks import byte_len
 from grainmill._evaluate.block_job import set_up_worker
 from grainmill._iterators.cursor import END, Cursor
 from grainmill._iterators.metering import PullMeter
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 # Elements that are computed within `_BLOCK_S` are sent together, whatever the buffer's size.
 _BLOCK_S = 0.002
 BLOCK_LEN = 64
+# Tasks in flight per worker.
+TASKS = 2
+# Slots of a worker: for those, for the result in use, for one being returned, and a free one.
+RESULTS = TASKS + 3
 
 
 class StartPoint(NamedTuple):
@@ -47,7 +52,7 @@ class PipelineTask(NamedTuple):
 
     Attributes:
         start: Where to start; `None` to continue after the previous task.
-        num_elements: How many to compute at least, unless the plan ends.
+        num_elements: How many to compute at least, unless the plan ends or they are large.
         max_elements: How many to compute at most, while they are computed quickly.
     """
 
@@ -110,6 +115,8 @@ class PipelineJob(Job):
         worker_init_fn: The user's function to call first, with the worker's number and their count.
         open_plan: Opens a plan.
         context: Options of the whole pipeline.
+        task_bytes: About how many bytes the elements of a task may take, unless one alone takes
+            more.
     """
 
     index_byte_len = tuning.WORKERS_INDEX_BYTES
@@ -120,11 +127,13 @@ class PipelineJob(Job):
         worker_init_fn: Callable[[int, int], None] | None,
         open_plan: OpenPlan,
         context: Context,
+        task_bytes: int,
     ) -> None:
         self._plan_of = plan_of
         self._worker_init_fn = worker_init_fn
         self._open_plan = open_plan
         self._context = context
+        self._task_bytes = task_bytes
 
     @property
     def modules(self) -> Sequence[str]:
@@ -134,9 +143,11 @@ class PipelineJob(Job):
     def open(self, place: WorkerContext) -> Runner:
         """See `Job.open`."""
         set_up_worker(place, self._worker_init_fn)
+        place.arena.limit_free(RESULTS * self._task_bytes)
         plan = self._plan_of(place.worker)
         stage = self._open_plan(plan, self._context)
-        return _PipelineRunner(stage, place, WorkerReporter(self._context.recorder, plan))
+        reporter = WorkerReporter(self._context.recorder, plan)
+        return _PipelineRunner(stage, place, reporter, self._task_bytes)
 
 
 class _PipelineRunner(Runner):
@@ -146,7 +157,10 @@ class _PipelineRunner(Runner):
     as long as no worker has reached its end.
     """
 
-    def __init__(self, stage: Stage, context: WorkerContext, reporter: WorkerReporter) -> None:
+    def __init__(
+        self, stage: Stage, context: WorkerContext, reporter: WorkerReporter, task_bytes: int
+    ) -> None:
+        self._task_bytes = task_bytes
         self._cursor = Cursor(stage)
         self._context = context
         self._reporter = reporter
@@ -191,7 +205,11 @@ class _PipelineRunner(Runner):
     def _compute(
         self, task: PipelineTask, deadline: float, elements: list[Any], points: list[ResumePoint]
     ) -> None:
-        """Appends the next elements to `elements`, and their resume points to `points`."""
+        """Appends the next elements to `elements`, and their resume points to `points`.
+
+        Whenever their number has doubled, the size of the last one limits how many more there are.
+        """
+        max_elements, measured_at = task.max_elements, 1
         while True:
             self._context.mark(self._number(self._count))
             element = self._cursor.next()
@@ -200,9 +218,13 @@ class _PipelineRunner(Runner):
             self._count += 1
             elements.append(element)
             points.append(self._cursor.resume_point())
-            if len(elements) < task.num_elements:
-                continue
-            if len(elements) >= task.max_elements or time.perf_counter() > deadline:
+            count = len(elements)
+            if count == measured_at:
+                measured_at *= 2
+                max_elements = min(max_elements, self._task_bytes // max(1, byte_len(element)))
+            if count >= max_elements:
+                break
+            if count >= task.num_elements and time.perf_counter() > deadline:
                 break
 
     def _outcome(

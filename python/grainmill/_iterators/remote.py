@@ -12,6 +12,8 @@ from grainmill._interrupts import suppressed
 from grainmill._iterators.cursor import constant_state, constant_state_at
 from grainmill._iterators.pipeline_job import (
     BLOCK_LEN,
+    RESULTS,
+    TASKS,
     PickledResumePoints,
     PipelineJob,
     PipelineTask,
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
     from grainmill._plan.sequential import MultiprocessPrefetch
     from grainmill._workers.pool import PendingResult, Result
 
-# Tasks in flight per worker.
-_TASKS = 2
 # How many elements are requested one by one after a worker has died.
 _SINGLE_LEN = 128
 
@@ -47,7 +47,7 @@ class RemoteWorkers:
     Attributes:
         cancelled: Whether `cancel` was called.
         generation: The number of the current set of workers; 0 before the first.
-        task_bytes: Shared memory that the result of one task may use.
+        task_bytes: About how much memory the result of one task may use.
     """
 
     def __init__(self, node: MultiprocessPrefetch, open_plan: OpenPlan, context: Context) -> None:
@@ -61,7 +61,10 @@ class RemoteWorkers:
         self.cancelled = False
         self.generation = 0
         self._limits = Limits.of(node.options)
-        self.task_bytes = self._limits.share(_TASKS * node.num_workers)
+        self.task_bytes = self._limits.share(TASKS * node.num_workers)
+        if node.options.per_worker_budget_bytes is not None:
+            own_share = int(node.options.per_worker_budget_bytes) // RESULTS
+            self.task_bytes = min(self.task_bytes, own_share)
 
     def shard(self, worker: int) -> RemoteShard:
         """The stage for the elements of one worker."""
@@ -85,7 +88,9 @@ class RemoteWorkers:
         # must be delivered first.
         ahead = not self.generation
         context = dataclasses.replace(self._context, prefetches=ahead, num_workers=node.num_workers)
-        job = PipelineJob(self._plan_of, node.worker_init_fn, self._open_plan, context)
+        job = PipelineJob(
+            self._plan_of, node.worker_init_fn, self._open_plan, context, self.task_bytes
+        )
         self.generation += 1
         self._pool = WorkerPool(job, node.num_workers, self._limits, node.parent.walk_up())
 
@@ -150,7 +155,7 @@ class RemoteShard(Stage):
         super().__init__()
         self._workers = workers
         self._worker = worker
-        self._size = -(-buffer_size // _TASKS)
+        self._size = -(-buffer_size // TASKS)
         self._pending_results: deque[PendingResult] = deque()
         self._generation = 0
         self._state_after: StateAfter | None = None  # `None`: at the start
@@ -208,7 +213,7 @@ class RemoteShard(Stage):
             self._generation = self._workers.generation
             self._pending_results.clear()
             self._restart = self._state_after is not None
-        while len(self._pending_results) < _TASKS:
+        while len(self._pending_results) < TASKS:
             start: StartPoint | None = None
             if self._restart:
                 state = messages.dumps(self.state())  # it may have objects of the main script

@@ -24,10 +24,14 @@ class MultiprocessingOptions:
         ram_budget_bytes: Maximum memory for undelivered elements of all workers together, in bytes;
             `None` for a quarter of the memory that this process may use: the machine's, or the
             limit of its control group.
+        per_worker_budget_bytes: Maximum memory for undelivered elements of each worker, in bytes,
+            64 MiB by default; `None` for no limit but `ram_budget_bytes`. Workers compute fewer
+            elements ahead, and send fewer at a time, where these are large; one that exceeds the
+            budget comes by itself.
 
     Raises:
-        ValueError: A time or the budget is not positive.
-        TypeError: A time or the budget is not a number.
+        ValueError: A time or a budget is not positive.
+        TypeError: A time or a budget is not a number.
 
     Example:
         >>> options = grain.MultiprocessingOptions(num_workers=2, per_worker_buffer_size=4)
@@ -42,9 +46,10 @@ class MultiprocessingOptions:
     stall_warning_s: float | None = 15.0
     timeout_s: float | None = None
     ram_budget_bytes: int | None = None
+    per_worker_budget_bytes: int | None = 64 << 20
 
     def __post_init__(self) -> None:
-        check_worker_limits(self)
+        check_worker_limits(self, "per_worker_budget_bytes")
 
     def __repr__(self) -> str:
         """Shows Grain's options always, the others where they differ from the default."""

@@ -107,9 +107,9 @@ class ReadOptions:
         return shown(self, always=2)
 
 
-def check_worker_limits(options: Any) -> None:
-    """Raises an error unless times and the budget of worker processes are positive or `None`."""
-    for name in ("stall_warning_s", "timeout_s", "ram_budget_bytes"):
+def check_worker_limits(options: Any, *more: str) -> None:
+    """Raises an error unless times and budgets of worker processes are positive or `None`."""
+    for name in ("stall_warning_s", "timeout_s", "ram_budget_bytes", *more):
         value = getattr(options, name)
         if value is not None and not checked_number(value, name) > 0:
             raise ValueError(f"`{name}` must be positive or None, got {value}")

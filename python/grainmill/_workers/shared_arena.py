@@ -44,6 +44,7 @@ class SharedArena:
         self._num_slots = 0
         self._sent: set[int] = set()  # the numbers of the existing slots that the parent knows
         self._budget_bytes = budget_bytes
+        self._usual_bytes = budget_bytes  # beyond these, only what is in use is kept
         self._num_tasks = 0
         self._min_free_bytes = 0
         self._arena = Arena(shared=True)
@@ -55,6 +56,10 @@ class SharedArena:
         self._lock = threading.RLock()
         self._is_busy = False
         self._freed: list[int] = []
+
+    def limit_free(self, byte_len: int) -> None:
+        """Keeps free slots of other sizes only while all slots take `byte_len` bytes at most."""
+        self._usual_bytes = min(byte_len, self._budget_bytes)
 
     def array(self, shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
         """An array, in a slot of its own if it is large enough for that.
@@ -102,12 +107,13 @@ class SharedArena:
 
         If it would, free slots are trimmed first, as they may have sizes that are no longer
         requested: they may take as many bytes as the slots in use, so memory stays within twice
-        what is needed.
+        what is needed, and no more than `limit_free` says.
         """
         growth = self._arena.growth(byte_len)
         if growth:
             in_use = self._arena.total_bytes - self._arena.free_bytes
-            self._trim(max(in_use, growth))
+            usual = max(growth, self._usual_bytes - in_use - growth)
+            self._trim(min(max(in_use, growth), usual))
         return growth
 
     @contextlib.contextmanager
