@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from grainmill._native import GrainmillError
 from grainmill._plan.notes import notes_of, set_notes
 from grainmill._plan.tracebacks import drop_inner_frames
+from grainmill._workers.frames import frames_of, traceback_of
 from grainmill._workers.messages import dumps, loads
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class WorkerError(GrainmillError):
 
 
 def serialized(failure: BaseException, max_links: int = _MAX_CHAIN_LEN) -> SerializedException:
-    """What can be sent of `failure` to another process: text, notes, causes, and its pickle."""
+    """What can be sent of `failure` to another process: text, frames, notes, causes, its pickle."""
     drop_inner_frames(failure)
     # An exception that was never raised has no traceback of its own, but its cause may have one.
     chain = failure.__traceback__ is None
@@ -39,6 +40,7 @@ def serialized(failure: BaseException, max_links: int = _MAX_CHAIN_LEN) -> Seria
         "text": "".join(text.format(chain=chain)),
         "summary": "".join(text.format_exception_only()).strip(),
         "notes": [note for note in notes_of(failure) if isinstance(note, str)],
+        "frames": frames_of(failure.__traceback__),
         "pickled": _pickled(failure),
         "suppress": failure.__suppress_context__,
     }
@@ -89,7 +91,7 @@ _REBUILD: dict[str, Callable[[bytes], BaseException]] = {"pickle": loads, "parts
 
 
 def deserialized(data: SerializedException, where: str) -> BaseException:
-    """The exception that `serialized` took, with a note on where it was raised."""
+    """The exception that `serialized` took, with its traceback and a note on its worker."""
     failure = _rebuilt_chain(data, where)
     set_notes(failure, [*notes_of(failure), f"{where}:\n{data['text'].rstrip()}"])
     return failure
@@ -98,6 +100,8 @@ def deserialized(data: SerializedException, where: str) -> BaseException:
 def _rebuilt_chain(data: SerializedException, where: str) -> BaseException:
     failure = _rebuilt(data, where)
     assign = BaseException.__setattr__  # the class may forbid assignments
+    with contextlib.suppress(Exception):  # the failure matters more than its traceback
+        BaseException.with_traceback(failure, traceback_of(data["frames"]))
     for name in ("__cause__", "__context__"):
         if data[name] is not None:
             assign(failure, name, _rebuilt_chain(data[name], "in a worker"))
