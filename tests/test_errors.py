@@ -1173,9 +1173,10 @@ def test_wrong_argument_is_named_when_the_plan_is_built(name):
         assert text in str(refused.value)
 
 
-def test_a_stalled_worker_is_told_after_a_quarter_of_a_minute():
-    assert grain.MultiprocessingOptions().stall_warning_s == 15
-    assert grain.ReadOptions().stall_warning_s == 15
+def test_a_wait_that_lasts_is_reported_after_a_third_of_a_minute():
+    assert grain.MultiprocessingOptions().stall_warning_s == 20
+    assert grain.ReadOptions().stall_warning_s == 20
+    assert grain.config.stall_warning_s == 20
 
 
 class _Picks(grain.transforms.DatasetSelectionMap):

@@ -252,7 +252,11 @@ def test_options_of_ours_are_checked_and_shown_where_set():
     assert repr(options(2, 3, timeout_s=4.5)) == f"{shown}, timeout_s=4.5)"
     assert repr(options(2, 3, stall_warning_s=None)) == f"{shown}, stall_warning_s=None)"
     budgets = ["ram_budget_bytes", "per_worker_budget_bytes"]
-    for name in ("stall_warning_s", "timeout_s", *budgets):
+    for name in ("stall_warning_s", "timeout_s"):
+        assert getattr(options(**{name: 0}), name) == 0
+        with pytest.raises(ValueError, match=f"`{name}` must not be negative, got -1"):
+            options(**{name: -1})
+    for name in budgets:
         with pytest.raises(ValueError, match=f"`{name}` must be positive or None, got 0"):
             options(**{name: 0})
 

@@ -111,6 +111,20 @@ def _start(thread: threading.Thread) -> None:
         raise failures[0]
 
 
+def is_own_thread() -> bool:
+    """Whether `start_thread` started the calling thread, or this is a worker process."""
+    return serves_parent[0] or threading.current_thread() in _running
+
+
+def own_threads() -> list[int]:
+    """The identifiers of the threads that `start_thread` started."""
+    return [thread.ident for thread in list(_running) if thread.ident is not None]
+
+
+serves_parent = [False]
+"""Whether this is a worker, which reports nothing that its parent can report."""
+
+
 @atexit.register
 def _stop_all() -> None:
     running = _running.copy()

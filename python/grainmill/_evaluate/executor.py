@@ -20,6 +20,7 @@ from grainmill._evaluate.thread_pool import Task, ThreadPool
 from grainmill._evaluate.tuner import Tuner
 from grainmill._native import waited_s
 from grainmill._plan.closing import closed_error
+from grainmill._stats.stalls import Awaited, Stall, thread_name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +49,7 @@ class Blocks(abc.ABC):
         self.ready: deque[BatchBlock] = deque()
         self._rest: Evaluated | None = None  # the elements after those
         self._cancelled = False
+        self._is_computing = False
         self._program = program
         self._length = length
         self._batch_origin = 0
@@ -65,11 +67,14 @@ class Blocks(abc.ABC):
             self.check_open()
         if not self.ready and self._rest is None:
             before = self.position
+            self._is_computing = True
             try:
                 self._compute_next(limit)
             except BaseException:  # an interrupt can occur anywhere
                 self.rewind(before)
                 raise
+            finally:
+                self._is_computing = False
         if self.ready:
             rows = self.ready.popleft()
             self.position += rows.count
@@ -115,6 +120,10 @@ class Blocks(abc.ABC):
         if pace.element_s * self.batch_size > tuning.WHOLE_BATCH_S:
             return False
         return not self._program.waits_for_storage or self._program.has_column_batches
+
+    def awaited(self) -> Awaited | None:
+        """What the thread in `take` waits for or computes, if one is there; on any thread."""
+        return None
 
     def start(self) -> None:  # noqa: B027 - nothing to do without prefetching
         """Starts prefetching."""
@@ -300,6 +309,7 @@ class Executor(Blocks):
         self._num_threads = options.num_threads if threaded else 0
         self._init = options.worker_init_fn if options.num_workers else None
         self._budget = budget
+        self._stall = Stall(self, Executor._awaited_block, options)
         self._element_bytes = mean = program.mean_byte_len
         self.meter.ahead = weak_call(self, Executor._num_ahead)
         self.meter.threads = weak_call(self, Executor._thread_times)
@@ -453,21 +463,38 @@ class Executor(Blocks):
             return 0.0
         if isinstance(pool, PoolShare):
             pool.set_urgent()
-        started_s = time.perf_counter()
-        while not done.acquire(timeout=tuning.POLL_S):
-            now = time.perf_counter()
-            self.check_open()
-            if self.demand is not None and self.demand.ended:
-                raise closed_error()
-            self._tuner.record(0, now - started_s)
-            self.meter.starved_s += now - started_s
-            started_s = now
-            if len(block.output) > block.num_taken:
-                return None
-            self._dispatch(limit)
+        waiting_since_s = started_s = time.perf_counter()
+        try:
+            while not done.acquire(timeout=tuning.POLL_S):
+                now = time.perf_counter()
+                self.check_open()
+                if self.demand is not None and self.demand.ended:
+                    raise closed_error()
+                self._tuner.record(0, now - started_s)
+                self.meter.starved_s += now - started_s
+                started_s = now
+                if len(block.output) > block.num_taken:
+                    return None
+                self._dispatch(limit)
+                self._stall.check(waiting_since_s)
+        finally:
+            self._stall.end()
         starved_s = time.perf_counter() - started_s
         self.meter.starved_s += starved_s
         return starved_s
+
+    def awaited(self) -> Awaited | None:
+        """See `Blocks.awaited`."""
+        return self._awaited_block() if self._is_computing and self._blocks else None
+
+    def _awaited_block(self) -> Awaited:
+        block = self._blocks[0]
+        last = block.start + block.count - 1
+        first = min(last, block.start + len(block.output))
+        if block.output or (self._program.maps_one_by_one and not self.batch_size):
+            last = first
+        doing, lines = self._program.computing(first, last)
+        return Awaited(thread_name_of(block.task.thread), doing, lines, block.task.thread)
 
     def _record_element_size(self, result: BlockResult) -> None:
         """Records the bytes of an element."""

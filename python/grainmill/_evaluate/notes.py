@@ -61,6 +61,19 @@ def described(node: Node, first: int, last: int) -> list[str]:
     return [f"from elements {start} to {end} of {stage}"]
 
 
+def computing(node: Node, first: int, last: int) -> tuple[str, list[str]]:
+    """What computes the elements `first` to `last` of a plan, and further lines on them."""
+    try:
+        computed, *lines = described(node, first, last)
+        path = list(_path(random_access(node), first))
+        stage, index = path[_last(path)]
+        if isinstance(stage, plan.Batch) and first == last:
+            lines.insert(0, _batched(stage, index))
+    except Exception:
+        return f"while computing element {first}", []
+    return f"while computing {computed.removeprefix('from ')}", lines
+
+
 def _path(node: MapNode, index: int) -> Iterator[tuple[MapNode, int]]:
     """The stages that an element passes, from the last one upstream, with its index in each."""
     while True:

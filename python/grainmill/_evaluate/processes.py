@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections import deque
@@ -12,6 +13,7 @@ from grainmill._evaluate.batch_blocks import BatchBlock, block_len
 from grainmill._evaluate.block_job import BlockJob
 from grainmill._evaluate.executor import Blocks, Pace, weak_call
 from grainmill._evaluate.fuse import Evaluated
+from grainmill._evaluate.notes import described
 from grainmill._workers.limits import Limits
 from grainmill._workers.pool import WorkerPool
 from grainmill._workers.worker_group import ForkUnavailableError, disable_fork
@@ -170,7 +172,9 @@ class ProcessBlocks(Blocks):
             plan = self._node.parent
             options = self._node.options
             job = BlockJob(plan, options.worker_init_fn, options.num_threads, self._recorder)
-            self._pool = WorkerPool(job, self._workers, self._limits, plan.walk_up())
+            self._pool = WorkerPool(
+                job, self._workers, self._limits, plan.walk_up(), functools.partial(described, plan)
+            )
             self.check_open()  # `cancel` may have been called before the pool existed
         self._dispatch_to(self._pool, self.position)
         return self._pool

@@ -12,7 +12,7 @@ from grainmill._evaluate.column_batches import ColumnBatches
 from grainmill._evaluate.compile import compiled
 from grainmill._evaluate.context import Context
 from grainmill._evaluate.fuse_blocks import BlockFused
-from grainmill._evaluate.notes import add_element_notes
+from grainmill._evaluate.notes import add_element_notes, computing
 from grainmill._evaluate.origins import Origins, OriginTree
 from grainmill._native import Resolver, keep_large_blocks
 
@@ -97,6 +97,14 @@ class Program:
         return self._reads_lists or any(loop.lists_help for loop in self._chain.block_loops)
 
     @property
+    def maps_one_by_one(self) -> bool:
+        """Whether all users' functions are called for one element before the next."""
+        own = self._chain
+        if own.source is None or not own.fused.steps or self.reads_lists or self.maps_blocks:
+            return False
+        return own.reads_in_loop or not own.source[1].runs_user_code
+
+    @property
     def waits_for_storage(self) -> bool:
         """Whether the storage of any source is slow, by its recent reads."""
         may_wait = self._may_wait
@@ -105,6 +113,10 @@ class Program:
     def report_to(self, mark: Callable[[int], None]) -> None:
         """Makes later runs call `mark` with the position of each element before computing it."""
         self._mark = mark
+
+    def computing(self, first: int, last: int) -> tuple[str, list[str]]:
+        """What computes the elements `first` to `last`, and further lines on them, as text."""
+        return computing(self._node, first, last)
 
     def run(self, start: int, count: int) -> Evaluated:
         """The elements at `start, ..., start + count - 1`."""

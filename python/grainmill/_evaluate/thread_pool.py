@@ -40,10 +40,20 @@ class Task:
         failure: What `call` or `prepare` raised.
         elapsed_s: How long `call` took, without waits for storage.
         waited_s: How long `prepare` and `call` waited for storage.
+        thread: The identifier of the thread that runs it, once one does.
         done: Released when the task is done or cancelled.
     """
 
-    __slots__ = ("_prepare", "call", "done", "elapsed_s", "failure", "result", "waited_s")
+    __slots__ = (
+        "_prepare",
+        "call",
+        "done",
+        "elapsed_s",
+        "failure",
+        "result",
+        "thread",
+        "waited_s",
+    )
 
     def __init__(
         self, call: Callable[[], Any], prepare: Callable[[], object] | None = None
@@ -54,6 +64,7 @@ class Task:
         self.failure: BaseException | None = None
         self.elapsed_s = 0.0
         self.waited_s = 0.0
+        self.thread: int | None = None
         self.done = threading.Lock()
         self.done.acquire()
 
@@ -364,6 +375,7 @@ class _Worker:
         """Runs `task` in the calling thread."""
         if self._clock is None:
             self._clock = ThreadClock()
+        task.thread = threading.get_ident()
         task.prepare()
         self._since = time.perf_counter()
         task.run()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from grainmill._evaluate.executor import Demand
     from grainmill._iterators.stage import StateAfter
     from grainmill._plan import sequential as plan
+    from grainmill._stats.stalls import Awaited
 
 
 class ReadStage(Stage):
@@ -66,6 +67,10 @@ class ReadStage(Stage):
     def expect_batches(self, batch_size: int) -> None:
         """Computes elements as batches where possible; `pull_batches` returns these."""
         self._blocks.batch_size = batch_size
+
+    def awaited(self) -> Awaited | None:
+        """See `Stage.awaited`."""
+        return self._blocks.awaited()
 
     @property
     def has_threads(self) -> bool:

@@ -21,6 +21,7 @@ from grainmill._iterators.pipeline_job import (
 )
 from grainmill._iterators.stage import Block, Stage, State
 from grainmill._plan.closing import closed_error
+from grainmill._plan.notes import located
 from grainmill._plan.sequential import Interleave, UserDefined
 from grainmill._plan.slicing import sliced
 from grainmill._workers import messages
@@ -92,7 +93,12 @@ class RemoteWorkers:
             self._plan_of, node.worker_init_fn, self._open_plan, context, self.task_bytes
         )
         self.generation += 1
-        self._pool = WorkerPool(job, node.num_workers, self._limits, node.parent.walk_up())
+
+        def origin(_first: int, _last: int) -> list[str]:
+            return [f"in the workers of {located(node)}"]
+
+        workers = node.num_workers
+        self._pool = WorkerPool(job, workers, self._limits, node.parent.walk_up(), origin)
 
     def wait(self, pool: WorkerPool, pending: PendingResult) -> Result:
         """Waits for a result; records for how long, and the worker's report."""

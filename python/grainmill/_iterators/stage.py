@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from grainmill._evaluate.fuse import Passed
     from grainmill._plan.node import Node
     from grainmill._stats.meters import Recorder
+    from grainmill._stats.stalls import Awaited
 
 State: TypeAlias = dict[str, Any]
 StateAfter: TypeAlias = "Callable[[int], State]"
@@ -200,6 +201,11 @@ class Stage(abc.ABC):
     def iterator_name(self) -> str:
         """The name of the stage in messages."""
         return type(self).__name__.replace("Stage", "DatasetIterator")
+
+    def awaited(self) -> Awaited | None:
+        """What the thread in `pull` waits for or computes, where the readers upstream can tell."""
+        found = [each for parent in self.parents if (each := parent.awaited()) is not None]
+        return found[0] if len(found) == 1 else None
 
     def start_prefetch(self) -> None:
         """Starts prefetching in the nearest upstream stages that can."""

@@ -25,7 +25,9 @@ from grainmill._iterators.user_defined import UserDefinedStage
 from grainmill._memory import default_budget_bytes
 from grainmill._plan import sequential
 from grainmill._plan.closing import closed_error
+from grainmill._plan.notes import located
 from grainmill._plan.sequential import ThreadPrefetch, checked_prefetch_buffer_size
+from grainmill._stats.stalls import CONFIG_LIMITS, Awaited, Stall
 from grainmill._threads import at_fork, may_wait, start_thread
 
 if TYPE_CHECKING:
@@ -216,13 +218,24 @@ class _Signal:
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
-    def wait_for(self, predicate: Callable[[], object]) -> None:
-        """Waits until `predicate()` is true; it is evaluated again after each `notify`."""
-        while True:
-            self._lock.acquire(blocking=False)
-            if predicate():
-                return
-            self._lock.acquire()
+    def wait_for(self, predicate: Callable[[], object], stall: Stall | None = None) -> None:
+        """Waits until `predicate()` is true; it is evaluated again after each `notify`.
+
+        Raises:
+            TimeoutError: `stall` has a limit, and the wait exceeds it.
+        """
+        timeout_s = -1.0 if stall is None else stall.check_s
+        started_s = time.perf_counter()
+        try:
+            while True:
+                self._lock.acquire(blocking=False)
+                if predicate():
+                    return
+                if not self._lock.acquire(timeout=timeout_s) and stall is not None:
+                    stall.check(started_s)
+        finally:
+            if stall is not None:
+                stall.end()
 
     def notify(self) -> None:
         """Wakes the waiting thread."""
@@ -269,6 +282,8 @@ class PrefetchQueue:
         self.set_up: list[Callable[[], None]] = []
         self._meter: PullMeter | None = None  # of the thread's pulls
         self._record_wait: Callable[[float], None] | None = None
+        self._node: Node | None = None
+        self._stall = Stall(self, PrefetchQueue._awaited, CONFIG_LIMITS)
         self._next_len = 1
         self._resume_at = -1  # the thread pulls while at most so many elements are queued
         self._blocks: deque[Block | BaseException] = deque()
@@ -289,8 +304,20 @@ class PrefetchQueue:
         stage = self._cursor.stage
         if stage.recorder is not None:
             self._meter = PullMeter(stage, stage.recorder)
+        self._node = node
         if recorder is not None and node is not None:
             self._record_wait = functools.partial(recorder.waited, node)
+
+    def _awaited(self) -> Awaited:
+        """What the thread is computing; on any thread."""
+        computed = self._cursor.stage.awaited()
+        if computed is not None:
+            doing, lines = computed.doing, computed.lines
+        else:
+            doing, lines = "while computing its next element", []
+        if self._node is not None and self._node.added_at:
+            lines = [*lines, f"for {located(self._node)}"]
+        return Awaited(f"thread {self._thread_name}", doing, lines, self.thread.ident)
 
     @property
     def num_queued(self) -> int:
@@ -353,7 +380,8 @@ class PrefetchQueue:
         if not self._blocks:
             self.demand.urgent = True
             started_s = time.perf_counter()
-            self._block_arrived.wait_for(lambda: self._blocks or self.demand.ended)
+            arrived = self._block_arrived
+            arrived.wait_for(lambda: self._blocks or self.demand.ended, self._stall)
             if self._record_wait is not None:
                 self._record_wait(time.perf_counter() - started_s)
         with self._lock:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from grainmill._plan.options import check_worker_limits, shown
+from grainmill._plan.options import (
+    check_worker_limits,
+    default_timeout_s,
+    default_warning_s,
+    shown,
+)
 
 
 @dataclasses.dataclass(slots=True, repr=False)
@@ -17,10 +22,11 @@ class MultiprocessingOptions:
         per_worker_buffer_size: Maximum number of elements that each worker prefetches, at least 1;
             checked where the options are used.
         enable_profiling: Accepted for programs that set it; nothing is recorded.
-        stall_warning_s: Seconds without an element, 15 by default, after which a warning is logged
-            that names the worker it waits for; `None` never warns.
-        timeout_s: Seconds without an element after which a `WorkerError` is raised; `None` waits
-            without limit.
+        stall_warning_s: Seconds without an element, 20 by default (`config.stall_warning_s`), after
+            which a warning is logged that names the worker, the element, and the line of your code;
+            again after twice the time, and so on. `None` and 0 never warn.
+        timeout_s: Seconds without an element after which a `WorkerError` is raised; `None`, the
+            default, and 0 wait without limit.
         ram_budget_bytes: Maximum memory for undelivered elements of all workers together, in bytes;
             `None` for a quarter of the memory that this process may use: the machine's, or the
             limit of its control group.
@@ -30,7 +36,7 @@ class MultiprocessingOptions:
             budget comes by itself.
 
     Raises:
-        ValueError: A time or a budget is not positive.
+        ValueError: A time is negative, or a budget not positive.
         TypeError: A time or a budget is not a number.
 
     Example:
@@ -43,8 +49,8 @@ class MultiprocessingOptions:
     per_worker_buffer_size: int = 1
     enable_profiling: bool = False
     _: dataclasses.KW_ONLY
-    stall_warning_s: float | None = 15.0
-    timeout_s: float | None = None
+    stall_warning_s: float | None = dataclasses.field(default_factory=default_warning_s)
+    timeout_s: float | None = dataclasses.field(default_factory=default_timeout_s)
     ram_budget_bytes: int | None = None
     per_worker_budget_bytes: int | None = 64 << 20
 

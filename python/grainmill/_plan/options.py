@@ -8,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from grainmill._plan.arguments import checked_callable, checked_integer, checked_number
+from grainmill._plan.settings import config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +19,16 @@ WORKER_INIT = "a function of a worker's number and the number of workers"
 
 MAX_READS_IN_FLIGHT = 128
 """Enough for 1,280 records a second at 100 ms per read."""
+
+
+def default_warning_s() -> float | None:
+    """The default of `stall_warning_s`."""
+    return float(config.stall_warning_s)
+
+
+def default_timeout_s() -> float | None:
+    """The default of `timeout_s`."""
+    return float(config.stall_timeout_s) or None
 
 
 @dataclasses.dataclass(slots=True, repr=False)
@@ -40,10 +51,12 @@ class ReadOptions:
             workers the environment variable `GRAINMILL_WORKER_JAX_PLATFORMS`. On free-threaded
             Python, workers are threads, each of which calls it; so they are, with a warning, on
             systems other than Linux.
-        stall_warning_s: Seconds without a result from the workers, 15 by default, after which a
-            warning is logged that names the worker and the element; `None` never warns.
-        timeout_s: Seconds without a result from the workers after which a `WorkerError` is raised;
-            `None` waits without limit.
+        stall_warning_s: Seconds without a result from the threads or workers, 20 by default
+            (`config.stall_warning_s`), after which a warning is logged that names the thread or
+            worker, the element, and the line of your code; again after twice the time, and so on.
+            `None` and 0 never warn.
+        timeout_s: Seconds without a result after which an error is raised, a `WorkerError` for
+            workers, a `TimeoutError` for threads; `None`, the default, and 0 wait without limit.
         ram_budget_bytes: Maximum memory for undelivered elements of all workers together, in bytes;
             `None` for a quarter of the memory that this process may use: the machine's, or the
             limit of its control group.
@@ -52,8 +65,7 @@ class ReadOptions:
             the page cache answers are done sequentially.
 
     Raises:
-        ValueError: A number is negative, or `max_reads_in_flight`, a time or the budget is not
-            positive.
+        ValueError: A number is negative, or `max_reads_in_flight` or the budget is not positive.
         TypeError: A number is not an integer, or a time is not a number.
 
     Example:
@@ -72,8 +84,10 @@ class ReadOptions:
     worker_init_fn: Callable[[int, int], None] | None = dataclasses.field(
         default=None, kw_only=True
     )
-    stall_warning_s: float | None = dataclasses.field(default=15.0, kw_only=True)
-    timeout_s: float | None = dataclasses.field(default=None, kw_only=True)
+    stall_warning_s: float | None = dataclasses.field(
+        default_factory=default_warning_s, kw_only=True
+    )
+    timeout_s: float | None = dataclasses.field(default_factory=default_timeout_s, kw_only=True)
     ram_budget_bytes: int | None = dataclasses.field(default=None, kw_only=True)
     max_reads_in_flight: int | None = dataclasses.field(default=None, kw_only=True)
 
@@ -108,8 +122,12 @@ class ReadOptions:
 
 
 def check_worker_limits(options: Any, *more: str) -> None:
-    """Raises an error unless times and budgets of worker processes are positive or `None`."""
-    for name in ("stall_warning_s", "timeout_s", "ram_budget_bytes", *more):
+    """Raises an error unless times and budgets are `None` or positive; times may be 0."""
+    for name in ("stall_warning_s", "timeout_s"):
+        value = getattr(options, name)
+        if value is not None and not checked_number(value, name) >= 0:
+            raise ValueError(f"`{name}` must not be negative, got {value}")
+    for name in ("ram_budget_bytes", *more):
         value = getattr(options, name)
         if value is not None and not checked_number(value, name) > 0:
             raise ValueError(f"`{name}` must be positive or None, got {value}")
@@ -120,9 +138,14 @@ def shown(options: Any, *, always: int) -> str:
     fields = [
         f"{field.name}={getattr(options, field.name)!r}"
         for number, field in enumerate(dataclasses.fields(options))
-        if number < always or getattr(options, field.name) != field.default
+        if number < always or getattr(options, field.name) != _default_of(field)
     ]
     return f"{type(options).__name__}({', '.join(fields)})"
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    made = field.default_factory
+    return field.default if made is dataclasses.MISSING else made()
 
 
 class ExecutionTrackingMode(enum.Flag):

@@ -21,6 +21,8 @@ _DEFAULTS: dict[str, Any] = {
     "py_dataset_visualization_output_dir": None,
     "py_relay_sigterm_to_main": False,
     "py_traceback_filtering": "auto",
+    "stall_warning_s": 20.0,
+    "stall_timeout_s": 0.0,
 }
 _TRACEBACK_FILTERING = ["auto", "off", "tracebackhide", "quiet_remove_frames", "remove_frames"]
 
@@ -40,6 +42,13 @@ class Config:
         py_dataset_visualization_output_dir: If empty, each iterator logs its pipeline as text at
             its first element, with the spec of an element after each stage; otherwise a directory,
             to which it is drawn as SVG and as an HTML page. `None`, the default, for neither.
+        stall_warning_s: Seconds, 20 by default, without an element that the program waits for,
+            after which a warning (logger "grainmill") names the thread or worker, the element, and
+            the line of your code; again after twice the time, and so on. 0 never warns. It is the
+            default of `stall_warning_s` in `ReadOptions` and `MultiprocessingOptions`, and holds
+            for stages without such options, as they wait.
+        stall_timeout_s: Seconds without an element after which an error is raised; 0, the default,
+            waits without limit. It is the default of `timeout_s` in those options.
         py_relay_sigterm_to_main: Without effect.
         tf_interleaved_shuffle: Without effect.
         tf_interleaved_shuffle_block_size: Without effect.
@@ -69,6 +78,8 @@ class Config:
     py_dataset_visualization_output_dir: str | None
     py_relay_sigterm_to_main: bool
     py_traceback_filtering: str
+    stall_warning_s: float
+    stall_timeout_s: float
     _values: dict[str, Any]
     _flags: Any
 
@@ -174,6 +185,8 @@ def _define_flags(absl_flags: Any) -> Any:
             absl_flags.DEFINE_enum(flag, default, _TRACEBACK_FILTERING, help_text, **redefinable)
         elif isinstance(default, bool):
             absl_flags.DEFINE_bool(flag, default, help_text, **redefinable)
+        elif isinstance(default, float):
+            absl_flags.DEFINE_float(flag, default, help_text, **redefinable)
         elif isinstance(default, int):
             absl_flags.DEFINE_integer(flag, default, help_text, **redefinable)
         else:

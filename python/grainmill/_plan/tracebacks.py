@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from types import CodeType, FrameType, TracebackType
-from typing import Final
+from typing import Final, NamedTuple
 
 from grainmill._plan.settings import config
 
@@ -53,6 +53,33 @@ def first_users_code(failure: BaseException) -> CodeType | None:
             return traceback.tb_frame.f_code
         traceback = traceback.tb_next
     return None
+
+
+class CodePlace(NamedTuple):
+    """Where a function is: its file, the line that it executes, and its name."""
+
+    file: str
+    line: int
+    function: str
+
+
+def calls_of(frame: FrameType | None) -> list[CodePlace]:
+    """The calls on a stack, the innermost one, `frame`, last."""
+    calls = []
+    while frame is not None:
+        code = frame.f_code
+        calls.append(CodePlace(code.co_filename, frame.f_lineno, code.co_name))
+        frame = frame.f_back
+    return calls[::-1]
+
+
+def users_calls(calls: list[CodePlace]) -> list[CodePlace]:
+    """Those of `calls` that this package makes and that are not of this package."""
+    inner = [call.file.startswith((_PACKAGE, _FUSED)) for call in calls]
+    if True not in inner:
+        return []
+    start = inner.index(True)
+    return [call for call, own in zip(calls[start:], inner[start:], strict=True) if not own]
 
 
 def _clear_frames(frame: FrameType | None) -> None:

@@ -19,8 +19,8 @@ class Limits(NamedTuple):
 
     Attributes:
         stall_warning_s: Seconds without a result until a warning names the worker and the element;
-            `None` for no warning.
-        timeout_s: Seconds without a result until an error is raised; `None` for no limit.
+            `None` or 0 for no warning.
+        timeout_s: Seconds without a result until an error is raised; `None` or 0 for no limit.
         budget_bytes: Shared memory that results may hold before they are taken.
     """
 

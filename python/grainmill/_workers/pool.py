@@ -8,7 +8,7 @@ takes results; any thread may close the pool.
 from __future__ import annotations
 
 import contextlib
-import logging
+import functools
 import os
 import select
 import socket
@@ -17,6 +17,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from grainmill._stats.stalls import Awaited, Stall
 from grainmill._threads import call_on_new_thread, may_wait
 from grainmill._workers import failures, messages, wire
 from grainmill._workers.worker_group import WorkerGroup
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
     from grainmill._workers.limits import Limits
     from grainmill._workers.worker import Job
-
-_LOGGER = logging.getLogger("grainmill")
 
 
 class Result(NamedTuple):
@@ -76,17 +75,24 @@ class WorkerPool:
         limits: Limits on waiting time and shared memory.
         components: What the job consists of. If the job cannot be pickled, the error names the
             first of them that cannot be pickled either.
+        origin: Returns lines that say where the elements with the numbers of a range come from.
 
     Raises:
         Exception: The job cannot be pickled; the exception of `cloudpickle`, with a note.
     """
 
     def __init__(
-        self, job: Job, num_workers: int, limits: Limits, components: Iterable[Any] = ()
+        self,
+        job: Job,
+        num_workers: int,
+        limits: Limits,
+        components: Iterable[Any] = (),
+        origin: Callable[[int, int], list[str]] | None = None,
     ) -> None:
         self._limits = limits
-        waits = (limits.stall_warning_s, limits.timeout_s)
-        self._wait_limits_s = sorted({wait_s for wait_s in waits if wait_s is not None})
+        self._stall = Stall(self, WorkerPool._awaited, limits, failures.WorkerError)
+        self._awaited_result: PendingResult | None = None
+        self._origin = origin
         self._num_submitted = 0
         self._unpacker = messages.Unpacker()
         self._pid = os.getpid()
@@ -182,32 +188,40 @@ class WorkerPool:
         return self._unpacker.unpack(header, slots), sum(map(len, slots))
 
     def _wait_for(self, pending: PendingResult) -> None:
-        started = time.monotonic()
-        limits_s = self._wait_limits_s.copy()
-        while pending.answer is None:
-            if pending.worker in self._worker_errors:
-                raise self._worker_errors[pending.worker]()
-            if self._memory_requests:
-                self._grant_memory(pending)
-            left_s = started + limits_s[0] - time.monotonic() if limits_s else None
-            if left_s is None or left_s > 0:
-                self._handle_messages(left_s)
-            else:
-                self._report_stall(pending, limits_s.pop(0))
+        self._awaited_result = pending
+        started_s = time.perf_counter()
+        self._stall.begin()
+        try:
+            while pending.answer is None:
+                if pending.worker in self._worker_errors:
+                    raise self._worker_errors[pending.worker]()
+                if self._memory_requests:
+                    self._grant_memory(pending)
+                self._handle_messages(self._stall.check_s)
+                if pending.answer is None:
+                    self._stall.check(started_s)
+        finally:
+            self._stall.end()
+            self._awaited_result = None
 
-    def _report_stall(self, pending: PendingResult, waited_s: float) -> None:
-        activity = self._activity(pending)
-        if waited_s == self._limits.timeout_s:
-            raise failures.WorkerError(
-                f"worker {pending.worker} returned no result for {waited_s:.1f} s {activity}; the "
-                f"limit is `timeout_s={self._limits.timeout_s:g}`"
-            )
-        _LOGGER.warning(
-            "worker %d has returned no result for %.1f s %s", pending.worker, waited_s, activity
-        )
+    def _awaited(self) -> Awaited:
+        """What the worker whose result is awaited does; on any thread."""
+        pending = self._awaited_result
+        if pending is None:
+            raise ValueError("no result is awaited")
+        worker = pending.worker
+        lines: list[str] = []
+        elements = self._elements(pending)
+        if elements is not None and self._origin is not None:
+            with contextlib.suppress(Exception):  # the report matters more than the origin
+                lines = self._origin(*elements)
+        stacks = functools.partial(self._group.stacks, worker)
+        return Awaited(f"worker {worker}", self._activity(pending), lines, stacks=stacks)
 
-    def _activity(self, pending: PendingResult, last_started: PendingResult | None = None) -> str:
-        """Which elements the worker of `pending` is computing, as far as the parent can tell.
+    def _elements(
+        self, pending: PendingResult, last_started: PendingResult | None = None
+    ) -> tuple[int, int] | None:
+        """The first and last element that the worker of `pending` is computing, if that is known.
 
         With threads it may be several tasks, up to `last_started` if that is given.
         """
@@ -216,13 +230,19 @@ class WorkerPool:
         if element_range is not None and until is not None and marked:
             first, last = element_range[0], min(until[1], marked - 1)
             if marked - 1 > element_range[1] and first < last:
-                return f"while computing elements {first} to {last}"
+                return first, last
             marked = last + 1
-        if marked:
-            return f"while computing element {marked - 1}"
-        if element_range is None:
+        return (marked - 1, marked - 1) if marked else element_range
+
+    def _activity(self, pending: PendingResult, last_started: PendingResult | None = None) -> str:
+        """Which elements the worker of `pending` is computing; see `_elements`."""
+        elements = self._elements(pending, last_started)
+        if elements is None:
             return "while computing its next element"
-        return f"while computing elements {element_range[0]} to {element_range[1]}"
+        first, last = elements
+        if first == last:
+            return f"while computing element {first}"
+        return f"while computing elements {first} to {last}"
 
     def _handle_messages(self, wait_s: float | None) -> None:
         """Handles the messages that have arrived; waits up to `wait_s` if there are none."""

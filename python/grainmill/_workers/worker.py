@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from grainmill._native import SharedBudget
-from grainmill._workers import accelerators, at_exit, failures, main_classes, messages, wire
+from grainmill._threads import serves_parent
+from grainmill._workers import (
+    accelerators,
+    at_exit,
+    failures,
+    main_classes,
+    messages,
+    stacks,
+    wire,
+)
 from grainmill._workers.shared_arena import SharedArena
 
 if TYPE_CHECKING:
@@ -310,12 +319,14 @@ class WorkerFiles(NamedTuple):
         job: The file with the pickled job.
         shared_budget: The page that all workers share.
         shared_index: See `WorkerContext.index_file`.
+        stacks: The pipe for `stacks.write_on_signal`.
     """
 
     connection: int
     job: int
     shared_budget: int
     shared_index: int
+    stacks: int
 
 
 def run(files: WorkerFiles, config: WorkerConfig) -> NoReturn:
@@ -337,6 +348,8 @@ def run(files: WorkerFiles, config: WorkerConfig) -> NoReturn:
 
 
 def _serve(files: WorkerFiles, config: WorkerConfig) -> None:
+    stacks.write_on_signal(files.stacks)
+    serves_parent[0] = True
     connection = socket.socket(fileno=files.connection)
     shared_budget = SharedBudget.open(files.shared_budget, config.num_workers, config.budget_bytes)
     channel = _Channel(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import io
 import logging
 import os
 import pathlib
@@ -29,13 +30,14 @@ from grainmill._native import (
 )
 from grainmill._plan.closing import closed_error
 from grainmill._threads import at_fork
-from grainmill._workers import accelerators, main_classes, messages, wire
+from grainmill._workers import accelerators, main_classes, messages, stacks, wire
 from grainmill._workers.worker import WorkerConfig
 
 if TYPE_CHECKING:
     import pickle
     from collections.abc import Iterable, Sequence
 
+    from grainmill._plan.tracebacks import CodePlace
     from grainmill._workers.worker import Job
 
 _ALIGNMENT = 64
@@ -81,6 +83,7 @@ class WorkerGroup:
         self.control_sockets: list[socket.socket] = []
         self.exit_codes: dict[int, int | None] = {}
         self.connections: list[socket.socket] = []
+        self._stack_pipes: list[int] = []
         self.shared_budget, budget_file = SharedBudget.create(num_workers, budget_bytes)
         self.remote_slots = [RemoteSlots(self.shared_budget) for _ in range(num_workers)]
         with contextlib.ExitStack() as files:
@@ -108,8 +111,26 @@ class WorkerGroup:
     def _start_worker(self, config: WorkerConfig, files: list[int]) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.connections.append(ours)
-        with theirs, contextlib.suppress(ConnectionError):  # `receive_exit` reports that later
-            wire.send(self.control_sockets[-1], config, [theirs.fileno(), *files])
+        stacks, writes_stacks = os.pipe()
+        self._stack_pipes.append(stacks)
+        os.set_blocking(writes_stacks, False)
+        try:
+            with theirs, contextlib.suppress(ConnectionError):  # `receive_exit` reports that later
+                files = [theirs.fileno(), *files, writes_stacks]
+                wire.send(self.control_sockets[-1], config, files)
+        finally:
+            os.close(writes_stacks)
+
+    def stacks(self, worker: int) -> list[list[CodePlace]]:
+        """The calls on each thread of a worker, the innermost one last; none if it is stopped.
+
+        The worker writes them when it gets a signal, whatever it is doing. Any thread may call it.
+        """
+        if self._forks:
+            wire.send(self.control_sockets[0], worker)  # the zygote sends it
+        else:
+            os.kill(self._processes[worker].pid, stacks.SIGNAL)
+        return stacks.received(self._stack_pipes[worker])
 
     def check_open(self) -> None:
         """Raises `ValueError` if the workers were told to end."""
@@ -181,6 +202,8 @@ class WorkerGroup:
         _live_groups.pop(id(self), None)
         for connection in (*self.connections, *self.control_sockets):
             connection.close()
+        while self._stack_pipes:
+            os.close(self._stack_pipes.pop())
 
 
 # The groups that have not ended yet, by `id`.
@@ -256,8 +279,8 @@ def _started_process(
             fork=fork,
         )
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001 - as `multiprocessing` starts its own
-        # The child lets SIGTERM through once it has a handler for it.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        # The child lets these through once it has handlers for them.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, stacks.SIGNAL])
         try:
             process = subprocess.Popen(
                 [sys.executable, *flags, "-c", code],
@@ -285,7 +308,9 @@ def _pickled(job: Job, components: Iterable[Any]) -> tuple[bytes, list[Any]]:
     if main_classes.MAIN_OF_CHILD in sys.modules:  # workers cannot import this module
         cloudpickle.register_pickle_by_value(sys.modules[main_classes.MAIN_OF_CHILD])
     try:
-        data = cloudpickle.dumps(job, protocol=5, buffer_callback=buffers.append)
+        file = io.BytesIO()
+        messages.Pickler(file, protocol=5, buffer_callback=buffers.append).dump(job)
+        data = file.getvalue()
     except Exception as failure:
         for component in components:
             try:

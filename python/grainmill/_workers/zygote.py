@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING
 
 from grainmill._native import die_with_parent, open_process_file
-from grainmill._workers import wire, worker
+from grainmill._workers import stacks, wire, worker
 
 if TYPE_CHECKING:
     from grainmill._workers.worker import WorkerConfig
@@ -35,6 +35,7 @@ def main(control_file: int, parent: int, *, fork: bool) -> None:
     # A preemption sends it to the whole group of a trainer that still wants to save its state. With
     # a handler in place of `SIG_IGN`, programs that workers run end by it as they always do.
     signal.signal(signal.SIGTERM, _ignore)
+    stacks.ignore_signal()
     # Otherwise every worker would ignore or block the signals that the parent does.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -80,6 +81,11 @@ class _Zygote:
             config, files = wire.receive(self._control)
         except EOFError:
             return False
+        if isinstance(config, int):
+            for number, pid in self._workers.values():
+                if number == config:
+                    os.kill(pid, stacks.SIGNAL)
+            return True
         threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - only their number matters
         if threads > 1:
             # A lock that another thread holds would stay locked in the child for ever.

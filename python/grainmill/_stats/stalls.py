@@ -1,0 +1,219 @@
+"""Reports of waits that last: what is awaited, for which element, and where the user's code is.
+
+A thread that waits calls `Stall.check` whenever it wakes without a result, about every `CHECK_S`:
+elements that come sooner cost nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import logging
+import sys
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+
+from grainmill._plan.settings import config
+from grainmill._plan.tracebacks import CodePlace, calls_of, users_calls
+from grainmill._threads import is_own_thread, own_threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_Owner = TypeVar("_Owner")
+
+_LOGGER = logging.getLogger("grainmill")
+
+CHECK_S: Final = 1.0
+"""How often a wait looks at the clock, unless a limit is shorter."""
+
+# The outermost and innermost of a user's calls that are shown.
+_MAX_CALLS: Final = 5
+_MAX_THREADS: Final = 4
+# Where a thread waits that has left parts of its task to others.
+_SHARES_TASKS: Final = "thread_pool.py"
+
+
+class WaitLimits(Protocol):
+    """Options with limits on a wait; `None` and 0 mean no limit.
+
+    Attributes:
+        stall_warning_s: Seconds after which to log a warning; later ones come after twice the time
+            each.
+        timeout_s: Seconds after which to raise an error.
+    """
+
+    @property
+    def stall_warning_s(self) -> float | None: ...
+    @property
+    def timeout_s(self) -> float | None: ...
+
+
+class _ConfigLimits:
+    """The limits for stages without options of their own."""
+
+    @property
+    def stall_warning_s(self) -> float:
+        return float(config.stall_warning_s)
+
+    @property
+    def timeout_s(self) -> float:
+        return float(config.stall_timeout_s)
+
+
+CONFIG_LIMITS: Final = _ConfigLimits()
+"""The settings `stall_warning_s` and `stall_timeout_s`, as they are now."""
+
+
+def thread_name_of(thread: int | None) -> str:
+    """How reports name a thread of this process, if it is known."""
+    names = [each.name for each in threading.enumerate() if each.ident == thread]
+    return f"thread {names[0]}" if names else "a thread"
+
+
+class Awaited(NamedTuple):
+    """What a thread waits for.
+
+    Attributes:
+        who: The thread or worker, as in "thread grain-prefetch_0".
+        doing: What it does, as in "while computing element 7 of `...` at train.py:12".
+        lines: Where that element comes from.
+        thread: The identifier of the thread, in this process.
+        stacks: Returns the calls of each thread of a worker, the innermost one last.
+    """
+
+    who: str
+    doing: str
+    lines: Sequence[str] = ()
+    thread: int | None = None
+    stacks: Callable[[], list[list[CodePlace]]] | None = None
+
+    def text(self, waited: str, more: str = "") -> str:
+        """A report that it `waited`, with the places of the user's code, of several lines."""
+        lines = [f"{self.who} {waited} {self.doing}{more}", *self.lines]
+        with contextlib.suppress(Exception):  # the report matters more than the places
+            lines += _shown(self.stacks() if self.stacks else _stacks(self.thread))
+        return "\n  ".join(lines)
+
+
+class Stall:
+    """The waits of one stage for threads or processes; one thread at a time waits.
+
+    A thread of this package does not report: whoever waits for it reports what it waits for.
+
+    Args:
+        owner: What waits; this does not keep it alive.
+        awaited: Says what the owner waits for; called on any thread.
+        limits: After how long to warn, and to raise an error.
+        error: Makes that error from its text.
+    """
+
+    def __init__(
+        self,
+        owner: _Owner,
+        awaited: Callable[[_Owner], Awaited],
+        limits: WaitLimits,
+        error: Callable[[str], BaseException] = TimeoutError,
+    ) -> None:
+        self._owner = weakref.ref(owner)
+        self._awaited: Callable[[Any], Awaited] = awaited
+        self.limits = limits
+        self._error = error
+        self._num_reports = 0
+        self._thread: int | None = None
+
+    def awaited(self) -> Awaited:
+        """What the owner waits for now, as far as that can be told."""
+        with contextlib.suppress(Exception):  # the wait may end meanwhile
+            return self._awaited(self._owner())
+        return Awaited("a thread", "while computing an element")
+
+    @property
+    def check_s(self) -> float:
+        """How long to wait until the next call of `check`."""
+        limits = self.limits
+        return min(CHECK_S, limits.stall_warning_s or CHECK_S, limits.timeout_s or CHECK_S)
+
+    def begin(self) -> None:
+        """Tells threads that wait for the calling one that it waits itself."""
+        if self._thread is None:
+            self._thread = threading.get_ident()
+            _waiting[self._thread] = self
+
+    def check(self, since_s: float) -> None:
+        """Reports that the calling thread waits since `since_s`, by `perf_counter`, if it is time.
+
+        Raises:
+            BaseException: The wait exceeds its limit.
+        """
+        self.begin()
+        waited_s = time.perf_counter() - since_s
+        timeout_s = self.limits.timeout_s
+        if timeout_s and waited_s >= timeout_s:
+            name = "stall_timeout_s" if self.limits is CONFIG_LIMITS else "timeout_s"
+            waited = f"returned no result for {waited_s:.1f} s"
+            text = (
+                self._innermost().awaited().text(waited, f"; the limit is `{name}={timeout_s:g}`")
+            )
+            raise self._error(text)
+        if is_own_thread():
+            return
+        stall = self._innermost()
+        due_s = (stall.limits.stall_warning_s or 0) * 2**self._num_reports
+        if due_s and waited_s >= due_s:
+            self._num_reports += 1
+            _LOGGER.warning("%s", stall.awaited().text(f"has returned no result for {due_s:g} s"))
+
+    def end(self) -> None:
+        """Ends a wait; does nothing unless `begin` or `check` was called."""
+        if self._thread is not None:
+            _waiting.pop(self._thread, None)
+            self._thread = None
+            self._num_reports = 0
+
+    def _innermost(self) -> Stall:
+        """This wait, or that of the thread that it waits for, and so on."""
+        stall, seen = self, {id(self)}
+        while (thread := stall.awaited().thread) is not None:
+            inner = _waiting.get(thread)
+            if inner is None or id(inner) in seen:
+                break
+            stall = inner
+            seen.add(id(stall))
+        return stall
+
+
+_waiting: dict[int, Stall] = {}
+"""The waits that last, by the identifier of the thread that waits."""
+
+
+def _stacks(thread: int | None) -> list[list[CodePlace]]:
+    """The calls of a thread of this process; of all of its kind, if it waits for another one."""
+    frames = sys._current_frames()  # noqa: SLF001 - there is no other way
+    if thread in frames:
+        calls = calls_of(frames[thread])
+        if users_calls(calls) or not calls[-1].file.endswith(_SHARES_TASKS):
+            return [calls]
+    return [calls_of(frames[ident]) for ident in own_threads() if ident in frames]
+
+
+def _shown(stacks: list[list[CodePlace]]) -> list[str]:
+    """The users' calls in `stacks` as lines, like those of a traceback."""
+    lines = []
+    in_users_code = [calls for stack in stacks if (calls := users_calls(stack))]
+    for number, calls in enumerate(in_users_code[:_MAX_THREADS]):
+        if number:
+            lines.append("and, on another thread:")
+        left_out = len(calls) - 2 * _MAX_CALLS
+        if left_out > 0:
+            calls[_MAX_CALLS:-_MAX_CALLS] = [CodePlace("", 0, "")]
+        for file, line, function in calls:
+            if not line:
+                lines.append(f"  ... {left_out} more calls")
+                continue
+            lines.append(f'  File "{file}", line {line}, in {function}')
+            source = linecache.getline(file, line).strip()
+            lines += [f"    {source}"] if source else []
+    return lines
