@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import multiprocessing as std
+import os
 import pickle
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from multiprocessing import shared_memory
 import numpy as np
 import pytest
 from under_test import NAME, grain
+from worker_harness import run_script
 
 Array = grain.multiprocessing.SharedMemoryArray
 Metadata = grain.multiprocessing.SharedMemoryArrayMetadata
@@ -211,3 +213,75 @@ def test_memory_is_released_at_once_where_no_threads_were_asked_for():
 def test_numbers_of_threads_and_requests_are_checked(numbers, error):
     with pytest.raises(error, match=r"num_threads|max_outstanding_requests|an integer"):
         Array.enable_async_del(*numbers)
+
+
+TOO_LARGE = """
+import os, sys
+from pathlib import Path
+from small_disk import SmallDisk
+import numpy as np
+import grainmill as grain
+
+disk = SmallDisk("/dev/shm")
+if not disk.is_mounted:
+    sys.exit(77)
+disk.resize(8 << 20)
+SharedMemoryArray = grain.multiprocessing.SharedMemoryArray
+held = SharedMemoryArray((4 << 20,), np.uint8)
+held[:] = 1
+attempts = {
+    "array": lambda: SharedMemoryArray((20 << 20,), np.uint8),
+    "array of what is left": lambda: SharedMemoryArray((5 << 20,), np.uint8),
+    "source": lambda: grain.sources.SharedMemoryDataSource(["x" * 1000] * 9_000),
+    "named source": lambda: grain.sources.SharedMemoryDataSource([b"x" * (6 << 20)], name="mine"),
+}
+for name, attempt in attempts.items():
+    for _ in range(3):
+        try:
+            attempt()
+        except OSError as failure:
+            assert failure.errno == 28, failure
+            assert "shared memory of " in str(failure) and "bytes left" in str(failure), failure
+        else:
+            raise AssertionError(name)
+        assert len(list(Path("/dev/shm").iterdir())) == 1, name  # nothing is left behind
+fits = SharedMemoryArray((3 << 20,), np.uint8)
+fits[:] = 2
+fits.unlink_on_del()
+del fits
+source = grain.sources.SharedMemoryDataSource(["x" * 1000] * 2_000)
+assert list(source) == ["x" * 1000] * 2_000
+same = grain.sources.SharedMemoryDataSource(name=source.shm.name)
+assert same[1_999] == "x" * 1000
+same.close()
+source.close()
+source.unlink()
+ds = grain.MapDataset.range(8).map(lambda i: np.full(1 << 20, i, np.uint8)).batch(8)
+batches = ds.to_iter_dataset(grain.ReadOptions(num_workers=1))  # not in `/dev/shm`
+assert [batch.shape for batch in batches] == [(8, 1 << 20)]
+held.unlink_on_del()
+print("done")
+"""
+
+
+@pytest.mark.better_than_grain("the process ends with SIGBUS")
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, names are not in a file system")
+def test_shared_memory_that_does_not_fit_is_an_error(tmp_path):
+    done = run_script(TOO_LARGE, tmp_path)
+    if done.returncode == 77:
+        pytest.skip("the system lets this process mount nothing")
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+@pytest.mark.better_than_grain("the process ends with SIGBUS")
+def test_interrupt_while_memory_is_reserved_leaves_none_behind(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    before = set(os.listdir("/dev/shm"))
+    monkeypatch.setattr(os, "posix_fallocate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Array((1 << 20,), np.uint8)
+    with pytest.raises(KeyboardInterrupt):
+        grain.sources.SharedMemoryDataSource(["x"])
+    assert set(os.listdir("/dev/shm")) == before

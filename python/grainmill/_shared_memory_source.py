@@ -5,6 +5,7 @@ from multiprocessing import shared_memory
 from typing import TYPE_CHECKING, Any, Generic
 
 from grainmill._dataset.element_types import Element
+from grainmill.shared_memory_array import _reserve
 
 
 class SharedMemoryDataSource(shared_memory.ShareableList[Any], Generic[Element]):
@@ -20,6 +21,7 @@ class SharedMemoryDataSource(shared_memory.ShareableList[Any], Generic[Element])
             an existing block.
 
     Raises:
+        OSError: There is not that much shared memory.
         ValueError: There are neither elements nor a name, or a string or `bytes` ends in a zero
             byte, which cannot be stored.
 
@@ -32,6 +34,21 @@ class SharedMemoryDataSource(shared_memory.ShareableList[Any], Generic[Element])
         >>> source.close()
         >>> source.unlink()
     """
+
+    _is_new = False
+    _shm: shared_memory.SharedMemory
+
+    @property
+    def shm(self) -> shared_memory.SharedMemory:  # type: ignore[override]
+        """The shared memory."""
+        return self._shm
+
+    @shm.setter
+    def shm(self, memory: shared_memory.SharedMemory) -> None:
+        # `ShareableList` assigns this before it writes to the memory.
+        if self._is_new:
+            _reserve(memory)
+        self._shm = memory
 
     if TYPE_CHECKING:
 
@@ -53,6 +70,7 @@ class SharedMemoryDataSource(shared_memory.ShareableList[Any], Generic[Element])
                     f"elements must not end in a zero byte, which shared memory cannot store, got "
                     f"{element!r} as element {index}"
                 )
+        self._is_new = True
         super().__init__(listed, name=name)
 
     def __str__(self) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import math
 import operator
 import os
@@ -55,6 +56,8 @@ class _Memory(shared_memory.SharedMemory):
 
     def __init__(self, name: str | None = None, *, byte_len: int = 0) -> None:
         super().__init__(name=name, create=name is None, size=byte_len)
+        if name is None:
+            _reserve(self)
         self.address = np.ndarray((), np.uint8, buffer=self.buf).ctypes.data
 
     def __del__(self) -> None:
@@ -65,6 +68,49 @@ class _Memory(shared_memory.SharedMemory):
             memory = object.__new__(shared_memory.SharedMemory)
             vars(memory).update(vars(self))
             closer.close(memory, unlink=self.unlinks)
+
+
+def _reserve(memory: Any) -> None:
+    """Takes the pages of new shared memory now: writing to one that is missing ends the process.
+
+    Raises:
+        OSError: There is less memory; `memory` is closed and removed.
+    """
+    allocate = getattr(os, "posix_fallocate", None)
+    if allocate is None:
+        return
+    try:
+        # In steps, since a signal makes the system start again with the current one.
+        for start in range(0, memory.size, _RESERVE_BYTES):
+            allocate(memory._fd, start, min(_RESERVE_BYTES, memory.size - start))  # noqa: SLF001
+    except OSError as failure:
+        if failure.errno not in {errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT}:
+            return  # a system that cannot tell
+        byte_len = memory.size
+        memory.unlink()
+        memory.close()
+        raise OSError(
+            failure.errno, f"{_no_room(byte_len)}: {os.strerror(failure.errno)}"
+        ) from None
+    except BaseException:  # an interrupt
+        memory.unlink()
+        memory.close()
+        raise
+
+
+def _no_room(byte_len: int) -> str:
+    free = ""
+    with contextlib.suppress(OSError):
+        room = os.statvfs(_DIRECTORY)
+        free = f", `{_DIRECTORY}` has {room.f_bavail * room.f_frsize} bytes left"
+    return (
+        f"shared memory of {byte_len} bytes cannot be allocated{free}; enlarge it (Docker: "
+        "`--shm-size`), or put less into it"
+    )
+
+
+_DIRECTORY = "/dev/shm"  # noqa: S108 - where Linux keeps named shared memory
+_RESERVE_BYTES = 16 << 20
 
 
 def _close(memory: Any, *, unlink: bool) -> None:
@@ -138,6 +184,7 @@ class SharedMemoryArray(np.ndarray[Any, Any]):
 
     Raises:
         ValueError: `dtype` holds Python objects.
+        OSError: There is not that much shared memory.
 
     Example:
         >>> array = grain.multiprocessing.SharedMemoryArray((2, 3), np.float32)
