@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from multiprocessing import shared_memory
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -278,10 +279,10 @@ def test_interrupt_while_memory_is_reserved_leaves_none_behind(monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    before = set(os.listdir("/dev/shm"))
+    before = set(Path("/dev/shm").iterdir())
     monkeypatch.setattr(os, "posix_fallocate", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Array((1 << 20,), np.uint8)
     with pytest.raises(KeyboardInterrupt):
         grain.sources.SharedMemoryDataSource(["x"])
-    assert set(os.listdir("/dev/shm")) == before
+    assert set(Path("/dev/shm").iterdir()) == before

@@ -39,7 +39,7 @@ class SharedMemoryDataSource(shared_memory.ShareableList[Any], Generic[Element])
     _shm: shared_memory.SharedMemory
 
     @property
-    def shm(self) -> shared_memory.SharedMemory:  # type: ignore[override]
+    def shm(self) -> shared_memory.SharedMemory:
         """The shared memory."""
         return self._shm
 

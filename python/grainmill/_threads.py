@@ -125,8 +125,29 @@ serves_parent = [False]
 """Whether this is a worker, which reports nothing that its parent can report."""
 
 
+_exit_began = [False]
+
+
+def begin_exit() -> None:
+    """Tells that this process ends, before its threads and workers do."""
+    _exit_began[0] = True
+
+
+def stay_at_exit(release: Callable[[], object]) -> None:
+    """At exit, keeps a daemon thread of the user in this call for ever, after calling `release`.
+
+    What it uses is closed, of which it would report an error to nobody. The interpreter ends such
+    threads wherever they are.
+    """
+    if _exit_began[0] and threading.current_thread().daemon and not is_own_thread():
+        release()
+        while True:
+            threading.Event().wait()
+
+
 @atexit.register
 def _stop_all() -> None:
+    begin_exit()
     running = _running.copy()
     for stop in running.values():
         stop()

@@ -109,7 +109,7 @@ def _no_room(byte_len: int) -> str:
     )
 
 
-_DIRECTORY = "/dev/shm"  # noqa: S108 - where Linux keeps named shared memory
+_DIRECTORY = "/dev/shm"
 _RESERVE_BYTES = 16 << 20
 
 

@@ -30,7 +30,7 @@ from grainmill._stats.prometheus import export
 from grainmill._stats.report import as_dict
 from grainmill._stats.tracking import drawing_directory, logs_summary, new_recorder
 from grainmill._stats.verdict import verdict_on
-from grainmill._threads import not_waiting
+from grainmill._threads import not_waiting, stay_at_exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -362,6 +362,9 @@ class PlannedIterator(DatasetIterator[T_co]):
             try:
                 if not self._waiting:
                     self._advance()
+            except Exception:
+                stay_at_exit(lock.release)
+                raise
             finally:
                 lock.release()
                 if self._closed:

@@ -29,7 +29,7 @@ from grainmill._native import (
     create_shared_index,
 )
 from grainmill._plan.closing import closed_error
-from grainmill._threads import at_fork
+from grainmill._threads import at_fork, begin_exit
 from grainmill._workers import accelerators, main_classes, messages, stacks, wire
 from grainmill._workers.worker import WorkerConfig
 
@@ -196,6 +196,11 @@ class WorkerGroup:
                     process.wait()
                 self.abandon()
 
+    def forget_processes(self) -> None:
+        """Makes a forked child drop the processes, which are not its own, without a warning."""
+        for process in self._processes:
+            process.returncode = 0
+
     def abandon(self) -> None:
         """Closes the sockets of this process only, and leaves the workers running."""
         self._is_closing = True
@@ -213,6 +218,7 @@ _live_groups: dict[int, WorkerGroup] = {}
 @atexit.register
 def _end_all() -> None:
     """At exit, ends all groups in parallel, including those that a thread is waiting for."""
+    begin_exit()
     groups = list(_live_groups.values())
     for group in groups:
         group.disconnect()
@@ -220,8 +226,14 @@ def _end_all() -> None:
         group.end()
 
 
-# A forked child must not end or wait for the processes of its parent.
-at_fork(after_in_child=_live_groups.clear)
+def _forget_groups() -> None:
+    """In a forked child, leaves the parent's processes alone, and drops them without a warning."""
+    for group in _live_groups.values():
+        group.forget_processes()
+    _live_groups.clear()
+
+
+at_fork(after_in_child=_forget_groups)
 
 
 def _worker_config(
