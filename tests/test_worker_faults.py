@@ -226,7 +226,10 @@ def test_death_of_the_zygote_is_met_and_gone_on_from(entrance):
         more, failure, took_s = _raised(iterator, 1000 - len(found))
         found += more
         assert took_s < SOON_S
-        assert failure is None or isinstance(failure, grain_worker_error())
+        if failure is not None:
+            assert isinstance(failure, grain_worker_error())
+            assert "which was killed by SIGKILL" in str(failure)
+            assert "the next call of `next` starts workers again" in str(failure)
     assert found == list(range(1000))
     assert gone(before)
     iterator.close()

@@ -119,19 +119,31 @@ def _rebuilt(data: SerializedException, where: str) -> BaseException:
     return WorkerError(f"{where}: {data['summary']}")
 
 
-def worker_exited(worker: int, code: int | None, activity: str) -> WorkerError:
-    """The error for a worker that exited by itself; negative codes are signals."""
-    if code is None:
-        how = "exited with the process that started it"
-    elif code < 0:
-        how = f"was killed by {_signal_name(-code)}"
+def worker_exited(
+    worker: int, code: int | None, activity: str, starter_code: int | None = None
+) -> WorkerError:
+    """The error for a worker that exited by itself; negative codes are signals.
+
+    Args:
+        worker: The worker.
+        code: Its exit code; `None` if it exited with the process that started it.
+        activity: What it was doing.
+        starter_code: The exit code of that process, if it is known.
+    """
+    if code is not None:
+        how = _how_exited(code)
     else:
-        how = f"exited with exit code {code}"
+        how = "exited with the process that started it"
+        how += "" if starter_code is None else f", which {_how_exited(starter_code)},"
     return WorkerError(
         f"worker {worker} {how} {activity}: Worker process was terminated unexpectedly with exit "
         f"code {code}. Search the logs above for the source of the crash. No element is lost: the "
         "next call of `next` starts workers again and continues."
     )
+
+
+def _how_exited(code: int) -> str:
+    return f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with exit code {code}"
 
 
 def _signal_name(number: int) -> str:

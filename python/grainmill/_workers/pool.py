@@ -281,7 +281,8 @@ class WorkerPool:
         activity = self._activity(queue[0], queue[-1]) if queue else "while it had no task"
         code = self._group.exit_codes[worker]
         self._worker_errors.setdefault(
-            worker, lambda: failures.worker_exited(worker, code, activity)
+            worker,
+            lambda: failures.worker_exited(worker, code, activity, self._group.starter_code),
         )
 
     def _handle(self, worker: int, message: Any, files: list[int]) -> None:

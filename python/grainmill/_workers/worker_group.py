@@ -68,6 +68,7 @@ class WorkerGroup:
         control_sockets: The socket to the zygote, which reports the exits of workers; or one to
             each worker, if workers cannot be forked.
         exit_codes: The exit code of each worker that has exited by itself; `None` if it is unknown.
+        starter_code: The exit code of the zygote, if it has exited by itself.
         remote_slots: The slots of each worker.
         shared_budget: The page that all workers share.
     """
@@ -82,6 +83,7 @@ class WorkerGroup:
         self._processes: list[subprocess.Popen[bytes]] = []
         self.control_sockets: list[socket.socket] = []
         self.exit_codes: dict[int, int | None] = {}
+        self.starter_code: int | None = None
         self.connections: list[socket.socket] = []
         self._stack_pipes: list[int] = []
         self.shared_budget, budget_file = SharedBudget.create(num_workers, budget_bytes)
@@ -148,6 +150,8 @@ class WorkerGroup:
         except EOFError:
             self.check_open()
             if self._forks:  # the zygote is gone, and no worker outlives it
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.starter_code = self._processes[control].wait(_CLOSE_WAIT_S)
                 for worker in range(len(self.connections)):
                     self.exit_codes.setdefault(worker, None)
             elif control not in self.exit_codes:
