@@ -1,5 +1,6 @@
 """Waits that last: one warning names who is awaited, the element and the line, then fewer."""
 
+import functools
 import logging
 import re
 import threading
@@ -7,11 +8,12 @@ import time
 
 import pytest
 from under_test import IS_GRAIN, grain
-from worker_harness import all_of, run_script
+from worker_harness import all_of, run_script, workers
 
 if IS_GRAIN:
     pytest.skip("Grain waits without a word", allow_module_level=True)
 
+from grainmill._evaluate.program import PendingElements, Program
 from grainmill._threads import is_own_thread
 
 BAD = 5
@@ -214,3 +216,50 @@ list(grain.MapDataset.range(9).map(hangs).to_iter_dataset(options))
     done = run_script(script, tmp_path)
     assert done.returncode == 0, done.stderr
     assert f'File "{tmp_path / "script.py"}", line 18, in hangs' in done.stdout, done
+
+
+def test_where_no_function_of_the_user_runs_it_says_so(caplog, monkeypatch):
+    caplog.set_level(logging.WARNING, "grainmill")
+    hung = threading.Lock()
+    hung.acquire()
+    monkeypatch.setattr(PendingElements, "wait", functools.partial(hung.acquire, timeout=2))
+    monkeypatch.setattr(Program, "waits_for_storage", True)
+    iterator = iter(grain.MapDataset.range(20).map(hangs).to_iter_dataset())
+    assert next(iterator) == 0
+    iterator.close()
+    message = caplog.records[0].getMessage()
+    assert "from record 0 of `RangeMapDataset" in message
+    assert message.endswith("no function of yours is running there: it reads, or waits for storage")
+
+
+def wait_for_report(caplog):
+    until = time.monotonic() + SOON_S
+    while not caplog.records and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def test_stopped_worker_is_reported_as_one(caplog):
+    caplog.set_level(logging.WARNING, "grainmill")
+    iterator = iter(WAYS["num_workers"](grain.MapDataset.range(10**6).map(computes_little)))
+    assert next(iterator) == 0
+    caplog.clear()
+    stopped = workers()
+    for worker in stopped:
+        worker.suspend()
+
+    def resume():
+        wait_for_report(caplog)
+        for worker in stopped:
+            worker.resume()
+
+    threading.Thread(target=resume).start()
+    for _ in range(10**5):
+        next(iterator)
+        if caplog.records:
+            break
+    iterator.close()
+    assert "it has just started, or is stopped" in caplog.records[0].getMessage()
+
+
+def computes_little(x):
+    return x

@@ -200,7 +200,9 @@ def _stacks(thread: int | None) -> list[list[CodePlace]]:
 
 
 def _shown(stacks: list[list[CodePlace]]) -> list[str]:
-    """The users' calls in `stacks` as lines, like those of a traceback."""
+    """The users' calls in `stacks` as lines, like those of a traceback; else why there are none."""
+    if not stacks:
+        return ["where it is cannot be told: it has just started, or is stopped"]
     lines = []
     in_users_code = [calls for stack in stacks if (calls := users_calls(stack))]
     for number, calls in enumerate(in_users_code[:_MAX_THREADS]):
@@ -216,4 +218,4 @@ def _shown(stacks: list[list[CodePlace]]) -> list[str]:
             lines.append(f'  File "{file}", line {line}, in {function}')
             source = linecache.getline(file, line).strip()
             lines += [f"    {source}"] if source else []
-    return lines
+    return lines or ["no function of yours is running there: it reads, or waits for storage"]

@@ -7,9 +7,12 @@ import os
 import re
 import select
 import signal
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from grainmill._plan.tracebacks import CodePlace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # The system's libraries use the lowest of these signals, and programs the common ones.
 SIGNAL: Final = int(getattr(signal, "SIGRTMAX", 64)) - 2
@@ -31,17 +34,24 @@ def ignore_signal() -> None:
     signal.signal(SIGNAL, signal.SIG_IGN)
 
 
-def received(file: int) -> list[list[CodePlace]]:
-    """The stacks that a worker writes to the pipe `file`; none if it writes nothing."""
+def requested(file: int, request: Callable[[], object]) -> list[list[CodePlace]]:
+    """The stacks that a worker writes to the pipe `file` after `request`; none if it does not."""
+    _read(file, 0.0)  # a worker that was stopped may have answered since
+    request()
+    return _parsed(_read(file, _FIRST_S).decode("ascii", "replace"))
+
+
+def _read(file: int, first_s: float) -> bytes:
+    """What comes within `first_s`, and what follows it closely."""
     poll = select.poll()
     poll.register(file, select.POLLIN)
     data = b""
-    while len(data) < _MAX_BYTES and poll.poll(1000 * (_MORE_S if data else _FIRST_S)):
+    while len(data) < _MAX_BYTES and poll.poll(1000 * (_MORE_S if data else first_s)):
         more = os.read(file, 1 << 16)
         if not more:
             break
         data += more
-    return _parsed(data.decode("ascii", "replace"))
+    return data
 
 
 def _parsed(text: str) -> list[list[CodePlace]]:

@@ -128,11 +128,14 @@ class WorkerGroup:
 
         The worker writes them when it gets a signal, whatever it is doing. Any thread may call it.
         """
-        if self._forks:
-            wire.send(self.control_sockets[0], worker)  # the zygote sends it
-        else:
-            os.kill(self._processes[worker].pid, stacks.SIGNAL)
-        return stacks.received(self._stack_pipes[worker])
+
+        def request() -> None:
+            if self._forks:
+                wire.send(self.control_sockets[0], worker)  # the zygote sends the signal
+            else:
+                os.kill(self._processes[worker].pid, stacks.SIGNAL)
+
+        return stacks.requested(self._stack_pipes[worker], request)
 
     def check_open(self) -> None:
         """Raises `ValueError` if the workers were told to end."""
