@@ -218,24 +218,18 @@ class _Signal:
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
-    def wait_for(self, predicate: Callable[[], object], stall: Stall | None = None) -> None:
+    def wait_for(self, predicate: Callable[[], object], timeout_s: float = -1.0) -> bool:
         """Waits until `predicate()` is true; it is evaluated again after each `notify`.
 
-        Raises:
-            TimeoutError: `stall` has a limit, and the wait exceeds it.
+        Returns:
+            Whether it is true; otherwise `timeout_s` passed since the last `notify`.
         """
-        timeout_s = -1.0 if stall is None else stall.check_s
-        started_s = time.perf_counter()
-        try:
-            while True:
-                self._lock.acquire(blocking=False)
-                if predicate():
-                    return
-                if not self._lock.acquire(timeout=timeout_s) and stall is not None:
-                    stall.check(started_s)
-        finally:
-            if stall is not None:
-                stall.end()
+        while True:
+            self._lock.acquire(blocking=False)
+            if predicate():
+                return True
+            if not self._lock.acquire(timeout=timeout_s):
+                return False
 
     def notify(self) -> None:
         """Wakes the waiting thread."""
@@ -284,6 +278,7 @@ class PrefetchQueue:
         self._record_wait: Callable[[float], None] | None = None
         self._node: Node | None = None
         self._stall = Stall(self, PrefetchQueue._awaited, CONFIG_LIMITS)
+        self._check_s = self._stall.check_s
         self._next_len = 1
         self._resume_at = -1  # the thread pulls while at most so many elements are queued
         self._blocks: deque[Block | BaseException] = deque()
@@ -380,8 +375,10 @@ class PrefetchQueue:
         if not self._blocks:
             self.demand.urgent = True
             started_s = time.perf_counter()
-            arrived = self._block_arrived
-            arrived.wait_for(lambda: self._blocks or self.demand.ended, self._stall)
+            while not self._block_arrived.wait_for(self._has_news, self._check_s):
+                self._stall.check(started_s)
+            if self._stall.is_long:
+                self._stall.end()
             if self._record_wait is not None:
                 self._record_wait(time.perf_counter() - started_s)
         with self._lock:
@@ -395,6 +392,9 @@ class PrefetchQueue:
             if self._has_space():
                 self._space_freed.notify()
         return block
+
+    def _has_news(self) -> bool:
+        return bool(self._blocks) or self.demand.ended
 
     def _has_space(self) -> bool:
         return self._num_queued + self._num_unconsumed <= self._resume_at

@@ -124,6 +124,11 @@ class Stall:
         self._num_reports = 0
         self._thread: int | None = None
 
+    @property
+    def is_long(self) -> bool:
+        """Whether `begin` or `check` was called since the last `end`."""
+        return self._thread is not None
+
     def awaited(self) -> Awaited:
         """What the owner waits for now, as far as that can be told."""
         with contextlib.suppress(Exception):  # the wait may end meanwhile
@@ -157,6 +162,7 @@ class Stall:
             text = (
                 self._innermost().awaited().text(waited, f"; the limit is `{name}={timeout_s:g}`")
             )
+            self.end()
             raise self._error(text)
         if is_own_thread():
             return

@@ -34,24 +34,37 @@ def ignore_signal() -> None:
     signal.signal(SIGNAL, signal.SIG_IGN)
 
 
-def requested(file: int, request: Callable[[], object]) -> list[list[CodePlace]]:
-    """The stacks that a worker writes to the pipe `file` after `request`; none if it does not."""
-    _read(file, 0.0)  # a worker that was stopped may have answered since
-    request()
-    return _parsed(_read(file, _FIRST_S).decode("ascii", "replace"))
+class StackReader:
+    """The end of the pipe to which a worker writes; closed with the last reference to it.
 
+    So a thread that reads it may continue while another one closes the pool.
+    """
 
-def _read(file: int, first_s: float) -> bytes:
-    """What comes within `first_s`, and what follows it closely."""
-    poll = select.poll()
-    poll.register(file, select.POLLIN)
-    data = b""
-    while len(data) < _MAX_BYTES and poll.poll(1000 * (_MORE_S if data else first_s)):
-        more = os.read(file, 1 << 16)
-        if not more:
-            break
-        data += more
-    return data
+    _close = staticmethod(os.close)
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    def __del__(self) -> None:
+        self._close(self._file)
+
+    def requested(self, request: Callable[[], object]) -> list[list[CodePlace]]:
+        """The stacks that the worker writes after `request`; none if it writes nothing."""
+        self._read(0.0)  # a worker that was stopped may have answered since
+        request()
+        return _parsed(self._read(_FIRST_S).decode("ascii", "replace"))
+
+    def _read(self, first_s: float) -> bytes:
+        """What comes within `first_s`, and what follows it closely."""
+        poll = select.poll()
+        poll.register(self._file, select.POLLIN)
+        data = b""
+        while len(data) < _MAX_BYTES and poll.poll(1000 * (_MORE_S if data else first_s)):
+            more = os.read(self._file, 1 << 16)
+            if not more:
+                break
+            data += more
+        return data
 
 
 def _parsed(text: str) -> list[list[CodePlace]]:

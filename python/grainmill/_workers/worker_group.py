@@ -85,7 +85,7 @@ class WorkerGroup:
         self.exit_codes: dict[int, int | None] = {}
         self.starter_code: int | None = None
         self.connections: list[socket.socket] = []
-        self._stack_pipes: list[int] = []
+        self._stack_readers: list[stacks.StackReader] = []
         self.shared_budget, budget_file = SharedBudget.create(num_workers, budget_bytes)
         self.remote_slots = [RemoteSlots(self.shared_budget) for _ in range(num_workers)]
         with contextlib.ExitStack() as files:
@@ -113,8 +113,8 @@ class WorkerGroup:
     def _start_worker(self, config: WorkerConfig, files: list[int]) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.connections.append(ours)
-        stacks, writes_stacks = os.pipe()
-        self._stack_pipes.append(stacks)
+        reads_stacks, writes_stacks = os.pipe()
+        self._stack_readers.append(stacks.StackReader(reads_stacks))
         os.set_blocking(writes_stacks, False)
         try:
             with theirs, contextlib.suppress(ConnectionError):  # `receive_exit` reports that later
@@ -135,7 +135,7 @@ class WorkerGroup:
             else:
                 os.kill(self._processes[worker].pid, stacks.SIGNAL)
 
-        return stacks.requested(self._stack_pipes[worker], request)
+        return self._stack_readers[worker].requested(request)
 
     def check_open(self) -> None:
         """Raises `ValueError` if the workers were told to end."""
@@ -214,8 +214,7 @@ class WorkerGroup:
         _live_groups.pop(id(self), None)
         for connection in (*self.connections, *self.control_sockets):
             connection.close()
-        while self._stack_pipes:
-            os.close(self._stack_pipes.pop())
+        self._stack_readers.clear()
 
 
 # The groups that have not ended yet, by `id`.
