@@ -56,8 +56,6 @@ class _Memory(shared_memory.SharedMemory):
 
     def __init__(self, name: str | None = None, *, byte_len: int = 0) -> None:
         super().__init__(name=name, create=name is None, size=byte_len)
-        if name is None:
-            _reserve(self)
         self.address = np.ndarray((), np.uint8, buffer=self.buf).ctypes.data
 
     def __del__(self) -> None:
@@ -201,7 +199,9 @@ class SharedMemoryArray(np.ndarray[Any, Any]):
         """Creates an array of zeros in new shared memory."""
         shape = tuple(shape)
         byte_len = math.prod(shape) * np.dtype(dtype).itemsize
-        return cls._over(_Memory(byte_len=max(1, byte_len)), shape, dtype)
+        memory = _Memory(byte_len=max(1, byte_len))
+        _reserve(memory)
+        return cls._over(memory, shape, dtype)
 
     @classmethod
     def _over(cls, memory: _Memory, shape: Iterable[int], dtype: npt.DTypeLike) -> Self:

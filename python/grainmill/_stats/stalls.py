@@ -32,8 +32,10 @@ CHECK_S: Final = 1.0
 # The outermost and innermost of a user's calls that are shown.
 _MAX_CALLS: Final = 5
 _MAX_THREADS: Final = 4
-# Where a thread waits that has left parts of its task to others.
-_SHARES_TASKS: Final = "thread_pool.py"
+# How much longer a wait may take than its limit, while it is for a thread that waits itself.
+_GRACE_S: Final = 10.0
+# Where a thread waits for others that make some of its calls (`thread_pool`).
+_SHARES_TASKS: Final = "results"
 
 
 class WaitLimits(Protocol):
@@ -122,6 +124,8 @@ class Stall:
         self.limits = limits
         self._error = error
         self._num_reports = 0
+        self._was_inner = False  # whether another wait with a limit was found in this one
+        self._next_s = 0.0  # how long a wait lasts when it is looked at next
         self._thread: int | None = None
 
     @property
@@ -145,6 +149,7 @@ class Stall:
         """Tells threads that wait for the calling one that it waits itself."""
         if self._thread is None:
             self._thread = threading.get_ident()
+            self._next_s = self.check_s
             _waiting[self._thread] = self
 
     def check(self, since_s: float) -> None:
@@ -155,18 +160,24 @@ class Stall:
         """
         self.begin()
         waited_s = time.perf_counter() - since_s
+        if waited_s < self._next_s:
+            return
         timeout_s = self.limits.timeout_s
-        if timeout_s and waited_s >= timeout_s:
+        self._next_s = waited_s + self.check_s
+        if timeout_s and waited_s < timeout_s:
+            self._next_s = min(self._next_s, timeout_s)
+        stall = self._innermost()
+        # An error of the inner wait, which says more, comes here, once its workers have ended.
+        self._was_inner |= stall is not self and bool(stall.limits.timeout_s)
+        grace_s = _GRACE_S if self._was_inner else 0.0
+        if timeout_s and waited_s >= timeout_s + grace_s:
             name = "stall_timeout_s" if self.limits is CONFIG_LIMITS else "timeout_s"
             waited = f"returned no result for {waited_s:.1f} s"
-            text = (
-                self._innermost().awaited().text(waited, f"; the limit is `{name}={timeout_s:g}`")
-            )
+            text = stall.awaited().text(waited, f"; the limit is `{name}={timeout_s:g}`")
             self.end()
             raise self._error(text)
         if is_own_thread():
             return
-        stall = self._innermost()
         due_s = (stall.limits.stall_warning_s or 0) * 2**self._num_reports
         if due_s and waited_s >= due_s:
             self._num_reports += 1
@@ -178,6 +189,7 @@ class Stall:
             _waiting.pop(self._thread, None)
             self._thread = None
             self._num_reports = 0
+            self._was_inner = False
 
     def _innermost(self) -> Stall:
         """This wait, or that of the thread that it waits for, and so on."""
@@ -200,7 +212,7 @@ def _stacks(thread: int | None) -> list[list[CodePlace]]:
     frames = sys._current_frames()  # noqa: SLF001 - there is no other way
     if thread in frames:
         calls = calls_of(frames[thread])
-        if users_calls(calls) or not calls[-1].file.endswith(_SHARES_TASKS):
+        if users_calls(calls) or calls[-1].function != _SHARES_TASKS:
             return [calls]
     return [calls_of(frames[ident]) for ident in own_threads() if ident in frames]
 

@@ -7,6 +7,7 @@ import os
 import re
 import select
 import signal
+import threading
 from typing import TYPE_CHECKING, Final
 
 from grainmill._plan.tracebacks import CodePlace
@@ -44,15 +45,17 @@ class StackReader:
 
     def __init__(self, file: int) -> None:
         self._file = file
+        self._lock = threading.Lock()
 
     def __del__(self) -> None:
         self._close(self._file)
 
     def requested(self, request: Callable[[], object]) -> list[list[CodePlace]]:
         """The stacks that the worker writes after `request`; none if it writes nothing."""
-        self._read(0.0)  # a worker that was stopped may have answered since
-        request()
-        return _parsed(self._read(_FIRST_S).decode("ascii", "replace"))
+        with self._lock:
+            self._read(0.0)  # a worker that was stopped may have answered since
+            request()
+            return _parsed(self._read(_FIRST_S).decode("ascii", "replace"))
 
     def _read(self, first_s: float) -> bytes:
         """What comes within `first_s`, and what follows it closely."""
