@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 import itertools
+import math
 import os
 import time
 import weakref
@@ -329,6 +330,7 @@ class Executor(Blocks):
 
     def _reset(self) -> None:
         self._blocks: deque[_Block] = deque()
+        self._num_submitted = 0  # of those, how many threads compute or have computed
         self._beyond = ReadsBeyond(self._program)
         self._dispatched_until = self.position
         self._pid = os.getpid()
@@ -361,6 +363,7 @@ class Executor(Blocks):
         self._await_inits()
         if not self._blocks:
             self._dispatched_until = self.position
+        self._submit_affordable()
         self._dispatch(limit)
         if not self._blocks:
             return
@@ -383,7 +386,9 @@ class Executor(Blocks):
         self._pace.by_lists = self._program.reads_lists
         self._pace.record(block.count, block.task.elapsed_s)
         self._blocks.popleft()
+        self._num_submitted -= 1
         self._record_element_size(result)
+        self._submit_affordable()
         num_computed = self._enqueue(result)
         rest = self._rest
         if rest is not None and (
@@ -504,6 +509,25 @@ class Executor(Blocks):
         elif rest is not None and rest.elements:
             self._element_bytes = max(self._program.mean_byte_len, byte_len(rest.elements[-1]))
 
+    def _submit_affordable(self) -> None:
+        """Makes threads compute the next blocks whose elements fit the budget, at least the first.
+
+        On slow storage more are read than may be in memory once they are computed. Until the size of an
+        element is known, a thread gets one block.
+        """
+        size, is_first = self._element_bytes, self._pace.element_s is None
+        affordable = self._budget.total / size if size else math.inf
+        while self._num_submitted < len(self._blocks):
+            block = self._blocks[self._num_submitted]
+            is_beyond = block.start + block.count - self.position > affordable
+            if self._num_submitted and (
+                is_beyond or (is_first and self._num_submitted > self._num_active)
+            ):
+                return
+            if self._pool is not None:
+                self._pool.submit(block.task)
+            self._num_submitted += 1
+
     def _dispatch(self, limit: int) -> None:
         if self._pool is None:
             size, bound, whole = self._sizes_for_caller(limit)
@@ -571,9 +595,8 @@ class Executor(Blocks):
             batch_size = self.batch_size if as_batches else 0
             task = Task(functools.partial(_elements, pending, output, batch_size), pending.wait)
             block = _Block(start, count, task, output)
-        if self._pool is not None:
-            self._pool.submit(block.task)
         self._blocks.append(block)
+        self._submit_affordable()
         self._dispatched_until += count
         if self._buffer_size and self._program.reads_beyond:
             self._beyond.advance(self._dispatched_until, self._length)
@@ -628,6 +651,7 @@ class Executor(Blocks):
             for block in self._blocks:
                 block.task.call = None
             self._blocks.clear()
+            self._num_submitted = 0
         if self._pool is not None:
             self._pool.drop()
         self._beyond.clear()
