@@ -135,7 +135,7 @@ def test_workers_share_what_elements_ahead_may_take():
     [
         ("1000000", "read"),
         (" 999999 ", "chunk 0 at byte 64 (record 0): states 1000000 decoded bytes, expected at"),
-        ("1 GB", "`GRAINMILL_MAX_CHUNK_BYTES` must be a number of bytes, got 1 GB"),
+        ("1 GB", "`GRAINMILL_MAX_RECORD_BYTES` must be a number of bytes, got 1 GB"),
     ],
 )
 def test_environment_bounds_what_a_chunk_may_decode_to(tmp_path, text, expected):
@@ -149,7 +149,7 @@ def test_environment_bounds_what_a_chunk_may_decode_to(tmp_path, text, expected)
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "GRAINMILL_MAX_CHUNK_BYTES": text},
+        env={**os.environ, "GRAINMILL_MAX_RECORD_BYTES": text},
     )
     assert expected in done.stdout + done.stderr
     assert (done.returncode == 0) == (expected == "read")

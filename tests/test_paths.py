@@ -86,6 +86,11 @@ def test_numbered_shards():
     assert expand("t@2.bagz") == ["t-00000-of-00002.bagz", "t-00001-of-00002.bagz"]
     assert expand("t.array_record@1") == ["t.array_record-00000-of-00001"]
     assert expand("t@100000")[-1] == "t-099999-of-100000"
+    with pytest.raises(FileNotFoundError, match=r"no shards that match: 't@999999999'"):
+        expand("t@999999999")  # their names would take gigabytes
+    touch("t-000007-of-999999999", "t-00000-of-00003")
+    with pytest.raises(FileNotFoundError, match=r"matches 1 shards out of 999999999"):
+        expand("t@999999999")
     assert expand("user@host/a") == ["user@host/a"]
     touch(*expand("s@2.x"), "s-00000-of-00003.y", "s-1-of-2.x")
     assert expand("s@*.x") == expand("s@2.x")

@@ -209,12 +209,12 @@ def test_a_decompression_bomb_is_refused_before_it_takes_memory(tmp_path, how):
         capture_output=True,
         text=True,
         check=True,
-        env={**os.environ, "GRAINMILL_MAX_CHUNK_BYTES": str(16 << 20)},
+        env={**os.environ, "GRAINMILL_MAX_RECORD_BYTES": str(16 << 20)},
     )
     record, problem, memory = run.stdout.splitlines()
     assert record == "b'one'"
     assert "record at byte 19 of the decompressed data" in problem
-    assert "GRAINMILL_MAX_CHUNK_BYTES" in problem
+    assert "GRAINMILL_MAX_RECORD_BYTES" in problem
     assert int(memory) < 30 << 10  # KiB
 
 

@@ -321,7 +321,7 @@ def test_a_decompression_bomb_is_scanned_in_little_memory(tmp_path):
         "try: source[0]\n"
         "except (grain.GrainmillError, MemoryError) as error: print(error)"
     )
-    environment = {**os.environ, "GRAINMILL_MAX_CHUNK_BYTES": str(100 << 20)}
+    environment = {**os.environ, "GRAINMILL_MAX_RECORD_BYTES": str(100 << 20)}
     run = subprocess.run(
         [sys.executable, "-c", code, path],
         capture_output=True,
@@ -331,7 +331,7 @@ def test_a_decompression_bomb_is_scanned_in_little_memory(tmp_path):
     )
     first, second = run.stdout.splitlines()
     assert first == "1"
-    assert "GRAINMILL_MAX_CHUNK_BYTES" in second
+    assert "GRAINMILL_MAX_RECORD_BYTES" in second
 
 
 def test_what_is_no_file_of_records_is_an_error(tmp_path):

@@ -22,6 +22,8 @@ _SHARD_SUFFIX: Final = re.compile(r"-\d+-of-\d+(?=\.|$)")
 # Names that tools give to files beside the data.
 _HIDDEN: Final = (".", "_")
 _MAX_SHOWN: Final = 4
+# The names of more shards are not made up: they must be there.
+_MAX_UNSEEN_SHARDS: Final = 100_000
 
 
 class FileRange(NamedTuple):
@@ -192,13 +194,16 @@ def _not_empty(files: list[str], path: str, problem: str) -> list[str]:
 def _shards(path: str, match: re.Match[str], matching: Callable[[str], list[str]]) -> list[str]:
     """The shards of `name@N`, or of `name@*` for as many as there are."""
     name, count, suffix = match[1], match[2], match[3]
+    of = r"\d{5,}"
     if count != "*":
         digits = max(5, len(count))
         total = int(count)
         if not total:
             raise ValueError(f"the number of shards must be at least 1, got {path!r}")
-        return [f"{name}-{k:0{digits}}-of-{total:0{digits}}{suffix}" for k in range(total)]
-    pattern = re.compile(re.escape(name) + r"-(\d{5,})-of-(\d{5,})" + re.escape(suffix))
+        if total <= _MAX_UNSEEN_SHARDS:
+            return [f"{name}-{k:0{digits}}-of-{total:0{digits}}{suffix}" for k in range(total)]
+        of = str(total)
+    pattern = re.compile(re.escape(name) + rf"-(\d{{5,}})-of-({of})" + re.escape(suffix))
     found = sorted(
         file
         for file in matching(f"{_escaped(name)}-*-of-*{_escaped(suffix)}")

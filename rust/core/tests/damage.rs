@@ -18,7 +18,7 @@ use grainmill_core::records::bagz::{Bagz, BagzCompression, Dictionary, Limits};
 use grainmill_core::records::checksum::crc32c;
 use grainmill_core::records::json_lines::JsonLines;
 use grainmill_core::records::riegeli::chunk::{CHUNK_HEADER_LEN, ChunkHeader, kind};
-use grainmill_core::records::riegeli::decompress::set_max_chunk_len;
+use grainmill_core::records::record_limit::set_max_record_bytes;
 use grainmill_core::records::riegeli::hash::hash;
 use grainmill_core::records::scanned::{Compression, Framing, IndexPlaces, ScannedFormat};
 use grainmill_core::records::sequential::{Frames, RecordBlock, RecordStream};
@@ -41,7 +41,7 @@ const ALLOWANCE: u64 = 900 << 20;
 fn limit_memory() {
     static LIMIT: Once = Once::new();
     LIMIT.call_once(|| {
-        set_max_chunk_len(MAX_CHUNK_LEN);
+        set_max_record_bytes(MAX_CHUNK_LEN);
         let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
         let pages: u64 = statm.split(' ').next().unwrap().parse().unwrap();
         let maximum = getrlimit(Resource::As).maximum;
@@ -517,7 +517,7 @@ fn streams_that_decompress_to_more_than_the_limit_are_errors() {
         };
         let error = error.unwrap_or_else(|| panic!("{name} is read"));
         assert_names_the_place(&error, name);
-        assert!(error.to_string().contains("GRAINMILL_MAX_CHUNK_BYTES"), "{name}: {error}");
+        assert!(error.to_string().contains("GRAINMILL_MAX_RECORD_BYTES"), "{name}: {error}");
     }
 }
 

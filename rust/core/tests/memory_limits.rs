@@ -6,9 +6,9 @@ use std::path::Path;
 use std::sync::Once;
 
 use grainmill_core::records::array_record::footer::{MAGIC, VERSION};
+use grainmill_core::records::record_limit::max_decoded_len;
 use grainmill_core::records::riegeli::chunk::kind;
 use grainmill_core::records::riegeli::compress::{Codec, Compressor};
-use grainmill_core::records::riegeli::decompress::DEFAULT_MAX_CHUNK_LEN;
 use grainmill_core::records::riegeli::encode::append_with_len;
 use grainmill_core::records::riegeli::sink::ChunkSink;
 use grainmill_core::records::riegeli::varint::push_varint;
@@ -128,7 +128,7 @@ fn chunks_that_state_more_than_the_limit_are_refused() {
         let text = Crafted::chunk(kind::SIMPLE, stated, data).error_text();
         let expected = format!("{IN_CHUNK}states {stated} decoded bytes, expected at most");
         assert!(text.contains(&expected), "{codec:?}: {text}");
-        assert!(text.contains("`GRAINMILL_MAX_CHUNK_BYTES`"), "{text}");
+        assert!(text.contains("`GRAINMILL_MAX_RECORD_BYTES`"), "{text}");
     }
     for codec in CODECS.map(Codec::code).into_iter().chain([0]) {
         let data = [&[codec][..], &[3, 0, 0, 0]].concat();
@@ -159,7 +159,7 @@ fn blocks_that_state_more_than_the_chunk_needs_are_refused() {
         check("bucket", kind::TRANSPOSED, &[&layout, &block], 10);
         let layout = with_len(&compressed(codec, &[0, 0, 1, 3, 0, 0]));
         check("transitions", kind::TRANSPOSED, &[&layout, &block], 96);
-        check("layout", kind::TRANSPOSED, &[&with_len(&block)], DEFAULT_MAX_CHUNK_LEN / 32);
+        check("layout", kind::TRANSPOSED, &[&with_len(&block)], max_decoded_len(block.len() as u64 + 6) / 32);
     }
 }
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use grainmill_core::records::array_record::RecordWriter;
-use grainmill_core::records::riegeli::decompress::{DEFAULT_MAX_CHUNK_LEN, set_max_chunk_len};
+use grainmill_core::records::record_limit::{DEFAULT_MAX_RECORD_BYTES, set_max_record_bytes};
 use grainmill_core::records::{ArrayRecord, Files, Source};
 use proptest::prelude::*;
 use sha2::{Digest, Sha256};
@@ -138,9 +138,9 @@ fn the_limit_of_decoded_bytes_can_be_changed() {
         writer.close().unwrap();
         let read = || Files::open(ArrayRecord, [Source::from(path.clone())])?.read(&[0]);
         assert!(read().unwrap().iter().eq([&record[..]]), "{options}");
-        set_max_chunk_len(79_999_999);
+        set_max_record_bytes(79_999_999);
         let refused = read().map(drop);
-        set_max_chunk_len(DEFAULT_MAX_CHUNK_LEN);
+        set_max_record_bytes(DEFAULT_MAX_RECORD_BYTES);
         // Chunks that are neither compressed nor transposed have no limit.
         let text = refused.map_or_else(|error| error.to_string(), |()| "ok".to_owned());
         let expected = if options == "uncompressed" { "ok" } else { "expected at most 79999999" };

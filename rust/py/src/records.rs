@@ -3,13 +3,14 @@
 use std::any::Any;
 use std::ffi::c_int;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use grainmill_core::pipeline::{self, Pending, ReadQueue, open};
 use grainmill_core::platform;
 use grainmill_core::process::PerProcess;
 use grainmill_core::records::array_record::shared_index;
-use grainmill_core::records::riegeli::decompress;
+use grainmill_core::records::record_limit;
 use grainmill_core::records::storage::Storage;
 use grainmill_core::records::{
     ArrayRecordFile, FileInfo, FileSet, Files, Plan, Records, Source, chunk_cache, index_cache,
@@ -457,22 +458,21 @@ fn object<'py>(
     }
 }
 
-/// The environment variable for the maximum size of a decoded chunk in bytes.
-const MAX_CHUNK_BYTES: &str = "GRAINMILL_MAX_CHUNK_BYTES";
-
-fn read_max_chunk_len() -> PyResult<()> {
-    let Some(text) = std::env::var_os(MAX_CHUNK_BYTES) else { return Ok(()) };
+/// Passes the number of bytes in the environment variable `name` on to `set`, if it is set.
+fn read_byte_len<T: FromStr>(name: &str, set: impl FnOnce(T)) -> PyResult<()> {
+    let Some(text) = std::env::var_os(name) else { return Ok(()) };
     let byte_len = text.to_str().and_then(|text| text.trim().parse().ok()).ok_or_else(|| {
         let found = text.display();
-        PyValueError::new_err(format!("`{MAX_CHUNK_BYTES}` must be a number of bytes, got {found}"))
+        PyValueError::new_err(format!("`{name}` must be a number of bytes, got {found}"))
     })?;
-    decompress::set_max_chunk_len(byte_len);
+    set(byte_len);
     Ok(())
 }
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     // Read here, since this thread holds the GIL: no other thread changes the environment.
-    read_max_chunk_len()?;
+    read_byte_len("GRAINMILL_MAX_RECORD_BYTES", record_limit::set_max_record_bytes)?;
+    read_byte_len("GRAINMILL_INDEX_BYTES", index_cache::set_budget)?;
     module.add_class::<PyRecordFiles>()?;
     module.add_class::<PyPendingRead>()?;
     module.add_class::<PyReadQueue>()?;

@@ -16,7 +16,7 @@ use super::index_cache;
 use super::offsets::Offsets;
 use super::raw_bytes::grow_to;
 use super::record_file::{DirectRead, FileHandle, Pick, RecordFile};
-use super::riegeli::decompress::{check_chunk_len, max_chunk_len};
+use super::record_limit::{check_decoded_len, max_decoded_len};
 use super::single_flight::SingleFlight;
 use super::storage::{Reader, StoredFile};
 use super::storage_latency::StorageLatency;
@@ -296,14 +296,14 @@ impl BagzFile {
             let most = (frame.len() as u64).saturating_mul(32 << 10);
             let (mut capacity, limit) = match stated {
                 Some(stated) => {
-                    check_chunk_len(stated)?;
+                    check_decoded_len(stated, frame.len() as u64)?;
                     if stated > most {
                         let text = format!("{} bytes cannot decode to {stated}", frame.len());
                         return Err(FormatError::new(text));
                     }
                     (stated, stated)
                 }
-                None => (UNSTATED_LEN, most.min(max_chunk_len())),
+                None => (UNSTATED_LEN, most.min(max_decoded_len(frame.len() as u64))),
             };
             loop {
                 let reserved = usize::try_from(capacity).unwrap_or(usize::MAX);
@@ -322,7 +322,7 @@ impl BagzFile {
                         return Err(damaged(code));
                     }
                     Err(_) if capacity >= limit => {
-                        check_chunk_len(capacity + 1)?;
+                        check_decoded_len(capacity + 1, frame.len() as u64)?;
                         return Err(FormatError::new(format!(
                             "{} bytes cannot decode to more than {capacity}",
                             frame.len()

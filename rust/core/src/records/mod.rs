@@ -27,6 +27,7 @@ pub mod plan;
 mod raw_bytes;
 pub mod read;
 pub mod record_file;
+pub mod record_limit;
 pub mod riegeli;
 pub mod scanned;
 pub mod sequential;

@@ -18,7 +18,8 @@ use grainmill_core::records::json_lines::JsonLines;
 use grainmill_core::records::riegeli::block::BLOCK_LEN;
 use grainmill_core::records::riegeli::chunk::{self, CHUNK_HEADER_LEN, ChunkHeader, kind};
 use grainmill_core::records::riegeli::compress::{Codec, Compressor};
-use grainmill_core::records::riegeli::decompress::{Decompressor, codec, set_max_chunk_len};
+use grainmill_core::records::record_limit::set_max_record_bytes;
+use grainmill_core::records::riegeli::decompress::{Decompressor, codec};
 use grainmill_core::records::riegeli::encode::{Group, simple_data};
 use grainmill_core::records::riegeli::hash::hash;
 use grainmill_core::records::riegeli::sink::ChunkSink;
@@ -696,7 +697,7 @@ fn assert_round_trips(group: &Group, kind: u8, codec: Codec, bucket_len: u64) {
 
 fn limit_chunks() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| set_max_chunk_len(MAX_CHUNK_LEN));
+    ONCE.call_once(|| set_max_record_bytes(MAX_CHUNK_LEN));
 }
 
 /// Inputs for the targets made from an intact or damaged file.

@@ -1,7 +1,5 @@
 //! Decompresses a block of a chunk without trusting the length that it states.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use brotli::BrotliDecompressStream;
 use zstd_safe::DCtx;
 
@@ -29,38 +27,6 @@ const ZSTD_MAX_RATIO: u64 = (128 << 10) / 4;
 const SNAPPY_MAX_RATIO: u64 = 22;
 /// The initial capacity of Brotli output.
 const BROTLI_STEP: usize = 1 << 20;
-
-/// How many bytes a chunk may decode to unless [`set_max_chunk_len`] changes it: two messages of the
-/// maximum length of 2 GiB.
-pub const DEFAULT_MAX_CHUNK_LEN: u64 = 4 << 30;
-
-static MAX_CHUNK_LEN: AtomicU64 = AtomicU64::new(DEFAULT_MAX_CHUNK_LEN);
-
-/// Makes this process refuse compressed and transposed chunks that decode to more than `byte_len`
-/// bytes. Other chunks take no more memory than in the file.
-pub fn set_max_chunk_len(byte_len: u64) {
-    MAX_CHUNK_LEN.store(byte_len, Ordering::Relaxed);
-}
-
-/// How many bytes a chunk may decode to.
-pub fn max_chunk_len() -> u64 {
-    MAX_CHUNK_LEN.load(Ordering::Relaxed)
-}
-
-/// Checks the decoded length that a chunk's header states against [`max_chunk_len`].
-///
-/// # Errors
-/// If it is longer.
-pub fn check_chunk_len(decoded_len: u64) -> Result<(), FormatError> {
-    let max_len = max_chunk_len();
-    if decoded_len <= max_len {
-        return Ok(());
-    }
-    Err(FormatError::new(format!(
-        "states {decoded_len} decoded bytes, expected at most {max_len}; if the file is valid, set \
-         the environment variable `GRAINMILL_MAX_CHUNK_BYTES` to at least {decoded_len}"
-    )))
-}
 
 /// Decompressors, reused for many blocks.
 #[derive(Default)]

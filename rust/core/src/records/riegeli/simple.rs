@@ -2,7 +2,8 @@
 
 use super::FormatError;
 use super::chunk::ChunkHeader;
-use super::decompress::{Decompressor, check_chunk_len, codec};
+use super::super::record_limit::check_decoded_len;
+use super::decompress::{Decompressor, codec};
 use super::varint::{Cursor, MAX_VARINT_LEN};
 
 /// Decodes the data of a simple chunk. Writes the end of each record to `ends` and returns the
@@ -20,7 +21,7 @@ pub fn decode<'a>(
     let mut cursor = Cursor::new(data);
     let codec = cursor.byte()?;
     if codec != codec::NONE {
-        check_chunk_len(header.decoded_len)?;
+        check_decoded_len(header.decoded_len, data.len() as u64)?;
     }
     let sizes_len = cursor.varint64()?;
     let sizes_block = cursor.take(sizes_len)?;

@@ -1,6 +1,7 @@
 //! The points at which decompression of a stream can start, and the chunks between them.
 
 use super::super::format_error::FormatError;
+use super::super::record_limit::check_decoded_len;
 use super::compression::Compression;
 use super::inflate::{Boundary, Inflate, Input, StreamError, WINDOW_LEN};
 
@@ -153,7 +154,7 @@ impl Points {
         let reached = self.reached(number, out_at).max(number + 1);
         let out_end = self.all.get(reached).map_or(self.out_len, |point| point.out_at);
         let len = out_end - begin.out_at;
-        super::super::riegeli::decompress::check_chunk_len(len)?;
+        check_decoded_len(len, raw.len() as u64)?;
         let mut window = Vec::with_capacity(WINDOW_LEN);
         if !begin.window.is_empty() {
             zstd_safe::decompress(&mut window, &begin.window)

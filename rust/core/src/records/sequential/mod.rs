@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use super::file_bytes::{FileBytes, error_of};
 use super::format_error::FormatError;
-use super::riegeli::decompress::check_chunk_len;
+use super::record_limit::check_decoded_len;
 use super::scanned::{Compression, MayBeCompressed};
 use super::storage::Storage;
 use crate::{Error, Result};
@@ -517,7 +517,7 @@ impl RecordStream {
     /// compressed is as long as it says.
     fn limited(&self, len: u64) -> Result<usize, FormatError> {
         if self.input.left().is_none() {
-            check_chunk_len(len)?;
+            check_decoded_len(len, self.input.compressed_offset().unwrap_or(0))?;
         }
         usize::try_from(len).map_err(|_| FormatError::new(format!("no memory for {len} bytes")))
     }

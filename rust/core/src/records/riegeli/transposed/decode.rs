@@ -7,7 +7,8 @@
 
 use super::super::FormatError;
 use super::super::chunk::ChunkHeader;
-use super::super::decompress::{Decompressor, check_chunk_len, codec, max_chunk_len, reserve};
+use super::super::super::record_limit::{check_decoded_len, max_decoded_len};
+use super::super::decompress::{Decompressor, codec, reserve};
 use super::super::varint::{Cursor, MAX_VARINT_LEN};
 
 /// The memory for a chunk's layout as a multiple of its length: one byte can be the length of a
@@ -46,12 +47,13 @@ pub fn decode<'a>(
     ends: &mut Vec<usize>,
     values: &'a mut Vec<u8>,
 ) -> Result<&'a [u8], FormatError> {
-    check_chunk_len(header.decoded_len)?;
+    let stored_len = data.len() as u64;
+    check_decoded_len(header.decoded_len, stored_len)?;
     let mut cursor = Cursor::new(data);
     let codec = cursor.byte()?;
     let layout_len = cursor.varint64()?;
     let mut layout_bytes = Vec::new();
-    let max_len = max_chunk_len() / LAYOUT_FACTOR;
+    let max_len = max_decoded_len(stored_len) / LAYOUT_FACTOR;
     let layout =
         decompressor.decompress(codec, cursor.take(layout_len)?, max_len, &mut layout_bytes)?;
     let mut layout = Cursor::new(layout);
@@ -66,7 +68,7 @@ pub fn decode<'a>(
     let machine = DecoderStateMachine::read(&mut layout, buffers.len())?;
     let mut transition_bytes = Vec::new();
     let steps = header.decoded_len.saturating_add(header.num_records);
-    let max_len = steps.saturating_mul(TRANSITIONS_PER_STEP);
+    let max_len = steps.saturating_mul(TRANSITIONS_PER_STEP).min(max_decoded_len(stored_len));
     let transitions =
         decompressor.decompress(codec, cursor.rest(), max_len, &mut transition_bytes)?;
     machine.run(header, &mut buffers, transitions, ends, values)?;
