@@ -407,6 +407,53 @@ def test_abandoned_reads_and_exit_do_not_hang():
     assert printed == "done"
 
 
+def test_what_an_abandoned_read_has_fetched_is_freed_without_another_read(tmp_path):
+    path = tmp_path / "file"
+    with _native.ArrayRecordWriter(str(path), "group_size:1,uncompressed") as writer:
+        for number in range(40):
+            writer.write(bytes([number]) * (2 << 20))
+    printed = run_python(
+        """
+        import sys, threading, time, tracemalloc
+        from pathlib import Path
+        import numpy as np
+        from grainmill import _native
+        data, may_read = Path(sys.argv[1]).read_bytes(), threading.Event()
+        may_read.set()
+
+        def open_file(path):
+            def read(at, count):
+                time.sleep(0.003)  # slow storage
+                may_read.wait()
+                return data[at : at + count]
+
+            return len(data), 1, read
+
+        files = _native.RecordFiles.opened_by(open_file, [sys.argv[1]])
+        assert len(files.read(np.arange(20))) == 20 and files.is_slow
+        tracemalloc.start()
+        for is_partly_read in (True, False):
+            queue = _native.ReadQueue(30)
+            may_read.clear()
+            pending = files.start(np.arange(40), queue)
+            if is_partly_read:
+                may_read.set()
+                time.sleep(0.02)
+                may_read.clear()
+            held = tracemalloc.get_traced_memory()[0]
+            del pending
+            may_read.set()
+            deadline = time.monotonic() + 60
+            while tracemalloc.get_traced_memory()[0] > 10 << 20:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            print(held >= 80 << 20)
+        """,
+        path,
+    )
+    assert printed == "True\nTrue"
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*fork.*:RuntimeWarning")
 def test_forked_child_reads_what_it_asks_for_and_what_its_parent_began():

@@ -33,6 +33,8 @@ struct SlowFiles {
     num_requests: AtomicUsize,
     /// Whether the storage forgets what was requested.
     forgets: AtomicBool,
+    /// Whether it panics when a read is to be requested, or has been.
+    panics: [AtomicBool; 2],
 }
 
 #[derive(Debug, Clone)]
@@ -126,6 +128,7 @@ impl ReadAt for SlowFile {
     }
 
     fn request(&self, range: Range<u64>) -> Option<Box<dyn ReadRequest>> {
+        assert!(!self.storage.panics[0].load(Ordering::Relaxed), "expected by the test");
         self.has_requests().then(|| Box::new(SlowRequest(self.clone(), range)) as _)
     }
 }
@@ -136,6 +139,7 @@ impl ReadRequest for SlowRequest {
     /// Reads on a new thread, and passes the bytes on in uneven pieces.
     fn send(self: Box<Self>, when_read: WhenRead) {
         let Self(file, range) = *self;
+        assert!(!file.storage.panics[1].load(Ordering::Relaxed), "expected by the test");
         file.storage.num_requests.fetch_add(1, Ordering::Relaxed);
         file.begin_read();
         std::thread::spawn(move || {
@@ -467,13 +471,79 @@ fn abandoned_reads_end_after_those_in_flight() {
         storage.take_num_reads();
         let plan = open::plan(&files, &scattered(2000)).unwrap();
         let pending = pipeline::start::<Vec<MaybeUninit<u8>>>(plan, Vec::new(), &queue);
-        pending.abandon();
+        pending.abandon(|| ());
         while pending.is_running() {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert!(storage.take_num_reads() < 200);
         let records = read(&files, &[5, 3], &queue);
         assert_are(&records, &[5, 3], 5000);
+    }
+}
+
+/// Memory of a record that counts how many there are.
+struct Counted(Vec<MaybeUninit<u8>>, Arc<AtomicUsize>);
+
+impl AsMut<[MaybeUninit<u8>]> for Counted {
+    fn as_mut(&mut self) -> &mut [MaybeUninit<u8>] {
+        &mut self.0
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.1.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn counted(count: usize, len: usize) -> (Vec<Option<Counted>>, Arc<AtomicUsize>) {
+    let left = Arc::new(AtomicUsize::new(count));
+    let slot = || Some(Counted(vec![MaybeUninit::uninit(); len], Arc::clone(&left)));
+    (std::iter::repeat_with(slot).take(count).collect(), left)
+}
+
+#[test]
+fn abandoned_reads_keep_only_what_is_being_written() {
+    static NUM_DONE: AtomicUsize = AtomicUsize::new(0);
+    let storage = Shared::default();
+    let files = slow(&storage, [storage.add("file", 600, 5000, "group_size:1,uncompressed")]);
+    for (round, has_requests) in [false, true].into_iter().enumerate() {
+        storage.set_has_requests(has_requests);
+        storage.set_delay_us(100_000);
+        let plan = open::plan(&files, &scattered(600)).unwrap();
+        let (slots, left) = counted(600, 5000);
+        let pending = pipeline::start(plan, slots, &ReadQueue::new(8));
+        let is_done = pending.abandon(|| {
+            NUM_DONE.fetch_add(1, Ordering::Relaxed);
+        });
+        assert!(!is_done && left.load(Ordering::Relaxed) <= 8);
+        while pending.is_running() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        while NUM_DONE.load(Ordering::Relaxed) <= round {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(left.load(Ordering::Relaxed), 0);
+        assert!(pending.finish().unwrap_err().to_string().contains("abandoned"));
+    }
+}
+
+#[test]
+fn no_slot_is_written_after_a_read_in_which_the_storage_panicked() {
+    let storage = Shared::default();
+    let files = slow(&storage, [storage.add("file", 300, 5000, "group_size:1,uncompressed")]);
+    storage.set_has_requests(true);
+    for (at, panics) in storage.0.panics.iter().enumerate() {
+        let plan = open::plan(&files, &scattered(300)).unwrap();
+        let (slots, left) = counted(300, 5000);
+        let pending = pipeline::start(plan, slots, &ReadQueue::new(8));
+        panics.store(true, Ordering::Relaxed);
+        let found = pending.finish();
+        assert!(!pending.is_running());
+        assert_eq!(left.load(Ordering::Relaxed), 0);
+        // Threads that read take over where nothing can be requested.
+        assert_eq!(found.is_ok(), at == 0);
+        panics.store(false, Ordering::Relaxed);
     }
 }
 

@@ -1,9 +1,11 @@
 //! Python bindings of the layer `records`.
 
 use std::any::Any;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::path::PathBuf;
+use std::ptr;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use grainmill_core::pipeline::{self, Pending, ReadQueue, open};
@@ -19,6 +21,7 @@ use grainmill_core::records::{
 use grainmill_core::{Error, Result};
 use numpy::PyReadonlyArray1;
 use pyo3::exceptions::PyValueError;
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
@@ -38,11 +41,27 @@ type Preallocated = Vec<Option<Py<PyBytes>>>;
 type FileInfoTuple = (u64, u64, i64);
 
 /// Abandoned reads, whose threads may still write into `bytes`.
-static ABANDONED: PerProcess<Mutex<Vec<InFlight>>> = PerProcess::new(Mutex::default);
+static ABANDONED: PerProcess<Mutex<Vec<Abandoned>>> = PerProcess::new(Mutex::default);
 
+type Abandoned = (Arc<Pending<BytesSlot>>, Preallocated);
+
+/// A read and its `bytes`, which are kept until no thread writes into them any more.
 struct InFlight {
-    pending: Pending<BytesSlot>,
+    pending: Arc<Pending<BytesSlot>>,
     preallocated: Preallocated,
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        if !self.pending.is_running() {
+            return;
+        }
+        let abandoned = (Arc::clone(&self.pending), std::mem::take(&mut self.preallocated));
+        ABANDONED.get().lock().unwrap_or_else(PoisonError::into_inner).push(abandoned);
+        if self.pending.abandon(reap_soon) {
+            reap();
+        }
+    }
 }
 
 /// A limit on the reads in flight, common to all that share the queue.
@@ -229,12 +248,12 @@ impl PyRecordFiles {
             Prepared::Planned((plan, lens)) => {
                 let (preallocated, slots) = slots(py, lens)?;
                 let pending = py.detach(|| pipeline::start(plan, slots, queue));
-                InFlight { pending, preallocated }
+                InFlight { pending: Arc::new(pending), preallocated }
             }
             Prepared::Unready(sorted, unready) => {
                 let preallocated = std::iter::repeat_with(|| None).take(positions.len()).collect();
                 let start = || pipeline::start_unready(files, sorted, unready, queue);
-                InFlight { pending: py.detach(start), preallocated }
+                InFlight { pending: Arc::new(py.detach(start)), preallocated }
             }
         };
         Ok(PyPendingRead(Mutex::new(Some(in_flight))))
@@ -387,35 +406,46 @@ impl PyPendingRead {
     /// Waits for the records and returns them in the order requested; can be called once.
     fn finish<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let taken = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(InFlight { pending, preallocated }) = taken else {
+        let Some(mut in_flight) = taken else {
             let message =
                 "`finish` returns the records of a read once, but was called again".to_owned();
             return Err(Raised::from(Error::InvalidArgument(message)).into());
         };
-        let records = py.detach(|| pending.finish()).map_err(Raised::from)?;
-        list(py, &records, preallocated)
-    }
-}
-
-impl Drop for PyPendingRead {
-    fn drop(&mut self) {
-        let taken = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(in_flight) = taken {
-            in_flight.pending.abandon();
-            if in_flight.pending.is_running() {
-                ABANDONED.get().lock().unwrap_or_else(PoisonError::into_inner).push(in_flight);
-            }
-        }
+        let records = py.detach(|| in_flight.pending.finish()).map_err(Raised::from)?;
+        list(py, &records, std::mem::take(&mut in_flight.preallocated))
     }
 }
 
 /// Drops abandoned reads whose threads have finished.
 fn reap() {
+    IS_REAP_REQUESTED.store(false, Ordering::Relaxed);
     let mut abandoned = ABANDONED.get().lock().unwrap_or_else(PoisonError::into_inner);
     let done: Vec<_> =
-        abandoned.extract_if(.., |in_flight| !in_flight.pending.is_running()).collect();
+        abandoned.extract_if(.., |(pending, _)| !pending.is_running()).collect();
     drop(abandoned);
     drop(done);
+}
+
+static IS_REAP_REQUESTED: AtomicBool = AtomicBool::new(false);
+
+/// Makes the main thread of Python call [`reap`] when it runs Python code; on any thread.
+#[expect(unsafe_code, reason = "the engine's threads free no object of Python")]
+fn reap_soon() {
+    extern "C" fn call(_: *mut c_void) -> c_int {
+        Python::attach(|_| reap());
+        0
+    }
+    if IS_REAP_REQUESTED.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    // SAFETY: both functions may be called on any thread, attached or not.
+    let is_refused = unsafe {
+        ffi::Py_IsInitialized() == 0 || ffi::Py_AddPendingCall(Some(call), ptr::null_mut()) != 0
+    };
+    if is_refused {
+        // Whoever starts the next read reaps.
+        IS_REAP_REQUESTED.store(false, Ordering::Relaxed);
+    }
 }
 
 pub(crate) fn positions(indices: &PyReadonlyArray1<'_, i64>) -> PyResult<Vec<u64>> {

@@ -66,9 +66,17 @@ struct ParallelLoop<W> {
     items: Vec<usize>,
     work: W,
     next: AtomicUsize,
-    /// The number of running threads, and the error of the first item that failed.
-    state: Mutex<(usize, Option<(usize, Error)>)>,
+    state: Mutex<LoopState>,
     finished: Condvar,
+}
+
+#[derive(Default)]
+struct LoopState {
+    /// Threads that process items. Those that have not begun yet are not waited for: they may be busy
+    /// with something else for long.
+    num_running: usize,
+    /// The error of the first item that failed.
+    first_error: Option<(usize, Error)>,
 }
 
 /// Calls `work` for each item; returns the error of the first item that failed.
@@ -93,10 +101,10 @@ where
         items,
         work,
         next: AtomicUsize::new(1),
-        state: Mutex::new((num_threads, None)),
+        state: Mutex::default(),
         finished: Condvar::new(),
     });
-    pool::submit(num_threads - 1, || {
+    pool::submit_opening(num_threads - 1, || {
         let shared = Arc::clone(&shared);
         Box::new(move || shared.run())
     });
@@ -104,14 +112,17 @@ where
     let state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
     let mut state = shared
         .finished
-        .wait_while(state, |state| state.0 > 0)
+        .wait_while(state, |state| state.num_running > 0)
         .unwrap_or_else(PoisonError::into_inner);
-    state.1.take().map_or(Ok(()), |(_, error)| Err(error))
+    state.first_error.take().map_or(Ok(()), |(_, error)| Err(error))
 }
 
 impl<W: Fn(usize) -> Result<()>> ParallelLoop<W> {
     fn run(&self) {
         let mut failed = None;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.num_running += 1;
+        drop(state);
         while let at = self.next.fetch_add(1, Ordering::Relaxed)
             && let Some(&item) = self.items.get(at)
         {
@@ -126,13 +137,13 @@ impl<W: Fn(usize) -> Result<()>> ParallelLoop<W> {
             }
         }
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.0 -= 1;
+        state.num_running -= 1;
         if let Some((at, error)) = failed
-            && state.1.as_ref().is_none_or(|&(earlier, _)| at < earlier)
+            && state.first_error.as_ref().is_none_or(|&(earlier, _)| at < earlier)
         {
-            state.1 = Some((at, error));
+            state.first_error = Some((at, error));
         }
-        let is_done = state.0 == 0;
+        let is_done = state.num_running == 0;
         drop(state);
         if is_done {
             self.finished.notify_all();
@@ -142,6 +153,8 @@ impl<W: Fn(usize) -> Result<()>> ParallelLoop<W> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
+
     use super::*;
 
     #[test]
@@ -157,6 +170,32 @@ mod tests {
         })
         .unwrap();
         assert!(active.1.load(Ordering::Relaxed) >= 64);
+    }
+
+    #[test]
+    fn items_are_processed_while_all_threads_that_read_wait() {
+        let (begin, end) = (Arc::new(Barrier::new(257)), Arc::new(Barrier::new(257)));
+        pool::submit(256, || {
+            let (begin, end) = (Arc::clone(&begin), Arc::clone(&end));
+            Box::new(move || {
+                begin.wait();
+                end.wait();
+            })
+        });
+        begin.wait();
+        let both = Arc::new(Barrier::new(2));
+        let waiting = Arc::clone(&both);
+        for_each_parallel((0..3).collect(), move |item| {
+            if item == 0 {
+                std::thread::sleep(SLOW);
+            } else {
+                waiting.wait();
+            }
+            Ok(())
+        })
+        .unwrap();
+        for_each_parallel((0..1000).collect(), |_| Ok(())).unwrap();
+        end.wait();
     }
 
     #[test]

@@ -9,6 +9,8 @@ use crate::process::PerProcess;
 /// The maximum number of threads. Most of them wait for storage; callers limit how many do at a
 /// time.
 const MAX_THREADS: usize = 256;
+/// As many more may open files while all of those wait.
+const MAX_MORE_TO_OPEN: usize = 128;
 /// The maximum number of threads that work on data in memory; more gain nothing.
 const MAX_BUSY: usize = 16;
 
@@ -50,35 +52,21 @@ pub(super) fn is_crowded() -> bool {
 
 /// Runs `count` jobs, each from a call of `work`, on threads of the engine; if none can be started,
 /// on this one.
-pub fn submit(count: usize, work: impl Fn() -> Box<dyn FnOnce() + Send>) {
-    let pool = POOL.get();
-    let mut queue = pool.queue.lock().unwrap_or_else(PoisonError::into_inner);
-    queue.work.extend((0..count).map(|_| work()));
-    let num_idle = queue.num_idle;
-    while queue.num_idle < queue.work.len() && queue.num_threads < MAX_THREADS {
-        if !start_thread(queue.num_threads) {
-            break;
-        }
-        queue.num_threads += 1;
-        queue.num_idle += 1;
+pub fn submit(count: usize, work: impl Fn() -> Work) {
+    if !try_submit(count, &work) {
+        (0..count).for_each(|_| work()());
     }
-    pool.update_crowded(&queue);
-    if queue.num_threads == 0 {
-        let left: Vec<Work> = queue.work.drain(..).collect();
-        drop(queue);
-        for work in left {
-            work();
-        }
-        return;
-    }
-    drop(queue);
-    if count >= num_idle {
-        pool.work_added.notify_all();
-    } else {
-        for _ in 0..count {
-            pool.work_added.notify_one();
-        }
-    }
+}
+
+/// As [`submit`], but runs nothing on this thread; returns whether there are other threads.
+pub(super) fn try_submit(count: usize, work: impl Fn() -> Work) -> bool {
+    POOL.get().add(count, work, MAX_THREADS, VecDeque::push_back)
+}
+
+/// Runs `count` jobs before all others on threads of the engine, if any can be started, also while all
+/// of those that read wait.
+pub(super) fn submit_opening(count: usize, work: impl Fn() -> Work) {
+    POOL.get().add(count, work, MAX_THREADS + MAX_MORE_TO_OPEN, VecDeque::push_front);
 }
 
 fn start_thread(number: usize) -> bool {
@@ -89,6 +77,40 @@ fn start_thread(number: usize) -> bool {
 }
 
 impl Pool {
+    /// Adds `count` jobs to the queue, unless there are no threads; returns whether there are.
+    fn add(
+        &self,
+        count: usize,
+        work: impl Fn() -> Work,
+        max_threads: usize,
+        push: fn(&mut VecDeque<Work>, Work),
+    ) -> bool {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        (0..count).for_each(|_| push(&mut queue.work, work()));
+        let num_idle = queue.num_idle;
+        while queue.num_idle < queue.work.len() && queue.num_threads < max_threads {
+            if !start_thread(queue.num_threads) {
+                break;
+            }
+            queue.num_threads += 1;
+            queue.num_idle += 1;
+        }
+        self.update_crowded(&queue);
+        if queue.num_threads == 0 {
+            let left = std::mem::take(&mut queue.work);
+            drop(queue);
+            drop(left);
+            return false;
+        }
+        drop(queue);
+        if count >= num_idle {
+            self.work_added.notify_all();
+        } else {
+            (0..count).for_each(|_| self.work_added.notify_one());
+        }
+        true
+    }
+
     fn update_crowded(&self, queue: &Queue) {
         let is_crowded = queue.work.len() > queue.num_idle;
         self.is_crowded.store(is_crowded, Ordering::Relaxed);

@@ -12,9 +12,13 @@ use std::time::{Duration, Instant};
 
 use super::pool;
 use super::read_queue::{Job, Permit, ReadQueue};
+use crate::records::storage::WhenRead;
 use crate::records::storage_latency;
 use crate::records::{Files, Outcome, Plan, Records, Scratch, SortedPositions, Unit, UnitRecords};
 use crate::{Error, Result, process};
+
+/// How often a thread that waits for records looks for tasks that it can run itself.
+const HELP_INTERVAL: Duration = Duration::from_millis(50);
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
@@ -74,7 +78,7 @@ fn read_unit<S: AsMut<[MaybeUninit<u8>]>>(
     SCRATCH.with_borrow_mut(|scratch| plan.read(unit, scratch, may_stop))
 }
 
-/// Records that are being read. Dropping it abandons the tasks that have not started.
+/// Records that are being read. Dropping it [abandons](Self::abandon) what has not started.
 #[derive(Debug)]
 pub struct Pending<S> {
     job: Arc<ReadJob<S>>,
@@ -124,6 +128,8 @@ struct Progress {
     num_left: usize,
     /// The error of the lowest file and chunk, so that it does not depend on the number of threads.
     first_error: Option<(usize, Error)>,
+    /// Called once nothing runs any more, if the read was abandoned.
+    when_done: Option<fn()>,
 }
 
 impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
@@ -134,7 +140,7 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
             todo: Mutex::new(Todo { tasks: VecDeque::new(), num_queued: 0 }),
             queue: queue.clone(),
             abandoned: AtomicBool::new(false),
-            progress: Mutex::new(Progress { units, num_left: 0, first_error: None }),
+            progress: Mutex::new(Progress { units, num_left: 0, first_error: None, when_done: None }),
             finished: Condvar::new(),
         })
     }
@@ -201,10 +207,9 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
     /// Runs a task that has not started; returns whether there was one.
     fn run_task(self: &Arc<Self>) -> bool {
         let Some(task) = lock(&self.todo).tasks.pop_front() else { return false };
-        if self.abandoned.load(Ordering::Relaxed) {
+        if self.is_abandoned() {
             let left = std::mem::take(&mut lock(&self.todo).tasks);
-            let error = Error::Panicked("reading was abandoned".to_owned());
-            self.record(1 + left.len(), Err((0, error)));
+            self.record(1 + left.len(), Err((0, was_abandoned())));
             return true;
         }
         let first = match (&task, self.plan.get()) {
@@ -221,19 +226,24 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
     /// `permit`.
     fn start_task(self: &Arc<Self>, permit: Permit) -> Option<Permit> {
         let Some(plan) = self.plan.get().filter(|plan| plan.is_slow()) else { return Some(permit) };
-        if self.abandoned.load(Ordering::Relaxed) {
+        if self.is_abandoned() {
             return Some(permit);
         }
         let mut todo = lock(&self.todo);
         let Some(ReadTask::Read(unit)) = todo.tasks.front() else { return Some(permit) };
-        let Some((extent, request)) = plan.request(unit) else { return Some(permit) };
+        // After a panic, a thread that reads reports it.
+        let request = catch_unwind(AssertUnwindSafe(|| plan.request(unit)));
+        let Some((extent, request)) = request.ok().flatten() else { return Some(permit) };
         let Some(ReadTask::Read(unit)) = todo.tasks.pop_front() else { return Some(permit) };
         drop(todo);
         let first = plan.first_pick(&unit);
         let requested =
             Requested { job: Arc::clone(self), unit: Some(unit), first, _permit: permit };
         let started = Instant::now();
-        request.send(Box::new(move |bytes| requested.take(&extent, started.elapsed(), bytes)));
+        let take: WhenRead =
+            Box::new(move |bytes| requested.take(&extent, started.elapsed(), bytes));
+        // After a panic, `requested` is dropped, which reports it.
+        let _ = catch_unwind(AssertUnwindSafe(|| request.send(take)));
         None
     }
 
@@ -266,6 +276,7 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
         let mut progress = lock(&self.progress);
         progress.num_left -= count;
         match result {
+            Ok(_) if self.is_abandoned() => {}
             Ok(records) => progress.units.extend(records),
             Err((first, error)) => {
                 if progress.first_error.as_ref().is_none_or(|&(earlier, _)| first < earlier) {
@@ -274,17 +285,44 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
             }
         }
         let is_done = progress.num_left == 0;
+        let when_done = if is_done { progress.when_done.take() } else { None };
         drop(progress);
         if is_done {
             self.finished.notify_all();
         }
+        if let Some(when_done) = when_done {
+            when_done();
+        }
     }
 
-    fn wait(&self) -> MutexGuard<'_, Progress> {
+    fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Relaxed)
+    }
+
+    /// Waits until all tasks have finished, for at most `max_wait`; returns whether they have.
+    fn wait(&self, max_wait: Duration) -> bool {
         let progress = lock(&self.progress);
-        self.finished
-            .wait_while(progress, |progress| progress.num_left > 0)
-            .unwrap_or_else(PoisonError::into_inner)
+        let is_left = |progress: &mut Progress| progress.num_left > 0;
+        let waited = self.finished.wait_timeout_while(progress, max_wait, is_left);
+        waited.unwrap_or_else(PoisonError::into_inner).0.num_left == 0
+    }
+
+    /// Runs tasks that have not started, as far as the queue allows.
+    fn help(self: &Arc<Self>) {
+        let mut held = self.queue.enter();
+        while let Some(permit) = held {
+            let Some(permit) = self.start_task(permit) else {
+                held = self.queue.enter();
+                continue;
+            };
+            if !self.run_task() {
+                break;
+            }
+            if self.is_io_bound() {
+                self.submit();
+            }
+            held = Some(permit);
+        }
     }
 }
 
@@ -304,6 +342,9 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Requested<S> {
         let len = usize::try_from(extent.end - extent.start).unwrap_or(usize::MAX);
         plan.latency.add(elapsed, len);
         let records = bytes.and_then(|pieces| {
+            if self.job.is_abandoned() {
+                return Err(was_abandoned());
+            }
             let read = || {
                 SCRATCH
                     .with_borrow_mut(|scratch| plan.read_part(unit, extent.start, pieces, scratch))
@@ -339,22 +380,12 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Pending<S> {
         if self.owner != process::id() {
             return self.read_again();
         }
-        let mut held = job.queue.enter();
-        while let Some(permit) = held {
-            let Some(permit) = job.start_task(permit) else {
-                held = job.queue.enter();
-                continue;
-            };
-            if !job.run_task() {
-                break;
-            }
-            if job.is_io_bound() {
-                job.submit();
-            }
-            held = Some(permit);
-        }
+        job.help();
         let started = Instant::now();
-        let mut progress = job.wait();
+        while !job.wait(HELP_INTERVAL) {
+            job.help(); // all threads of the engine may wait for something else
+        }
+        let mut progress = lock(&job.progress);
         if let Some((_, error)) = progress.first_error.take() {
             return Err(error);
         }
@@ -376,15 +407,44 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Pending<S> {
         read::<S>(plan, Vec::new(), &self.job.queue)
     }
 
+}
+
+impl<S> Pending<S> {
     /// Whether threads may still write into slots.
     pub fn is_running(&self) -> bool {
         self.owner == process::id() && lock(&self.job.progress).num_left > 0
     }
 
-    /// Skips the tasks that have not started.
-    pub fn abandon(&self) {
-        self.job.abandoned.store(true, Ordering::Relaxed);
+    /// Skips the tasks that have not started, and frees what was read: [`finish`](Self::finish) is then
+    /// an error. Threads may still write into
+    /// slots if this returns false; `when_done` is then called once they do no more, on any thread.
+    pub fn abandon(&self, when_done: fn()) -> bool {
+        if self.owner != process::id() {
+            return true;
+        }
+        let job = &self.job;
+        job.abandoned.store(true, Ordering::Relaxed);
+        let skipped = std::mem::take(&mut lock(&job.todo).tasks);
+        let mut progress = lock(&job.progress);
+        progress.num_left -= skipped.len();
+        progress.first_error.get_or_insert_with(|| (0, was_abandoned()));
+        let units = std::mem::take(&mut progress.units);
+        let is_done = progress.num_left == 0;
+        progress.when_done = Some(when_done).filter(|_| !is_done);
+        drop(progress);
+        drop((skipped, units));
+        is_done
     }
+}
+
+impl<S> Drop for Pending<S> {
+    fn drop(&mut self) {
+        self.abandon(|| ());
+    }
+}
+
+fn was_abandoned() -> Error {
+    Error::Panicked("reading was abandoned".to_owned())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -22,7 +22,8 @@ pub trait Job: Send + Sync {
     }
 }
 
-/// Counts as one read in flight. When it is dropped, the next one that waits starts.
+/// Counts as one read in flight. When it is dropped, the next one that waits starts, on another thread:
+/// this may be one of the storage, for which the read would wait.
 #[derive(Debug)]
 pub struct Permit(Option<ReadQueue>);
 
@@ -36,7 +37,7 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         if let Some(queue) = self.0.take() {
-            queue.go_on(1);
+            queue.go_on(1, false);
         }
     }
 }
@@ -100,7 +101,7 @@ impl ReadQueue {
         let more = count.min(self.0.max_in_flight - state.in_flight);
         state.in_flight += more;
         drop(state);
-        self.go_on(more);
+        self.go_on(more, true);
     }
 
     /// Counts the caller as one that reads, if the limit permits.
@@ -116,18 +117,25 @@ impl ReadQueue {
         Permit(Some(self.clone()))
     }
 
-    /// Starts `count` tasks, which are counted already, of the jobs that wait.
-    fn go_on(&self, count: usize) {
+    /// Starts `count` tasks, which are counted already, of the jobs that wait; where no thread can be
+    /// started, on this one if that `may_wait`.
+    fn go_on(&self, count: usize, may_wait: bool) {
         for number in 0..count {
             let Some(job) = self.next() else { continue };
             let Some(permit) = Arc::clone(&job).start_next(self.permit()) else { continue };
             permit.give_up();
             self.state().waiting.push_front((job, 1));
             // If one needs a thread, the next ones mostly do.
-            pool::submit(count - number, || {
+            let work = || -> Box<dyn FnOnce() + Send> {
                 let queue = self.clone();
                 Box::new(move || queue.work())
-            });
+            };
+            if may_wait {
+                pool::submit(count - number, work);
+            } else if !pool::try_submit(count - number, work) {
+                // Those who wait for the jobs run them.
+                self.state().in_flight -= count - number;
+            }
             return;
         }
     }

@@ -153,7 +153,7 @@ fn records_prefetched_by_threads_are_in_their_slots() {
                     let slots = crate::bytes::borrowed(&mut memory, 10_000);
                     let pending = pipeline::start(plan, slots, ReadQueue::of_program());
                     if (round + thread) % 3 == 0 {
-                        pending.abandon();
+                        pending.abandon(|| ());
                     }
                     let found = pending.finish();
                     assert!(!pending.is_running(), "nothing writes into the memory any more");
