@@ -204,29 +204,55 @@ def test_other_file_of_the_same_length_and_time_is_refused(tmp_path, crowd):
         files.read_one(1)
 
 
-def test_indices_of_files_stay_within_their_budget(tmp_path):
+@pytest.mark.parametrize("where", ["temporary file", "memory"])
+@pytest.mark.parametrize("format_name", ["array_record", "tfrecord", "bagz"])
+def test_indices_of_files_stay_within_their_budget(tmp_path, format_name, where):
+    """Those that do not fit are in a temporary file, or are read again if there is no place for it."""
     paths = []
     for number in range(12):
-        paths.append(tmp_path / f"file-{number}")
-        with _native.ArrayRecordWriter(str(paths[-1]), "group_size:1") as writer:
-            for record in range(1000):
-                writer.write(b"%d" % record)
+        paths.append(str(tmp_path / f"file-{number}"))
+        output = _native.RecordOutput(paths[-1], format_name, "")
+        output.copy_list([b"%d" % record for record in range(1000)])
+        output.close()
     printed = run_python(
         """
-        import sys
+        import os, sys
         import numpy as np
         from grainmill import _native
-        _native.set_index_budget(20_000)
-        files = _native.RecordFiles([(path, 0, None) for path in sys.argv[1:]])
+        where, format_name, *paths = sys.argv[1:]
+        formats = {
+            "array_record": lambda: None,
+            "tfrecord": lambda: _native.Format.tfrecord("auto", False, None),
+            "bagz": lambda: _native.Format.bagz("zstd", False, None),
+        }
+        files = _native.RecordFiles([(path, 0, None) for path in paths], file_format=formats[format_name]())
         asked = np.random.default_rng(0).permutation(len(files))[:500]
-        for _ in range(3):
-            assert files.read(asked) == [b"%d" % (index % 1000) for index in asked]
-            assert files.start(asked).finish() == files.read(asked)
-        print(0 < _native.index_bytes() <= 20_000)
+        expected = [b"%d" % (index % 1000) for index in asked]
+        assert files.read(asked) == expected
+        num_before = _native.index_bytes()
+        if where == "memory":
+            import resource
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+            import signal
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        _native.set_index_budget(20_000)
+        print(num_before > 40_000, 0 < _native.index_bytes() <= 20_000)
+        assert files.start(asked).finish() == files.read(asked) == expected
+        reads = files.read_totals()[0]
+        for index, record in zip(asked.tolist(), expected):
+            assert files.read_one(index) == record
+            assert _native.index_bytes() <= 20_000
+        print((files.read_totals()[0] - reads) / len(asked))
+        _native.set_index_budget(0)
+        assert files.read(asked) == expected
         """,
+        where,
+        format_name,
         *paths,
     )
-    assert printed == "True"
+    first, reads = printed.splitlines()
+    assert first == "True True"
+    assert (float(reads) <= 1) == (where == "temporary file")  # no index is read again
 
 
 def test_chunks_kept_for_many_sources_stay_within_one_budget(tmp_path):

@@ -112,7 +112,7 @@ def test_indices_of_files_take_below_a_gigabyte_on_a_host_however_many_workers(e
     ds = MapDataset.range(64).map(lambda _: (os.getpid(), _native.index_budget()))
     budgets = dict(opened(ds, entrance, 4))
     assert len(budgets) > 1
-    assert set(budgets.values()) == {tuning.WORKERS_OWN_INDEX_BYTES // 4}
+    assert set(budgets.values()) == {_native.index_budget() // 8}
     own, shared = 4 * max(budgets.values()), tuning.WORKERS_INDEX_BYTES
     assert _native.index_budget() + own + shared == 640 << 20
 

@@ -17,7 +17,7 @@ from grainmill._evaluate.storage import work_clock_s
 from grainmill._evaluate.thread_pool import Task as ThreadTask
 from grainmill._evaluate.thread_pool import ThreadPool
 from grainmill._evaluate.tuner import Tuner
-from grainmill._native import set_chunk_budget, set_index_budget, share_index
+from grainmill._native import index_budget, set_chunk_budget, set_index_budget, share_index
 from grainmill._stats.meters import Recorder, WorkerReport
 from grainmill._stats.worker_reporter import WorkerReporter
 from grainmill._tree import flatten
@@ -60,7 +60,7 @@ def set_up_worker(
     with contextlib.suppress(ValueError):  # no address space left: it reads indices for itself
         share_index(context.index_file, tuning.WORKERS_INDEX_BYTES)
     set_chunk_budget(tuning.WORKERS_CHUNK_BYTES // context.num_workers)
-    set_index_budget(tuning.WORKERS_OWN_INDEX_BYTES // context.num_workers)
+    set_index_budget(index_budget() // tuning.WORKERS_OWN_INDEX_DIVISOR // context.num_workers)
     if worker_init_fn is not None:
         with platforms_may_change():
             worker_init_fn(context.worker, context.num_workers)

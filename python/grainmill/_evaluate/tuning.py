@@ -100,11 +100,11 @@ WORKER_BLOCK_BYTES: Final = 4 << 20
 # The bytes of small batches in one task; larger tasks would let one worker take the whole prefetch.
 WORKER_SMALL_BYTES: Final = 256 << 10
 # The shared page of file indices of a pool's workers, as large as the main process may cache: 4
-# bytes per chunk. Indices that do not fit are cached by each worker for itself, those of recently
-# read files only; whatever the number of workers and records, these add up to 640 MiB at most on a
-# host.
+# bytes per chunk. Indices that do not fit are kept by each worker for itself, in memory those of
+# recently read files only: all workers together may take this part of what the main process may.
+# Whatever the number of workers and records, these add up to 640 MiB at most on a host.
 WORKERS_INDEX_BYTES: Final = 256 << 20
-WORKERS_OWN_INDEX_BYTES: Final = 128 << 20
+WORKERS_OWN_INDEX_DIVISOR: Final = 2
 # Decoded chunks cached by all workers together: twice the limit of the main process, as several
 # workers decode the same chunk.
 WORKERS_CHUNK_BYTES: Final = 512 << 20

@@ -1,10 +1,15 @@
 //! Positional reads of files, on systems with file descriptors.
 #![expect(unsafe_code, reason = "only the C library reads into uninitialized memory")]
 
+use std::env;
 use std::ffi::c_int;
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::Path;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
 
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -70,6 +75,42 @@ impl ReadFile {
                 return Err(error);
             }
         }
+    }
+}
+
+/// A file without a name, for what would take too much memory.
+#[derive(Debug)]
+pub(crate) struct TemporaryFile(File);
+
+impl TemporaryFile {
+    /// A new file in the directory of `TMPDIR`, or where temporary files are not kept in memory.
+    pub(crate) fn create() -> io::Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let name = format!(".grainmill-{}-{number}-{}", std::process::id(), now.as_nanos());
+        let given = env::var_os("TMPDIR").filter(|dir| !dir.is_empty()).map(PathBuf::from);
+        let usual = ["/var/tmp", "/tmp"].map(PathBuf::from);
+        let mut result = Err(io::ErrorKind::NotFound.into());
+        for dir in given.into_iter().chain(usual) {
+            let path = dir.join(&name);
+            // A new file, so no link is followed.
+            let options =
+                OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
+            result = options.and_then(|file| fs::remove_file(&path).map(|()| Self(file)));
+            if result.is_ok() {
+                break;
+            }
+        }
+        result
+    }
+
+    pub(crate) fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        self.0.write_all_at(bytes, at)
+    }
+
+    pub(crate) fn read_at(&self, out: &mut [u8], at: u64) -> io::Result<()> {
+        self.0.read_exact_at(out, at)
     }
 }
 

@@ -23,7 +23,9 @@ use portable as system;
 use windows as system;
 
 #[cfg(unix)]
-pub(crate) use files::{ReadFile, is_a_directory, is_not_syncable, is_out_of_files, max_files};
+pub(crate) use files::{
+    ReadFile, TemporaryFile, is_a_directory, is_not_syncable, is_out_of_files, max_files,
+};
 #[cfg(unix)]
 pub use mapped::{borrowed, from_descriptor, into_descriptor};
 #[cfg(unix)]
@@ -37,8 +39,8 @@ pub(crate) use system::{discard_pages, fixed_len};
 pub use windows::{BorrowedFile, OwnedFile, borrowed, from_descriptor, into_descriptor};
 #[cfg(not(unix))]
 pub(crate) use windows::{
-    ReadFile, is_a_directory, is_alive, is_not_syncable, is_out_of_files, map_anonymous, map_file,
-    max_files, unmap,
+    ReadFile, TemporaryFile, is_a_directory, is_alive, is_not_syncable, is_out_of_files,
+    map_anonymous, map_file, max_files, unmap,
 };
 
 /// The metadata of a file.

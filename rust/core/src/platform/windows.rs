@@ -61,6 +61,24 @@ impl ReadFile {
     }
 }
 
+/// A file without a name, which cannot exist here.
+#[derive(Debug)]
+pub(crate) struct TemporaryFile(Infallible);
+
+impl TemporaryFile {
+    pub(crate) fn create() -> io::Result<Self> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub(crate) fn write_at(&self, _: &[u8], _: u64) -> io::Result<()> {
+        match self.0 {}
+    }
+
+    pub(crate) fn read_at(&self, _: &mut [u8], _: u64) -> io::Result<()> {
+        match self.0 {}
+    }
+}
+
 /// The error for reading a directory as a file.
 pub(crate) fn is_a_directory() -> io::Error {
     io::ErrorKind::IsADirectory.into()

@@ -364,9 +364,10 @@ impl RecordFile for BagzFile {
             (None, Some(latency)) => self.load(latency)?,
             (None, None) => return Ok(false),
         };
+        let mut offsets = offsets.reader();
         for pick in picks {
             let at = usize::try_from(pick.record).expect("the number of a record");
-            let extent = offsets.get(at).zip(offsets.get(at + 1));
+            let extent = offsets.get(at)?.zip(offsets.get(at + 1)?);
             (pick.begin, pick.end) = extent.expect("the number of a record");
             (pick.within, pick.predicted_len) = (0, 0);
             if !self.is_zstd {

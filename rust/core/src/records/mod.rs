@@ -32,6 +32,7 @@ pub mod riegeli;
 pub mod scanned;
 pub mod sequential;
 mod single_flight;
+mod spill;
 pub mod storage;
 pub mod storage_latency;
 pub mod tfrecord;

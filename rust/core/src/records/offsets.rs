@@ -4,6 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::array_record::shared_index::SharedIndex;
+use super::index_cache;
+use super::spill::{MAX_PART_LEN, Part};
+use crate::{Error, Result};
 
 /// Offsets in rising order.
 #[derive(Debug, Default)]
@@ -23,6 +26,8 @@ enum Low {
         first: usize,
         len: usize,
     },
+    /// In parts of [`MAX_PART_LEN`] in a temporary file, and those after them.
+    Spilled(Vec<Part>, Vec<u32>),
 }
 
 impl Default for Low {
@@ -31,17 +36,86 @@ impl Default for Low {
     }
 }
 
+/// Offsets of a temporary file that were read together.
+#[derive(Debug, Default)]
+struct Block {
+    first: usize,
+    values: Vec<u32>,
+}
+
 impl Low {
-    #[expect(clippy::cast_possible_truncation, reason = "each half is extracted separately")]
-    fn get(&self, at: usize) -> Option<u32> {
+    fn len(&self) -> usize {
         match self {
-            Self::Own(low) => low.get(at).copied(),
-            Self::Shared { memory, first, len } => {
-                let word = memory.words(*first, len.div_ceil(2))?.get(at / 2)?;
-                let both = word.load(Ordering::Relaxed);
-                (at < *len).then_some((both >> (at % 2 * 32)) as u32)
-            }
+            Self::Own(low) => low.len(),
+            Self::Shared { len, .. } => *len,
+            Self::Spilled(parts, rest) => parts.iter().map(Part::len).sum::<usize>() + rest.len(),
         }
+    }
+
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "each half is extracted separately")]
+    fn get(&self, at: usize, block: &mut Block) -> Result<Option<u32>> {
+        match self {
+            Self::Own(low) => Ok(low.get(at).copied()),
+            Self::Shared { memory, first, len } => {
+                let word = memory.words(*first, len.div_ceil(2)).and_then(|words| words.get(at / 2));
+                let word = word.filter(|_| at < *len);
+                Ok(word.map(|word| (word.load(Ordering::Relaxed) >> (at % 2 * 32)) as u32))
+            }
+            Self::Spilled(parts, rest) => get_spilled(parts, rest, at, block),
+        }
+    }
+}
+
+fn get_spilled(
+    parts: &[Part],
+    rest: &[u32],
+    at: usize,
+    block: &mut Block,
+) -> Result<Option<u32>> {
+    let (number, within) = (at / MAX_PART_LEN, at % MAX_PART_LEN);
+    let Some(part) = parts.get(number) else {
+        let num_before = parts.iter().map(Part::len).sum::<usize>();
+        return Ok(at.checked_sub(num_before).and_then(|at| rest.get(at)).copied());
+    };
+    if within >= part.len() {
+        return Ok(None); // the last part may be shorter
+    }
+    if let Some(&value) = at.checked_sub(block.first).and_then(|at| block.values.get(at)) {
+        return Ok(Some(value));
+    }
+    let first = part.read_block(within, &mut block.values);
+    let first = first.map_err(|error| Error::io("temporary file of offsets", "read", error))?;
+    block.first = number * MAX_PART_LEN + first;
+    Ok(block.values.get(within - first).copied())
+}
+
+/// Writes all of `low`, which is then empty, to a temporary file; false if that is not possible.
+fn spill(low: &mut Vec<u32>, parts: &mut Vec<Part>) -> bool {
+    let written: std::io::Result<Vec<Part>> =
+        low.chunks(MAX_PART_LEN).map(|part| Part::write(part, index_cache::budget())).collect();
+    let Ok(written) = written else { return false };
+    parts.extend(written);
+    *low = Vec::new();
+    true
+}
+
+/// Looks up offsets; neighbours are read together from a temporary file.
+#[derive(Debug)]
+pub struct OffsetReader<'a> {
+    offsets: &'a Offsets,
+    block: Block,
+}
+
+impl OffsetReader<'_> {
+    /// Offset number `at`, or `None` past the last.
+    ///
+    /// # Errors
+    /// If it is in a temporary file and cannot be read.
+    #[inline]
+    pub fn get(&mut self, at: usize) -> Result<Option<u64>> {
+        let Some(low) = self.offsets.low.get(at, &mut self.block)? else { return Ok(None) };
+        Ok(Some(u64::from(self.offsets.high_of(at)) << 32 | u64::from(low)))
     }
 }
 
@@ -57,10 +131,11 @@ impl Offsets {
         Some(Self { low: Low::Shared { memory, first, len }, high })
     }
 
-    /// The low halves, two to a word.
-    pub(crate) fn low_pairs(&self) -> impl Iterator<Item = u64> {
-        let low = |at| u64::from(self.low.get(at).unwrap_or_default());
-        (0..self.len()).step_by(2).map(move |at| low(at + 1) << 32 | low(at))
+    /// The low halves, two to a word; errors are those of a temporary file.
+    pub(crate) fn low_pairs(&self) -> impl Iterator<Item = Result<u64>> {
+        let mut block = Block::default();
+        let mut low = move |at| Ok(u64::from(self.low.get(at, &mut block)?.unwrap_or_default()));
+        (0..self.len()).step_by(2).map(move |at| Ok(low(at)? | low(at + 1)? << 32))
     }
 
     /// The high half of all offsets from a number on, for each number at which it changes.
@@ -70,10 +145,7 @@ impl Offsets {
 
     /// How many there are.
     pub fn len(&self) -> usize {
-        match &self.low {
-            Low::Own(low) => low.len(),
-            Low::Shared { len, .. } => *len,
-        }
+        self.low.len()
     }
 
     /// Whether there is none.
@@ -88,12 +160,58 @@ impl Offsets {
     /// If they are shared.
     #[expect(clippy::cast_possible_truncation, reason = "each half is stored separately")]
     pub fn push(&mut self, offset: u64) {
-        let Low::Own(low) = &mut self.low else { panic!("shared offsets are read-only") };
         let high = (offset >> 32) as u32;
         if high != self.high.last().map_or(0, |&(_, high)| high) {
-            self.high.push((low.len(), high));
+            self.high.push((self.len(), high));
         }
+        let low = match &mut self.low {
+            Low::Own(low) | Low::Spilled(_, low) => low,
+            Low::Shared { .. } => panic!("shared offsets are read-only"),
+        };
         low.push(offset as u32);
+        if low.len() == low.capacity() {
+            self.may_spill();
+        }
+    }
+
+    /// Writes what is too much for the memory of all offsets to a temporary file.
+    #[cold]
+    fn may_spill(&mut self) {
+        match &mut self.low {
+            Low::Own(low)
+                if low.len() >= MAX_PART_LEN
+                    && low.len() * size_of::<u32>() >= index_cache::budget() / 2 =>
+            {
+                // Whole parts; what is left stays.
+                let mut rest = low.split_off(low.len() - low.len() % MAX_PART_LEN);
+                let mut parts = Vec::new();
+                if spill(low, &mut parts) {
+                    rest.reserve_exact(MAX_PART_LEN - rest.len());
+                    self.low = Low::Spilled(parts, rest);
+                } else {
+                    low.append(&mut rest);
+                }
+            }
+            Low::Spilled(parts, low) if low.len() == MAX_PART_LEN => {
+                if spill(low, parts) {
+                    low.reserve_exact(MAX_PART_LEN);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The same offsets in a temporary file, if that is possible.
+    pub(crate) fn spilled(&self) -> Option<Self> {
+        let Low::Own(low) = &self.low else { return None };
+        let (mut low, mut parts) = (low.clone(), Vec::new());
+        spill(&mut low, &mut parts)
+            .then(|| Self { low: Low::Spilled(parts, low), high: self.high.clone() })
+    }
+
+    /// Whether all of them are in memory of this process.
+    pub(crate) fn is_in_memory(&self) -> bool {
+        matches!(self.low, Low::Own(_))
     }
 
     /// How many bytes of this process's private memory they take.
@@ -101,28 +219,47 @@ impl Offsets {
         let low = match &self.low {
             Low::Own(low) => low.capacity() * size_of::<u32>(),
             Low::Shared { .. } => size_of::<Self>(),
+            Low::Spilled(parts, rest) => {
+                parts.capacity() * size_of::<Part>() + rest.capacity() * size_of::<u32>()
+            }
         };
         low + self.high.capacity() * size_of::<(usize, u32)>()
     }
 
     /// Frees unused capacity.
     pub fn shrink(&mut self) {
-        if let Low::Own(low) = &mut self.low {
-            low.shrink_to_fit();
+        match &mut self.low {
+            Low::Own(low) => low.shrink_to_fit(),
+            Low::Spilled(parts, rest) => {
+                spill(rest, parts);
+                rest.shrink_to_fit();
+                parts.shrink_to_fit();
+            }
+            Low::Shared { .. } => {}
         }
         self.high.shrink_to_fit();
     }
 
-    /// Offset number `at`, or `None` past the last.
+    /// Looks up several of them.
+    #[inline]
+    pub fn reader(&self) -> OffsetReader<'_> {
+        OffsetReader { offsets: self, block: Block::default() }
+    }
+
+    /// Offset number `at`, or `None` past the last, or if it cannot be read.
     #[inline]
     pub fn get(&self, at: usize) -> Option<u64> {
-        let low = u64::from(self.low.get(at)?);
+        self.reader().get(at).ok().flatten()
+    }
+
+    /// The high half of offset number `at`.
+    #[inline]
+    fn high_of(&self, at: usize) -> u32 {
         if self.high.is_empty() {
-            return Some(low);
+            return 0;
         }
         let num_changes = self.high.partition_point(|&(from, _)| from <= at);
-        let high = num_changes.checked_sub(1).map_or(0, |last| self.high[last].1);
-        Some(u64::from(high) << 32 | low)
+        num_changes.checked_sub(1).map_or(0, |last| self.high[last].1)
     }
 }
 
@@ -157,5 +294,45 @@ mod tests {
         let mut offsets = Offsets::default();
         offsets.push(5 << 32 | 3);
         assert_eq!((offsets.get(0), offsets.len()), (Some(5 << 32 | 3), 1));
+    }
+
+    #[test]
+    fn spilled_offsets_are_those_in_memory() {
+        let count = 2 * MAX_PART_LEN as u64 + 5000;
+        let value = |at: u64| at * 3_000 + 7;
+        let mut offsets = Offsets::default();
+        (0..count).for_each(|at| offsets.push(value(at)));
+        offsets.shrink();
+        let spilled = offsets.spilled().unwrap();
+        assert!(spilled.byte_len() < 1000 && !spilled.is_in_memory());
+        assert_eq!(spilled.len(), offsets.len());
+        let mut reader = spilled.reader();
+        for at in (0..count).step_by(317).chain((0..count).rev().step_by(1001)) {
+            let at = usize::try_from(at).unwrap();
+            assert_eq!(reader.get(at).unwrap(), offsets.get(at));
+            assert_eq!(spilled.get(at), offsets.get(at));
+        }
+        let last = offsets.len() - 1;
+        assert_eq!((spilled.get(last), spilled.get(last + 1)), (offsets.get(last), None));
+        assert!(spilled.low_pairs().map(Result::unwrap).eq(offsets.low_pairs().map(Result::unwrap)));
+    }
+
+    #[test]
+    fn offsets_beyond_the_budget_are_spilled_while_they_are_collected() {
+        let count = 40_u64 << 20; // 160 MiB, more than half of the budget
+        let mut offsets = Offsets::default();
+        for at in 0..count {
+            offsets.push(at * 1000);
+            if at % (1 << 20) == 0 {
+                let asked = usize::try_from(at / 2).unwrap();
+                assert_eq!(offsets.get(asked), Some(asked as u64 * 1000));
+            }
+        }
+        offsets.shrink();
+        assert!(offsets.byte_len() < 10_000);
+        assert_eq!(offsets.len() as u64, count);
+        for at in [0, 1, 33 << 20, (40 << 20) - 1] {
+            assert_eq!(offsets.get(at), Some(at as u64 * 1000));
+        }
     }
 }

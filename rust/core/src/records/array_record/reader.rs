@@ -190,11 +190,12 @@ impl RecordFile for ArrayRecordFile {
             (None, Some(latency)) => self.load(latency)?,
             (None, None) => return Ok(false),
         };
+        let mut offsets = offsets.reader();
         for pick in picks {
             let (chunk, within) = self.chunk_of(pick.record);
             let at = usize::try_from(chunk).expect("the number of a chunk");
-            pick.begin = offsets.get(at).expect("the number of a chunk");
-            pick.end = offsets.get(at + 1).unwrap_or(self.footer_extent.start);
+            pick.begin = offsets.get(at)?.expect("the number of a chunk");
+            pick.end = offsets.get(at + 1)?.unwrap_or(self.footer_extent.start);
             pick.within = within;
             if self.is_plain {
                 let len = direct::record_len(&pick.extent());

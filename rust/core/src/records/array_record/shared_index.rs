@@ -245,8 +245,9 @@ impl SharedIndex {
         });
         let offset = offset.ok()?;
         let to = self.words(usize::try_from(offset).ok()?, len)?;
-        for (word, value) in to.iter().zip(head.into_iter().chain(offsets.low_pairs())) {
-            word.store(value, Ordering::Relaxed);
+        let low_pairs = offsets.low_pairs();
+        for (word, value) in to.iter().zip(head.into_iter().map(Ok).chain(low_pairs)) {
+            word.store(value.ok()?, Ordering::Relaxed);
         }
         Some(offset)
     }

@@ -186,16 +186,18 @@ impl<F: Framing> ScannedFile<F> {
         let Stream { points, begins } = stream;
         let number = points.of_record(pick.record);
         let records = points.records(number, self.num_records);
-        let extent_of = |record| extent(begins, self.end, record).unwrap_or_default();
+        let mut begins = begins.reader();
+        let mut extent_of =
+            |record| -> Result<_> { Ok(extent(&mut begins, self.end, record)?.unwrap_or_default()) };
         let Scratch { stream: out, record: part, values, ends } = scratch;
-        let (begin, last) = (points.all[number].out_at, extent_of(records.end.saturating_sub(1)));
+        let (begin, last) = (points.all[number].out_at, extent_of(records.end.saturating_sub(1))?);
         points
             .inflate(number, last.end, raw, out)
             .map_err(|problem| self.damaged_at(pick.record, begin, &problem))?;
         values.clear();
         ends.clear();
         for record in records {
-            let extent = extent_of(record);
+            let extent = extent_of(record)?;
             let within = |at: u64| usize::try_from(at - begin).unwrap_or(usize::MAX);
             let bytes = out.get(within(extent.start)..within(extent.end)).unwrap_or_default();
             let record = self
@@ -229,10 +231,11 @@ impl<F: Framing> RecordFile for ScannedFile<F> {
 
     fn locate(&self, picks: &mut [Pick], latency: Option<&StorageLatency>) -> Result<bool> {
         if let Some(Stream { points, begins }) = &self.stream {
+            let mut begins = begins.reader();
             for pick in picks {
                 let number = points.of_record(pick.record);
                 let records = points.records(number, self.num_records);
-                let last = extent(begins, self.end, records.end.saturating_sub(1));
+                let last = extent(&mut begins, self.end, records.end.saturating_sub(1))?;
                 pick.begin = points.all[number].at;
                 pick.end = points.end_of(number, last.map_or(self.end, |last| last.end));
                 pick.within = pick.record - records.start;
@@ -244,8 +247,10 @@ impl<F: Framing> RecordFile for ScannedFile<F> {
             (None, Some(latency)) => self.load(latency)?,
             (None, None) => return Ok(false),
         };
+        let mut begins = begins.reader();
         for pick in picks {
-            let extent = extent(&begins, self.end, pick.record).expect("the number of a record");
+            let extent = extent(&mut begins, self.end, pick.record)?;
+            let extent = extent.expect("the number of a record");
             let len = self.format.framing.record_len(extent.end - extent.start);
             let lead_len = self.format.framing.lead_len().min(extent.start);
             (pick.begin, pick.end, pick.within) = (extent.start - lead_len, extent.end, 0);
@@ -315,8 +320,8 @@ impl<F: Framing> RecordFile for ScannedFile<F> {
                 self.damaged_at(pick.record, pick.begin + lead_len, problem)
             }
             Some(stream) => {
-                let begin = extent(&stream.begins, self.end, pick.record);
-                self.damaged_at(pick.record, begin.map_or(0, |extent| extent.start), problem)
+                let begin = usize::try_from(pick.record).ok().and_then(|at| stream.begins.get(at));
+                self.damaged_at(pick.record, begin.unwrap_or(0), problem)
             }
         }
     }

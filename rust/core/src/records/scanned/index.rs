@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use super::super::offsets::Offsets;
+use super::super::offsets::{OffsetReader, Offsets};
 use super::stream::Points;
+use crate::Result;
 
 /// The index of one file.
 #[derive(Debug, Clone)]
@@ -23,7 +24,12 @@ impl Index {
 }
 
 /// Where record `at` of `begins` begins and ends; `end` is where the last one ends.
-pub(super) fn extent(begins: &Offsets, end: u64, record: u64) -> Option<std::ops::Range<u64>> {
-    let at = usize::try_from(record).ok()?;
-    Some(begins.get(at)?..begins.get(at + 1).unwrap_or(end))
+pub(super) fn extent(
+    begins: &mut OffsetReader<'_>,
+    end: u64,
+    record: u64,
+) -> Result<Option<std::ops::Range<u64>>> {
+    let Ok(at) = usize::try_from(record) else { return Ok(None) };
+    let Some(begin) = begins.get(at)? else { return Ok(None) };
+    Ok(Some(begin..begins.get(at + 1)?.unwrap_or(end)))
 }

@@ -101,7 +101,7 @@ impl IndexPlaces {
     /// # Errors
     /// If none does.
     pub(super) fn write(&self, path: &Path, identity: &Identity, index: &Index) -> Result<()> {
-        let bytes = encoded(identity, index);
+        let bytes = encoded(identity, index)?;
         let written = |path: Option<PathBuf>| {
             let path = path?;
             let result = write_atomically(&path, &bytes);
@@ -175,12 +175,15 @@ fn encoded_identity(identity: &Identity) -> Vec<u8> {
     out
 }
 
-fn encoded(identity: &Identity, index: &Index) -> Vec<u8> {
+fn encoded(identity: &Identity, index: &Index) -> Result<Vec<u8>> {
     let mut out = encoded_identity(identity);
     push_varint(&mut out, index.end);
     push_varint(&mut out, index.num_records());
     let mut before = 0;
-    for begin in (0..index.begins.len()).filter_map(|at| index.begins.get(at)) {
+    let mut begins = index.begins.reader();
+    let mut at = 0;
+    while let Some(begin) = begins.get(at)? {
+        at += 1;
         push_varint(&mut out, begin - before);
         before = begin;
     }
@@ -201,7 +204,7 @@ fn encoded(identity: &Identity, index: &Index) -> Vec<u8> {
     }
     let sum = hash(&out);
     out.extend_from_slice(&sum.to_le_bytes());
-    out
+    Ok(out)
 }
 
 /// The index in an index file, if it is intact and was written for this file.
@@ -304,11 +307,13 @@ pub mod fuzzing {
         let sum = hash(&bytes);
         bytes.extend_from_slice(&sum.to_le_bytes());
         let Ok(index) = parse(&bytes, &identity) else { return };
-        assert!(parse(&encoded(&identity, &index), &identity).is_ok());
+        assert!(parse(&encoded(&identity, &index).unwrap(), &identity).is_ok());
         let Index { begins, end, points } = &index;
+        let mut begins = begins.reader();
+        let mut extent = |record| extent(&mut begins, *end, record).unwrap();
         let mut before = 0;
         for record in 0..index.num_records() {
-            let extent = extent(begins, *end, record).expect("each record has an extent");
+            let extent = extent(record).expect("each record has an extent");
             assert!(before <= extent.start && extent.start < extent.end && extent.end <= *end);
             before = extent.end;
         }
@@ -317,9 +322,9 @@ pub mod fuzzing {
             let number = points.of_record(record);
             let records = points.records(number, index.num_records());
             let point = &points.all[number];
-            let begin = extent(begins, *end, record).map_or(0, |extent| extent.start);
+            let begin = extent(record).map_or(0, |extent| extent.start);
             assert!(records.contains(&record) && point.out_at <= begin);
-            let last = extent(begins, *end, records.end - 1).map_or(*end, |last| last.end);
+            let last = extent(records.end - 1).map_or(*end, |last| last.end);
             assert!((point.at..=identity.byte_len).contains(&points.end_of(number, last)));
             // Longer ones are refused for the limit of a chunk, which tests do not set.
             if last - point.out_at < 1 << 20 {
