@@ -286,7 +286,9 @@ def test_no_more_is_started_once_the_awaited_block_is_ready(monkeypatch):
 @pytest.mark.parametrize("num_threads", [1, 4, 16])
 def test_elements_from_slow_storage_are_computed_within_the_budget(monkeypatch, num_threads):
     """All reads are in flight before the first element is there, and with it its size."""
-    calls, begun = Calls(lambda _: np.zeros(1 << 20, np.uint8)), []
+    may_compute = threading.Event()
+    calls = Calls(lambda _: may_compute.wait(60) and np.zeros(1 << 20, np.uint8))
+    begun = []
     begin = Program.start_reads
     monkeypatch.setattr(
         Program, "start_reads", lambda *args: begun.append(args) or begin(*args)
@@ -295,8 +297,9 @@ def test_elements_from_slow_storage_are_computed_within_the_budget(monkeypatch, 
     options = grain.ReadOptions(num_threads=num_threads, ram_budget_bytes=8 << 20)
     with iter(grain.MapDataset.range(10_000).map(calls).to_iter_dataset(options)) as iterator:
         iterator.start_prefetch()
-        assert count_at_rest(calls.elements) <= num_threads + 2
         assert len(begun) > 200
+        may_compute.set()
+        assert count_at_rest(calls.elements) <= num_threads + 2
         next(iterator)
         assert count_at_rest(calls.elements) <= 8 + num_threads
         for _ in range(30):

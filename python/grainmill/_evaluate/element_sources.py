@@ -55,6 +55,11 @@ class ElementSource(abc.ABC, Generic[Request]):
         return False
 
     @property
+    def is_partly_near(self) -> bool:
+        """Whether its storage, or a part of it, is fast."""
+        return not self.waits_for_storage
+
+    @property
     def has_room(self) -> bool:
         """Whether there is memory to start further reads on slow storage."""
         return True
@@ -148,6 +153,11 @@ class FileSource(ElementSource[Indices]):
     def waits_for_storage(self) -> bool:
         """See `ElementSource.waits_for_storage`."""
         return self.files.is_slow
+
+    @property
+    def is_partly_near(self) -> bool:
+        """See `ElementSource.is_partly_near`."""
+        return self.files.has_fast
 
     def request(self, index: Indices, datasets: DatasetNumbers | None) -> Indices:
         """See `ElementSource.request`."""

@@ -543,6 +543,9 @@ class Executor(Blocks):
         # Reads started beyond this limit would only delay those needed next.
         num_records = self._program.num_records
         records = sum(block.count for block in self._unfinished()) * num_records if is_slow else 0
+        max_records = tuning.MAX_RECORDS_IN_FLIGHT
+        if is_slow and self._program.is_partly_near:
+            max_records *= tuning.MIXED_TIMES
         max_blocks = tuning.MAX_BLOCKS_IN_FLIGHT
         by_lists = self._program.reads_lists
         if self._pace.element_s is None and not is_slow:
@@ -552,7 +555,7 @@ class Executor(Blocks):
             # A buffer full of the first, small blocks would cost more than larger ones do later.
             max_blocks = max(0, self._num_active + 1 - len(self._unfinished()))
         for number in itertools.count():
-            is_enough = records >= tuning.MAX_RECORDS_IN_FLIGHT if is_slow else number >= max_blocks
+            is_enough = records >= max_records if is_slow else number >= max_blocks
             if self._blocks and (is_enough or not prefetches):
                 return
             if self._blocks and is_slow and not self._program.has_room:

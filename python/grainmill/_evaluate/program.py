@@ -110,6 +110,11 @@ class Program:
         may_wait = self._may_wait
         return bool(may_wait) and any(source.waits_for_storage for source in may_wait)
 
+    @property
+    def is_partly_near(self) -> bool:
+        """Whether a part of what it reads is on fast storage."""
+        return any(source.is_partly_near for source in self._may_wait)
+
     def report_to(self, mark: Callable[[int], None]) -> None:
         """Makes later runs call `mark` with the position of each element before computing it."""
         self._mark = mark

@@ -59,6 +59,9 @@ POLL_S: Final = 0.02
 # slow storage it is the number of records instead: twice the default limit on reads in flight.
 MAX_BLOCKS_IN_FLIGHT: Final = 16
 MAX_RECORDS_IN_FLIGHT: Final = 256
+# As many times more where some of them are on fast storage, so that enough of the others are in
+# flight: with 2 % of them far, 10,000 elements took 1.1 s without this, 0.5 s with it.
+MIXED_TIMES: Final = 4
 
 # --- reads beyond the elements in flight ---------------------------------------------------------
 

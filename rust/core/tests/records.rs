@@ -138,7 +138,7 @@ fn states_that_open_submessages_without_end_are_refused() {
     varint(header.len() as u64, &mut data);
     data.extend(header);
     data.extend([3; 1_000]);
-    let header = chunk::ChunkHeader::of(b't', &data, 1, 1 << 30);
+    let header = chunk::ChunkHeader::of(b't', &data, 1, 1 << 28);
     let error = Decoder::default().decode(&header, &data).unwrap_err().to_string();
     assert!(error.contains("too many nested submessages"), "{error}");
 }

@@ -481,6 +481,47 @@ fn abandoned_reads_end_after_those_in_flight() {
     }
 }
 
+#[test]
+fn far_files_of_a_mixture_are_read_like_far_files_alone() {
+    let (near, far) = (Shared::default(), Shared::default());
+    let near_files = near.open([near.add("near", 3000, 5000, "group_size:1,uncompressed")]);
+    let far_files = slow(&far, [far.add("far", 300, 70_000, "group_size:1,uncompressed")]);
+    far.set_delay_us(20_000);
+    let joined = Arc::new(Files::joined([&*near_files, &far_files]).unwrap());
+    assert!(joined.is_slow() && joined.has_fast() && !near_files.is_slow());
+    let queue = ReadQueue::default();
+    // Each block has 60 near records for each far one, and there are 20 of these.
+    for round in 0..3 {
+        let mut positions = scattered(3000)[..1200].to_vec();
+        for at in 0..20 {
+            positions.insert(at * 61 + 30, 3000 + (round * 20 + at as u64) * 7 % 300);
+        }
+        let plan = open::plan(&joined, &positions).unwrap();
+        assert!(plan.is_slow());
+        far.take_max_in_flight();
+        let records = pipeline::start::<Vec<MaybeUninit<u8>>>(plan, Vec::new(), &queue);
+        let records = records.finish().unwrap();
+        assert!(far.take_max_in_flight() >= 15);
+        for (&position, found) in positions.iter().zip(records.iter()) {
+            let expected = match position.checked_sub(3000) {
+                Some(position) => record(position, 70_000),
+                None => record(position, 5000),
+            };
+            assert_eq!(found, expected, "record {position}");
+        }
+        // Thousands of fast reads do not make the far storage near.
+        for positions in scattered(3000).chunks(100) {
+            let plan = open::plan(&joined, positions).unwrap();
+            assert!(!plan.is_slow());
+            read(&joined, positions, &queue);
+        }
+        assert!(joined.is_slow() && far_files.is_slow() && !near_files.is_slow());
+    }
+    let before = joined.read_totals().reads;
+    read(&far_files, &[299], &queue);
+    assert_eq!(joined.read_totals().reads, before, "counts are those of the set");
+}
+
 /// Memory of a record that counts how many there are.
 struct Counted(Vec<MaybeUninit<u8>>, Arc<AtomicUsize>);
 

@@ -196,6 +196,12 @@ impl PyRecordFiles {
         self.0.is_slow()
     }
 
+    /// Whether recent reads from some storage of theirs did not have to wait.
+    #[getter]
+    fn has_fast(&self) -> bool {
+        self.0.has_fast()
+    }
+
     /// Reads so far, their bytes, how many of them were timed, and the seconds those took.
     fn read_totals(&self) -> (u64, u64, u64, f64) {
         let totals = self.0.read_totals();

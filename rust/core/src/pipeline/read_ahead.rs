@@ -225,12 +225,15 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
     /// Starts a task that has not started without waiting, if the storage permits; else returns
     /// `permit`.
     fn start_task(self: &Arc<Self>, permit: Permit) -> Option<Permit> {
-        let Some(plan) = self.plan.get().filter(|plan| plan.is_slow()) else { return Some(permit) };
+        let Some(plan) = self.plan.get() else { return Some(permit) };
         if self.is_abandoned() {
             return Some(permit);
         }
         let mut todo = lock(&self.todo);
         let Some(ReadTask::Read(unit)) = todo.tasks.front() else { return Some(permit) };
+        if !plan.latency_of(unit).is_slow() {
+            return Some(permit);
+        }
         // After a panic, a thread that reads reports it.
         let request = catch_unwind(AssertUnwindSafe(|| plan.request(unit)));
         let Some((extent, request)) = request.ok().flatten() else { return Some(permit) };
@@ -340,7 +343,7 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Requested<S> {
     fn take(mut self, extent: &Range<u64>, elapsed: Duration, bytes: Result<&[&[u8]]>) {
         let (Some(unit), Some(plan)) = (self.unit.take(), self.job.plan.get()) else { return };
         let len = usize::try_from(extent.end - extent.start).unwrap_or(usize::MAX);
-        plan.latency.add(elapsed, len);
+        plan.latency_of(&unit).add(elapsed, len);
         let records = bytes.and_then(|pieces| {
             if self.job.is_abandoned() {
                 return Err(was_abandoned());

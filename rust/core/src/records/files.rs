@@ -1,5 +1,6 @@
 //! Many files of records as one index space, read by lists of positions.
 
+use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +14,7 @@ use super::read::{Records, Scratch};
 use super::record_file::{Pick, RecordFile};
 use super::single_flight::SingleFlight;
 use super::storage::{Reader, Storage};
-use super::storage_latency::{ReadTotals, StorageLatency};
+use super::storage_latency::{ReadTotals, SharedStats, StorageLatency};
 use crate::{Error, Result};
 
 static OPENS: SingleFlight = SingleFlight::new();
@@ -54,7 +55,9 @@ impl From<PathBuf> for Source {
 pub struct FileSet {
     /// Shared with the sets that this one was joined from.
     entries: Vec<Arc<Entry>>,
-    latency: Arc<StorageLatency>,
+    /// The reads from each storage, and which of these each entry is in.
+    latencies: Vec<Arc<StorageLatency>>,
+    latency_of: Vec<u32>,
     cache: Arc<ChunkCache>,
 }
 
@@ -64,6 +67,8 @@ struct Entry {
     id: u64,
     source: Source,
     storage: Arc<dyn Storage>,
+    /// The latency of the files that it was created with, near or far ones.
+    stats: Arc<SharedStats>,
     format: Arc<dyn Format>,
     file: OnceLock<Arc<dyn RecordFile>>,
 }
@@ -81,16 +86,32 @@ impl FileSet {
         format: &Arc<dyn Format>,
         sources: impl IntoIterator<Item = Source>,
     ) -> Self {
-        let entry = |source| {
+        let [near, far] = [Arc::default(), Arc::default()];
+        let entry = |source: Source| {
             let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+            let stats = Arc::clone(if storage.is_remote(&source.path) { &far } else { &near });
             let (storage, format) = (Arc::clone(storage), Arc::clone(format));
-            Arc::new(Entry { id, source, storage, format, file: OnceLock::new() })
+            Arc::new(Entry { id, source, storage, stats, format, file: OnceLock::new() })
         };
         Self::with(sources.into_iter().map(entry).collect())
     }
 
     fn with(entries: Vec<Arc<Entry>>) -> Self {
-        Self { entries, latency: Arc::default(), cache: Arc::default() }
+        let mut numbers = HashMap::new();
+        let (mut latencies, mut latency_of) = (Vec::new(), Vec::with_capacity(entries.len()));
+        for entry in &entries {
+            let number = *numbers.entry(Arc::as_ptr(&entry.stats)).or_insert_with(|| {
+                latencies.push(Arc::new(StorageLatency::of(&entry.stats)));
+                u32::try_from(latencies.len() - 1).expect("sets have at most 2^32 files")
+            });
+            latency_of.push(number);
+        }
+        Self { entries, latencies, latency_of, cache: Arc::default() }
+    }
+
+    /// The reads from the storage of file number `at`.
+    fn latency(&self, at: usize) -> &Arc<StorageLatency> {
+        &self.latencies[self.latency_of[at] as usize]
     }
 
     /// How many files there are.
@@ -131,7 +152,7 @@ impl FileSet {
             };
             entry.source.compare(expected, found)?;
         }
-        let (storage, latency, bytes) = (&entry.storage, &*self.latency, &bytes);
+        let (storage, latency, bytes) = (&entry.storage, &**self.latency(at), &bytes);
         let is_remote = storage.is_remote(&entry.source.path);
         if is_remote {
             latency.expect_slow(); // opening may read all of it
@@ -294,14 +315,26 @@ impl Files {
         &self.set
     }
 
-    /// Whether recent reads had to wait for storage.
+    /// Whether recent reads from a storage of theirs had to wait.
     pub fn is_slow(&self) -> bool {
-        self.set.latency.is_slow()
+        self.set.latencies.iter().any(|latency| latency.is_slow())
+    }
+
+    /// Whether recent reads from a storage of theirs did not have to wait.
+    pub fn has_fast(&self) -> bool {
+        self.set.latencies.iter().any(|latency| !latency.is_slow())
     }
 
     /// The reads so far of these files, by all users of their [`set`](Self::set).
     pub fn read_totals(&self) -> ReadTotals {
-        self.set.latency.totals()
+        self.set.latencies.iter().map(|latency| latency.totals()).fold(ReadTotals::default(), |a, b| {
+            ReadTotals {
+                reads: a.reads + b.reads,
+                bytes: a.bytes + b.bytes,
+                timed_reads: a.timed_reads + b.timed_reads,
+                timed: a.timed + b.timed,
+            }
+        })
     }
 
     /// The state of each file; files without a recorded state are opened.
@@ -384,9 +417,10 @@ impl Files {
     /// # Errors
     /// If it cannot be opened, or its index cannot be read.
     pub fn prepare(&self, file: usize) -> Result<()> {
+        let latency = self.set.latency(file);
         let file = self.set.open(file, true)?;
         if file.num_records() > 0 {
-            file.locate(&mut [Pick::default()], Some(&self.set.latency))?;
+            file.locate(&mut [Pick::default()], Some(latency))?;
         }
         Ok(())
     }
@@ -420,7 +454,7 @@ impl Files {
     pub fn plan_sorted(&self, sorted: &SortedPositions) -> Result<Plan> {
         let plan = self.plan_with(sorted, |at, picks| {
             let file = self.set.open(at, true)?;
-            file.locate(picks, Some(&self.set.latency))?;
+            file.locate(picks, Some(self.set.latency(at)))?;
             Ok(Some(file))
         })?;
         Ok(plan.expect("every file has been located"))
@@ -451,11 +485,13 @@ impl Files {
         let mut picks: Vec<Pick> = sorted.0.iter().map(pick).collect();
         let (mut files, mut is_complete) = (Vec::new(), true);
         for picks in picks.chunk_by_mut(|a, b| a.file == b.file) {
-            let Some(file) = locate(picks[0].file as usize, picks)? else {
+            let at = picks[0].file as usize;
+            let Some(file) = locate(at, picks)? else {
                 is_complete = false;
                 continue;
             };
-            files.push(PlannedFile::new(picks[0].file, Arc::clone(file)));
+            let latency = Arc::clone(self.set.latency(at));
+            files.push(PlannedFile::new(picks[0].file, Arc::clone(file), latency));
             let number = (files.len() - 1) as u32;
             if picks[0].file != number {
                 for pick in picks {
@@ -463,8 +499,7 @@ impl Files {
                 }
             }
         }
-        let (latency, cache) = (Arc::clone(&self.set.latency), Arc::clone(&self.set.cache));
-        Ok(is_complete.then(|| Plan::new(files, picks, latency, cache)))
+        Ok(is_complete.then(|| Plan::new(files, picks, Arc::clone(&self.set.cache))))
     }
 
     /// Reads the records at `positions`, in that order.

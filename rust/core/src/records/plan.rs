@@ -50,12 +50,13 @@ pub struct Request {
     pub is_direct: bool,
 }
 
-/// Merges picks, which are in rising order, into reads of whole chunks of one file.
-pub fn requests(picks: &[Pick], limits: &MergeLimits) -> Vec<Request> {
+/// Merges picks, which are in rising order, into reads of whole chunks of one file, within the limits
+/// for that file.
+pub fn requests(picks: &[Pick], limits_of: impl Fn(u32) -> MergeLimits) -> Vec<Request> {
     let mut requests = Vec::with_capacity(picks.len());
     let mut begin = 0;
     while begin < picks.len() {
-        let count = num_merged(&picks[begin..], limits);
+        let count = num_merged(&picks[begin..], &limits_of(picks[begin].file));
         let merged = begin..begin + count;
         requests.push(Request {
             extent: extent_of(&picks[merged.clone()]),
@@ -103,17 +104,23 @@ pub(crate) struct PlannedFile {
     /// Which of all files it is.
     pub(crate) number: u32,
     pub(crate) file: Arc<dyn RecordFile>,
+    pub(crate) latency: Arc<StorageLatency>,
     /// Whether it was checked for changes for this plan, with success.
     is_checked: OnceLock<bool>,
 }
 
 impl PlannedFile {
-    pub(crate) fn new(number: u32, file: Arc<dyn RecordFile>) -> Self {
-        Self { number, file, is_checked: OnceLock::new() }
+    pub(crate) fn new(
+        number: u32,
+        file: Arc<dyn RecordFile>,
+        latency: Arc<StorageLatency>,
+    ) -> Self {
+        Self { number, file, latency, is_checked: OnceLock::new() }
     }
 
     /// A handle for reads. Where storage is slow, the file is checked once for all units.
-    pub(crate) fn handle(&self, latency: &StorageLatency) -> Result<FileHandle> {
+    pub(crate) fn handle(&self) -> Result<FileHandle> {
+        let latency = &*self.latency;
         let check = || FileHandle::open(&*self.file, latency, false).is_ok();
         let was_checked = latency.is_slow() && *self.is_checked.get_or_init(check);
         FileHandle::open(&*self.file, latency, was_checked)
@@ -127,7 +134,8 @@ pub struct Plan {
     /// In rising order.
     pub(crate) picks: Vec<Pick>,
     pub(crate) requests: Vec<Request>,
-    pub(crate) latency: Arc<StorageLatency>,
+    /// Of all files, each once.
+    latencies: Vec<Arc<StorageLatency>>,
     pub(crate) cache: Arc<ChunkCache>,
 }
 
@@ -144,12 +152,20 @@ impl Plan {
     pub(crate) fn new(
         files: Vec<PlannedFile>,
         picks: Vec<Pick>,
-        latency: Arc<StorageLatency>,
         cache: Arc<ChunkCache>,
     ) -> Self {
-        let limits = if latency.is_slow() { MergeLimits::SLOW } else { MergeLimits::FAST };
-        let requests = requests(&picks, &limits);
-        Self { files, picks, requests, latency, cache }
+        let mut latencies: Vec<Arc<StorageLatency>> = Vec::new();
+        for planned in &files {
+            if !latencies.iter().any(|latency| Arc::ptr_eq(latency, &planned.latency)) {
+                latencies.push(Arc::clone(&planned.latency));
+            }
+        }
+        let limits_of = |file: u32| {
+            let is_slow = files[file as usize].latency.is_slow();
+            if is_slow { MergeLimits::SLOW } else { MergeLimits::FAST }
+        };
+        let requests = requests(&picks, limits_of);
+        Self { files, picks, requests, latencies, cache }
     }
 
     /// A copy of the plan for another process, with no file checked yet.
@@ -158,12 +174,14 @@ impl Plan {
         let files = self
             .files
             .iter()
-            .map(|planned| PlannedFile::new(planned.number, Arc::clone(&planned.file)));
+            .map(|PlannedFile { number, file, latency, .. }| {
+                PlannedFile::new(*number, Arc::clone(file), Arc::clone(latency))
+            });
         Self {
             files: files.collect(),
             picks: self.picks.clone(),
             requests: self.requests.clone(),
-            latency: Arc::clone(&self.latency),
+            latencies: self.latencies.clone(),
             cache: Arc::clone(&self.cache),
         }
     }
@@ -173,9 +191,19 @@ impl Plan {
         &self.picks
     }
 
-    /// Whether its storage is slow.
+    /// Whether a storage of its files is slow.
     pub fn is_slow(&self) -> bool {
-        self.latency.is_slow()
+        self.latencies.iter().any(|latency| latency.is_slow())
+    }
+
+    /// The file of request number `at`.
+    pub(crate) fn file_of(&self, at: usize) -> &PlannedFile {
+        &self.files[self.picks[self.requests[at].picks.start].file as usize]
+    }
+
+    /// The latency of the storage from which `unit` is read, or first read.
+    pub(crate) fn latency_of<S>(&self, unit: &Unit<S>) -> &StorageLatency {
+        &self.file_of(unit.requests.start).latency
     }
 
     /// Whether it pays for a second thread although storage is fast.
@@ -213,9 +241,8 @@ impl Plan {
     }
 
     /// Splits a unit into units that are read concurrently: one for each request where storage is
-    /// slow, else about a mebibyte each.
+    /// slow, which come first, then about a mebibyte each.
     pub fn units<S>(&self, unit: Unit<S>) -> Vec<Unit<S>> {
-        let is_slow = self.is_slow();
         let mut units = Vec::new();
         let has_slots = !unit.slots.is_empty();
         let mut slots = unit.slots.into_iter();
@@ -224,15 +251,21 @@ impl Plan {
             units.push(Unit { requests, slots: slots.by_ref().take(count).collect() });
         };
         let (mut begin, mut len) = (unit.requests.start, 0);
+        let mut was_slow = false;
         for at in unit.requests.clone() {
-            if at > begin && (is_slow || len >= UNIT_LEN) {
+            let is_slow = self.file_of(at).latency.is_slow();
+            if at > begin && (is_slow || was_slow || len >= UNIT_LEN) {
                 push(begin..at);
                 (begin, len) = (at, 0);
             }
+            was_slow = is_slow;
             len += self.requests[at].extent.end - self.requests[at].extent.start;
         }
         if begin < unit.requests.end {
             push(begin..unit.requests.end);
+        }
+        if self.latencies.len() > 1 {
+            units.sort_by_key(|unit| !self.latency_of(unit).is_slow());
         }
         units
     }
@@ -244,7 +277,7 @@ impl Plan {
         let extent = request.extent.clone();
         let max_len =
             if request.is_direct { MAX_DIRECT_REQUEST_LEN } else { MAX_DECODED_REQUEST_LEN };
-        let planned = &self.files[self.picks[request.picks.start].file as usize];
+        let planned = self.file_of(unit.requests.start);
         let needs_thread = extent.end - extent.start > max_len
             || planned.file.has_groups()
             || !planned.file.stored().has_requests();
@@ -252,7 +285,7 @@ impl Plan {
             return None;
         }
         // Whatever is wrong, a thread that reads will find it.
-        let request = planned.handle(&self.latency).ok()?.request(extent.clone())?;
+        let request = planned.handle().ok()?.request(extent.clone())?;
         Some((extent, request))
     }
 
@@ -327,7 +360,7 @@ mod tests {
                 .collect();
             let picks = picks_of(&scaled);
             for limits in [MergeLimits::FAST, MergeLimits::SLOW] {
-                let requests = requests(&picks, &limits);
+                let requests = requests(&picks, |_| limits);
                 let all: Vec<usize> =
                     requests.iter().flat_map(|request| request.picks.clone()).collect();
                 prop_assert_eq!(all, (0..picks.len()).collect::<Vec<_>>());

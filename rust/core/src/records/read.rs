@@ -72,7 +72,9 @@ impl Plan {
     ) -> Result<Outcome<S>> {
         let Unit { requests, mut slots } = unit;
         let picks = self.picks_of(&requests);
-        let may_stop = may_stop && !self.latency.is_slow();
+        let may_stop = may_stop
+            && self.requests.get(requests.start).is_some()
+            && !self.file_of(requests.start).latency.is_slow();
         let mut sink = Sink {
             slots: &mut slots,
             unused_slot: None,
@@ -93,11 +95,11 @@ impl Plan {
             let reader = match (only_reader, &handle) {
                 (Some(reader), _) => reader,
                 (None, Some((file, handle))) if *file == picks[0].file => {
-                    handle.reader(&self.latency)
+                    handle.reader(&planned.latency)
                 }
                 (None, _) => {
-                    let opened = (picks[0].file, planned.handle(&self.latency)?);
-                    handle.insert(opened).1.reader(&self.latency)
+                    let opened = (picks[0].file, planned.handle()?);
+                    handle.insert(opened).1.reader(&planned.latency)
                 }
             };
             if read_direct(&*planned.file, reader, request, picks, &mut sink)? {
@@ -112,7 +114,7 @@ impl Plan {
                     sink.copy_records(picks, chunk);
                 })?;
             }
-            if may_stop && number + 1 < requests.end && self.latency.is_slow() {
+            if may_stop && number + 1 < requests.end && planned.latency.is_slow() {
                 remaining = Some(number + 1..requests.end);
                 break;
             }
@@ -164,8 +166,8 @@ impl Plan {
         let reader = if let Some(reader) = only_reader {
             reader
         } else {
-            handle = planned.handle(&self.latency)?;
-            handle.reader(&self.latency)
+            handle = planned.handle()?;
+            handle.reader(&planned.latency)
         };
         let decoded =
             planned.file.read_chunk(reader, pick, &mut scratch.raw, &mut scratch.decoded)?;
@@ -269,7 +271,7 @@ impl Plan {
         let mut cached = find();
         let mut guard = None;
         if let ([chunk], [None]) = (&chunks[..], &cached[..])
-            && self.latency.is_slow()
+            && planned.latency.is_slow()
         {
             // Another thread may be reading this chunk: wait for it instead of reading it twice.
             guard = self.cache.enter(key(chunk), chunk[0].end - chunk[0].begin);
@@ -292,7 +294,7 @@ impl Plan {
             let extent = extent_of(missing);
             read_extent(&*planned.file, reader, extent, missing, scratch, |picks, chunk| {
                 sink.copy_records(picks, chunk);
-                self.cache.offer(key(picks), chunk, picks.len(), self.latency.is_slow());
+                self.cache.offer(key(picks), chunk, picks.len(), planned.latency.is_slow());
             })?;
             (at, rest) = (end, after);
         }

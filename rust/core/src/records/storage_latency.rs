@@ -6,6 +6,7 @@
 //! duration of the reads.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -99,10 +100,14 @@ impl LatencyStats {
     }
 }
 
-/// The latency statistics of some files' storage, shared by all threads that read them.
+/// The latency statistics of a storage, shared by all threads that read from it.
+#[derive(Debug, Default)]
+pub struct SharedStats(AtomicU32);
+
+/// The reads of some files, and the latency of their storage, which other files may be in, too.
 #[derive(Debug, Default)]
 pub struct StorageLatency {
-    bits: AtomicU32,
+    stats: Arc<SharedStats>,
     reads: AtomicU64,
     bytes: AtomicU64,
     timed_reads: AtomicU64,
@@ -123,9 +128,18 @@ pub struct ReadTotals {
 }
 
 impl StorageLatency {
+    /// No reads yet, of files in a storage with these `stats`.
+    pub fn of(stats: &Arc<SharedStats>) -> Self {
+        Self { stats: Arc::clone(stats), ..Self::default() }
+    }
+
     /// The statistics of the reads so far.
     pub fn stats(&self) -> LatencyStats {
-        LatencyStats::from_bits(self.bits.load(Ordering::Relaxed))
+        LatencyStats::from_bits(self.stats.0.load(Ordering::Relaxed))
+    }
+
+    fn set_stats(&self, stats: LatencyStats) {
+        self.stats.0.store(stats.to_bits(), Ordering::Relaxed);
     }
 
     /// The reads so far; other threads may be reading.
@@ -145,7 +159,7 @@ impl StorageLatency {
 
     /// Takes the storage for slow from now on, until fast reads show the contrary.
     pub fn expect_slow(&self) {
-        self.bits.store(LatencyStats::of_remote().to_bits(), Ordering::Relaxed);
+        self.set_stats(LatencyStats::of_remote());
     }
 
     /// Calls `read`, which reads `len` bytes, and may measure its duration.
@@ -182,7 +196,7 @@ impl StorageLatency {
         let after = before.after(elapsed, len);
         if after != before {
             // A concurrent update may be lost; later reads correct that.
-            self.bits.store(after.to_bits(), Ordering::Relaxed);
+            self.set_stats(after);
         }
         if is_slow_read(elapsed, len) {
             add_waited(elapsed);
