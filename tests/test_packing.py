@@ -504,3 +504,30 @@ def test_packer_that_is_in_use_is_told_so(make):
     with pytest.raises(RuntimeError, match="advanced by two threads at once"):
         packer.push([{"x": 3}], 0)
     packer.take()
+
+
+@pytest.mark.parametrize("name", ["FirstFitPack", "BestFitPack", "ConcatThenSplit"])
+def test_rows_are_intact_after_a_conversion_to_a_wider_dtype_has_failed(name, monkeypatch):
+    widened, failures = FeatureValues.widened, [MemoryError("no memory")]
+
+    def failing(self, *arguments):
+        if failures:
+            raise failures.pop()
+        return widened(self, *arguments)
+
+    documents = [
+        {"tokens": np.arange(1, 4, dtype=np.int32)},
+        {"tokens": np.arange(2, dtype=np.int64) + (1 << 40)},
+        {"tokens": np.arange(7, 9, dtype=np.int32)},
+    ]
+    ds = grain.MapDataset.source(documents).to_iter_dataset()
+    options = {} if name == "ConcatThenSplit" else {"num_packing_bins": 2}
+    make = getattr(experimental, f"{name}IterDataset")
+    ds = make(ds, length_struct={"tokens": 8}, **options)
+    expected = [row["tokens"].tolist() for row in ds]
+    monkeypatch.setattr(FeatureValues, "widened", failing)
+    iterator = iter(ds)
+    with pytest.raises(MemoryError):
+        next(iterator)
+    assert [row["tokens"].tolist() for row in iterator] == expected
+    assert not failures

@@ -87,17 +87,16 @@ class FeatureValues:
 
     def widened(
         self,
-        values: np.ndarray[Any, Any],
-        offset: int,
+        values: bytes,
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
         wider: np.dtype[Any],
     ) -> np.ndarray[Any, Any] | bytes:
-        """Returns the rows of `dtype`, whose bytes are in `values` from `offset` on, as `wider`.
+        """Returns the rows of `dtype` with the bytes `values` as `wider`.
 
         They are an array if values are Python objects, else bytes.
         """
-        rows = _rows(values, offset, shape, dtype).astype(wider)
+        rows = _rows(np.frombuffer(values, np.uint8), 0, shape, dtype).astype(wider)
         return rows if wider.hasobject else rows.tobytes()
 
     def padding(

@@ -22,7 +22,9 @@ pub(crate) fn bytes_of<'a>(array: &'a Bound<'_, PyUntypedArray>) -> Bytes<'a> {
     // SAFETY: `array` is a live NumPy array, so the pointer is to its header.
     let data = unsafe { (*object).fields.data };
     // SAFETY: a C-contiguous array that is not empty has `byte_len` bytes from `data` on, and
-    // `array` keeps them valid: `resize` refuses an array that others reference. If the user writes
-    // it on another thread meanwhile, old and new bytes mix (documented in `IterDataset.batch`).
+    // `array` keeps them valid: `resize` refuses an array that others reference, unless it is told not
+    // to (`refcheck=False`), which NumPy leaves to the user: its own copies release the interpreter
+    // lock, too. If the user writes it on another thread meanwhile, old and new bytes mix (documented in
+    // `IterDataset.batch`).
     unsafe { Bytes::new(data.cast::<u8>(), byte_len) }
 }

@@ -144,6 +144,11 @@ impl FeatureRows {
         (std::mem::take(&mut self.values), self.offset)
     }
 
+    /// The bytes of all rows' values.
+    pub fn values(&self) -> &[u8] {
+        &self.values[self.offset..][..self.num_rows * self.row_len * self.value_bytes]
+    }
+
     /// Replaces the values of all rows by `bytes`, of values of `value_bytes` bytes.
     ///
     /// # Errors

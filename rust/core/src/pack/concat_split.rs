@@ -46,7 +46,7 @@ pub enum Taken {
 }
 
 /// The row that is being filled.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct RowFill {
     limits: Limits,
     used: Vec<usize>,

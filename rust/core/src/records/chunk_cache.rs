@@ -119,7 +119,10 @@ impl ChunkCache {
         }
         if is_slow || self.credit().admits() {
             let chunk = Arc::new(records.to_chunk());
-            cached().insert((self.id, key), chunk, num_left, BUDGET.load(Ordering::Relaxed));
+            let budget = BUDGET.load(Ordering::Relaxed);
+            // The lock is released before the chunks are freed, which may take long.
+            let evicted = cached().insert((self.id, key), chunk, num_left, budget);
+            drop(evicted);
         }
     }
 
@@ -139,7 +142,8 @@ impl ChunkCache {
 
 impl Drop for ChunkCache {
     fn drop(&mut self) {
-        cached().forget(self.id);
+        let forgotten = cached().forget(self.id);
+        drop(forgotten);
     }
 }
 
@@ -168,27 +172,30 @@ impl CachedChunks {
         Some(Arc::clone(&entry.chunk))
     }
 
+    /// Adds a chunk; returns those that were evicted for it, or itself if it is there already.
     fn insert(
         &mut self,
         key: (u32, ChunkKey),
         chunk: Arc<DecodedChunk>,
         num_left: usize,
         budget: usize,
-    ) {
+    ) -> Vec<Arc<DecodedChunk>> {
         if self.chunks.contains_key(&key) {
-            return;
+            return vec![chunk];
         }
+        let mut evicted = Vec::new();
         let byte_len = chunk.byte_len();
         while self.byte_len + byte_len > budget
             && let Some((_, &oldest)) = self.order.first_key_value()
         {
-            self.remove(oldest);
+            evicted.extend(self.remove(oldest));
         }
         let number = self.next_number;
         self.next_number += 1;
         self.byte_len += byte_len;
         self.order.insert(number, key);
         self.chunks.insert(key, Entry { chunk, number, num_left });
+        evicted
     }
 
     fn remove(&mut self, key: (u32, ChunkKey)) -> Option<Arc<DecodedChunk>> {
@@ -198,12 +205,10 @@ impl CachedChunks {
         Some(chunk)
     }
 
-    /// Evicts all chunks of one cache's files.
-    fn forget(&mut self, id: u32) {
+    /// Evicts and returns all chunks of one cache's files.
+    fn forget(&mut self, id: u32) -> Vec<Arc<DecodedChunk>> {
         let keys: Vec<_> = self.chunks.keys().filter(|(of, _)| *of == id).copied().collect();
-        for key in keys {
-            self.remove(key);
-        }
+        keys.into_iter().filter_map(|key| self.remove(key)).collect()
     }
 }
 
@@ -222,7 +227,9 @@ mod tests {
         let budget = 64 << 20;
         for begin in 0..200 {
             let key = (u32::try_from(begin % 3).unwrap(), (0, begin));
-            cached.insert(key, Arc::new(chunk(1 << 20, 2)), 2, budget);
+            let before = cached.chunks.len();
+            let evicted = cached.insert(key, Arc::new(chunk(1 << 20, 2)), 2, budget);
+            assert_eq!(cached.chunks.len(), before + 1 - evicted.len());
             assert!(cached.byte_len <= budget);
             assert_eq!(cached.order.len(), cached.chunks.len());
         }
@@ -230,7 +237,7 @@ mod tests {
             |begin: u64| cached.take((u32::try_from(begin % 3).unwrap(), (0, begin)), 1).is_some();
         assert!(!(0..130).any(&mut is_cached));
         assert!((140..200).all(&mut is_cached));
-        cached.forget(1);
+        assert!(!cached.forget(1).is_empty());
         assert!(cached.chunks.keys().all(|(id, _)| *id != 1) && !cached.chunks.is_empty());
         cached.insert((9, (0, 0)), Arc::new(chunk(1 << 20, 2)), 2, 0);
         assert_eq!(cached.chunks.len(), 1, "one chunk is cached in any case");

@@ -123,6 +123,7 @@ impl RowPacker {
         lengths: &mut Vec<usize>,
     ) -> PyResult<Taken> {
         self.features.gather(element, &state.rows, arrays, lengths)?;
+        let before = (!Features::fits(&state.rows, arrays)).then(|| state.fill.clone());
         let taken = state.fill.add(lengths).map_err(Raised)?;
         match taken {
             Taken::Nothing { .. } => {}
@@ -139,7 +140,12 @@ impl RowPacker {
                     state.rows = self.new_rows(state, arrays)?;
                 }
                 let segment = i32::try_from(state.fill.num_sequences())?;
-                self.features.fit(&mut state.rows, arrays)?;
+                if let Err(failure) = self.features.fit(&mut state.rows, arrays) {
+                    if let Some(before) = before {
+                        state.fill = before;
+                    }
+                    return Err(failure);
+                }
                 let slices = state.fill.pieces().iter().copied();
                 self.write(&mut state.rows, arrays, slices, segment)?;
             }

@@ -101,6 +101,11 @@ impl Features {
         Ok(self.ask(py, "coerce", (feature, value, trailing))?.cast_into::<PyUntypedArray>()?)
     }
 
+    /// Whether `arrays` have the dtypes of `rows`, if there are any.
+    pub(crate) fn fits(rows: &[Rows], arrays: &[Array<'_>]) -> bool {
+        rows.iter().zip(arrays).all(|(rows, array)| has_dtype(array, rows))
+    }
+
     /// Makes the dtypes of `arrays` those of `rows`, which become wider where they have to.
     pub(crate) fn fit(&self, rows: &mut [Rows], arrays: &mut [Array<'_>]) -> PyResult<()> {
         for (feature, (rows, array)) in rows.iter_mut().zip(arrays).enumerate() {
@@ -182,16 +187,20 @@ impl Rows {
         Ok(Self { dtype: dtype.unbind(), trailing, value_bytes, column, objects: None })
     }
 
-    /// Converts the values to `dtype`.
+    /// Converts the values to `dtype`; if that fails, they stay as they are.
     fn widen(&mut self, features: &Features, dtype: Bound<'_, PyArrayDescr>) -> PyResult<()> {
         let py = dtype.py();
-        let (bytes, offset) = self.column.take_values();
+        let values = self.column.values();
+        let copy = |out: &mut [u8]| {
+            out.copy_from_slice(values);
+            Ok(())
+        };
+        let values = PyBytes::new_with(py, values.len(), copy)?;
         let (num_rows, row_len) = self.column.shape();
-        let shape = [&[num_rows, row_len], &self.trailing[..]].concat();
-        let values = PyArray1::from_vec(py, bytes);
-        let arguments = (values, offset, PyTuple::new(py, shape)?, &self.dtype, &dtype);
-        let wider = features.ask(py, "widened", arguments)?;
+        let shape = PyTuple::new(py, [&[num_rows, row_len], &self.trailing[..]].concat())?;
+        let wider = features.ask(py, "widened", (values, shape, &self.dtype, &dtype))?;
         if dtype.has_object() {
+            drop(self.column.take_values());
             self.objects = Some(wider.unbind());
             self.value_bytes = 0;
         } else {
