@@ -1,11 +1,14 @@
 """Records in the page cache are read when needed; those on slow storage are prefetched."""
 
+import gc
+import pickle
 import threading
 
 import numpy as np
 import pytest
 
 from grainmill import MapDataset, ReadOptions, _native
+from grainmill._evaluate.context import Context
 from grainmill._evaluate.element_sources import FileSource
 from grainmill.array_record import ArrayRecordWriter
 from grainmill.sources import ArrayRecordDataSource
@@ -135,3 +138,31 @@ def test_reads_in_flight_are_an_option_of_their_own(tmp_path):
             assert batches._parent._chain.source[1]._reads.max_in_flight == expected
     with pytest.raises(ValueError, match="`max_reads_in_flight` must be at least 1 or None, got 0"):
         ReadOptions(max_reads_in_flight=0)
+
+
+@pytest.mark.parametrize("limit", [None, 1, 10, 1000])
+@pytest.mark.parametrize("num_workers", [0, 1, 4, 5, 16, 64])
+def test_all_workers_together_have_a_bound_on_reads_in_flight(limit, num_workers):
+    context = pickle.loads(pickle.dumps(Context(num_workers=num_workers))).limited_to(limit)
+    of_one, count = context.reads.max_in_flight, max(1, num_workers)
+    if limit is None:
+        assert of_one <= 128 and (of_one == 128 or num_workers > 4)
+        assert of_one * count <= max(512, 16 * count)
+    else:
+        assert limit <= of_one * count < limit + count
+
+
+@pytest.mark.parametrize("limit", [None, 6])
+def test_worker_processes_read_within_the_limit_of_their_pipeline(limit, tmp_path):
+    path = tmp_path / "a.array_record"
+    with ArrayRecordWriter(str(path), "group_size:1") as writer:
+        for number in range(8):
+            writer.write(b"%d" % number)
+
+    def limits(_):
+        sources = [o for o in gc.get_objects() if isinstance(o, FileSource)]
+        return {source._reads.max_in_flight for source in sources}
+
+    options = ReadOptions(max_reads_in_flight=limit, num_workers=2)
+    ds = MapDataset.source(ArrayRecordDataSource(str(path))).map(limits).to_iter_dataset(options)
+    assert list(ds) == [{128 if limit is None else 3}] * 8

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from grainmill._evaluate import tuning
 from grainmill._evaluate.batch_blocks import in_batches, run_shared
-from grainmill._evaluate.context import Context
+from grainmill._evaluate.context import Context, reads_of_process
 from grainmill._evaluate.fuse import defer_interrupts
 from grainmill._evaluate.program import Program
 from grainmill._evaluate.stack import take_arrays_from
@@ -17,7 +17,13 @@ from grainmill._evaluate.storage import work_clock_s
 from grainmill._evaluate.thread_pool import Task as ThreadTask
 from grainmill._evaluate.thread_pool import ThreadPool
 from grainmill._evaluate.tuner import Tuner
-from grainmill._native import index_budget, set_chunk_budget, set_index_budget, share_index
+from grainmill._native import (
+    ReadQueue,
+    index_budget,
+    set_chunk_budget,
+    set_index_budget,
+    share_index,
+)
 from grainmill._stats.meters import Recorder, WorkerReport
 from grainmill._stats.worker_reporter import WorkerReporter
 from grainmill._tree import flatten
@@ -77,16 +83,19 @@ class BlockJob(Job):
         worker_init_fn: Callable[[int, int], None] | None = None,
         num_threads: int = 1,
         recorder: Recorder | None = None,
+        max_reads_in_flight: int | None = None,
     ) -> None:
         self._node = node
         self._worker_init_fn = worker_init_fn
         self._num_threads = num_threads
+        self._max_reads_in_flight = max_reads_in_flight
         self._recorder = Recorder() if recorder is None else recorder
 
     def open(self, context: WorkerContext) -> Runner:
         """See `Job.open`."""
         set_up_worker(context, self._worker_init_fn)
-        program = Program(self._node, Context(recorder=self._recorder))
+        reads = ReadQueue(reads_of_process(self._max_reads_in_flight, context.num_workers))
+        program = Program(self._node, Context(recorder=self._recorder, reads=reads))
         program.report_to(context.mark)
         reporter = WorkerReporter(self._recorder, self._node)
         return _BlockRunner(program, max(1, self._num_threads), reporter)

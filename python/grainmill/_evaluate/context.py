@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from grainmill._evaluate.shared_threads import SharedThreads
+from grainmill._evaluate import tuning
 from grainmill._native import ReadQueue
 from grainmill._plan.options import MAX_READS_IN_FLIGHT, DatasetOptions
 from grainmill._stats.meters import Recorder
@@ -41,7 +42,8 @@ class Context:
         """The same with another limit on reads in flight, if one is given."""
         if max_reads_in_flight is None:
             return self
-        reads = self.limited_reads.setdefault(max_reads_in_flight, ReadQueue(max_reads_in_flight))
+        queue = ReadQueue(reads_of_process(max_reads_in_flight, self.num_workers))
+        reads = self.limited_reads.setdefault(max_reads_in_flight, queue)
         return dataclasses.replace(self, reads=reads)
 
     def shared_by(self, num_readers: int) -> Context:
@@ -64,4 +66,14 @@ def _context_in_worker(
     num_workers: int,
     recorder: Recorder,
 ) -> Context:
-    return Context(options, prefetches, num_workers, recorder=recorder)
+    reads = ReadQueue(reads_of_process(None, num_workers))
+    return Context(options, prefetches, num_workers, reads, recorder=recorder)
+
+
+def reads_of_process(max_reads_in_flight: int | None, num_workers: int) -> int:
+    """The reads in flight of each process of a pipeline, of which `num_workers` read, or one if 0."""
+    num_processes = max(1, num_workers)
+    if max_reads_in_flight is not None:
+        return -(-max_reads_in_flight // num_processes)
+    share = tuning.WORKERS_READS_IN_FLIGHT // num_processes
+    return min(MAX_READS_IN_FLIGHT, max(tuning.MIN_READS_IN_FLIGHT, share))

@@ -171,7 +171,13 @@ class ProcessBlocks(Blocks):
             self._drop_tasks(self.position)
             plan = self._node.parent
             options = self._node.options
-            job = BlockJob(plan, options.worker_init_fn, options.num_threads, self._recorder)
+            job = BlockJob(
+                plan,
+                options.worker_init_fn,
+                options.num_threads,
+                self._recorder,
+                options.max_reads_in_flight,
+            )
             self._pool = WorkerPool(
                 job, self._workers, self._limits, plan.walk_up(), functools.partial(described, plan)
             )

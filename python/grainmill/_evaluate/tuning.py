@@ -63,6 +63,11 @@ MAX_RECORDS_IN_FLIGHT: Final = 256
 # flight: with 2 % of them far, 10,000 elements took 1.1 s without this, 0.5 s with it.
 MIXED_TIMES: Final = 4
 
+# The default limit on reads in flight of all workers together, and the least of one worker: up to
+# four workers have the default limit each.
+WORKERS_READS_IN_FLIGHT: Final = 512
+MIN_READS_IN_FLIGHT: Final = 16
+
 # --- reads beyond the elements in flight ---------------------------------------------------------
 
 # How far sources are asked to read beyond them, by the size of elements, and how much at a time:

@@ -61,7 +61,8 @@ class ReadOptions:
             `None` for a quarter of the memory that this process may use: the machine's, or the
             limit of its control group.
         max_reads_in_flight: Maximum number of concurrent reads from slow storage, such as a bucket
-            or a network disk, whatever the number of threads and cores; `None` for 128. Reads that
+            or a network disk, whatever the number of threads and cores, of all workers together;
+            `None` for 128 in each process, and 512 in more than four workers together. Reads that
             the page cache answers are done sequentially.
 
     Raises:
