@@ -547,12 +547,12 @@ fn counted(count: usize, len: usize) -> (Vec<Option<Counted>>, Arc<AtomicUsize>)
 fn abandoned_reads_keep_only_what_is_being_written() {
     static NUM_DONE: AtomicUsize = AtomicUsize::new(0);
     let storage = Shared::default();
-    let files = slow(&storage, [storage.add("file", 600, 5000, "group_size:1,uncompressed")]);
+    let files = slow(&storage, [storage.add("file", 300, 70_000, "group_size:1,uncompressed")]);
     for (round, has_requests) in [false, true].into_iter().enumerate() {
         storage.set_has_requests(has_requests);
         storage.set_delay_us(100_000);
-        let plan = open::plan(&files, &scattered(600)).unwrap();
-        let (slots, left) = counted(600, 5000);
+        let plan = open::plan(&files, &scattered(300)).unwrap();
+        let (slots, left) = counted(300, 70_000);
         let pending = pipeline::start(plan, slots, &ReadQueue::new(8));
         let is_done = pending.abandon(|| {
             NUM_DONE.fetch_add(1, Ordering::Relaxed);
@@ -572,11 +572,11 @@ fn abandoned_reads_keep_only_what_is_being_written() {
 #[test]
 fn no_slot_is_written_after_a_read_in_which_the_storage_panicked() {
     let storage = Shared::default();
-    let files = slow(&storage, [storage.add("file", 300, 5000, "group_size:1,uncompressed")]);
+    let files = slow(&storage, [storage.add("file", 300, 70_000, "group_size:1,uncompressed")]);
     storage.set_has_requests(true);
     for (at, panics) in storage.0.panics.iter().enumerate() {
         let plan = open::plan(&files, &scattered(300)).unwrap();
-        let (slots, left) = counted(300, 5000);
+        let (slots, left) = counted(300, 70_000);
         let pending = pipeline::start(plan, slots, &ReadQueue::new(8));
         panics.store(true, Ordering::Relaxed);
         let found = pending.finish();

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::offsets::Offsets;
+use super::spill::Part;
 use crate::process::PerProcess;
 
 /// The memory limit in bytes unless [`set_budget`] changes it.
@@ -37,7 +38,8 @@ pub fn cached_bytes() -> usize {
 
 #[derive(Debug, Default)]
 struct IndexCache {
-    files: HashMap<u64, Entry>,
+    in_memory: HashMap<u64, Entry>,
+    elsewhere: HashMap<u64, Elsewhere>,
     byte_len: usize,
     clock: u64,
 }
@@ -50,6 +52,40 @@ struct Entry {
     is_leaving: bool,
 }
 
+/// Offsets in temporary files, or in memory that processes share.
+#[derive(Debug)]
+enum Elsewhere {
+    /// Within the table: small allocations, made when larger ones are freed, would take their place, so
+    /// that neither the next large one nor the system could use it.
+    Part(Part),
+    Other(Arc<Offsets>),
+}
+
+impl Elsewhere {
+    fn of(offsets: Arc<Offsets>) -> Self {
+        let own = Arc::try_unwrap(offsets).map(Offsets::into_part);
+        match own {
+            Ok(Ok(part)) => Self::Part(part),
+            Ok(Err(offsets)) => Self::Other(Arc::new(offsets)),
+            Err(shared) => Self::Other(shared),
+        }
+    }
+
+    fn offsets(&self) -> Arc<Offsets> {
+        match self {
+            Self::Part(part) => Arc::new(Offsets::of_part(part.clone())),
+            Self::Other(offsets) => Arc::clone(offsets),
+        }
+    }
+
+    fn byte_len(&self) -> usize {
+        match self {
+            Self::Part(_) => size_of::<(u64, Self)>(),
+            Self::Other(offsets) => offsets.byte_len(),
+        }
+    }
+}
+
 type Leaving = Vec<(u64, Arc<Offsets>)>;
 
 fn with_cache<T>(work: impl FnOnce(&mut IndexCache) -> T) -> T {
@@ -59,69 +95,68 @@ fn with_cache<T>(work: impl FnOnce(&mut IndexCache) -> T) -> T {
 impl IndexCache {
     fn get(&mut self, file: u64) -> Option<Arc<Offsets>> {
         self.clock += 1;
-        let entry = self.files.get_mut(&file)?;
-        entry.last_used = self.clock;
-        Some(Arc::clone(&entry.offsets))
+        match self.in_memory.get_mut(&file) {
+            Some(entry) => {
+                entry.last_used = self.clock;
+                Some(Arc::clone(&entry.offsets))
+            }
+            None => self.elsewhere.get(&file).map(Elsewhere::offsets),
+        }
     }
 
     fn insert(&mut self, file: u64, offsets: Arc<Offsets>) {
         self.remove(file);
         self.clock += 1;
-        self.byte_len += offsets.byte_len();
-        self.files.insert(file, Entry { offsets, last_used: self.clock, is_leaving: false });
+        if offsets.is_in_memory() {
+            self.byte_len += offsets.byte_len();
+            let entry = Entry { offsets, last_used: self.clock, is_leaving: false };
+            self.in_memory.insert(file, entry);
+        } else {
+            let elsewhere = Elsewhere::of(offsets);
+            self.byte_len += elsewhere.byte_len();
+            self.elsewhere.insert(file, elsewhere);
+        }
     }
 
     /// What must be moved to a temporary file so that at most `budget` bytes are left: the least
-    /// recently used. Drops what cannot be moved.
+    /// recently used. If that is not enough, drops what is elsewhere: it is read again when needed.
     fn leaving(&mut self, budget: usize) -> Leaving {
         let mut leaving = Vec::new();
         if self.byte_len <= budget {
             return leaving;
         }
         let mut uses: Vec<(u64, u64)> =
-            self.files.iter().map(|(&file, entry)| (entry.last_used, file)).collect();
+            self.in_memory.iter().map(|(&file, entry)| (entry.last_used, file)).collect();
         uses.sort_unstable();
-        // An eighth more than needed, since finding the oldest looks at all files.
+        // An eighth more than needed, since finding the oldest looks at all of them.
         let (target, mut byte_len) = (budget - budget / 8, self.byte_len);
-        for &(_, file) in &uses {
+        for (_, file) in uses {
             if byte_len <= target {
                 return leaving;
             }
-            if let Some(entry) = self.files.get_mut(&file)
-                && entry.offsets.is_in_memory()
-            {
+            if let Some(entry) = self.in_memory.get_mut(&file) {
                 byte_len -= entry.offsets.byte_len();
                 if !std::mem::replace(&mut entry.is_leaving, true) {
                     leaving.push((file, Arc::clone(&entry.offsets)));
                 }
             }
         }
-        for (_, file) in uses {
-            if byte_len <= target {
-                break;
-            }
-            if let Some(entry) = self.files.get(&file)
-                && !entry.is_leaving
-            {
-                byte_len -= entry.offsets.byte_len();
-                self.remove(file);
-            }
+        if byte_len > budget {
+            let elsewhere = std::mem::take(&mut self.elsewhere);
+            self.byte_len -= elsewhere.values().map(Elsewhere::byte_len).sum::<usize>();
         }
         leaving
     }
 
     /// Replaces the offsets of `file` by `spilled`, unless it was closed or `offsets` are others now.
     fn replace(&mut self, file: u64, offsets: &Arc<Offsets>, spilled: Option<Arc<Offsets>>) {
-        let is_only_one = self.files.len() == 1;
-        let Some(entry) = self.files.get_mut(&file) else { return };
+        let is_only_one = self.in_memory.len() + self.elsewhere.len() == 1;
+        let Some(entry) = self.in_memory.get_mut(&file) else { return };
         if !Arc::ptr_eq(&entry.offsets, offsets) {
             return;
         }
         match spilled {
-            Some(spilled) => {
-                self.byte_len = self.byte_len - offsets.byte_len() + spilled.byte_len();
-                (entry.offsets, entry.is_leaving) = (spilled, false);
-            }
+            Some(spilled) => self.insert(file, spilled),
             // One file may exceed the budget: nothing could be read of it otherwise.
             None if is_only_one => entry.is_leaving = false,
             None => self.remove(file),
@@ -129,9 +164,9 @@ impl IndexCache {
     }
 
     fn remove(&mut self, file: u64) {
-        if let Some(entry) = self.files.remove(&file) {
-            self.byte_len -= entry.offsets.byte_len();
-        }
+        let in_memory = self.in_memory.remove(&file).map(|entry| entry.offsets.byte_len());
+        let elsewhere = || self.elsewhere.remove(&file).map(|elsewhere| elsewhere.byte_len());
+        self.byte_len -= in_memory.or_else(elsewhere).unwrap_or(0);
     }
 }
 
@@ -184,9 +219,10 @@ mod tests {
             assert_eq!(spilled.is_some(), can_spill);
             cache.replace(file, &offsets, spilled);
         }
-        let byte_len: usize = cache.files.values().map(|entry| entry.offsets.byte_len()).sum();
-        assert_eq!(cache.byte_len, byte_len);
-        assert!(byte_len <= budget || cache.files.len() == 1 && !can_spill);
+        let in_memory = cache.in_memory.values().map(|entry| entry.offsets.byte_len());
+        let elsewhere = cache.elsewhere.values().map(Elsewhere::byte_len);
+        assert_eq!(cache.byte_len, in_memory.chain(elsewhere).sum());
+        assert!(cache.byte_len <= budget || cache.in_memory.len() == 1 && !can_spill);
     }
 
     #[test]
@@ -200,10 +236,9 @@ mod tests {
                 assert!(cache.get(0).is_some_and(|offsets| offsets.is_in_memory()), "in use");
                 assert_eq!(cache.get(file).unwrap().get(999), Some(1000));
             }
-            let num_in_memory =
-                cache.files.values().filter(|entry| entry.offsets.is_in_memory()).count();
+            let num_in_memory = cache.in_memory.len();
             assert!((20..=64).contains(&num_in_memory), "{num_in_memory}");
-            assert_eq!(cache.files.len() == 1000, can_spill);
+            assert_eq!(cache.elsewhere.len() + num_in_memory == 1000, can_spill);
             for file in [1, 500, 999] {
                 let found = cache.get(file).and_then(|offsets| offsets.get(700));
                 assert_eq!(found.is_some(), can_spill || file == 999);

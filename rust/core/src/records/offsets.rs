@@ -92,12 +92,15 @@ fn get_spilled(
 
 /// Writes all of `low`, which is then empty, to a temporary file; false if that is not possible.
 fn spill(low: &mut Vec<u32>, parts: &mut Vec<Part>) -> bool {
-    let written: std::io::Result<Vec<Part>> =
-        low.chunks(MAX_PART_LEN).map(|part| Part::write(part, index_cache::budget())).collect();
-    let Ok(written) = written else { return false };
+    let Some(written) = written(low) else { return false };
     parts.extend(written);
     *low = Vec::new();
     true
+}
+
+fn written(low: &[u32]) -> Option<Vec<Part>> {
+    let write = |part| Part::write(part, index_cache::budget()).ok();
+    low.chunks(MAX_PART_LEN).map(write).collect()
 }
 
 /// Looks up offsets; neighbours are read together from a temporary file.
@@ -204,9 +207,25 @@ impl Offsets {
     /// The same offsets in a temporary file, if that is possible.
     pub(crate) fn spilled(&self) -> Option<Self> {
         let Low::Own(low) = &self.low else { return None };
-        let (mut low, mut parts) = (low.clone(), Vec::new());
-        spill(&mut low, &mut parts)
-            .then(|| Self { low: Low::Spilled(parts, low), high: self.high.clone() })
+        Some(Self { low: Low::Spilled(written(low)?, Vec::new()), high: self.high.clone() })
+    }
+
+    /// Offsets below 2^32 in a temporary file.
+    pub(crate) fn of_part(part: Part) -> Self {
+        Self { low: Low::Spilled(vec![part], Vec::new()), high: Vec::new() }
+    }
+
+    /// The only part, if that is all there is to them.
+    pub(crate) fn into_part(self) -> Result<Part, Self> {
+        match self {
+            Self { low: Low::Spilled(mut parts, rest), high }
+                if parts.len() == 1 && rest.is_empty() && high.is_empty() =>
+            {
+                let only = parts.pop();
+                only.ok_or_else(Self::default)
+            }
+            other => Err(other),
+        }
     }
 
     /// Whether all of them are in memory of this process.

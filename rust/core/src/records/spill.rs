@@ -54,8 +54,8 @@ impl Files {
 }
 
 /// Consecutive offsets, or their low halves, in a temporary file.
-#[derive(Debug)]
-pub(super) struct Part {
+#[derive(Debug, Clone)]
+pub(crate) struct Part {
     file: Arc<TemporaryFile>,
     at: u64,
     len: usize,
@@ -67,7 +67,10 @@ impl Part {
     /// # Errors
     /// If there is no place for them.
     pub(super) fn write(offsets: &[u32], budget: usize) -> io::Result<Self> {
-        let bytes: Vec<u8> = offsets.iter().flat_map(|offset| offset.to_ne_bytes()).collect();
+        let mut bytes = Vec::with_capacity(offsets.len() * OFFSET_LEN);
+        for offset in offsets {
+            bytes.extend_from_slice(&offset.to_ne_bytes());
+        }
         let max_len = (budget as u64).saturating_mul(MAX_RATIO);
         let files = FILES.get().lock();
         let allocated = files.unwrap_or_else(PoisonError::into_inner).allocate(bytes.len() as u64, max_len);
