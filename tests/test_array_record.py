@@ -207,7 +207,7 @@ def test_other_file_of_the_same_length_and_time_is_refused(tmp_path, crowd):
 @pytest.mark.parametrize("where", ["temporary file", "memory"])
 @pytest.mark.parametrize("format_name", ["array_record", "tfrecord", "bagz"])
 def test_indices_of_files_stay_within_their_budget(tmp_path, format_name, where):
-    """Those that do not fit are in a temporary file, or are read again if there is no place for it."""
+    """Those that do not fit are in a temporary file, or read again if there is no place for it."""
     paths = []
     for number in range(12):
         paths.append(str(tmp_path / f"file-{number}"))
@@ -225,7 +225,8 @@ def test_indices_of_files_stay_within_their_budget(tmp_path, format_name, where)
             "tfrecord": lambda: _native.Format.tfrecord("auto", False, None),
             "bagz": lambda: _native.Format.bagz("zstd", False, None),
         }
-        files = _native.RecordFiles([(path, 0, None) for path in paths], file_format=formats[format_name]())
+        of_format = formats[format_name]()
+        files = _native.RecordFiles([(path, 0, None) for path in paths], file_format=of_format)
         asked = np.random.default_rng(0).permutation(len(files))[:500]
         expected = [b"%d" % (index % 1000) for index in asked]
         assert files.read(asked) == expected

@@ -290,9 +290,7 @@ def test_elements_from_slow_storage_are_computed_within_the_budget(monkeypatch, 
     calls = Calls(lambda _: may_compute.wait(60) and np.zeros(1 << 20, np.uint8))
     begun = []
     begin = Program.start_reads
-    monkeypatch.setattr(
-        Program, "start_reads", lambda *args: begun.append(args) or begin(*args)
-    )
+    monkeypatch.setattr(Program, "start_reads", lambda *args: begun.append(args) or begin(*args))
     monkeypatch.setattr(Program, "waits_for_storage", property(lambda _: True))
     options = grain.ReadOptions(num_threads=num_threads, ram_budget_bytes=8 << 20)
     with iter(grain.MapDataset.range(10_000).map(calls).to_iter_dataset(options)) as iterator:

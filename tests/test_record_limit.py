@@ -1,4 +1,4 @@
-"""Small files that decode to much: every reader and tool refuses them before it takes the memory."""
+"""Small files that decode to much: each reader and tool refuses them before it takes the memory."""
 
 import gzip
 import os
@@ -96,8 +96,8 @@ from grainmill import MapDataset
 from grainmill._tools.main import main
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 path, out = sys.argv[1], io.StringIO()
-kinds = {"array_record": "ArrayRecord", "bagz": "Bagz", "tfrecord": "TFRecord", "jsonl": "JsonLines",
-         "tar": "WebDataset"}
+kinds = {"array_record": "ArrayRecord", "bagz": "Bagz", "tfrecord": "TFRecord",
+         "jsonl": "JsonLines", "tar": "WebDataset"}
 kind = next(kind for name, kind in kinds.items() if name in path.rsplit("/", 1)[-1])
 source_of = getattr(grain.sources, kind + "DataSource")
 with contextlib.suppress(Exception):

@@ -146,7 +146,8 @@ def test_all_workers_together_have_a_bound_on_reads_in_flight(limit, num_workers
     context = pickle.loads(pickle.dumps(Context(num_workers=num_workers))).limited_to(limit)
     of_one, count = context.reads.max_in_flight, max(1, num_workers)
     if limit is None:
-        assert of_one <= 128 and (of_one == 128 or num_workers > 4)
+        assert of_one <= 128
+        assert of_one == 128 or num_workers > 4
         assert of_one * count <= max(512, 16 * count)
     else:
         assert limit <= of_one * count < limit + count

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from grainmill._evaluate.shared_threads import SharedThreads
 from grainmill._evaluate import tuning
+from grainmill._evaluate.shared_threads import SharedThreads
 from grainmill._native import ReadQueue
 from grainmill._plan.options import MAX_READS_IN_FLIGHT, DatasetOptions
 from grainmill._stats.meters import Recorder
@@ -71,7 +71,7 @@ def _context_in_worker(
 
 
 def reads_of_process(max_reads_in_flight: int | None, num_workers: int) -> int:
-    """The reads in flight of each process of a pipeline, of which `num_workers` read, or one if 0."""
+    """The limit for each of `num_workers` processes that read, or for the only one if 0."""
     num_processes = max(1, num_workers)
     if max_reads_in_flight is not None:
         return -(-max_reads_in_flight // num_processes)

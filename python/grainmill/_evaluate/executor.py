@@ -512,8 +512,8 @@ class Executor(Blocks):
     def _submit_affordable(self) -> None:
         """Makes threads compute the next blocks whose elements fit the budget, at least the first.
 
-        On slow storage more are read than may be in memory once they are computed. Until the size of an
-        element is known, a thread gets one block.
+        On slow storage more are read than may be in memory once they are computed. Until the size
+        of an element is known, a thread gets one block.
         """
         size, is_first = self._element_bytes, self._pace.element_s is None
         affordable = self._budget.total / size if size else math.inf

@@ -159,7 +159,12 @@ fn blocks_that_state_more_than_the_chunk_needs_are_refused() {
         check("bucket", kind::TRANSPOSED, &[&layout, &block], 10);
         let layout = with_len(&compressed(codec, &[0, 0, 1, 3, 0, 0]));
         check("transitions", kind::TRANSPOSED, &[&layout, &block], 96);
-        check("layout", kind::TRANSPOSED, &[&with_len(&block)], max_decoded_len(block.len() as u64 + 6) / 32);
+        check(
+            "layout",
+            kind::TRANSPOSED,
+            &[&with_len(&block)],
+            max_decoded_len(block.len() as u64 + 6) / 32,
+        );
     }
 }
 

@@ -554,6 +554,9 @@ fn abandoned_reads_keep_only_what_is_being_written() {
         let plan = open::plan(&files, &scattered(300)).unwrap();
         let (slots, left) = counted(300, 70_000);
         let pending = pipeline::start(plan, slots, &ReadQueue::new(8));
+        while storage.0.in_flight.load(Ordering::Relaxed) < 8 {
+            std::thread::yield_now();
+        }
         let is_done = pending.abandon(|| {
             NUM_DONE.fetch_add(1, Ordering::Relaxed);
         });

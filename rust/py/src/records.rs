@@ -426,8 +426,7 @@ impl PyPendingRead {
 fn reap() {
     IS_REAP_REQUESTED.store(false, Ordering::Relaxed);
     let mut abandoned = ABANDONED.get().lock().unwrap_or_else(PoisonError::into_inner);
-    let done: Vec<_> =
-        abandoned.extract_if(.., |(pending, _)| !pending.is_running()).collect();
+    let done: Vec<_> = abandoned.extract_if(.., |(pending, _)| !pending.is_running()).collect();
     drop(abandoned);
     drop(done);
 }
@@ -444,11 +443,11 @@ fn reap_soon() {
     if IS_REAP_REQUESTED.swap(true, Ordering::Relaxed) {
         return;
     }
-    // SAFETY: both functions may be called on any thread, attached or not.
-    let is_refused = unsafe {
-        ffi::Py_IsInitialized() == 0 || ffi::Py_AddPendingCall(Some(call), ptr::null_mut()) != 0
-    };
-    if is_refused {
+    // SAFETY: it may be called on any thread, attached or not.
+    let is_alive = unsafe { ffi::Py_IsInitialized() } != 0;
+    // SAFETY: as above, while the interpreter is alive.
+    let is_added = is_alive && unsafe { ffi::Py_AddPendingCall(Some(call), ptr::null_mut()) } == 0;
+    if !is_added {
         // Whoever starts the next read reaps.
         IS_REAP_REQUESTED.store(false, Ordering::Relaxed);
     }

@@ -140,7 +140,12 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> ReadJob<S> {
             todo: Mutex::new(Todo { tasks: VecDeque::new(), num_queued: 0 }),
             queue: queue.clone(),
             abandoned: AtomicBool::new(false),
-            progress: Mutex::new(Progress { units, num_left: 0, first_error: None, when_done: None }),
+            progress: Mutex::new(Progress {
+                units,
+                num_left: 0,
+                first_error: None,
+                when_done: None,
+            }),
             finished: Condvar::new(),
         })
     }
@@ -409,7 +414,6 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Pending<S> {
         };
         read::<S>(plan, Vec::new(), &self.job.queue)
     }
-
 }
 
 impl<S> Pending<S> {

@@ -327,14 +327,15 @@ impl Files {
 
     /// The reads so far of these files, by all users of their [`set`](Self::set).
     pub fn read_totals(&self) -> ReadTotals {
-        self.set.latencies.iter().map(|latency| latency.totals()).fold(ReadTotals::default(), |a, b| {
-            ReadTotals {
+        self.set.latencies.iter().map(|latency| latency.totals()).fold(
+            ReadTotals::default(),
+            |a, b| ReadTotals {
                 reads: a.reads + b.reads,
                 bytes: a.bytes + b.bytes,
                 timed_reads: a.timed_reads + b.timed_reads,
                 timed: a.timed + b.timed,
-            }
-        })
+            },
+        )
     }
 
     /// The state of each file; files without a recorded state are opened.

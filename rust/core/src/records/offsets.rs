@@ -58,7 +58,8 @@ impl Low {
         match self {
             Self::Own(low) => Ok(low.get(at).copied()),
             Self::Shared { memory, first, len } => {
-                let word = memory.words(*first, len.div_ceil(2)).and_then(|words| words.get(at / 2));
+                let word =
+                    memory.words(*first, len.div_ceil(2)).and_then(|words| words.get(at / 2));
                 let word = word.filter(|_| at < *len);
                 Ok(word.map(|word| (word.load(Ordering::Relaxed) >> (at % 2 * 32)) as u32))
             }
@@ -67,12 +68,7 @@ impl Low {
     }
 }
 
-fn get_spilled(
-    parts: &[Part],
-    rest: &[u32],
-    at: usize,
-    block: &mut Block,
-) -> Result<Option<u32>> {
+fn get_spilled(parts: &[Part], rest: &[u32], at: usize, block: &mut Block) -> Result<Option<u32>> {
     let (number, within) = (at / MAX_PART_LEN, at % MAX_PART_LEN);
     let Some(part) = parts.get(number) else {
         let num_before = parts.iter().map(Part::len).sum::<usize>();
@@ -195,12 +191,12 @@ impl Offsets {
                     low.append(&mut rest);
                 }
             }
-            Low::Spilled(parts, low) if low.len() == MAX_PART_LEN => {
-                if spill(low, parts) {
+            Low::Spilled(parts, low) => {
+                if low.len() == MAX_PART_LEN && spill(low, parts) {
                     low.reserve_exact(MAX_PART_LEN);
                 }
             }
-            _ => {}
+            Low::Own(_) | Low::Shared { .. } => {}
         }
     }
 
@@ -333,7 +329,9 @@ mod tests {
         }
         let last = offsets.len() - 1;
         assert_eq!((spilled.get(last), spilled.get(last + 1)), (offsets.get(last), None));
-        assert!(spilled.low_pairs().map(Result::unwrap).eq(offsets.low_pairs().map(Result::unwrap)));
+        assert!(
+            spilled.low_pairs().map(Result::unwrap).eq(offsets.low_pairs().map(Result::unwrap))
+        );
     }
 
     #[test]

@@ -149,11 +149,7 @@ pub struct Unit<S> {
 }
 
 impl Plan {
-    pub(crate) fn new(
-        files: Vec<PlannedFile>,
-        picks: Vec<Pick>,
-        cache: Arc<ChunkCache>,
-    ) -> Self {
+    pub(crate) fn new(files: Vec<PlannedFile>, picks: Vec<Pick>, cache: Arc<ChunkCache>) -> Self {
         let mut latencies: Vec<Arc<StorageLatency>> = Vec::new();
         for planned in &files {
             if !latencies.iter().any(|latency| Arc::ptr_eq(latency, &planned.latency)) {
@@ -171,12 +167,9 @@ impl Plan {
     /// A copy of the plan for another process, with no file checked yet.
     #[must_use]
     pub fn anew(&self) -> Self {
-        let files = self
-            .files
-            .iter()
-            .map(|PlannedFile { number, file, latency, .. }| {
-                PlannedFile::new(*number, Arc::clone(file), Arc::clone(latency))
-            });
+        let files = self.files.iter().map(|PlannedFile { number, file, latency, .. }| {
+            PlannedFile::new(*number, Arc::clone(file), Arc::clone(latency))
+        });
         Self {
             files: files.collect(),
             picks: self.picks.clone(),

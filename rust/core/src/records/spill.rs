@@ -73,7 +73,8 @@ impl Part {
         }
         let max_len = (budget as u64).saturating_mul(MAX_RATIO);
         let files = FILES.get().lock();
-        let allocated = files.unwrap_or_else(PoisonError::into_inner).allocate(bytes.len() as u64, max_len);
+        let allocated =
+            files.unwrap_or_else(PoisonError::into_inner).allocate(bytes.len() as u64, max_len);
         let (file, at) = allocated?;
         file.write_at(&bytes, at)?;
         Ok(Self { file, at, len: offsets.len() })

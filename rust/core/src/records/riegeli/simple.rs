@@ -1,8 +1,8 @@
 //! Decodes simple chunks: the record lengths, then their bytes, each as one compressed block.
 
+use super::super::record_limit::check_decoded_len;
 use super::FormatError;
 use super::chunk::ChunkHeader;
-use super::super::record_limit::check_decoded_len;
 use super::decompress::{Decompressor, codec};
 use super::varint::{Cursor, MAX_VARINT_LEN};
 

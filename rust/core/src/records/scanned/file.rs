@@ -187,8 +187,9 @@ impl<F: Framing> ScannedFile<F> {
         let number = points.of_record(pick.record);
         let records = points.records(number, self.num_records);
         let mut begins = begins.reader();
-        let mut extent_of =
-            |record| -> Result<_> { Ok(extent(&mut begins, self.end, record)?.unwrap_or_default()) };
+        let mut extent_of = |record| -> Result<_> {
+            Ok(extent(&mut begins, self.end, record)?.unwrap_or_default())
+        };
         let Scratch { stream: out, record: part, values, ends } = scratch;
         let (begin, last) = (points.all[number].out_at, extent_of(records.end.saturating_sub(1))?);
         points

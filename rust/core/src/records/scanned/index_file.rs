@@ -307,10 +307,10 @@ pub mod fuzzing {
         let sum = hash(&bytes);
         bytes.extend_from_slice(&sum.to_le_bytes());
         let Ok(index) = parse(&bytes, &identity) else { return };
-        assert!(parse(&encoded(&identity, &index).unwrap(), &identity).is_ok());
+        assert!(parse(&encoded(&identity, &index).expect("in memory"), &identity).is_ok());
         let Index { begins, end, points } = &index;
         let mut begins = begins.reader();
-        let mut extent = |record| extent(&mut begins, *end, record).unwrap();
+        let mut extent = |record| extent(&mut begins, *end, record).expect("in memory");
         let mut before = 0;
         for record in 0..index.num_records() {
             let extent = extent(record).expect("each record has an extent");

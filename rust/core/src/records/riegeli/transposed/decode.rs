@@ -5,9 +5,9 @@
 //! before the machine starts, cycles of states that consume nothing are refused, and the output
 //! never exceeds the stated decoded length.
 
+use super::super::super::record_limit::{check_decoded_len, max_decoded_len};
 use super::super::FormatError;
 use super::super::chunk::ChunkHeader;
-use super::super::super::record_limit::{check_decoded_len, max_decoded_len};
 use super::super::decompress::{Decompressor, codec, reserve};
 use super::super::varint::{Cursor, MAX_VARINT_LEN};
 
