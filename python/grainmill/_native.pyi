@@ -234,6 +234,9 @@ class ParquetFiles:
         paths: Sequence[tuple[str | os.PathLike[str], int | None]],
         columns: Sequence[str] | None,
         cache_bytes: int,
+        *,
+        int96_unit: str | None = None,
+        max_page_bytes: int | None = None,
     ) -> ParquetFiles: ...
     def __len__(self) -> int: ...
     @property
@@ -264,6 +267,7 @@ class ParquetFiles:
     def read_like_pandas(
         self, group_start: int, group_len: int, start: int, count: int
     ) -> list[dict[str, Any]]: ...
+    def check(self, start: int, count: int) -> None: ...
     def read_batch(
         self,
         indices: NDArray[np.int64],

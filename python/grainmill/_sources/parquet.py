@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _DEFAULT_CACHE_BYTES = 512 << 20
+DEFAULT_PAGE_BYTES = 16 << 20
+_INT96_UNITS = ("s", "ms", "us", "ns")
+
+
+def check_int96_unit(unit: object) -> None:
+    """Checks a `coerce_int96_timestamp_unit`."""
+    if unit not in (None, *_INT96_UNITS):
+        units = ", ".join(map(repr, _INT96_UNITS))
+        raise ValueError(f"`coerce_int96_timestamp_unit` must be one of {units}, got {unit!r}")
 
 
 class ParquetDataSource:
@@ -36,8 +45,9 @@ class ParquetDataSource:
 
     The values of numeric columns are NumPy scalars; dates, timestamps (in UTC) and durations are
     `datetime64` and `timedelta64`. Strings are `str`, binary values `bytes`, decimals `Decimal`,
-    times of day `datetime.time`. Lists are one-dimensional arrays, of `object` unless their values
-    are numbers without nulls. Structures are dicts, and maps lists of pairs. Null is `None`.
+    times of day `datetime.time`, whose nanoseconds must be whole microseconds. Lists are
+    one-dimensional arrays, of `object` unless their values are numbers without nulls. Structures
+    are dicts, and maps lists of pairs. Null is `None`.
 
     Its pickle contains paths and numbers of rows. Checksums of pages are verified if the file has
     them; damage raises a `GrainmillError` that names the file, the row group and the column.
@@ -52,12 +62,19 @@ class ParquetDataSource:
         shuffle_window: The number of consecutive positions whose rows are shuffled among each
             other, at least 1. A larger one mixes the rows of more row groups, which have to be in
             memory at the same time.
+        coerce_int96_timestamp_unit: The unit of timestamps of the old type INT96, as Spark and
+            Impala write: `"s"`, `"ms"`, `"us"` or `"ns"`; without, the one that the writer states,
+            or `"ns"`. A timestamp that 64 bits of the unit cannot hold is an error: nanoseconds
+            hold the years 1677 to 2262.
+        max_page_bytes: Pages of up to this length, decompressed, are read whatever their
+            compression; longer ones must have at least 1/2048 of it in the file, as data have, and
+            at most a gigabyte. Raise it for files whose writers you trust.
 
     Raises:
-        ValueError: There is no path or no such column, a number is out of range, or the files have
-            different columns.
+        ValueError: There is no path or no such column or unit, a number is out of range, or the
+            files have different columns.
         FileNotFoundError: There is no such file.
-        GrainmillError: A file is damaged, or is no Parquet file.
+        GrainmillError: A file is damaged, is no Parquet file, or a column is encrypted.
 
     Example:
         >>> import pyarrow as pa
@@ -82,6 +99,8 @@ class ParquetDataSource:
         cache_bytes: int = _DEFAULT_CACHE_BYTES,
         shuffle_seed: int | None = None,
         shuffle_window: int = 100_000,
+        coerce_int96_timestamp_unit: str | None = None,
+        max_page_bytes: int = DEFAULT_PAGE_BYTES,
     ) -> None:
         self._paths = expand(paths, suffixes=suffixes_of("parquet"))
         # Absolute, as a worker may open them from another directory.
@@ -99,6 +118,11 @@ class ParquetDataSource:
             raise ValueError(f"`shuffle_seed` must be in [0, 2**32), got {shuffle_seed}")
         if shuffle_window < 1:
             raise ValueError(f"`shuffle_window` must be at least 1, got {shuffle_window}")
+        check_int96_unit(coerce_int96_timestamp_unit)
+        if not 0 <= max_page_bytes < 2**63:
+            raise ValueError(f"`max_page_bytes` must be in [0, 2**63), got {max_page_bytes}")
+        self._int96_unit = coerce_int96_timestamp_unit
+        self._max_page_bytes = max_page_bytes
         self._cache_bytes = cache_bytes
         self._shuffle_seed = shuffle_seed
         self._shuffle_window = shuffle_window
@@ -110,7 +134,13 @@ class ParquetDataSource:
     def _files(self) -> _native.ParquetFiles:
         """The files, opened at first use; the engine reads them in blocks."""
         if self._opened is None:
-            self._opened = _native.ParquetFiles(self._sources, self._columns, self._cache_bytes)
+            self._opened = _native.ParquetFiles(
+                self._sources,
+                self._columns,
+                self._cache_bytes,
+                int96_unit=self._int96_unit,
+                max_page_bytes=self._max_page_bytes,
+            )
         return self._opened
 
     @property
@@ -190,6 +220,8 @@ class ParquetDataSource:
         if self._shuffle_seed is not None:
             seed, window = self._shuffle_seed, self._shuffle_window
             arguments += [f"shuffle_seed={seed}", f"shuffle_window={window}"]
+        if self._int96_unit is not None:
+            arguments.append(f"coerce_int96_timestamp_unit={self._int96_unit!r}")
         return f"ParquetDataSource({', '.join(arguments)})"
 
     def _record_location(self, index: int) -> tuple[str, int]:

@@ -16,6 +16,7 @@ from grainmill._dataset.iterator import DatasetIterator
 from grainmill._dataset.map_dataset import MapDataset
 from grainmill._dataset.stages import InterleaveIterDataset
 from grainmill._native import ParquetFiles
+from grainmill._sources.parquet import DEFAULT_PAGE_BYTES, check_int96_unit
 from grainmill._sources.paths import expand, shown
 from grainmill._sources.suffixes import suffixes_of
 from grainmill._url import absolute
@@ -49,7 +50,8 @@ class ParquetIterDataset(IterDataset[dict[str, Any]]):
     """The rows of Parquet files, one after another, as dicts from column names to values.
 
     Values are those that Grain gives: NumPy scalars for numbers and times, `str`, `bytes`, arrays
-    for lists, dicts for structures. In a row group where an integer column has nulls, its values
+    for lists, dicts for structures, in which timestamps are `datetime`s, aware of the zone if they
+    have one. In a row group where an integer column has nulls, its values
     are floats and the nulls NaN; `grain.sources.ParquetDataSource` keeps integers and has random
     access. Rows are converted in blocks, so the size of row groups does not matter. Several files
     are interleaved, up to 16 at a time.
@@ -57,9 +59,11 @@ class ParquetIterDataset(IterDataset[dict[str, Any]]):
     Args:
         path: A path, or several, as for `expand_paths`: patterns, directories and URLs are expanded
             when the dataset is made. An empty list has no rows.
-        **read_kwargs: Arguments of `pyarrow.parquet.ParquetFile`, which is not used; those that
-            only say how to read have no effect, others are refused. Besides, `columns` selects
-            columns.
+        **read_kwargs: Arguments of `pyarrow.parquet.ParquetFile`, which is not used:
+            `coerce_int96_timestamp_unit` is the unit of timestamps of the type INT96, `"ns"` unless
+            stated; those that only say how to read have no effect, others are refused. Besides,
+            `columns` selects columns, and `max_page_bytes` is that of
+            `grain.sources.ParquetDataSource`.
 
     Raises:
         TypeError: An argument is unknown.
@@ -134,6 +138,8 @@ class ParquetDatasetIterator(DatasetIterator[dict[str, Any]]):
             [(absolute(os.fspath(path)), None)],
             read_kwargs.get("columns"),
             _CACHE_BYTES,
+            int96_unit=read_kwargs.get("coerce_int96_timestamp_unit") or "ns",
+            max_page_bytes=read_kwargs.get("max_page_bytes", DEFAULT_PAGE_BYTES),
         )
         self._lens = self._files.row_group_lens()[0]
         self._starts = [0, *itertools.accumulate(self._lens)]
@@ -235,7 +241,10 @@ def _check(read_kwargs: dict[str, Any]) -> None:
     for name, value in read_kwargs.items():
         if name == "columns" and isinstance(value, str):
             raise ValueError(f"`columns` must be a sequence of names, got {value!r}")
-        if name in _WITHOUT_EFFECT or name == "columns":
+        if name in _WITHOUT_EFFECT or name in {"columns", "max_page_bytes"}:
+            continue
+        if name == "coerce_int96_timestamp_unit":
+            check_int96_unit(value)
             continue
         if name == "filesystem":
             if value is not None and not type(value).__name__.startswith("Local"):
@@ -243,7 +252,7 @@ def _check(read_kwargs: dict[str, Any]) -> None:
                     f"`filesystem` must be None or a local one, got {type(value).__name__}"
                 )
             continue
-        if name in {"coerce_int96_timestamp_unit", "decryption_properties", "read_dictionary"} or (
+        if name in {"decryption_properties", "read_dictionary"} or (
             name in {"common_metadata", "metadata", "arrow_extensions_enabled"}
         ):
             if value is not None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from grainmill import _native
 from grainmill._tools import formats, reading
 from grainmill._tools.console import ExitCode, byte_text, count_text, print_json, table
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
 
 _SAMPLE = 10_000
 _BAR = 30
@@ -57,9 +54,9 @@ def run(options: argparse.Namespace) -> int:
 def info_of(path: str, given: str | None, max_records: int) -> dict[str, Any]:
     """What one file contains."""
     found = formats.detect(path, given)
-    num_records, lengths, exact = reading.sample(path, found, max_records)
-    mean = sum(lengths) / len(lengths) if lengths else 0.0
-    record_bytes = sum(lengths) if exact else round(mean * num_records)
+    num_records, lengths = reading.sample(path, found, max_records)
+    exact = lengths.count == num_records
+    record_bytes = lengths.total if exact else round(lengths.mean * num_records)
     stored = len(_native.FileBytes(path))
     info: dict[str, Any] = {
         "path": path,
@@ -90,24 +87,21 @@ def info_of(path: str, given: str | None, max_records: int) -> dict[str, Any]:
             info["options"] = files.writer_options[0]
     info["sizes"] = {
         "exact": exact,
-        "min": min(lengths, default=0),
-        "mean": round(mean, 1),
-        "max": max(lengths, default=0),
+        "min": lengths.least,
+        "mean": round(lengths.mean, 1),
+        "max": lengths.most,
         "histogram": histogram(lengths),
     }
     return info
 
 
-def histogram(lengths: Sequence[int]) -> list[tuple[int, int, int]]:
+def histogram(lengths: reading.Lengths) -> list[tuple[int, int, int]]:
     """Counts of lengths from one power of two (inclusive) to the next (exclusive)."""
-    if not lengths:
+    counts = lengths.counts
+    if not counts:
         return []
-    # The bin of a length is its number of bits.
-    bins, counts = np.unique([length.bit_length() for length in lengths], return_counts=True)
-    by_bin = dict(zip(bins.tolist(), counts.tolist(), strict=True))
     return [
-        (1 << bits >> 1, 1 << bits, by_bin.get(bits, 0))
-        for bits in range(min(by_bin), max(by_bin) + 1)
+        (1 << bits >> 1, 1 << bits, counts[bits]) for bits in range(min(counts), max(counts) + 1)
     ]
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from grainmill import _native
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from grainmill._tools.formats import Format, Source
 
@@ -79,26 +78,54 @@ def at_positions(path: str, found: Format, positions: Sequence[int]) -> list[Any
     return [taken[at] for at in positions]
 
 
-def sample(path: str, found: Format, max_records: int) -> tuple[int, list[int], bool]:
-    """The number of records, the lengths of some of them, and whether these are all.
+class Lengths:
+    """Lengths of records, of which only sums are kept.
+
+    Attributes:
+        count: How many there are.
+        total: Their sum.
+        least: The shortest, and 0 if there is none.
+        most: The longest, and 0 if there is none.
+        counts: How many have so many bits.
+    """
+
+    def __init__(self, lengths: Iterable[int] = ()) -> None:
+        self.count = self.total = self.least = self.most = 0
+        self.counts: collections.Counter[int] = collections.Counter()
+        self.add(lengths)
+
+    def add(self, lengths: Iterable[int]) -> None:
+        """Adds lengths."""
+        for length in lengths:
+            self.least = length if not self.count else min(self.least, length)
+            self.most = max(self.most, length)
+            self.count += 1
+            self.total += length
+            self.counts[length.bit_length()] += 1
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count if self.count else 0.0
+
+
+def sample(path: str, found: Format, max_records: int) -> tuple[int, Lengths]:
+    """The number of records, and the lengths of them all or of some, evenly spaced.
 
     Files without an index are read to their end anyway, so that all of their lengths are known.
     """
     if found.in_order:
-        lengths = [len(record) for record in records(path, found)]
-        return len(lengths), lengths, True
+        lengths = Lengths(map(len, records(path, found)))
+        return lengths.count, lengths
     source = found.open([path])
-    total = len(source)
-    if total <= max_records:
-        positions = np.arange(total)
-    else:  # evenly spaced
-        positions = np.unique(np.linspace(0, total - 1, max_records).astype(np.int64))
-    lengths = []
+    total, lengths = len(source), Lengths()
+    count = min(total, max_records)
     step = block_len(source)
-    for first in range(0, len(positions), step):
-        block = [int(at) for at in positions[first : first + step]]
-        lengths += [byte_len(record) for record in source.__getitems__(block)]
-    return total, lengths, len(positions) == total
+    for first in range(0, count, step):
+        block: Sequence[int] = range(first, min(first + step, count))
+        if count < total:
+            block = [at * (total - 1) // max(count - 1, 1) for at in block]
+        lengths.add(map(byte_len, source.__getitems__(block)))
+    return total, lengths
 
 
 def local_byte_len(path: str) -> int:

@@ -4,10 +4,13 @@ use std::iter;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrow_array::{Array, ArrayRef};
+use arrow_schema::TimeUnit;
 use arrow_select::concat::concat;
 use grainmill_core::{Error, Result};
+use parquet::arrow::FieldLevels;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, RowGroups, RowSelection};
 use parquet::basic::Type;
 use parquet::column::page::{Page, PageIterator, PageReader};
@@ -17,6 +20,7 @@ use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
 use crate::cache::Key;
 use crate::fetch::Fetched;
 use crate::file::{ParquetFile, Placed};
+use crate::int96::first_wrapped;
 use crate::layout::{Contents, Layout, Place};
 use crate::pages::Pages;
 use crate::schema::{Column, corrupt, raised};
@@ -89,20 +93,62 @@ impl<'a> Unit<'a> {
     }
 
     fn arrays(&self, bytes: &Arc<Fetched>) -> Result<Vec<ArrayRef>> {
+        let batch_rows = self.batch_rows(bytes)?;
+        let may_be_far = Arc::default();
+        let arrays = self.read(&self.column.levels, batch_rows, bytes, &may_be_far)?;
+        if may_be_far.load(Ordering::Relaxed)
+            && let Some(levels) = &self.column.in_seconds
+        {
+            let mut row = self.file.starts()[self.row_group] + self.rows.start;
+            let in_seconds = self.read(levels, batch_rows, bytes, &may_be_far)?;
+            for (array, in_seconds) in arrays.iter().zip(&in_seconds) {
+                if let Some((at, unit)) = first_wrapped(array, in_seconds) {
+                    return Err(self.wrapped(row + at as u64, unit));
+                }
+                row += array.len() as u64;
+            }
+        }
+        Ok(arrays)
+    }
+
+    /// The error of a time that cannot be counted in `unit`.
+    fn wrapped(&self, row: u64, unit: TimeUnit) -> Error {
+        let (unit, advice) = match unit {
+            TimeUnit::Nanosecond => {
+                ("nanoseconds (1677 to 2262)", "; `coerce_int96_timestamp_unit=\"us\"` reads it")
+            }
+            TimeUnit::Microsecond => {
+                ("microseconds", "; `coerce_int96_timestamp_unit=\"s\"` reads it")
+            }
+            _ => ("such units", ""),
+        };
+        let place = format!("row {row}, column `{}`", self.column.field.name());
+        let problem =
+            format!("a time of the type INT96 is beyond what 64 bits of {unit} hold{advice}");
+        corrupt(self.file.path(), &place, &problem)
+    }
+
+    /// Reads the rows as `levels` says, some at a time.
+    fn read(
+        &self,
+        levels: &FieldLevels,
+        batch_rows: usize,
+        bytes: &Arc<Fetched>,
+        may_be_far: &Arc<AtomicBool>,
+    ) -> Result<Vec<ArrayRef>> {
         let place = |error| {
             let name = self.column.field.name();
             let place = format!("row group {}, column `{name}`", self.row_group);
             raised(self.file.path(), &place, error)
         };
-        let batch_rows = self.batch_rows(bytes)?;
         let row_group = self.file.metadata().row_group(self.row_group);
         let num_rows = to_usize(row_group.num_rows().cast_unsigned());
         let selected = to_usize(self.rows.start)..to_usize(self.rows.end);
         let selection = (selected != (0..num_rows))
             .then(|| RowSelection::from_consecutive_ranges(iter::once(selected), num_rows));
         let reader = ParquetRecordBatchReader::try_new_with_row_groups(
-            &self.column.levels,
-            &OneRowGroup { unit: self, bytes, row_group },
+            levels,
+            &OneRowGroup { unit: self, bytes, row_group, may_be_far },
             batch_rows,
             selection,
         );
@@ -126,7 +172,7 @@ impl<'a> Unit<'a> {
         let mut batch_rows = num_rows;
         for (&leaf, layout) in self.column.leaves.iter().zip(&self.layouts) {
             let place = self.place(leaf);
-            let contents = layout.check(place, &self.rows, bytes)?;
+            let contents = layout.check(place, &self.rows, self.file.max_page_bytes(), bytes)?;
             let type_len = place.column.column_descr().type_length().max(8);
             let Contents { num_values, dictionary_len } = contents;
             if num_values.saturating_mul(i64::from(type_len).cast_unsigned()) > MAX_BYTES {
@@ -155,9 +201,15 @@ impl<'a> Unit<'a> {
         Place { path: self.file.path(), row_group: self.row_group, column }
     }
 
-    fn pages(&self, leaf: usize, layout: &Layout, bytes: &Arc<Fetched>) -> Pages {
+    fn pages(
+        &self,
+        leaf: usize,
+        layout: &Layout,
+        bytes: &Arc<Fetched>,
+        may_be_far: &Arc<AtomicBool>,
+    ) -> Pages {
         let place = (self.row_group, leaf);
-        Pages::of(self.file.metadata(), self.file.path(), place, layout, bytes)
+        Pages::of(self.file.metadata(), self.file.path(), place, layout, bytes, may_be_far)
     }
 
     /// The length of the longest value of a dictionary.
@@ -167,7 +219,7 @@ impl<'a> Unit<'a> {
         layout: &Layout,
         bytes: &Arc<Fetched>,
     ) -> Result<u64> {
-        let first = self.pages(leaf, layout, bytes).get_next_page();
+        let first = self.pages(leaf, layout, bytes, &Arc::default()).get_next_page();
         let first = first.map_err(|error| raised(self.file.path(), "a dictionary", error))?;
         let Some(Page::DictionaryPage { buf, .. }) = first else { return Ok(0) };
         let (mut longest, mut rest) = (0, &buf[..]);
@@ -185,6 +237,7 @@ struct OneRowGroup<'a> {
     unit: &'a Unit<'a>,
     bytes: &'a Arc<Fetched>,
     row_group: &'a RowGroupMetaData,
+    may_be_far: &'a Arc<AtomicBool>,
 }
 
 impl RowGroups for OneRowGroup<'_> {
@@ -197,7 +250,7 @@ impl RowGroups for OneRowGroup<'_> {
         let Some(layout) = at.and_then(|at| self.unit.layouts.get(at)) else {
             return Err(ParquetError::General(format!("column {leaf} was not selected")));
         };
-        let pages = self.unit.pages(leaf, layout, self.bytes);
+        let pages = self.unit.pages(leaf, layout, self.bytes, self.may_be_far);
         Ok(Box::new(OneChunk(Some(Box::new(pages)))))
     }
 

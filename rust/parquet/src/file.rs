@@ -12,14 +12,16 @@ use grainmill_core::process::PerProcess;
 use grainmill_core::records::storage::{ReadAt, Storage, StoredFile};
 use grainmill_core::records::storage_latency::StorageLatency;
 use grainmill_core::{Error, Result};
+use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 
 use crate::cache::Estimate;
 use crate::fetch::{Fetched, MAX_JOINED, OpenFile, joined};
+use crate::files::Choice;
+use crate::footer::{self, Footer};
 use crate::layout::{self, Layout, MAX_SLOW_WHOLE, Place};
 use crate::room::{Held, MAX_TAKEN, Room};
 use crate::schema::{self, Column, corrupt};
-use crate::thrift;
 
 /// The end of a file that is read to get its footer, which is often shorter.
 const TAIL: u64 = 64 << 10;
@@ -51,6 +53,7 @@ pub(crate) struct ParquetFile {
     /// What threads are finding.
     targets: PerProcess<(Mutex<HashSet<Target>>, Condvar)>,
     hint: OnceLock<f64>,
+    max_page_bytes: u64,
 }
 
 /// Where one column of a row group is stored, and in which units it is decoded.
@@ -67,11 +70,11 @@ pub(crate) struct Placed {
 }
 
 impl ParquetFile {
-    /// Opens the file at `path` for the columns called `names`, or all.
+    /// Opens the file at `path` for some of its columns.
     pub(crate) fn open(
         storage: &dyn Storage,
         path: &Path,
-        names: Option<&[String]>,
+        choice: &Choice,
         latency: &Arc<StorageLatency>,
     ) -> Result<Self> {
         let (stored, bytes) = storage.open(path)?;
@@ -80,16 +83,16 @@ impl ParquetFile {
         let footer = footer(&file, &path)?;
         let footer_hash = hash(&footer);
         let place = "footer";
-        if thrift::check_footer(&footer).is_err() {
+        let Ok(Footer { parts, encrypted }) = footer::rewritten(&footer) else {
             return Err(corrupt(&path, place, &"it is damaged"));
-        }
+        };
         // The crate returns errors for all damage that is known; this is for what is not.
         let decoded = catch_unwind(AssertUnwindSafe(|| {
-            let metadata = ParquetMetaDataReader::decode_metadata(&footer)
-                .map_err(|error| schema::raised(&path, place, error))?;
+            let metadata = metadata(&parts).map_err(|error| schema::raised(&path, place, error))?;
             let metadata = Arc::new(metadata);
             let starts = starts(&metadata, &path)?;
-            let columns = schema::columns(&metadata, names, &path)?;
+            let columns = schema::columns(&metadata, choice, &path)?;
+            schema::check_not_encrypted(&metadata, &columns, &encrypted, &path)?;
             Ok((metadata, starts, columns))
         }));
         let (metadata, starts, columns) =
@@ -100,11 +103,28 @@ impl ParquetFile {
         let layouts = PerProcess::new(Default::default);
         let targets = PerProcess::new(Default::default);
         let hint = OnceLock::new();
-        Ok(Self { stored, path, metadata, footer_hash, columns, starts, layouts, targets, hint })
+        let max_page_bytes = choice.max_page_bytes;
+        Ok(Self {
+            stored,
+            path,
+            metadata,
+            footer_hash,
+            columns,
+            starts,
+            layouts,
+            targets,
+            hint,
+            max_page_bytes,
+        })
     }
 
     pub(crate) fn path(&self) -> &str {
         &self.path
+    }
+
+    /// Pages of up to this length may be compressed as much as they like.
+    pub(crate) fn max_page_bytes(&self) -> u64 {
+        self.max_page_bytes
     }
 
     pub(crate) fn metadata(&self) -> &Arc<ParquetMetaData> {
@@ -307,6 +327,21 @@ impl Placed {
         let Self { row_byte_len, is_rough, .. } = *self;
         Estimate { num_rows: rows.end - rows.start, row_byte_len, is_rough }
     }
+}
+
+/// The footer of which these are the parts, which differ in their row groups.
+fn metadata(parts: &[Vec<u8>]) -> parquet::errors::Result<ParquetMetaData> {
+    let mut decoded = Vec::new();
+    for part in parts {
+        decoded.push(ParquetMetaDataReader::decode_metadata(part)?);
+    }
+    let file_metadata = decoded.first().map(|first| first.file_metadata().clone());
+    let file_metadata = file_metadata.ok_or_else(|| ParquetError::General("no footer".into()))?;
+    let row_groups = match &mut decoded[..] {
+        [_] => return Ok(decoded.remove(0)),
+        several => several.iter().flat_map(|part| part.row_groups().to_vec()).collect(),
+    };
+    Ok(ParquetMetaData::new(file_metadata, row_groups))
 }
 
 /// The encoded footer.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use arrow_array::{Array, ArrayRef, new_empty_array};
-use arrow_schema::FieldRef;
+use arrow_schema::{FieldRef, TimeUnit};
 use arrow_select::interleave::interleave;
 use grainmill_core::pipeline::{ReadQueue, pool};
 use grainmill_core::process::PerProcess;
@@ -40,10 +40,28 @@ pub struct ParquetFiles {
     room: PerProcess<Arc<Room>>,
 }
 
+/// What is read of files, and how.
+#[derive(Debug, Clone)]
+pub struct Choice {
+    /// The names of the columns to read; all if there are none. A dotted name selects a field.
+    pub columns: Option<Vec<String>>,
+    /// What times of the type INT96 count; without, what the writer states, or nanoseconds.
+    pub int96_unit: Option<TimeUnit>,
+    /// Pages of up to this length may be compressed as much as they like; longer ones must be
+    /// compressed as data are.
+    pub max_page_bytes: u64,
+}
+
+impl Default for Choice {
+    fn default() -> Self {
+        Self { columns: None, int96_unit: None, max_page_bytes: 16 << 20 }
+    }
+}
+
 #[derive(Debug)]
 struct Opener {
     storage: Arc<dyn Storage>,
-    columns: Option<Vec<String>>,
+    choice: Choice,
     latency: Arc<StorageLatency>,
 }
 
@@ -93,15 +111,15 @@ pub(crate) struct Pick {
 }
 
 impl ParquetFiles {
-    /// The rows of `files`, each a path and its number of rows if known, with the `columns` of these
-    /// names or all. Decoded arrays are kept up to `cache_bytes`.
+    /// The rows of `files`, each a path and its number of rows if known. Decoded arrays are kept up to
+    /// `cache_bytes`.
     ///
     /// # Errors
     /// If a file cannot be opened, or its columns differ from those of the first.
     pub fn open(
         storage: &Arc<dyn Storage>,
         files: Vec<(PathBuf, Option<u64>)>,
-        columns: Option<Vec<String>>,
+        choice: Choice,
         cache_bytes: usize,
     ) -> Result<Self> {
         if u32::try_from(files.len()).is_err() {
@@ -109,7 +127,7 @@ impl ParquetFiles {
             return Err(Error::InvalidArgument(message));
         }
         let latency = Arc::default();
-        let opener = Arc::new(Opener { storage: Arc::clone(storage), columns, latency });
+        let opener = Arc::new(Opener { storage: Arc::clone(storage), choice, latency });
         let entry = |(path, num_rows)| Entry { path, num_rows, file: OnceLock::new() };
         let entries: Arc<Vec<Entry>> = Arc::new(files.into_iter().map(entry).collect());
         let uncounted: Vec<usize> =
@@ -661,8 +679,7 @@ fn open_entry<'a>(entries: &'a [Entry], number: usize, opener: &Opener) -> Resul
     if let Some(file) = entry.file.get() {
         return Ok(file);
     }
-    let names = opener.columns.as_deref();
-    let file = ParquetFile::open(&*opener.storage, &entry.path, names, &opener.latency)?;
+    let file = ParquetFile::open(&*opener.storage, &entry.path, &opener.choice, &opener.latency)?;
     if let Some(expected) = entry.num_rows
         && expected != file.num_rows()
     {

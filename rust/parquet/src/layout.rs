@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use bytes::Bytes;
-use grainmill_core::Result;
+use grainmill_core::{Error, Result};
 use parquet::basic::{ConvertedType, Type};
 use parquet::file::metadata::ColumnChunkMetaData;
 
@@ -39,9 +39,10 @@ const MAX_FETCHED: u64 = 64 << 20;
 /// The limits of what is decoded: a damaged or hostile file may claim anything.
 const MAX_PAGE_BYTES: u64 = 1 << 30;
 const MAX_VALUES: u64 = 1 << 27;
-/// Pages up to this length may have any ratio of compression, others this one.
-const FREE_PAGE_BYTES: u64 = 16 << 20;
+/// Pages beyond the length that may have any ratio of compression have this one at most.
 const MAX_RATIO: u64 = 2048;
+/// Old writers did not count the header of a dictionary as a part of its column chunk.
+const MAX_UNCOUNTED: u64 = 100;
 
 /// One column chunk of one row group.
 #[derive(Debug)]
@@ -137,16 +138,18 @@ impl Layout {
         &self,
         place: Place<'_>,
         rows: &Range<u64>,
+        max_page_bytes: u64,
         bytes: &Fetched,
     ) -> Result<Contents> {
         let mut contents = Contents::default();
         let mut add = |at: u64, header: &PageHeader| {
-            if header.decoded_len > MAX_PAGE_BYTES
-                || header.decoded_len > FREE_PAGE_BYTES.max(header.stored_len * MAX_RATIO)
-            {
+            let (stored_len, decoded_len) = (header.stored_len, header.decoded_len);
+            let is_too_long = decoded_len > MAX_PAGE_BYTES;
+            if is_too_long || decoded_len > max_page_bytes.max(stored_len * MAX_RATIO) {
+                let advice = if is_too_long { "" } else { "; `max_page_bytes` can allow it" };
                 let text = format!(
-                    "{} bytes would be decompressed to {}, which is more than is plausible",
-                    header.stored_len, header.decoded_len
+                    "{stored_len} bytes would be decompressed to {decoded_len}, which is more than is \
+                     plausible{advice}"
                 );
                 return Err(place.corrupt_page(at, &text));
             }
@@ -164,11 +167,9 @@ impl Layout {
             Ok(())
         };
         let Some(pages) = &self.pages else {
-            let mut at = self.chunk.start;
-            while at < self.chunk.end {
-                let header = header_at(place, at, self.chunk.end, bytes)?;
+            let mut headers = Headers::of(place, &self.chunk, bytes);
+            while let Some((at, header)) = headers.next(place, bytes)? {
                 add(at, &header)?;
-                at += header.header_len + header.stored_len;
             }
             return checked(place, contents);
         };
@@ -223,7 +224,10 @@ pub(crate) fn index_range(place: Place<'_>, file_len: u64) -> Result<Option<Rang
 /// The bytes of a column chunk.
 pub(crate) fn chunk(place: Place<'_>, file_len: u64) -> Result<Range<u64>> {
     let column = place.column;
-    let start = column.dictionary_page_offset().unwrap_or(column.data_page_offset());
+    // Some writers state an offset though there is no dictionary.
+    let before_data = |offset: &i64| (1..column.data_page_offset()).contains(offset);
+    let dictionary = column.dictionary_page_offset().filter(before_data);
+    let start = dictionary.unwrap_or(column.data_page_offset());
     let range = u64::try_from(start).ok().zip(u64::try_from(column.compressed_size()).ok());
     match range.and_then(|(start, len)| Some(start..start.checked_add(len)?)) {
         Some(chunk) if chunk.end <= file_len => Ok(chunk),
@@ -285,9 +289,8 @@ fn scanned(
         &whole
     };
     let is_flat = place.column.column_descr().max_rep_level() == 0;
-    let (mut at, mut row, mut pages) = (chunk.start, 0_u64, Vec::new());
-    while at < chunk.end {
-        let header = header_at(place, at, chunk.end, fetched)?;
+    let (mut headers, mut row, mut pages) = (Headers::of(place, chunk, fetched), 0_u64, Vec::new());
+    while let Some((at, header)) = headers.next(place, fetched)? {
         let len = header.header_len + header.stored_len;
         match (header.kind, header.num_rows) {
             (PageKind::Dictionary, _) if at == chunk.start => {}
@@ -302,7 +305,6 @@ fn scanned(
             }
             _ => return Ok(None),
         }
-        at += len;
     }
     if row != num_rows {
         // Some writers state the numbers of values as those of rows.
@@ -317,6 +319,59 @@ fn scanned(
         return Ok(None);
     }
     Ok(Some(pages))
+}
+
+/// The page headers of a column chunk, one after another.
+#[derive(Debug)]
+pub(crate) struct Headers {
+    at: u64,
+    end: u64,
+    /// Where the last page ends at most.
+    limit: u64,
+    /// How many values have not been seen.
+    num_left: u64,
+}
+
+impl Headers {
+    pub(crate) fn of(place: Place<'_>, chunk: &Range<u64>, bytes: &Fetched) -> Self {
+        let limit = chunk.end.saturating_add(MAX_UNCOUNTED).min(bytes.file().byte_len);
+        let num_left = u64::try_from(place.column.num_values()).unwrap_or(0);
+        Self { at: chunk.start, end: chunk.end, limit, num_left }
+    }
+
+    /// Where the next page begins, and its header.
+    pub(crate) fn peek(
+        &self,
+        place: Place<'_>,
+        bytes: &Fetched,
+    ) -> Result<Option<(u64, PageHeader)>> {
+        let is_uncounted = self.at >= self.end;
+        if is_uncounted && (self.num_left == 0 || self.at >= self.limit) {
+            return Ok(None);
+        }
+        match header_at(place, self.at, self.limit, bytes) {
+            Ok(header) => Ok(Some((self.at, header))),
+            // There is no page, but something else.
+            Err(Error::Corrupt { .. }) if is_uncounted => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Goes on to the page after the one with this header.
+    pub(crate) fn advance(&mut self, header: &PageHeader) {
+        self.at += header.header_len + header.stored_len;
+        if matches!(header.kind, PageKind::Data | PageKind::DataV2) {
+            self.num_left = self.num_left.saturating_sub(header.num_values);
+        }
+    }
+
+    fn next(&mut self, place: Place<'_>, bytes: &Fetched) -> Result<Option<(u64, PageHeader)>> {
+        let next = self.peek(place, bytes)?;
+        if let Some((_, header)) = &next {
+            self.advance(header);
+        }
+        Ok(next)
+    }
 }
 
 /// The page header at `at`; header and page must end before `end`.

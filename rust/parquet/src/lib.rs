@@ -5,7 +5,7 @@
 //! crate (`decode`), keeps the arrays within a limit (`cache`) and gathers the rows in the order
 //! requested. Where storage is slow, rows can be decoded before they are asked for (`ahead`), and
 //! `room` limits what is read to find pages. The crate decodes values only: `pages` reads page headers
-//! (`thrift`) and decompresses pages (`decompress`).
+//! (`thrift`) and decompresses pages (`decompress`), and `footer` gives it what it needs of a footer.
 
 mod ahead;
 mod cache;
@@ -15,6 +15,8 @@ pub mod dense;
 mod fetch;
 mod file;
 mod files;
+mod footer;
+mod int96;
 mod layout;
 mod pages;
 mod room;
@@ -25,4 +27,4 @@ pub use ahead::Ahead;
 pub use arrow_array;
 pub use arrow_buffer;
 pub use arrow_schema;
-pub use files::{ParquetFiles, Parts, Rows};
+pub use files::{Choice, ParquetFiles, Parts, Rows};

@@ -3,16 +3,19 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use bytes::Bytes;
-use parquet::basic::{Compression, Encoding};
+use parquet::basic::{Compression, Encoding, Type};
 use parquet::column::page::{Page, PageMetadata, PageReader};
 use parquet::errors::{ParquetError, Result};
 use parquet::file::metadata::ParquetMetaData;
+use parquet::schema::types::ColumnDescriptor;
 
 use crate::decompress::Decompressor;
 use crate::fetch::Fetched;
-use crate::layout::{Layout, Place, header_at};
+use crate::int96;
+use crate::layout::{Headers, Layout, Place, header_at};
 use crate::thrift::{PageHeader, PageKind, Problem};
 
 /// Reads the pages of a column chunk in order.
@@ -25,8 +28,10 @@ pub(crate) struct Pages {
     /// The pages that are left, if it is known where they are.
     known: Option<VecDeque<Known>>,
     /// What is left of a chunk whose pages are not known.
-    rest: Range<u64>,
+    rest: Headers,
     decompressor: Decompressor,
+    /// Set if a time may be one that some unit cannot hold.
+    may_be_far: Arc<AtomicBool>,
 }
 
 /// A page with a known place.
@@ -44,7 +49,10 @@ impl Pages {
         (row_group, leaf): (usize, usize),
         layout: &Layout,
         bytes: &Arc<Fetched>,
+        may_be_far: &Arc<AtomicBool>,
     ) -> Self {
+        let column = metadata.row_group(row_group).column(leaf);
+        let place = Place { path, row_group, column };
         let known = layout.pages.as_ref().map(|pages| {
             let dictionary = layout.dictionary().map(|range| Known { range, num_rows: None });
             let ends = pages.iter().skip(1).map(|page| page.first_row).chain([layout.num_rows]);
@@ -61,8 +69,9 @@ impl Pages {
             leaf,
             bytes: Arc::clone(bytes),
             known,
-            rest: layout.chunk.clone(),
+            rest: Headers::of(place, &layout.chunk, bytes),
             decompressor: Decompressor::default(),
+            may_be_far: Arc::clone(may_be_far),
         }
     }
 
@@ -73,18 +82,17 @@ impl Pages {
 
     /// The next page and its header, without pages of other kinds where places are not known.
     fn peek(&mut self) -> grainmill_core::Result<Option<(u64, PageHeader)>> {
-        loop {
-            let range = match &self.known {
-                Some(pages) => pages.front().map(|page| page.range.clone()),
-                None => Some(self.rest.clone()).filter(|rest| !rest.is_empty()),
-            };
-            let Some(range) = range else { return Ok(None) };
+        if let Some(pages) = &self.known {
+            let Some(Known { range, .. }) = pages.front() else { return Ok(None) };
             let header = header_at(self.place(), range.start, range.end, &self.bytes)?;
-            if header.kind == PageKind::Other && self.known.is_none() {
-                self.rest.start += header.header_len + header.stored_len;
-                continue;
-            }
             return Ok(Some((range.start, header)));
+        }
+        loop {
+            let next = self.rest.peek(self.place(), &self.bytes)?;
+            match &next {
+                Some((_, header)) if header.kind == PageKind::Other => self.rest.advance(header),
+                _ => return Ok(next),
+            }
         }
     }
 
@@ -98,14 +106,20 @@ impl Pages {
         }
         let contents = self.contents(&header, &stored);
         let contents = contents.map_err(|problem| self.place().corrupt_page(at, &problem))?;
-        let page = page_of(&header, contents);
+        let column = self.place().column;
+        if column.column_type() == Type::INT96 {
+            int96::look_for_far(&header, &contents, column.column_descr(), &self.may_be_far);
+        }
+        let values = values_of(&header, &contents, column.column_descr());
+        let has_values = values.is_none_or(|values| !values.is_empty());
+        let page = page_of(&header, contents, has_values);
         page.map(Some).map_err(|_| self.place().corrupt_page(at, "damaged header"))
     }
 
     fn advance(&mut self, header: &PageHeader) {
         match &mut self.known {
             Some(pages) => drop(pages.pop_front()),
-            None => self.rest.start += header.header_len + header.stored_len,
+            None => self.rest.advance(header),
         }
     }
 
@@ -131,9 +145,45 @@ impl Pages {
     }
 }
 
+/// The encoding of values one after another.
+pub(crate) const PLAIN: u32 = 0;
+
+/// Whether values are numbers of those in a dictionary.
+pub(crate) fn is_of_dictionary(encoding: u32) -> bool {
+    matches!(encoding, 2 | 8)
+}
+
+/// The bytes of a decompressed page after its levels; None if it is not known where these end.
+pub(crate) fn values_of<'a>(
+    header: &PageHeader,
+    contents: &'a [u8],
+    column: &ColumnDescriptor,
+) -> Option<&'a [u8]> {
+    const RLE: u32 = 3;
+    let count = |field| usize::try_from(header.field(field).ok()?).ok();
+    match header.kind {
+        PageKind::DataV2 => contents.get(count(5)?.checked_add(count(6)?)?..),
+        PageKind::Data => {
+            let mut rest = contents;
+            for (max_level, encoding) in [(column.max_rep_level(), 4), (column.max_def_level(), 3)]
+            {
+                if max_level > 0 {
+                    let (len, after) = rest.split_first_chunk()?;
+                    let len = usize::try_from(u32::from_le_bytes(*len)).ok()?;
+                    rest = after.get(len..).filter(|_| header.field(encoding) == Ok(RLE))?;
+                }
+            }
+            Some(rest)
+        }
+        PageKind::Dictionary | PageKind::Other => Some(contents),
+    }
+}
+
 /// The page that the crate decodes.
-fn page_of(header: &PageHeader, buf: Bytes) -> Result<Page, Problem> {
+fn page_of(header: &PageHeader, buf: Bytes, has_values: bool) -> Result<Page, Problem> {
     let num_values = header.field(1)?;
+    // If all values are null, old writers left out what begins others; the crate would look for it.
+    let encoding_of_values = || encoding(if has_values { header.encoding()? } else { PLAIN });
     Ok(match header.kind {
         PageKind::Dictionary => Page::DictionaryPage {
             buf,
@@ -144,7 +194,7 @@ fn page_of(header: &PageHeader, buf: Bytes) -> Result<Page, Problem> {
         PageKind::Data => Page::DataPage {
             buf,
             num_values,
-            encoding: encoding(header.field(2)?)?,
+            encoding: encoding_of_values()?,
             def_level_encoding: encoding(header.field(3)?)?,
             rep_level_encoding: encoding(header.field(4)?)?,
             statistics: None,
@@ -154,7 +204,7 @@ fn page_of(header: &PageHeader, buf: Bytes) -> Result<Page, Problem> {
             num_values,
             num_nulls: header.field(2)?,
             num_rows: header.field(3)?,
-            encoding: encoding(header.field(4)?)?,
+            encoding: encoding_of_values()?,
             def_levels_byte_len: header.field(5)?,
             rep_levels_byte_len: header.field(6)?,
             is_compressed: header.is_compressed(),

@@ -1,19 +1,22 @@
 //! Which columns are read, and as which types.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use arrow_array::RecordBatchReader;
-use arrow_schema::{DataType, Field, FieldRef, Fields};
+use arrow_schema::{DataType, Field, FieldRef, Fields, TimeUnit};
 use grainmill_core::Error;
 use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, RowGroups,
 };
 use parquet::arrow::{FieldLevels, ProjectionMask, parquet_to_arrow_field_levels};
+use parquet::basic::Type;
 use parquet::column::page::{PageIterator, PageReader};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
 use parquet::schema::types::SchemaDescriptor;
+
+use crate::files::Choice;
 
 /// A column of the schema's top level, or the selected fields of it.
 #[derive(Debug)]
@@ -22,19 +25,23 @@ pub(crate) struct Column {
     pub(crate) field: FieldRef,
     /// How the crate assembles it.
     pub(crate) levels: FieldLevels,
+    /// The same with times of the type INT96 in seconds, which are right for each of them, if there are
+    /// some.
+    pub(crate) in_seconds: Option<FieldLevels>,
     /// The numbers of its leaves, the columns that are stored.
     pub(crate) leaves: Vec<usize>,
 }
 
-/// The columns called `names`, in that order; all if there are no `names`. A dotted name selects a
-/// field of a nested column.
+/// The columns to read, in the order of their names if there are some.
 pub(crate) fn columns(
     metadata: &Arc<ParquetMetaData>,
-    names: Option<&[String]>,
+    choice: &Choice,
     path: &str,
 ) -> Result<Vec<Column>, Error> {
     let schema = metadata.file_metadata().schema_descr();
-    let hint = hint(metadata);
+    let hint_for = |unit| hint(metadata, unit);
+    let hint = hint_for(choice.int96_unit);
+    let names = choice.columns.as_deref();
     let mut columns = Vec::new();
     let mut known = HashSet::new();
     for leaves in selected(schema, names, path)? {
@@ -44,20 +51,38 @@ pub(crate) fn columns(
                 format!("{path}: two columns are called `{name}`; select others with `columns`");
             return Err(Error::InvalidArgument(message));
         }
-        let levels = |hint: Option<&Fields>| {
+        let hinted = |hint: Option<&Fields>| {
             let mask = ProjectionMask::leaves(schema, leaves.iter().copied());
             parquet_to_arrow_field_levels(schema, mask, hint)
         };
         // A written Arrow schema may not fit the file; without it the types are simpler.
-        let levels = levels(hint.as_ref()).or_else(|_| levels(None));
+        let levels = hinted(hint.as_ref()).or_else(|_| hinted(None));
         let levels = levels.map_err(|error| corrupt(path, "schema", &error))?;
         let no_rows = NoRows { metadata };
         let reader = ParquetRecordBatchReader::try_new_with_row_groups(&levels, &no_rows, 1, None);
         let reader = reader.map_err(|error| corrupt(path, "schema", &error))?;
         let Some(field) = reader.schema().fields().first().cloned() else { continue };
-        columns.push(Column { field, levels, leaves });
+        let is_int96 = |&leaf: &usize| schema.column(leaf).physical_type() == Type::INT96;
+        let has_int96 = leaves.iter().any(is_int96);
+        let in_seconds =
+            has_int96.then(|| hinted(hint_for(Some(TimeUnit::Second)).as_ref()).ok()).flatten();
+        columns.push(Column { field, levels, in_seconds, leaves });
     }
     Ok(columns)
+}
+
+/// Checks that none of the columns is among the stored ones that are encrypted.
+pub(crate) fn check_not_encrypted(
+    metadata: &ParquetMetaData,
+    columns: &[Column],
+    encrypted: &BTreeSet<usize>,
+    path: &str,
+) -> Result<(), Error> {
+    let mut leaves = columns.iter().flat_map(|column| &column.leaves);
+    let Some(&leaf) = leaves.find(|leaf| encrypted.contains(leaf)) else { return Ok(()) };
+    let name = metadata.file_metadata().schema_descr().column(leaf).path().string();
+    let problem = "encrypted, which is not supported; select others with `columns`";
+    Err(corrupt(path, &format!("column `{name}`"), &problem))
 }
 
 /// No row group; a reader of it knows the types of its columns.
@@ -144,32 +169,55 @@ fn selected(
     Ok(columns)
 }
 
-/// The types to read as: those that the writer had in memory, with dictionaries decoded.
-fn hint(metadata: &Arc<ParquetMetaData>) -> Option<Fields> {
+/// The types to read as: those that the writer had in memory, with dictionaries decoded, and times of the
+/// type INT96 in a unit.
+fn hint(metadata: &Arc<ParquetMetaData>, int96_unit: Option<TimeUnit>) -> Option<Fields> {
     let read =
         ArrowReaderMetadata::try_new(Arc::clone(metadata), ArrowReaderOptions::default()).ok()?;
-    Some(read.schema().fields().iter().map(plain_field).collect())
+    let schema = metadata.file_metadata().schema_descr();
+    let mut leaves = schema
+        .columns()
+        .iter()
+        .map(|leaf| int96_unit.filter(|_| leaf.physical_type() == Type::INT96));
+    Some(read.schema().fields().iter().map(|field| plain_field(field, &mut leaves)).collect())
 }
 
-fn plain_field(field: &FieldRef) -> FieldRef {
-    let data_type = plain(field.data_type());
+/// The units of the leaves of a type, in their order, for those that get another.
+type Units<'a> = &'a mut dyn Iterator<Item = Option<TimeUnit>>;
+
+fn plain_field(field: &FieldRef, units: Units<'_>) -> FieldRef {
+    let data_type = plain(field.data_type(), units);
     Arc::new(Field::new(field.name(), data_type, field.is_nullable()))
 }
 
-fn plain(data_type: &DataType) -> DataType {
-    match data_type {
-        DataType::Dictionary(_, values) => plain(values),
-        DataType::RunEndEncoded(_, values) => plain(values.data_type()),
+fn plain(data_type: &DataType, units: Units<'_>) -> DataType {
+    let leaf = match data_type {
+        DataType::List(item) | DataType::ListView(item) => {
+            return DataType::List(plain_field(item, units));
+        }
+        DataType::LargeList(item) | DataType::LargeListView(item) => {
+            return DataType::LargeList(plain_field(item, units));
+        }
+        DataType::FixedSizeList(item, len) => {
+            return DataType::FixedSizeList(plain_field(item, units), *len);
+        }
+        DataType::Struct(fields) => {
+            return DataType::Struct(
+                fields.iter().map(|field| plain_field(field, units)).collect(),
+            );
+        }
+        DataType::Map(entries, sorted) => {
+            return DataType::Map(plain_field(entries, units), *sorted);
+        }
+        DataType::Dictionary(_, values) => return plain(values, units),
+        DataType::RunEndEncoded(_, values) => return plain(values.data_type(), units),
         DataType::Utf8View => DataType::Utf8,
         DataType::BinaryView => DataType::Binary,
-        DataType::List(item) | DataType::ListView(item) => DataType::List(plain_field(item)),
-        DataType::LargeList(item) | DataType::LargeListView(item) => {
-            DataType::LargeList(plain_field(item))
-        }
-        DataType::FixedSizeList(item, len) => DataType::FixedSizeList(plain_field(item), *len),
-        DataType::Struct(fields) => DataType::Struct(fields.iter().map(plain_field).collect()),
-        DataType::Map(entries, sorted) => DataType::Map(plain_field(entries), *sorted),
         other => other.clone(),
+    };
+    match (units.next().flatten(), leaf) {
+        (Some(unit), DataType::Timestamp(_, zone)) => DataType::Timestamp(unit, zone),
+        (_, leaf) => leaf,
     }
 }
 

@@ -1,10 +1,8 @@
 //! Reads the few structures of Parquet's compact Thrift encoding that are needed before a page is
-//! decoded: page headers and offset indexes. Checks footers before they are decoded elsewhere.
+//! decoded: page headers and offset indexes. Footers are rewritten with it (`footer`).
 
 /// Structures and lists nest at most this deep; those of Parquet need eight levels.
 const MAX_DEPTH: u32 = 16;
-/// Groups of a schema nest at most this deep: the crate calls itself for each level.
-const MAX_SCHEMA_DEPTH: usize = 100;
 
 /// Why bytes are not what was expected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,16 +13,16 @@ pub(crate) enum Problem {
     Invalid,
 }
 
-type Result<T> = std::result::Result<T, Problem>;
+pub(crate) type Result<T> = std::result::Result<T, Problem>;
 
-const TRUE: u8 = 1;
+pub(crate) const TRUE: u8 = 1;
 const FALSE: u8 = 2;
-const BYTE: u8 = 3;
-const I32: u8 = 5;
-const I64: u8 = 6;
-const BINARY: u8 = 8;
-const LIST: u8 = 9;
-const STRUCT: u8 = 12;
+pub(crate) const BYTE: u8 = 3;
+pub(crate) const I32: u8 = 5;
+pub(crate) const I64: u8 = 6;
+pub(crate) const BINARY: u8 = 8;
+pub(crate) const LIST: u8 = 9;
+pub(crate) const STRUCT: u8 = 12;
 
 /// A position in encoded bytes.
 #[derive(Debug)]
@@ -73,7 +71,7 @@ impl<'a> Decoder<'a> {
         Err(Problem::Invalid)
     }
 
-    fn integer(&mut self) -> Result<i64> {
+    pub(crate) fn integer(&mut self) -> Result<i64> {
         let value = self.varint()?;
         Ok((value >> 1).cast_signed() ^ -(value & 1).cast_signed())
     }
@@ -93,13 +91,13 @@ impl<'a> Decoder<'a> {
     }
 
     /// The number of elements of a list, and their type.
-    fn list(&mut self) -> Result<(u64, u8)> {
+    pub(crate) fn list(&mut self) -> Result<(u64, u8)> {
         let head = self.byte()?;
         let len = if head >> 4 == 15 { self.varint()? } else { u64::from(head >> 4) };
         Ok((len, head & 15))
     }
 
-    fn skip(&mut self, kind: u8, depth: u32) -> Result<()> {
+    pub(crate) fn skip(&mut self, kind: u8, depth: u32) -> Result<()> {
         if depth > MAX_DEPTH {
             return Err(Problem::Invalid);
         }
@@ -115,11 +113,7 @@ impl<'a> Decoder<'a> {
             }
             LIST | 10 => {
                 let (len, kind) = self.list()?;
-                for _ in 0..len {
-                    // In a list, a Boolean takes a byte.
-                    self.skip(if kind <= FALSE { BYTE } else { kind }, depth + 1)?;
-                }
-                Ok(())
+                (0..len).try_for_each(|_| self.skip_in_list(kind, depth + 1))
             }
             STRUCT => {
                 let mut last = 0;
@@ -133,9 +127,37 @@ impl<'a> Decoder<'a> {
         }
     }
 
+    fn skip_in_list(&mut self, kind: u8, depth: u32) -> Result<()> {
+        // There, a Boolean takes a byte.
+        self.skip(if kind <= FALSE { BYTE } else { kind }, depth)
+    }
+
+    /// Skips an element of a list.
+    pub(crate) fn skip_element(&mut self, kind: u8) -> Result<()> {
+        self.skip_in_list(kind, 1)
+    }
+
+    /// The bytes of a text.
+    pub(crate) fn binary(&mut self) -> Result<&'a [u8]> {
+        let len = self.varint()?;
+        let start = self.at;
+        self.skip_bytes(len)?;
+        Ok(&self.bytes[start..self.at])
+    }
+
+    /// What `read` returns, and the bytes that it reads.
+    pub(crate) fn consumed<T>(
+        &mut self,
+        read: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<(T, &'a [u8])> {
+        let start = self.at;
+        let value = read(self)?;
+        Ok((value, &self.bytes[start..self.at]))
+    }
+
     /// Calls `read` for each field of a structure, which reads its value and returns true, or
     /// returns false.
-    fn structure(
+    pub(crate) fn structure(
         &mut self,
         mut read: impl FnMut(&mut Self, i32, u8) -> Result<bool>,
     ) -> Result<()> {
@@ -190,6 +212,11 @@ impl PageHeader {
         value.and_then(|value| i32::try_from(value).ok()?.try_into().ok()).ok_or(Problem::Invalid)
     }
 
+    /// The encoding of its values.
+    pub(crate) fn encoding(&self) -> Result<u32> {
+        self.field(if self.kind == PageKind::DataV2 { 4 } else { 2 })
+    }
+
     /// Whether a page of the newer form is compressed, as far as the column is.
     pub(crate) fn is_compressed(&self) -> bool {
         self.kind != PageKind::DataV2 || self.fields[7] != Some(0)
@@ -201,7 +228,7 @@ const NUM_FIELDS: usize = 8;
 
 /// Readers find a field by its number, whatever the kind of its value: another kind than `expected` would
 /// make each find other fields.
-fn check_kind(kind: u8, expected: u8) -> Result<()> {
+pub(crate) fn check_kind(kind: u8, expected: u8) -> Result<()> {
     let is_bool = kind == FALSE && expected == TRUE;
     if kind == expected || is_bool { Ok(()) } else { Err(Problem::Invalid) }
 }
@@ -278,89 +305,6 @@ pub(crate) struct PageSpan {
     pub(crate) len: u64,
     /// The number in its row group of its first row.
     pub(crate) first_row: u64,
-}
-
-/// Checks that `bytes` are a footer with as many elements in its lists as these claim, and a schema
-/// that the crate can decode: it allocates memory for as many children as a group claims and calls
-/// itself for each, and what fails there ends the process.
-pub(crate) fn check_footer(bytes: &[u8]) -> Result<()> {
-    let mut decoder = Decoder::new(bytes);
-    let mut has_schema = false;
-    decoder.structure(|decoder, id, kind| match id {
-        1 if !has_schema => check_kind(kind, I32).map(|()| false),
-        2 if !has_schema => {
-            check_kind(kind, LIST)?;
-            has_schema = true;
-            check_schema(decoder).map(|()| true)
-        }
-        // The crate decodes no second schema, and nothing that may hide one lies before the first.
-        _ if has_schema => Ok(false),
-        _ => Err(Problem::Invalid),
-    })
-}
-
-/// Reads a schema: each group says how many of the elements that follow are its children.
-fn check_schema(decoder: &mut Decoder<'_>) -> Result<()> {
-    let (len, kind) = decoder.list()?;
-    check_kind(kind, STRUCT)?;
-    // How many children the groups that have not ended still have, and how many all of them claim.
-    let (mut open, mut claimed) = (Vec::new(), 0);
-    for _ in 0..len {
-        let mut num_children = 0;
-        decoder.structure(|decoder, id, kind| {
-            match id {
-                1..=3 | 5..=9 => check_kind(kind, I32)?,
-                4 => check_kind(kind, BINARY)?,
-                10 => check_kind(kind, STRUCT)?,
-                _ => {}
-            }
-            match id {
-                5 => num_children = decoder.integer()?,
-                10 => check_logical_type(decoder)?,
-                _ => return Ok(false),
-            }
-            Ok(true)
-        })?;
-        let num_children = u64::try_from(num_children).map_err(|_| Problem::Invalid)?;
-        claimed = num_children.saturating_add(claimed);
-        if let Some(left) = open.last_mut() {
-            *left -= 1;
-        }
-        if num_children > 0 {
-            open.push(num_children);
-        }
-        while open.last() == Some(&0) {
-            open.pop();
-        }
-        if claimed >= len || open.len() > MAX_SCHEMA_DEPTH {
-            return Err(Problem::Invalid);
-        }
-    }
-    Ok(())
-}
-
-/// Reads a logical type, which is a structure with one field, a structure.
-fn check_logical_type(decoder: &mut Decoder<'_>) -> Result<()> {
-    decoder.structure(|decoder, id, kind| {
-        check_kind(kind, STRUCT)?;
-        decoder.structure(|decoder, field, kind| {
-            match (id, field) {
-                (5, 1 | 2) | (18, 2) => check_kind(kind, I32)?,
-                (7 | 8, 1) | (10, 2) => check_kind(kind, TRUE)?,
-                (10 | 16, 1) => check_kind(kind, BYTE)?,
-                (17 | 18, 1) => check_kind(kind, BINARY)?,
-                // The unit of a time.
-                (7 | 8, 2) => {
-                    check_kind(kind, STRUCT)?;
-                    decoder.structure(|_, _, kind| check_kind(kind, STRUCT).map(|()| false))?;
-                    return Ok(true);
-                }
-                _ => {}
-            }
-            Ok(false)
-        })?;
-        Ok(true)
-    })
 }
 
 /// The pages that an offset index lists.
@@ -462,77 +406,6 @@ mod tests {
         for len in 0..bytes.len() {
             assert_eq!(offset_index(&bytes[..len]), Err(Problem::Short));
         }
-    }
-
-    #[test]
-    fn a_footer_that_claims_more_than_it_has_is_refused() {
-        // A version; a schema of a group with one child, and the child; rows; no row groups.
-        let footer = [0x15, 2, 0x19, 0x2c, 0x55, 2, 0, 0x15, 2, 0, 0x16, 0, 0x19, 0x0c, 0];
-        assert_eq!(check_footer(&footer), Ok(()));
-        let mut with = footer;
-        with[5] = 4; // two children
-        assert_eq!(check_footer(&with), Err(Problem::Invalid));
-        with[5] = 3; // less than none
-        assert_eq!(check_footer(&with), Err(Problem::Invalid));
-        // 2^28 row groups
-        let many = [&footer[..13], &[0xfc, 0x80, 0x80, 0x80, 0x80, 1, 0]].concat();
-        assert_eq!(check_footer(&many), Err(Problem::Short));
-        for len in 0..footer.len() {
-            assert_eq!(check_footer(&footer[..len]), Err(Problem::Short));
-        }
-    }
-
-    /// A footer with groups that have as many children as `nums_children` says, and a leaf.
-    fn footer_of_groups(nums_children: impl ExactSizeIterator<Item = usize>) -> Vec<u8> {
-        let varint = |mut value: usize| {
-            let mut bytes = Vec::new();
-            while value >= 0x80 {
-                bytes.push(u8::try_from(value & 0x7f).unwrap() | 0x80);
-                value >>= 7;
-            }
-            bytes.push(u8::try_from(value).unwrap());
-            bytes
-        };
-        let mut footer = [&[0x15, 2, 0x19, 0xfc][..], &varint(nums_children.len() + 1)].concat();
-        for num_children in nums_children {
-            footer
-                .extend([&[0x35, 0, 0x18, 1, b'g', 0x15][..], &varint(2 * num_children)].concat());
-            footer.push(0);
-        }
-        footer.extend([0x15, 2, 0x25, 0, 0x18, 1, b'x', 0, 0x16, 0, 0x19, 0x0c, 0]);
-        footer
-    }
-
-    #[test]
-    fn a_schema_that_nests_without_end_or_claims_all_elements_for_each_group_is_refused() {
-        let nested = |depth| check_footer(&footer_of_groups((0..depth).map(|_| 1)));
-        assert_eq!(nested(MAX_SCHEMA_DEPTH), Ok(()));
-        assert_eq!(nested(MAX_SCHEMA_DEPTH + 1), Err(Problem::Invalid));
-        assert_eq!(nested(100_000), Err(Problem::Invalid));
-        let all = |depth| check_footer(&footer_of_groups((0..depth).map(|at| depth - at)));
-        assert_eq!(all(1), Ok(()));
-        assert_eq!(all(2), Err(Problem::Invalid));
-    }
-
-    #[test]
-    fn a_footer_with_values_of_other_kinds_is_refused() {
-        let footer = [0x15, 2, 0x19, 0x2c, 0x55, 2, 0, 0x15, 2, 0, 0x16, 0, 0x19, 0x0c, 0];
-        // The version as a string, the schema as a set, the number of children with 64 bits, and that
-        // field as number 2^16 + 5.
-        for (at, kind) in [(0, 0x18), (2, 0x1a), (4, 0x56)] {
-            let mut with = footer;
-            with[at] = kind;
-            assert_eq!(check_footer(&with), Err(Problem::Invalid));
-        }
-        let number = [&footer[..4], &[0x05, 0x8a, 0x80, 8], &footer[5..]].concat();
-        assert_eq!(check_footer(&number), Err(Problem::Invalid));
-        // The scale of a decimal as a string, in which the crate would find fields.
-        let decimal = |kind: u8| {
-            let element = [0x55, 0, 0x5c, 0x5c, kind, 2, 0, 0, 0];
-            check_footer(&[&footer[..3], &[0x1c], &element, &[0]].concat())
-        };
-        assert_eq!(decimal(0x18), Err(Problem::Invalid));
-        assert_eq!(decimal(0x15), Ok(()));
     }
 
     #[test]

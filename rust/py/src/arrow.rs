@@ -9,7 +9,7 @@ use grainmill_parquet::arrow_array::{Array, ArrayRef, OffsetSizeTrait};
 use grainmill_parquet::arrow_schema::{DataType, TimeUnit};
 use grainmill_parquet::dense::{Dense, list_row, list_values, value_bytes};
 use numpy::{PyArray1, PyUntypedArray};
-use pyo3::exceptions::PyNotImplementedError;
+use pyo3::exceptions::{PyNotImplementedError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
@@ -24,8 +24,9 @@ const MIN_DETACHED_BYTES: usize = 64 << 10;
 pub(crate) enum Nulls<'a> {
     /// `None`; the other values of the column keep their type.
     None,
-    /// NaN or `NaT` among numbers and times, for which integers become floats; `None` elsewhere.
-    AsPandas(&'a NullTree),
+    /// NaN or `NaT` among numbers and times, for which integers become floats; `None` elsewhere. Within
+    /// structures and maps, `.1`, there are Python's objects.
+    AsPandas(&'a NullTree, bool),
 }
 
 /// Whether a column of which some rows are converted has nulls in any of its rows, and likewise for
@@ -77,8 +78,26 @@ impl Nulls<'_> {
         static NO_NULLS: NullTree = NullTree { has_nulls: false, children: Vec::new() };
         match self {
             Self::None => Self::None,
-            Self::AsPandas(tree) => Self::AsPandas(tree.children.get(number).unwrap_or(&NO_NULLS)),
+            Self::AsPandas(tree, is_within) => {
+                Self::AsPandas(tree.children.get(number).unwrap_or(&NO_NULLS), is_within)
+            }
         }
+    }
+
+    /// Those of a column nested in structures or maps.
+    fn within(self, number: usize) -> Self {
+        match self.child(number) {
+            Self::AsPandas(tree, _) => Self::AsPandas(tree, true),
+            Self::None => Self::None,
+        }
+    }
+
+    /// Whether lists of this type are of `datetime.datetime`, which counts microseconds.
+    fn are_datetimes(self, data_type: &DataType) -> bool {
+        let is_nano = matches!(data_type, DataType::Timestamp(TimeUnit::Nanosecond, _));
+        matches!(self, Self::AsPandas(_, true))
+            && matches!(data_type, DataType::Timestamp(..))
+            && !is_nano
     }
 }
 
@@ -270,7 +289,7 @@ fn numbers_like_pandas<'py>(
 
 fn number_cells<'py>(py: Python<'py>, array: &ArrayRef, nulls: Nulls<'_>) -> PyResult<Cells<'py>> {
     let values = match nulls {
-        Nulls::AsPandas(tree) => numbers_like_pandas(py, array, tree.has_nulls)?,
+        Nulls::AsPandas(tree, _) => numbers_like_pandas(py, array, tree.has_nulls)?,
         Nulls::None => None,
     };
     if let Some(values) = values {
@@ -325,9 +344,10 @@ fn lists<'py>(py: Python<'py>, array: &ArrayRef, nulls: Nulls<'_>) -> PyResult<C
     let values = values.slice(first, end - first);
     let is_number = dtype_name(values.data_type()).is_some();
     let nulls = nulls.child(0);
+    let are_datetimes = nulls.are_datetimes(values.data_type());
     let as_numbers = match nulls {
-        _ if !is_number => None,
-        Nulls::AsPandas(tree) => numbers_like_pandas(py, &values, tree.has_nulls)?,
+        _ if !is_number || are_datetimes => None,
+        Nulls::AsPandas(tree, _) => numbers_like_pandas(py, &values, tree.has_nulls)?,
         Nulls::None if values.null_count() == 0 => Some(numbers(py, &values)?),
         Nulls::None => None,
     };
@@ -358,7 +378,12 @@ fn lists<'py>(py: Python<'py>, array: &ArrayRef, nulls: Nulls<'_>) -> PyResult<C
         if is_number && nulls.are_none() && !has_nulls(start, len) {
             return numbers(py, &of_row);
         }
-        Ok(object_array(py, cells(py, &of_row, nulls)?))
+        let cells = if are_datetimes {
+            nested_cells(py, &of_row, nulls)
+        } else {
+            cells(py, &of_row, nulls)
+        };
+        Ok(object_array(py, cells?))
     };
     rows.iter().map(cell).collect()
 }
@@ -375,7 +400,7 @@ fn structs<'py>(py: Python<'py>, array: &ArrayRef, nulls: Nulls<'_>) -> PyResult
     let mut columns = Vec::new();
     for (field, child) in structs.fields().iter().zip(structs.columns()) {
         names.push(PyString::intern(py, field.name()));
-        columns.push(nested_cells(py, child, nulls.child(columns.len()))?.into_iter());
+        columns.push(nested_cells(py, child, nulls.within(columns.len()))?.into_iter());
     }
     let mut rows = Vec::with_capacity(array.len());
     for row in 0..array.len() {
@@ -395,27 +420,62 @@ fn structs<'py>(py: Python<'py>, array: &ArrayRef, nulls: Nulls<'_>) -> PyResult
 
 /// The values of a column in structures or maps. There, pandas has Python's numbers, and no NaN.
 fn nested_cells<'py>(py: Python<'py>, array: &ArrayRef, nulls: Nulls<'_>) -> PyResult<Cells<'py>> {
-    if let Nulls::AsPandas(tree) = nulls
+    if let Nulls::AsPandas(tree, _) = nulls
         && dtype_name(array.data_type()).is_some()
         && let Some(values) = numbers_like_pandas(py, array, tree.has_nulls)?
     {
-        let cells = values.call_method0("tolist")?.try_iter()?.collect::<PyResult<_>>()?;
+        let mut cells = values.call_method0("tolist")?.try_iter()?.collect::<PyResult<_>>()?;
+        if let DataType::Timestamp(_, Some(zone)) = array.data_type() {
+            cells = in_zone(py, zone, cells)?;
+        }
         return Ok(with_none(py, array, cells));
     }
     cells(py, array, nulls)
 }
 
+/// Each `datetime.datetime`, in UTC, as that of a time zone: one with a name, or `+01:30`.
+fn in_zone<'py>(py: Python<'py>, zone: &str, cells: Cells<'py>) -> PyResult<Cells<'py>> {
+    static DATETIME: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let class = class(py, &DATETIME, "datetime", "datetime")?;
+    let module = py.import("datetime")?;
+    let offset = zone.strip_prefix(['+', '-']).and_then(|offset| offset.split_once(':'));
+    let offset = offset.and_then(|(hours, minutes)| {
+        Some(60 * hours.parse::<i32>().ok()? + minutes.parse::<i32>().ok()?)
+    });
+    let zone = match offset {
+        Some(minutes) => {
+            let minutes = if zone.starts_with('-') { -minutes } else { minutes };
+            module
+                .getattr("timezone")?
+                .call1((module.getattr("timedelta")?.call1((0, 60 * minutes))?,))
+        }
+        None => py.import("zoneinfo")?.getattr("ZoneInfo")?.call1((zone,)),
+    }?;
+    let kwargs = PyDict::new(py);
+    kwargs.set_item("tzinfo", module.getattr("timezone")?.getattr("utc")?)?;
+    let cell = |cell: Bound<'py, PyAny>| {
+        if !cell.is_instance(class)? {
+            return Ok(cell); // none, or beyond what the class holds
+        }
+        cell.call_method("replace", (), Some(&kwargs))?.call_method1("astimezone", (&zone,))
+    };
+    cells.into_iter().map(cell).collect()
+}
+
 /// Maps as lists of pairs.
 fn maps<'py>(py: Python<'py>, array: &ArrayRef, nulls: Nulls<'_>) -> PyResult<Cells<'py>> {
     let maps = array.as_map();
-    let keys = nested_cells(py, maps.keys(), nulls.child(0))?;
-    let values = nested_cells(py, maps.values(), nulls.child(1))?;
     let offsets = maps.value_offsets();
+    let first = offsets.first().copied().map_or(0, to_usize);
+    let len = offsets.last().copied().map_or(first, to_usize) - first;
+    // Only those of these rows, which may be few of many.
+    let keys = nested_cells(py, &maps.keys().slice(first, len), nulls.within(0))?;
+    let values = nested_cells(py, &maps.values().slice(first, len), nulls.within(1))?;
     let cell = |row: usize| {
         if array.is_null(row) {
             return Ok(none(py));
         }
-        let range = to_usize(offsets[row])..to_usize(offsets[row + 1]);
+        let range = to_usize(offsets[row]) - first..to_usize(offsets[row + 1]) - first;
         let pairs = range.map(|at| (keys[at].clone(), values[at].clone()));
         Ok(PyList::new(py, pairs.collect::<Vec<_>>())?.into_any())
     };
@@ -427,31 +487,84 @@ fn to_usize(offset: i32) -> usize {
     usize::try_from(offset).unwrap_or(0)
 }
 
-/// Times of day as `datetime.time`, in whole microseconds.
+/// Times of day as `datetime.time`.
 fn times<'py>(py: Python<'py>, array: &ArrayRef) -> PyResult<Cells<'py>> {
     static TIME: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let class = class(py, &TIME, "datetime", "time")?;
-    let bytes = value_bytes(array).unwrap_or_default();
-    let (is_short, per_second) = match array.data_type() {
-        DataType::Time32(TimeUnit::Second) => (true, 1),
-        DataType::Time32(_) => (true, 1_000),
-        DataType::Time64(TimeUnit::Nanosecond) => (false, 1_000_000_000),
-        _ => (false, 1_000_000_i64),
-    };
-    let cell = |row: usize| {
-        if array.is_null(row) {
-            return Ok(none(py));
+    let cell = |row: usize| match time_of_day(array, row) {
+        None => Ok(none(py)),
+        Some(Ok((seconds, micros))) => {
+            class.call1((seconds / 3600, seconds / 60 % 60, seconds % 60, micros))
         }
-        let count = if is_short {
-            i64::from(i32::from_ne_bytes(bytes.as_chunks::<4>().0[row]))
-        } else {
-            i64::from_ne_bytes(bytes.as_chunks::<8>().0[row])
-        };
-        let (seconds, rest) = (count / per_second, count % per_second);
-        let micros = i128::from(rest) * 1_000_000 / i128::from(per_second);
-        class.call1((seconds / 3600, seconds / 60 % 60, seconds % 60, micros))
+        Some(Err(problem)) => Err(PyValueError::new_err(problem)),
     };
     (0..array.len()).map(cell).collect()
+}
+
+/// The time of day in a row, in seconds and microseconds, or why it is none of Python.
+fn time_of_day(array: &ArrayRef, row: usize) -> Option<Result<(i64, i64), String>> {
+    if array.is_null(row) {
+        return None;
+    }
+    let bytes = value_bytes(array)?;
+    let short = || Some(i64::from(i32::from_ne_bytes(*bytes.as_chunks().0.get(row)?)));
+    let long = || Some(i64::from_ne_bytes(*bytes.as_chunks().0.get(row)?));
+    let (count, per_second, unit) = match array.data_type() {
+        DataType::Time32(TimeUnit::Second) => (short()?, 1, "seconds"),
+        DataType::Time32(_) => (short()?, 1_000, "milliseconds"),
+        DataType::Time64(TimeUnit::Nanosecond) => (long()?, 1_000_000_000, "nanoseconds"),
+        DataType::Time64(_) => (long()?, 1_000_000_i64, "microseconds"),
+        _ => return None,
+    };
+    if !(0..86_400 * per_second).contains(&count) {
+        return Some(Err(format!("a time of day of {count} {unit} is not in a day")));
+    }
+    let (seconds, rest) = (count / per_second, count % per_second);
+    if per_second > 1_000_000 && rest % 1_000 != 0 {
+        return Some(Err(format!(
+            "a time of day of {count} {unit} is no `datetime.time`, which has microseconds; select other \
+             columns with `columns`"
+        )));
+    }
+    let micros =
+        if per_second > 1_000_000 { rest / 1_000 } else { rest * (1_000_000 / per_second) };
+    Some(Ok((seconds, micros)))
+}
+
+/// Whether values of a type may be none of Python.
+pub(crate) fn may_misfit(data_type: &DataType) -> bool {
+    match data_type {
+        DataType::Time32(_) | DataType::Time64(_) => true,
+        DataType::Struct(fields) => fields.iter().any(|field| may_misfit(field.data_type())),
+        DataType::List(field)
+        | DataType::LargeList(field)
+        | DataType::FixedSizeList(field, _)
+        | DataType::Map(field, _) => may_misfit(field.data_type()),
+        _ => false,
+    }
+}
+
+/// Why a row cannot be a value of Python.
+pub(crate) fn misfit(array: &ArrayRef, row: usize) -> Option<String> {
+    if array.is_null(row) || !may_misfit(array.data_type()) {
+        return None;
+    }
+    match array.data_type() {
+        DataType::Struct(_) => {
+            array.as_struct().columns().iter().find_map(|column| misfit(column, row))
+        }
+        DataType::Map(..) => {
+            let map = array.as_map();
+            let offsets = map.value_offsets();
+            (to_usize(offsets[row])..to_usize(offsets[row + 1]))
+                .find_map(|at| misfit(map.keys(), at).or_else(|| misfit(map.values(), at)))
+        }
+        DataType::Time32(_) | DataType::Time64(_) => time_of_day(array, row)?.err(),
+        _ => {
+            let ((start, len), values) = (list_row(array, row)?, list_values(array)?);
+            (start..start + len).find_map(|at| misfit(&values, at))
+        }
+    }
 }
 
 fn decimals<'py, T: DecimalType>(py: Python<'py>, array: &ArrayRef) -> PyResult<Cells<'py>> {

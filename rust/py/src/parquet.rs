@@ -3,14 +3,18 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use grainmill_core::Error;
 use grainmill_core::pipeline::ReadQueue;
 use grainmill_core::process::PerProcess;
-use grainmill_parquet::{Ahead, ParquetFiles, Parts};
+use grainmill_parquet::arrow_array::ArrayRef;
+use grainmill_parquet::arrow_schema::TimeUnit;
+use grainmill_parquet::{Ahead, Choice, ParquetFiles, Parts};
 use numpy::PyReadonlyArray1;
+use pyo3::exceptions::PyNotImplementedError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
-use crate::arrow::{NullTree, Nulls, batch_column, cells};
+use crate::arrow::{NullTree, Nulls, batch_column, cells, may_misfit, misfit};
 use crate::error::Raised;
 use crate::records::{PyReadQueue, positions};
 use crate::storage::storage_of;
@@ -34,16 +38,23 @@ pub(crate) struct PyParquetFiles {
 #[pymethods]
 impl PyParquetFiles {
     /// Opens `(path, num_rows)` files; those whose number of rows is given when they are first read.
+    /// `int96_unit` is `s`, `ms`, `us` or `ns`; without, the one that the writer states, or `ns`.
     #[new]
+    #[pyo3(signature = (paths, columns, cache_bytes, *, int96_unit = None, max_page_bytes = None))]
     fn new(
         py: Python<'_>,
         paths: Vec<(PathBuf, Option<u64>)>,
         columns: Option<Vec<String>>,
         cache_bytes: usize,
+        int96_unit: Option<&str>,
+        max_page_bytes: Option<u64>,
     ) -> Result<Self, Raised> {
+        let int96_unit = int96_unit.map(unit_of).transpose()?;
+        let max_page_bytes = max_page_bytes.unwrap_or(Choice::default().max_page_bytes);
+        let choice = Choice { columns, int96_unit, max_page_bytes };
         let storage = storage_of(paths.iter().map(|(path, _)| path))?;
         let (files, fields) = py.detach(|| {
-            let files = Arc::new(ParquetFiles::open(&storage, paths, columns, cache_bytes)?);
+            let files = Arc::new(ParquetFiles::open(&storage, paths, choice, cache_bytes)?);
             let fields = files.fields()?;
             Ok::<_, Raised>((files, fields))
         })?;
@@ -187,6 +198,21 @@ impl PyParquetFiles {
         self.read_at(py, &positions, Some(&nulls), of(None))
     }
 
+    /// Reads the `count` rows from `start` on, and checks that they can be values of Python.
+    fn check(&self, py: Python<'_>, start: u64, count: u64) -> Result<(), Raised> {
+        let positions: Vec<u64> = (start..start.saturating_add(count)).collect();
+        py.detach(|| {
+            let rows = self.files.read(&positions, of(None))?;
+            for (field, parts) in rows.fields.iter().zip(&rows.columns) {
+                if may_misfit(field.data_type()) {
+                    self.check_column(&positions, field.name(), &parts.joined()?)?;
+                }
+            }
+            Ok(())
+        })
+        .map_err(|error: grainmill_core::Error| Raised::from(error))
+    }
+
     /// The rows at `indices` as a batch: a dict of arrays, each allocated by a call of
     /// `allocate(shape, dtype)`. None if a column is not of numbers or of lists of equally many
     /// numbers, or if it has nulls.
@@ -237,6 +263,50 @@ impl PyParquetFiles {
         Ok(trees)
     }
 
+    /// Checks that the values of a column, at `positions`, can be those of Python.
+    fn check_column(
+        &self,
+        positions: &[u64],
+        name: &str,
+        array: &ArrayRef,
+    ) -> grainmill_core::Result<()> {
+        for (row, &position) in positions.iter().enumerate() {
+            if let Some(problem) = misfit(array, row) {
+                let (path, row) = self.place(position);
+                let place = format!("row {row}, column `{name}`");
+                return Err(Error::Corrupt { path, place, problem });
+            }
+        }
+        Ok(())
+    }
+
+    /// The path of the file of a row, and its number there.
+    fn place(&self, position: u64) -> (String, u64) {
+        let place = self.files.locate(position);
+        place.map_or_else(Default::default, |(path, row)| (path.display().to_string(), row))
+    }
+
+    /// `error`, or what is known of why a column was not converted.
+    fn not_converted(
+        &self,
+        py: Python<'_>,
+        positions: &[u64],
+        number: usize,
+        array: &ArrayRef,
+        error: PyErr,
+    ) -> PyErr {
+        let name = self.names[number].to_string();
+        if let Err(found) = self.check_column(positions, &name, array) {
+            return PyErr::from(Raised::from(found));
+        }
+        if error.is_instance_of::<PyNotImplementedError>(py) {
+            let path = positions.first().map_or_else(String::new, |&row| self.place(row).0);
+            let text = format!("{path}: column `{name}`: {}", error.value(py));
+            return PyNotImplementedError::new_err(text);
+        }
+        error
+    }
+
     fn read_at<'py>(
         &self,
         py: Python<'py>,
@@ -254,7 +324,11 @@ impl PyParquetFiles {
             .enumerate()
             .map(|(number, array)| {
                 let tree = nulls.and_then(|nulls| nulls.get(number));
-                Ok(cells(py, array, tree.map_or(Nulls::None, Nulls::AsPandas))?.into_iter())
+                let nulls = tree.map_or(Nulls::None, |tree| Nulls::AsPandas(tree, false));
+                let cells = cells(py, array, nulls);
+                Ok(cells
+                    .map_err(|error| self.not_converted(py, positions, number, array, error))?
+                    .into_iter())
             })
             .collect::<PyResult<Vec<_>>>();
         let mut columns = columns?;
@@ -268,6 +342,21 @@ impl PyParquetFiles {
         }
         Ok(rows)
     }
+}
+
+fn unit_of(name: &str) -> Result<TimeUnit, Raised> {
+    Ok(match name {
+        "s" => TimeUnit::Second,
+        "ms" => TimeUnit::Millisecond,
+        "us" => TimeUnit::Microsecond,
+        "ns" => TimeUnit::Nanosecond,
+        _ => {
+            let message = format!(
+                "`coerce_int96_timestamp_unit` must be one of `s`, `ms`, `us`, `ns`, got `{name}`"
+            );
+            return Err(Raised(Error::InvalidArgument(message)));
+        }
+    })
 }
 
 /// `queue`, or the default of the program.

@@ -8,7 +8,7 @@ use grainmill_core::bytes::ScatterBuffers;
 use grainmill_core::pipeline::ReadQueue;
 use grainmill_core::records::storage::{FileId, ReadAt, ReopenedFile, Storage, StoredFile};
 use grainmill_core::{Error, Result};
-use grainmill_parquet::ParquetFiles;
+use grainmill_parquet::{Choice, ParquetFiles};
 
 /// The name of a target and its function.
 pub(crate) type Target = (&'static str, fn(&[u8]));
@@ -28,7 +28,7 @@ fn parquet(input: &[u8]) {
 pub(crate) fn read(input: Vec<u8>) -> Result<usize> {
     let storage: Arc<dyn Storage> = Arc::new(Memory(input.into()));
     let file = vec![(PathBuf::from("input"), None)];
-    let files = Arc::new(ParquetFiles::open(&storage, file, None, 1 << 20)?);
+    let files = Arc::new(ParquetFiles::open(&storage, file, Choice::default(), 1 << 20)?);
     let queue = ReadQueue::of_program();
     let rows: Vec<u64> = (0..files.len().min(MAX_ROWS)).collect();
     if let Some(&last) = rows.last() {
