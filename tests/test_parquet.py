@@ -19,6 +19,7 @@ import pytest
 from effort import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parquet_tables import KINDS, plain, random_table, rows_of, same_value
 
 import grainmill as grain
 from grainmill._evaluate.program import Program
@@ -31,104 +32,11 @@ from grainmill.sources import ParquetDataSource
 DAMAGE = (GrainmillError, ValueError, OSError, NotImplementedError)
 
 
-def plain(value):
-    """A value of an element as Python objects without NumPy."""
-    if isinstance(value, np.ndarray):
-        return [plain(one) for one in value]
-    if isinstance(value, np.datetime64 | np.timedelta64):
-        return int(value.astype(np.int64))
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, dict):
-        return {name: plain(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [tuple(plain(one) for one in pair) for pair in value]
-    return value
-
-
-def as_numbers(column):
-    """`column` with times as integers, like `plain`."""
-    kind = column.type
-    if pa.types.is_date64(kind):
-        return column.cast(pa.date32()).cast(pa.int32())
-    if pa.types.is_date32(kind):
-        return column.cast(pa.int32())
-    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
-        return column.cast(pa.int64())
-    return column
-
-
-def rows_of(table):
-    columns = [as_numbers(column).to_pylist() for column in table.columns]
-    return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
-
-
-def value_of(kind, rng):  # noqa: PLR0911, PLR0912 - a line for each type
-    """A random value of an Arrow type."""
-    if pa.types.is_integer(kind):
-        bits = kind.bit_width
-        low = 0 if pa.types.is_unsigned_integer(kind) else -(2 ** (bits - 1))
-        return rng.choice([low, low + 2**bits - 1, rng.randrange(0, 100)])
-    if pa.types.is_floating(kind):
-        return rng.randrange(-64, 64) / 8
-    if pa.types.is_boolean(kind):
-        return rng.random() < 0.5
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return rng.choice(["", "a", "häß", "long " * rng.randrange(20)])
-    if pa.types.is_fixed_size_binary(kind):
-        return rng.randbytes(kind.byte_width)
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return rng.randbytes(rng.randrange(12))
-    if pa.types.is_decimal(kind):
-        return decimal.Decimal(rng.randrange(-10000, 10000)).scaleb(-kind.scale)
-    if pa.types.is_time(kind):
-        return datetime.time(rng.randrange(24), rng.randrange(60), rng.randrange(60))
-    if pa.types.is_date(kind):
-        return datetime.date(1970, 1, 1) + datetime.timedelta(rng.randrange(-9999, 9999))
-    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
-        return rng.randrange(-(10**9), 10**9)
-    if pa.types.is_struct(kind):
-        return {field.name: maybe(field.type, rng, 0.2) for field in kind}
-    if pa.types.is_map(kind):
-        keys = rng.sample(["a", "b", "c"], rng.randrange(3))
-        return [(key, maybe(kind.item_type, rng, 0.2)) for key in keys]
-    if pa.types.is_fixed_size_list(kind):
-        return [maybe(kind.value_type, rng, 0.1) for _ in range(kind.list_size)]
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return [maybe(kind.value_type, rng, 0.1) for _ in range(rng.randrange(4))]
-    raise AssertionError(kind)
-
-
-def maybe(kind, rng, null_share):
-    return None if rng.random() < null_share else value_of(kind, rng)
-
-
-KINDS = [
-    *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32()),
-    *(pa.uint64(), pa.float16(), pa.float32(), pa.float64(), pa.bool_(), pa.string()),
-    *(pa.large_string(), pa.binary(), pa.large_binary(), pa.binary(3), pa.decimal128(9, 2)),
-    *(pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.date32(), pa.date64()),
-    *(pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")),
-    *(pa.timestamp("us", tz="Europe/Berlin"), pa.duration("ms"), pa.duration("ns")),
-    *(pa.list_(pa.int32()), pa.list_(pa.string()), pa.list_(pa.list_(pa.float32()))),
-    *(pa.large_list(pa.int64()), pa.list_(pa.float32(), 3), pa.map_(pa.string(), pa.int64())),
-    pa.struct([("x", pa.int64()), ("y", pa.string()), ("z", pa.list_(pa.int8()))]),
-    pa.list_(pa.struct([("x", pa.int32()), ("y", pa.bool_())])),
-]
-
-
 @st.composite
 def files(draw):
     """A random table, and how it is written."""
     rng = random.Random(draw(st.integers(0, 2**32)))
-    num_rows = draw(st.sampled_from([0, 1, 7, 200]))
-    arrays = {}
-    for number, kind in enumerate(draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=5))):
-        null_share = rng.choice([0, 0, 0.3, 1])
-        values = [maybe(kind, rng, null_share) for _ in range(num_rows)]
-        arrays[f"c{number}"] = pa.array(values, kind)
-        if pa.types.is_string(kind) and rng.random() < 0.3:
-            arrays[f"c{number}"] = arrays[f"c{number}"].dictionary_encode()
+    table = random_table(rng, KINDS, draw(st.sampled_from([0, 1, 7, 200])))
     options = {
         "row_group_size": rng.choice([1, 13, 100, 1000]),
         "data_page_size": rng.choice([64, 300, 1 << 20]),
@@ -140,7 +48,7 @@ def files(draw):
         "write_page_checksum": rng.random() < 0.5,
         "store_schema": rng.random() < 0.8,
     }
-    return pa.table(arrays), options
+    return table, options
 
 
 @settings(max_examples=cases(30, 1_500), deadline=None)
@@ -676,26 +584,6 @@ def test_messages_name_the_row_in_its_file(tmp_path):
 
 
 # --- the sequential dataset -----------------------------------------------------------------------
-
-
-def same_value(ours, theirs):
-    if isinstance(theirs, np.ndarray):
-        return (
-            ours.dtype == theirs.dtype
-            and ours.shape == theirs.shape
-            and all(same_value(a, b) for a, b in zip(ours, theirs, strict=True))
-        )
-    if type(ours) is not type(theirs):
-        return False
-    if isinstance(theirs, dict):
-        return ours.keys() == theirs.keys() and all(
-            same_value(ours[name], theirs[name]) for name in theirs
-        )
-    if isinstance(theirs, list | tuple):
-        return len(ours) == len(theirs) and all(map(same_value, ours, theirs))
-    if isinstance(theirs, np.generic) and ours.dtype != theirs.dtype:
-        return False
-    return ours == theirs or (ours != ours and theirs != theirs)  # noqa: PLR0124 - NaN
 
 
 def test_null_of_a_dictionary_is_none(tmp_path):
