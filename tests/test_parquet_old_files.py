@@ -447,9 +447,13 @@ def test_rows_that_repeat_one_value_are_verified_without_objects(tmp_path, capsy
 
 def test_dates_of_python_are_those_of_the_file(tmp_path):
     """Structures have dates and times of Python where Grain's have."""
+    path = str(tmp_path / "x.parquet")
     when = datetime.datetime(2024, 1, 2, 3, tzinfo=datetime.UTC)
-    kind = pa.struct([("t", pa.timestamp("us", tz="Europe/Berlin"))])
-    pq.write_table(pa.table({"s": pa.array([{"t": when}], kind)}), tmp_path / "x.parquet")
-    (row,) = ParquetIterDataset(str(tmp_path / "x.parquet"))
-    assert row["s"]["t"] == when
-    assert row["s"]["t"].utcoffset() == datetime.timedelta(hours=1)
+    for unit, hours in {"ms": 1, "us": 1, "s": 0}.items():
+        kind = pa.struct([("t", pa.timestamp(unit, tz="Europe/Berlin"))])
+        pq.write_table(pa.table({"s": pa.array([{"t": when}], kind)}), path)
+        (row,) = ParquetIterDataset(path)
+        (theirs,) = real_grain.experimental.ParquetIterDataset(path)
+        assert row["s"]["t"] == theirs["s"]["t"] == when
+        assert row["s"]["t"].utcoffset() == datetime.timedelta(hours=hours)
+        assert theirs["s"]["t"].utcoffset() == datetime.timedelta(hours=1)

@@ -38,6 +38,16 @@ def main() -> None:
         pq.write_table(
             nested, path, data_page_version=version, write_page_index=version == "2.0", **options
         )
+    times = pa.array([*range(0, 10**15, 10**14), None], pa.timestamp("us"))
+    lists = pa.array([[time, time] for time in times.to_pylist()], pa.list_(times.type))
+    pq.write_table(
+        pa.table({"t": times, "l": lists}),
+        FOLDER / "int96.parquet",
+        use_deprecated_int96_timestamps=True,
+        use_dictionary=["t"],
+        store_schema=False,
+        **options,
+    )
     encodings = {"i": "DELTA_BINARY_PACKED", "s": "DELTA_BYTE_ARRAY"}
     pq.write_table(
         flat.select(["i", "s"]),
