@@ -457,3 +457,32 @@ def test_dates_of_python_are_those_of_the_file(tmp_path):
         assert row["s"]["t"] == theirs["s"]["t"] == when
         assert row["s"]["t"].utcoffset() == datetime.timedelta(hours=hours)
         assert theirs["s"]["t"].utcoffset() == datetime.timedelta(hours=1)
+
+
+def test_verify_counts_the_rows_that_can_be_read_and_names_each_damage_once(tmp_path, capsys):
+    rng = random.Random(0)
+    path = tmp_path / "x.parquet"
+    table = pa.table({name: [f"{name} {k}" for k in range(1000)] for name in "abc"})
+    options = {"use_dictionary": False, "compression": "none", "row_group_size": 130}
+    pq.write_table(table, path, write_page_checksum=True, data_page_size=200, **options)
+    whole = path.read_bytes()
+    for _ in range(cases(6, 500)):
+        damaged = bytearray(whole)
+        texts = [f"{rng.choice('abc')} {rng.randrange(1000)}".encode() for _ in range(3)]
+        for text in texts[: rng.randrange(1, 4)]:
+            damaged[damaged.index(text)] ^= 2
+        path.write_bytes(damaged)
+        intact, problems = 0, set()
+        source = ParquetDataSource(path, cache_bytes=0)
+        for row in range(1000):
+            try:
+                source[row]
+                intact += 1
+            except GrainmillError as error:
+                problems.add(str(error).removeprefix(f"{path}: "))
+        assert main(["verify", str(path), "--json"]) == ExitCode.DAMAGED
+        (found,) = json.loads(capsys.readouterr().out)["files"]
+        assert found["records"] == intact
+        listed = [one["problem"] for one in found["problems"]]
+        assert len(listed) == len(set(listed))
+        assert problems <= set(listed)

@@ -267,7 +267,9 @@ class ParquetFiles:
     def read_like_pandas(
         self, group_start: int, group_len: int, start: int, count: int
     ) -> list[dict[str, Any]]: ...
-    def check(self, start: int, count: int) -> None: ...
+    def check(
+        self, start: int, count: int, columns: Sequence[int]
+    ) -> list[tuple[int, int, int, str]]: ...
     def read_batch(
         self,
         indices: NDArray[np.int64],

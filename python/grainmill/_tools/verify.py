@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from grainmill import _atomic_file, _native
 from grainmill._native import GrainmillError
 from grainmill._tools import formats, reading
@@ -191,17 +193,19 @@ def _read_all(
     """Reads each record of a file whose format has no checks of its own."""
     problems: list[dict[str, Any]] = []
     try:
-        total, step, check = _checks(path, found)
+        if found.name == "parquet":
+            return _check_table(path, max_problems, tell)
+        source = found.open([path])
     except (GrainmillError, ValueError) as error:
         return {"records": 0, "problems": [{"problem": str(error).removeprefix(f"{path}: ")}]}
-    intact = 0
+    total, step, intact = len(source), reading.block_len(source), 0
     for first in range(0, total, step):
         tell(first / total, intact)
         pending = [range(first, min(first + step, total))]
         while pending and len(problems) < max_problems:
             block = pending.pop()
             try:
-                check(block)
+                source.__getitems__(block)
             except (GrainmillError, ValueError) as error:
                 if len(block) == 1:
                     problem = str(error).removeprefix(f"{path}: ")
@@ -216,15 +220,37 @@ def _read_all(
     return {"records": intact, "problems": problems}
 
 
-def _checks(path: str, found: formats.Format) -> tuple[int, int, Callable[[range], object]]:
-    """The number of records of a file, how many to check at a time, and what reads these."""
-    if found.name == "parquet":
-        # Columns stay in the engine, and what was checked is not kept. Microseconds hold any time.
-        table = _native.ParquetFiles([(path, None)], None, _CACHE_BYTES, int96_unit="us")
-        step = max(1, min(_MAX_ROWS, int(_BLOCK_BYTES / max(table.mean_byte_len, 1.0))))
-        return len(table), step, lambda block: table.check(block.start, len(block))
-    source = found.open([path])
-    return len(source), reading.block_len(source), source.__getitems__
+def _check_table(
+    path: str, max_problems: int, tell: Callable[[float, int], None]
+) -> dict[str, Any]:
+    """Reads the columns of a Parquet file, which stay in the engine.
+
+    Rows that are decoded together cannot be read together, either: they are one problem.
+    """
+    problems: dict[str, int] = {}
+    # Microseconds hold any time.
+    table = _native.ParquetFiles([(path, None)], None, _CACHE_BYTES, int96_unit="us")
+    total, intact, first = len(table), 0, 0
+    step = max(1, min(_MAX_ROWS, int(_BLOCK_BYTES / max(table.mean_byte_len, 1.0))))
+    # Up to which record each column cannot be read.
+    bad_until = [0] * len(table.column_types())
+    while first < total and len(problems) < max_problems:
+        tell(first / total, intact)
+        ends = [end for end in bad_until if end > first]
+        if ends and len(ends) == len(bad_until):
+            first = min(ends)
+            continue
+        columns = [at for at, end in enumerate(bad_until) if end <= first]
+        bad = np.zeros(min(step, *(end - first for end in [total, *ends])), np.bool_)
+        for column, record, length, problem in table.check(first, len(bad), columns):
+            problems.setdefault(problem.removeprefix(f"{path}: "), record)
+            bad[record - first : record - first + length] = True
+            bad_until[column] = max(bad_until[column], record + length)
+        intact += 0 if ends else len(bad) - int(bad.sum())
+        first += len(bad)
+    listed = sorted((record, problem) for problem, record in problems.items())
+    rows = [{"record": record, "problem": problem} for record, problem in listed]
+    return {"records": intact, "problems": rows[:max_problems]}
 
 
 def _show(found: list[dict[str, Any]], missing: list[str], options: argparse.Namespace) -> None:

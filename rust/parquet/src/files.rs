@@ -1,6 +1,7 @@
 //! Many Parquet files as one sequence of rows, read by lists of positions.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -356,6 +357,44 @@ impl ParquetFiles {
             self.first_error(&picks, columns, queue).unwrap_or(error)
         })?;
         Ok(Rows { fields, columns, len: positions.len() })
+    }
+
+    /// Calls `look` with the values of a column in `rows`, in order: what is decoded at once at a time, with
+    /// the rows that it has, or why these cannot be read, to their end beyond `rows`. Takes no memory for
+    /// each row.
+    ///
+    /// # Errors
+    /// If a row is out of range, a file cannot be opened, or those of `look`.
+    pub fn scan(
+        &self,
+        rows: Range<u64>,
+        column: usize,
+        queue: &ReadQueue,
+        mut look: impl FnMut(Range<u64>, Result<ArrayRef>) -> Result<()>,
+    ) -> Result<()> {
+        let mut opened = Opened { files: HashMap::new(), queue };
+        let mut at = rows.start;
+        while at < rows.end {
+            let Some(&pick) = self.picks(&[at])?.first() else { break };
+            let (file, row_group) = (self.file(pick.file as usize)?, pick.row_group as usize);
+            let num_rows = file.group_len(row_group);
+            let placed = self.placed(file, row_group, column);
+            let unit = placed.as_ref().map(|placed| placed.unit(pick.row, num_rows));
+            let (first_row, end) = unit.unwrap_or((pick.row, num_rows));
+            let next = rows.end.min(at.saturating_add(end - pick.row));
+            let Pick { file, row_group, row } = pick;
+            let key = Key { file, row_group, column: small(column), first_row };
+            let arrays = placed.and_then(|placed| self.arrays(&[(key, end, placed)], &mut opened));
+            let index = |row: u64| usize::try_from(row).unwrap_or(usize::MAX);
+            let values = arrays.and_then(|arrays| match arrays.first() {
+                Some(array) => Ok(array.slice(index(row - first_row), index(next - at))),
+                None => Err(Error::Panicked("nothing was decoded".to_owned())),
+            });
+            let end = if values.is_ok() { next } else { at.saturating_add(end - pick.row) };
+            look(at..end, values)?;
+            at = next;
+        }
+        Ok(())
     }
 
     /// What is wrong with the first of the picks that cannot be read; reads one unit after another.

@@ -198,19 +198,50 @@ impl PyParquetFiles {
         self.read_at(py, &positions, Some(&nulls), of(None))
     }
 
-    /// Reads the `count` rows from `start` on, and checks that they can be values of Python.
-    fn check(&self, py: Python<'_>, start: u64, count: u64) -> Result<(), Raised> {
-        let positions: Vec<u64> = (start..start.saturating_add(count)).collect();
+    /// Reads the `count` rows from `start` on, of columns with these numbers, and checks that they can be
+    /// values of Python. Returns what cannot be read: the column, the first row, how many there are,
+    /// with those after the `count`, and why.
+    #[expect(clippy::type_complexity, reason = "a table for Python")]
+    fn check(
+        &self,
+        py: Python<'_>,
+        start: u64,
+        count: u64,
+        columns: Vec<usize>,
+    ) -> Result<Vec<(usize, u64, u64, String)>, Raised> {
         py.detach(|| {
-            let rows = self.files.read(&positions, of(None))?;
-            for (field, parts) in rows.fields.iter().zip(&rows.columns) {
-                if may_misfit(field.data_type()) {
-                    self.check_column(&positions, field.name(), &parts.joined()?)?;
-                }
+            let rows = start..start.saturating_add(count);
+            let ahead = self.files.is_slow().then(|| {
+                let ahead = self.files.start(rows.clone().collect(), of(None));
+                ahead.wait();
+                ahead
+            });
+            let mut problems = Vec::new();
+            let fields = self.files.fields()?;
+            for (number, field) in columns.iter().filter_map(|&at| Some((at, fields.get(at)?))) {
+                self.files.scan(rows.clone(), number, of(None), |rows, values| {
+                    match values {
+                        Err(error) => {
+                            let len = rows.end - rows.start;
+                            problems.push((number, rows.start, len, error.to_string()));
+                        }
+                        Ok(values) if may_misfit(field.data_type()) => {
+                            let found = (rows.clone().zip(0..))
+                                .filter(|&(_, at)| misfit(&values, at).is_some());
+                            problems.extend(found.filter_map(|(row, at)| {
+                                let checked = self.check_value(row, field.name(), &values, at);
+                                Some((number, row, 1, checked.err()?.to_string()))
+                            }));
+                        }
+                        Ok(_) => {}
+                    }
+                    Ok(())
+                })?;
             }
-            Ok(())
+            drop(ahead);
+            Ok(problems)
         })
-        .map_err(|error: grainmill_core::Error| Raised::from(error))
+        .map_err(|error: Error| Raised::from(error))
     }
 
     /// The rows at `indices` as a batch: a dict of arrays, each allocated by a call of
@@ -248,8 +279,16 @@ impl PyParquetFiles {
         let matter: Vec<usize> =
             (0..fields.len()).filter(|&at| NullTree::matters(fields[at].data_type())).collect();
         let mut trees: Vec<NullTree> = fields.iter().map(|_| NullTree::default()).collect();
+        if !self.files.is_slow() {
+            for &number in &matter {
+                self.files.scan(start..start + len, number, of(None), |_, values| {
+                    trees[number].add(&values?);
+                    Ok(())
+                })?;
+            }
+        }
         let mut at = start;
-        while at < start + len && !matter.is_empty() {
+        while self.files.is_slow() && at < start + len && !matter.is_empty() {
             let end = (start + len).min(at + MAX_SCANNED_ROWS);
             let positions: Vec<u64> = (at..end).collect();
             let rows = self.files.read_columns(&positions, &matter, of(None))?;
@@ -263,21 +302,19 @@ impl PyParquetFiles {
         Ok(trees)
     }
 
-    /// Checks that the values of a column, at `positions`, can be those of Python.
-    fn check_column(
+    /// Checks that the value of a column at `position`, which is number `at` of `values`, can be one of
+    /// Python.
+    fn check_value(
         &self,
-        positions: &[u64],
+        position: u64,
         name: &str,
-        array: &ArrayRef,
+        values: &ArrayRef,
+        at: usize,
     ) -> grainmill_core::Result<()> {
-        for (row, &position) in positions.iter().enumerate() {
-            if let Some(problem) = misfit(array, row) {
-                let (path, row) = self.place(position);
-                let place = format!("row {row}, column `{name}`");
-                return Err(Error::Corrupt { path, place, problem });
-            }
-        }
-        Ok(())
+        let Some(problem) = misfit(values, at) else { return Ok(()) };
+        let (path, row) = self.place(position);
+        let place = format!("row {row}, column `{name}`");
+        Err(Error::Corrupt { path, place, problem })
     }
 
     /// The path of the file of a row, and its number there.
@@ -296,7 +333,10 @@ impl PyParquetFiles {
         error: PyErr,
     ) -> PyErr {
         let name = self.names[number].to_string();
-        if let Err(found) = self.check_column(positions, &name, array) {
+        let mut checked = positions.iter().enumerate();
+        if let Err(found) =
+            checked.try_for_each(|(at, &position)| self.check_value(position, &name, array, at))
+        {
             return PyErr::from(Raised::from(found));
         }
         if error.is_instance_of::<PyNotImplementedError>(py) {
