@@ -201,7 +201,6 @@ impl PyParquetFiles {
     /// Reads the `count` rows from `start` on, of columns with these numbers, and checks that they can be
     /// values of Python. Returns what cannot be read: the column, the first row, how many there are,
     /// with those after the `count`, and why.
-    #[expect(clippy::type_complexity, reason = "a table for Python")]
     fn check(
         &self,
         py: Python<'_>,
