@@ -18,7 +18,7 @@ TRIED = {
     "buckets": [
         "grain.sources.ArrayRecordDataSource('s3://bucket/file')",
         "grain.sources.ArrayRecordDataSource('gs://bucket/file*')",
-        "grain.sources.TFRecordDataSource(['https://host/file'])",
+        "grain.sources.TFRecordDataSource(['https://me:secret@host/file?sig=secret'])",
         "ArrayRecordWriter('s3://bucket/file').close()",
         "_native.ObjectWriter('s3://bucket/file')",
     ],
@@ -83,3 +83,4 @@ def test_missing_feature_is_named_with_the_command_that_adds_it(without_features
         assert f"without the feature `{feature}`" in message, text
         assert "`make develop`" in message, text
         assert message.startswith("GrainmillError: "), text
+        assert "secret" not in message

@@ -14,8 +14,8 @@ FACE = ROOT / "python/grainmill"
 
 # Each uses only itself and earlier ones; `batch` and `pack` do not use each other.
 CORE_LAYERS = [
-    {"bytes", "error", "parse"},
-    {"platform", "process", "write_prefetcher"},
+    {"bytes", "error", "parse", "url"},
+    {"interrupt", "platform", "process", "write_prefetcher"},
     {"try_alloc", "shared_memory"},
     {"order"},
     {"records"},
@@ -23,8 +23,8 @@ CORE_LAYERS = [
     {"pipeline"},
 ]
 FACE_LAYERS = [
+    {"_native"},
     {
-        "_native",
         "_atomic_file",
         "_example",
         "_interrupts",

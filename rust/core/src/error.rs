@@ -55,6 +55,9 @@ pub enum Error {
         /// The cargo feature that adds it.
         feature: &'static str,
     },
+    /// The caller has ended a wait.
+    #[error("interrupted")]
+    Interrupted,
     /// A thread of the engine panicked, which is a bug.
     #[error("defect of the engine: {0}")]
     Panicked(String),

@@ -1,11 +1,12 @@
-//! The engine of grainmill, lowest layer first: [`error`], [`bytes`], [`platform`], [`process`],
-//! [`try_alloc`], [`shared_memory`] and [`write_prefetcher`], [`order`] (the order of records),
+//! The engine of grainmill, lowest layer first: [`error`], [`bytes`], [`platform`], [`process`], [`interrupt`],
+//! [`try_alloc`], [`url`], [`shared_memory`] and [`write_prefetcher`], [`order`] (the order of records),
 //! [`parse`] (records to values), [`records`] (bytes by index), [`batch`] and [`pack`] (rows of a slot), [`pipeline`] (threads).
 //! A layer uses only those before it; none knows Python.
 
 pub mod batch;
 pub mod bytes;
 pub mod error;
+pub mod interrupt;
 pub mod order;
 pub mod pack;
 pub mod parse;
@@ -15,6 +16,7 @@ pub mod process;
 pub mod records;
 pub mod shared_memory;
 pub mod try_alloc;
+pub mod url;
 pub mod write_prefetcher;
 
 pub use error::{Error, Result};

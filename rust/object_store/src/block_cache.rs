@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
+use grainmill_core::platform;
 use grainmill_core::process::PerProcess;
 use grainmill_core::{Error, Result};
 use highway::{HighwayHash, HighwayHasher, Key};
@@ -129,7 +130,7 @@ impl BlockCache {
             )));
         }
         let failed = |error| Error::io(dir, "create a cache of blocks", error);
-        fs::create_dir_all(dir).map_err(failed)?;
+        platform::create_private_dirs(dir).map_err(failed)?;
         let name = format!("{NAME}{}", num_sets * SET_LEN);
         for entry in fs::read_dir(dir).map_err(failed)?.flatten() {
             let other = entry.file_name();
@@ -140,6 +141,7 @@ impl BlockCache {
         }
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
+        platform::make_private(&mut options);
         let file = options.open(dir.join(name)).map_err(failed)?;
         file.set_len(num_sets * SET_LEN * (BLOCK_LEN + HEADER_LEN)).map_err(failed)?;
         Ok(Self { file, num_sets })
@@ -357,6 +359,27 @@ mod tests {
                 });
             }
         });
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn others_cannot_read_a_cache_and_links_are_not_followed() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("blocks");
+        BlockCache::create(&dir, SMALLEST).unwrap();
+        let (name, mode) = {
+            let entry = fs::read_dir(&dir).unwrap().next().unwrap().unwrap();
+            (entry.path(), entry.metadata().unwrap().permissions().mode() & 0o777)
+        };
+        assert_eq!(mode, 0o600);
+        assert_eq!(fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
+        fs::remove_file(&name).unwrap();
+        let other = parent.path().join("other");
+        fs::write(&other, b"kept").unwrap();
+        symlink(&other, &name).unwrap();
+        assert!(BlockCache::create(&dir, SMALLEST).is_err());
+        assert_eq!(fs::read(&other).unwrap(), b"kept");
     }
 
     #[test]

@@ -6,14 +6,18 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use grainmill_core::process::PerProcess;
-use grainmill_core::{Error, Result};
-use http_body_util::BodyExt;
+use grainmill_core::url::shown;
+use grainmill_core::{Error, Result, interrupt};
+use http::StatusCode;
+use http::header::LOCATION;
+use http_body_util::{BodyExt, Full, Limited};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, resolve_bucket_region};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::client::{
@@ -25,11 +29,15 @@ use object_store::http::HttpBuilder;
 use object_store::list::PaginatedListStore;
 use object_store::multipart::MultipartStore;
 use object_store::{ClientOptions, ObjectStore, RetryConfig, StaticCredentialProvider};
+use reqwest::Url;
+use reqwest::redirect::Policy;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::Semaphore;
 use tokio::task::{AbortHandle, JoinHandle};
 
+use crate::access::Access;
 use crate::aws_profile;
+use crate::list_names;
 use crate::location::{Location, Service};
 use crate::settings::Settings;
 
@@ -41,13 +49,18 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 const MAX_IDLE: Duration = Duration::from_secs(30);
 /// How many parts of large reads are in flight in a process, beside one for each read.
 const MAX_SPARE_PARTS: usize = 16;
+const MAX_REDIRECTS: usize = 10;
+/// Answers other than parts of objects, such as lists, are not longer.
+const MAX_ANSWER_LEN: usize = 64 << 20;
 const USER_AGENT: &str = concat!("grainmill/", env!("CARGO_PKG_VERSION"));
 
 /// What the clients of a process share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     runtime: Runtime,
-    http: Http,
+    /// For buckets, whose requests have credentials, and for servers.
+    buckets: Http,
+    servers: Http,
     pub(crate) spare_parts: Arc<Semaphore>,
 }
 
@@ -63,6 +76,10 @@ tokio::task_local! {
     /// How many bytes of the bodies of this task's requests and of their answers have been
     /// transferred, if that is counted.
     pub(crate) static TRANSFERRED: Arc<AtomicU64>;
+    /// What requests to a web server have beside the name of the file.
+    pub(crate) static ACCESS: Access;
+    /// Whether the answer is a list of objects.
+    pub(crate) static LISTS: bool;
     /// Whether a request that completes an upload must not replace an object. `object_store` has no
     /// such argument.
     pub(crate) static IS_NEW: bool;
@@ -88,15 +105,30 @@ impl Shared {
             .map_err(|error| format!("cannot start threads that send requests: {error}"))?;
         // Fails if the program has chosen one already, which serves as well.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let client = reqwest::Client::builder()
-            .user_agent(USER_AGENT)
-            .http1_only()
-            .connect_timeout(CONNECT_TIMEOUT)
-            .pool_idle_timeout(MAX_IDLE)
-            .build()
-            .map_err(|error| format!("cannot create a client for HTTP: {}", chain(&error)))?;
+        let client = |may_leave: bool| {
+            let redirects = Policy::custom(move |attempt| {
+                let previous = attempt.previous();
+                let is_safe =
+                    previous.last().is_none_or(|last| follows(last, attempt.url(), may_leave));
+                if is_safe && previous.len() <= MAX_REDIRECTS {
+                    attempt.follow()
+                } else {
+                    attempt.stop()
+                }
+            });
+            let client = reqwest::Client::builder()
+                .user_agent(USER_AGENT)
+                .http1_only()
+                .connect_timeout(CONNECT_TIMEOUT)
+                .pool_idle_timeout(MAX_IDLE)
+                .redirect(redirects)
+                .referer(false) // it would tell the query of a signed URL to another server
+                .build()
+                .map_err(|error| format!("cannot create a client for HTTP: {}", chain(&error)))?;
+            Ok::<_, String>(Http { client, may_leave })
+        };
         let spare_parts = Arc::new(Semaphore::new(MAX_SPARE_PARTS));
-        Ok(Self { runtime, http: Http(client), spare_parts })
+        Ok(Self { runtime, buckets: client(false)?, servers: client(true)?, spare_parts })
     }
 
     pub(crate) fn get() -> Result<&'static Self> {
@@ -110,7 +142,7 @@ impl Shared {
         &self,
         work: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Started<T> {
-        let (sender, receiver) = oneshot::channel();
+        let (sender, receiver) = mpsc::sync_channel(1);
         let task = self.spawn(async move {
             // Nobody may be waiting any more.
             let _ = sender.send(work.await);
@@ -129,7 +161,7 @@ impl Shared {
         &self,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Started<T> {
-        let (sender, receiver) = oneshot::channel();
+        let (sender, receiver) = mpsc::sync_channel(1);
         let task = self.runtime.spawn_blocking(move || {
             let _ = sender.send(work());
         });
@@ -140,15 +172,29 @@ impl Shared {
 /// Work on the runtime.
 #[derive(Debug)]
 pub(crate) struct Started<T> {
-    receiver: oneshot::Receiver<Result<T>>,
+    receiver: mpsc::Receiver<Result<T>>,
     task: AbortHandle,
 }
 
 impl<T> Started<T> {
-    /// Waits for the result.
+    /// Waits for the result; ends the work if the caller ends the wait.
     pub(crate) fn wait(self) -> Result<T> {
-        let panicked = |_| Err(Error::Panicked("a thread that sends requests panicked".to_owned()));
-        self.receiver.blocking_recv().unwrap_or_else(panicked)
+        let received = interrupt::wait(|interval| match self.receiver.recv_timeout(interval) {
+            Err(RecvTimeoutError::Timeout) => None,
+            received => Some(received),
+        });
+        match received {
+            Ok(received) => received.unwrap_or_else(|_| Err(panicked())),
+            Err(interrupted) => {
+                self.task.abort();
+                Err(interrupted)
+            }
+        }
+    }
+
+    /// Waits for the result, whatever the caller would do: for work that soon ends.
+    pub(crate) fn wait_through(self) -> Result<T> {
+        self.receiver.recv().unwrap_or_else(|_| Err(panicked()))
     }
 
     /// What ends the work if nobody needs its result.
@@ -157,9 +203,23 @@ impl<T> Started<T> {
     }
 }
 
-/// One client for all buckets, with common connections; notes what servers answer.
+fn panicked() -> Error {
+    Error::Panicked("a thread that sends requests panicked".to_owned())
+}
+
+/// One client for all buckets, or all servers, with common connections; notes what servers answer.
 #[derive(Debug, Clone)]
-struct Http(reqwest::Client);
+struct Http {
+    client: reqwest::Client,
+    /// Whether it follows a server that redirects it to another host.
+    may_leave: bool,
+}
+
+/// Whether a client goes on from `last` to `next`.
+fn follows(last: &Url, next: &Url, may_leave: bool) -> bool {
+    let is_safe = next.scheme() == "https" || (next.scheme() == "http" && last.scheme() == "http");
+    is_safe && (may_leave || last.origin() == next.origin())
+}
 
 impl HttpConnector for Http {
     fn connect(&self, _options: &ClientOptions) -> object_store::Result<HttpClient> {
@@ -169,7 +229,10 @@ impl HttpConnector for Http {
 
 #[async_trait]
 impl HttpService for Http {
-    async fn call(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
+    async fn call(&self, mut request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
+        if let Ok(access) = ACCESS.try_with(Access::clone) {
+            access.add_to(&mut request)?;
+        }
         let note = |answer| {
             // Requests for credentials may be sent from other tasks.
             let _ = ANSWER.try_with(|last| last.set(answer));
@@ -177,17 +240,55 @@ impl HttpService for Http {
         note(Answer::default());
         let response = match TRANSFERRED.try_with(Arc::clone) {
             Ok(transferred) => self.send_counted(request, transferred).await?,
-            Err(_) => HttpService::call(&self.0, request).await?,
+            Err(_) => HttpService::call(&self.client, request).await?,
         };
         let retry_after = response.headers().get("retry-after");
         let retry_after = retry_after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
         let retry_after = retry_after.map(Duration::from_secs);
         note(Answer { status: response.status().as_u16(), retry_after });
-        Ok(response)
+        if response.status().is_redirection()
+            && let Some(next) = response.headers().get(LOCATION)
+        {
+            let refused = self.redirected(&String::from_utf8_lossy(next.as_bytes()));
+            return Err(HttpError::new(HttpErrorKind::Unknown, std::io::Error::other(refused)));
+        }
+        if response.status() == StatusCode::PARTIAL_CONTENT {
+            return Ok(response); // its length is compared
+        }
+        let (head, body) = response.into_parts();
+        let body = Limited::new(body, MAX_ANSWER_LEN);
+        let body = body.map_err(failed);
+        if !LISTS.try_with(|lists| *lists).unwrap_or(false) || !head.status.is_success() {
+            return Ok(HttpResponse::from_parts(head, HttpResponseBody::new(body)));
+        }
+        let page = body.collect().await?.to_bytes();
+        let page = Full::new(list_names::escaped(&page).into());
+        let page = page.map_err(|never| HttpError::new(HttpErrorKind::Unknown, never));
+        Ok(HttpResponse::from_parts(head, HttpResponseBody::new(page)))
     }
 }
 
+fn failed(error: Box<dyn std::error::Error + Send + Sync>) -> HttpError {
+    HttpError::new(HttpErrorKind::Unknown, std::io::Error::other(error))
+}
+
 impl Http {
+    /// That this client does not go where a server has redirected it.
+    fn redirected(&self, next: &str) -> String {
+        let problem = match Url::parse(next) {
+            Ok(url) if !["http", "https"].contains(&url.scheme()) => "which is not of HTTP",
+            _ if !self.may_leave => {
+                "which is not followed since it would get the credentials; set the endpoint, or the \
+                 region, of the bucket"
+            }
+            Ok(url) if url.scheme() == "http" => {
+                "which is not followed from `https` since others could read what is sent there"
+            }
+            _ => "after more redirects than are followed",
+        };
+        format!("redirected to {}, {problem}", shown(next))
+    }
+
     /// Sends a request, and counts in `transferred` what is sent of its body, and received.
     async fn send_counted(
         &self,
@@ -211,7 +312,7 @@ impl Http {
             None => reqwest::Body::wrap(counted(body, Arc::clone(&transferred))),
         });
         let response: http::Response<reqwest::Body> =
-            self.0.execute(request).await.map_err(failed)?.into();
+            self.client.execute(request).await.map_err(failed)?.into();
         let (head, body) = response.into_parts();
         let body = counted(body.map_err(failed), transferred);
         Ok(HttpResponse::from_parts(head, HttpResponseBody::new(body)))
@@ -274,7 +375,8 @@ impl Bucket {
     pub(crate) fn of(location: &Location, settings: &Arc<Settings>) -> Arc<Self> {
         let mut buckets = BUCKETS.get().lock().unwrap_or_else(PoisonError::into_inner);
         let new = || {
-            let location = Location { key: String::new(), ..location.clone() };
+            let mut location = location.clone();
+            (location.key, location.access) = (String::new(), Access::default());
             let client = PerProcess::new(Mutex::default);
             Arc::new(Self { location, settings: Arc::clone(settings), client })
         };
@@ -298,7 +400,11 @@ impl Bucket {
     }
 
     fn connect(&self, shared: &Shared) -> object_store::Result<StoreInterfaces> {
-        let (settings, http) = (&self.settings, shared.http.clone());
+        let settings = &self.settings;
+        let http = match self.location.service {
+            Service::Http => shared.servers.clone(),
+            _ => shared.buckets.clone(),
+        };
         // Repeated by `fetch`, which knows what was received already.
         let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
         let Location { base, bucket, .. } = &self.location;
@@ -397,7 +503,7 @@ impl Bucket {
                     Ok(tokio::time::timeout(CONNECT_TIMEOUT, region).await)
                 };
                 // Without an answer the default region is tried, and the error is that of a request.
-                if let Ok(Ok(Ok(region))) = shared.start(ask).wait() {
+                if let Ok(Ok(Ok(region))) = shared.start(ask).wait_through() {
                     return builder.with_region(region);
                 }
             }

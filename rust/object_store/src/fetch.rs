@@ -8,17 +8,20 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
+use grainmill_core::url::redacted;
 use grainmill_core::{Error, Result};
 use object_store::path::Path as ObjectPath;
 use object_store::{Error as StoreError, GetOptions, GetRange, GetResult, ObjectMeta};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::client::{ANSWER, Answer, Client, chain};
+use crate::access::Access;
+use crate::client::{ACCESS, ANSWER, Answer, Client, chain};
+use crate::location::Location;
 use crate::settings::Settings;
 
 /// The pause after the first failure, which doubles up to the maximum; a server may ask for more.
@@ -28,6 +31,8 @@ const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 /// A server that has never answered is not waited for as long as one that has: its name, or the way
 /// to it, may be wrong.
 const FIRST_ANSWER: Duration = Duration::from_secs(15);
+/// How many bytes have to arrive so that the deadline counts anew.
+const MIN_PROGRESS: u64 = 64 << 10;
 /// Longer messages are cut: a server may send a page of HTML.
 const MAX_TEXT_LEN: usize = 600;
 
@@ -60,7 +65,7 @@ pub(crate) enum FailureKind {
 }
 
 impl Failure {
-    fn new(kind: FailureKind, text: impl Into<String>) -> Self {
+    pub(crate) fn new(kind: FailureKind, text: impl Into<String>) -> Self {
         Self { kind, text: text.into(), status: 0, retry_after: None }
     }
 
@@ -88,6 +93,19 @@ impl Failure {
             _ => FailureKind::Transient,
         };
         Self { kind, text: chain(error), status, retry_after }
+    }
+
+    /// What `error` of the last request of this task means, which was to list.
+    pub(crate) fn of_list(error: &StoreError) -> Self {
+        let failure = Self::of(error);
+        match failure.kind {
+            FailureKind::NoPart => {
+                let text = format!("the answer is no list of objects ({})", chain(error));
+                Self::new(FailureKind::Permanent, text)
+            }
+            _ if failure.status == 404 => Self { kind: FailureKind::NotFound, ..failure },
+            _ => failure,
+        }
     }
 
     /// What `error` of the last request of this task means, which was to write.
@@ -131,10 +149,14 @@ pub(crate) struct Attempts<'a> {
     settings: &'a Settings,
     /// The URL, for messages.
     shown: &'a str,
+    access: Access,
     action: &'static str,
+    /// From when on the deadline counts.
     started: Instant,
-    /// How many have failed.
+    /// How many have failed since.
     pub(crate) count: u32,
+    /// How many bytes the first one has sent, which were sent in vain.
+    pub(crate) sent: AtomicU64,
 }
 
 impl<'a> Attempts<'a> {
@@ -144,7 +166,19 @@ impl<'a> Attempts<'a> {
         shown: &'a str,
         action: &'static str,
     ) -> Self {
-        Self { client, settings, shown, action, started: Instant::now(), count: 0 }
+        let access = Access::default();
+        let (started, sent) = (Instant::now(), AtomicU64::new(0));
+        Self { client, settings, shown, access, action, started, count: 0, sent }
+    }
+
+    /// Counts the deadline anew: what has arrived until now is not requested again.
+    fn go_on(&mut self) {
+        (self.started, self.count) = (Instant::now(), 0);
+    }
+
+    /// As these, of requests that have `access`.
+    pub(crate) fn with_access(self, access: &Access) -> Self {
+        Self { access: access.clone(), ..self }
     }
 
     /// Runs one attempt; gives up one that sends nothing for too long.
@@ -152,6 +186,7 @@ impl<'a> Attempts<'a> {
         &self,
         attempt: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
+        let attempt = ACCESS.scope(self.access.clone(), attempt);
         let result = ANSWER.scope(Cell::default(), attempt).await;
         if !matches!(&result, Err(Failure { kind: FailureKind::Unanswered, .. })) {
             self.client.has_answered.store(true, Ordering::Relaxed);
@@ -169,6 +204,10 @@ impl<'a> Attempts<'a> {
         what: impl FnOnce() -> String,
     ) -> Result<()> {
         self.count += 1;
+        if self.count == 1 && self.sent.load(Ordering::Relaxed) >= MIN_PROGRESS {
+            // What has taken long to send is sent again at least once.
+            self.started = Instant::now();
+        }
         let limit = match failure.kind {
             FailureKind::Transient => self.settings.deadline,
             FailureKind::Unanswered if self.client.has_answered.load(Ordering::Relaxed) => {
@@ -192,12 +231,23 @@ impl<'a> Attempts<'a> {
             FailureKind::Denied => ErrorKind::PermissionDenied,
             _ => ErrorKind::Other,
         };
-        let mut text = format!("{}{}", what(), cut(&without_query(&failure.text, self.shown)));
+        let mut text = format!("{}{}", what(), cut(&self.without_secrets(&failure.text)));
         if self.count > 1 {
             let seconds = elapsed.as_secs_f64();
             text = format!("{text} ({} attempts in {seconds:.1} s)", self.count);
         }
         Err(Error::io(self.shown, self.action, std::io::Error::new(kind, text)))
+    }
+}
+
+impl Attempts<'_> {
+    /// `text`, in which a server may have repeated what it was sent.
+    fn without_secrets(&self, text: &str) -> String {
+        let mut text = redacted(text).into_owned();
+        for secret in self.access.secrets().into_iter().chain(self.settings.secrets()) {
+            text = text.replace(&secret, "...");
+        }
+        text
     }
 }
 
@@ -217,33 +267,23 @@ fn cut(text: &str) -> String {
     }
 }
 
-/// `text` without the query of the URL in it, if messages must not show that.
-fn without_query(text: &str, shown: &str) -> String {
-    let Some(url) = shown.strip_suffix("...") else { return text.to_owned() };
-    let mut parts = text.split(url);
-    let mut out = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let after = part.find(|c: char| c.is_whitespace() || c == ')').map_or("", |at| &part[at..]);
-        out = format!("{out}{shown}{after}");
-    }
-    out
-}
-
 /// An object as it was when it was opened.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) path: ObjectPath,
     pub(crate) shown: Arc<str>,
+    pub(crate) access: Access,
     pub(crate) byte_len: u64,
     pub(crate) modified_ns: i64,
     pub(crate) e_tag: Option<String>,
 }
 
 impl Target {
-    fn new(path: &ObjectPath, shown: &Arc<str>, meta: &ObjectMeta) -> Self {
+    fn new(path: &ObjectPath, location: &Location, meta: &ObjectMeta) -> Self {
         Self {
             path: path.clone(),
-            shown: Arc::clone(shown),
+            shown: location.shown.as_str().into(),
+            access: location.access.clone(),
             byte_len: meta.size,
             modified_ns: modified_ns(meta),
             e_tag: meta.e_tag.clone(),
@@ -264,23 +304,24 @@ fn modified_ns(meta: &ObjectMeta) -> i64 {
     meta.last_modified.timestamp_nanos_opt().unwrap_or_default()
 }
 
-/// Asks for the length of an object and its last `tail_len` bytes, where the server sends both at
+/// Asks for the length of the object at `location` and its last `tail_len` bytes, where the server sends both at
 /// once; else for the length only.
 pub(crate) async fn open(
     client: Arc<Client>,
     settings: Arc<Settings>,
-    path: ObjectPath,
-    shown: Arc<str>,
+    location: Location,
     tail_len: u64,
 ) -> Result<(Target, Vec<Bytes>)> {
-    let mut attempts = Attempts::new(&client, &settings, &shown, "open");
+    let path = location.object()?;
+    let attempts = Attempts::new(&client, &settings, &location.shown, "open");
+    let mut attempts = attempts.with_access(&location.access);
     let mut has_suffixes = true;
     loop {
         let attempt = async {
             let range = has_suffixes.then_some(GetRange::Suffix(tail_len));
             let options = GetOptions { head: range.is_none(), range, ..GetOptions::default() };
             let result = get(&client, &settings, &path, options).await?;
-            let target = Target::new(&path, &shown, &result.meta);
+            let target = Target::new(&path, &location, &result.meta);
             let mut tail = Vec::new();
             if has_suffixes {
                 let len = result.range.end - result.range.start;
@@ -308,8 +349,9 @@ pub(crate) async fn read(
     target: Arc<Target>,
     range: Range<u64>,
 ) -> Result<Vec<Bytes>> {
-    let mut attempts = Attempts::new(&client, &settings, &target.shown, "read");
-    let (mut received, mut len) = (Vec::new(), 0);
+    let attempts = Attempts::new(&client, &settings, &target.shown, "read");
+    let mut attempts = attempts.with_access(&target.access);
+    let (mut received, mut len, mut counted_len) = (Vec::new(), 0, 0);
     let total = range.end - range.start;
     loop {
         let attempt = async {
@@ -326,6 +368,10 @@ pub(crate) async fn read(
         match attempts.run(attempt).await {
             Ok(()) => return Ok(received),
             Err(failure) => {
+                if len - counted_len >= MIN_PROGRESS {
+                    counted_len = len;
+                    attempts.go_on();
+                }
                 let what = || format!("{total} bytes at offset {}: ", range.start);
                 attempts.after(failure, what).await?;
             }
@@ -346,6 +392,7 @@ async fn get(
 }
 
 /// Appends the body of `result`, which has `expected` bytes, to `received`, and counts them in `len`.
+/// A server is given up that sends less than the settings ask for, also if it sends something.
 async fn receive(
     result: GetResult,
     expected: u64,
@@ -355,6 +402,7 @@ async fn receive(
 ) -> Result<(), Failure> {
     let end = *len + expected;
     let mut body = result.into_stream();
+    let (mut check_at, mut checked_len) = (Instant::now() + settings.stall, *len);
     while *len < end {
         let so_far =
             || format!("after {} of {expected} bytes of the answer", expected - (end - *len));
@@ -362,6 +410,15 @@ async fn receive(
             let text = format!("nothing for {} s {}", settings.stall.as_secs_f64(), so_far());
             return Err(Failure::new(FailureKind::Transient, text));
         };
+        if Instant::now() >= check_at {
+            let arrived = *len - checked_len;
+            if arrived < settings.min_len {
+                let stall = settings.stall.as_secs_f64();
+                let text = format!("only {arrived} bytes in {stall} s, {}", so_far());
+                return Err(Failure::new(FailureKind::Transient, text));
+            }
+            (check_at, checked_len) = (Instant::now() + settings.stall, *len);
+        }
         match next {
             Some(Ok(bytes)) if bytes.len() as u64 <= end - *len => {
                 *len += bytes.len() as u64;
@@ -397,14 +454,6 @@ mod tests {
         }
         let some: std::collections::HashSet<Duration> = (0..50).map(|_| pause(9)).collect();
         assert!(some.len() > 10);
-    }
-
-    #[test]
-    fn messages_do_not_show_queries() {
-        let text = "GET https://h/a?sig=secret in 5 ms, then https://h/a?x=2";
-        let found = without_query(text, "https://h/a?...");
-        assert_eq!(found, "GET https://h/a?... in 5 ms, then https://h/a?...");
-        assert_eq!(without_query(text, "https://h/a"), text);
     }
 
     #[test]

@@ -25,9 +25,8 @@ pub fn identities(settings: &Arc<Settings>, urls: &[String]) -> Result<Vec<Objec
         let start = |url: &String| {
             let location = Location::parse(url)?;
             let client = Bucket::of(&location, settings).client()?;
-            let shown = location.shown.as_str().into();
             // Not all servers answer requests for headers only.
-            let opened = open(client, Arc::clone(settings), location.object()?, shown, 1);
+            let opened = open(client, Arc::clone(settings), location, 1);
             Ok(Shared::get()?.start(opened))
         };
         let started: Vec<_> = urls.iter().map(start).collect::<Result<_>>()?;

@@ -9,12 +9,14 @@
 //!
 //! [`Storage`]: grainmill_core::records::storage::Storage
 
+mod access;
 mod aws_profile;
 pub mod block_cache;
 mod client;
 mod fetch;
 mod identity;
 mod list;
+mod list_names;
 mod location;
 mod object;
 mod settings;

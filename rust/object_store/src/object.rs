@@ -81,25 +81,26 @@ impl Object {
     /// Opens the object at `url`; returns the end of it as well.
     fn open(url: &str, settings: &Arc<Settings>) -> Result<(Self, Vec<Bytes>)> {
         let location = Location::parse(url)?;
-        let path = location.object()?;
+        location.object()?;
         let bucket = Bucket::of(&location, settings);
         let client = bucket.client()?;
-        let shown: Arc<str> = location.shown.as_str().into();
-        let opening = fetch::open(client, Arc::clone(settings), path, Arc::clone(&shown), TAIL_LEN);
+        let opening = fetch::open(client, Arc::clone(settings), location, TAIL_LEN);
         let (target, tail) = Shared::get()?.start(opening).wait()?;
         let cache = match &settings.cache {
             Some((dir, byte_len)) => {
                 let blocks = BlockCache::open(dir, *byte_len)?;
-                let Target { byte_len, modified_ns, e_tag, .. } = &target;
+                let Target { shown, access, byte_len, modified_ns, e_tag, .. } = &target;
                 let tag = e_tag.as_deref().unwrap_or_default();
                 // Without either, nothing would tell a changed object from the cached one.
                 let is_identified = !tag.is_empty() || *modified_ns != 0;
-                let identity = format!("{url}\n{tag}\n{modified_ns}\n{byte_len}");
+                // Only a hash of it is stored.
+                let query = access.unsigned_query();
+                let identity = format!("{shown}{query}\n{tag}\n{modified_ns}\n{byte_len}");
                 is_identified.then_some(Cached { blocks, identity })
             }
             None => None,
         };
-        let path = PathBuf::from(&*shown);
+        let path = PathBuf::from(&*target.shown);
         Ok((Self { path, bucket, target: Arc::new(target), cache }, tail))
     }
 
@@ -203,7 +204,7 @@ impl Object {
                 continue;
             }
             // Another thread may be reading it: wait for it instead of reading it twice.
-            let _guard = FLIGHTS.enter(key(block).number());
+            let _guard = FLIGHTS.enter(key(block).number())?;
             if read(block, &mut bytes) {
                 continue;
             }

@@ -24,7 +24,7 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload,
 };
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::client::{Bucket, Client, IS_NEW, Shared, Started, TRANSFERRED};
 use crate::fetch::{Attempts, Failure, FailureKind};
@@ -42,6 +42,8 @@ const MAX_IN_FLIGHT: usize = 4;
 const FRAME_LEN: usize = 128 << 10;
 /// For how long to try to remove the parts of a failed upload.
 const ABORT_DEADLINE: Duration = Duration::from_secs(10);
+/// How long a request may take that sends or receives next to nothing.
+const MAX_SLOW: Duration = Duration::from_secs(600);
 /// The attribute of an object that says which upload wrote it; not all services take punctuation.
 const UPLOAD_ATTRIBUTE: &str = "grainmillupload";
 const ENDED: &str = "the upload was ended";
@@ -382,28 +384,35 @@ impl Target {
     }
 
     /// Runs one attempt of a request, which fails if for too long nothing of it is sent and nothing of
-    /// its answer comes. A service may send white space while it makes many parts one object.
+    /// its answer comes, or less than the settings ask for when it has taken long. A service may send
+    /// white space while it makes many parts one object.
     async fn attempt<T>(
         &self,
         attempts: &Attempts<'_>,
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T, Failure> {
         let transferred = Arc::new(AtomicU64::new(0));
+        let sent = Arc::clone(&transferred);
         let watched = async {
             let mut request = std::pin::pin!(TRANSFERRED.scope(Arc::clone(&transferred), request));
-            let mut seen = 0;
+            let (mut seen, started) = (0, Instant::now());
             loop {
                 if let Ok(result) = timeout(self.settings.stall, &mut request).await {
                     return result.map_err(|error| Failure::of_write(&error));
                 }
                 let now = transferred.load(Ordering::Relaxed);
-                if now == seen {
+                let is_slow = now - seen < self.settings.min_len && started.elapsed() > MAX_SLOW;
+                if now == seen || is_slow {
                     return Err(Failure::unanswered(self.settings.stall));
                 }
                 seen = now;
             }
         };
-        attempts.run(watched).await
+        let result = attempts.run(watched).await;
+        if attempts.count == 0 {
+            attempts.sent.store(sent.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        result
     }
 
     fn attributes(&self) -> Attributes {

@@ -12,9 +12,9 @@ use std::time::Instant;
 
 use arrow_array::ArrayRef;
 use bytes::Bytes;
-use grainmill_core::Result;
 use grainmill_core::pipeline::{Job, ReadQueue};
 use grainmill_core::records::storage_latency;
+use grainmill_core::{Result, interrupt};
 
 use crate::cache::{Claim, Estimate, Key, Slot};
 use crate::decode::Unit;
@@ -130,18 +130,23 @@ impl Ahead {
     }
 
     /// Waits until all rows are decoded, or cannot be.
-    pub fn wait(&self) {
+    ///
+    /// # Errors
+    /// If the wait is interrupted.
+    pub fn wait(&self) -> Result<()> {
         if self.owner != std::process::id() {
-            return;
+            return Ok(());
         }
         let started = Instant::now();
-        let progress = lock(&self.job.progress);
-        let progress = self.job.finished.wait_while(progress, |progress| progress.num_left > 0);
-        let slots = progress.unwrap_or_else(PoisonError::into_inner).slots.clone();
+        let is_running = |progress: &mut Progress| progress.num_left > 0;
+        let progress = interrupt::wait_while(&self.job.progress, &self.job.finished, is_running)?;
+        let slots = progress.slots.clone();
+        drop(progress);
         for slot in slots {
-            slot.wait();
+            slot.wait()?;
         }
         storage_latency::add_waited(started.elapsed());
+        Ok(())
     }
 }
 

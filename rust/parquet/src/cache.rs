@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use arrow_array::{Array, ArrayRef};
 use grainmill_core::process::PerProcess;
+use grainmill_core::{Result, interrupt};
 
 /// Consecutive rows of one column of a row group: the numbers of the file, row group, column, and
 /// the first row.
@@ -94,13 +95,11 @@ enum Outcome {
 
 impl Slot {
     /// Waits until the unit is decoded; None if that failed.
-    pub(crate) fn wait(&self) -> Option<ArrayRef> {
-        let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn wait(&self) -> Result<Option<ArrayRef>> {
         let is_pending = |outcome: &mut Outcome| matches!(outcome, Outcome::Pending);
-        let outcome = self.finished.wait_while(outcome, is_pending);
-        match &*outcome.unwrap_or_else(PoisonError::into_inner) {
-            Outcome::Decoded(array) => Some(Arc::clone(array)),
-            Outcome::Pending | Outcome::Failed => None,
+        match &*interrupt::wait_while(&self.outcome, &self.finished, is_pending)? {
+            Outcome::Decoded(array) => Ok(Some(Arc::clone(array))),
+            Outcome::Pending | Outcome::Failed => Ok(None),
         }
     }
 
@@ -374,7 +373,7 @@ mod tests {
         let slot = decode(&cache, 0);
         assert_eq!((cache.byte_len(), cache.reserved()), (0, array().get_array_memory_size()));
         let Claim::Wait(same) = claim(&cache, 0) else { panic!("the slot is held") };
-        assert!(same.wait().is_some());
+        assert!(same.wait().unwrap().is_some());
         drop((slot, same));
         assert_eq!(cache.reserved(), 0);
         assert!(matches!(claim(&cache, 0), Claim::Decode(_)));
@@ -385,7 +384,7 @@ mod tests {
         let cache = Arc::new(Cache::new(1 << 20));
         let Claim::Decode(slot) = claim(&cache, 0) else { panic!("nobody decodes it") };
         let Claim::Wait(same) = claim(&cache, 0) else { panic!("the slot is held") };
-        let waiting = std::thread::spawn(move || same.wait().is_some());
+        let waiting = std::thread::spawn(move || same.wait().unwrap().is_some());
         cache.finish(key(0), &slot, Some(array()));
         assert!(waiting.join().unwrap());
         assert!(has(&cache, 0));
@@ -396,12 +395,12 @@ mod tests {
         let cache = Cache::new(1 << 20);
         let Claim::Decode(slot) = claim(&cache, 0) else { panic!("nobody decodes it") };
         cache.finish(key(0), &slot, None);
-        assert!(slot.wait().is_none());
+        assert!(slot.wait().unwrap().is_none());
         assert_eq!(cache.reserved(), 0);
         // One of them can decode it, so that the others need not.
         cache.finish(key(0), &slot, Some(array()));
         cache.finish(key(0), &slot, None);
-        assert!(slot.wait().is_some());
+        assert!(slot.wait().unwrap().is_some());
         assert!(has(&cache, 0));
         assert_eq!(cache.reserved(), array().get_array_memory_size());
     }

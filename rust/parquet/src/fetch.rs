@@ -9,7 +9,7 @@ use grainmill_core::pipeline::{Job, ReadQueue};
 use grainmill_core::records::storage::{ReadAt, Reader};
 use grainmill_core::records::storage_latency::StorageLatency;
 use grainmill_core::try_alloc::try_with_capacity;
-use grainmill_core::{Error, Result};
+use grainmill_core::{Error, Result, interrupt};
 
 /// Ranges with a smaller gap between them are read together.
 const MAX_GAP: u64 = 16 << 10;
@@ -186,8 +186,9 @@ fn all(reads: Vec<Read>, queue: &ReadQueue) -> Result<Vec<Done>> {
     let shared = Arc::new(Shared { reads: Mutex::new((reads, Vec::new())), done: Condvar::new() });
     queue.submit(Arc::clone(&shared) as Arc<dyn Job>, num_reads);
     let is_reading = |reads: &mut Reads| reads.1.len() < num_reads;
-    let done = shared.done.wait_while(shared.lock(), is_reading);
-    let mut done = std::mem::take(&mut done.unwrap_or_else(PoisonError::into_inner).1);
+    let mut reads = interrupt::wait_while(&shared.reads, &shared.done, is_reading)?;
+    let mut done = std::mem::take(&mut reads.1);
+    drop(reads);
     done.sort_unstable_by_key(|&(number, _)| number);
     done.into_iter().map(|(_, result)| result).collect()
 }

@@ -11,7 +11,7 @@ use arrow_schema::FieldRef;
 use grainmill_core::process::PerProcess;
 use grainmill_core::records::storage::{ReadAt, Storage, StoredFile};
 use grainmill_core::records::storage_latency::StorageLatency;
-use grainmill_core::{Error, Result};
+use grainmill_core::{Error, Result, interrupt};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 
@@ -218,7 +218,7 @@ impl ParquetFile {
         latency: &Arc<StorageLatency>,
         room: &Arc<Room>,
     ) -> Result<Vec<Held>> {
-        let _finding = self.begin((row_group, column));
+        let _finding = self.begin((row_group, column))?;
         let is_unknown = |&column: &usize| self.placed(row_group, column).is_none();
         let columns: Vec<usize> = match column {
             Some(column) => vec![column],
@@ -251,7 +251,7 @@ impl ParquetFile {
                 left -= if is_whole { len } else { 0 };
                 is_whole
             });
-            let taken = Arc::new(room.take(MAX_TAKEN - left));
+            let taken = Arc::new(room.take(MAX_TAKEN - left)?);
             for chunk in chunks {
                 let bytes = file.read(chunk.clone())?;
                 parts.push((chunk.start, bytes.clone()));
@@ -269,12 +269,10 @@ impl ParquetFile {
     }
 
     /// Waits until no other thread is finding `target`; others wait until what is returned is dropped.
-    fn begin(&self, target: Target) -> Finding<'_> {
+    fn begin(&self, target: Target) -> Result<Finding<'_>> {
         let (targets, ended) = self.targets.get();
-        let targets = targets.lock().unwrap_or_else(PoisonError::into_inner);
-        let targets = ended.wait_while(targets, |targets| targets.contains(&target));
-        targets.unwrap_or_else(PoisonError::into_inner).insert(target);
-        Finding { file: self, target }
+        interrupt::wait_while(targets, ended, |targets| targets.contains(&target))?.insert(target);
+        Ok(Finding { file: self, target })
     }
 
     /// Where column number `column` of `row_group` is stored.

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use arrow_array::{Array, ArrayRef, new_empty_array};
@@ -12,7 +13,7 @@ use grainmill_core::pipeline::{ReadQueue, pool};
 use grainmill_core::process::PerProcess;
 use grainmill_core::records::storage::Storage;
 use grainmill_core::records::storage_latency::{ReadTotals, StorageLatency};
-use grainmill_core::{Error, Result};
+use grainmill_core::{Error, Result, interrupt};
 use parquet::file::metadata::RowGroupMetaData;
 
 use crate::ahead::Ahead;
@@ -346,11 +347,11 @@ impl ParquetFiles {
             return Ok(Rows { fields, columns, len: 0 });
         }
         // Held until the rows are gathered.
-        let _ahead = self.is_slow().then(|| {
+        let ahead = self.is_slow().then(|| {
             let ahead = Ahead::start(self, positions.to_vec(), columns.to_vec(), false, queue);
-            ahead.wait();
-            ahead
+            ahead.wait().map(|()| ahead)
         });
+        let _ahead = ahead.transpose()?;
         let picks = self.picks(positions)?;
         let columns = self.parts(&picks, columns, queue).map_err(|error| {
             // What was found first depends on timing and on the order in storage.
@@ -592,7 +593,7 @@ impl ParquetFiles {
             }
         }
         for (number, slot) in waiting {
-            let array = if let Some(array) = slot.wait() {
+            let array = if let Some(array) = slot.wait()? {
                 array
             } else {
                 // Another thread could not decode it: this one finds out why.
@@ -766,7 +767,7 @@ fn open_all(entries: &Arc<Vec<Entry>>, opener: &Arc<Opener>, numbers: Vec<usize>
         return rest.iter().try_for_each(|&number| open_entry(entries, number, opener).map(drop));
     }
     let num_jobs = num_threads.min(rest.len());
-    let (sender, receiver) = std::sync::mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     // Empty once a file could not be opened: those before it are being opened then.
     let rest = Arc::new(Mutex::new(rest.into_iter()));
     pool::submit(num_jobs, || {
@@ -785,8 +786,18 @@ fn open_all(entries: &Arc<Vec<Entry>>, opener: &Arc<Opener>, numbers: Vec<usize>
         })
     });
     drop(sender);
-    let first = receiver.iter().min_by_key(|&(number, _)| number);
-    first.map_or(Ok(()), |(_, error)| Err(error))
+    let mut first: Option<(usize, Error)> = None;
+    loop {
+        let next = interrupt::wait(|interval| match receiver.recv_timeout(interval) {
+            Err(RecvTimeoutError::Timeout) => None,
+            next => Some(next),
+        });
+        match next? {
+            Err(_) => return first.map_or(Ok(()), |(_, error)| Err(error)),
+            Ok((number, _)) if first.as_ref().is_some_and(|&(earlier, _)| earlier < number) => {}
+            Ok(failed) => first = Some(failed),
+        }
+    }
 }
 
 /// Numbers of files, row groups and columns fit into 32 bits.

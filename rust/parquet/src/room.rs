@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use bytes::Bytes;
+use grainmill_core::{Result, interrupt};
 
 /// The limit.
 const LIMIT: u64 = 256 << 20;
@@ -34,13 +35,11 @@ pub(crate) struct Held {
 
 impl Room {
     /// Takes `byte_len` bytes, at most [`MAX_TAKEN`], as soon as there is room for them.
-    pub(crate) fn take(self: &Arc<Self>, byte_len: u64) -> Taken {
+    pub(crate) fn take(self: &Arc<Self>, byte_len: u64) -> Result<Taken> {
         debug_assert!(byte_len <= MAX_TAKEN, "{byte_len} bytes would wait for ever");
-        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let is_full = |taken: &mut u64| *taken + byte_len > LIMIT;
-        let taken = self.returned.wait_while(taken, is_full);
-        *taken.unwrap_or_else(PoisonError::into_inner) += byte_len;
-        Taken { room: Arc::clone(self), byte_len }
+        *interrupt::wait_while(&self.taken, &self.returned, is_full)? += byte_len;
+        Ok(Taken { room: Arc::clone(self), byte_len })
     }
 }
 
@@ -73,13 +72,13 @@ mod tests {
     #[test]
     fn those_beyond_the_limit_wait_and_half_of_it_may_stay() {
         let room = Arc::new(Room::default());
-        let first = room.take(LIMIT / 2);
+        let first = room.take(LIMIT / 2).unwrap();
         assert!(first.may_stay());
-        let second = room.take(LIMIT / 2);
+        let second = room.take(LIMIT / 2).unwrap();
         assert!(!second.may_stay());
         let waiting = {
             let room = Arc::clone(&room);
-            std::thread::spawn(move || room.take(1).byte_len)
+            std::thread::spawn(move || room.take(1).unwrap().byte_len)
         };
         drop(first);
         assert_eq!(waiting.join().unwrap(), 1);

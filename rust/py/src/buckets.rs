@@ -11,6 +11,7 @@ use grainmill_object_store::{ObjectIdentity, identities, list};
 use pyo3::prelude::*;
 
 use crate::error::Raised;
+use crate::waiting::{lock, wait_for};
 
 /// The storage of `_url` and all others.
 pub(crate) fn storage_of(_url: &str) -> Result<Arc<dyn Storage>> {
@@ -31,30 +32,30 @@ pub(crate) fn object_of(writer: &Bound<'_, PyAny>) -> PyResult<Box<dyn WriteFile
 
 /// The URL and size in bytes of each object whose URL starts with `url_prefix`, in order of URLs.
 #[pyfunction]
-fn list_objects(py: Python<'_>, url_prefix: &str) -> Result<Vec<(String, u64)>, Raised> {
-    let settings = Arc::new(Settings::from_env()?);
-    py.detach(|| list(&settings, url_prefix)).map_err(Raised::from)
+fn list_objects(py: Python<'_>, url_prefix: &str) -> PyResult<Vec<(String, u64)>> {
+    let settings = Arc::new(Settings::from_env().map_err(Raised)?);
+    wait_for(py, || list(&settings, url_prefix))
 }
 
 /// The length, the time in nanoseconds since 1970 and the tag of each object.
 #[pyfunction]
-fn object_identities(py: Python<'_>, urls: Vec<String>) -> Result<Vec<ObjectIdentity>, Raised> {
-    let settings = Arc::new(Settings::from_env()?);
-    py.detach(|| identities(&settings, &urls)).map_err(Raised::from)
+fn object_identities(py: Python<'_>, urls: Vec<String>) -> PyResult<Vec<ObjectIdentity>> {
+    let settings = Arc::new(Settings::from_env().map_err(Raised)?);
+    wait_for(py, || identities(&settings, &urls))
 }
 
 /// Removes the object at `url`, if there is one.
 #[pyfunction]
-fn remove_object(py: Python<'_>, url: &str) -> Result<(), Raised> {
-    let settings = Settings::from_env()?;
-    py.detach(|| object_store::remove(url, settings)).map_err(Raised)
+fn remove_object(py: Python<'_>, url: &str) -> PyResult<()> {
+    let settings = Settings::from_env().map_err(Raised)?;
+    wait_for(py, || object_store::remove(url, settings))
 }
 
 /// Removes the parts of an upload whose process has ended.
 #[pyfunction]
-fn abort_upload(py: Python<'_>, url: &str, upload_id: &str) -> Result<(), Raised> {
-    let settings = Settings::from_env()?;
-    py.detach(|| object_store::abort(url, settings, upload_id)).map_err(Raised)
+fn abort_upload(py: Python<'_>, url: &str, upload_id: &str) -> PyResult<()> {
+    let settings = Settings::from_env().map_err(Raised)?;
+    wait_for(py, || object_store::abort(url, settings, upload_id))
 }
 
 /// An object in a bucket that is being written; nothing is visible before it is closed.
@@ -69,27 +70,26 @@ impl PyObjectWriter {
     /// The object at `url`; it does not replace an existing one unless it `replaces`.
     #[new]
     #[pyo3(signature = (url, *, replaces = true))]
-    fn new(py: Python<'_>, url: &str, replaces: bool) -> Result<Self, Raised> {
-        let settings = Settings::from_env()?;
-        let upload = py.detach(|| Upload::new(url, settings, replaces))?;
+    fn new(py: Python<'_>, url: &str, replaces: bool) -> PyResult<Self> {
+        let settings = Settings::from_env().map_err(Raised)?;
+        let upload = wait_for(py, || Upload::new(url, settings, replaces))?;
         let control = upload.control();
         Ok(Self { upload: Mutex::new(Some(Box::new(upload))), control })
     }
 
     /// Appends bytes.
-    fn write(&self, py: Python<'_>, data: &[u8]) -> Result<(), Raised> {
+    fn write(&self, py: Python<'_>, data: &[u8]) -> PyResult<()> {
         let write = || {
-            let mut guard = self.lock();
+            let mut guard = lock(&self.upload)?;
             let upload = guard.as_mut().ok_or_else(closed)?;
             upload.write_all(data).map_err(|error| Error::io(upload.shown(), "write", error))
         };
-        py.detach(write).map_err(Raised)
+        wait_for(py, write)
     }
 
     /// Sends the rest and makes the object visible.
-    fn close(&self, py: Python<'_>) -> Result<(), Raised> {
-        let close = || self.lock().take().ok_or_else(closed)?.close();
-        py.detach(close).map_err(Raised)
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        wait_for(py, || lock(&self.upload)?.take().ok_or_else(closed)?.close())
     }
 
     /// Makes every call in progress fail, and all that follow, without waiting: a dropped or aborted

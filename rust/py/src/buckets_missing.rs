@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use grainmill_core::Result;
 use grainmill_core::records::storage::{Storage, WriteFile};
+use grainmill_core::url::shown;
 use pyo3::prelude::*;
 
 use crate::error::Raised;
@@ -16,16 +17,11 @@ pub(crate) fn is_url(path: &str) -> bool {
 }
 
 pub(crate) fn storage_of(url: &str) -> Result<Arc<dyn Storage>> {
-    Err(missing(scheme_of(url), FEATURE))
-}
-
-/// What names a URL in messages: the rest of it may have secrets.
-fn scheme_of(url: &str) -> &str {
-    url.split_inclusive("://").next().unwrap_or(url)
+    Err(missing(&shown(url), FEATURE))
 }
 
 pub(crate) fn creator_of(url: &str) -> Result<impl FnOnce() -> Result<Box<dyn WriteFile>> + Send> {
-    Err::<fn() -> _, _>(missing(scheme_of(url), FEATURE))
+    Err::<fn() -> _, _>(missing(&shown(url), FEATURE))
 }
 
 pub(crate) fn object_of(_writer: &Bound<'_, PyAny>) -> PyResult<Box<dyn WriteFile>> {

@@ -20,6 +20,7 @@ use crate::error::Raised;
 use crate::python_input::{PythonInput, RaisedByFunction};
 use crate::records::{PyRecordFiles, positions};
 use crate::storage::storage_of;
+use crate::waiting::{lock, wait_for, waiting};
 
 /// The bytes of a file of any storage, from its begin to its end.
 #[pyclass(frozen, name = "FileBytes", module = "grainmill._native")]
@@ -28,9 +29,9 @@ pub(crate) struct PyFileBytes(Mutex<FileBytes>);
 #[pymethods]
 impl PyFileBytes {
     #[new]
-    fn new(py: Python<'_>, path: PathBuf) -> Result<Self, Raised> {
-        let storage = storage_of(std::iter::once(&path))?;
-        Ok(Self(Mutex::new(py.detach(|| FileBytes::open(&*storage, &path))?)))
+    fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        let storage = storage_of(std::iter::once(&path)).map_err(Raised)?;
+        Ok(Self(Mutex::new(wait_for(py, || FileBytes::open(&*storage, &path))?)))
     }
 
     /// The length of the file.
@@ -41,14 +42,14 @@ impl PyFileBytes {
     }
 
     /// The next `max_len` bytes; fewer at the end only.
-    fn read<'py>(&self, py: Python<'py>, max_len: usize) -> Result<Bound<'py, PyBytes>, Raised> {
+    fn read<'py>(&self, py: Python<'py>, max_len: usize) -> PyResult<Bound<'py, PyBytes>> {
         let read = || -> Result<Vec<u8>> {
-            let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut file = lock(&self.0)?;
             let mut bytes = vec![0; max_len.min(usize::try_from(file.left()).unwrap_or(max_len))];
             file.next(&mut bytes)?;
             Ok(bytes)
         };
-        Ok(PyBytes::new(py, &py.detach(read)?))
+        Ok(PyBytes::new(py, &wait_for(py, read)?))
     }
 }
 
@@ -74,9 +75,10 @@ fn frames(format_name: &str) -> Result<Box<dyn Frames>> {
 impl PyRecordStream {
     /// Opens a file of format `format_name`, `tfrecord` or `jsonl`, compressed as its first bytes say.
     #[new]
-    fn new(py: Python<'_>, path: PathBuf, format_name: &str) -> Result<Self, Raised> {
-        let (storage, frames) = (storage_of(std::iter::once(&path))?, frames(format_name)?);
-        let stream = py.detach(|| RecordStream::open(&*storage, &path, frames))?;
+    fn new(py: Python<'_>, path: PathBuf, format_name: &str) -> PyResult<Self> {
+        let frames = frames(format_name).map_err(Raised)?;
+        let storage = storage_of(std::iter::once(&path)).map_err(Raised)?;
+        let stream = wait_for(py, || RecordStream::open(&*storage, &path, frames))?;
         let stream = Mutex::new((stream, RecordBlock::default()));
         Ok(Self { stream, raised: RaisedByFunction::default() })
     }
@@ -176,10 +178,10 @@ impl PyRecordStream {
         work: impl FnOnce(&mut RecordStream, &mut RecordBlock) -> Result<T> + Send,
     ) -> PyResult<T> {
         let work = || {
-            let (stream, block) = &mut *self.lock();
+            let (stream, block) = &mut *lock(&self.stream)?;
             work(stream, block)
         };
-        let done = py.detach(work).map_err(|error| self.raised.or(error))?;
+        let done = waiting(py, work)?.map_err(|error| self.raised.or(error))?;
         self.raised.raise_interruption(py)?;
         Ok(done)
     }
@@ -203,7 +205,7 @@ impl PyRecordOutput {
         writer: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let output = match writer {
-            None => py.detach(|| outputs::create(format_name, &path, options)),
+            None => waiting(py, || outputs::create(format_name, &path, options))?,
             Some(writer) => {
                 let mut object = Some(object_of(writer)?);
                 let mut open = |_: &Path| object.take().ok_or_else(closed);
@@ -222,8 +224,10 @@ impl PyRecordOutput {
         stream: &PyRecordStream,
         max_records: u64,
         num_threads: usize,
-    ) -> Result<u64, Raised> {
-        self.copying(py, |target| target.copy(&mut stream.lock().0, max_records, num_threads))
+    ) -> PyResult<u64> {
+        self.copying(py, |target| {
+            target.copy(&mut lock(&stream.stream)?.0, max_records, num_threads)
+        })
     }
 
     /// Copies the records of `files` at `indices`, in that order.
@@ -237,10 +241,9 @@ impl PyRecordOutput {
     ) -> PyResult<u64> {
         let positions = positions(&indices)?;
         let files = files.files();
-        let copied = self.copying(py, |target| {
+        self.copying(py, |target| {
             target.copy(&mut Indexed::new(files, &positions), u64::MAX, num_threads)
-        });
-        Ok(copied?)
+        })
     }
 
     /// Copies the `bytes` of `records`.
@@ -250,7 +253,7 @@ impl PyRecordOutput {
         py: Python<'_>,
         records: Vec<Bound<'_, PyBytes>>,
         num_threads: usize,
-    ) -> Result<u64, Raised> {
+    ) -> PyResult<u64> {
         let records: Vec<&[u8]> =
             records.iter().map(pyo3::types::PyBytesMethods::as_bytes).collect();
         self.copying(py, |target| {
@@ -264,12 +267,11 @@ impl PyRecordOutput {
     }
 
     /// Writes what follows the records, and syncs and closes the file.
-    fn close(&self, py: Python<'_>) -> Result<(), Raised> {
-        let close = || match self.lock().take() {
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        wait_for(py, || match lock(&self.0)?.take() {
             Some(target) => target.close(),
             None => Err(closed()),
-        };
-        py.detach(close).map_err(Raised::from)
+        })
     }
 }
 
@@ -283,16 +285,15 @@ impl PyRecordOutput {
         &self,
         py: Python<'_>,
         copy: impl FnOnce(&mut CopyTarget) -> Result<u64> + Send,
-    ) -> Result<u64, Raised> {
-        let copy = || {
-            let mut guard = self.lock();
+    ) -> PyResult<u64> {
+        wait_for(py, || {
+            let mut guard = lock(&self.0)?;
             let result = copy(guard.as_mut().ok_or_else(closed)?);
             if result.is_err() {
                 *guard = None;
             }
             result
-        };
-        py.detach(copy).map_err(Raised::from)
+        })
     }
 }
 
@@ -314,7 +315,7 @@ fn verify_array_record(
     let raised = RaisedByFunction::default();
     let mut tell = |len, count| raised.tell(tell.as_ref(), len, count);
     let verify = || verify::verify(&*storage, &path, max_problems, &mut tell);
-    let report = py.detach(verify).map_err(|error| raised.or(error))?;
+    let report = waiting(py, verify)?.map_err(|error| raised.or(error))?;
     let found = PyDict::new(py);
     found.set_item("byte_len", report.byte_len)?;
     found.set_item("num_chunks", report.num_chunks)?;

@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 
 use grainmill_core::Error;
+use grainmill_core::url::redacted;
 use pyo3::PyErr;
 use pyo3::exceptions::{
     PyException, PyFileExistsError, PyFileNotFoundError, PyIndexError, PyMemoryError, PyOSError,
@@ -17,6 +18,11 @@ pyo3::create_exception!(
     "A failure that no built-in exception describes, such as a damaged file."
 );
 
+/// The message of `error`, without the secrets of a URL.
+pub(crate) fn text_of(error: &Error) -> String {
+    redacted(&error.to_string()).into_owned()
+}
+
 /// An error of the engine, to be raised in Python.
 pub(crate) struct Raised(pub(crate) Error);
 
@@ -28,14 +34,14 @@ impl From<Error> for Raised {
 
 impl From<Raised> for PyErr {
     fn from(Raised(error): Raised) -> Self {
-        let message = error.to_string();
+        let message = text_of(&error);
         match error {
             Error::InvalidArgument(_) => PyValueError::new_err(message),
             Error::OutOfRange(_) => PyIndexError::new_err(message),
             Error::OutOfMemory(_) => PyMemoryError::new_err(message),
             Error::Io { source, path, .. } => match source.raw_os_error() {
                 // With an errno and a path, Python selects `FileNotFoundError` and similar subclasses.
-                Some(errno) => PyOSError::new_err((errno, message, path)),
+                Some(errno) => PyOSError::new_err((errno, message, redacted(&path).into_owned())),
                 // What a server said has a kind, but no errno.
                 None => match source.kind() {
                     ErrorKind::NotFound => PyFileNotFoundError::new_err(message),

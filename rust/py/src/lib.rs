@@ -32,6 +32,7 @@ mod records;
 mod shared;
 mod storage;
 mod tfrecord;
+mod waiting;
 
 #[pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use grainmill_core::Error;
 use grainmill_core::pipeline::ReadQueue;
 use grainmill_core::process::PerProcess;
+use grainmill_core::url::shown;
 use grainmill_parquet::arrow_array::ArrayRef;
 use grainmill_parquet::arrow_schema::TimeUnit;
 use grainmill_parquet::{Ahead, Choice, ParquetFiles, Parts};
@@ -18,6 +19,7 @@ use crate::arrow::{NullTree, Nulls, batch_column, cells, may_misfit, misfit};
 use crate::error::Raised;
 use crate::records::{PyReadQueue, positions};
 use crate::storage::storage_of;
+use crate::waiting::wait_for;
 
 /// As many rows are read at a time to look for nulls.
 const MAX_SCANNED_ROWS: u64 = 1 << 16;
@@ -48,15 +50,15 @@ impl PyParquetFiles {
         cache_bytes: usize,
         int96_unit: Option<&str>,
         max_page_bytes: Option<u64>,
-    ) -> Result<Self, Raised> {
+    ) -> PyResult<Self> {
         let int96_unit = int96_unit.map(unit_of).transpose()?;
         let max_page_bytes = max_page_bytes.unwrap_or(Choice::default().max_page_bytes);
         let choice = Choice { columns, int96_unit, max_page_bytes };
-        let storage = storage_of(paths.iter().map(|(path, _)| path))?;
-        let (files, fields) = py.detach(|| {
+        let storage = storage_of(paths.iter().map(|(path, _)| path)).map_err(Raised::from)?;
+        let (files, fields) = wait_for(py, || {
             let files = Arc::new(ParquetFiles::open(&storage, paths, choice, cache_bytes)?);
             let fields = files.fields()?;
-            Ok::<_, Raised>((files, fields))
+            Ok((files, fields))
         })?;
         let name = |name: &String| PyString::intern(py, name).unbind();
         let names = fields.iter().map(|field| name(field.name())).collect();
@@ -74,13 +76,13 @@ impl PyParquetFiles {
     }
 
     /// The number of rows of each row group of each file; opens all files.
-    fn row_group_lens(&self, py: Python<'_>) -> Result<Vec<Vec<u64>>, Raised> {
-        py.detach(|| self.files.row_group_lens()).map_err(Raised::from)
+    fn row_group_lens(&self, py: Python<'_>) -> PyResult<Vec<Vec<u64>>> {
+        wait_for(py, || self.files.row_group_lens())
     }
 
     /// The name and type of each column.
-    fn column_types(&self) -> Result<Vec<(String, String)>, Raised> {
-        let fields = self.files.fields()?;
+    fn column_types(&self, py: Python<'_>) -> PyResult<Vec<(String, String)>> {
+        let fields = wait_for(py, || self.files.fields())?;
         let column = |field: &grainmill_parquet::arrow_schema::FieldRef| {
             (field.name().clone(), field.data_type().to_string())
         };
@@ -88,8 +90,8 @@ impl PyParquetFiles {
     }
 
     /// The names of the codecs that compress the columns of the first file.
-    fn codecs(&self) -> Result<Vec<String>, Raised> {
-        Ok(self.files.codecs()?)
+    fn codecs(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        wait_for(py, || self.files.codecs())
     }
 
     /// The approximate size of a row in memory, in bytes.
@@ -157,7 +159,7 @@ impl PyParquetFiles {
     /// The path of the file of row `index`, and the row's number in it.
     fn locate(&self, index: u64) -> Option<(String, u64)> {
         let (path, row) = self.files.locate(index)?;
-        Some((path.display().to_string(), row))
+        Some((shown(&path.display().to_string()).into_owned(), row))
     }
 
     /// The rows at `indices`, in that order, as dicts.
@@ -194,7 +196,7 @@ impl PyParquetFiles {
         count: u64,
     ) -> PyResult<Bound<'py, PyList>> {
         let positions: Vec<u64> = (start..start.saturating_add(count)).collect();
-        let nulls = py.detach(|| self.nulls_of(group_start, group_len)).map_err(Raised::from)?;
+        let nulls = wait_for(py, || self.nulls_of(group_start, group_len))?;
         self.read_at(py, &positions, Some(&nulls), of(None))
     }
 
@@ -255,7 +257,7 @@ impl PyParquetFiles {
         queue: Option<&PyReadQueue>,
     ) -> PyResult<Option<Bound<'py, PyDict>>> {
         let positions = positions(&indices)?;
-        let rows = py.detach(|| self.files.read(&positions, of(queue))).map_err(Raised::from)?;
+        let rows = wait_for(py, || self.files.read(&positions, of(queue)))?;
         let batch = PyDict::new(py);
         for (name, parts) in self.names.iter().zip(&rows.columns) {
             let Some(column) = batch_column(py, parts, &allocate)? else { return Ok(None) };
@@ -353,11 +355,10 @@ impl PyParquetFiles {
         nulls: Option<&[NullTree]>,
         queue: &ReadQueue,
     ) -> PyResult<Bound<'py, PyList>> {
-        let arrays = py.detach(|| {
+        let arrays = wait_for(py, || {
             let rows = self.files.read(positions, queue)?;
             rows.columns.iter().map(Parts::joined).collect::<Result<Vec<_>, _>>()
-        });
-        let arrays = arrays.map_err(Raised::from)?;
+        })?;
         let columns = arrays
             .iter()
             .enumerate()
@@ -410,8 +411,8 @@ pub(crate) struct PyRowsAhead(Ahead);
 #[pymethods]
 impl PyRowsAhead {
     /// Waits until all rows are decoded, or cannot be.
-    fn wait(&self, py: Python<'_>) {
-        py.detach(|| self.0.wait());
+    fn wait(&self, py: Python<'_>) -> PyResult<()> {
+        wait_for(py, || self.0.wait())
     }
 }
 

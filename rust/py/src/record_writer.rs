@@ -5,13 +5,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use grainmill_core::records::array_record::options::WriterOptions;
 use grainmill_core::records::array_record::writer::RecordWriter;
+use grainmill_core::url::shown;
 use grainmill_core::{Error, Result};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyType};
 
 use crate::buckets;
-use crate::error::{GrainmillError, Raised};
+use crate::error::{GrainmillError, Raised, text_of};
 use crate::storage::url;
+use crate::waiting::{lock, waiting};
 
 /// Records up to this length are buffered without releasing the GIL.
 const MAX_SHORT_LEN: usize = 64 << 10;
@@ -80,9 +82,9 @@ impl PyArrayRecordWriter {
                 RecordWriter::create_in(&path, options, |_: &Path| create())
             }
         };
-        let state = match py.detach(create) {
+        let state = match waiting(py, create)? {
             Ok(writer) => State::Open(Box::new(writer)),
-            Err(error) => State::Refused(error.to_string()),
+            Err(error) => State::Refused(text_of(&error)),
         };
         Ok(Self { path, state: Mutex::new(state) })
     }
@@ -114,12 +116,12 @@ impl PyArrayRecordWriter {
         {
             return writer.write(record).map_err(|error| raised(&error));
         }
-        py.detach(|| match &mut *self.lock() {
-            State::Open(writer) => writer.write(record).map_err(|error| error.to_string()),
+        let write = || match &mut *lock(&self.state).map_err(|error| text_of(&error))? {
+            State::Open(writer) => writer.write(record).map_err(|error| text_of(&error)),
             State::Closed => Err("Object closed".to_owned()),
             State::Refused(message) | State::Failed(message) => Err(message.clone()),
-        })
-        .map_err(GrainmillError::new_err)
+        };
+        waiting(py, write)?.map_err(GrainmillError::new_err)
     }
 
     /// Writes the last chunk and the index, syncs the file to storage and closes it.
@@ -141,20 +143,20 @@ impl PyArrayRecordWriter {
     ///     False
     #[expect(clippy::doc_markdown, reason = "it becomes a Python docstring")]
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| {
-            let mut state = self.lock();
+        let close = || {
+            let mut state = lock(&self.state).map_err(|error| text_of(&error))?;
             let (next, result) = match std::mem::replace(&mut *state, State::Closed) {
                 State::Open(writer) => match writer.close() {
                     Ok(()) => (State::Closed, Ok(())),
-                    Err(error) => failed(error.to_string()),
+                    Err(error) => failed(text_of(&error)),
                 },
                 State::Refused(message) | State::Failed(message) => failed(message),
                 State::Closed => (State::Closed, Ok(())),
             };
             *state = next;
             result
-        })
-        .map_err(GrainmillError::new_err)
+        };
+        waiting(py, close)?.map_err(GrainmillError::new_err)
     }
 
     /// Whether the file is open and no operation on it has failed.
@@ -217,7 +219,7 @@ impl PyArrayRecordWriter {
     }
 
     fn __repr__(&self) -> String {
-        format!("ArrayRecordWriter({:?})", self.path.display().to_string())
+        format!("ArrayRecordWriter({:?})", shown(&self.path.display().to_string()))
     }
 }
 
@@ -252,7 +254,7 @@ fn failed(message: String) -> (State, Result<(), String>) {
 
 /// `RuntimeError` for everything, as programs that use `array_record` expect.
 fn raised(error: &Error) -> PyErr {
-    GrainmillError::new_err(error.to_string())
+    GrainmillError::new_err(text_of(error))
 }
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {

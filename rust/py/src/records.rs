@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use grainmill_core::pipeline::{self, Pending, ReadQueue, open};
+use grainmill_core::pipeline::{self, Pending, ReadQueue, Reading, open};
 use grainmill_core::platform;
 use grainmill_core::process::PerProcess;
 use grainmill_core::records::array_record::shared_index;
@@ -18,6 +18,7 @@ use grainmill_core::records::{
     ArrayRecordFile, FileInfo, FileSet, Files, Plan, Records, Source, chunk_cache, index_cache,
     storage_latency,
 };
+use grainmill_core::url::shown;
 use grainmill_core::{Error, Result};
 use numpy::PyReadonlyArray1;
 use pyo3::exceptions::PyValueError;
@@ -30,6 +31,7 @@ use crate::error::Raised;
 use crate::format::PyFormat;
 use crate::python_storage::PythonFiles;
 use crate::storage::storage_of;
+use crate::waiting::wait_for;
 
 /// Longer records are read before their `bytes` is allocated: a damaged index may claim any length.
 const MAX_SLOT_LEN: usize = 64 << 20;
@@ -61,6 +63,22 @@ impl Drop for InFlight {
         if self.pending.abandon(reap_soon) {
             reap();
         }
+    }
+}
+
+impl InFlight {
+    /// Waits for the records.
+    fn finish(&self, py: Python<'_>) -> PyResult<Records> {
+        wait_for(py, || self.pending.finish())
+    }
+
+    /// The `bytes` that were read into. If a wait was interrupted and threads still write, none is, and
+    /// they are kept as long.
+    fn end(mut self) -> Preallocated {
+        if self.pending.is_running() {
+            return self.preallocated.iter().map(|_| None).collect();
+        }
+        std::mem::take(&mut self.preallocated)
     }
 }
 
@@ -111,7 +129,7 @@ impl PyRecordFiles {
         lazy: bool,
         file_infos: Option<Vec<FileInfoTuple>>,
         file_format: Option<PyRef<'_, PyFormat>>,
-    ) -> Result<Self, Raised> {
+    ) -> PyResult<Self> {
         let mut expected =
             file_infos.into_iter().flatten().map(|(num_records, byte_len, modified_ns)| FileInfo {
                 byte_len,
@@ -121,32 +139,22 @@ impl PyRecordFiles {
         let source = |(path, skip, take)| Source { path, skip, take, expected: expected.next() };
         let format =
             file_format.map_or_else(PyFormat::array_record, |format| Arc::clone(&format.0));
-        let storage = storage_of(paths.iter().map(|(path, ..)| path))?;
+        let storage = storage_of(paths.iter().map(|(path, ..)| path)).map_err(Raised::from)?;
         let sources = paths.into_iter().map(source).collect::<Vec<_>>();
         let set = FileSet::in_storage(&storage, &format, sources);
-        let opened = py.detach(|| {
-            if !lazy {
-                return open::open_all(set);
-            }
-            open::open(set)
-        });
-        opened.map(|files| Self(Arc::new(files))).map_err(Raised::from)
+        let open = || if lazy { open::open(set) } else { open::open_all(set) };
+        Ok(Self(Arc::new(wait_for(py, open)?)))
     }
 
     /// Opens files of a storage of Python: `open_file` takes a path and returns the length in bytes, the
     /// time of the last change in nanoseconds since 1970, and a function that takes a position and a
     /// length and returns `bytes`. That is called on any thread, on several at once.
     #[staticmethod]
-    fn opened_by(
-        py: Python<'_>,
-        open_file: Py<PyAny>,
-        paths: Vec<PathBuf>,
-    ) -> Result<Self, Raised> {
+    fn opened_by(py: Python<'_>, open_file: Py<PyAny>, paths: Vec<PathBuf>) -> PyResult<Self> {
         let storage: Arc<dyn Storage> = Arc::new(PythonFiles(open_file));
         let format = PyFormat::array_record();
         let set = FileSet::in_storage(&storage, &format, paths.into_iter().map(Source::from));
-        let opened = py.detach(|| open::open_all(set));
-        opened.map(|files| Self(Arc::new(files))).map_err(Raised::from)
+        Ok(Self(Arc::new(wait_for(py, || open::open_all(set))?)))
     }
 
     /// The records of all `parts` in order; open files are shared.
@@ -169,19 +177,19 @@ impl PyRecordFiles {
     /// The paths of the files.
     #[getter]
     fn paths(&self) -> Vec<String> {
-        self.0.paths().map(|path| path.display().to_string()).collect()
+        self.0.paths().map(|path| shown(&path.display().to_string()).into_owned()).collect()
     }
 
     /// The options that each file was written with, if it has them; opens all files.
     #[getter]
-    fn writer_options(&self) -> Result<Vec<Option<String>>, Raised> {
-        self.for_each_file(|file| file.writer_options().map(str::to_owned))
+    fn writer_options(&self, py: Python<'_>) -> PyResult<Vec<Option<String>>> {
+        self.for_each_file(py, |file| file.writer_options().map(str::to_owned))
     }
 
     /// The number of records per chunk of each file; opens all files.
     #[getter]
-    fn group_sizes(&self) -> Result<Vec<u64>, Raised> {
-        self.for_each_file(ArrayRecordFile::group_size)
+    fn group_sizes(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+        self.for_each_file(py, ArrayRecordFile::group_size)
     }
 
     /// The approximate stored size of a record in bytes.
@@ -210,8 +218,8 @@ impl PyRecordFiles {
 
     /// The number of records, the size and the modification time of each file; opens files where these
     /// are not known.
-    fn file_infos(&self, py: Python<'_>) -> Result<Vec<FileInfoTuple>, Raised> {
-        let infos = py.detach(|| self.0.file_infos()).map_err(Raised::from)?;
+    fn file_infos(&self, py: Python<'_>) -> PyResult<Vec<FileInfoTuple>> {
+        let infos = wait_for(py, || self.0.file_infos())?;
         let tuple = |info: FileInfo| (info.num_records, info.byte_len, info.modified_ns);
         Ok(infos.into_iter().map(tuple).collect())
     }
@@ -250,7 +258,7 @@ impl PyRecordFiles {
                 Err(unready) => Prepared::Unready(sorted, unready),
             })
         });
-        let in_flight = match py.detach(plan).map_err(|error: Error| Raised::from(error))? {
+        let in_flight = match wait_for(py, plan)? {
             Prepared::Planned((plan, lens)) => {
                 let (preallocated, slots) = slots(py, lens)?;
                 let pending = py.detach(|| pipeline::start(plan, slots, queue));
@@ -299,14 +307,24 @@ impl PyRecordFiles {
         py: Python<'_>,
         positions: &[u64],
     ) -> PyResult<(Records, Preallocated)> {
-        let planned = py.detach(|| open::plan(&self.0, positions).map(with_lens));
-        let (plan, lens) = planned.map_err(Raised::from)?;
+        let (plan, lens) = wait_for(py, || open::plan(&self.0, positions).map(with_lens))?;
         let (preallocated, slots) = slots(py, lens)?;
-        let records = py.detach(|| pipeline::read(plan, slots, ReadQueue::of_program()));
-        Ok((records.map_err(Raised::from)?, preallocated))
+        let begin = || pipeline::begin(plan, slots, ReadQueue::of_program());
+        let pending = match wait_for(py, begin)? {
+            Reading::Done(records) => return Ok((records, preallocated)),
+            Reading::Pending(pending) => pending,
+        };
+        let in_flight = InFlight { pending: pending.into(), preallocated };
+        let result = in_flight.finish(py);
+        let preallocated = in_flight.end();
+        Ok((result?, preallocated))
     }
 
-    fn for_each_file<T>(&self, value_of: impl Fn(&ArrayRecordFile) -> T) -> Result<Vec<T>, Raised> {
+    fn for_each_file<T: Send>(
+        &self,
+        py: Python<'_>,
+        value_of: impl Fn(&ArrayRecordFile) -> T + Send + Sync,
+    ) -> PyResult<Vec<T>> {
         let set = self.0.set();
         let of_file = |at| {
             let file: &dyn Any = &**set.open(at, false)?;
@@ -315,7 +333,7 @@ impl PyRecordFiles {
                 Error::InvalidArgument("these files are not `ArrayRecord` files".to_owned())
             })
         };
-        (0..set.len()).map(of_file).collect::<Result<_>>().map_err(Raised::from)
+        wait_for(py, || (0..set.len()).map(of_file).collect())
     }
 }
 
@@ -409,16 +427,24 @@ pub(crate) struct PyPendingRead(Mutex<Option<InFlight>>);
 
 #[pymethods]
 impl PyPendingRead {
-    /// Waits for the records and returns them in the order requested; can be called once.
+    /// Waits for the records and returns them in the order requested; can be called once, or again if
+    /// that was interrupted.
     fn finish<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let taken = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(mut in_flight) = taken else {
+        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(in_flight) = lock().take() else {
             let message =
                 "`finish` returns the records of a read once, but was called again".to_owned();
             return Err(Raised::from(Error::InvalidArgument(message)).into());
         };
-        let records = py.detach(|| in_flight.pending.finish()).map_err(Raised::from)?;
-        list(py, &records, std::mem::take(&mut in_flight.preallocated))
+        match in_flight.finish(py) {
+            Ok(records) => list(py, &records, in_flight.end()),
+            Err(error) => {
+                if in_flight.pending.is_abandoned() {
+                    *lock() = Some(in_flight); // whoever has interrupted it may call again
+                }
+                Err(error)
+            }
+        }
     }
 }
 

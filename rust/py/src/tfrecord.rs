@@ -1,7 +1,7 @@
 //! `TFRecord` files read from begin to end, and the checksums of their records.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError, TryLockError};
+use std::sync::{Mutex, TryLockError};
 
 use grainmill_core::records::checksum::crc32c;
 use grainmill_core::records::sequential::{RecordCursor, RecordStream};
@@ -12,6 +12,7 @@ use pyo3::types::PyBytes;
 use crate::error::Raised;
 use crate::python_input::{PythonInput, RaisedByFunction};
 use crate::storage::storage_of;
+use crate::waiting::{lock, wait_for, waiting};
 
 /// The records of a `TFRecord` file, from any byte on.
 #[pyclass(frozen, name = "TFRecordStream", module = "grainmill._native")]
@@ -24,9 +25,9 @@ pub(crate) struct PyTfRecordStream {
 impl PyTfRecordStream {
     /// Opens a file, compressed as its first bytes say.
     #[new]
-    fn new(py: Python<'_>, path: PathBuf) -> Result<Self, Raised> {
-        let storage = storage_of(std::iter::once(&path))?;
-        let stream = py.detach(|| RecordStream::open(&*storage, &path, Box::new(TfRecord)))?;
+    fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        let storage = storage_of(std::iter::once(&path)).map_err(Raised::from)?;
+        let stream = wait_for(py, || RecordStream::open(&*storage, &path, Box::new(TfRecord)))?;
         Ok(Self { cursor: RecordCursor::new(stream).into(), raised: RaisedByFunction::default() })
     }
 
@@ -56,8 +57,8 @@ impl PyTfRecordStream {
             {
                 return Ok(Some(PyBytes::new(py, record)));
             }
-            let fill = || self.cursor.lock().unwrap_or_else(PoisonError::into_inner).fill();
-            let has_more = py.detach(fill).map_err(|error| self.raised.or(error))?;
+            let fill = || lock(&self.cursor)?.fill();
+            let has_more = waiting(py, fill)?.map_err(|error| self.raised.or(error))?;
             self.raised.raise_interruption(py)?; // the next call returns what was read
             if !has_more {
                 return Ok(None);
@@ -66,13 +67,16 @@ impl PyTfRecordStream {
     }
 
     /// Where the next record begins, in bytes.
-    fn tell(&self, py: Python<'_>) -> u64 {
-        py.detach(|| self.cursor.lock().unwrap_or_else(PoisonError::into_inner).tell())
+    fn tell(&self, py: Python<'_>) -> PyResult<u64> {
+        wait_for(py, || Ok(lock(&self.cursor)?.tell()))
     }
 
     /// Makes the record that begins at byte `offset` the next one.
-    fn seek(&self, py: Python<'_>, offset: u64) {
-        py.detach(|| self.cursor.lock().unwrap_or_else(PoisonError::into_inner).seek(offset));
+    fn seek(&self, py: Python<'_>, offset: u64) -> PyResult<()> {
+        wait_for(py, || {
+            lock(&self.cursor)?.seek(offset);
+            Ok(())
+        })
     }
 }
 

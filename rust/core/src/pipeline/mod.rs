@@ -9,6 +9,6 @@ pub mod read_ahead;
 pub mod read_queue;
 mod shared_budget;
 
-pub use read_ahead::{Pending, read, start, start_unready};
+pub use read_ahead::{Pending, Reading, begin, read, start, start_unready};
 pub use read_queue::{Job, Permit, ReadQueue};
 pub use shared_budget::SharedBudget;

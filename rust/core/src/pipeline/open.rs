@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::pool;
 use crate::records::{FileSet, Files, Plan};
-use crate::{Error, Result};
+use crate::{Error, Result, interrupt};
 
 /// The maximum number of threads where an item takes long and where it does not.
 const MAX_THREADS_SLOW: usize = 128;
@@ -109,11 +109,8 @@ where
         Box::new(move || shared.run())
     });
     shared.run();
-    let state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut state = shared
-        .finished
-        .wait_while(state, |state| state.num_running > 0)
-        .unwrap_or_else(PoisonError::into_inner);
+    let mut state =
+        interrupt::wait_while(&shared.state, &shared.finished, |state| state.num_running > 0)?;
     state.first_error.take().map_or(Ok(()), |(_, error)| Err(error))
 }
 

@@ -15,7 +15,7 @@ use super::read_queue::{Job, Permit, ReadQueue};
 use crate::records::storage::WhenRead;
 use crate::records::storage_latency;
 use crate::records::{Files, Outcome, Plan, Records, Scratch, SortedPositions, Unit, UnitRecords};
-use crate::{Error, Result, process};
+use crate::{Error, Result, interrupt, process};
 
 /// How often a thread that waits for records looks for tasks that it can run itself.
 const HELP_INTERVAL: Duration = Duration::from_millis(50);
@@ -33,14 +33,38 @@ pub fn read<S>(plan: Plan, slots: Vec<Option<S>>, queue: &ReadQueue) -> Result<R
 where
     S: AsMut<[MaybeUninit<u8>]> + Send + 'static,
 {
+    match begin(plan, slots, queue)? {
+        Reading::Done(records) => Ok(records),
+        Reading::Pending(pending) => pending.finish(),
+    }
+}
+
+/// Records that were read, or are being read.
+#[derive(Debug)]
+pub enum Reading<S> {
+    /// They have been read.
+    Done(Records),
+    /// Threads of the engine read them.
+    Pending(Pending<S>),
+}
+
+/// As [`read`], for a caller whose slots must outlive the threads that write into them, also after a
+/// wait that was interrupted: what these threads read is left to the caller to wait for.
+///
+/// # Errors
+/// Those of [`read`].
+pub fn begin<S>(plan: Plan, slots: Vec<Option<S>>, queue: &ReadQueue) -> Result<Reading<S>>
+where
+    S: AsMut<[MaybeUninit<u8>]> + Send + 'static,
+{
     if plan.is_slow() || plan.is_large() {
-        return start(plan, slots, queue).finish();
+        return Ok(Reading::Pending(start(plan, slots, queue)));
     }
     let Outcome { records, rest } = read_unit(&plan, plan.whole(slots), true)?;
-    match rest {
-        None => Ok(plan.gather(vec![records])),
-        Some(rest) => Pending::start(plan, rest, vec![records], queue).finish(),
-    }
+    Ok(match rest {
+        None => Reading::Done(plan.gather(vec![records])),
+        Some(rest) => Reading::Pending(Pending::start(plan, rest, vec![records], queue)),
+    })
 }
 
 /// Starts reading the records of `plan` on the engine's threads.
@@ -376,23 +400,36 @@ impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Drop for Requested<S> {
 impl<S: AsMut<[MaybeUninit<u8>]> + Send + 'static> Pending<S> {
     /// Waits for the records; this thread runs tasks that have not started.
     ///
-    /// In a forked child, everything is read again, and not into slots.
+    /// In a forked child, and after a wait that was interrupted, everything is read again, and not into
+    /// slots.
     ///
     /// # Errors
-    /// If a file cannot be read or is damaged.
+    /// If a file cannot be read or is damaged, or the wait is interrupted.
     ///
     /// # Panics
     /// If all tasks have finished without a plan, which is a defect.
     pub fn finish(&self) -> Result<Records> {
-        let job = &self.job;
-        if self.owner != process::id() {
+        if self.owner != process::id() || self.job.abandoned.load(Ordering::Relaxed) {
             return self.read_again();
         }
+        let result = self.wait();
+        if matches!(result, Err(Error::Interrupted)) {
+            self.abandon(|| ());
+        }
+        result
+    }
+
+    fn wait(&self) -> Result<Records> {
+        let job = &self.job;
         job.help();
         let started = Instant::now();
-        while !job.wait(HELP_INTERVAL) {
-            job.help(); // all threads of the engine may wait for something else
-        }
+        interrupt::wait(|interval| {
+            let is_done = job.wait(interval.min(HELP_INTERVAL));
+            if !is_done {
+                job.help(); // all threads of the engine may wait for something else
+            }
+            is_done.then_some(())
+        })?;
         let mut progress = lock(&job.progress);
         if let Some((_, error)) = progress.first_error.take() {
             return Err(error);
@@ -422,8 +459,12 @@ impl<S> Pending<S> {
         self.owner == process::id() && lock(&self.job.progress).num_left > 0
     }
 
-    /// Skips the tasks that have not started, and frees what was read: [`finish`](Self::finish) is then
-    /// an error. Threads may still write into
+    /// Whether the records have to be read again.
+    pub fn is_abandoned(&self) -> bool {
+        self.job.abandoned.load(Ordering::Relaxed)
+    }
+
+    /// Skips the tasks that have not started, and frees what was read. Threads may still write into
     /// slots if this returns false; `when_done` is then called once they do no more, on any thread.
     pub fn abandon(&self, when_done: fn()) -> bool {
         if self.owner != process::id() {

@@ -3,10 +3,10 @@
 
 use std::env;
 use std::ffi::c_int;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
@@ -133,4 +133,20 @@ pub(crate) fn is_not_syncable(error: &io::Error) -> bool {
 /// The limit on open files of the process, if any.
 pub(crate) fn max_files() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::Nofile).current
+}
+
+/// Makes a file that `options` create readable for its user only; a link in place of the file is not
+/// followed.
+pub fn make_private(options: &mut OpenOptions) {
+    #[expect(clippy::cast_possible_wrap, reason = "the type of flags in C")]
+    let no_follow = OFlags::NOFOLLOW.bits() as i32;
+    options.mode(0o600).custom_flags(no_follow);
+}
+
+/// Creates a directory, and those it is in, for the user only.
+///
+/// # Errors
+/// If that fails.
+pub fn create_private_dirs(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
 }

@@ -27,6 +27,8 @@ pub(crate) use files::{
     ReadFile, TemporaryFile, is_a_directory, is_not_syncable, is_out_of_files, max_files,
 };
 #[cfg(unix)]
+pub use files::{create_private_dirs, make_private};
+#[cfg(unix)]
 pub use mapped::{borrowed, from_descriptor, into_descriptor};
 #[cfg(unix)]
 pub(crate) use mapped::{is_alive, map_anonymous, map_file, unmap};
@@ -36,7 +38,10 @@ pub use std::os::fd::{BorrowedFd as BorrowedFile, OwnedFd as OwnedFile};
 pub use system::{die_with_parent, process_file, shared_file};
 pub(crate) use system::{discard_pages, fixed_len};
 #[cfg(not(unix))]
-pub use windows::{BorrowedFile, OwnedFile, borrowed, from_descriptor, into_descriptor};
+pub use windows::{
+    BorrowedFile, OwnedFile, borrowed, create_private_dirs, from_descriptor, into_descriptor,
+    make_private,
+};
 #[cfg(not(unix))]
 pub(crate) use windows::{
     ReadFile, TemporaryFile, is_a_directory, is_alive, is_not_syncable, is_out_of_files,

@@ -197,3 +197,14 @@ pub(crate) unsafe fn discard_pages(_: NonNull<u8>, _: usize) {}
 pub fn die_with_parent(_: u32) -> io::Result<bool> {
     unsupported()
 }
+
+/// Nothing: files of a user are the user's only.
+pub fn make_private(_: &mut std::fs::OpenOptions) {}
+
+/// Creates a directory, and those it is in.
+///
+/// # Errors
+/// If that fails.
+pub fn create_private_dirs(path: &std::path::Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(path)
+}

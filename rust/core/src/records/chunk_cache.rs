@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::chunk_records::{ChunkRecords, DecodedChunk};
 use super::single_flight::{FlightGuard, SingleFlight};
+use crate::Result;
 use crate::process::PerProcess;
 
 /// The memory limit in bytes unless [`set_budget`] changes it.
@@ -128,11 +129,15 @@ impl ChunkCache {
 
     /// Waits until no other thread fetches the chunk of `byte_len` bytes; `None` if such a chunk is
     /// never cached.
-    pub(crate) fn enter(&self, (file, begin): ChunkKey, byte_len: u64) -> Option<FlightGuard<'_>> {
+    pub(crate) fn enter(
+        &self,
+        (file, begin): ChunkKey,
+        byte_len: u64,
+    ) -> Result<Option<FlightGuard<'_>>> {
         // Chunks with equal numbers wait for each other, which costs only time.
         let number = begin.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(file);
         let is_cacheable = byte_len <= MAX_CHUNK_LEN as u64;
-        is_cacheable.then(|| FETCHES.enter(number ^ u64::from(self.id) << 32))
+        is_cacheable.then(|| FETCHES.enter(number ^ u64::from(self.id) << 32)).transpose()
     }
 
     fn credit(&self) -> MutexGuard<'_, CacheCredit> {

@@ -139,7 +139,7 @@ impl FileSet {
         if let Some(file) = entry.file.get() {
             return Ok(file);
         }
-        let _guard = OPENS.enter(entry.id);
+        let _guard = OPENS.enter(entry.id)?;
         if let Some(file) = entry.file.get() {
             return Ok(file);
         }

@@ -146,7 +146,7 @@ impl LocalFile {
 
     /// Opens the file again, on one thread at a time.
     fn open_again(&self) -> Result<Arc<OpenFile>> {
-        let _guard = REOPENS.enter(self.id);
+        let _guard = REOPENS.enter(self.id)?;
         if let Some(open) = with_open_files(|open| open.get(self.id)) {
             return Ok(open);
         }

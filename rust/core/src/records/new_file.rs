@@ -22,6 +22,12 @@ impl NewFile {
         Self::synced_by(path, File::sync_all)
     }
 
+    /// Creates the file at `path`, at which there must be none, not even a link to nowhere.
+    pub(crate) fn boxed_new(path: &Path) -> Result<Box<dyn WriteFile>> {
+        let file = File::create_new(path).map_err(|error| Error::io(path, "open", error))?;
+        Ok(Box::new(Self { path: path.to_owned(), file, sync: File::sync_all }))
+    }
+
     /// A file that `sync` syncs.
     pub(crate) fn synced_by(
         path: &Path,

@@ -274,7 +274,7 @@ impl Plan {
             && planned.latency.is_slow()
         {
             // Another thread may be reading this chunk: wait for it instead of reading it twice.
-            guard = self.cache.enter(key(chunk), chunk[0].end - chunk[0].begin);
+            guard = self.cache.enter(key(chunk), chunk[0].end - chunk[0].begin)?;
             if guard.is_some() {
                 cached = find();
             }

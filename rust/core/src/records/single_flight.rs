@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use crate::process::PerProcess;
+use crate::{Error, Result, interrupt};
 
 /// The keys that threads are working on. A forked child starts with none.
 #[derive(Debug)]
@@ -35,15 +36,26 @@ impl SingleFlight {
     }
 
     /// Waits until no other thread holds `key`, and takes it.
-    pub fn enter(&self, key: u64) -> FlightGuard<'_> {
-        let (state, released) = self.0.get();
-        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
-        while !state.keys.insert(key) {
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`] if the caller ends the wait, or this thread may
+    /// hold the key itself.
+    pub fn enter(&self, key: u64) -> Result<FlightGuard<'_>> {
+        let (mutex, released) = self.0.get();
+        let lock = || mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock();
+        if !state.keys.insert(key) {
+            if interrupt::is_answering() {
+                return Err(Error::Interrupted);
+            }
             state.num_waiting += 1;
-            state = released.wait(state).unwrap_or_else(PoisonError::into_inner);
-            state.num_waiting -= 1;
+            drop(state);
+            let entered =
+                interrupt::wait_while(mutex, released, |state| !state.keys.insert(key)).map(drop);
+            lock().num_waiting -= 1;
+            entered?;
         }
-        FlightGuard { flights: self, key }
+        Ok(FlightGuard { flights: self, key })
     }
 }
 
@@ -77,7 +89,7 @@ mod tests {
             .map(|key| {
                 let (both, num_inside) = (Arc::clone(&both), Arc::clone(&num_inside));
                 std::thread::spawn(move || {
-                    let _guard = FLIGHTS.enter(key);
+                    let _guard = FLIGHTS.enter(key).unwrap();
                     if key == 1 {
                         assert_eq!(num_inside.fetch_add(1, Ordering::Relaxed), 0);
                         num_inside.fetch_sub(1, Ordering::Relaxed);

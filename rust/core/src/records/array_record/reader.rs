@@ -111,7 +111,7 @@ impl ArrayRecordFile {
     /// Loads the chunk offsets into the cache.
     #[cold]
     fn load(&self, latency: &StorageLatency) -> Result<Arc<Offsets>> {
-        let _guard = LOADS.enter(self.id);
+        let _guard = LOADS.enter(self.id)?;
         if let Some(offsets) = index_cache::get(self.id) {
             return Ok(offsets);
         }

@@ -66,14 +66,14 @@ pub trait Output: Debug + Send {
     fn close(self: Box<Self>) -> Result<()>;
 }
 
-/// Creates a file of `format` with `options`, replacing any existing file.
+/// Creates a file of `format` with `options`, which there must not be yet.
 ///
 /// The formats are `array_record`, `tfrecord`, `jsonl` and `bagz`.
 ///
 /// # Errors
 /// If there is no such format, an option is invalid, or the file cannot be created.
 pub fn create(format: &str, path: &Path, options: &str) -> Result<Box<dyn Output>> {
-    create_in(format, path, options, &mut NewFile::boxed)
+    create_in(format, path, options, &mut NewFile::boxed_new)
 }
 
 /// Creates a file, where a storage keeps it.

@@ -23,7 +23,7 @@ use super::compression::Compression;
 use super::index::Index;
 use super::inflate::Boundary;
 use super::stream::{Point, Points};
-use crate::{Error, Result};
+use crate::{Error, Result, platform, url};
 
 const MAGIC: &[u8] = b"grainmill index 1\n";
 const SUFFIX: &str = "grainmill_index";
@@ -102,26 +102,30 @@ impl IndexPlaces {
     /// If none does.
     pub(super) fn write(&self, path: &Path, identity: &Identity, index: &Index) -> Result<()> {
         let bytes = encoded(identity, index)?;
-        let written = |path: Option<PathBuf>| {
+        let written = |path: Option<PathBuf>, is_private: bool| {
             let path = path?;
-            let result = write_atomically(&path, &bytes);
+            let result = write_atomically(&path, &bytes, is_private);
             Some(result.map_err(|error| Error::io(path, "write", error)))
         };
-        let beside = if self.beside { written(beside(path)) } else { None };
+        let beside = if self.beside { written(beside(path), false) } else { None };
         match (beside, self.dir.as_deref()) {
             (None | Some(Err(_)), Some(dir)) => {
                 // That it is missing shows when the file is written.
                 let _ = fs::create_dir_all(dir);
-                written(in_dir(dir, path)).unwrap_or(Ok(()))
+                written(in_dir(dir, path), true).unwrap_or(Ok(()))
             }
             (beside, _) => beside.unwrap_or(Ok(())),
         }
     }
 }
 
-/// The path of an index beside `path`: hidden, so that no pattern for data files finds it.
+/// The path of an index beside `path`: hidden, so that no pattern for data files finds it. None beside
+/// a signed URL: the signature is of one file.
 fn beside(path: &Path) -> Option<PathBuf> {
     let name = path.file_name()?.to_string_lossy();
+    if path.to_str().is_some_and(|path| path.contains("://") && path.ends_with(url::HIDDEN)) {
+        return None;
+    }
     Some(path.with_file_name(format!(".{name}.{SUFFIX}")))
 }
 
@@ -131,13 +135,20 @@ fn in_dir(dir: &Path, path: &Path) -> Option<PathBuf> {
     Some(dir.join(format!("{name}.{key:016x}.{SUFFIX}")))
 }
 
-fn write_atomically(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+/// Writes a file, whose content others may not be allowed to read if it `is_private`: it has parts of
+/// compressed files.
+fn write_atomically(path: &Path, bytes: &[u8], is_private: bool) -> std::io::Result<()> {
     let number = NEXT_PART.fetch_add(1, Ordering::Relaxed);
     let mut part = path.as_os_str().to_owned();
     part.push(format!(".{}.{number}.part", std::process::id()));
     let part = PathBuf::from(part);
     let write = || {
-        let mut file = fs::File::create_new(&part)?;
+        let mut options = fs::OpenOptions::new();
+        options.write(true).create_new(true);
+        if is_private {
+            platform::make_private(&mut options);
+        }
+        let mut file = options.open(&part)?;
         file.write_all(bytes)?;
         // Not synced: what a crash of the system leaves of it does not match its hash.
         drop(file);

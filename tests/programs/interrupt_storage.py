@@ -1,0 +1,192 @@
+"""Calls that wait for a silent server, each interrupted as by Ctrl-C; prints what it raised.
+
+Arguments: a directory with the files `r.array_record`, `r.jsonl`, `r.tfrecord`, `r.bag`,
+`r.parquet` and `r.tar`, and the names of the calls.
+"""
+
+import contextlib
+import http.server
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+
+folder = pathlib.Path(sys.argv[1])
+os.environ |= {
+    "GRAINMILL_CACHE_DIR": str(folder / "caches"),
+    "GRAINMILL_BUCKET_DEADLINE_S": "600",
+    "GRAINMILL_BUCKET_STALL_S": "600",
+    "AWS_ACCESS_KEY_ID": "key",
+    "AWS_SECRET_ACCESS_KEY": "secret-key",
+    "AWS_REGION": "us-east-1",
+}
+
+import grainmill as grain  # noqa: E402 - it sees the environment
+from grainmill import array_record  # noqa: E402
+from grainmill._tools.main import main  # noqa: E402
+
+silent, asked = threading.Event(), threading.Event()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        if silent.is_set():
+            asked.set()
+            time.sleep(3600)
+        path = folder / self.path.rpartition("/")[2]
+        if not path.is_file():
+            self.send_response(404)
+            self.send_header("Content-Length", "0")
+            return self.end_headers()
+        data = path.read_bytes()
+        first, last = self.headers["Range"].partition("=")[2].split("-")
+        begin = int(first) if first else max(0, len(data) - int(last))
+        end = min(len(data), int(last) + 1) if first else len(data)
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(data)}")
+        self.send_header("ETag", '"tag"')
+        self.send_header("Last-Modified", "Tue, 01 Jan 2030 00:00:00 GMT")
+        self.send_header("Content-Length", str(end - begin))
+        self.end_headers()
+        return self.wfile.write(data[begin:end])
+
+    do_PUT = do_POST = do_HEAD = do_GET  # noqa: N815 - the names of `http.server`
+
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+server.daemon_threads = True
+threading.Thread(target=server.serve_forever, daemon=True).start()
+address = f"127.0.0.1:{server.server_port}"
+os.environ["AWS_ENDPOINT_URL"] = f"http://{address}"
+url, bucket = f"http://{address}/r", "s3://bucket/r"
+EAGER = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+
+
+def opened(make):
+    """What `make` returns while the server answers."""
+    silent.clear()
+    made = make()
+    silent.set()
+    asked.clear()
+    return made
+
+
+def source(suffix=".array_record", name="ArrayRecordDataSource"):
+    return opened(lambda: getattr(grain.sources, name)(url + suffix))
+
+
+def iterate(options, wrap=lambda ds: ds):
+    found = source()
+    ds = grain.MapDataset.source(found).shuffle(seed=1).to_iter_dataset(options)
+    next(iter(wrap(ds)))
+
+
+def resume(options):
+    """Goes on after the interruption, with what would have come without it."""
+    ds = grain.MapDataset.source(source()).shuffle(seed=1).to_iter_dataset(options)
+    silent.clear()
+    expected = list(ds)
+    iterator = iter(ds)
+    found = [next(iterator) for _ in range(5)]
+    silent.set()
+    asked.clear()
+    try:
+        while True:
+            found.append(next(iterator))
+    finally:
+        silent.clear()
+        assert found + list(iterator) == expected
+
+
+def write_part():
+    with array_record.ArrayRecordWriter("s3://bucket/new", "group_size:1,uncompressed") as writer:
+        for _ in range(10):
+            writer.write(bytes(1 << 20))
+
+
+def command(*arguments):
+    code = main(list(arguments))
+    if code == 130:
+        raise KeyboardInterrupt
+    raise AssertionError(code)
+
+
+SOURCES = {
+    ".array_record": "ArrayRecordDataSource",
+    ".jsonl": "JsonLinesDataSource",
+    ".tfrecord": "TFRecordDataSource",
+    ".bag": "BagzDataSource",
+    ".parquet": "ParquetDataSource",
+    ".tar": "WebDatasetDataSource",
+}
+CALLS = {
+    **{
+        f"open {n}": lambda s=s, n=n: getattr(grain.sources, n)(url + s) for s, n in SOURCES.items()
+    },
+    **{f"read {n}": lambda s=s, n=n: source(s, n)[3] for s, n in SOURCES.items()},
+    "open many": lambda: grain.sources.ArrayRecordDataSource([f"{url}{k}" for k in range(50)]),
+    "open many parquet": lambda: grain.sources.ParquetDataSource([f"{url}{k}" for k in range(50)]),
+    "getitems": lambda: source().__getitems__(range(0, 200, 3)),
+    "getitems of parquet": lambda: source(".parquet", "ParquetDataSource").__getitems__([1, 199]),
+    "map dataset": lambda: grain.MapDataset.source(source())[5],
+    "list": lambda: grain.sources.expand_paths("s3://bucket/*"),
+    "iterate in line": lambda: iterate(EAGER),
+    "iterate with threads": lambda: iterate(grain.ReadOptions()),
+    "iterate with workers": lambda: iterate(grain.ReadOptions(num_workers=1)),
+    "batches": lambda: iterate(EAGER, lambda ds: ds.batch(4, batch_fn=list)),
+    "thread prefetch": lambda: iterate(
+        EAGER,
+        lambda ds: grain.experimental.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2),
+    ),
+    "mp prefetch": lambda: iterate(
+        EAGER, lambda ds: ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=1))
+    ),
+    "resume in line": lambda: resume(EAGER),
+    "resume with threads": lambda: resume(grain.ReadOptions(prefetch_buffer_size=4)),
+    "tfrecord stream": lambda: next(
+        iter(grain.experimental.TFRecordIterDataset(f"{url}.tfrecord"))
+    ),
+    "parquet stream": lambda: next(iter(grain.experimental.ParquetIterDataset(f"{url}.parquet"))),
+    "array record reader": lambda: array_record.ArrayRecordReader(f"{url}.array_record"),
+    "write": write_part,
+    "cache on disk": lambda: grain.MapDataset.source(source()).cache(str(folder / "c"))[0],
+    "info": lambda: command("info", f"{url}.array_record"),
+    "verify": lambda: command("verify", f"{url}.array_record"),
+    "head": lambda: command("head", f"{url}.jsonl"),
+    "convert": lambda: command("convert", f"{url}.jsonl", str(folder / "out.array_record")),
+    "convert to a bucket": lambda: command(
+        "convert", str(folder / "r.jsonl"), "s3://bucket/out.array_record"
+    ),
+}
+
+
+def interrupt():
+    asked.wait()
+    time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[2:] or CALLS:
+        silent.set()
+        asked.clear()
+        thread = threading.Thread(target=interrupt, daemon=True)
+        thread.start()
+        began = time.monotonic()
+        try:
+            CALLS[name]()
+            outcome = "nothing"
+        except BaseException as error:
+            outcome = repr(error)
+        print(f"{name}: {outcome} after {time.monotonic() - began:.1f} s", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):  # if the call has ended before
+            asked.set()
+            thread.join()
+    print("end", flush=True)
