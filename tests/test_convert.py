@@ -4,6 +4,7 @@ import functools
 import gzip
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 import grainmill as grain
 from grainmill import _native
-from grainmill._tools import convert, formats, tf_example
+from grainmill._tools import convert, formats, outputs, tf_example
 from grainmill._tools.console import ExitCode, Progress
 from grainmill._tools.main import main
 from grainmill.array_record import ArrayRecordReader, ArrayRecordWriter
@@ -569,6 +570,58 @@ def test_a_file_with_two_names_is_not_written_to(tmp_path):
         if code == ExitCode.DAMAGED:
             assert output.read_bytes() == b"mine"
     assert read_array_record(output) == texts(50)
+
+
+def test_temporary_names_cannot_be_foreseen_and_links_are_not_followed(
+    tmp_path, capsys, monkeypatch
+):
+    """In a directory that others may write to, they could have another file overwritten."""
+    source, mine = tmp_path / "in.tfrecord", tmp_path / "mine"
+    source.write_bytes(tfrecord(texts(50)))
+    mine.write_bytes(b"mine")
+    for name in (".out.array_record.part", ".out.array_record.converting"):
+        for make in (lambda link: link.symlink_to(mine), os.mkfifo):
+            make(tmp_path / name)
+            assert main(["convert", str(source), str(tmp_path / "out.array_record")]) != ExitCode.OK
+            assert "found a link or a device; remove it" in capsys.readouterr().err
+            assert mine.read_bytes() == b"mine"
+            (tmp_path / name).unlink()
+    assert names_in(tmp_path) == ["in.tfrecord", "mine"]
+    parts, create = set(), outputs.Kind.create
+    monkeypatch.setattr(
+        outputs.Kind, "create", lambda *args: (parts.add(args[1]), create(*args))[1]
+    )
+    for _ in range(2):
+        for name in ("o.parquet", "o.bagz"):
+            assert main(["convert", str(source), str(tmp_path / name), "--force"]) == 0
+    assert len(parts) == 4
+    assert all(re.search(r"/\.o\.\w+\.[0-9a-f]{16}\.part(\.bagz)?$", part) for part in parts)
+    other = tmp_path / "there"
+    other.write_bytes(b"mine")
+    for kind in ("array_record", "tfrecord", "jsonl", "bagz"):
+        with pytest.raises(FileExistsError):
+            _native.RecordOutput(str(other), kind, "")
+    assert other.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("num_interrupts", [1, 2])
+@pytest.mark.parametrize("to", ["array_record", "parquet", "jsonl"])
+def test_ctrl_c_leaves_nothing(tmp_path, to, num_interrupts):
+    """The thread that writes was not waited for: `Thread.join` takes it for ended."""
+    lines = b"".join(b'{"number": %d, "text": "%s"}\n' % (n, b"x" * 90) for n in range(20_000))
+    (tmp_path / "in.jsonl").write_bytes(lines * 20)
+    out = tmp_path / "out"
+    out.mkdir()
+    process = start([tmp_path / "in.jsonl", out / f"out.{to}", "--threads", "1"])
+    deadline = time.monotonic() + 60
+    while not list(out.glob(".*.part")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    for _ in range(num_interrupts):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.01)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode in {ExitCode.INTERRUPTED, -signal.SIGINT}, error
+    assert names_in(out) == []
 
 
 def test_two_conversions_do_not_write_the_same_files(tmp_path, many, capsys):

@@ -56,6 +56,7 @@ def compress(data, how, rng):
 
 
 def fast_tfrecord(records, path):
+    path.unlink(missing_ok=True)
     output = _native.RecordOutput(str(path), "tfrecord", "")
     output.copy_list(records)
     output.close()
@@ -75,6 +76,7 @@ def random_file(kind, rng, folder, share=1):
     if kind == "bagz":
         if rng.random() < 0.4:
             return bagz(records), "x.bag", sources.BagzDataSource, records
+        (folder / "x.bagz").unlink(missing_ok=True)
         output = _native.RecordOutput(str(folder / "x.bagz"), "bagz")
         output.copy_list(records)
         output.close()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from grainmill._tools import formats, reading, tf_example
 from grainmill._tools.console import CommandError, ExitCode, print_json
+from grainmill._url import shown
 
 if TYPE_CHECKING:
     import argparse
@@ -95,7 +96,7 @@ def _chosen(path: str, found: formats.Format, given: list[str]) -> Iterator[tupl
 
 def _show(path: str, index: int, record: Any, options: argparse.Namespace) -> None:
     if options.json:
-        print_json({"path": path, "index": index, **_as_dict(record, options.view)})
+        print_json({"path": shown(path), "index": index, **_as_dict(record, options.view)})
         return
     if not isinstance(record, bytes):
         print_json(plain(record))

@@ -7,6 +7,7 @@ are written, and what an interrupted run leaves, is the business of `outputs`.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import threading
@@ -29,7 +30,7 @@ from grainmill._tools.console import (
 from grainmill._tools.copying import Copying, opened, total_of
 from grainmill._tools.local_outputs import LocalOutputs
 from grainmill._tools.outputs import Kind, Outputs, Shard, exists_error, identities
-from grainmill._url import is_url
+from grainmill._url import identified, is_url
 
 if TYPE_CHECKING:
     import argparse
@@ -409,7 +410,7 @@ class Conversion:
         return {
             "format": _JOURNAL,
             "version": 3,
-            "inputs": [[_absolute(path), identity] for path, identity in found],
+            "inputs": [[identified(_absolute(path)), identity] for path, identity in found],
             "from": [found.name for found in self._formats],
             "to": self._target.name,
             "options": options.options,
@@ -503,32 +504,37 @@ class Conversion:
 
     def _run_threads(self, work: Callable[[], None], count: int) -> None:
         """Runs `work` on threads, so that this one sees an interruption while they wait."""
+        started = 0
+        ended = [threading.Event() for _ in range(count)]
 
-        def run() -> None:
+        def run(number: int) -> None:
             try:
                 work()
             except BaseException as error:
                 with self._lock:
                     self._failure = self._failure or error
                 self._stop.set()
+            finally:
+                ended[number].set()
 
         def stop() -> None:
             self._stop.set()
             self._outputs.cancel()
 
-        workers = [
-            start_thread(run, name=f"grainmill-convert-{number}", stop=stop)
-            for number in range(count)
-        ]
         try:
-            for worker in workers:
-                worker.join()
+            for number in range(count):
+                work_of = functools.partial(run, number)
+                start_thread(work_of, name=f"grainmill-convert-{number}", stop=stop)
+                started += 1
+            # Not `Thread.join`: before CPython 3.13, an interruption of it marks a thread as ended.
+            for event in ended:
+                event.wait()
         except BaseException:
             stop()
             raise
         finally:
-            for worker in workers:
-                worker.join()
+            for event in ended[:started]:
+                event.wait()
         if self._failure is not None:
             raise self._failure
 

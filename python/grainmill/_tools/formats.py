@@ -13,7 +13,7 @@ from grainmill import _native, sources
 from grainmill._sources.paths import expand
 from grainmill._sources.suffixes import COMPRESSED, EXTENSIONS
 from grainmill._tools.console import CommandError, ExitCode
-from grainmill._url import is_url
+from grainmill._url import identified, is_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -134,7 +134,7 @@ _OTHER_COMPRESSED = (".bz2", ".xz", ".lzma", ".lz4", ".br", ".sz", ".snappy", ".
 
 def of_name(path: str) -> Format | None:
     """The format that the name of a file says, whatever the shard and the compression."""
-    name = _SHARD.sub("", Path(path).name.lower())
+    name = _SHARD.sub("", Path(identified(path)).name.lower())
     for suffix in COMPRESSED:
         name = name.removesuffix(suffix)
     for found in FORMATS.values():

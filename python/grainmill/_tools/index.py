@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from grainmill._index_file import read_entries
 from grainmill._tools import formats
 from grainmill._tools.console import CommandError, ExitCode, check_local, count_text, print_json
-from grainmill._url import absolute
+from grainmill._url import absolute, shown
 
 if TYPE_CHECKING:
     import argparse
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
         raise CommandError(f"{found.title} files need no index: they have one inside")
     elapsed = time.monotonic() - started
     if options.json:
-        files = [{"path": p, "records": n} for p, n in zip(paths, counts, strict=True)]
+        files = [{"path": shown(p), "records": n} for p, n in zip(paths, counts, strict=True)]
         print_json({"files": files, "records": sum(counts), "seconds": round(elapsed, 3)})
     else:
         print(f"{count_text(len(paths), 'file')}, {count_text(sum(counts), 'record')}")

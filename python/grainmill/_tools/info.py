@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from grainmill import _native
 from grainmill._tools import formats, reading
 from grainmill._tools.console import ExitCode, byte_text, count_text, print_json, table
+from grainmill._url import shown
 
 if TYPE_CHECKING:
     import argparse
@@ -33,19 +34,19 @@ def run(options: argparse.Namespace) -> int:
     """Runs the command."""
     paths = formats.expanded(options.paths)
     limit = 1 << 62 if options.full else _SAMPLE
-    shown = [info_of(path, options.format, limit) for path in paths]
+    infos = [info_of(path, options.format, limit) for path in paths]
     if options.json:
-        print_json({"files": shown, **_sums(shown)})
+        print_json({"files": infos, **_sums(infos)})
         return ExitCode.OK
-    for found in shown:
+    for found in infos:
         print(f"{found['path']}\n{table(_rows(found))}")
         if found["sizes"]["histogram"]:
             print("  sizes of records" + ("" if found["sizes"]["exact"] else " (a sample)"))
             print(_bars(found["sizes"]["histogram"]))
-    if len(shown) > 1:
-        sums = _sums(shown)
+    if len(infos) > 1:
+        sums = _sums(infos)
         print(
-            f"{count_text(len(shown), 'file')}: {count_text(sums['records'], 'record')}, "
+            f"{count_text(len(infos), 'file')}: {count_text(sums['records'], 'record')}, "
             f"{byte_text(sums['bytes'])}"
         )
     return ExitCode.OK
@@ -59,7 +60,7 @@ def info_of(path: str, given: str | None, max_records: int) -> dict[str, Any]:
     record_bytes = lengths.total if exact else round(lengths.mean * num_records)
     stored = len(_native.FileBytes(path))
     info: dict[str, Any] = {
-        "path": path,
+        "path": shown(path),
         "format": found.name,
         "records": num_records,
         "bytes": stored,

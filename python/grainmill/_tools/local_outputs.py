@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import stat
 import threading
 import zlib
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from grainmill._atomic_file import sync_directory
-from grainmill._tools.console import CommandError
+from grainmill._tools.console import CommandError, ExitCode
 from grainmill._tools.outputs import busy_error, exists_error, identity
 
 try:
@@ -48,6 +50,7 @@ class LocalOutputs:
         self._lock = threading.Lock()
         self._is_ours = False
         self._kept: frozenset[str] = frozenset()
+        self._temporaries: set[Path] = set()
         self.records: dict[str, int] = {}
 
     def __enter__(self) -> Self:
@@ -59,11 +62,16 @@ class LocalOutputs:
             self._end(self._file)
             raise
         for shard in self._shards:
-            if shard.name in self._kept:  # killed between the two steps of the renaming
-                _temporary(shard).unlink(missing_ok=True)
+            if shard.name in self._kept and _claimed(shard).exists():  # killed after the renaming
+                claim = _locked(_claimed(shard))
+                _remove_leftovers(shard)
+                _claimed(shard).unlink(missing_ok=True)
+                claim.close()
         return self
 
     def __exit__(self, *error: object) -> None:
+        for path in list(self._temporaries):  # of a thread that was not waited for
+            path.unlink(missing_ok=True)
         if self._file is not None:
             self._end(self._file)
 
@@ -84,7 +92,7 @@ class LocalOutputs:
         with self._lock:
             if not self._is_ours:  # until now the command could be refused
                 self._begin()
-        return LocalWriting(self, shard, self._kind, force=self._force)
+        return LocalWriting(self, shard, self._kind, self._temporaries, force=self._force)
 
     def cancel(self) -> None:
         """Nothing: no file waits for the network."""
@@ -166,26 +174,33 @@ class LocalWriting:
         outputs: It is one of these.
         shard: The file.
         kind: How it is written.
+        temporaries: Its hidden names are among these until it has none.
         force: Whether it replaces an existing one.
     """
 
-    def __init__(self, outputs: LocalOutputs, shard: Shard, kind: Kind, *, force: bool) -> None:
+    def __init__(
+        self,
+        outputs: LocalOutputs,
+        shard: Shard,
+        kind: Kind,
+        temporaries: set[Path],
+        *,
+        force: bool,
+    ) -> None:
         self._outputs = outputs
         self._shard = shard
         self._temporary = _temporary(shard)
+        self._temporaries = temporaries
         self._force = force
         # Another command may name the same file in another way, and so have another journal.
-        self._claim = _locked(self._temporary)
-        if _is_same(self._temporary, Path(shard.path)):
-            # Killed between the two steps of the renaming: the file itself must not be written to.
-            self._temporary.unlink()
-            self._claim.close()
-            self._claim = _locked(self._temporary)
+        self._claimed = _claimed(shard)
+        self._claim = _locked(self._claimed)
+        temporaries |= {self._claimed, self._temporary}
         try:
+            _remove_leftovers(shard)
             self._records = kind.create(str(self._temporary), shard.path)
         except BaseException:
-            self._temporary.unlink(missing_ok=True)
-            self._claim.close()
+            self._end()
             raise
 
     @property
@@ -203,34 +218,65 @@ class LocalWriting:
         except CommandError:
             self._outputs.take_back(self._shard.name)
             raise
-        self._claim.close()
+        self._end()
 
     def abort(self) -> None:
         """See `Writing`."""
         self._records.abort()
-        self._temporary.unlink(missing_ok=True)
+        self._end()
+
+    def _end(self) -> None:
+        for path in (self._temporary, self._claimed):
+            path.unlink(missing_ok=True)
+            self._temporaries.discard(path)
         self._claim.close()
 
 
+def _claimed(shard: Shard) -> Path:
+    """A file that is locked by the conversion that writes a shard."""
+    return Path(shard.directory) / f".{shard.name}.part"
+
+
 def _temporary(shard: Shard) -> Path:
-    """Where a file is written before it is complete."""
+    """Where a file is written before it is complete: a name that nobody can have foreseen."""
     # The end of its name says whether a Bagz file is compressed, also to what verifies it.
     end = ".bagz" if shard.name.endswith(".bagz") else ""
-    return Path(shard.directory) / f".{shard.name}.part{end}"
+    return Path(shard.directory) / f".{shard.name}.{os.urandom(8).hex()}.part{end}"
+
+
+def _remove_leftovers(shard: Shard) -> None:
+    """Removes what conversions to the same file, which were killed, have left."""
+    left = re.compile(rf"\.{re.escape(shard.name)}\.[0-9a-f]{{16}}\.part(?:\.bagz)?")
+    for path in Path(shard.directory).iterdir():
+        if left.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def _locked(path: Path) -> IO[bytes]:
     """Opens a file that no other conversion has open, and creates it if there is none.
 
     Raises:
-        CommandError: Another conversion has it open.
+        CommandError: Another conversion has it open, or it is no file that a conversion has made.
     """
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
+    # A link would have another file written, and opening a pipe would wait.
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     while True:
-        file = path.open("ab+")
+        try:
+            number = os.open(path, flags, 0o666)
+        except OSError as error:
+            if not path.is_symlink():
+                raise
+            raise _not_ours_error(path) from error
+        found = os.fstat(number)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(number)
+            raise _not_ours_error(path)
+        file = os.fdopen(number, "ab+")
         try:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            if os.path.samestat(found, path.stat()):
                 return file
         except BlockingIOError as error:
             file.close()
@@ -242,11 +288,11 @@ def _locked(path: Path) -> IO[bytes]:
         file.close()  # removed by a conversion that has just ended
 
 
-def _is_same(path: Path, other: Path) -> bool:
-    try:
-        return path.samefile(other)
-    except FileNotFoundError:
-        return False
+def _not_ours_error(path: Path) -> CommandError:
+    return CommandError(
+        f"{path}: expected a file that a conversion has made, found a link or a device; remove it",
+        ExitCode.SYSTEM,
+    )
 
 
 def _line_of(entry: dict[str, Any]) -> bytes:

@@ -15,7 +15,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from grainmill import __version__
-from grainmill._native import GrainmillError
+from grainmill._native import GrainmillError, redacted
 from grainmill._tools.console import EXIT_CODES, CommandError, ExitCode
 
 if TYPE_CHECKING:
@@ -34,6 +34,11 @@ COMMANDS = {
 }
 
 _EPILOG = "exit codes:\n" + "\n".join(f"  {code:d}  {text}" for code, text in EXIT_CODES.items())
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        super().error(redacted(message))
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -57,7 +62,7 @@ def module_of(command: str) -> Any:
 
 def command_parser(command: str) -> argparse.ArgumentParser:
     """The parser of the arguments of one command."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"grainmill {command}",
         description=COMMANDS[command][0].upper() + COMMANDS[command][1:] + ".",
         formatter_class=HelpFormatter,
@@ -83,7 +88,7 @@ def command_parser(command: str) -> argparse.ArgumentParser:
 def _main_parser() -> argparse.ArgumentParser:
     width = max(map(len, COMMANDS)) + 2
     lines = "\n".join(f"  {name:{width}}{text}" for name, text in COMMANDS.items())
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="grainmill",
         usage="grainmill COMMAND [ARGUMENT ...]",
         description="Looks at files of records, checks, converts and indexes them, and measures "
@@ -108,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command, rest = given[0], given[1:]
     if command not in COMMANDS:
         print(
-            f"grainmill: unknown command `{command}`; commands: {', '.join(COMMANDS)}",
+            f"grainmill: unknown command `{redacted(command)}`; commands: {', '.join(COMMANDS)}",
             file=sys.stderr,
         )
         return ExitCode.USAGE
@@ -127,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + getattr(signal, "SIGPIPE", 13)
     except Exception as error:
         if options.traceback:
-            traceback.print_exc()
+            print(redacted(traceback.format_exc()), end="", file=sys.stderr)
         else:
             print(f"grainmill {command}: {_line_of(error)}", file=sys.stderr)
         return _code_of(error)
@@ -144,7 +149,7 @@ def _line_of(error: Exception) -> str:
         text = str(error) or type(error).__name__
     else:
         text = f"{type(error).__name__}: {error} (`--traceback` shows where)"
-    return " ".join(text.split("\n"))
+    return redacted(" ".join(text.split("\n")))
 
 
 def _code_of(error: Exception) -> int:

@@ -126,7 +126,7 @@ class ParquetOutput(_Taking):
         self._writer = writer
         self._file: IO[bytes] | None = None
         if writer is None:
-            self._file = open(path, "wb")  # noqa: PTH123, SIM115 - closed by `close` and `abort`
+            self._file = open(path, "xb")  # noqa: PTH123, SIM115 - closed by `close` and `abort`
             self._sink = _Sink(self._file.write)
         else:
             self._sink = _Sink(writer.write)

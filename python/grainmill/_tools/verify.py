@@ -22,7 +22,7 @@ from grainmill._tools.console import (
     count_text,
     print_json,
 )
-from grainmill._url import is_url
+from grainmill._url import identified, is_url, shown
 
 if TYPE_CHECKING:
     import argparse
@@ -130,7 +130,7 @@ def check_file(
     """
     found = formats.detect(path, given)
     byte_len = len(_native.FileBytes(path))
-    report: dict[str, Any] = {"path": path, "format": found.name, "bytes": byte_len}
+    report: dict[str, Any] = {"path": shown(path), "format": found.name, "bytes": byte_len}
     # Lines are read a second time, as JSON.
     share = 0.5 if found.name == "jsonl" else 1.0
 
@@ -197,7 +197,8 @@ def _read_all(
             return _check_table(path, max_problems, tell)
         source = found.open([path])
     except (GrainmillError, ValueError) as error:
-        return {"records": 0, "problems": [{"problem": str(error).removeprefix(f"{path}: ")}]}
+        problem = str(error).removeprefix(f"{shown(path)}: ")
+        return {"records": 0, "problems": [{"problem": problem}]}
     total, step, intact = len(source), reading.block_len(source), 0
     for first in range(0, total, step):
         tell(first / total, intact)
@@ -208,7 +209,7 @@ def _read_all(
                 source.__getitems__(block)
             except (GrainmillError, ValueError) as error:
                 if len(block) == 1:
-                    problem = str(error).removeprefix(f"{path}: ")
+                    problem = str(error).removeprefix(f"{shown(path)}: ")
                     problems.append({"record": block[0], "problem": problem})
                 else:  # one of them, or several: the others are checked all the same
                     half = len(block) // 2
@@ -243,7 +244,7 @@ def _check_table(
         columns = [at for at, end in enumerate(bad_until) if end <= first]
         bad = np.zeros(min(step, *(end - first for end in [total, *ends])), np.bool_)
         for column, record, length, problem in table.check(first, len(bad), columns):
-            problems.setdefault(problem.removeprefix(f"{path}: "), record)
+            problems.setdefault(problem.removeprefix(f"{shown(path)}: "), record)
             bad[record - first : record - first + length] = True
             bad_until[column] = max(bad_until[column], record + length)
         intact += 0 if ends else len(bad) - int(bad.sum())
@@ -279,7 +280,11 @@ def _show(found: list[dict[str, Any]], missing: list[str], options: argparse.Nam
 
 def _key(path: str, manifest: Path) -> str:
     """A path as the manifest names it: relative to its directory, so that both can be moved."""
-    return path if is_url(path) else Path(os.path.relpath(path, manifest.parent)).as_posix()
+    return (
+        identified(path)
+        if is_url(path)
+        else Path(os.path.relpath(path, manifest.parent)).as_posix()
+    )
 
 
 def _read_manifest(manifest: Path) -> dict[str, dict[str, Any]]:

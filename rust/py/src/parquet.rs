@@ -209,14 +209,16 @@ impl PyParquetFiles {
         start: u64,
         count: u64,
         columns: Vec<usize>,
-    ) -> Result<Vec<(usize, u64, u64, String)>, Raised> {
-        py.detach(|| {
+    ) -> PyResult<Vec<(usize, u64, u64, String)>> {
+        wait_for(py, || {
             let rows = start..start.saturating_add(count);
-            let ahead = self.files.is_slow().then(|| {
+            let ahead = if self.files.is_slow() {
                 let ahead = self.files.start(rows.clone().collect(), of(None));
-                ahead.wait();
-                ahead
-            });
+                ahead.wait()?;
+                Some(ahead)
+            } else {
+                None
+            };
             let mut problems = Vec::new();
             let fields = self.files.fields()?;
             for (number, field) in columns.iter().filter_map(|&at| Some((at, fields.get(at)?))) {
@@ -242,7 +244,6 @@ impl PyParquetFiles {
             drop(ahead);
             Ok(problems)
         })
-        .map_err(|error: Error| Raised::from(error))
     }
 
     /// The rows at `indices` as a batch: a dict of arrays, each allocated by a call of
