@@ -447,7 +447,7 @@ def test_urls_of_directories_stand_for_their_files(server, content, records):
     assert list(ArrayRecordDataSource("s3://bucket/d*/t*.array_record")) == records
 
 
-@pytest.mark.parametrize("name", ["DEADLINE_S", "STALL_S", "CACHE_BYTES"])
+@pytest.mark.parametrize("name", ["DEADLINE_S", "STALL_S", "MIN_BYTES_PER_S", "CACHE_BYTES"])
 def test_settings_that_are_no_numbers_are_refused(s3, monkeypatch, name):
     monkeypatch.setenv(f"GRAINMILL_BUCKET_{name}", "some")
     with pytest.raises(ValueError, match=f"GRAINMILL_BUCKET_{name} must be .*'?some"):
@@ -460,8 +460,11 @@ def test_endpoints_that_are_no_urls_are_refused(monkeypatch, endpoint):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "a b")
-    for url in ("s3://bucket/x", "gs://bucket/x", "http://a b/x"):
+    for url in ("s3://bucket/x", "gs://bucket/x"):
         with pytest.raises(OSError, match="endpoint must be a URL"):
+            ArrayRecordDataSource(url)
+    for url in ("http://a b/x", "http://h:port/x"):
+        with pytest.raises(ValueError, match=f"{url}: invalid"):
             ArrayRecordDataSource(url)
 
 

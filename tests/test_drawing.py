@@ -378,6 +378,31 @@ def test_metrics_are_served_where_the_environment_asks_for_it(tmp_path):
     assert metrics["data_sources_bytes_read_total"] >= 2 * 50 * 1000
 
 
+ADDRESS = """
+import socket, sys
+import grainmill as grain
+import prometheus_client
+started = []
+prometheus_client.start_http_server = lambda *given: started.append(given)
+next(iter(grain.MapDataset.range(3).to_iter_dataset()))
+print(*started[0])
+"""
+
+
+@pytest.mark.parametrize("address", ["", "0.0.0.0", "::1"])
+def test_metrics_are_served_to_this_machine_unless_an_address_is_given(address):
+    env = os.environ | {
+        "ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY": "true",
+        "GRAINMILL_PROMETHEUS_PORT": "7",
+        "GRAINMILL_PROMETHEUS_ADDRESS": address,
+    }
+    command = [sys.executable, "-c", ADDRESS]
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.stdout.split() == ["7", address or "127.0.0.1"], done.stderr
+
+
 def test_a_port_alone_serves_nothing(tmp_path):
     assert not run_metrics(tmp_path, "none", GRAINMILL_PROMETHEUS_PORT="9")
 

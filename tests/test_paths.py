@@ -337,6 +337,8 @@ def test_mixture_text(text, expected):
         ("a:1;a:2", "'a' occurs twice"),
         ("a:0;b:1", "weight of 'a' must be positive, got 0"),
         ("a:-1;b:1", "weight of 'a' must be positive, got -1"),
+        ("a:nan;b:1", "weight of 'a:nan' must be a positive number, got nan"),
+        ("a:1;b, -Infinity", "weight of 'b, -Infinity' must be a positive number, got -Infinity"),
     ],
 )
 def test_bad_mixtures_are_refused(text, message):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from grainmill import _atomic_file, _native
+from grainmill._url import identified, shown
 
 # A file's number of records, length in bytes, and modification time in nanoseconds since 1970.
 FileEntry: TypeAlias = tuple[int, int, int]
@@ -26,12 +27,19 @@ def read_entries(index: str, paths: Sequence[str]) -> list[FileEntry]:
         ValueError: The index file is damaged or is not an index file.
     """
     entries = _read(index)
-    missing = [path for path in dict.fromkeys(paths) if path not in entries]
+    names: dict[str, str] = {}
+    for path in paths:
+        if names.setdefault(identified(path), path) != path:
+            raise ValueError(
+                f"{index}: an index cannot tell files apart that differ only in the query of their "
+                f"URL, as several do of {shown(path)}; leave out `index`"
+            )
+    missing = {name: path for name, path in names.items() if name not in entries}
     if missing:
-        files = _native.RecordFiles([(path, 0, None) for path in missing])
+        files = _native.RecordFiles([(path, 0, None) for path in missing.values()])
         entries.update(zip(missing, files.file_infos(), strict=True))
         _write(index, entries)
-    return [entries[path] for path in paths]
+    return [entries[identified(path)] for path in paths]
 
 
 def _read(index: str) -> dict[str, FileEntry]:

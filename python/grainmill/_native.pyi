@@ -62,12 +62,14 @@ __all__ = [
     "philox_key",
     "profile",
     "read_object",
+    "redacted",
     "remove_object",
     "scalars_to_rows",
     "set_chunk_budget",
     "set_index_budget",
     "share_index",
     "shared_index_bytes",
+    "shown_path",
     "slot_of",
     "verify_array_record",
     "waited_s",
@@ -293,6 +295,8 @@ class ReadQueue:
 
 def keep_large_blocks() -> None: ...
 def waited_s() -> float: ...
+def redacted(text: str) -> str: ...
+def shown_path(path: str) -> str: ...
 def read_object(path: str | os.PathLike[str]) -> bytes: ...
 def list_objects(url_prefix: str) -> list[tuple[str, int]]: ...
 def object_identities(urls: Sequence[str]) -> list[tuple[int, int, str | None]]: ...

@@ -15,6 +15,7 @@ import numpy as np
 
 from grainmill import _native
 from grainmill._native import ArrayRecordWriter
+from grainmill._url import shown
 
 __all__ = ["ArrayRecordReader", "ArrayRecordWriter"]
 
@@ -256,7 +257,9 @@ class ArrayRecordReader:
             return files.read(np.arange(*index.indices(len(files)), dtype=np.int64))
         at = operator.index(index)
         if not -len(files) <= at < len(files):
-            raise IndexError(f"{self._path}: index {at} is out of range for {len(files)} records")
+            raise IndexError(
+                f"{shown(self._path)}: index {at} is out of range for {len(files)} records"
+            )
         return files.read_one(at % len(files))
 
     def __iter__(self) -> Iterator[bytes]:
@@ -277,7 +280,7 @@ class ArrayRecordReader:
         self.close()
 
     def __repr__(self) -> str:
-        return f"ArrayRecordReader({self._path!r})"
+        return f"ArrayRecordReader({shown(self._path)!r})"
 
     def _opened(self) -> _native.RecordFiles:
         if self._files is None:
@@ -290,7 +293,7 @@ class ArrayRecordReader:
             return RuntimeError("Object closed")
         if isinstance(self._failure, OSError) and self._failure.errno is not None:
             text = os.strerror(self._failure.errno)
-            error = RuntimeError(f"open() failed: {text}; opening {self._path}")
+            error = RuntimeError(f"open() failed: {text}; opening {shown(self._path)}")
         else:
             error = RuntimeError(str(self._failure))
         error.__cause__ = self._failure

@@ -2,7 +2,10 @@
 
 import copy
 import json
+import os
 import re
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -382,6 +385,36 @@ def more_threads_than_datasets():
     assert sorted(elements(grain, ops)) == [0, 1, 10, 11, 12, 13]
 
 
+SERVED = """
+import importlib, os, sys
+import prometheus_client
+os.environ["ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY"] = "true"
+served = []
+def start(port, addr="0.0.0.0", *more, **options):
+    served.append(addr)
+prometheus_client.start_http_server = start
+g = importlib.import_module(sys.argv[1])
+next(iter(g.MapDataset.range(3).to_iter_dataset()))
+print(*served)
+"""
+
+
+def metrics_address():
+    served = {}
+    env = {name: value for name, value in os.environ.items() if "PROMETHEUS" not in name}
+    for name in ("grain", "grainmill"):
+        done = subprocess.run(
+            [sys.executable, "-c", SERVED, name],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=True,
+        )
+        served[name] = done.stdout.split()
+    assert served == {"grain": ["0.0.0.0"], "grainmill": ["127.0.0.1"]}
+
+
 CHECKS = {
     name.replace("_", "-"): check
     for name, check in {
@@ -411,6 +444,7 @@ CHECKS = {
         "ranges_beyond_the_file": ranges_beyond_the_file,
         "workers_without_flags": workers_without_flags,
         "more_threads_than_datasets": more_threads_than_datasets,
+        "metrics_address": metrics_address,
     }.items()
 }
 

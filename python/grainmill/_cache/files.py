@@ -55,6 +55,11 @@ def described(fingerprint: Fingerprint) -> dict[str, Any]:
     }
 
 
+def mode_of(fingerprint: Fingerprint) -> int:
+    """The mode of the directory of a cache; the system's mask applies."""
+    return 0o700 if fingerprint.is_private else 0o777
+
+
 def make_parent(directory: Path, fingerprint: Fingerprint) -> None:
     """Makes the directory that a new cache is to be in; warns of other pipelines' caches in it.
 
@@ -76,7 +81,7 @@ def make_parent(directory: Path, fingerprint: Fingerprint) -> None:
 def make_directory(directory: Path, fingerprint: Fingerprint) -> None:
     """Makes the directory of a new cache, as `make_parent`, with a description of its pipeline."""
     make_parent(directory, fingerprint)
-    directory.mkdir(exist_ok=True)
+    directory.mkdir(mode_of(fingerprint), exist_ok=True)
     if not (directory / PIPELINE).exists():
         write_description(directory, fingerprint)
 

@@ -23,7 +23,7 @@ import numpy as np
 from grainmill import _native
 from grainmill._checkpoint import pipeline
 from grainmill._plan import random_access, sequential
-from grainmill._url import is_url
+from grainmill._url import identified, is_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,11 +44,14 @@ class Fingerprint(NamedTuple):
         digest: Differs between different pipelines; a name in a file system.
         stages: The description of the plan, see `_checkpoint.pipeline`.
         code: The name of each stage with the digest of its functions, objects and files.
+        is_private: Whether some elements are of objects in buckets or on servers, which others who
+            use this machine may not be allowed to read.
     """
 
     digest: str
     stages: pipeline.Stages
     code: list[list[str]]
+    is_private: bool = False
 
     @classmethod
     def of(cls, node: Node, kind: str) -> Fingerprint:
@@ -61,7 +64,8 @@ class Fingerprint(NamedTuple):
         stages = pipeline.described(node)
         code = [[_name(step), _digest_of(step)] for step in _once(node)]
         text = json.dumps([_FORMAT, kind, stages, code], sort_keys=True)
-        return cls(hashlib.sha256(text.encode()).hexdigest()[:24], stages, code)
+        is_private = any(map(_is_far, _once(node)))
+        return cls(hashlib.sha256(text.encode()).hexdigest()[:24], stages, code, is_private)
 
     def share(self, worker: int, count: int) -> Fingerprint:
         """The fingerprint of the share of one of several workers."""
@@ -85,6 +89,13 @@ def _once(node: Node) -> Iterator[Node]:
         if id(step) not in seen:
             seen.add(id(step))
             yield step
+
+
+def _is_far(node: Node) -> bool:
+    dataset = getattr(node, "source", getattr(node, "dataset", None))
+    paths = getattr(dataset, "paths", getattr(dataset, "_paths", None))
+    paths = paths if isinstance(paths, list | tuple) else [paths]
+    return any(isinstance(path, str) and is_url(path) for path in paths)
 
 
 def _name(node: Node) -> str:
@@ -203,7 +214,7 @@ class _Hasher:
         try:
             found = os.stat(path)  # noqa: PTH116
         except (OSError, ValueError):  # far away, or with a range of records in its name
-            self._text(path)
+            self._text(identified(path))
         else:
             self._text(name, str(found.st_size), str(found.st_mtime_ns))
 

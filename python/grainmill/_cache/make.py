@@ -9,7 +9,7 @@ from grainmill._cache.disk import DiskStore
 from grainmill._cache.memory import MemoryStore
 from grainmill._cache.sequence import SequenceFiles, SequenceMemory
 from grainmill._plan.arguments import checked_integer
-from grainmill._url import is_url
+from grainmill._url import is_url, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +37,10 @@ def sequence_store(
     return lambda parent: SequenceFiles(where, parent)
 
 
+def _text(path: object) -> str:
+    return repr(shown(path) if isinstance(path, str) else path)
+
+
 def _checked(
     path: str | os.PathLike[str] | None, ram_budget_bytes: int | None
 ) -> tuple[str | None, int | None]:
@@ -44,7 +48,7 @@ def _checked(
         if path is not None:
             raise ValueError(
                 "`ram_budget_bytes` bounds a cache in memory and has no effect on one in files; "
-                f"leave it out, or leave out `path`, got {path!r}"
+                f"leave it out, or leave out `path`, got {_text(path)}"
             )
         ram_budget_bytes = checked_integer(ram_budget_bytes, "ram_budget_bytes", minimum=1)
     if path is None:
@@ -55,7 +59,7 @@ def _checked(
         )
     where = os.fspath(path)
     if not isinstance(where, str) or is_url(where):
-        raise ValueError(f"`path` must be a directory of the local file system, got {path!r}")
+        raise ValueError(f"`path` must be a directory of the local file system, got {_text(path)}")
     if not where:
         raise ValueError("`path` must not be empty")
     return where, None

@@ -297,7 +297,7 @@ class SequencePass:
 
     def _write(self, pieces: list[Any]) -> None:
         if self._part is None:
-            self._directory.mkdir(exist_ok=True)
+            self._directory.mkdir(files.mode_of(self._store.fingerprint()), exist_ok=True)
             self._part = files.PartWriter(self._directory)
         self._part.write(pieces)
         if self._part.byte_len >= _MAX_PART_BYTES:
@@ -317,7 +317,7 @@ class SequencePass:
             return
         target, fingerprint = self._store.directory, self._store.fingerprint()
         try:
-            self._directory.mkdir(exist_ok=True)
+            self._directory.mkdir(files.mode_of(fingerprint), exist_ok=True)
             self._finish_part()
             files.write_description(self._directory, fingerprint)
             files.write_manifest(self._directory, fingerprint, num_elements, self._parts)

@@ -23,6 +23,7 @@ import numpy as np
 from grainmill._checkpoint.files import digest
 from grainmill._plan import random_access, sequential
 from grainmill._plan.node import MapNode, Node
+from grainmill._url import identified
 
 Stages: TypeAlias = "list[dict[str, Any]]"
 
@@ -152,7 +153,7 @@ def _file_names(source: Any) -> list[str]:
         return []
     if not all(isinstance(path, str | os.PathLike) for path in paths):
         return []
-    names = [re.split(r"[\\/]", os.fspath(path))[-1] for path in paths]
+    names = [re.split(r"[\\/]", identified(os.fspath(path)))[-1] for path in paths]
     if len(names) > _MAX_LISTED:
         return [names[0], f"{len(names) - 2} more, {digest(json.dumps(names))}", names[-1]]
     return names

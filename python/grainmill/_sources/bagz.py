@@ -10,6 +10,7 @@ import numpy as np
 from grainmill._sources.paths import expand_ranges, listed
 from grainmill._sources.record_files import RecordFilesSource
 from grainmill._sources.suffixes import suffixes_of
+from grainmill._url import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -116,7 +117,7 @@ class BagzDataSource(RecordFilesSource[bytes]):
             return super()._record_location(index)
         number, shard = divmod(index, len(self._starts))
         path, skip, _ = self._sources[shard]
-        return path, skip + number
+        return shown(path), skip + number
 
 
 def _check(name: str, value: str, known: Sequence[str]) -> None:

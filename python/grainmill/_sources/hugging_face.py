@@ -21,7 +21,7 @@ from grainmill._dataset.iterator import DatasetIterator
 from grainmill._native import GrainmillError
 from grainmill._sources.mapped_table import MappedTable, RequestedRows, num_faults
 from grainmill._sources.paths import expand
-from grainmill._url import is_url
+from grainmill._url import is_url, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -243,9 +243,9 @@ def _arrow_files(paths: Any) -> list[str]:
         if isinstance(path, str) and is_url(path):
             raise ValueError(
                 "the tables of a Hugging Face data set are mapped into memory, so they must be "
-                f"local files, got {path!r}; copy them to a local disk; or read the data set's "
-                "Parquet files, which may be there, by `sources.ParquetDataSource`, or convert "
-                "them by `grainmill convert`; or stream it: "
+                f"local files, got {shown(path)!r}; copy them to a local disk; or read the data "
+                "set's Parquet files, which may be there, by `sources.ParquetDataSource`, or "
+                "convert them by `grainmill convert`; or stream it: "
                 "`experimental.HuggingFaceIterDataset(datasets.load_dataset(..., streaming=True))`"
             )
     if isinstance(paths, str | os.PathLike):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from grainmill._dataset.iter_dataset import IterDataset, PlannedIterDataset, node_of
 from grainmill._dataset.map_dataset import MapDataset, PlannedMapDataset
 from grainmill._plan import random_access, sequential
+from grainmill._url import identified, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +22,8 @@ AnyDataset = TypeVar("AnyDataset", bound="MapDataset[Any] | IterDataset[Any]")
 _WEIGHTED = re.compile(
     r"(?P<path>.*\S)\s*(?:,|:)\s*(?P<weight>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)", re.DOTALL
 )
+# What another number than a weight looks like there.
+_MISTAKEN = re.compile(r".*\S\s*[,:]\s*([+-]?(?:nan|inf(?:inity)?))", re.DOTALL | re.IGNORECASE)
 # The engine counts turns with 63 bits.
 _MAX_PROPORTION = 1 << 62
 
@@ -52,21 +55,29 @@ def parse_mixture(text: str) -> dict[str, Fraction]:
         raise TypeError(f"a mixture must be a text, got {text!r} of type {type(text).__name__}")
     weights: dict[str, Fraction | None] = {}
     for entry in filter(None, map(str.strip, text.split(";"))):
+        if mistaken := _MISTAKEN.fullmatch(entry):
+            raise ValueError(
+                f"the weight of {_text(entry)} must be a positive number, got {mistaken[1]}"
+            )
         match = _WEIGHTED.fullmatch(entry)
         path = match["path"] if match else entry
         weight = Fraction(match["weight"]) if match else None
         if weight is not None and weight <= 0:
-            raise ValueError(f"the weight of {path!r} must be positive, got {weight}")
+            raise ValueError(f"the weight of {_text(path)} must be positive, got {weight}")
         if path in weights:
-            raise ValueError(f"{path!r} occurs twice in the mixture {text!r}; add up its weights")
+            raise ValueError(
+                f"{_text(path)} occurs twice in the mixture {_text(text)}; add up its weights"
+            )
         weights[path] = weight
     if not weights:
-        raise ValueError(f"the mixture {text!r} has no entry; expected `path:weight;path:weight`")
+        raise ValueError(
+            f"the mixture {_text(text)} has no entry; expected `path:weight;path:weight`"
+        )
     without = [path for path, weight in weights.items() if weight is None]
     if without and len(without) < len(weights):
         raise ValueError(
-            f"the mixture {text!r} has no weight for {without[0]!r}; give one for each path, "
-            "or for none"
+            f"the mixture {_text(text)} has no weight for {_text(without[0])}; give one for each "
+            "path, or for none"
         )
     chosen = {path: Fraction(1) if weight is None else weight for path, weight in weights.items()}
     total = sum(chosen.values())
@@ -108,7 +119,7 @@ def mix_from_text(
     if len(set(kinds.values())) > 1:
         raise TypeError(
             "`make_dataset` must return datasets of one kind, got "
-            + ", ".join(f"{kind.__name__} for {path!r}" for path, kind in kinds.items())
+            + ", ".join(f"{kind.__name__} for {_text(path)}" for path, kind in kinds.items())
         )
     mixed: Any
     if MapDataset in kinds.values():
@@ -120,14 +131,28 @@ def mix_from_text(
             node = dataclasses.replace(node, proportions=proportions, length=length)
         mixed = PlannedMapDataset(node)
     else:
-        named = {path: node_of(dataset) for path, dataset in datasets.items()}
-        mix = sequential.Mix.of(named, {path: float(weight) for path, weight in weights.items()})
-        names = mix.names or ()
+        # The names are in states.
+        of_name = {identified(path): path for path in weights}
+        if len(of_name) < len(weights):
+            raise ValueError(
+                f"the mixture {_text(text)} has several paths that differ only in the query of "
+                "their URL; mix their datasets by `IterDataset.mix`"
+            )
+        named = {name: node_of(datasets[path]) for name, path in of_name.items()}
+        mix = sequential.Mix.of(
+            named, {name: float(weights[path]) for name, path in of_name.items()}
+        )
+        names = [of_name[name] for name in mix.names or ()]
         if exact:
             proportions = _proportions(text, [weights[path] for path in names])
             mix = dataclasses.replace(mix, proportions=proportions)
         mixed = PlannedIterDataset(mix, [datasets[path] for path in names])
     return mixed  # type: ignore[no-any-return]
+
+
+def _text(text: str) -> str:
+    """A path, or a mixture, for messages."""
+    return repr(";".join(map(shown, map(str.strip, text.split(";")))))
 
 
 def _kind(path: str, dataset: Any) -> type:
@@ -136,7 +161,7 @@ def _kind(path: str, dataset: Any) -> type:
             return kind
     raise TypeError(
         "`make_dataset` must return a `MapDataset` or an `IterDataset`, got "
-        f"{dataset!r} for {path!r}"
+        f"{dataset!r} for {_text(path)}"
     )
 
 
@@ -144,7 +169,7 @@ def _proportions(text: str, weights: list[Fraction]) -> tuple[int, ...]:
     common = math.lcm(*(weight.denominator for weight in weights))
     if common >= _MAX_PROPORTION:
         raise ValueError(
-            f"the weights of the mixture {text!r} have too many digits for exact proportions; pass "
-            "`exact=False`, or give fewer"
+            f"the weights of the mixture {_text(text)} have too many digits for exact proportions; "
+            "pass `exact=False`, or give fewer"
         )
     return tuple(int(weight * common) for weight in weights)

@@ -11,7 +11,7 @@ import numpy as np
 from grainmill import _native
 from grainmill._sources.paths import expand
 from grainmill._sources.suffixes import suffixes_of
-from grainmill._url import absolute
+from grainmill._url import absolute, identified
 
 if TYPE_CHECKING:
     import os
@@ -213,7 +213,8 @@ class ParquetDataSource:
 
     def __repr__(self) -> str:
         # Saved states contain this text, so it must not change.
-        digest = hashlib.sha1("\0".join(self._paths).encode(), usedforsecurity=False)
+        paths = "\0".join(map(identified, self._paths))
+        digest = hashlib.sha1(paths.encode(), usedforsecurity=False)
         arguments = [f"hash_of_paths={digest.hexdigest()}"]
         if self._columns is not None:
             arguments.append(f"columns={self._columns!r}")

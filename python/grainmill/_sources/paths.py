@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from grainmill import _native
 from grainmill._url import absolute, is_url
+from grainmill._url import shown as shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 _RANGE: Final = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
 _SHARDS: Final = re.compile(r"(.*[^/\\@])@(\d+|\*)((?:\.[^/\\@]*)?)", re.DOTALL)
 _MAGIC: Final = re.compile(r"[*?[]")
-_MAGIC_OF_HTTP: Final = re.compile(r"[*[]")  # a question mark starts the query
 _SHARD_SUFFIX: Final = re.compile(r"-\d+-of-\d+(?=\.|$)")
 # Names that tools give to files beside the data.
 _HIDDEN: Final = (".", "_")
@@ -68,7 +68,7 @@ def file_range(path: object) -> FileRange:
 
 def _take(path: object, count: int) -> int:
     if count < 0:
-        raise ValueError(f"a range of records must not end before it starts, got {path!r}")
+        raise ValueError(f"a range of records must not end before it starts, got {_text(path)}")
     return count
 
 
@@ -133,7 +133,7 @@ def expand_ranges(
         files = _files(one.path, suffixes, looks_up=looks_up and one.take is None)
         if one.take is not None and len(files) != 1:
             raise ValueError(
-                f"a range of records must be one of a single file, but {path!r} matches "
+                f"a range of records must be one of a single file, but {_text(path)} matches "
                 f"{len(files)} files"
             )
         found += [one._replace(path=file) for file in files]
@@ -143,7 +143,11 @@ def expand_ranges(
 def shown(paths: Sequence[str]) -> str:
     """The argument `paths` for the text of a dataset; of many, the first ones."""
     more = f", ... {len(paths):,} in all" if len(paths) > _MAX_SHOWN else ""
-    return f"paths=[{', '.join(map(repr, paths[:_MAX_SHOWN]))}{more}]"
+    return f"paths=[{', '.join(map(_text, paths[:_MAX_SHOWN]))}{more}]"
+
+
+def _text(path: object) -> str:
+    return repr(shown_path(path) if isinstance(path, str) else path)
 
 
 def _files(path: str, suffixes: Sequence[str], *, looks_up: bool) -> list[str]:
@@ -187,7 +191,7 @@ def _kind(suffixes: Sequence[str]) -> str:
 def _not_empty(files: list[str], path: str, problem: str) -> list[str]:
     if not files:
         where = "" if absolute(path) == path else f", relative to {os.getcwd()}"  # noqa: PTH109
-        raise FileNotFoundError(f"{problem}: {path!r}{where}")
+        raise FileNotFoundError(f"{problem}: {_text(path)}{where}")
     return files
 
 
@@ -199,7 +203,7 @@ def _shards(path: str, match: re.Match[str], matching: Callable[[str], list[str]
         digits = max(5, len(count))
         total = int(count)
         if not total:
-            raise ValueError(f"the number of shards must be at least 1, got {path!r}")
+            raise ValueError(f"the number of shards must be at least 1, got {_text(path)}")
         if total <= _MAX_UNSEEN_SHARDS:
             return [f"{name}-{k:0{digits}}-of-{total:0{digits}}{suffix}" for k in range(total)]
         of = str(total)
@@ -214,12 +218,14 @@ def _shards(path: str, match: re.Match[str], matching: Callable[[str], list[str]
     _not_empty(found, path, "there are no shards that match")
     if len(counts) != 1:
         raise ValueError(
-            f"{path!r} matches shards of several sets, of {' and of '.join(sorted(counts))} "
+            f"{_text(path)} matches shards of several sets, of {' and of '.join(sorted(counts))} "
             "shards; give the number in place of `*`"
         )
     (total_text,) = counts
     if len(found) != int(total_text):
-        raise FileNotFoundError(f"{path!r} matches {len(found)} shards out of {int(total_text)}")
+        raise FileNotFoundError(
+            f"{_text(path)} matches {len(found)} shards out of {int(total_text)}"
+        )
     return found
 
 
@@ -232,17 +238,16 @@ def _escaped(path: str) -> str:
 
 def _objects(url: str, suffixes: Sequence[str]) -> list[str]:
     """The objects that a URL stands for: itself, or what the store lists."""
-    magic = _MAGIC_OF_HTTP if url.lower().startswith("http") else _MAGIC
+    if url.lower().startswith(("http://", "https://")):
+        return _served(url)
     shards = _SHARDS.fullmatch(url)
-    if (
-        shards and "/" in url.partition("://")[2].partition("@")[0]
-    ):  # else a user in front of a host
+    if shards and "/" in url.partition("://")[2].partition("@")[0]:  # else of an account
         return _shards(url, shards, _matching)
     if url.endswith("/"):
         names = {found[len(url) :]: found for found in list_objects(url)}
         data = _data_files(sorted(name for name in names if name and "/" not in name), suffixes)
         return _not_empty([names[name] for name in data], url, f"there is no {_kind(suffixes)} in")
-    if not magic.search(url):
+    if not _MAGIC.search(url):
         return [url]
     matched = _matching(url)
     if not matched and url in list_objects(url):
@@ -250,10 +255,24 @@ def _objects(url: str, suffixes: Sequence[str]) -> list[str]:
     return _not_empty(matched, url, "no object matches the pattern")
 
 
+def _served(url: str) -> list[str]:
+    """The files of a web server, which has no lists, that a URL stands for."""
+    named, _, query = url.partition("?")
+    name = named.partition("://")[2].partition("/")[2]  # an address may be in brackets
+    shards = _SHARDS.fullmatch(named)
+    if shards and not query and _SHARDS.fullmatch(f"/{name}"):
+        return _shards(url, shards, _matching)
+    if name.endswith("/") or _MAGIC.search(name):
+        list_objects(named)  # says what is wrong
+    return [url]
+
+
 def _matching(pattern: str) -> list[str]:
     fixed = _MAGIC.split(pattern, maxsplit=1)[0]
     matches = re.compile(_regex(pattern), re.DOTALL).fullmatch
-    return sorted(found for found in list_objects(fixed) if matches(found))
+    # A name that ends with a slash stands for a directory, and is none of a file.
+    found = (url for url in list_objects(fixed) if not url.endswith("/"))
+    return sorted(url for url in found if matches(url))
 
 
 def _regex(pattern: str) -> str:
@@ -288,6 +307,6 @@ def list_objects(prefix: str) -> list[str]:
     listing: Callable[[str], list[tuple[str, int]]] | None = getattr(_native, "list_objects", None)
     if listing is None:
         raise ValueError(
-            f"this build of grainmill cannot list {prefix!r}; give the URL of each file"
+            f"this build of grainmill cannot list {_text(prefix)}; give the URL of each file"
         )
     return [url for url, _ in listing(prefix)]

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeAlias, TypeVa
 import numpy as np
 
 from grainmill import _native
-from grainmill._url import absolute
+from grainmill._url import absolute, identified, shown
+
+try:
+    import pwd
+except ImportError:  # Windows
+    pwd = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -147,7 +152,8 @@ class RecordFilesSource(Generic[Element_co]):
     def __repr__(self) -> str:
         """Saved states contain this text, so it must not change."""
         # Each path with its length, so that no two lists of paths give the same text.
-        text = "".join(f"{len(path)}:{path}" for path in self._paths) + repr(self._arguments)
+        paths = map(identified, self._paths)
+        text = "".join(f"{len(path)}:{path}" for path in paths) + repr(self._arguments)
         digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:40]
         return f"{type(self).__name__}(hash_of_paths={digest})"
 
@@ -157,7 +163,7 @@ class RecordFilesSource(Generic[Element_co]):
         counts = takes if len(takes) == len(self._sources) else self._files.num_records
         for (path, skip, _), count in zip(self._sources, counts, strict=True):
             if index < count:
-                return path, skip + index
+                return shown(path), skip + index
             index -= count
         raise IndexError("record index is out of range")
 
@@ -170,10 +176,11 @@ class RecordFilesSource(Generic[Element_co]):
 
 def scanned(
     name: str, compression: str, index_dir: str | os.PathLike[str] | None
-) -> tuple[str, str, bool, str]:
+) -> tuple[str, str, bool, str | None]:
     """A format whose records are found by a scan, and where the indices are that keep them.
 
-    They are beside the files, or else in the cache directory, unless `index_dir` is given.
+    They are beside the files, or else in the cache directory, unless `index_dir` is given. A user
+    without a home has no cache directory.
     """
     if index_dir is not None:
         return name, compression, False, absolute(os.fspath(index_dir))
@@ -181,5 +188,18 @@ def scanned(
         if cache := os.environ.get(variable):
             break
     else:
-        cache = os.path.expanduser("~/.cache")  # noqa: PTH111 - `pathlib` takes long to import
+        home = _home()
+        if not os.path.isabs(home):  # noqa: PTH117 - `pathlib` takes long to import
+            return name, compression, True, None
+        cache = os.path.join(home, ".cache")  # noqa: PTH118 - as above
     return name, compression, True, os.path.join(absolute(cache), "grainmill", "index")  # noqa: PTH118
+
+
+def _home() -> str:
+    """The user's home; nothing if there is none."""
+    if os.environ.get("HOME", "not set"):
+        return os.path.expanduser("~")  # noqa: PTH111 - `pathlib` takes long to import
+    try:  # an empty variable would stand for the root of the file system
+        return "" if pwd is None else pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return ""

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from grainmill._native import read_object
 from grainmill._sources.paths import expand
-from grainmill._url import is_url
+from grainmill._url import is_url, shown
 
 _INFO: Final = "dataset_info.json"
 _FEATURES: Final = "features.json"
@@ -53,12 +53,12 @@ def read_directory(path: str | os.PathLike[str], split: str) -> TfdsDirectory:
     if info is None:
         below = [found.removesuffix(f"/{_INFO}") for found in _below(directory)]
         hint = f"; there is one in {', '.join(below)}" if below else ""
-        raise FileNotFoundError(f"there is no {_INFO} in {directory!r}{hint}")
+        raise FileNotFoundError(f"there is no {_INFO} in {shown(directory)!r}{hint}")
     found = info.get("fileFormat", "tfrecord")
     if found != _FORMAT:
         raise ValueError(
-            f"{directory} has files of the format {found!r}, expected {_FORMAT!r}; read or convert "
-            "them by the source of that format"
+            f"{shown(directory)} has files of the format {found!r}, expected {_FORMAT!r}; read or "
+            "convert them by the source of that format"
         )
     splits = _splits(directory, info)
     paths = [
@@ -68,7 +68,7 @@ def read_directory(path: str | os.PathLike[str], split: str) -> TfdsDirectory:
         if start < stop
     ]
     if not paths:
-        raise ValueError(f"the split {split!r} of {directory} has no records")
+        raise ValueError(f"the split {split!r} of {shown(directory)} has no records")
     return TfdsDirectory(paths, _json(_joined(directory, _FEATURES)))
 
 
@@ -78,7 +78,9 @@ def _joined(directory: str, name: str) -> str:
 
 def _below(directory: str) -> list[str]:
     """The descriptions of data sets in directories below."""
-    found = []
+    found: list[str] = []
+    if directory.lower().startswith(("http://", "https://")):  # which has no lists
+        return found
     for pattern in (f"*/{_INFO}", f"*/*/{_INFO}"):
         with contextlib.suppress(OSError, ValueError):  # none, or a server that does not list
             escaped = directory if is_url(directory) else glob.escape(directory)
@@ -93,9 +95,9 @@ def _json(path: str) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as failure:
-        raise ValueError(f"{path}: not JSON: {failure}") from failure
+        raise ValueError(f"{shown(path)}: not JSON: {failure}") from failure
     if not isinstance(found, dict):
-        raise ValueError(f"{path}: expected a JSON object, got {type(found).__name__}")
+        raise ValueError(f"{shown(path)}: expected a JSON object, got {type(found).__name__}")
     return found
 
 

@@ -2,8 +2,9 @@
 
 They are registered with `prometheus_client` when the first iterator is opened, if the program has
 imported it, or if `ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY` is `true`, as Grain has it: then they are
-served, too, on Grain's port unless `GRAINMILL_PROMETHEUS_PORT` names another. Metrics that Grain
-has are under its names. They are computed when they are scraped, so they cost nothing otherwise.
+served, too, on Grain's port unless `GRAINMILL_PROMETHEUS_PORT` names another, to this machine only
+unless `GRAINMILL_PROMETHEUS_ADDRESS` names an address that others reach. Metrics that Grain has are
+under its names. They are computed when they are scraped, so they cost nothing otherwise.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 ENABLE_VARIABLE: Final = "ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY"
 PORT_VARIABLE: Final = "GRAINMILL_PROMETHEUS_PORT"
+ADDRESS_VARIABLE: Final = "GRAINMILL_PROMETHEUS_ADDRESS"
 _DEFAULT_PORT: Final = "9431"
+_DEFAULT_ADDRESS: Final = "127.0.0.1"
 
 _LOGGER = logging.getLogger("grainmill")
 
@@ -113,8 +116,9 @@ def _registered(port: str | None) -> PipelineCollector | None:
     with contextlib.suppress(ValueError):  # another package uses these names
         client.REGISTRY.register(_collector)
     if port:
+        address = os.environ.get(ADDRESS_VARIABLE) or _DEFAULT_ADDRESS
         try:
-            client.start_http_server(int(port))
+            client.start_http_server(int(port), address)
         except (OSError, ValueError, OverflowError) as failure:
-            _LOGGER.warning("cannot serve metrics on port %r: %s", port, failure)
+            _LOGGER.warning("cannot serve metrics on port %r of %s: %s", port, address, failure)
     return _collector
