@@ -13,7 +13,7 @@ static ID: AtomicU32 = AtomicU32::new(0);
 
 /// The id of this process, cached.
 #[inline]
-pub(crate) fn id() -> u32 {
+pub fn id() -> u32 {
     match ID.load(Ordering::Relaxed) {
         0 => look_up(),
         id => id,

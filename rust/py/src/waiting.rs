@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use grainmill_core::interrupt::{self, interruptible};
-use grainmill_core::{Error, Result};
+use grainmill_core::{Error, Result, process};
 use pyo3::prelude::*;
 
 use crate::error::Raised;
@@ -44,7 +44,7 @@ fn handler_has_raised() -> bool {
 
 /// Whether this is the main thread of Python, the only one whose signal handlers run.
 fn handles_signals(py: Python<'_>) -> PyResult<bool> {
-    let process = std::process::id();
+    let process = process::id();
     let (found_in, handles) = HANDLES_SIGNALS.get();
     if found_in == process {
         return Ok(handles);
