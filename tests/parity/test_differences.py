@@ -157,6 +157,27 @@ def loader_remainder():
     assert found[1] == list(range(10))
 
 
+def more_epochs_of_a_loader():
+    def loader(g, num_epochs):
+        sampler = g.samplers.IndexSampler(3, g.sharding.NoSharding(), num_epochs=num_epochs)
+        source = g.sources.RangeDataSource(0, 3, 1)
+        return g.DataLoader(data_source=source, sampler=sampler, read_options=g.ReadOptions(0, 0))
+
+    def continued(g):
+        state = take_all(loader(g, 1)).get_state()
+        iterator = iter(loader(g, 2))
+        iterator.set_state(state)
+        return list(iterator)
+
+    def take_all(loader):
+        iterator = iter(loader)
+        assert list(iterator) == [0, 1, 2]
+        return iterator
+
+    assert "Sampler in checkpoint does not match" in str(error_of(lambda: continued(real)))
+    assert continued(grain) == [0, 1, 2]
+
+
 def generators_after_flat_map():
     def generators(g):
         class Seen(g.transforms.RandomMap):
@@ -424,6 +445,7 @@ CHECKS = {
         "concat_split_of_several_features": concat_split_of_several_features,
         "first_token_of_several_features": first_token_of_several_features,
         "loader_remainder": loader_remainder,
+        "more_epochs_of_a_loader": more_epochs_of_a_loader,
         "generators_after_flat_map": generators_after_flat_map,
         "shard_without_records": shard_without_records,
         "endless_batches": endless_batches,

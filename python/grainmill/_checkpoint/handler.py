@@ -36,7 +36,9 @@ class CheckpointHandler:
     beside them and says which pipeline they belong to: its stages with their parameters, lengths
     and seeds, and the names of functions and files. Restoring into a pipeline that differs in these
     is refused; directories, options of reading and prefetching, and the code of functions may
-    differ. Where that file is missing, as in checkpoints of Grain, any state that fits is taken.
+    differ. What leaves all positions valid is accepted and logged: more epochs, a higher limit, and
+    other datasets or weights of an `IterDataset.mix` of a mapping. Where that
+    file is missing, as in checkpoints of Grain, any state that fits is taken.
 
     Args:
         check_pipeline: Whether `restore` refuses the state of another pipeline. Setting the

@@ -137,6 +137,9 @@ def _own(node: Node) -> dict[str, Any]:
             stage["length"] = int(node.length)
     if isinstance(node, sequential.MultiprocessPrefetch):
         stage["num_workers"] = node.num_workers
+    if isinstance(node, sequential.Mix) and node.names and len(node.names) > _MAX_LISTED:
+        # Of the names only a digest follows, but datasets may be added and removed by name.
+        stage["weights"] = dict(zip(node.names, node.proportions, strict=True))
     for field in dataclasses.fields(node):
         if field.name in _FIELDS_LEFT_OUT:
             continue
@@ -212,11 +215,11 @@ def differences(saved: Any, now: Any) -> list[str]:
                 f"stage {number + 1} was {_shown(before)} when it was saved, and is "
                 f"{_shown(after)} now",
             ]
-        found += _parameters(before, after)
+        found += parameters(before, after)
     return found
 
 
-def _parameters(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+def parameters(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """What differs between two stages of the same kind."""
     found = []
     for name in sorted(before.keys() | after.keys()):

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import re
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from grainmill._checkpoint import files, pipeline
+from grainmill._checkpoint import changes, files, pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping
@@ -159,8 +160,33 @@ def _text(directory: Any, name: str) -> str | None:
     path = directory / name
     if not path.exists():
         return None
-    text: str = path.read_text()
+    try:
+        text: str = path.read_text()
+    except UnicodeDecodeError as failure:
+        raise _damaged(path, "bytes that are not text") from failure
     return text
+
+
+def _parsed(directory: Any, name: str, text: str, item: Any) -> Any:
+    """The state that a file holds, as `get_state` of `item` returned it.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    if not _has_dicts(item):
+        return text.encode()
+    try:
+        return json.loads(text)
+    except ValueError as failure:
+        found = f"{failure} of {len(text)} characters" if text.strip() else "nothing"
+        raise _damaged(directory / name, found) from failure
+
+
+def _damaged(path: Any, found: str) -> ValueError:
+    return ValueError(
+        f"{path}: a saved state must be JSON, found {found}: the file was cut or overwritten; "
+        "restore an earlier checkpoint"
+    )
 
 
 @dataclasses.dataclass
@@ -169,13 +195,13 @@ class Found:
 
     Attributes:
         source: The file, for messages.
-        text: The state of the iterator as text, if that is used.
+        state: The state of the iterator as JSON, if that is used.
         shard_states: The states of its datasets otherwise.
         record: What was written with it, if known.
     """
 
     source: str
-    text: str | None = None
+    state: Any = None
     shard_states: dict[int, Any] | None = None
     record: _Record | None = None
 
@@ -194,7 +220,8 @@ def find(directory: Any, item: Any) -> Found:
     text = _text(directory, name)
     if text is None:
         _refuse_missing(directory, name)
-    return Found(str(directory / name), text, record=_record_of(directory, index, count, text))
+    state = _parsed(directory, name, text, item)
+    return Found(str(directory / name), state, record=_record_of(directory, index, count, text))
 
 
 def _refuse_missing(directory: Any, name: str, why: str = "") -> NoReturn:
@@ -219,15 +246,16 @@ def _find_elastic(directory: Any, item: Any, name: str, options: Any) -> Found:
         record = records.get(index)
         own = [options.shard_index, options.shard_count]
         if record is None or record.shard in (None, own):
-            return Found(str(directory / name), text, record=record)
+            return Found(str(directory / name), _parsed(directory, name, text, item), record=record)
     elif saved_count in {0, count}:
         _refuse_missing(directory, name)
     needed = _shard_states(item)
     if needed is None:
         if text is not None:
-            return Found(str(directory / name), text, record=records.get(index))
-        return _any_state(directory, saved_count, records)
-    return _find_shards(directory, sorted(map(int, needed)), options, saved_count, records)
+            state = _parsed(directory, name, text, item)
+            return Found(str(directory / name), state, record=records.get(index))
+        return _any_state(directory, item, saved_count, records)
+    return _find_shards(directory, item, sorted(map(int, needed)), saved_count, records)
 
 
 def _latest(directory: Any) -> tuple[int, dict[int, _Record]]:
@@ -277,19 +305,19 @@ def _latest(directory: Any) -> tuple[int, dict[int, _Record]]:
 _PROCESS_FILE = re.compile(r"process_(\d+)-of-(\d+)\.json")
 
 
-def _any_state(directory: Any, count: int, records: dict[int, _Record]) -> Found:
+def _any_state(directory: Any, item: Any, count: int, records: dict[int, _Record]) -> Found:
     """The state of any process; they are equal where each has taken as many steps."""
     first = files.state_file(0, count)
     found = Found(str(directory / first), record=records.get(0))
-    state = None
     for index in range(count):
         name = files.state_file(index, count)
         text = _text(directory, name)
         if text is None:
             _refuse_missing(directory, name)
+        state = _parsed(directory, name, text, item)
         if index == 0:
-            found.text, state = text, json.loads(text)
-        elif json.loads(text) != state:
+            found.state = state
+        elif state != found.state:
             raise ValueError(
                 f"{directory}: {first} and {name} have different states, so the processes had not "
                 "taken equally many steps; another number of processes cannot continue from it"
@@ -298,9 +326,10 @@ def _any_state(directory: Any, count: int, records: dict[int, _Record]) -> Found
 
 
 def _find_shards(
-    directory: Any, shards: list[int], options: Any, count: int, records: dict[int, _Record]
+    directory: Any, item: Any, shards: list[int], count: int, records: dict[int, _Record]
 ) -> Found:
     """The states of the datasets of this process, which other processes have saved."""
+    options = item.shard_options
     if len(records) < count:
         records = {}  # Grain has written some of it
     states = {}
@@ -314,7 +343,7 @@ def _find_shards(
                 f"File {directory / name} was not written with the states of the {count} processes "
                 "beside it: it is left from another checkpoint, or was changed"
             )
-        states[shard] = json.loads(text)
+        states[shard] = _parsed(directory, name, text, item)
     last = shards[-1] if shards else options.shard_index - options.shard_count
     beyond = files.shard_file(last + options.shard_count)
     text = _text(directory, beyond)
@@ -340,8 +369,12 @@ def apply(found: Found, item: Any, *, check_pipeline: bool = True) -> None:
         _check_pipeline(found, item)
     if found.shard_states is not None:
         item.set_shard_states(found.shard_states)
-    elif found.text is not None:
-        item.set_state(_state(item, found.text))
+        return
+    try:
+        item.set_state(found.state)
+    except ValueError as failure:
+        failure.add_note(f"the state is from {found.source}")
+        raise
 
 
 def _check_pipeline(found: Found, item: Any) -> None:
@@ -350,22 +383,32 @@ def _check_pipeline(found: Found, item: Any) -> None:
     now = described(item)
     if now is None:
         return
+    saved_states = [found.state] if found.shard_states is None else found.shard_states.values()
     # Compared as JSON, which has no tuples.
-    differences = pipeline.differences(found.record.pipeline, json.loads(json.dumps(now)))
-    if differences:
+    refused, accepted = changes.compared(
+        found.record.pipeline, json.loads(json.dumps(now)), list(saved_states)
+    )
+    if refused:
         raise ValueError(
             f"{found.source}: the state was saved from another pipeline: "
-            f"{pipeline.reported(differences)}. Restore it into the pipeline that saved it; to use "
+            f"{pipeline.reported(refused)}. Restore it into the pipeline that saved it; to use "
             f"it in this one, set the environment variable {RESTORE_ANYWAY}=1"
+        )
+    if accepted:
+        _LOG.warning(
+            "%s: the pipeline has changed since the state was saved, and continues from it: %s",
+            found.source,
+            "; ".join(accepted),
         )
 
 
-def _state(item: Any, text: str) -> Any:
-    """The argument for `set_state` of `item`: what its `get_state` returns."""
-    is_dict = getattr(item, "_STATE_IS_DICT", None)
-    if is_dict is None:
-        is_dict = not isinstance(item.get_state(), bytes)
-    return json.loads(text) if is_dict else text.encode()
+def _has_dicts(item: Any) -> bool:
+    """Whether the states of `item` are dicts, not bytes as those of a `DataLoader`."""
+    is_dict: bool | None = getattr(item, "_STATE_IS_DICT", None)
+    return not isinstance(item.get_state(), bytes) if is_dict is None else is_dict
+
+
+_LOG = logging.getLogger("grainmill")
 
 
 # --- asynchronously, for Orbax ------------------------------------------------------------------

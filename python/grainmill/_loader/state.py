@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
+import re
 from typing import Any
 
 from grainmill._iterators.saved import Saved, integer
@@ -123,6 +125,32 @@ class Numbering:
             "future_states": {},
         }
 
+    def _continues(self, sampler: Any) -> bool:
+        """Whether this sampler is the saved one, or has more epochs: each has an order of its own.
+
+        So all positions of the saved one have the same records.
+        """
+        if sampler == self.sampler:
+            return True
+        if not isinstance(sampler, str) or not sampler.startswith("IndexSampler("):
+            return False
+        before, now = _EPOCHS.search(sampler), _EPOCHS.search(self.sampler)
+        if (
+            before is None
+            or now is None
+            or _EPOCHS.sub("", sampler) != _EPOCHS.sub("", self.sampler)
+        ):
+            return False
+        if before[1] == "None" or (now[1] != "None" and int(now[1]) < int(before[1])):
+            return False
+        _LOG.warning(
+            "the state of a `DataLoader` was saved with num_epochs=%s, and continues with "
+            "num_epochs=%s",
+            before[1],
+            now[1],
+        )
+        return True
+
     def _check(self, saved: dict[str, Any], *, validate: bool) -> None:
         if saved["worker_count"] != self.worker_count:
             raise ValueError(
@@ -130,7 +158,7 @@ class Numbering:
                 f"worker count in checkpoint: {saved['worker_count']}\n"
                 f"worker count in dataloader: {self.worker_count}"
             )
-        if validate and saved["sampler"] != self.sampler:
+        if validate and not self._continues(saved["sampler"]):
             raise ValueError(
                 "Sampler in checkpoint does not match dataloader sampler.\n"
                 f"sampler in checkpoint: {saved['sampler']}\n"
@@ -148,5 +176,7 @@ class Numbering:
             )
 
 
+_LOG = logging.getLogger("grainmill")
+_EPOCHS = re.compile(r", num_epochs=(\d+|None)")
 _LAST_SEEN = "last_seen_indices"
 _NAMES = ("version", _LAST_SEEN, "last_worker_index", "worker_count", "sampler", "data_source")
