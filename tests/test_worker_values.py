@@ -786,10 +786,11 @@ def test_dataset_that_can_not_be_pickled_is_named(entrance):
     ds = grain.MapDataset.range(3).map(lambda x: x).map(holds).map(lambda x: x)
     with pytest.raises(TypeError, match="cannot pickle") as caught:
         next(opened(ds, entrance))
-    (note,) = caught.value.__notes__
-    assert note.startswith("Dataset: MapMapDataset(transform=")
-    assert note.endswith("cannot be pickled!")
-    assert "holds" in note
+    stage, value = caught.value.__notes__
+    assert stage.startswith("Dataset: MapMapDataset(transform=")
+    assert stage.endswith("cannot be pickled!")
+    assert "holds" in stage
+    assert value.startswith("variable `lock` of `")
 
 
 @both

@@ -21,6 +21,7 @@ from grainmill._dataset.iter_dataset import node_of
 from grainmill._dataset.map_dataset import MapDataset
 from grainmill._native import ArrayRecordWriter, GrainmillError
 from grainmill._plan.options import ReadOptions
+from grainmill._workers import by_value
 
 Serialize: TypeAlias = Callable[[Any], bytes]
 
@@ -192,7 +193,7 @@ def job_of(
         "version": options.version,
         "stages": described(node_of(ds)),
     }
-    pickled = cloudpickle.dumps((ds, options.serialize, options.read_options))
+    pickled = by_value.dumps((ds, options.serialize, options.read_options))
     return Job(pickled, shards, options.options, manifest, options.overwrite)
 
 

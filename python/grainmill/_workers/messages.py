@@ -13,13 +13,12 @@ import collections
 import io
 import pickle
 import sys
-import types
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import cloudpickle
 import numpy as np
 
 from grainmill._native import common_layout, dicts_of, slot_of, write_arrays
+from grainmill._workers import by_value
 from grainmill._workers.main_classes import MAIN, is_of_main, receiver_classes
 
 if TYPE_CHECKING:
@@ -331,25 +330,7 @@ def _is_registered(kind: type) -> bool:
 _sent_classes: dict[str, type] = {}
 
 
-def _reduced_code(code: types.CodeType) -> Any:
-    """`code` with its file, which tracebacks show; `cloudpickle` may leave it out."""
-    make, args = _REDUCE_CODE(code)
-    return make, tuple(code.co_filename if each == _NO_FILE else each for each in args)
-
-
-_REDUCE_CODE: Any = cloudpickle.Pickler.dispatch_table[types.CodeType]
-_NO_FILE = "<dynamic-code>"
-
-
-class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Sends functions and classes that the receiver cannot import by value, with their files."""
-
-    dispatch_table: ClassVar[Any] = collections.ChainMap(
-        {types.CodeType: _reduced_code}, cloudpickle.Pickler.dispatch_table
-    )
-
-
-class _Pickler(Pickler):
+class _Pickler(by_value.Pickler):
     """Sends classes that the receiver has in its main script by name, not by value."""
 
     def persistent_id(self, value: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import io
 import logging
 import os
 import pathlib
@@ -18,8 +17,6 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-
 from grainmill._native import (
     RemoteSlots,
     SharedBudget,
@@ -30,7 +27,7 @@ from grainmill._native import (
 )
 from grainmill._plan.closing import closed_error
 from grainmill._threads import at_fork, begin_exit
-from grainmill._workers import accelerators, main_classes, messages, stacks, wire
+from grainmill._workers import accelerators, by_value, messages, stacks, wire
 from grainmill._workers.worker import WorkerConfig
 
 if TYPE_CHECKING:
@@ -323,18 +320,15 @@ def _working_directory() -> str:
 
 def _pickled(job: Job, components: Iterable[Any]) -> tuple[bytes, list[Any]]:
     buffers: list[pickle.PickleBuffer] = []
-    if main_classes.MAIN_OF_CHILD in sys.modules:  # workers cannot import this module
-        cloudpickle.register_pickle_by_value(sys.modules[main_classes.MAIN_OF_CHILD])
     try:
-        file = io.BytesIO()
-        messages.Pickler(file, protocol=5, buffer_callback=buffers.append).dump(job)
-        data = file.getvalue()
+        data = by_value.dumps(job, buffers.append)
     except Exception as failure:
         for component in components:
             try:
-                cloudpickle.dumps(component)
+                by_value.dumps(component)
             except Exception:
-                failure.add_note(f"Dataset: {component} cannot be pickled!")
+                notes = failure.__notes__ if hasattr(failure, "__notes__") else []
+                failure.__notes__ = [f"Dataset: {component} cannot be pickled!", *notes]
                 break
         raise
     return data, [buffer.raw() for buffer in buffers]
