@@ -23,6 +23,7 @@ import numpy as np
 from grainmill import _native
 from grainmill._checkpoint import pipeline
 from grainmill._plan import random_access, sequential
+from grainmill._plan.pieces import DEPTH
 from grainmill._url import identified, is_url
 
 if TYPE_CHECKING:
@@ -62,9 +63,9 @@ class Fingerprint(NamedTuple):
             kind: What kind of cache it is for.
         """
         stages = pipeline.described(node)
-        code = [[_name(step), _digest_of(step)] for step in _once(node)]
+        code = [[_name(step), _digest_of(step)] for step in node.walk_up()]
         text = json.dumps([_FORMAT, kind, stages, code], sort_keys=True)
-        is_private = any(map(_is_far, _once(node)))
+        is_private = any(map(_is_far, node.walk_up()))
         return cls(hashlib.sha256(text.encode()).hexdigest()[:24], stages, code, is_private)
 
     def share(self, worker: int, count: int) -> Fingerprint:
@@ -81,14 +82,6 @@ class Fingerprint(NamedTuple):
             if before != now:
                 found.append(f"the functions, values or files of {now[0]} have changed")
         return found or ["it is another worker's share, or another kind of cache"]
-
-
-def _once(node: Node) -> Iterator[Node]:
-    seen: set[int] = set()
-    for step in node.walk_up():
-        if id(step) not in seen:
-            seen.add(id(step))
-            yield step
 
 
 def _is_far(node: Node) -> bool:
@@ -116,7 +109,7 @@ def _digest_of(node: Node) -> str:
         hasher.add(type(node.dataset))
         # Its parents are stages of their own.
         own = {k: v for k, v in vars(node.dataset).items() if not hasattr(v, "_plan_node")}
-        hasher.add({name: value for name, value in own.items() if name != "_parents"})
+        hasher.add({key: value for key, value in own.items() if key not in {"_parents", DEPTH}})
     return hasher.digest()
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+from grainmill._plan.pieces import in_pieces
 
 if TYPE_CHECKING:
     from grainmill._dataset.description import Description
     from grainmill._plan.node import Node
+
+
+def _parents_of(dataset: Any) -> tuple[Any, ...]:
+    parents = vars(dataset).get("_parents", ())
+    return tuple(parent for parent in parents if isinstance(parent, Shown))
 
 
 class Shown:
@@ -14,6 +21,9 @@ class Shown:
 
     What draws them is imported when it is asked for.
     """
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        return in_pieces(self, super().__reduce_ex__(protocol), _parents_of)
 
     def _shown_plan(self) -> tuple[Node, str]:
         """The plan's last node, and what the pipeline is called."""

@@ -32,5 +32,19 @@ def get_element_spec(ds: Any) -> Any:
         >>> spec.shape, spec.dtype
         ((None,), <class 'numpy.int64'>)
     """
-    node = ds if isinstance(ds, Node) else node_of(ds)
-    return node.spec(get_element_spec)
+    known: dict[int, tuple[Node, Any]] = {}
+
+    def spec_of(of: Any) -> Any:
+        end = of if isinstance(of, Node) else node_of(of)
+        for node in end.walk_up() if id(end) not in known else ():
+            if id(node) not in known:
+                try:
+                    known[id(node)] = node, node.spec(spec_of)
+                except Exception as failure:  # raised if this spec is asked for
+                    known[id(node)] = node, failure
+        _, spec = known[id(end)]
+        if isinstance(spec, Exception):
+            raise spec
+        return spec
+
+    return spec_of(ds)

@@ -49,7 +49,7 @@ def add_element_notes(failure: BaseException, node: Node, whole: Chain, position
             lines.append(f"for element {number} of {text}")
         if isinstance(stage, plan.Batch):
             lines.append(_batched(stage, index))
-        add_note(failure, lines + _record(node, position))
+        add_note(failure, lines + _record(*path[-1]))
 
 
 def described(node: Node, first: int, last: int) -> list[str]:
@@ -57,7 +57,7 @@ def described(node: Node, first: int, last: int) -> list[str]:
     paths = [list(_path(random_access(node), at)) for at in (first, last)]
     (start, stage), (end, _) = (_numbered(path, _last(path)) for path in paths)
     if first == last:
-        return [f"from element {start} of {stage}", *_record(node, first)]
+        return [f"from element {start} of {stage}", *_record(*paths[0][-1])]
     return [f"from elements {start} to {end} of {stage}"]
 
 
@@ -154,7 +154,10 @@ def _batched(node: plan.Batch, index: int) -> str:
 
 
 def _record(node: Node, position: int) -> list[str]:
-    """A note line with the record of an element, if it has only one."""
+    """A note line with the record of an element, if it has only one.
+
+    Many ways may lead to the sources of a plan, so `node` is the last one on that of the element.
+    """
     tree = OriginTree(node)
     origins = tree.origins_at(np.array([position], np.int64))
     source: Any = tree.sources[int(origins.source[0])]

@@ -13,6 +13,7 @@ from grainmill._evaluate.notes import described
 from grainmill._interrupts import suppressed
 from grainmill._native import MixSchedule
 from grainmill._plan import sequential as plan
+from grainmill._plan.node import random_access
 from grainmill._plan.notes import add_note, located
 from grainmill._plan.slicing import sliced
 
@@ -58,8 +59,7 @@ def note(
         with suppressed():
             if _is_plain(upstream):
                 for origin in _origins(upstream, before(), after())[:_MAX_SHOWN]:
-                    if 0 <= origin.first <= origin.last:
-                        lines += described(*origin)
+                    lines += _shown(origin)
         add_note(failure, lines)
 
 
@@ -70,23 +70,73 @@ def note_part(failure: BaseException, node: Node, number: int) -> None:
 
 
 class _Origin(NamedTuple):
-    """Consecutive elements of a plan with random access."""
+    """Consecutive elements of a plan with random access.
+
+    Attributes:
+        plan: The plan.
+        first: The index of the first.
+        last: The index of the last; `None` if that is unknown.
+    """
 
     plan: MapNode
     first: int
-    last: int
+    last: int | None
 
 
-def _is_plain(node: Node) -> bool:
-    """Whether states can be computed without calling a user's iterator."""
+def _shown(origin: _Origin) -> list[str]:
+    if origin.last is None:
+        return [f"{described(origin.plan, origin.first, origin.first)[0]}, and later ones"]
+    if not 0 <= origin.first <= origin.last:
+        return []
+    return described(origin.plan, origin.first, origin.last)
+
+
+def _starts(node: Node, state: State) -> list[_Origin]:
+    """The next element of each plan with random access that `node` reads, in `state`."""
+    if isinstance(node, plan.Read):
+        return [_Origin(random_access(node.parent), state["next_index"], None)]
+    if isinstance(node, plan.Mix | plan.Zip):
+        keys = getattr(node, "names", None) or range(len(node.parents))
+        pairs = zip(node.parents, keys, strict=True)
+        return [start for parent, key in pairs for start in _starts(parent, state["parents"][key])]
+    if key := _STATES_OF_STARTS.get(type(node)):
+        return _starts(node.parent, state[key])
+    if len(node.parents) != 1 or isinstance(node, _UNLIKE_THEIR_PARENTS):
+        return []
+    is_nested = "parent" in state
+    return _starts(node.parent, state["parent"] if is_nested else state)
+
+
+def _computed_again(node: Node, before: State, after: State) -> list[_Origin]:
+    """Of stages whose states have the state of the parent before several elements together."""
+    # After the last row of a batch, these two are where the next one begins.
+    starts = _starts(node, before if isinstance(node, plan.FitPack | plan.Rebatch) else after)
+    is_exact = not any(step.drops_elements for step in node.walk())
+    if isinstance(node, plan.FlatMap) and len(starts) == 1 and is_exact:
+        return [start._replace(last=start.first) for start in starts]
+    return starts
+
+
+def _is_plain(node: Node, known: set[int] | None = None) -> bool:
+    """Whether states can be computed without calling a user's iterator.
+
+    Args:
+        node: The last node of the plan.
+        known: The `id`s of datasets of interleaves that need not be looked at again.
+    """
+    known = set() if known is None else known
     for each in node.walk(until=plan.Read):
         if isinstance(each, plan.UserDefined):
             return False
-        if isinstance(each, plan.Interleave) and not (
-            isinstance(each.datasets, list | tuple)
-            and all(_is_plain(_dataset(each, number)) for number in range(len(each.datasets)))
-        ):
+        if not isinstance(each, plan.Interleave):
+            continue
+        if not isinstance(each.datasets, list | tuple):
             return False
+        for number, dataset in enumerate(each.datasets):
+            if id(dataset) not in known:
+                known.add(id(dataset))
+                if not _is_plain(_dataset(each, number), known):
+                    return False
     return True
 
 
@@ -129,11 +179,13 @@ def _stored_cache(node: Node, before: State, after: State) -> list[_Origin]:
 
 
 def _batch(node: Node, before: State, after: State) -> list[_Origin]:
-    firsts = _origins(node.parent, before, before)
     lasts = _origins(node.parent, after, after)
+    # Asked twice, each batch upstream would double the number of questions.
+    firsts = lasts if before is after else _origins(node.parent, before, before)
     if len(firsts) != 1 or len(lasts) != 1 or firsts[0].plan is not lasts[0].plan:
-        return []
-    return [_Origin(lasts[0].plan, firsts[0].last + 1, lasts[0].last)]
+        return firsts if any(origin.last is None for origin in firsts) else []
+    last = firsts[0].last
+    return firsts if last is None else [_Origin(lasts[0].plan, last + 1, lasts[0].last)]
 
 
 def _zip(node: Node, before: State, after: State) -> list[_Origin]:
@@ -166,6 +218,18 @@ def _workers(node: Any, before: State, after: State) -> list[_Origin]:
     return _origins(shard, *states)
 
 
+# Where their states have that of the parent before the elements that they compute together.
+_STATES_OF_STARTS: Final[dict[type[Node], str]] = {
+    plan.FitPack: "parent",
+    plan.Rebatch: "parent",
+    plan.FlatMap: "parent",
+    plan.WindowShuffle: "parent_window_start_state",
+    plan.ConcatThenSplit: "parent_state",
+}
+_UNLIKE_THEIR_PARENTS: Final = (
+    *(plan.Interleave, plan.MultiprocessPrefetch, plan.MultithreadPrefetch),
+    *(plan.Cache, plan.StoredCache, plan.UserDefined),
+)
 _FINDERS: Final[dict[type[Node], Callable[[Any, State, State], list[_Origin]]]] = {
     plan.Read: _read,
     **dict.fromkeys((plan.Map, plan.Filter, plan.Seed, plan.WithOptions), _same),
@@ -174,6 +238,7 @@ _FINDERS: Final[dict[type[Node], Callable[[Any, State, State], list[_Origin]]]] 
     **dict.fromkeys((plan.Limit, plan.Repeat), _wrapped),
     plan.Cache: _cache,
     plan.StoredCache: _stored_cache,
+    **dict.fromkeys(_STATES_OF_STARTS, _computed_again),
     plan.Batch: _batch,
     plan.Zip: _zip,
     plan.Mix: _mix,

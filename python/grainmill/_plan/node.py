@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import os
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, SupportsIndex
 
 from grainmill._plan import transforms
+from grainmill._plan.pieces import each_once, in_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -123,10 +125,11 @@ class Node:
         return type(self)
 
     def walk_up(self) -> Iterator[Node]:
-        """Yields all upstream nodes and then this one, each after its parents."""
-        for parent in self.parents:
-            yield from parent.walk_up()
-        yield self
+        """Yields all upstream nodes and then this one, each once and after its parents."""
+        yield from each_once(self, _parents_of)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        return in_pieces(self, super().__reduce_ex__(protocol), _parents_of)
 
     def walk(self, until: type[Node] | None = None) -> Iterator[Node]:
         """Yields this node and all upstream of it, each once, not going beyond `until` nodes."""
@@ -141,6 +144,10 @@ class Node:
                 if id(parent) not in seen:
                     seen.add(id(parent))
                     pending.append(parent)
+
+
+def _parents_of(node: Node) -> tuple[Node, ...]:
+    return node.parents
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -202,12 +209,42 @@ def function_of(transform: Any, kind: type, method: str) -> Callable[..., Any]:
     """`transform` as a callable: its method if it is a transform object, else itself."""
     if isinstance(transform, kind):
         return getattr(transform, method)  # type: ignore[no-any-return]
+    if isinstance(transform, type):
+        check_not_class(transform)
+    elif isinstance(transform, _TRANSFORM_CLASSES):
+        (other,) = (each for each in _TRANSFORM_CLASSES if isinstance(transform, each))
+        raise TypeError(
+            f"`transform` must be callable or a `transforms.{kind.__name__}`, got {transform!r}, "
+            f"a `transforms.{other.__name__}`: use `ds.{_METHODS.get(other, 'apply')}(transform)`"
+        )
     if not callable(transform):
         raise TypeError(
             f"`transform` must be callable or a `transforms.{kind.__name__}`, got {transform!r} "
             f"of type {type(transform).__name__}"
         )
     return transform  # type: ignore[no-any-return]
+
+
+def check_not_class(transform: type) -> None:
+    """Raises `TypeError` for a class in place of a transform, if it cannot be meant.
+
+    Classes such as `str` may be called with an element.
+    """
+    why = ""
+    if issubclass(transform, _TRANSFORM_CLASSES):
+        why = "is a class of transforms"
+    else:
+        with contextlib.suppress(ValueError):  # the class has no signature
+            try:
+                inspect.signature(transform).bind(None)
+            except TypeError:
+                why = "is a class that cannot be called with an element"
+    if why:
+        name = transform.__name__
+        raise TypeError(
+            f"`transform` must be a function or a transform object, but `{name}` {why}: did you "
+            f"mean `{name}(...)`?"
+        )
 
 
 def block_function(transform: Any) -> Callable[..., Any] | None:
@@ -257,3 +294,9 @@ _TRANSFORM_CLASSES = (
     transforms.Filter,
     transforms.FlatMap,
 )
+_METHODS = {
+    transforms.Map: "map",
+    transforms.RandomMap: "random_map",
+    transforms.MapWithIndex: "map_with_index",
+    transforms.Filter: "filter",
+}

@@ -22,14 +22,25 @@ def derived_seed(node: Node) -> int | None:
     with its distance, so two stages downstream of one seed derive different ones.
     """
     seeds: list[tuple[int, int]] = []
-    pending = deque((parent, 1) for parent in node.parents)
+    seeded = _seeded(node)
+    pending = deque((parent, 1) for parent in node.parents if id(parent) in seeded)
     while pending:
         upstream, distance = pending.popleft()
         if upstream.own_seed is not None:
             seeds.append((operator.index(upstream.own_seed), distance))
         elif upstream.passes_seeds:
-            pending.extend((parent, distance + 1) for parent in upstream.parents)
+            pending.extend((p, distance + 1) for p in upstream.parents if id(p) in seeded)
     return seed_from_upstream(seeds) if seeds else None
+
+
+def _seeded(node: Node) -> set[int]:
+    """Which nodes set a seed or pass one on, by `id`: many ways may lead to those that do not."""
+    found: set[int] = set()
+    for upstream in node.walk_up():
+        passed = upstream.passes_seeds and any(id(p) in found for p in upstream.parents)
+        if passed or upstream.own_seed is not None:
+            found.add(id(upstream))
+    return found
 
 
 def checked_shuffle_seed(seed: int) -> int:

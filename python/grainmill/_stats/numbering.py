@@ -32,16 +32,21 @@ def is_hidden(node: Node) -> bool:
 
 
 def numbered(output: Node) -> list[NumberedStage]:
-    """The stages of the plan that ends in `output`; the same in each worker that runs a share."""
-    stages: list[NumberedStage] = []
+    """The stages of the plan that ends in `output`, each once, however many others read it.
 
-    def add(node: Node) -> int:
+    The numbers are the same in each worker that runs a share.
+    """
+    stages: list[NumberedStage] = []
+    known: dict[int, NumberedStage] = {}
+    pending: list[tuple[Node, list[int]]] = [(output, [])]
+    while pending:
+        node, numbers = pending.pop()
         while is_hidden(node):
             (node,) = node.parents
-        stage = NumberedStage(len(stages), node, [])
-        stages.append(stage)
-        stage.parents.extend(add(parent) for parent in node.parents)
-        return stage.number
-
-    add(output)
+        stage = known.get(id(node))
+        if stage is None:
+            stage = known[id(node)] = NumberedStage(len(stages), node, [])
+            stages.append(stage)
+            pending += [(parent, stage.parents) for parent in reversed(node.parents)]
+        numbers.append(stage.number)
     return stages

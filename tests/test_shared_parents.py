@@ -1,0 +1,198 @@
+"""Plans in which many stages read the same ones: questions take time by the number of nodes."""
+
+import copy
+import functools
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import grainmill as grain
+from grainmill import experimental
+from grainmill._cache.fingerprint import Fingerprint
+from grainmill._checkpoint import pipeline
+from grainmill._dataset.iter_dataset import node_of
+from grainmill._plan.slicing import sliced
+from grainmill._stats.numbering import numbered
+from grainmill._workers import by_value
+
+DEPTH = 30  # 2 ** 30 ways lead to a source, in each of them
+
+
+class Own(grain.MapDataset):
+    """A user's own dataset over two others."""
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        return self.parents[index % 2][index]
+
+
+class OwnIter(grain.IterDataset):
+    """A user's own sequential dataset over two others."""
+
+    def __iter__(self):
+        raise NotImplementedError
+
+
+MAP_STAGES = (
+    lambda a, b: grain.MapDataset.mix([a, b], [1, 2])[:5],
+    lambda a, b: grain.MapDataset.concatenate([a, b])[:5],
+    lambda a, b: experimental.ZipMapDataset([a, b]).map(lambda pair: pair[0]),
+    lambda a, b: Own([a, b]),
+    lambda a, b: grain.MapDataset.mix([a, b]).shuffle(seed=1)[:5],
+)
+ITER_STAGES = (
+    lambda a, b: grain.IterDataset.mix([a, b], [1, 2]),
+    lambda a, b: grain.IterDataset.mix({"a": a, "b": b}, {"a": 1, "b": 2}),
+    lambda a, b: experimental.ZipIterDataset([a, b]).map(lambda pair: pair[0]),
+    lambda a, b: experimental.InterleaveIterDataset([a, b], cycle_length=2),
+    lambda a, b: OwnIter([a, b]),
+)
+
+
+def random_plan(rng, stages, first):
+    """A chain of stages, each over the two before it."""
+    made = [first, first.map(abs)]
+    while len(made) < DEPTH:
+        made.append(rng.choice(stages)(*rng.sample(made[-2:], 2)))
+    return made[-1]
+
+
+def plans(seed):
+    rng = random.Random(seed)
+    first = grain.MapDataset.range(5)
+    in_order = random_plan(rng, MAP_STAGES, first)
+    yield in_order
+    yield random_plan(rng, ITER_STAGES, first.to_iter_dataset())
+    yield random_plan(rng, ITER_STAGES[:-1], in_order.to_iter_dataset())
+
+
+def spec_of(ds):
+    try:
+        return experimental.get_element_spec(ds)
+    except (ValueError, NotImplementedError):
+        return None
+
+
+def share_of(ds):
+    return sliced(node_of(ds.to_iter_dataset() if hasattr(ds, "to_iter_dataset") else ds), 0, 2)
+
+
+def unseeded(ds):
+    with pytest.raises(ValueError, match="requires a seed"):
+        ds.random_map(lambda x, _: x)
+
+
+# What is asked of a plan.
+QUESTIONS = {
+    "repr": repr,
+    "str": str,
+    "describe": lambda ds: str(ds.describe()),
+    "html": lambda ds: ds._repr_html_(),
+    "spec": spec_of,
+    "checkpoint": lambda ds: pipeline.described(node_of(ds)),
+    "fingerprint": lambda ds: Fingerprint.of(node_of(ds), "memory"),
+    "numbers": lambda ds: numbered(node_of(ds)),
+    "walk up": lambda ds: list(node_of(ds).walk_up()),
+    "pickle": lambda ds: pickle.loads(by_value.dumps(ds)),
+    "copy": copy.deepcopy,
+    "share": share_of,
+    "seeds": lambda ds: ds.seed(3).random_map(lambda x, _: x),
+    "no seeds": unseeded,
+}
+PROGRAM = """
+import sys
+sys.path[:0] = {path!r}
+import test_shared_parents as own
+for seed in range({first}, {last}):
+    for number, ds in enumerate(own.plans(seed)):
+        for name, ask in own.QUESTIONS.items():
+            print(seed, number, name, flush=True)
+            try:
+                ask(ds)
+            except ValueError:
+                if name != "share":  # some cannot be split
+                    raise
+"""
+
+
+def test_questions_take_time_by_the_number_of_nodes():
+    """What walks all ways never answers, so it runs in a process that can be ended."""
+    path = [str(Path(__file__).parent)]
+    program = PROGRAM.format(path=path, first=0, last=6)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as stopped:
+        pytest.fail(f"stopped after {stopped.stdout[-500:].decode()}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_note_of_an_error_takes_time_by_the_number_of_batches():
+    def fails(batch):
+        if batch.ravel()[0] == 3:
+            raise LookupError("three")
+        return batch
+
+    ds = grain.MapDataset.range(5).to_iter_dataset()
+    for _ in range(40):  # 2 ** 40 questions, if each asked its parent twice
+        ds = ds.batch(1).map(lambda x: x)
+    with pytest.raises(LookupError) as caught:
+        list(ds.map(fails))
+    assert "from record 3 of" in "".join(caught.value.__notes__)
+
+
+def chain(length, ds):
+    return functools.reduce(lambda ds, _: ds.map(lambda x: x), range(length), ds)
+
+
+@pytest.mark.parametrize("read", ["to_iter_dataset", "mp_prefetch"])
+def test_workers_run_as_many_maps_as_this_process_does(read):
+    ds = chain(1_500, grain.MapDataset.range(3))
+    if read == "mp_prefetch":
+        options = grain.MultiprocessingOptions(num_workers=1)
+        iterator = iter(ds.to_iter_dataset().mp_prefetch(options))
+    else:
+        iterator = iter(ds.to_iter_dataset(grain.ReadOptions(num_workers=1)))
+    with iterator:
+        assert list(iterator) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("length", [24, 25, 26, 624, 625, 626, 1_251, 3_000])
+def test_plans_of_any_length_are_pickled_and_copied(length):
+    for first in (grain.MapDataset.range(3), grain.MapDataset.range(3).to_iter_dataset()):
+        ds = functools.reduce(lambda ds, _: ds.map(abs), range(length), first)
+        ds = ds if length > 1_000 else ds.batch(1).map(abs)
+        for copied in (pickle.loads(pickle.dumps(ds)), copy.deepcopy(ds)):
+            assert len(list(node_of(copied).walk())) == len(list(node_of(ds).walk()))
+            assert repr(copied) == repr(ds)
+        if length < 100:
+            assert [int(batch[0]) for batch in copied] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_is_shared_stays_shared(seed):
+    rng = random.Random(seed)
+    made = [grain.MapDataset.range(5), Own([grain.MapDataset.range(5), grain.MapDataset.range(5)])]
+    for _ in range(rng.randint(10, 200)):
+        some = rng.sample(made[-4:], 2)
+        if rng.random() < 0.5:
+            made.append(experimental.ZipMapDataset(some).map(lambda pair: pair[0]))
+        else:
+            made.append(Own(some) if rng.random() < 0.3 else some[0].map(abs))
+    for ds in (made[-1], rng.choice(made)):
+        copied = pickle.loads(by_value.dumps(ds))
+        assert len(list(node_of(copied).walk())) == len(list(node_of(ds).walk()))
+        assert str(node_of(copied)) == str(node_of(ds))
+        fingerprints = [Fingerprint.of(node_of(each), "memory").digest for each in (copied, ds)]
+        assert fingerprints[0] == fingerprints[1]
