@@ -1065,7 +1065,7 @@ WRONG_ARGUMENTS = {
     "interleave": (
         lambda: experimental.InterleaveIterDataset(iter_ints(), cycle_length=1),
         TypeError,
-        ["`datasets` must be a sequence", "PlannedIterDataset"],
+        ["`datasets` must be a sequence", "of type IterDataset"],
     ),
     "cycle_length": (lambda: _interleaved(cycle_length=0), ValueError, ["`cycle_length`", "got 0"]),
     "no_dataset": (

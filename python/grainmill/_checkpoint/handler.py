@@ -86,7 +86,7 @@ class CheckpointHandler:
             TypeError: JSON cannot represent the state; nothing is written.
             FileNotFoundError: There is no such directory.
         """
-        states.write_all(directory, states.files_of(_chosen(item, args)))
+        states.write_all(_checked_directory(directory), states.files_of(_chosen(item, args)))
 
     def restore(self, directory: Any, item: Any = None, args: Any = None) -> Any:
         """Makes an iterator continue from the state in a directory, and starts its prefetching.
@@ -103,7 +103,7 @@ class CheckpointHandler:
             ValueError: There is no state of this process, or it was saved from another pipeline.
         """
         item = _chosen(item, args)
-        found = states.find(directory, item)
+        found = states.find(_checked_directory(directory), item)
         # A handler derived from this class need not call its `__init__`.
         states.apply(found, item, check_pipeline=getattr(self, "_check_pipeline", True))
         start = getattr(item, "start_prefetch", None)
@@ -144,4 +144,31 @@ class CheckpointHandler:
 
 
 def _chosen(item: Any, args: Any) -> Any:
-    return args.item if item is None else item
+    chosen = args.item if item is None else item
+    check_has_state(chosen)
+    return chosen
+
+
+class NoStateError(AttributeError, TypeError):
+    """Something else was passed in place of an iterator."""
+
+
+def check_has_state(item: Any) -> None:
+    """Raises `NoStateError` if `item` is not an iterator."""
+    if hasattr(item, "get_state"):
+        return
+    name = type(item).__name__
+    meant = ": pass the iterator that the training loop reads, `iter(dataset)`"
+    raise NoStateError(
+        f"`item` must be an iterator, but a '{name}' object has no attribute 'get_state'"
+        f"{meant if hasattr(item, '__iter__') else ''}"
+    )
+
+
+def _checked_directory(directory: Any) -> Any:
+    if isinstance(directory, str):
+        raise TypeError(
+            f"`directory` must be a path, got the text {directory!r}: pass "
+            f"`pathlib.Path({directory!r})`, or for a bucket a path of `etils.epath`"
+        )
+    return directory

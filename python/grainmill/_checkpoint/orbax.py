@@ -7,7 +7,7 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
-from grainmill._checkpoint.handler import CheckpointHandler, own_type_string
+from grainmill._checkpoint.handler import CheckpointHandler, check_has_state, own_type_string
 
 
 @dataclasses.dataclass
@@ -22,6 +22,9 @@ class CheckpointSave(ocp.args.CheckpointArgs):  # type: ignore[misc]
 
     item: Any
 
+    def __post_init__(self) -> None:
+        _refuse_dataset(self.item)
+
 
 @dataclasses.dataclass
 class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
@@ -34,6 +37,15 @@ class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
     """
 
     item: Any
+
+    def __post_init__(self) -> None:
+        _refuse_dataset(self.item)
+
+
+def _refuse_dataset(item: Any) -> None:
+    """A handler of the user may save something else, but no dataset has a state."""
+    if hasattr(item, "_plan_node"):
+        check_has_state(item)
 
 
 with own_type_string():  # a program may use Grain, too

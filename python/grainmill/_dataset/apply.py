@@ -66,4 +66,8 @@ def _apply(dataset: Any, transform: Any) -> Any:
         case transforms.Filter():
             return dataset.filter(transform)
         case _:
-            raise NotImplementedError(f"Transformation type: {transform} is not supported.")
+            meant = (
+                f" Did you mean `{transform.__name__}(...)`?" if isinstance(transform, type) else ""
+            )
+            text = f"Transformation type: {transform} is not supported.{meant}"
+            raise NotImplementedError(text)

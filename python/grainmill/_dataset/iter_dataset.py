@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, Self, overload
 
-from grainmill._dataset import grain_classes
+from grainmill._dataset import grain_classes, hints
 from grainmill._dataset.apply import apply_each
 from grainmill._dataset.element_types import D2, D, K, Leaf, P, S, T, T_co
 from grainmill._dataset.iterator import DatasetIterator, PlannedIterator, iterator_over
@@ -562,6 +562,15 @@ class IterDataset(
         return str(self._plan_node())
 
 
+if not TYPE_CHECKING:  # type checkers say so themselves
+    IterDataset.__getattr__ = lambda self, name: hints.attribute(
+        self, name, hints.ITER, "an `IterDataset`"
+    )
+    # With a length it would be false if it is 0, and this one cannot be asked for.
+    IterDataset.__bool__ = lambda _: True
+    IterDataset.__len__ = hints.Missing(hints.ITER_LENGTH)
+    IterDataset.__getitem__ = hints.Missing(hints.ITER_INDEX)
+
 _BY_SHARD = (plan.Interleave, plan.MultithreadPrefetch, plan.MultiprocessPrefetch)
 """The nodes whose iterators also have the states of single datasets or workers."""
 
@@ -588,6 +597,9 @@ class PlannedIterDataset(IterDataset[T_co]):
 
     def __repr__(self) -> str:
         return self._stages_shown()
+
+
+PlannedIterDataset.__name__ = "IterDataset"  # in messages of Python
 
 
 class BatchIterDataset(SharedMemoryOutput, PlannedIterDataset[T_co]):

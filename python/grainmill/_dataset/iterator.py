@@ -669,6 +669,9 @@ class PlannedIterator(DatasetIterator[T_co]):
         return True
 
 
+PlannedIterator.__name__ = "DatasetIterator"  # in messages of Python
+
+
 def iterator_over(
     node: Node, kind: type[PlannedIterator[Any]] = PlannedIterator
 ) -> PlannedIterator[Any]:

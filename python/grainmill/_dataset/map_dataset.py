@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Never, Sel
 
 import numpy as np
 
-from grainmill._dataset import grain_classes
+from grainmill._dataset import grain_classes, hints
 from grainmill._dataset.apply import apply_each
 from grainmill._dataset.element_types import D2, D, K, Leaf, P, S, SourceLike, T, T_co
 from grainmill._dataset.iter_dataset import (
@@ -738,6 +738,12 @@ class MapDataset(Shown, grain_classes.MapDataset, Generic[T_co], metaclass=MapDa
         return str(self._plan_node())
 
 
+if not TYPE_CHECKING:  # type checkers say so themselves
+    MapDataset.__getattr__ = lambda self, name: hints.attribute(
+        self, name, hints.MAP, "a `MapDataset`"
+    )
+
+
 class PlannedMapDataset(MapDataset[T_co]):
     """A dataset defined by a plan."""
 
@@ -803,7 +809,8 @@ class PlannedMapDataset(MapDataset[T_co]):
         return block.elements
 
     def __repr__(self) -> str:
-        return self._stages_shown()
+        # Grain's text of a mixture, which may be in states of a `DataLoader`.
+        return repr(self._node) if isinstance(self._node, plan.Mix) else self._stages_shown()
 
     def _identity(self) -> str:
         """The text that identifies it in the state of a `DataLoader`, where it is the source."""
@@ -862,3 +869,7 @@ def _after(
     dataset: MapDataset[Any], make: Callable[..., Node], *args: Any, **kw: Any
 ) -> PlannedMapDataset[Any]:
     return PlannedMapDataset(make(node_of(dataset), *args, **kw), (dataset,))
+
+
+for _kind in (PlannedMapDataset, SliceableMapDataset):
+    _kind.__name__ = "MapDataset"  # in messages of Python

@@ -189,9 +189,15 @@ class BatchBuilder:
         self.clear()
         first = self.first_position
         place = f"at `{unlike.path}` " if unlike.path else ""
+        hint = ""
+        if _described(None) in (unlike.expected, unlike.found):
+            hint = (
+                "; a function without `return` for some elements returns `None`: return a value "
+                "for each, or drop these elements by `filter`"
+            )
         return ValueError(
             f"{_UNLIKE} {place}element {first} has {unlike.expected} "
-            f"and element {first + unlike.row} has {unlike.found}"
+            f"and element {first + unlike.row} has {unlike.found}{hint}"
         )
 
 

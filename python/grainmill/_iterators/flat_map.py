@@ -77,6 +77,8 @@ class FlatMapStage(Stage):
             self._before, self._element = before, element
         try:
             outputs = self._split(self._element)
+            if not hasattr(outputs, "__len__"):  # a generator
+                outputs = list(outputs)
         except Exception as failure:
             raise_interrupt(failure)
             after, taken = self._before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,6 +114,8 @@ class FitPackStage(Stage):
             return self._packer.push(elements, 0)
         except Exception as failure:
             raise_interrupt(failure)
+            if type(failure) is KeyError:
+                failure.args = (self._features.missing(elements) or failure.args[0],)
             failure.add_note(
                 f"Element {self._num_taken} of those that {self._node} took since it was created "
                 "or restored cannot be packed."
@@ -191,6 +194,26 @@ class _Features:
             ),
         )
 
+    def missing(self, elements: Sequence[Any]) -> _Text | None:
+        """What the first element that lacks a feature has instead."""
+        for element in elements:
+            for path in (*self._paths, *((name,) for name in self._unpacked)):
+                value = element
+                for key in path:
+                    if not isinstance(value, Mapping):
+                        break
+                    if key not in value:
+                        named = (
+                            "`meta_features`" if path[0] in self._unpacked else "`length_struct`"
+                        )
+                        name = "/".join(map(str, path))
+                        return _Text(
+                            f"an element lacks the feature `{name}` of {named}: it has the keys "
+                            f"{_shown(element)}"
+                        )
+                    value = value[key]
+        return None
+
     def columns(
         self, num_rows: int, columns: list[tuple[Any, ...]], unpacked: list[list[list[Any]]]
     ) -> dict[str, Any]:
@@ -211,6 +234,20 @@ class _Features:
                 else:
                     values_by_key[name] = part
         return {key: values_by_key[key] for key in sorted(values_by_key)}
+
+
+class _Text(str):
+    """A text that a `KeyError`, which shows the `repr` of its key, shows as it is."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def _shown(element: Mapping[Any, Any]) -> list[Any]:
+    return [
+        {key: _shown(value)} if isinstance(value, Mapping) else key
+        for key, value in element.items()
+    ]
 
 
 def _zero_if_none(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -15,6 +16,7 @@ from grainmill._plan.node import (
     MapNode,
     Node,
     Share,
+    check_not_class,
     function_of,
     random_access,
     transform_name,
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 ENDLESS = sys.maxsize
+# A folder, a URL, a pattern, or a name with the extension of a file.
+_PATH_LIKE = re.compile(r"[/\\*]|\.\w+$")
 
 
 def source_len(source: Any) -> int | None:
@@ -39,6 +43,12 @@ def source_len(source: Any) -> int | None:
         raise TypeError(
             f"`source` must be an object with records, got the class `{source.__name__}`: did you "
             f"mean `{source.__name__}(...)`?"
+        )
+    if isinstance(source, str) and _PATH_LIKE.search(source):
+        raise TypeError(
+            "`source` must be an object with records, got the text "
+            f"{source!r}, whose elements are its characters: to read a file, pass a source such as "
+            "`grain.sources.ArrayRecordDataSource(path)`"
         )
     if not hasattr(source, "__getitem__"):
         raise TypeError(
@@ -332,6 +342,7 @@ class Take(MapNode):
             raise ValueError(
                 f"sl is not a slice: {type(indices)}, nor a sequence of integers: got {indices!r}"
             )
+        _check_integers(indices)
         return cls((parent,), len(indices), indices)
 
     @property
@@ -347,6 +358,21 @@ class Take(MapNode):
 
 
 _SHOWN_INDICES = 5
+
+
+def _check_integers(indices: Any) -> None:
+    """Raises `TypeError` if an index is no integer; other sequences are asked when used."""
+    dtype = getattr(indices, "dtype", None)
+    if isinstance(dtype, np.dtype):
+        if len(indices) and dtype.kind not in "iuO":
+            raise TypeError(f"the indices of a slice must be integers, got an array of {dtype}")
+    elif isinstance(indices, list | tuple) and set(map(type, indices)) - {int}:
+        for number, index in enumerate(indices):
+            if not hasattr(index, "__index__"):
+                raise TypeError(
+                    f"the indices of a slice must be integers, got {index!r} of type "
+                    f"{type(index).__name__} at position {number}"
+                )
 
 
 def _ends(length: int) -> Sequence[int]:
@@ -465,6 +491,8 @@ def checked_epochs(num_epochs: int | None) -> int | None:
 
 def check_flat_map(transform: Any) -> None:
     """Raises `TypeError` unless `transform` has a method `flat_map`."""
+    if isinstance(transform, type):
+        check_not_class(transform)
     if not callable(getattr(transform, "flat_map", None)):
         raise TypeError(
             "`transform` must be a `FlatMapTransform` or have a method `flat_map`, got "

@@ -41,7 +41,14 @@ impl From<Raised> for PyErr {
             Error::OutOfMemory(_) => PyMemoryError::new_err(message),
             Error::Io { source, path, .. } => match source.raw_os_error() {
                 // With an errno and a path, Python selects `FileNotFoundError` and similar subclasses.
-                Some(errno) => PyOSError::new_err((errno, message, redacted(&path).into_owned())),
+                // Its text begins with the number and ends with the path, so the message has neither.
+                Some(errno) => {
+                    let path = redacted(&path).into_owned();
+                    let text = message.strip_prefix(&format!("{path}: ")).unwrap_or(&message);
+                    let number = format!(" (os error {errno})");
+                    let text = text.strip_suffix(&number).unwrap_or(text).to_owned();
+                    PyOSError::new_err((errno, text, path))
+                }
                 // What a server said has a kind, but no errno.
                 None => match source.kind() {
                     ErrorKind::NotFound => PyFileNotFoundError::new_err(message),
