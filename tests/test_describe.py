@@ -1,16 +1,25 @@
 """How datasets and loaders show themselves: `repr`, `describe`, and boxes in a notebook."""
 
+import dataclasses
 import html.parser
 import re
 import time
 
 import numpy as np
 import pytest
+from record_formats import tfrecord
 from stages import STAGES, make
 from worker_harness import workers
 
 import grainmill as grain
-from grainmill import IterDataset, MapDataset, ReadOptions
+from grainmill import IterDataset, MapDataset, ReadOptions, experimental
+from grainmill._dataset.description import described
+from grainmill._dataset.iter_dataset import node_of
+from grainmill._iterators.stage import RUNNERS, Stage, runs
+from grainmill._iterators.table import open_stage, stage_type
+from grainmill._plan import sequential
+from grainmill._plan.node import MapNode, Node
+from grainmill.array_record import ArrayRecordWriter
 from grainmill.experimental import (
     FirstFitPackIterDataset,
     InterleaveIterDataset,
@@ -353,3 +362,132 @@ def test_showing_changes_nothing():
     assert ds.describe(read_elements=True)._repr_html_() != ds._repr_html_()
     assert len(list(ds)) == before
     assert str(ds.describe()) == repr(ds.describe())
+
+
+# --- what is said of a stage is what runs ---------------------------------------------------------
+
+
+def described_length(ds):
+    """The text of the number of elements of the last stage."""
+    fact = next(line for line in reversed(lines(ds)) if " elements, " in line)
+    return fact.strip().partition(" elements, ")[0]
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_the_number_of_elements_is_not_exceeded(name):
+    ds = make(grain, name)
+    text = described_length(ds)
+    if text == "an unknown number of" or name == "read_map_drops":  # any function may return `None`
+        return
+    with iter(ds) as iterator:
+        count = sum(1 for _ in iterator)
+    number = int(text.removeprefix("at most ").replace(",", ""))
+    assert count <= number if text.startswith("at most ") else count == number
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_what_a_state_has_of_the_last_stage_is_said(name):
+    """A state that is more than the parent's is that of a stage which says so."""
+    ds = make(grain, name)
+    node = node_of(ds)
+    stage = stage_type(node)
+    if stage is None or len(node.parents) != 1 or isinstance(node.parent, MapNode):
+        return
+    if isinstance(node, sequential.UserDefined | sequential.MultiprocessPrefetch):
+        return
+    opened, parent = open_stage(node), open_stage(node.parent)
+    try:
+        is_parents = opened.state() == parent.state()
+    finally:
+        opened.close()
+        parent.close()
+    assert is_parents == (not stage.saved_of(node)), name
+
+
+def test_every_sequential_node_says_what_runs_it():
+    undeclared = []
+    for kind in vars(sequential).values():
+        if isinstance(kind, type) and issubclass(kind, Node) and kind is not Node:
+            transparent = {sequential.Seed, sequential.WithOptions}
+            if issubclass(kind, MapNode) or kind in transparent:
+                continue
+            node = object.__new__(kind)
+            stage = stage_type(node)
+            if stage is Stage or stage.saved_of(node) == Stage.saves:
+                undeclared.append(kind.__name__)
+    assert not undeclared
+
+
+def test_a_stage_that_is_listed_nowhere_is_not_said_to_be_known():
+    @dataclasses.dataclass(frozen=True, eq=False, repr=False)
+    class New(Node):
+        dataset_name = "NewIterDataset"
+        keeps_spec = True
+
+    @runs(New)
+    class NewStage(Stage):
+        def pull(self, limit):
+            raise NotImplementedError
+
+        def state(self):
+            return {}
+
+        def restore(self, state):
+            raise NotImplementedError
+
+    try:
+        text = str(
+            described(New((node_of(MapDataset.range(3)),)), "IterDataset", read_elements=False)
+        )
+    finally:
+        del RUNNERS[New]
+    assert "an unknown number of elements, sequential; computed in Python" in text
+    assert "State: a position of its own (stage 2)." in text
+
+
+def test_what_reads_files_is_the_engine(tmp_path):
+    records = [b'{"x": 1}', b'{"x": 2}']
+    (tmp_path / "a.tfrecord").write_bytes(tfrecord(records))
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(records))
+    with ArrayRecordWriter(str(tmp_path / "a.array_record")) as writer:
+        for record in records:
+            writer.write(record)
+    sources = grain.sources
+    of_files = [
+        sources.ArrayRecordDataSource(str(tmp_path / "a.array_record")),
+        sources.TFRecordDataSource(str(tmp_path / "a.tfrecord")),
+        sources.JsonLinesDataSource(str(tmp_path / "a.jsonl")),
+    ]
+    for source in of_files:
+        ds = MapDataset.source(source)
+        assert "computed in Rust" in facts(ds, "SourceMapDataset"), source
+        # Threads run functions of Python, of which there are none.
+        read = facts(ds.shuffle(seed=1).batch(2).to_iter_dataset(), "SourceMapDataset")
+        assert "computed in Rust, on the caller's thread" in read, source
+
+    class Own(sources.ArrayRecordDataSource):
+        def __getitem__(self, index):
+            return super().__getitem__(index)
+
+    ds = MapDataset.source(Own(str(tmp_path / "a.array_record")))
+    assert "computed in Python" in facts(ds, "SourceMapDataset")
+    assert "computed in Python" in facts(MapDataset.source([1, 2]), "SourceMapDataset")
+
+    ds = experimental.TFRecordIterDataset(str(tmp_path / "a.tfrecord"))
+    assert "computed in Rust" in str(ds.describe())
+
+    class OwnRecords(experimental.TFRecordIterDataset):
+        def __iter__(self):
+            return super().__iter__()
+
+    assert "computed in Python" in str(OwnRecords(str(tmp_path / "a.tfrecord")).describe())
+
+
+def test_repr_of_a_mixture_is_grains():
+    ds = MapDataset.mix([MapDataset.range(3), MapDataset.range(5)], [1, 2])
+    assert repr(ds) == (
+        "MixedMapDataset(parent_lengths=[3, 5], selection_map="
+        "SelectionWithProportionsMap(proportions=(100, 200), length=7))"
+    )
+    assert "RangeMapDataset(start=0, stop=3, step=1)" in str(ds.describe())
+    assert "RangeMapDataset(start=0, stop=3, step=1)" in ds._repr_html_()

@@ -23,7 +23,6 @@ import numpy as np
 from grainmill import _native
 from grainmill._checkpoint import pipeline
 from grainmill._plan import random_access, sequential
-from grainmill._plan.pieces import DEPTH
 from grainmill._url import identified, is_url
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ def _digest_of(node: Node) -> str:
         hasher.add(type(node.dataset))
         # Its parents are stages of their own.
         own = {k: v for k, v in vars(node.dataset).items() if not hasattr(v, "_plan_node")}
-        hasher.add({key: value for key, value in own.items() if key not in {"_parents", DEPTH}})
+        hasher.add({name: value for name, value in own.items() if name != "_parents"})
     return hasher.digest()
 
 

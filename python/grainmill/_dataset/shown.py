@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
+from grainmill._plan.node import Node, depth_of
 from grainmill._plan.pieces import in_pieces
 
 if TYPE_CHECKING:
     from grainmill._dataset.description import Description
-    from grainmill._plan.node import Node
 
 
 def _parents_of(dataset: Any) -> tuple[Any, ...]:
     parents = vars(dataset).get("_parents", ())
     return tuple(parent for parent in parents if isinstance(parent, Shown))
+
+
+def _depth_of(dataset: Any) -> int:
+    """About how many datasets there are above one."""
+    node = vars(dataset).get("_node")
+    if isinstance(node, Node):
+        return depth_of(node)
+    return 1 + max(map(_depth_of, _parents_of(dataset)), default=-1)
 
 
 class Shown:
@@ -23,7 +31,7 @@ class Shown:
     """
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        return in_pieces(self, super().__reduce_ex__(protocol), _parents_of)
+        return in_pieces(self, super().__reduce_ex__(protocol), _parents_of, _depth_of)
 
     def _shown_plan(self) -> tuple[Node, str]:
         """The plan's last node, and what the pipeline is called."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from grainmill._plan import random_access, sequential
-from grainmill._plan.node import MapNode, Node
+from grainmill._evaluate.compile import runs_in_engine
+from grainmill._iterators.table import stage_type
+from grainmill._plan import sequential
+from grainmill._plan.node import MapNode, Node, defines
 from grainmill._plan.node import random_access as random_access_node
 
 if TYPE_CHECKING:
@@ -16,67 +18,23 @@ _CALLER = "on the caller's thread"
 _RUST = "Rust"
 _PYTHON = "Python"
 
-# Stages that call a user's function or object for every element; the others are the engine's.
-_USER_CODE = (
-    random_access.UserDefined,
-    random_access.Map,
-    random_access.FlatMap,
-    random_access.Select,
-    sequential.UserDefined,
-    sequential.Map,
-    sequential.FlatMap,
-)
-# Stages that hand on what they get; their bookkeeping is Python's.
-_HANDS_ON = (
-    sequential.Repeat,
-    sequential.Cache,
-    sequential.StoredCache,
-    sequential.Limit,
-    sequential.Zip,
-    sequential.Interleave,
-    sequential.WindowShuffle,
-    sequential.ThreadPrefetch,
-    sequential.MultiprocessPrefetch,
-    sequential.MultithreadPrefetch,
-    random_access.Zip,
-    random_access.Cache,
-)
-
-# What the state of an iterator holds of each stage, besides that of the stages before it.
-_STATES: dict[type[Node], str] = {
-    sequential.Read: "the next index",
-    sequential.UserDefined: "what `get_state` returns",
-    sequential.RandomMap: "the number of elements passed",
-    sequential.MapWithIndex: "the number of elements passed",
-    sequential.Mix: "the number of turns",
-    sequential.Interleave: "whose turn it is, and the state of each open dataset",
-    sequential.MultiprocessPrefetch: "whose turn it is, and the state of each worker",
-    sequential.MultithreadPrefetch: "whose turn it is, and the state of each thread",
-    sequential.Repeat: "the epoch",
-    sequential.Cache: "the position in the cache",
-    sequential.StoredCache: "the position in the cache",
-    sequential.Limit: "the number of elements passed",
-    sequential.FlatMap: "the position in the element that is split",
-    sequential.WindowShuffle: "the window and the position in it",
-    sequential.Rebatch: "the position in a batch",
-    sequential.FitPack: "the row of a batch of bins, which is packed again",
-    sequential.ConcatThenSplit: "the sequence that is split, and the rows since",
-}
-
 
 def runs_in(node: Node) -> str:
     """What computes the elements of `node`."""
-    if isinstance(node, random_access.Source):
-        reads = hasattr(type(node.source), "_getitem_of_files")
-        return _RUST if reads and not node.wraps else _PYTHON
-    if isinstance(node, random_access.Batch | sequential.Batch):
-        return _RUST if node.batch_fn is None else _PYTHON
-    return _PYTHON if isinstance(node, (*_USER_CODE, *_HANDS_ON)) else _RUST
+    if isinstance(node, MapNode):
+        return _RUST if runs_in_engine(node) else _PYTHON
+    if isinstance(node, sequential.Batch) and node.batch_fn is not None:
+        return _PYTHON
+    if isinstance(node, sequential.UserDefined):
+        return _RUST if defines(type(node.dataset), "_is_native", "__iter__") else _PYTHON
+    stage = stage_type(node)
+    return _RUST if stage is None or stage.is_native else _PYTHON
 
 
 def state_of(node: Node) -> str:
     """What a state holds of `node`; empty if nothing."""
-    return _STATES.get(type(node), "")
+    stage = None if isinstance(node, MapNode) else stage_type(node)
+    return "" if stage is None else stage.saved_of(node)
 
 
 def place_of(node: Node, place: str = _CALLER) -> dict[int, str]:
@@ -186,11 +144,10 @@ def _length(node: Node, parents: list[_Length]) -> _Length:
             return _Length(length, exact=node.allow_nones or not drops)
         except Exception:
             return _UNKNOWN
-    first = parents[0] if parents else _UNKNOWN
     rule = _LENGTHS.get(type(node))
     if rule is not None:
         return rule(node, parents)
-    return first if node.keeps_spec or isinstance(node, sequential.Map) else _UNKNOWN
+    return parents[0] if type(node) in _ONE_TO_ONE else _UNKNOWN
 
 
 def _batches(node: Any, parents: list[_Length]) -> _Length:
@@ -222,14 +179,17 @@ def _of_workers(node: Any, parents: list[_Length]) -> _Length:
     if node.num_workers == 1:
         return parents[0]
     upstream = list(node.parent.walk(until=sequential.Read))
-    if not all(isinstance(step, _ONE_TO_ONE) or step is node for step in upstream):
+    if not all(type(step) in _ONE_TO_ONE or step is node for step in upstream):
         return _UNKNOWN
     return parents[0]
 
 
+# As many elements as the parent; of those listed nowhere the number is unknown.
 _ONE_TO_ONE = (
     sequential.Read,
     sequential.Map,
+    sequential.MapWithIndex,
+    sequential.RandomMap,
     sequential.WindowShuffle,
     sequential.Cache,
     sequential.StoredCache,

@@ -372,9 +372,22 @@ def _runs_user_code(node: Node) -> bool:
     return any(map(_is_user_code, node.walk()))
 
 
+def runs_in_engine(node: MapNode) -> bool:
+    """Whether the engine computes the elements of `node`, without Python for each."""
+    if isinstance(node, plan.Source):
+        return _source_kind(node.source) in _ENGINE_SOURCES
+    if isinstance(node, plan.Batch):
+        return node.batch_fn is None
+    moves = type(node) in INDEX_STAGES or isinstance(node, plan.Mix | plan.Concatenate)
+    return moves or isinstance(node, plan.Range)
+
+
+_ENGINE_SOURCES = {"files", "reordered files", "rows"}
+
+
 def _is_user_code(node: Node) -> bool:
     if isinstance(node, plan.Source):
-        return _source_kind(node.source) not in {"files", "reordered files", "rows"}
+        return _source_kind(node.source) not in _ENGINE_SOURCES
     if isinstance(node, plan.Batch):
         return node.batch_fn is not None
     return isinstance(node, plan.Map | plan.FlatMap | plan.Select | plan.UserDefined)

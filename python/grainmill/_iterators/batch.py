@@ -27,6 +27,9 @@ class BatchStage(Stage):
     parent fails in mid-batch, the elements so far stay in the pending batch for the next `pull`.
     """
 
+    is_native = True
+    saves = ""
+
     def __init__(self, node: plan.Batch, parent: Stage) -> None:
         super().__init__(parent)
         self._cursor = Cursor(parent)

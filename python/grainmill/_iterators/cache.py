@@ -28,6 +28,8 @@ class CacheStage(Stage):
     the state's position.
     """
 
+    saves = "the position in the cache"
+
     def __init__(self, node: Cache, parent: Stage) -> None:
         super().__init__(parent)
         self._name = node.dataset_name

@@ -36,6 +36,9 @@ class ConcatThenSplitStage(Stage):
     there, and how many rows of the step were delivered.
     """
 
+    is_native = True
+    saves = "the sequence that is split, and the rows since"
+
     def __init__(self, node: sequential.ConcatThenSplit, parent: Stage) -> None:
         super().__init__(parent)
         self._node = node

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from grainmill._evaluate.fuse import Passed
     from grainmill._iterators.stage import Finisher
+    from grainmill._plan.node import Node
     from grainmill._plan.options import DatasetOptions
     from grainmill._stats.meters import BlockTimes, StepsMeter
 
@@ -69,6 +70,8 @@ class ElementwiseStage(Stage):
 
     Maps pass `None` on as it is.
     """
+
+    saves = "the number of elements passed"
 
     is_elementwise = True
 
@@ -225,6 +228,11 @@ class ElementwiseStage(Stage):
             return after
         counting = [(key, num_inputs[i], dropped[i]) for i, key in self._counting]
         return functools.partial(_state_after, after, counting)
+
+    @classmethod
+    def saved_of(cls, node: Node) -> str:
+        """See `Stage.saved_of`; a function of the element alone has no state."""
+        return cls.saves if isinstance(node, plan.RandomMap | plan.MapWithIndex) else ""
 
     def state(self) -> State:
         """See `Stage.state`."""

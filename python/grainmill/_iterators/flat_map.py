@@ -26,6 +26,8 @@ class FlatMapStage(Stage):
     elements ("outputs") were delivered.
     """
 
+    saves = "the position in the element that is split"
+
     def __init__(self, node: FlatMap, parent: Stage) -> None:
         super().__init__(parent)
         self._cursor = Cursor(parent)

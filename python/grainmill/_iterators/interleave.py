@@ -38,6 +38,8 @@ class InterleaveStage(Stage):
         name: What messages about states call the stage; `node` if `None`.
     """
 
+    saves = "whose turn it is, and the state of each open dataset"
+
     def __init__(
         self,
         node: Interleave,

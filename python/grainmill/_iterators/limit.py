@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class LimitStage(Stage):
     """Returns the first `count` elements of its parent, and never pulls more."""
 
+    saves = "the number of elements passed"
+
     def __init__(self, node: Limit, parent: Stage) -> None:
         super().__init__(parent)
         self._cursor = Cursor(parent)

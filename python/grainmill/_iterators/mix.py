@@ -31,6 +31,9 @@ class MixStage(Stage):
     Consecutive turns of parents that have elements ready are returned as one block.
     """
 
+    is_native = True
+    saves = "the number of turns"
+
     def __init__(self, node: Mix, parents: Sequence[Stage]) -> None:
         super().__init__(*parents)
         self._schedule = MixSchedule(list(node.proportions))

@@ -32,6 +32,9 @@ class FitPackStage(Stage):
     the batch and the number of rows delivered, so restoring packs the batch again.
     """
 
+    is_native = True
+    saves = "the row of a batch of bins, which is packed again"
+
     def __init__(self, node: sequential.FitPack, parent: Stage) -> None:
         super().__init__(parent)
         self._node = node

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 class ReadStage(Stage):
     """Reads elements `0, 1, ...` of a random-access plan; skips `None` unless they are allowed."""
 
+    is_native = True
+    saves = "the next index"
+
     def __init__(self, node: plan.Read, context: Context) -> None:
         super().__init__()
         self._node = node

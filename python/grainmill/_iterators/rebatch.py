@@ -27,6 +27,8 @@ class RebatchStage(Stage):
     state before its current batch, and how many rows of that were delivered.
     """
 
+    saves = "the position in a batch"
+
     def __init__(self, node: Rebatch, parent: Stage) -> None:
         super().__init__(parent)
         self._cursor = Cursor(parent)

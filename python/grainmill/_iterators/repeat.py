@@ -23,6 +23,8 @@ class RepeatStage(Stage):
     An epoch without any element is the last one, since repeating it would never end.
     """
 
+    saves = "the epoch"
+
     def __init__(self, node: Repeat, parent: Stage) -> None:
         super().__init__(parent)
         self._cursor = Cursor(parent)

@@ -153,9 +153,14 @@ class Stage(abc.ABC):
         recorder: Takes the times of that node, if it is set.
         is_elementwise: Whether its own times are taken where elements of lazy blocks are finished.
         has_own_thread: Whether another thread pulls from its parents.
+        is_native: Whether the engine computes its elements; otherwise Python does, or hands them
+            on.
+        saves: What a state has of it besides that of its parents; empty if nothing.
     """
 
     moves_start: ClassVar[bool] = True
+    is_native: ClassVar[bool] = False
+    saves: ClassVar[str] = "a position of its own"
     node: Node | None = None
     recorder: Recorder | None = None
     is_elementwise = False
@@ -196,6 +201,11 @@ class Stage(abc.ABC):
     def seek(self, index: int) -> None:
         """Makes `index` the next element, where elements have an index."""
         raise NotImplementedError(f"set_next_index is not supported for {self.iterator_name}.")
+
+    @classmethod
+    def saved_of(cls, node: Node) -> str:  # noqa: ARG003 - a class may run several kinds
+        """What a state has of `node` besides that of its parents; empty if nothing."""
+        return cls.saves
 
     @property
     def iterator_name(self) -> str:

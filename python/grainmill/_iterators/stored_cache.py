@@ -28,6 +28,8 @@ class StoredCacheStage(Stage):
     only if they are not there any more does it read the parent again from its start.
     """
 
+    saves = "the position in the cache"
+
     def __init__(self, node: sequential.StoredCache, parent: Stage) -> None:
         super().__init__(parent)
         self._name = node.dataset_name

@@ -17,7 +17,7 @@ from grainmill._iterators.pack import FitPackStage
 from grainmill._iterators.pack_in_thread import PackInThreadStage
 from grainmill._iterators.parts import open_part
 from grainmill._iterators.read import ReadStage
-from grainmill._iterators.stage import RUNNERS
+from grainmill._iterators.stage import RUNNERS, Stage
 from grainmill._iterators.thread_prefetch import ThreadPrefetchStage
 from grainmill._iterators.user_defined import UserDefinedStage
 from grainmill._iterators.worker_shards import WorkerShardsStage
@@ -30,7 +30,6 @@ from grainmill._stats.meters import Recorder
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from grainmill._iterators.stage import Stage
     from grainmill._plan.node import Node
 
 
@@ -168,6 +167,30 @@ _ELEMENTWISE = (plan.Map, plan.MapWithIndex, plan.RandomMap, plan.Filter)
 
 # Nodes that other nodes look up in the plan, and that do nothing when run.
 _TRANSPARENT = (plan.Seed, plan.WithOptions)
+
+# What runs those nodes; the others are in `RUNNERS`.
+_STAGE_TYPES: dict[type[Node], type[Stage]] = {
+    plan.Read: ReadStage,
+    plan.UserDefined: UserDefinedStage,
+    **dict.fromkeys(_ELEMENTWISE, ElementwiseStage),
+    plan.Batch: BatchStage,
+    plan.Mix: MixStage,
+    plan.Zip: ZipStage,
+    plan.Interleave: InterleaveStage,
+    plan.MultithreadPrefetch: WorkerShardsStage,
+    plan.MultiprocessPrefetch: WorkerShardsStage,
+}
+
+
+def stage_type(node: Node) -> type[Stage] | None:
+    """The class of the stage that runs a sequential node; `None` if none does."""
+    return None if isinstance(node, _TRANSPARENT) else _STAGE_TYPES.get(type(node), _runner(node))
+
+
+def _runner(node: Node) -> type[Stage]:
+    runner = RUNNERS.get(type(node))
+    return runner if isinstance(runner, type) else Stage
+
 
 # Nodes that need more than one parent or the context; the others are registered by `runs`.
 _STAGES: dict[type[Node], Callable[[Any, Context], Stage]] = {

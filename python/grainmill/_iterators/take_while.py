@@ -23,6 +23,8 @@ class TakeWhileStage(Stage):
     The rejected element is taken from the parent; the state then says that the stage has ended.
     """
 
+    saves = "whether it has ended"
+
     def __init__(self, node: TakeWhile, parent: Stage) -> None:
         super().__init__(parent)
         self._node = node

@@ -50,6 +50,8 @@ class ThreadPrefetchStage(Stage):
     a failure starts another one at the same element.
     """
 
+    saves = ""
+
     def __init__(self, node: ThreadPrefetch, parent: Stage) -> None:
         super().__init__(parent)
         self._cursor = Cursor(parent)

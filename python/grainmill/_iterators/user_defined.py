@@ -26,6 +26,8 @@ class UserDefinedStage(Stage):
     the block that it belongs to is still referenced when the iterator is about to move.
     """
 
+    saves = "what `get_state` returns"
+
     def __init__(self, iterator: Iterator[Any], node: Node | None = None) -> None:
         super().__init__()
         self._iterator = iterator

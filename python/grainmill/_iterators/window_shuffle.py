@@ -26,6 +26,8 @@ class WindowShuffleStage(Stage):
     A state holds the parent's state at the start of the window; restoring fills the window again.
     """
 
+    saves = "the window and the position in it"
+
     def __init__(self, node: WindowShuffle, parent: Stage) -> None:
         super().__init__(parent)
         self._cursor = Cursor(parent)

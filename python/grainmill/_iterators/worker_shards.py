@@ -55,6 +55,12 @@ class WorkerShardsStage(InterleaveStage):
 
         super().__init__(interleave, open_worker, count, start_all=True, name=node)
 
+    @classmethod
+    def saved_of(cls, node: Node) -> str:
+        """See `Stage.saved_of`."""
+        what = "worker" if isinstance(node, MultiprocessPrefetch) else "thread"
+        return f"whose turn it is, and the state of each {what}"
+
     def cancel(self) -> None:
         """See `Stage.cancel`."""
         super().cancel()

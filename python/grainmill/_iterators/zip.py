@@ -22,6 +22,8 @@ class ZipStage(Stage):
     If all parents have elements ready, their tuples are returned as one block.
     """
 
+    saves = ""
+
     def __init__(self, node: Zip, parents: Sequence[Stage]) -> None:
         super().__init__(*parents)
         self._node = node

@@ -129,7 +129,7 @@ class Node:
         yield from each_once(self, _parents_of)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        return in_pieces(self, super().__reduce_ex__(protocol), _parents_of)
+        return in_pieces(self, super().__reduce_ex__(protocol), _parents_of, depth_of)
 
     def walk(self, until: type[Node] | None = None) -> Iterator[Node]:
         """Yields this node and all upstream of it, each once, not going beyond `until` nodes."""
@@ -148,6 +148,19 @@ class Node:
 
 def _parents_of(node: Node) -> tuple[Node, ...]:
     return node.parents
+
+
+def depth_of(end: Node) -> int:
+    """How many steps there are above a node, on the longest way to a source."""
+    if _DEPTH not in end.__dict__:
+        for node in each_once(end, _parents_of, lambda node: _DEPTH in node.__dict__):
+            above = [parent.__dict__[_DEPTH] for parent in node.parents]
+            node.__dict__[_DEPTH] = 1 + max(above, default=-1)
+    depth: int = end.__dict__[_DEPTH]
+    return depth
+
+
+_DEPTH = "_depth"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
 
 _PIECE_LEN = 25
 _PIECES_LEN = _PIECE_LEN**2
-# An attribute of plans and datasets, users' own ones included.
-DEPTH = "_grainmill_depth"
 
 
 def each_once(
@@ -35,26 +33,26 @@ def each_once(
                 pending += [(parent, False) for parent in reversed(parents_of(step))]
 
 
-def in_pieces(step: Any, reduced: Any, parents_of: Callable[[Any], tuple[Any, ...]]) -> Any:
+def in_pieces(
+    step: Any,
+    reduced: Any,
+    parents_of: Callable[[Any], tuple[Any, ...]],
+    depth_of: Callable[[Any], int],
+) -> Any:
     """What `__reduce_ex__` of `step` returns instead of `reduced`.
 
     Every so many steps one has others above it pickled first, from the source on. So each finds
     its parents pickled already, as a pickle has every object once.
     """
-    depth = _depth(step, parents_of)
+    depth = depth_of(step)
     if not isinstance(reduced, tuple) or depth % _PIECE_LEN:
         return reduced
     if depth % _PIECES_LEN:
-        walked = each_once(
-            step, parents_of, lambda other: not vars(other).get(DEPTH, 1) % _PIECES_LEN
-        )
-        above = [other for other in walked if not vars(other).get(DEPTH, 1) % _PIECE_LEN]
+        walked = each_once(step, parents_of, lambda other: not depth_of(other) % _PIECES_LEN)
+        above = [other for other in walked if not depth_of(other) % _PIECE_LEN]
     else:
-        above = [
-            other
-            for other in each_once(step, parents_of)
-            if not vars(other).get(DEPTH, 1) % _PIECES_LEN
-        ]
+        walked = each_once(step, parents_of)
+        above = [other for other in walked if not depth_of(other) % _PIECES_LEN]
     above = above[:-1]  # without itself
     make, arguments, *rest = reduced
     return (_made, (above, make, arguments), *rest) if above else reduced
@@ -62,14 +60,3 @@ def in_pieces(step: Any, reduced: Any, parents_of: Callable[[Any], tuple[Any, ..
 
 def _made(_: list[Any], make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     return make(*arguments)
-
-
-def _depth(end: Any, parents_of: Callable[[Any], tuple[Any, ...]]) -> int:
-    """How many steps there are above `end`, on the longest way to a source."""
-    if DEPTH not in vars(end):
-        for step in each_once(end, parents_of, lambda step: DEPTH in vars(step)):
-            if DEPTH not in vars(step):
-                above = [vars(parent).get(DEPTH, 0) for parent in parents_of(step)]
-                vars(step)[DEPTH] = 1 + max(above, default=-1)
-    depth: int = vars(end)[DEPTH]
-    return depth

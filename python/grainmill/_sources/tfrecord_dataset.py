@@ -54,6 +54,8 @@ class TFRecordIterDataset(IterDataset[bytes]):
         (b'one', {'reader_offset': 19}, [b'two', b'three'])
     """
 
+    _is_native = True  # not where a derived class has another `__iter__`
+
     def __init__(self, path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
         super().__init__()
         # Programs derive from this class and read it.

@@ -148,7 +148,7 @@ def _culprit(value: Any) -> str:
             if id(child) not in seen and len(seen) < _MAX_TRIED and not _is_picklable(child):
                 seen.add(id(child))
                 value = child
-                if name:
+                if name and (path or not name.startswith("`[")):  # where the package keeps it
                     path.append(name)
                 break
             seen.add(id(child))
@@ -181,8 +181,9 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
         yield f"`self` of `{value.__qualname__}`", value.__self__
     elif isinstance(value, functools.partial):
         yield "", value.func
+        is_own = getattr(value.func, "__module__", "").startswith("grainmill.")
         for child in (*value.args, *value.keywords.values()):
-            yield f"an argument of `partial({_shown(value.func)})`", child
+            yield "" if is_own else f"an argument of `partial({_shown(value.func)})`", child
     elif isinstance(value, _CachedFunction):
         yield "", value.__wrapped__
     elif isinstance(value, dict):
