@@ -1,5 +1,6 @@
-"""What mkdocstrings cannot know of our docstrings."""
+"""What mkdocstrings cannot know of our docstrings and classes."""
 
+import copy
 import re
 
 import griffe
@@ -8,14 +9,21 @@ from grainmill import _native
 
 
 class Docstrings(griffe.Extension):
-    """Adds the docstrings of compiled names; reads `Example:` as the section of code that it is."""
+    """Adds what users see of a class or compiled name that is defined elsewhere.
+
+    That is: the docstrings of compiled names; to a class the methods of its metaclass, which are
+    called on it (`MapDataset.source`), and those of private bases (`describe`). `Example:` is read
+    as the section of code that it is.
+    """
 
     def on_object(self, *, obj, **_):
-        if obj.docstring is None and obj.path.startswith("grainmill._native."):
+        if obj.path.startswith("grainmill._native."):
             compiled = _native
             for name in obj.path.split(".")[2:]:
                 compiled = getattr(compiled, name, None)
-            if compiled is not None and compiled.__doc__:
+            if not callable(compiled):  # the docstring of a value is that of `str`
+                obj.docstring = None
+            elif obj.docstring is None and compiled.__doc__:
                 obj.docstring = griffe.Docstring(compiled.__doc__, parent=obj)
         if obj.docstring is not None:
             obj.docstring.value = re.sub(
@@ -24,3 +32,36 @@ class Docstrings(griffe.Extension):
 
     def on_package(self, *, pkg, **_):
         self.on_object(obj=pkg)
+        for module in _modules(pkg):
+            for cls in list(module.classes.values()):
+                if not cls.is_alias:
+                    _add_methods(cls, pkg)
+
+
+def _modules(module):
+    yield module
+    for inner in module.modules.values():
+        if not inner.is_alias:
+            yield from _modules(inner)
+
+
+def _add_methods(cls, pkg):
+    """Adds to a class the public methods of its metaclass and of private bases of ours."""
+    metaclass = cls.keywords.get("metaclass")
+    owners = [(metaclass.canonical_path, "classmethod")] if hasattr(metaclass, "path") else []
+    owners += [
+        (base.canonical_path, "")
+        for base in cls.bases
+        if hasattr(base, "canonical_path") and base.canonical_path in _PRIVATE_BASES
+    ]
+    for path, label in owners:
+        if not path.startswith(f"{pkg.path}."):
+            continue
+        for name, method in pkg[path.removeprefix(f"{pkg.path}.")].members.items():
+            if method.is_function and not name.startswith("_") and name not in cls.members:
+                method = copy.copy(method)  # noqa: PLW2901
+                method.labels = {*method.labels, *filter(None, [label])}
+                cls.set_member(name, method)
+
+
+_PRIVATE_BASES = {"grainmill._dataset.shown.Shown"}

@@ -78,7 +78,7 @@ RANDOM_ACCESS = {
     "odd": lambda ds: ds[1::2],
     "first": lambda ds: ds[:9],
     "shuffle": lambda ds: ds.shuffle(seed=4),
-    "batch": lambda ds: ds.batch(3),
+    "batches": lambda ds: ds.batch(3),
     "full batches": lambda ds: ds.batch(3, drop_remainder=True),
 }
 SEQUENTIAL = {
@@ -105,6 +105,8 @@ def random_pipeline(rng):
     grows = rng.choice(GROWING)
     length, size = rng.randint(1, 9), rng.randint(1, 9)
     before = rng.sample(sorted(RANDOM_ACCESS), rng.choice((0, 0, 1, 2)))
+    if {"batches", "full batches"} <= set(before):  # unequal batches cannot be joined
+        before.pop()
     after = rng.sample(sorted(SEQUENTIAL), rng.choice((0, 1, 1, 2, 3)))
 
     def make(count):
@@ -145,7 +147,10 @@ def test_what_is_longer_continues_where_the_old_ended_or_is_refused(seed, tmp_pa
         found = numbers_in(seen) + numbers_in(then)
         if "mix" in names:  # which ends where one of its datasets does
             found, expected = ([x for x in part if x < 90] for part in (found, numbers_in(total)))
-            assert found[: len(expected)] == expected, names
+            if {"threads", "pack"} & set(names):
+                assert not Counter(found) - Counter(expected), names
+            else:
+                assert found[: len(expected)] == expected, names
         elif {"threads", "pack"} & set(names):
             assert Counter(found) == Counter(numbers_in(total)), names
         else:

@@ -461,6 +461,54 @@ def test_cores_of_a_short_run_are_not_known(tmp_path, capsys, monkeypatch):
     assert 0 < found["cores"] < 10
 
 
+PRINTS = """
+import atexit, os, sys
+import grainmill as grain
+print("while it is imported")
+def noisy(n):
+    print("in a function")
+    os.write(1, b"past Python\\n")
+    return n
+def make():
+    print("while it is made")
+    ds = grain.MapDataset.range(4).map(noisy)
+    return ds.to_iter_dataset(grain.ReadOptions(num_workers=1))
+"""
+
+
+def test_bench_prints_json_alone(tmp_path):
+    (tmp_path / "noisy_pipeline.py").write_text(PRINTS, "utf-8")
+    command = [sys.executable, "-m", "grainmill", "bench", "noisy_pipeline.py:make", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["elements"] == 3
+    for text in ("while it is imported", "while it is made", "in a function", "past Python"):
+        assert text in done.stderr
+
+
+def test_count_is_that_of_all_files_together(tmp_path, capsys):
+    paths = [tmp_path / f"{number}.array_record" for number in range(3)]
+    for number, path in enumerate(paths):
+        write_array_record(path, [b"%d%d" % (number, at) for at in range(3)])
+    for command in ("cat", "head"):
+        for count in (0, 2, 3, 5, 9, 20):
+            code, out, _ = call(capsys, command, *paths, "-n", count, "--as", "raw")
+            assert code == 0
+            assert out.split() == [f"{n // 3}{n % 3}" for n in range(min(count, 9))]
+    assert len(call(capsys, "cat", *paths, "--as", "raw")[1].split()) == 9
+
+
+def test_completion_in_zsh_keeps_what_help_says(capsys):
+    _, out, _ = call(capsys, "completion", "zsh")
+    assert r"how many records at most, of all files together (default\: all)" in out
+    out = out.replace("'\\''", "'")
+    for command in COMMANDS:
+        for option in completion.options_of(command):
+            text = option.help.replace("%%", "%")
+            for char in "[]:":
+                text = text.replace(char, f"\\{char}")
+            assert f"[{text}]" in out
+
+
 def test_completion_in_bash():
     script = (
         'source <("$1" -m grainmill completion bash)\n'

@@ -60,9 +60,6 @@ else:
         value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
         return value
 
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
-
 
 config.define_flags()
 
@@ -95,3 +92,7 @@ __all__ = [
     "sources",
     "transforms",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

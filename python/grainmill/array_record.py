@@ -19,6 +19,11 @@ from grainmill._url import shown
 
 __all__ = ["ArrayRecordReader", "ArrayRecordWriter"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 _READ_LEN = 1 << 20
 _MAX_BYTES = 1 << 30
 _MAX_INT32 = (1 << 31) - 1

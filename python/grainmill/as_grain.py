@@ -19,6 +19,11 @@ from grainmill._as_grain import install_as_grain
 
 __all__: list[str] = []
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 _USAGE = "usage: python -m grainmill.as_grain [-m module | program.py] [argument ...]"
 
 

@@ -31,3 +31,7 @@ __all__ = [
     "convert_tf_to_arrayrecord_gcs",
     "to_example",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

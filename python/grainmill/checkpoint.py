@@ -23,3 +23,7 @@ else:
 __all__ = ["CheckpointHandler"]
 if importlib.util.find_spec("orbax") is not None:  # Orbax is optional and slow to import
     __all__ += ["CheckpointRestore", "CheckpointSave"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

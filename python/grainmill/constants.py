@@ -21,3 +21,7 @@ RECORD: Final = "_record"
 META_FEATURES: Final = frozenset((INDEX, RECORD_KEY, DATASET_INDEX, EPOCH, SEED, RECORD))
 
 __all__ = ["DATASET_INDEX", "EPOCH", "INDEX", "META_FEATURES", "RECORD", "RECORD_KEY", "SEED"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -80,3 +80,7 @@ __all__ = [
     "set_next_index",
 ]
 __all__ += stages.__all__
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["device_put", "process_index_and_count"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 class Device(Protocol):
     """The attributes of a `jax.Device`, a class unknown to pyright."""
 

@@ -18,3 +18,7 @@ else:
 
 
 __all__ = ["MultiprocessingOptions", "SharedMemoryArray", "SharedMemoryArrayMetadata"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -23,6 +23,10 @@ from grainmill._plan.options import ReadOptions
 __all__ = ["materialize", "to_example"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def materialize(
     ds: MapDataset[Any],
     num_shards: int,

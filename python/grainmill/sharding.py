@@ -5,6 +5,10 @@ from grainmill._plan.sharding import NoSharding, ShardOptions, even_split
 __all__ = ["NoSharding", "ShardByJaxProcess", "ShardOptions", "even_split"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 class ShardByJaxProcess(ShardOptions):
     """One shard for each JAX process; all records in one shard if JAX is not installed.
 

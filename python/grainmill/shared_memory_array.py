@@ -19,6 +19,10 @@ from grainmill._threads import at_fork, start_thread
 __all__ = ["SharedMemoryArray", "SharedMemoryArrayMetadata"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 @dataclasses.dataclass(slots=True, frozen=True)
 class SharedMemoryArrayMetadata:
     """What another process needs to open a `SharedMemoryArray`.

@@ -62,6 +62,11 @@ __all__ = [
     "expand_paths",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 T_co = TypeVar("T_co", covariant=True)
 
 

@@ -61,3 +61,7 @@ __all__ = [
     "Transformation",
     "Transformations",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -35,6 +35,12 @@ if TYPE_CHECKING:
 class IterDatasetFactories(abc.ABCMeta):
     """The factories of `IterDataset`: methods of the class, not of datasets."""
 
+    def __dir__(cls) -> list[str]:
+        """Lists them, too, which `type` leaves out: for completion and `help`."""
+        return sorted(
+            {*super().__dir__(), *(name for name in vars(IterDatasetFactories) if name[0] != "_")}
+        )
+
     def mix(
         cls,
         datasets: Sequence[AnyDataset[T]] | Mapping[str, AnyDataset[T]],

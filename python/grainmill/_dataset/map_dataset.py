@@ -46,6 +46,12 @@ class EmptyDatasetError(IndexError, ZeroDivisionError):
 class MapDatasetFactories(abc.ABCMeta):
     """The factories of `MapDataset`: methods of the class, not of datasets."""
 
+    def __dir__(cls) -> list[str]:
+        """Lists them, too, which `type` leaves out: for completion and `help`."""
+        return sorted(
+            {*super().__dir__(), *(name for name in vars(MapDatasetFactories) if name[0] != "_")}
+        )
+
     def source(cls, source: SourceLike[T | None]) -> MapDataset[T]:
         """Makes a dataset of any object with `__len__` and `__getitem__`.
 

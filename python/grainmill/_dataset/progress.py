@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from grainmill._dataset.iterator import get_next_index
+from grainmill._plan.random_access import PRACTICALLY_ENDLESS
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 T_co = TypeVar("T_co", covariant=True)
 
 __all__ = ["ProgressIterator", "progress"]
 
 _INTERVAL_S = 0.2
+# In a file or a pipe, where every update is a line of its own.
+_LINE_INTERVAL_S = 10.0
 _BAR_LEN = 24
+_MIN_BAR_LEN = 5
+# What gives an iterator another position.
+_MOVES = {"set_state", "_set_next_index"}
 
 
 class ProgressIterator(Iterator[T_co], Generic[T_co]):
@@ -35,10 +44,19 @@ class ProgressIterator(Iterator[T_co], Generic[T_co]):
         self._total = total
         self._file = file
         self._display = _notebook_display()
+        self._columns = None if self._display is not None else _columns_of(file)
+        in_lines = self._display is None and self._columns is None
+        self._interval_s = _LINE_INTERVAL_S if in_lines else _INTERVAL_S
+        self._width = 0
+        self._first = 0
+        self._restart()
+        if in_lines:
+            self._next_s += self._interval_s
+
+    def _restart(self) -> None:
         self._count = 0
         self._wait_s = 0.0
         self._started_s = self._next_s = time.perf_counter()
-        self._width = 0
         self._ended = False
 
     def __iter__(self) -> Self:
@@ -55,14 +73,29 @@ class ProgressIterator(Iterator[T_co], Generic[T_co]):
         self._wait_s += now_s - started_s
         self._count += 1
         if now_s >= self._next_s:
-            self._next_s = now_s + _INTERVAL_S
+            self._next_s = now_s + self._interval_s
             self._show(now_s)
         return element
 
     def __getattr__(self, name: str) -> Any:
         if name == "_iterator":  # not initialised
             raise AttributeError(name)
-        return getattr(self._iterator, name)
+        found = getattr(self._iterator, name)
+        return self._moving(found) if name in _MOVES else found
+
+    def _moving(self, move: Callable[..., Any]) -> Callable[..., Any]:
+        """`move`, after which elements are counted from the new position, where that is known."""
+
+        def moved(*args: Any, **named: Any) -> Any:
+            result = move(*args, **named)
+            try:
+                self._first = get_next_index(self._iterator)  # type: ignore[arg-type]
+            except (AttributeError, NotImplementedError):
+                self._first, self._total = 0, None
+            self._restart()
+            return result
+
+        return moved
 
     def __enter__(self) -> Self:
         return self
@@ -78,18 +111,26 @@ class ProgressIterator(Iterator[T_co], Generic[T_co]):
         if not self._ended:
             self._ended = True
             self._show(time.perf_counter())
-            if self._display is None:
+            if self._columns is not None:
                 self._file.write("\n")
                 self._file.flush()
 
     def _show(self, now_s: float) -> None:
-        text = progress_text(self._count, self._total, now_s - self._started_s, self._wait_s)
+        elapsed_s = now_s - self._started_s
+        if self._columns is not None:
+            self._columns = _columns_of(self._file) or self._columns  # it may have been resized
+        text = progress_text(
+            self._count, self._total, elapsed_s, self._wait_s, self._columns, first=self._first
+        )
         if self._display is not None:
             self._display.update({"text/plain": text}, raw=True)
-            return
-        self._file.write("\r" + text.ljust(self._width))
-        self._file.flush()
-        self._width = len(text)
+        elif self._columns is None:
+            self._file.write(text + "\n")
+            self._file.flush()
+        else:
+            self._file.write("\r" + text.ljust(min(self._width, self._columns - 1)))
+            self._file.flush()
+            self._width = len(text)
 
 
 def progress(
@@ -99,12 +140,15 @@ def progress(
 
     "Waiting" is the share of time in which the loop waits for elements: near 100 % the pipeline is
     too slow, near 0 % it is fast enough; `DatasetIterator.verdict` says why. The bar is one line of
-    text, updated a few times a second; in a notebook, it is displayed by IPython.
+    text as wide as the terminal, updated a few times a second; in a notebook, it is displayed by
+    IPython, and in a file or a pipe a line is written every ten seconds and at the end. After
+    `set_state` it goes on from the new position; if that has no index, without a total.
 
     Args:
         iterable: A dataset, an iterator over one (`get_state` and its other methods can be called
             on the result), or anything else to iterate over.
-        total: How many elements there are; `len(iterable)` if `None`, where it has a length.
+        total: How many elements there are; `len(iterable)` if `None`, where it has a length and is
+            not endless.
         file: Where to write the bar outside notebooks; standard error if `None`.
 
     Raises:
@@ -123,10 +167,19 @@ def progress(
             total = len(iterable)  # type: ignore[arg-type]
         except (TypeError, NotImplementedError):
             total = None
+        total = None if total is not None and total >= PRACTICALLY_ENDLESS else total
     return ProgressIterator(iter(iterable), total, sys.stderr if file is None else file)
 
 
-def progress_text(count: int, total: int | None, elapsed_s: float, wait_s: float) -> str:
+def progress_text(
+    count: int,
+    total: int | None,
+    elapsed_s: float,
+    wait_s: float,
+    columns: int | None = None,
+    *,
+    first: int = 0,
+) -> str:
     """The line that a bar shows.
 
     Args:
@@ -134,17 +187,41 @@ def progress_text(count: int, total: int | None, elapsed_s: float, wait_s: float
         total: How many there are, if known.
         elapsed_s: Seconds since the start.
         wait_s: How many of those were spent waiting for elements.
+        columns: The width of the terminal, which the text does not reach; `None` for any.
+        first: How many elements came before the start.
     """
     rate = count / elapsed_s if elapsed_s > 0 else 0.0
     waiting = f"{min(1.0, wait_s / elapsed_s) if elapsed_s > 0 else 0.0:.0%} waiting"
     parts = [f"{rate:.1f}/s", _duration(elapsed_s), waiting]
+    at = first + count
     if total is None:
-        return f"{count} [{', '.join(parts)}]"
-    done = min(1.0, count / total) if total else 1.0
-    if rate and count < total:
-        parts.insert(2, f"{_duration((total - count) / rate)} left")
-    bar = "#" * int(done * _BAR_LEN)
-    return f"{done:4.0%} |{bar:<{_BAR_LEN}}| {count}/{total} [{', '.join(parts)}]"
+        return _fitting([f"{at} [{', '.join(parts)}]", f"{at} [{parts[0]}]", str(at)], columns)
+    done = min(1.0, at / total) if total else 1.0
+    if rate and at < total:
+        parts.insert(2, f"{_duration((total - at) / rate)} left")
+    percent, of_total = f"{done:4.0%}", f"{at}/{total}"
+    text = f"{percent} || {of_total} [{', '.join(parts)}]"
+    bar_len = _BAR_LEN if columns is None else min(_BAR_LEN, columns - 1 - len(text))
+    if bar_len >= _MIN_BAR_LEN:
+        bar = "#" * int(done * bar_len)
+        return text.replace("||", f"|{bar:<{bar_len}}|", 1)
+    choices = [f"{percent} {of_total} [{', '.join(parts[:n])}]" for n in range(len(parts), 0, -1)]
+    return _fitting([*choices, f"{percent} {of_total}", percent.strip()], columns)
+
+
+def _fitting(texts: list[str], columns: int | None) -> str:
+    """The first text that is shorter than the terminal is wide."""
+    fitting = (text for text in texts if columns is None or len(text) < columns)
+    return next(fitting, texts[-1][: max(0, (columns or 1) - 1)])
+
+
+def _columns_of(file: IO[str]) -> int | None:
+    """The width of the terminal that `file` is; `None` if it is something else."""
+    try:
+        # Some terminals do not say how wide they are.
+        return (os.get_terminal_size(file.fileno()).columns or 80) if file.isatty() else None
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 def _duration(seconds: float) -> str:

@@ -10,6 +10,7 @@ from grainmill._iterators.table import stage_type
 from grainmill._plan import sequential
 from grainmill._plan.node import MapNode, Node, defines
 from grainmill._plan.node import random_access as random_access_node
+from grainmill._plan.random_access import PRACTICALLY_ENDLESS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,7 +101,7 @@ class _Length:
     def __str__(self) -> str:
         if self.count is None:
             return "an unknown number of"
-        if self.count >= sys.maxsize:
+        if self.count >= PRACTICALLY_ENDLESS:
             return "endlessly many"
         return f"{self.count:,}" if self.exact else f"at most {self.count:,}"
 
@@ -108,7 +109,7 @@ class _Length:
         """The length after a stage that changes the number by `change`."""
         if self.count is None:
             return self
-        changed = self.count if self.count >= sys.maxsize else change(self.count)
+        changed = self.count if self.count >= PRACTICALLY_ENDLESS else change(self.count)
         return _Length(changed, exact=self.exact and exact)
 
 
@@ -164,7 +165,7 @@ def _repeated(node: Any, parents: list[_Length]) -> _Length:
 def _limited(node: Any, parents: list[_Length]) -> _Length:
     if parents[0].count is None:
         return _Length(node.count, exact=False)
-    exact = parents[0].exact or parents[0].count >= sys.maxsize
+    exact = parents[0].exact or parents[0].count >= PRACTICALLY_ENDLESS
     return _Length(min(parents[0].count, node.count), exact=exact)
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 ENDLESS = sys.maxsize
+# Batches and slices of an endless dataset have a length, too, which nobody should read.
+PRACTICALLY_ENDLESS = 10**15
 # A folder, a URL, a pattern, or a name with the extension of a file.
 _PATH_LIKE = re.compile(r"[/\\*]|\.\w+$")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -794,4 +795,5 @@ def read(parent: Node, options: ReadOptions | None = None, *, allow_nones: bool 
             f"`read_options` must be a `ReadOptions`, got {options!r} of type "
             f"{type(options).__name__}"
         )
-    return Read((random_access(parent),), options, allow_nones)
+    # Who changes the options later does not change the plan.
+    return Read((random_access(parent),), copy.copy(options), allow_nones)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import itertools
@@ -62,8 +63,9 @@ def run(options: argparse.Namespace) -> int:
         check_local("--svg", options.svg)
     if options.warmup < 0 or (options.count is not None and options.count < 1):
         raise CommandError("--warmup must be at least 0, and --count at least 1")
-    elements = pipeline_of(options.target)
-    found = measured(elements, options.seconds, options.count, options.warmup)
+    with _prints_elsewhere() if options.json else contextlib.nullcontext():
+        elements = pipeline_of(options.target)
+        found = measured(elements, options.seconds, options.count, options.warmup)
     found = {"pipeline": options.target, **found}
     if options.svg:
         Path(options.svg).write_text(svg(options.target, found), "utf-8")
@@ -88,6 +90,20 @@ def run(options: argparse.Namespace) -> int:
     if options.svg:
         print(f"  plot: {options.svg}")
     return ExitCode.OK
+
+
+@contextlib.contextmanager
+def _prints_elsewhere() -> Iterator[None]:
+    """Makes what the program and its workers print go to standard error."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            os.dup2(2, 1)
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _cpu(seconds: float, cores: float | None) -> str:

@@ -43,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         default=_HEAD if is_head else None,
-        help=f"how many records at most (default: {_HEAD if is_head else 'all'})",
+        help="how many records at most, of all files together "
+        f"(default: {_HEAD if is_head else 'all'})",
     )
     if not is_head:
         parser.add_argument(
@@ -63,7 +64,10 @@ def run(options: argparse.Namespace) -> int:
     chosen = getattr(options, "index", None)
     if chosen and len(paths) > 1:
         raise CommandError(f"--index selects records of one file, got {len(paths)} files")
+    left = options.count
     for path in paths:
+        if left == 0:
+            break
         found = formats.detect(path, options.format)
         if found.rows and options.view not in {"auto", "json"}:
             raise CommandError(
@@ -72,8 +76,9 @@ def run(options: argparse.Namespace) -> int:
         numbered = (
             _chosen(path, found, chosen) if chosen else enumerate(reading.records(path, found))
         )
-        for index, record in itertools.islice(numbered, options.count):
+        for index, record in itertools.islice(numbered, left):
             _show(path, index, record, options)
+            left = None if left is None else left - 1
     return ExitCode.OK
 
 

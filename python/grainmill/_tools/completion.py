@@ -135,7 +135,7 @@ def _zsh() -> str:
         specs = []
         for option in options_of(command):
             for name in option.names:
-                text = option.help.translate({ord(char): None for char in "[]:"})
+                text = option.help.translate({ord(char): f"\\{char}" for char in "[]:"})
                 value = ""
                 if option.takes_value:
                     value = f":value:({' '.join(option.choices)})" if option.choices else ":value:"

@@ -103,3 +103,7 @@ __all__ = [
     "load",
 ]
 __all__ += [f"PyGrain{name}" for name in checkpoint.__all__ if name != "CheckpointHandler"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -12,3 +12,6 @@ else:
 
     def __getattr__(name: str) -> object:
         return getattr(_experimental, name)
+
+    def __dir__() -> list[str]:
+        return sorted(__all__)
