@@ -70,6 +70,8 @@ def plans(seed):
     yield in_order
     yield random_plan(rng, ITER_STAGES, first.to_iter_dataset())
     yield random_plan(rng, ITER_STAGES[:-1], in_order.to_iter_dataset())
+    yield random_plan(rng, (MAP_STAGES[3],), first)
+    yield random_plan(rng, (ITER_STAGES[-1],), first.to_iter_dataset())
 
 
 def spec_of(ds):
@@ -79,8 +81,9 @@ def spec_of(ds):
         return None
 
 
-def share_of(ds):
-    return sliced(node_of(ds.to_iter_dataset() if hasattr(ds, "to_iter_dataset") else ds), 0, 2)
+def share_of(ds, *, sequential=False):
+    in_order = ds.to_iter_dataset() if hasattr(ds, "to_iter_dataset") else ds
+    return sliced(node_of(in_order), 0, 2, sequential=sequential)
 
 
 def unseeded(ds):
@@ -102,6 +105,7 @@ QUESTIONS = {
     "pickle": lambda ds: pickle.loads(by_value.dumps(ds)),
     "copy": copy.deepcopy,
     "share": share_of,
+    "consecutive share": lambda ds: share_of(ds, sequential=True),
     "seeds": lambda ds: ds.seed(3).random_map(lambda x, _: x),
     "no seeds": unseeded,
 }
@@ -116,7 +120,7 @@ for seed in range({first}, {last}):
             try:
                 ask(ds)
             except ValueError:
-                if name != "share":  # some cannot be split
+                if "share" not in name:  # some cannot be split
                     raise
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, Self, overload
@@ -620,15 +621,40 @@ def node_of(dataset: Any) -> Node:
             f"expected a dataset, got {dataset!r} of type {type(dataset).__name__}; "
             "`MapDataset.source(...)` converts a sequence to one"
         )
-    return make_node()  # type: ignore[no-any-return]
+    node: Node = _NODES.once(dataset, make_node)
+    return node
+
+
+class _Once(threading.local):
+    """What was made of each dataset during one call: many ways may lead to the same one."""
+
+    def __init__(self) -> None:
+        self._made: dict[Any, tuple[Any, Any]] | None = None
+
+    def once(self, dataset: Any, make: Callable[[], Any], *others: Any) -> Any:
+        """What `make` returns, also for further calls with `dataset` and `others` within it."""
+        if self._made is None:
+            self._made = {}
+            try:
+                return make()
+            finally:
+                self._made = None
+        key = (id(dataset), *map(id, others))
+        if key not in self._made:
+            # They are held, so that the `id`s stay theirs.
+            self._made[key] = make(), (dataset, others)
+        return self._made[key][0]
+
+
+_NODES = _Once()
+_COPIES = _Once()
 
 
 def with_parents(dataset: Any, parents: Sequence[Node]) -> Any:
     """A copy of a user's own dataset that reads elements from the plans `parents`."""
     changed = copy.copy(dataset)
     replaced = {
-        id(old): old._over(node)  # noqa: SLF001 - private to datasets
-        for old, node in zip(dataset.parents, parents, strict=True)
+        id(old): _over(old, node) for old, node in zip(dataset.parents, parents, strict=True)
     }
     attributes = vars(changed)
     attributes["_parents"] = tuple(replaced[id(old)] for old in dataset.parents)
@@ -638,13 +664,17 @@ def with_parents(dataset: Any, parents: Sequence[Node]) -> Any:
     return changed
 
 
+def _over(dataset: Any, node: Node) -> Any:
+    return _COPIES.once(dataset, lambda: dataset._over(node), node)  # noqa: SLF001 - of all datasets
+
+
 def with_node(dataset: Any, node: Node) -> Any:
     """A copy of a dataset with `node` as its plan."""
     copied = copy.copy(dataset)
     changed: dict[str, Any] = {"_node": node}
     if len(node.parents) == len(dataset.parents):
         pairs = zip(dataset.parents, node.parents, strict=True)
-        changed["_parents"] = tuple(parent._over(its) for parent, its in pairs)  # noqa: SLF001
+        changed["_parents"] = tuple(_over(parent, its) for parent, its in pairs)
     vars(copied).update(changed)
     return copied
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from grainmill._plan.node import Node, depth_of
-from grainmill._plan.pieces import in_pieces
+from grainmill._plan.pieces import each_once, in_pieces
 
 if TYPE_CHECKING:
     from grainmill._dataset.description import Description
@@ -18,10 +18,20 @@ def _parents_of(dataset: Any) -> tuple[Any, ...]:
 
 def _depth_of(dataset: Any) -> int:
     """About how many datasets there are above one."""
-    node = vars(dataset).get("_node")
-    if isinstance(node, Node):
-        return depth_of(node)
-    return 1 + max(map(_depth_of, _parents_of(dataset)), default=-1)
+    if _has_node(dataset):
+        return depth_of(vars(dataset)["_node"])
+    depths: dict[int, int] = {}
+    for step in each_once(dataset, _parents_of, _has_node):
+        if _has_node(step):
+            depths[id(step)] = depth_of(vars(step)["_node"])
+        else:
+            above = [depths[id(parent)] for parent in _parents_of(step)]
+            depths[id(step)] = 1 + max(above, default=-1)
+    return depths[id(dataset)]
+
+
+def _has_node(dataset: Any) -> bool:
+    return isinstance(vars(dataset).get("_node"), Node)
 
 
 class Shown:
