@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _PROTOCOL = 5
 _MAX_DEPTH = 30
 _MAX_TRIED = 2_000
+_MAINS = (MAIN, MAIN_OF_CHILD)
 _CachedFunction = type(functools.cache(len))
 # Objects of these packages are named as they are, not by what is inside of them.
 _LEAVES = {*sys.stdlib_module_names, "absl"} - {MAIN}
@@ -47,11 +48,15 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             registry = vars(value).get("registry")
             if isinstance(registry, types.MappingProxyType) and not _is_importable(value):
                 return _dispatched, (registry[object], dict(registry))
-        elif kind is types.ModuleType and value.__name__ in (MAIN, MAIN_OF_CHILD):
+        elif kind is types.ModuleType and value.__name__ in _MAINS:
             raise pickle.PicklingError(
                 "cannot pickle the module of the main script, which workers cannot import"
             )
-        elif kind not in self.dispatch_table and _is_sent_by_name(value):
+        elif (
+            getattr(value, "__module__", None) in _MAINS
+            and _is_sent_by_name(value)
+            and kind not in self.dispatch_table
+        ):
             raise pickle.PicklingError(
                 f"cannot pickle `{value.__qualname__}` of the main script: objects of type "
                 f"`{_kind_name(kind)}` are sent by name, and workers cannot import that "
@@ -102,13 +107,16 @@ def _packages(module: str) -> Iterator[str]:
 
 def _is_sent_by_name(value: Any) -> bool:
     """Whether a pickle of `value` would be a name in the main script."""
-    if isinstance(value, _BY_REFERENCE):
-        return False
     try:
-        is_named = value.__module__ in (MAIN, MAIN_OF_CHILD) and isinstance(value.__qualname__, str)
+        is_named = isinstance(value.__qualname__, str)
     except Exception:  # it has none, or refuses to be asked
         return False
-    return is_named and isinstance(value.__reduce_ex__(_PROTOCOL), str)
+    if not is_named or isinstance(value, _BY_REFERENCE):
+        return False
+    try:
+        return isinstance(value.__reduce_ex__(_PROTOCOL), str)
+    except Exception:  # the pickler raises it, unless it has another way
+        return False
 
 
 def _code(filename: str, make: Callable[..., Any], arguments: tuple[Any, ...]) -> types.CodeType:

@@ -15,10 +15,10 @@ import pickle
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import cloudpickle
 import numpy as np
 
 from grainmill._native import common_layout, dicts_of, slot_of, write_arrays
-from grainmill._workers import by_value
 from grainmill._workers.main_classes import MAIN, is_of_main, receiver_classes
 
 if TYPE_CHECKING:
@@ -330,7 +330,7 @@ def _is_registered(kind: type) -> bool:
 _sent_classes: dict[str, type] = {}
 
 
-class _Pickler(by_value.Pickler):
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Sends classes that the receiver has in its main script by name, not by value."""
 
     def persistent_id(self, value: Any) -> Any:
