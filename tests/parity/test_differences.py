@@ -436,6 +436,28 @@ def metrics_address():
     assert served == {"grain": ["0.0.0.0"], "grainmill": ["127.0.0.1"]}
 
 
+def paths_as_sources():
+    assert list(real.MapDataset.source("a/b")) == ["a", "/", "b"]
+    assert isinstance(error_of(lambda: grain.MapDataset.source("a/b")), TypeError)
+
+
+def generators_of_flat_maps():
+    def flat_mapped(g):
+        class Twice(g.experimental.FlatMapTransform):
+            max_fan_out = 2
+
+            def flat_map(self, element):
+                yield element
+                yield element
+
+        return list(
+            g.experimental.FlatMapIterDataset(g.MapDataset.range(2).to_iter_dataset(), Twice())
+        )
+
+    assert isinstance(error_of(lambda: flat_mapped(real)), TypeError)
+    assert flat_mapped(grain) == [0, 0, 1, 1]
+
+
 CHECKS = {
     name.replace("_", "-"): check
     for name, check in {
@@ -462,6 +484,8 @@ CHECKS = {
         "packed_nested_features": packed_nested_features,
         "packed_padding": packed_padding,
         "bytes_that_end_in_zeros": bytes_that_end_in_zeros,
+        "paths_as_sources": paths_as_sources,
+        "generators_of_flat_maps": generators_of_flat_maps,
         "shared_memory_batches": shared_memory_batches,
         "ranges_beyond_the_file": ranges_beyond_the_file,
         "workers_without_flags": workers_without_flags,
