@@ -253,6 +253,11 @@ REFUSED = {
         lambda: of(4).repeat(3).batch(3).to_iter_dataset(),
         3,
     ),
+    "a last batch before a slice": (
+        of(4).repeat(2).batch(3)[0::2].to_iter_dataset,
+        of(4).repeat(3).batch(3)[0::2].to_iter_dataset,
+        2,
+    ),
     "records": (of(20).repeat(2).to_iter_dataset, of(21).repeat(3).to_iter_dataset, 3),
     "no dataset of the same name": (
         lambda: grain.IterDataset.mix({"a": part(0), "b": part(0)}),

@@ -113,9 +113,15 @@ class _Comparison:
             self.refused += [where + text for text in pipeline.differences(saved, now)]
             return _Effect.OTHER
         effect, lengths = _Effect.SAME, _Lengths(None, None)
-        for before, after, of_stage in zip(saved, now, _by_stage(saved, states), strict=True):
+        stages = zip(saved, now, _by_stage(saved, states), strict=True)
+        for number, (before, after, of_stage) in enumerate(stages):
             num_refused = len(self.refused)
-            stage = _Stage(before, after, of_stage, lengths, where)
+            later = saved[number + 1 :]
+            is_counted = all(
+                other["stage"] in _ONE_TO_ONE or not other["stage"].endswith("MapDataset")
+                for other in later
+            )
+            stage = _Stage(before, after, of_stage, lengths, where, is_counted)
             effect = self._stage(stage, effect)
             if effect is not _Effect.SAME and len(self.refused) == num_refused:
                 self._continue_at_end(stage)
@@ -220,6 +226,7 @@ class _Stage(NamedTuple):
         states: What was saved of it and of all upstream, once for each worker; `None` if unknown.
         parents: How many elements its parent had and has.
         where: Which plan it is in, for messages.
+        is_counted: Whether positions in states count its elements, as far as it has random access.
     """
 
     before: dict[str, Any]
@@ -227,6 +234,7 @@ class _Stage(NamedTuple):
     states: list[Any] | None
     parents: _Lengths
     where: str
+    is_counted: bool
 
     @property
     def name(self) -> str:
@@ -317,7 +325,8 @@ def _batched_anew(stage: _Stage) -> str:
         if not rest:
             return ""
         positions = [_next_index(state) for state in stage.states or [None]]
-        if len(positions) == 1 and positions[0] is not None and positions[0] <= full:
+        is_known = stage.is_counted and len(positions) == 1 and positions[0] is not None
+        if is_known and positions[0] <= full:
             return ""
     return "fills its last batch, which was shorter"
 
