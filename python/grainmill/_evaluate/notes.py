@@ -9,7 +9,7 @@ import numpy as np
 from grainmill._evaluate.fuse import passed_by
 from grainmill._evaluate.index_tree import INDEX_STAGES, joined
 from grainmill._evaluate.origins import OriginTree
-from grainmill._interrupts import suppressed
+from grainmill._interrupts import raise_interrupt, suppressed
 from grainmill._native import Resolver
 from grainmill._plan import random_access as plan
 from grainmill._plan.node import random_access
@@ -69,7 +69,8 @@ def computing(node: Node, first: int, last: int) -> tuple[str, list[str]]:
         stage, index = path[_last(path)]
         if isinstance(stage, plan.Batch) and first == last:
             lines.insert(0, _batched(stage, index))
-    except Exception:
+    except Exception as failure:
+        raise_interrupt(failure)
         return f"while computing element {first}", []
     return f"while computing {computed.removeprefix('from ')}", lines
 

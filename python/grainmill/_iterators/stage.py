@@ -6,7 +6,7 @@ import abc
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias, TypeVar
 
 from grainmill._evaluate.fuse import SKIPPED, Evaluated, evaluated, passed_by
-from grainmill._interrupts import suppressed
+from grainmill._interrupts import is_interrupt, suppressed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -100,7 +100,7 @@ class Block:
 
     def note(self, failure: BaseException, at: int) -> None:
         """Adds the origin of the element at `at` to `failure`, which computing it raised."""
-        if self.finisher is not None:
+        if self.finisher is not None and not is_interrupt(failure):
             with suppressed():
                 self.finisher.note(failure, at, passed_by(failure))
 

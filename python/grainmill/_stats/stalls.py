@@ -6,7 +6,6 @@ elements that come sooner cost nothing.
 
 from __future__ import annotations
 
-import contextlib
 import linecache
 import logging
 import sys
@@ -15,6 +14,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
+from grainmill._interrupts import suppressed
 from grainmill._plan.settings import config
 from grainmill._plan.tracebacks import CodePlace, calls_of, users_calls
 from grainmill._threads import is_own_thread, own_threads
@@ -95,7 +95,7 @@ class Awaited(NamedTuple):
     def text(self, waited: str, more: str = "") -> str:
         """A report that it `waited`, with the places of the user's code, of several lines."""
         lines = [f"{self.who} {waited} {self.doing}{more}", *self.lines]
-        with contextlib.suppress(Exception):  # the report matters more than the places
+        with suppressed():  # the report matters more than the places
             lines += _shown(self.stacks() if self.stacks else _stacks(self.thread))
         return "\n  ".join(lines)
 
@@ -135,7 +135,7 @@ class Stall:
 
     def awaited(self) -> Awaited:
         """What the owner waits for now, as far as that can be told."""
-        with contextlib.suppress(Exception):  # the wait may end meanwhile
+        with suppressed():  # the wait may end meanwhile
             return self._awaited(self._owner())
         return Awaited("a thread", "while computing an element")
 
