@@ -162,7 +162,7 @@ fn records_at_positions_are_copied_in_their_order() {
     let files = Arc::new(Files::open(ArrayRecord, [Source::from(path)]).unwrap());
     let positions: Vec<u64> = (0..5000).map(|n| n * 1237 % 5000).collect();
     for num_threads in [1, 2] {
-        let out = dir.path().join("out");
+        let out = dir.path().join(format!("out-{num_threads}"));
         let mut target = target("tfrecord", &out, "");
         let mut source = Indexed::new(&files, &positions);
         assert_eq!(target.copy(&mut source, u64::MAX, num_threads).unwrap(), 5000);

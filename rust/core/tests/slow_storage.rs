@@ -568,7 +568,11 @@ fn abandoned_reads_keep_only_what_is_being_written() {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(left.load(Ordering::Relaxed), 0);
-        assert!(pending.finish().unwrap_err().to_string().contains("abandoned"));
+        if has_requests {
+            storage.set_delay_us(0);
+            let again = pending.finish().unwrap();
+            assert!(again.iter_unslotted().all(|record| record.is_some()), "not into slots");
+        }
     }
 }
 
