@@ -30,7 +30,8 @@ def folder(tmp_path, monkeypatch):
 
 
 def written(records, options="", schema=None):
-    """The table of a file of these records."""
+    """The table of a file of these records, `out.parquet`."""
+    Path("out.parquet").unlink(missing_ok=True)
     output = ParquetOutput("out.parquet", "out.parquet", options, schema)
     try:
         output.copy_list(records)

@@ -70,6 +70,7 @@ def resume_point_bytes(ds):
         open_stage(node, recorder),
         WorkerContext(0, 1, None, lambda _: None, -1),
         WorkerReporter(recorder, node),
+        task_bytes=1 << 30,
     )
     for _ in range(60):  # until the datasets return many elements at a time
         runner.run(PipelineTask(None, 64, 64))

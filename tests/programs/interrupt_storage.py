@@ -73,8 +73,8 @@ def opened(make):
     """What `make` returns while the server answers."""
     silent.clear()
     made = make()
-    silent.set()
     asked.clear()
+    silent.set()
     return made
 
 
@@ -95,8 +95,8 @@ def resume(options):
     expected = list(ds)
     iterator = iter(ds)
     found = [next(iterator) for _ in range(5)]
-    silent.set()
     asked.clear()
+    silent.set()
     try:
         while True:
             found.append(next(iterator))
@@ -175,8 +175,8 @@ def interrupt():
 
 if __name__ == "__main__":
     for name in sys.argv[2:] or CALLS:
-        silent.set()
         asked.clear()
+        silent.set()
         thread = threading.Thread(target=interrupt, daemon=True)
         thread.start()
         began = time.monotonic()

@@ -89,12 +89,14 @@ impl Resolver {
     ///
     /// As [`Resolver::resolve`]; also if the positions do not fit into memory.
     pub fn resolve_range(&mut self, start: i128, count: usize) -> Result<Vec<Column>> {
-        let narrow = i64::try_from(start).ok().filter(|&start| range_end(start, count).is_ok());
-        let resolved = match narrow {
-            Some(start) => self.resolve_owned(range(start, count)?),
-            None => Err(Error::OutOfRange(String::new())),
-        };
-        self.or_wide(resolved, (0..count).map(|at| start.saturating_add(at as i128)))
+        let wide = (0..count).map(|at| start.saturating_add(at as i128));
+        match i64::try_from(start) {
+            Ok(start) if range_end(start, count).is_ok() => {
+                let resolved = self.resolve_owned(range(start, count)?);
+                self.or_wide(resolved, wide)
+            }
+            _ => wide::resolve(&self.plan.root, &self.plan.columns, wide),
+        }
     }
 
     /// As [`Resolver::resolve`], for positions of any size; slower.
@@ -113,8 +115,8 @@ impl Resolver {
         positions: impl ExactSizeIterator<Item = i128>,
     ) -> Result<Vec<Column>> {
         match resolved {
-            Err(Error::OutOfRange(_)) => {
-                wide::resolve(&self.plan.root, &self.plan.columns, positions)
+            Err(error @ Error::OutOfRange(_)) => {
+                wide::resolve(&self.plan.root, &self.plan.columns, positions).or(Err(error))
             }
             resolved => resolved,
         }
