@@ -609,7 +609,7 @@ def test_cache_keeps_its_size(s3, server, tmp_path, cache, monkeypatch):
 def test_cache_that_cannot_be_made_is_an_error(s3, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GRAINMILL_BUCKET_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(OSError, match="create a cache of blocks: .*file"):
+    with pytest.raises(OSError, match=r"create a cache of blocks: .*file"):
         ArrayRecordDataSource(s3)
 
 

@@ -654,7 +654,7 @@ class Executor(Blocks):
             for block in self._blocks:
                 block.task.call = None
             self._blocks.clear()
-            self._num_submitted = 0
+        self._num_submitted = 0  # an interrupt may come between the two
         if self._pool is not None:
             self._pool.drop()
         self._beyond.clear()

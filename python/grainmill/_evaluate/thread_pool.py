@@ -343,8 +343,12 @@ class _Worker:
 
     def wake(self) -> None:
         """Makes it look for tasks."""
-        self.is_idle = False
-        self._wakes.put(True)  # noqa: FBT003 - one of two messages
+        try:
+            self.is_idle = False
+            self._wakes.put(True)  # noqa: FBT003 - one of two messages
+        except BaseException:  # an interrupt: nobody else would wake it
+            self._wakes.put(True)  # noqa: FBT003 - twice does no harm
+            raise
 
     def stop(self) -> None:
         """Makes it end."""
