@@ -25,10 +25,20 @@ def prefetched(stage, size=2):
     return Driven(ThreadPrefetchStage(sequential.ThreadPrefetch((), size), stage))
 
 
+_others = set()
+
+
+@pytest.fixture(autouse=True)
+def threads_of_this_test():
+    """Threads of tests before, whose iterators may not be collected yet, are none of this one."""
+    _others.clear()
+    _others.update(threading.enumerate())
+
+
 def threads():
     # A thread whose start was interrupted is listed forever, though it never runs.
     ours = [t for t in threading.enumerate() if t.name.startswith("grain-thread-prefetch")]
-    return [t for t in ours if t.is_alive()]
+    return [t for t in ours if t.is_alive() and t not in _others]
 
 
 def wait_until(condition):

@@ -191,12 +191,14 @@ class ThreadPrefetchStage(Stage):
 
     def close(self) -> None:
         """See `Stage.close`; a thread that is still computing an element closes the parent."""
-        if self._closed:
-            return
-        self._cancelled = self._closed = True
+        self._cancelled = True
         queue = self._queue
         if queue is not None:
-            queue.stop()
+            queue.stop()  # also if called again, as an interrupt may have ended the first call
+        if self._closed:
+            return
+        self._closed = True
+        if queue is not None:
             if may_wait() and queue.thread is not threading.current_thread():
                 queue.thread.join(_JOIN_TIMEOUT_S)
             if not queue.call_when_done(self._cursor.stage.close):
