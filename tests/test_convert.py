@@ -614,7 +614,7 @@ def test_ctrl_c_leaves_nothing(tmp_path, to, num_interrupts):
     out.mkdir()
     process = start([tmp_path / "in.jsonl", out / f"out.{to}", "--threads", "1"])
     deadline = time.monotonic() + 60
-    while not list(out.glob(".*.part")) and time.monotonic() < deadline:
+    while not list(out.glob(".out.*.*.part")) and time.monotonic() < deadline:  # the data's file
         time.sleep(0.005)
     for _ in range(num_interrupts):
         process.send_signal(signal.SIGINT)
