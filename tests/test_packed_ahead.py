@@ -110,7 +110,7 @@ def test_only_stages_without_user_code_are_made_together():
     assert not is_one(packed(tokens).map(dict))
 
 
-def test_functions_run_on_the_thread_programs_know():
+def test_functions_run_on_the_threads_programs_know():
     names = set()
 
     def function(x):
@@ -118,7 +118,7 @@ def test_functions_run_on_the_thread_programs_know():
         return tokens(x)
 
     assert len(list(packed(function, batch_size=4))) > 9
-    assert names == {"grain-prefetch_0"}
+    assert names <= {f"grain-prefetch_{number}" for number in range(16)}
 
 
 def test_functions_that_wait_get_more_threads():

@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 import os
+import sys
 import time
 import weakref
 from collections import deque
@@ -149,6 +150,7 @@ class Pace:
         max_count: The limit of `count`.
         count: How many elements to compute at once.
         by_lists: Whether users' functions are called for all these elements at once.
+        equal_share: How many of `SHARED_LEN` elements each thread gets, if several do.
         element_s: Seconds per element of the last block; `None` before the first.
         is_growing: Whether later blocks will probably be larger.
     """
@@ -160,6 +162,7 @@ class Pace:
         self.element_s: float | None = None
         self._block_s = block_s
         self.by_lists = by_lists
+        self.equal_share = sys.maxsize
         self._previous: tuple[int, float] | None = None  # another list length and its `element_s`
         self._num_held = 0  # blocks for which the length is not changed
 
@@ -167,16 +170,33 @@ class Pace:
         """Records that `count` elements took `elapsed_s`."""
         self.element_s = elapsed_s / count
         is_long = elapsed_s >= self._block_s / 2
+        max_count = min(self.max_count, self.turn_len)
         if self.by_lists and is_long:
             if count == self.count:
-                self.count = min(self.max_count, self._list_len(count, self.element_s))
+                self.count = self._list_len(count, self.element_s)
         elif elapsed_s > self._block_s:
             self.count = max(1, min(self.count, count) // 2)
-        elif not is_long and count >= self.count:
-            self.count = min(self.max_count, self.count * 2)
+        elif not is_long and count >= self.even(self.count):
+            self.count *= 2
             self._previous, self._num_held = None, 0
+        self.count = min(self.count, max_count)
         grows_anyway = self.by_lists and self.count < tuning.MIN_LIST_LEN
-        self.is_growing = (not is_long or grows_anyway) and self.count < self.max_count
+        self.is_growing = (not is_long or grows_anyway) and self.count < max_count
+
+    def even(self, count: int) -> int:
+        """The length of blocks of at most `count` elements of which threads get equal shares."""
+        share = self.equal_share
+        if self.by_lists or not share // 10 < count <= share < sys.maxsize:
+            return max(1, count)
+        return share // -(-share // count)
+
+    @property
+    def turn_len(self) -> int:
+        """The maximum number of elements that a thread computes before another has its turn."""
+        if self.by_lists or self.equal_share == sys.maxsize:
+            return sys.maxsize
+        quick = int(tuning.MIN_HAND_OVER_S / max(self.element_s or 0.0, 1e-9))
+        return max(1, self.equal_share // 5, quick)
 
     def _list_len(self, count: int, element_s: float) -> int:
         """The length of the next list after one of `count` elements, which took long.
@@ -204,7 +224,7 @@ class Pace:
 
 
 class Demand:
-    """What the thread that computes elements knows about the consumer.
+    """What the thread that pulls elements knows about the consumer.
 
     Attributes:
         ended: Whether the consumer is closed.
@@ -289,8 +309,7 @@ class Executor(Blocks):
             `worker_init_fn`; its own if `None`.
 
     Attributes:
-        demand: If the consumer is the first of the threads, and computes blocks in `take`: ends
-            when no more are needed.
+        demand: If the consumer is a thread of the package: ends when no more are needed.
     """
 
     def __init__(
@@ -318,6 +337,9 @@ class Executor(Blocks):
             max_count = block_len(mean, max(1, buffer_size // 2), tuning.HAND_OVER_BYTES)
             self._max_request = block_len(mean, tuning.MAX_REQUESTED, tuning.HAND_OVER_BYTES)
             self._pace = Pace(max_count, tuning.HAND_OVER_S, by_lists=program.reads_lists)
+            if self._num_threads > 1:
+                in_round = self._num_threads * program.num_records
+                self._pace.equal_share = max(1, tuning.SHARED_LEN // in_round)
         else:
             max_count = block_len(mean, buffer_size or tuning.MAX_REQUESTED)
             self._pace = Pace(max_count, tuning.CALLER_BLOCK_S, by_lists=program.reads_lists)
@@ -338,17 +360,12 @@ class Executor(Blocks):
         self._inits: list[Task] | None = None  # the first calls of threads; empty once all are done
         if self._num_threads:
             if self._shared is None:
-                pool = ThreadPool(owner_is_first=self.demand is not None)
+                pool = ThreadPool(self._num_threads)
                 self._pool, self._tuner = pool, Tuner(pool, self._num_threads)
             else:
                 self._pool = self._shared.join(self._num_threads)
                 self._tuner = self._pool.tuner
             weakref.finalize(self, self._pool.shutdown).atexit = False
-
-    def set_demand(self, demand: Demand) -> None:
-        """Makes the thread that calls `take` compute blocks, as the first of the threads."""
-        self.demand = demand
-        self._reset()
 
     def _compute_next(self, limit: int) -> None:
         demand = self.demand
@@ -413,9 +430,7 @@ class Executor(Blocks):
         failures = []
         try:
             self._start_inits()
-            for number, task in enumerate(self._inits or ()):
-                if not number and self.demand is not None:
-                    task.run()
+            for task in self._inits or ():
                 task.done.acquire()
                 failures += [task.failure] if task.failure is not None else []
         except BaseException:  # an interrupt can occur anywhere
@@ -459,11 +474,6 @@ class Executor(Blocks):
             For how long the consumer had no elements; `None` if `block` is not done.
         """
         done = block.task.done
-        if self.demand is not None and isinstance(pool, ThreadPool):
-            started_s = time.perf_counter()
-            pool.help_until(block.task)
-            if done.acquire(blocking=False):
-                return time.perf_counter() - started_s if self.demand.urgent else 0.0
         if done.acquire(blocking=False):
             return 0.0
         if isinstance(pool, PoolShare):
@@ -591,12 +601,15 @@ class Executor(Blocks):
     def _start_block(self, start: int, count: int, *, as_batches: bool) -> None:
         if as_batches and not self._program.waits_for_storage:
             batches = functools.partial(in_batches, self._program, start, count, self.batch_size)
-            block = _Block(start, count, Task(batches), [])
+            block = _Block(
+                start, count, Task(batches, num_records=count * self._program.num_records), []
+            )
         else:
             pending = self._program.start_reads(start, count)
             output: list[Any] = []
             batch_size = self.batch_size if as_batches else 0
-            task = Task(functools.partial(_elements, pending, output, batch_size), pending.wait)
+            elements = functools.partial(_elements, pending, output, batch_size)
+            task = Task(elements, pending.wait, count * self._program.num_records)
             block = _Block(start, count, task, output)
         self._blocks.append(block)
         self._submit_affordable()
@@ -627,7 +640,7 @@ class Executor(Blocks):
         size = max(count, requested if count == max_count else 0)
         bound = max(self._buffer_size, 2 * requested)
         # One block for every thread.
-        return min(size, max(1, bound // (self._num_active + 1))), bound, False
+        return self._pace.even(min(size, bound // (self._num_active + 1))), bound, False
 
     @property
     def _num_active(self) -> int:
@@ -641,7 +654,8 @@ class Executor(Blocks):
         max_count = block_len(
             row_byte_len, tuning.SMALL_TIMES * self._buffer_size, tuning.SMALL_BYTES
         )
-        return max(1, min(max_count, int(tuning.HAND_OVER_S / element_s)) // self.batch_size)
+        max_count = min(max_count, int(tuning.HAND_OVER_S / element_s), self._pace.turn_len)
+        return max(1, max_count // self.batch_size)
 
     def rewind(self, position: int) -> None:
         """See `Blocks.rewind`."""

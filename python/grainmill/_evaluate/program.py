@@ -64,7 +64,7 @@ class Program:
         self._element_sources = sources = [source for _, source in self._chain.sources()]
         never_waits = element_sources.ElementSource.waits_for_storage
         self._may_wait = [s for s in sources if type(s).waits_for_storage is not never_waits]
-        self.num_records = max(source.num_records for source in sources)
+        self.num_records: int = max(source.num_records for source in sources)
         self._reads_lists = any(source.reads_lists for source in sources)
         self.maps_blocks = any(loop.may_gain for loop in self._chain.block_loops)
         self.mean_byte_len: float = max(source.mean_byte_len for source in sources)

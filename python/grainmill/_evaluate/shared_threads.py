@@ -106,7 +106,7 @@ class _CommonPool(ThreadPool):
     """
 
     def __init__(self, num_threads: int) -> None:
-        super().__init__()
+        super().__init__(num_threads)
         self.tuner = Tuner(self, num_threads)
         self.readers: set[object] = set()
         self.urgent: deque[Task] = deque()
@@ -118,12 +118,12 @@ class _CommonPool(ThreadPool):
     def add_turn(self, tasks: deque[Task]) -> None:
         """Makes a thread take a task of `tasks` when all that were submitted before are taken."""
         self._turns.append(tasks)
-        self._wake(1)
+        self._wake_next()
 
-    def next_task(self, number: int) -> Task | None:
-        """See `ThreadPool.next_task`; parts of a task that runs come first, then urgent tasks."""
-        task = super().next_task(number)
-        if task is not None or number >= self.active:
+    def _pop_task(self) -> Task | None:
+        """See `ThreadPool`; parts of a task that runs come first, then urgent tasks."""
+        task = super()._pop_task()
+        if task is not None:
             return task
         tasks = self.urgent
         while True:

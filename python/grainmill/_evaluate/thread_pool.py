@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import os
 import threading
 import time
 from collections import deque
+from operator import attrgetter
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from grainmill._evaluate import tuning
 from grainmill._evaluate.storage import work_clock_s
 from grainmill._evaluate.thread_clock import ThreadClock, ThreadTimes
 from grainmill._threads import start_thread
@@ -33,9 +34,11 @@ class Task:
     Args:
         call: What to call.
         prepare: What to call before that, to wait for storage; it does not count as work.
+        num_records: How many records its elements are made of.
 
     Attributes:
         call: What to call; `None` once cancelled.
+        num_records: How many records its elements are made of.
         result: What `call` returned, once `done` can be acquired.
         failure: What `call` or `prepare` raised.
         elapsed_s: How long `call` took, without waits for storage.
@@ -50,15 +53,20 @@ class Task:
         "done",
         "elapsed_s",
         "failure",
+        "num_records",
         "result",
         "thread",
         "waited_s",
     )
 
     def __init__(
-        self, call: Callable[[], Any], prepare: Callable[[], object] | None = None
+        self,
+        call: Callable[[], Any],
+        prepare: Callable[[], object] | None = None,
+        num_records: int = 0,
     ) -> None:
         self.call: Callable[[], Any] | None = call
+        self.num_records = num_records
         self._prepare = prepare
         self.result: Any = None
         self.failure: BaseException | None = None
@@ -111,46 +119,58 @@ class Totals(NamedTuple):
 class ThreadPool:
     """Threads named `grain-prefetch_<n>` that run tasks, the oldest first.
 
+    Each thread gets about as many records as any other, since users' functions may keep something
+    per thread that has to see its share, such as a stream of data: the next task is for the idle
+    thread that has had the fewest records, once the one that had the last task has had its turn.
+    So where one thread is enough, that is each of them in turn.
+
     A thread is started when it first has a task. Threads refer only to the pool, and the pool not
     to the source of its tasks; so they end when the pool's owner is gone.
 
     Args:
-        owner_is_first: Whether the owner's thread runs some tasks itself, as thread 0.
+        num_threads: How many threads to have at most.
         owner_steps_in: Whether the owner's thread runs some tasks itself while no thread works.
 
     Attributes:
-        active: How many threads may work; the others stay idle.
+        active: How many threads may work at the same time.
     """
 
-    def __init__(self, *, owner_is_first: bool = False, owner_steps_in: bool = False) -> None:
+    def __init__(self, num_threads: int = 1, *, owner_steps_in: bool = False) -> None:
         self.active = 1
-        self._first = 1 if owner_is_first else 0  # the number of the pool's first own thread
-        self._owner = _Worker(0) if owner_is_first or owner_steps_in else None
+        self._num_threads = num_threads
+        self._owner = _Worker(0) if owner_steps_in else None
         self._computed: deque[int] | None = None
         self._queue: deque[Task] = deque()
         self._workers: list[_Worker] = []
+        self._num_running = 0  # threads with a task
+        self._turn = 0  # the number of the thread that had the last task
+        self._turn_records = 0  # how many records it had in this turn
+        self._turn_len = max(1, tuning.ROUND_LEN // num_threads)
         self._is_shut_down = False
-        self._wake_lock = threading.Lock()  # held to start or wake threads
+        # Held to choose, start and wake threads. Only threads of the pool change what they find by
+        # `next_task`, so an interrupt, which comes in the main thread, leaves it whole.
+        self._lock = threading.Lock()
 
     def submit(self, task: Task) -> None:
         """Queues `task`."""
         self._queue.append(task)
-        self._wake(1)
+        self._wake_next()
 
     def start_all(self, count: int, init: Callable[[int], object]) -> list[Task]:
-        """Starts `count` threads with a call of `init(number)`; the owner's is one if it is first.
+        """Starts `count` threads with a call of `init(number)`.
 
         Returns:
-            The tasks of those calls. A thread whose call fails ends; the owner must run its own.
+            The tasks of those calls. A thread whose call fails ends.
 
         Raises:
             RuntimeError: No more threads can be started.
         """
         tasks = [Task(functools.partial(init, number)) for number in range(count)]
-        for number in range(self._first, count):
-            worker = _Worker(number)
-            worker.start(self, tasks[number])
-            self._workers.append(worker)
+        with self._lock:
+            for number, task in enumerate(tasks):
+                worker = _Worker(number)
+                worker.start(self, task)
+                self._workers.append(worker)
         return tasks
 
     def enter(self, progress: Callable[[int, float], None]) -> None:
@@ -197,33 +217,49 @@ class ThreadPool:
     @property
     def is_short_of_tasks(self) -> bool:
         """Whether there are fewer queued tasks than idle threads."""
-        num_busy = sum(not worker.is_idle for worker in self._workers)
-        return self.num_queued < self.active - num_busy
+        return self.num_queued < self.active - self._num_running
 
-    def help_until(self, task: Task) -> None:
-        """Runs tasks in the owner's thread, `task` first, until `task` is done."""
-        owner = self._owner
-        if owner is None:
-            raise AssertionError("the owner of this pool runs no tasks")
-        with contextlib.suppress(ValueError):  # a thread has started it
-            self._queue.remove(task)
-            owner.do(task)
-        while task.done.locked() and (other := self.next_task(0)) is not None:
-            owner.do(other)
+    def next_task(self, worker: _Worker) -> Task | None:
+        """Ends the task of `worker`, and removes and returns the next one if it is for that thread.
 
-    def next_task(self, number: int) -> Task | None:
-        """Removes and returns the oldest task of the queue, if thread `number` may work."""
-        if number < self.active:
-            try:
-                return self._queue.popleft()
-            except IndexError:
-                pass
-        return None
+        Wakes the thread that another task is for, if there is one.
+        """
+        task = None
+        with self._lock:
+            self._num_running -= worker.is_running
+            worker.is_running = worker.is_woken = False
+            if self._next_thread() == worker.number and (task := self._pop_task()) is not None:
+                worker.is_running = True
+                self._num_running += 1
+                if self._turn != worker.number:
+                    self._turn, self._turn_records = worker.number, 0
+                self._turn_records += task.num_records
+                worker.num_records += task.num_records
+            self._wake_locked()
+        return task
+
+    def _pop_task(self) -> Task | None:
+        """Removes and returns the oldest task."""
+        return self._queue.popleft() if self._queue else None
+
+    def _next_thread(self) -> int | None:
+        """The number of the thread that the next task is for; it may have to be started first."""
+        workers = self._workers
+        if self._num_running >= self.active or self._num_running >= self._num_threads:
+            return None
+        goes_on = self._turn < len(workers) and self._turn_records < self._turn_len
+        if goes_on and not workers[self._turn].is_running:
+            return self._turn
+        if len(workers) < self._num_threads:
+            return len(workers)
+        after = workers[self._turn + 1 :] + workers[: self._turn + 1]
+        idle = [worker for worker in after if not worker.is_running]
+        return min(idle, key=attrgetter("num_records")).number
 
     def resize(self, active: int) -> None:
         """Makes `active` threads work from now on; others finish their current task."""
         self.active = active
-        self._wake(self.num_queued)
+        self._wake_next()
 
     def share(self, calls: Sequence[Callable[[], T]]) -> list[T]:
         """Makes `calls`, with the help of idle threads, and returns their results in order.
@@ -236,34 +272,35 @@ class ThreadPool:
         shared = _SharedCalls(calls)
         helpers = min(self.active, len(calls)) - 1
         self._queue.extendleft([Task(shared.work) for _ in range(helpers)])
-        self._wake(helpers)
+        self._wake_next()
         return shared.results()
 
-    def _wake(self, count: int) -> None:
-        with self._wake_lock:
-            self._wake_locked(count)
+    def _wake_next(self) -> None:
+        with self._lock:
+            self._wake_locked()
 
-    def _wake_locked(self, count: int) -> None:
-        first = self._first
-        for place in range(self.active - first):
-            if count <= 0:
-                return
-            if place == len(self._workers):
-                worker = _Worker(place + first)
-                try:
-                    worker.start(self)
-                except RuntimeError:  # the threads that exist run all tasks
-                    if not place + first:
-                        raise
-                    self.active = place + first
-                    return
-                self._workers.append(worker)
-                if self._is_shut_down:  # meanwhile, without stopping this one
-                    worker.stop()
-                count -= 1
-            elif self._workers[place].is_idle:
-                self._workers[place].wake()
-                count -= 1
+    def _wake_locked(self) -> None:
+        """Wakes the thread that the next task is for; once it has that, it wakes the next one."""
+        number = self._next_thread() if self.num_queued else None
+        if number is None:
+            return
+        if number < len(self._workers):
+            self._workers[number].wake()
+            return
+        worker = _Worker(number)
+        try:
+            worker.start(self)
+            self._workers.append(worker)
+        except BaseException as failure:
+            worker.stop()  # if this is an interrupt, it may have started
+            del self._workers[number:]
+            if not number or not isinstance(failure, RuntimeError):
+                raise
+            # The threads that exist run all tasks.
+            self.active = self._num_threads = number
+            self._wake_locked()
+        if self._is_shut_down:  # meanwhile, without stopping this one
+            worker.stop()
 
     def totals(self) -> Totals:
         """The work so far, including that of running tasks."""
@@ -305,25 +342,30 @@ class _Worker:
     """A thread of a pool, and its work so far.
 
     Attributes:
-        is_idle: Whether it waits to be woken.
+        number: That of its name.
+        is_running: Whether it has a task.
+        is_woken: Whether it was woken and has not looked for a task since.
         num_done: Tasks that it has run.
+        num_records: How many records its tasks had.
     """
 
     __slots__ = (
         "_busy_s",
         "_clock",
         "_cpu_s",
-        "_number",
         "_since",
         "_wakes",
-        "is_idle",
+        "is_running",
+        "is_woken",
         "num_done",
+        "num_records",
+        "number",
     )
 
     def __init__(self, number: int) -> None:
-        self.is_idle = False
-        self.num_done = 0
-        self._number = number
+        self.number = number
+        self.is_running = self.is_woken = False
+        self.num_done = self.num_records = 0
         self._wakes: SimpleQueue[bool] = SimpleQueue()  # `False` ends the thread
         self._clock: ThreadClock | None = None
         self._busy_s = 0.0
@@ -339,16 +381,13 @@ class _Worker:
                     return
             self._work(pool)
 
-        start_thread(work, name=thread_name(self._number), stop=self.stop)
+        start_thread(work, name=thread_name(self.number), stop=self.stop)
 
     def wake(self) -> None:
-        """Makes it look for tasks."""
-        try:
-            self.is_idle = False
+        """Makes it look for a task."""
+        if not self.is_woken:
             self._wakes.put(True)  # noqa: FBT003 - one of two messages
-        except BaseException:  # an interrupt: nobody else would wake it
-            self._wakes.put(True)  # noqa: FBT003 - twice does no harm
-            raise
+            self.is_woken = True  # an interrupt before this only wakes it twice
 
     def stop(self) -> None:
         """Makes it end."""
@@ -358,21 +397,12 @@ class _Worker:
         _thread_local.pool = pool
         process = os.getpid()
         while True:
-            while (task := pool.next_task(self._number)) is not None:
+            while (task := pool.next_task(self)) is not None:
                 self.do(task)
                 del task
                 if os.getpid() != process:  # a child that a user's function forked, and returned in
                     os._exit(0)
-            self.is_idle = True
-            # A task submitted before `is_idle` was set has not woken this thread.
-            task = pool.next_task(self._number)
-            if task is not None:
-                self.is_idle = False
-                self.do(task)
-                del task
-            elif self._wakes.get():
-                self.is_idle = False
-            else:
+            if not self._wakes.get():
                 return
 
     def do(self, task: Task) -> None:

@@ -81,9 +81,9 @@ class ReadStage(Stage):
         return isinstance(self._blocks, Executor) and self._blocks.has_threads
 
     def set_demand(self, demand: Demand) -> None:
-        """Makes the pulling thread run user functions itself, as the first thread of the pool."""
+        """Makes `pull` raise an error once `demand` has ended."""
         if isinstance(self._blocks, Executor):
-            self._blocks.set_demand(demand)
+            self._blocks.demand = demand
 
     def pull(self, limit: int) -> Block:
         """See `Stage.pull`."""

@@ -1,0 +1,146 @@
+"""Each thread that runs users' functions gets its share of any thousand elements.
+
+Programs keep something per thread, such as a stream of a data set that has no index: what a thread
+without elements would have read, is not seen.
+"""
+
+import collections
+import random
+import threading
+import time
+
+import pytest
+
+import grainmill as grain
+import grainmill.python
+from grainmill import experimental
+from grainmill._evaluate import tuning
+from grainmill._evaluate.thread_policy import ThreadPolicy
+from grainmill._evaluate.thread_pool import Task, ThreadPool
+
+WINDOW = 1000
+SHARE = 0.2  # how far from equal a share may be
+
+
+def ran_by(pool, counts):
+    """For each element of tasks of `counts` elements, in order, the name of its thread."""
+    threads = []
+    finished = threading.Semaphore(0)
+
+    def task(count):
+        threads.extend([threading.current_thread().name] * count)
+        finished.release()
+
+    for count in counts:
+        pool.submit(Task(lambda count=count: task(count), num_records=count))
+    for _ in counts:
+        assert finished.acquire(timeout=60)
+    pool.shutdown()
+    return threads
+
+
+def assert_shares_are_equal(threads, num_threads, share=SHARE):
+    """Of any `WINDOW` elements that followed each other, each thread has an equal share."""
+    names = [f"grain-prefetch_{number}" for number in range(num_threads)]
+    assert set(threads) <= set(names)
+    equal = WINDOW / num_threads
+    for start in range(0, len(threads) - WINDOW + 1, 37):
+        counts = collections.Counter(threads[start : start + WINDOW])
+        least, most = min(counts[name] for name in names), max(counts.values())
+        assert max(most - equal, equal - least) <= max(1, share * equal), (start, least, most)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 4, 7, 16])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_turn_goes_around_where_one_thread_works(num_threads, seed):
+    """Whatever the number of elements of tasks, up to a tenth of a thread's share of them."""
+    draw = random.Random(f"{num_threads} {seed}")
+    longest = draw.choice([1, max(1, WINDOW // num_threads // 10)])
+    counts = [draw.randint(min(longest, draw.randint(0, 1)), longest) for _ in range(4000)]
+    threads = ran_by(ThreadPool(num_threads), counts)
+    assert len(threads) == sum(counts)
+    assert_shares_are_equal(threads, num_threads)
+
+
+@pytest.mark.parametrize("num_threads", [2, 4, 5, 8, 16])
+def test_tasks_as_long_as_a_turn_are_one_each(num_threads):
+    threads = ran_by(ThreadPool(num_threads), [WINDOW // num_threads] * 6 * num_threads)
+    assert_shares_are_equal(threads, num_threads)
+
+
+class Source:
+    """A source that notes on which thread it is read."""
+
+    def __init__(self, work):
+        self.work, self.threads = work, {}
+
+    def __len__(self):
+        return 10**9
+
+    def __getitem__(self, index):
+        self.threads[index] = threading.current_thread().name
+        return {"index": index, "sum": sum(range(self.work))}
+
+
+def read(source, options):
+    return grain.MapDataset.source(source).to_iter_dataset(options)
+
+
+def loaded(source, options):
+    sampler = grain.python.IndexSampler(
+        len(source), grain.python.NoSharding(), num_epochs=1, seed=0
+    )
+    return grain.DataLoader(data_source=source, sampler=sampler, read_options=options)
+
+
+def packed(source, options):
+    tokens = grain.MapDataset.source(source).map(lambda x: {"tokens": [x["sum"]] * 3})
+    ds = experimental.FirstFitPackIterDataset(
+        tokens.to_iter_dataset(options), length_struct={"tokens": 12}, num_packing_bins=3
+    )
+    return ds.batch(2)
+
+
+def batched(source, options):
+    return grain.MapDataset.source(source).batch(8).to_iter_dataset(options)
+
+
+def mapped(source, options):
+    """The same of functions: a map over records that need no thread."""
+    return grain.MapDataset.range(len(source)).map(source.__getitem__).to_iter_dataset(options)
+
+
+@pytest.mark.parametrize("work", [10, 5000])
+@pytest.mark.parametrize(("num_threads", "buffer_size"), [(4, 16), (4, 500), (16, 500), (3, 100)])
+@pytest.mark.parametrize("pipeline", [read, loaded, mapped, batched, packed])
+def test_pipelines_give_each_thread_its_share(
+    monkeypatch, pipeline, num_threads, buffer_size, work
+):
+    """Whatever the pace of the machine: one thread works, and blocks are no longer than turns."""
+    monkeypatch.setattr(ThreadPolicy, "decide", lambda *_: 1)
+    monkeypatch.setattr(tuning, "MIN_HAND_OVER_S", 0.0)
+    source = Source(work)
+    options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=buffer_size)
+    iterator = iter(pipeline(source, options))
+    while len(source.threads) < 3 * WINDOW:
+        next(iterator)
+    iterator.close()
+    threads = [source.threads[index] for index in range(3 * WINDOW)]
+    assert_shares_are_equal(threads, num_threads)
+
+
+def test_functions_that_wait_give_each_thread_its_share():
+    """All threads work: each takes the next element once it has finished one."""
+    source = Source(0)
+
+    def function(index):
+        time.sleep(0.001)
+        return source[index]
+
+    options = grain.ReadOptions(num_threads=4, prefetch_buffer_size=64)
+    iterator = iter(grain.MapDataset.range(10**9).map(function).to_iter_dataset(options))
+    while len(source.threads) < 3 * WINDOW:
+        next(iterator)
+    iterator.close()
+    counts = collections.Counter(source.threads[index] for index in range(WINDOW, 2 * WINDOW))
+    assert min(counts[f"grain-prefetch_{number}"] for number in range(4)) >= WINDOW / 4 / 2
