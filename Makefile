@@ -39,7 +39,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test checks-rust checks-python test-long python-test-long rust-test-long \
 	other-versions lint format format-check ruff clippy deny rust-test portable rust-doc types docs \
-	python-test develop release timings wheel release-check bench sanitize fuzz clean
+	python-test computing-tests waiting-tests develop release timings wheel release-check bench \
+	sanitize fuzz clean
 .DELETE_ON_ERROR:
 
 # What `make develop` has built serves as well.
@@ -143,10 +144,15 @@ types: develop | $(VENV)/.test
 	$(BIN)/python -m mypy.stubtest grainmill._native
 
 python-test: develop | $(VENV)/.test
-	$(PYTEST)
+	$(MAKE) --no-print-directory --jobs=2 computing-tests waiting-tests
 
-# As many processes as cores: with one more the tests take a seventh less, and more of them meet a
-# machine that is too busy for what they measure.
+# As many processes as cores, and one for tests that mostly wait (`tests/conftest.py` names them): they
+# need no core. Were the others given one more, some would meet a machine too busy for what they measure.
+computing-tests: | $(VENV)/.test
+	GRAINMILL_TESTS=computing $(PYTEST)
+waiting-tests: | $(VENV)/.test # printed at their end, or their lines would be among those of the others
+	@found=$$(GRAINMILL_TESTS=waiting $(BIN)/python -m pytest 2>&1); code=$$?; echo "$$found"; exit $$code
+
 PYTEST = $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
 develop: $(VENV)/.built ## the package, importable in place; to measure it, `make release`

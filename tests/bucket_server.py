@@ -18,6 +18,8 @@ from email.utils import formatdate
 from xml.sax.saxutils import escape
 
 EMULATOR = "/devstoreaccount1"  # the account of an emulated Azure
+# A program on a busy machine sends its next request within this time.
+PATIENCE_S = 0.3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +77,8 @@ class BucketServer:
         """The parts of uploads that are not complete, by path and identifier."""
         self.takes_conditions = True
         self.num_active = self.max_active = 0
+        self.keeps = 0
+        """None is answered while fewer are in flight, until none has come for `PATIENCE_S`."""
         self.port, self.latency_s, self.page_len = port, latency_s, page_len
         self.has_ranges, self.has_tags = has_ranges, has_tags
         self._clock = itertools.count(1_700_000_000)
@@ -140,9 +144,11 @@ class BucketServer:
                 self.requests.append(request)
                 self.num_active += 1
                 self.max_active = max(self.max_active, self.num_active)
+                self._last_came = self._loop.time()
                 try:
                     if self.latency_s:
                         await asyncio.sleep(self.latency_s)
+                    await self._hold()
                     fault = self._fault(request)
                     length = int(headers.get("content-length", 0))
                     if fault.reads is not None:
@@ -164,6 +170,13 @@ class BucketServer:
             pass
         finally:
             writer.close()
+
+    async def _hold(self):
+        """Waits for requests that are to be in flight at the same time as this one."""
+        while self.num_active < self.keeps:
+            if self._loop.time() > self._last_came + PATIENCE_S:
+                break
+            await asyncio.sleep(0.01)
 
     def _fault(self, request):
         if _lists(request):
