@@ -342,6 +342,7 @@ KILLED = """
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+# Takes seconds: a process is killed at each of its changes of the disk, and others continue.
 @pytest.mark.parametrize(
     ("name", "options"),
     [

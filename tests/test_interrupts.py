@@ -124,20 +124,19 @@ class Interrupt:
 
 
 @pytest.mark.parametrize("place", ["line", "c_return"])
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, Preempted])
 @pytest.mark.parametrize("name", [*NAMES, *MORE])
-def test_nothing_is_lost_or_repeated_after_an_interrupt(name, kind, place):
-    check(name, kind, place, effort.cases(10, 300))
+def test_nothing_is_lost_or_repeated_after_an_interrupt(name, place):
+    check(name, [KeyboardInterrupt, Preempted], place, effort.cases(14, 600))
 
 
 @pytest.mark.parametrize("place", ["line", "c_return"])
 @pytest.mark.parametrize("name", WORKERS)
 def test_nothing_is_lost_or_repeated_after_an_interrupt_with_workers(name, place):
-    check(name, Preempted, place, effort.cases(2, 50))
+    check(name, [Preempted], place, effort.cases(2, 50))
 
 
-def check(name, kind, place, num_cases):
-    """Interrupts a `next` at places drawn by chance, the first ones among them."""
+def check(name, kinds, place, num_cases):
+    """Interrupts a `next` at places drawn by chance, the first ones among them, by each kind."""
     dataset = dataset_of(name)
     expected = [encode(element) for element in dataset]
     draw = random.Random(f"{name} {place} {effort.SEED}")
@@ -145,7 +144,9 @@ def check(name, kind, place, num_cases):
         num_before = draw.randrange(len(expected))
         num_places = count_places(dataset, num_before, place)
         if num_places:
-            at = min(case + 1, num_places) if case < 4 else draw.randint(1, num_places)
+            nth = case // len(kinds)
+            at = min(nth + 1, num_places) if nth < 4 else draw.randint(1, num_places)
+            kind = kinds[case % len(kinds)]
             check_place(dataset, expected, num_before, Interrupt(at, kind, place))
 
 

@@ -137,7 +137,7 @@ def test_live_state_is_a_snapshot(name):
 
 
 def test_every_stage_resumes_in_a_fresh_process(tmp_path):
-    """One test, since one process restores the states of all stages."""
+    """One test, since one process restores the states of all stages; many start workers."""
     expected, states = {}, {}
     for name in STAGES:
         if IS_GRAIN and name in GRAIN_FAILS:

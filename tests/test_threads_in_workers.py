@@ -34,6 +34,7 @@ def test_elements_come_in_order_from_many_threads_of_a_worker(batch_size):
     assert len(set(found[SETTLED:, 2])) == 8
 
 
+# Takes seconds until trials with fewer threads have found out: they come at growing distances.
 def test_the_main_thread_takes_over_where_functions_no_longer_wait():
     def waits_at_first(x):
         if x < SETTLED:
