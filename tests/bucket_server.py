@@ -22,6 +22,17 @@ EMULATOR = "/devstoreaccount1"  # the account of an emulated Azure
 PATIENCE_S = 0.3
 
 
+def repeated(call):
+    """What `call` returns, at the latest for the fifth time.
+
+    A server on a busy machine may answer later than the short times allow that tests set.
+    """
+    for _ in range(4):
+        with contextlib.suppress(OSError, AssertionError):
+            return call()
+    return call()
+
+
 @dataclasses.dataclass(frozen=True)
 class Fault:
     """What goes wrong with one request."""
