@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -53,22 +55,34 @@ def names_of_calls():
     return done.stdout.splitlines()
 
 
+def run_calls(folder, names, environment, num_processes=NUM_PROCESSES):
+    """Runs each call in one of `num_processes`, which it yields when they have ended."""
+
+    def run(number):
+        command = [sys.executable, str(PROGRAM), str(folder), *names[number::num_processes]]
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+            env=os.environ | environment,
+        )
+
+    with ThreadPoolExecutor(num_processes) as pool:
+        yield from pool.map(run, range(num_processes))
+
+
 # 40 calls wait for a tenth of a second each.
 def test_every_call_that_waits_for_a_server_ends(folder):
     names = names_of_calls()
     assert len(names) > 30
-
-    def run(number):
-        command = [sys.executable, str(PROGRAM), str(folder), *names[number::NUM_PROCESSES]]
-        return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
-
-    with ThreadPoolExecutor(NUM_PROCESSES) as pool:
-        for number, done in enumerate(pool.map(run, range(NUM_PROCESSES))):
-            assert done.returncode == 0, done.stderr
-            assert done.stdout.endswith("end\n"), done.stderr
-            ended = [line.split(" after ")[0] for line in done.stdout.splitlines()[:-1]]
-            expected = [f"{name}: KeyboardInterrupt()" for name in names[number::NUM_PROCESSES]]
-            assert ended == expected, done.stderr
+    for number, done in enumerate(run_calls(folder, names, {})):
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.endswith("end\n"), done.stderr
+        ended = [line.split(" after ")[0] for line in done.stdout.splitlines()[:-1]]
+        expected = [f"{name}: KeyboardInterrupt()" for name in names[number::NUM_PROCESSES]]
+        assert ended == expected, done.stderr
 
 
 HANDLED = """
@@ -108,3 +122,81 @@ def test_handlers_run_while_a_call_waits_and_what_they_raise_ends_it(folder):
         command, capture_output=True, text=True, timeout=300, check=False, cwd=PROGRAM.parent
     )
     assert done.stdout == "the handler's own 1\n", done.stderr
+
+
+# A worker's request is not known here: the report says that it reads.
+IN_WORKERS = {"iterate with workers", "mp prefetch"}
+
+
+# 40 calls wait for a second each.
+def test_every_call_that_waits_for_a_server_is_reported(folder):
+    names = [name for name in names_of_calls() if name not in IN_WORKERS]
+    for number, done in enumerate(run_calls(folder, names, {"REPORTED": "1"}, 8)):
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+        assert lines.pop() == "end", done.stderr
+        for name, line in zip(names[number::8], lines, strict=True):
+            said = r"waiting for (http|s3)://\S+ for \d+ s, 0 retries after"
+            assert re.match(rf"{name}: KeyboardInterrupt\(\), {said}", line), line
+
+
+REPORTED = """
+import interrupt_storage as program, logging, threading, time
+program.grain.config.update("stall_warning_s", 0.1)
+reports = []
+
+class Reports(logging.Handler):
+    def emit(self, record):
+        reports.append(record.getMessage())
+
+logging.getLogger("grainmill").addHandler(Reports())
+made = program.source()
+threads = [threading.Thread(target=made.__getitem__, args=(5,), daemon=True, name="user's")]
+for thread in threads:
+    thread.start()
+while len(reports) < 2:
+    time.sleep(0.01)
+print("\\n".join(reports), flush=True)
+program.os._exit(0)
+"""
+
+
+def test_threads_of_the_user_report_too_and_then_at_growing_intervals(folder):
+    command = [sys.executable, "-c", REPORTED, str(folder)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, cwd=PROGRAM.parent
+    )
+    reports = re.findall(
+        r"^storage has returned no result for ([\d.]+) s while thread user's waits for it\n"
+        r"  waiting for http://\S+/r.array_record for (\d+) s, 0 retries\n",
+        done.stdout,
+        re.MULTILINE,
+    )
+    assert len(reports) == 2, (done.stdout, done.stderr)
+    assert float(reports[1][0]) == 2 * float(reports[0][0])
+
+
+ANSWERED = """
+import interrupt_storage as program, logging, time
+program.grain.config.update("stall_warning_s", 0.1)
+reports = []
+logging.getLogger("grainmill").handle = reports.append
+files = [program.folder / f"r{number}.jsonl" for number in range(150)]
+for file in files:
+    file.write_bytes(b"1\\n2\\n")
+program.delay_s[0] = 0.4
+began = time.monotonic()
+program.grain.sources.JsonLinesDataSource([f"{program.url}{number}.jsonl" for number in range(150)])
+assert time.monotonic() - began > 2
+print(reports, flush=True)
+program.os._exit(0)
+"""
+
+
+# The call waits for 2 s, each of its requests for less than one.
+def test_a_call_whose_requests_are_answered_is_not_reported(folder):
+    command = [sys.executable, "-c", ANSWERED, str(folder)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, cwd=PROGRAM.parent
+    )
+    assert done.stdout == "[]\n", (done.stdout, done.stderr)

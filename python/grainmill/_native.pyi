@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self, final
+from typing import Any, Protocol, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,11 +59,13 @@ __all__ = [
     "masked_crc32c",
     "object_identities",
     "open_process_file",
+    "pending_requests",
     "philox_key",
     "profile",
     "read_object",
     "redacted",
     "remove_object",
+    "report_waits_to",
     "scalars_to_rows",
     "set_chunk_budget",
     "set_index_budget",
@@ -80,6 +82,11 @@ __all__ = [
 __version__: str
 features: list[str]  # of cargo, of those that leave something out where they are off
 profile: str  # of cargo
+
+class _Reports(Protocol):
+    def is_due_here(self) -> bool: ...
+    def check(self, waited_s: float, /) -> None: ...
+    def end(self) -> None: ...
 
 class GrainmillError(RuntimeError): ...
 
@@ -298,6 +305,8 @@ def waited_s() -> float: ...
 def redacted(text: str) -> str: ...
 def shown_path(path: str) -> str: ...
 def read_object(path: str | os.PathLike[str]) -> bytes: ...
+def pending_requests(waited_s: float) -> list[tuple[str, float, int]]: ...
+def report_waits_to(reports: _Reports) -> None: ...
 def list_objects(url_prefix: str) -> list[tuple[str, int]]: ...
 def object_identities(urls: Sequence[str]) -> list[tuple[int, int, str | None]]: ...
 def remove_object(url: str) -> None: ...

@@ -1,11 +1,13 @@
 """Calls that wait for a silent server, each interrupted as by Ctrl-C; prints what it raised.
 
 Arguments: a directory with the files `r.array_record`, `r.jsonl`, `r.tfrecord`, `r.bag`,
-`r.parquet` and `r.tar`, and the names of the calls.
+`r.parquet` and `r.tar`, and the names of the calls. With `REPORTED` in the environment, calls are
+interrupted once their wait is reported, and what the report says of storage is printed, too.
 """
 
 import contextlib
 import http.server
+import logging
 import os
 import pathlib
 import signal
@@ -28,6 +30,7 @@ from grainmill import array_record  # noqa: E402
 from grainmill._tools.main import main  # noqa: E402
 
 silent, asked = threading.Event(), threading.Event()
+delay_s = [0.0]  # of every answer
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -40,6 +43,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if silent.is_set():
             asked.set()
             time.sleep(3600)
+        time.sleep(delay_s[0])
         path = folder / self.path.rpartition("/")[2]
         if not path.is_file():
             self.send_response(404)
@@ -167,9 +171,33 @@ CALLS = {
 }
 
 
+class Reports(logging.Handler):
+    """Keeps what is said of storage."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines, self.has_come = [], threading.Event()
+
+    def emit(self, record):
+        lines = [line.strip() for line in record.getMessage().splitlines()]
+        self.lines += [line for line in lines if line.startswith("waiting for")]
+        self.has_come.set()
+
+
+reports = Reports()
+is_reported = "REPORTED" in os.environ
+if is_reported:
+    logging.getLogger("grainmill").addHandler(reports)
+    grain.config.update("stall_warning_s", 0.1)
+
+
 def interrupt():
     asked.wait()
     time.sleep(0.05)
+    if is_reported:  # after that of a wait of this length
+        while not reports.lines:
+            reports.has_come.wait(60)
+            reports.has_come.clear()
     os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -177,6 +205,7 @@ if __name__ == "__main__":
     for name in sys.argv[2:] or CALLS:
         asked.clear()
         silent.set()
+        reports.lines.clear()
         thread = threading.Thread(target=interrupt, daemon=True)
         thread.start()
         began = time.monotonic()
@@ -185,7 +214,8 @@ if __name__ == "__main__":
             outcome = "nothing"
         except BaseException as error:
             outcome = repr(error)
-        print(f"{name}: {outcome} after {time.monotonic() - began:.1f} s", flush=True)
+        said = f", {reports.lines[0]}" if is_reported else ""
+        print(f"{name}: {outcome}{said} after {time.monotonic() - began:.1f} s", flush=True)
         with contextlib.suppress(KeyboardInterrupt):  # if the call has ended before
             asked.set()
             thread.join()

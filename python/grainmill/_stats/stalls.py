@@ -1,7 +1,7 @@
 """Reports of waits that last: what is awaited, for which element, and where the user's code is.
 
 A thread that waits calls `Stall.check` whenever it wakes without a result, about every `CHECK_S`:
-elements that come sooner cost nothing.
+elements that come sooner cost nothing. The engine does so for a thread that waits for storage.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from grainmill._interrupts import suppressed
+from grainmill._native import pending_requests, report_waits_to
 from grainmill._plan.settings import config
 from grainmill._plan.tracebacks import CodePlace, calls_of, users_calls
 from grainmill._threads import is_own_thread, own_threads
@@ -32,6 +33,8 @@ CHECK_S: Final = 1.0
 # The outermost and innermost of a user's calls that are shown.
 _MAX_CALLS: Final = 5
 _MAX_THREADS: Final = 4
+# The objects that are named as being waited for.
+_MAX_OBJECTS: Final = 4
 # How much longer a wait may take than its limit, while it is for a thread that waits itself.
 _GRACE_S: Final = 10.0
 # Where a thread waits for others that make some of its calls (`thread_pool`).
@@ -92,10 +95,12 @@ class Awaited(NamedTuple):
     thread: int | None = None
     stacks: Callable[[], list[list[CodePlace]]] | None = None
 
-    def text(self, waited: str, more: str = "") -> str:
+    def text(self, waited: str, waited_s: float, more: str = "") -> str:
         """A report that it `waited`, with the places of the user's code, of several lines."""
         lines = [f"{self.who} {waited} {self.doing}{more}", *self.lines]
         with suppressed():  # the report matters more than the places
+            if self.stacks is None:
+                lines += _requests_shown(waited_s)
             lines += _shown(self.stacks() if self.stacks else _stacks(self.thread))
         return "\n  ".join(lines)
 
@@ -173,7 +178,7 @@ class Stall:
         if timeout_s and waited_s >= timeout_s + grace_s:
             name = "stall_timeout_s" if self.limits is CONFIG_LIMITS else "timeout_s"
             waited = f"returned no result for {waited_s:.1f} s"
-            text = stall.awaited().text(waited, f"; the limit is `{name}={timeout_s:g}`")
+            text = stall.awaited().text(waited, waited_s, f"; the limit is `{name}={timeout_s:g}`")
             self.end()
             raise self._error(text)
         if is_own_thread():
@@ -181,7 +186,8 @@ class Stall:
         due_s = (stall.limits.stall_warning_s or 0) * 2**self._num_reports
         if due_s and waited_s >= due_s:
             self._num_reports += 1
-            _LOGGER.warning("%s", stall.awaited().text(f"has returned no result for {due_s:g} s"))
+            waited = f"has returned no result for {due_s:g} s"
+            _LOGGER.warning("%s", stall.awaited().text(waited, waited_s))
 
     def end(self) -> None:
         """Ends a wait; does nothing unless `begin` or `check` was called."""
@@ -201,6 +207,44 @@ class Stall:
             stall = inner
             seen.add(id(stall))
         return stall
+
+
+class _StorageWaits(threading.local):
+    """The waits of the calling thread for buckets and servers; the engine calls the methods."""
+
+    def __init__(self) -> None:
+        self._stall = Stall(self, _StorageWaits._awaited, CONFIG_LIMITS)
+
+    @staticmethod
+    def is_due_here() -> bool:
+        """Whether nobody waits for the calling thread, who would report that it waits."""
+        return not is_own_thread()
+
+    def check(self, waited_s: float) -> None:
+        """Reports that the calling thread has waited so long, if it is time."""
+        if not is_own_thread():
+            self._stall.check(time.perf_counter() - waited_s)
+
+    def end(self) -> None:
+        """Ends a wait."""
+        self._stall.end()
+
+    def _awaited(self) -> Awaited:
+        thread = threading.get_ident()
+        return Awaited("storage", f"while {thread_name_of(thread)} waits for it", (), thread)
+
+
+report_waits_to(_StorageWaits())
+
+
+def _requests_shown(waited_s: float) -> list[str]:
+    """The objects that a thread of this process may wait for, since so long."""
+    lines = []
+    for url, since_s, num_retries in pending_requests(waited_s)[:_MAX_OBJECTS]:
+        if since_s >= CHECK_S:
+            retries = "1 retry" if num_retries == 1 else f"{num_retries} retries"
+            lines.append(f"waiting for {url} for {since_s:.0f} s, {retries}")
+    return lines
 
 
 _waiting: dict[int, Stall] = {}

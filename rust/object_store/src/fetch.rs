@@ -22,6 +22,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::access::Access;
 use crate::client::{ACCESS, ANSWER, Answer, Client, chain};
 use crate::location::Location;
+use crate::pending::Pending;
 use crate::settings::Settings;
 
 /// The pause after the first failure, which doubles up to the maximum; a server may ask for more.
@@ -157,6 +158,7 @@ pub(crate) struct Attempts<'a> {
     pub(crate) count: u32,
     /// How many bytes the first one has sent, which were sent in vain.
     pub(crate) sent: AtomicU64,
+    pending: Pending,
 }
 
 impl<'a> Attempts<'a> {
@@ -167,13 +169,18 @@ impl<'a> Attempts<'a> {
         action: &'static str,
     ) -> Self {
         let access = Access::default();
-        let (started, sent) = (Instant::now(), AtomicU64::new(0));
-        Self { client, settings, shown, access, action, started, count: 0, sent }
+        let (started, sent, pending) = (Instant::now(), AtomicU64::new(0), Pending::new(shown));
+        Self { client, settings, shown, access, action, started, count: 0, sent, pending }
     }
 
     /// Counts the deadline anew: what has arrived until now is not requested again.
     fn go_on(&mut self) {
         (self.started, self.count) = (Instant::now(), 0);
+    }
+
+    /// Says in reports that something has come since they began.
+    pub(crate) fn has_progressed(&self) {
+        self.pending.has_progressed();
     }
 
     /// As these, of requests that have `access`.
@@ -204,6 +211,7 @@ impl<'a> Attempts<'a> {
         what: impl FnOnce() -> String,
     ) -> Result<()> {
         self.count += 1;
+        self.pending.has_failed();
         if self.count == 1 && self.sent.load(Ordering::Relaxed) >= MIN_PROGRESS {
             // What has taken long to send is sent again at least once.
             self.started = Instant::now();
@@ -325,7 +333,7 @@ pub(crate) async fn open(
             let mut tail = Vec::new();
             if has_suffixes {
                 let len = result.range.end - result.range.start;
-                receive(result, len, &settings, &mut tail, &mut 0).await?;
+                receive(result, len, &attempts, &mut tail, &mut 0).await?;
             }
             Ok((target, tail))
         };
@@ -363,7 +371,7 @@ pub(crate) async fn read(
             if !target.is(&result.meta) {
                 return Err(Failure::new(FailureKind::Changed, "another object"));
             }
-            receive(result, total - len, &settings, &mut received, &mut len).await
+            receive(result, total - len, &attempts, &mut received, &mut len).await
         };
         match attempts.run(attempt).await {
             Ok(()) => return Ok(received),
@@ -396,11 +404,12 @@ async fn get(
 async fn receive(
     result: GetResult,
     expected: u64,
-    settings: &Settings,
+    attempts: &Attempts<'_>,
     received: &mut Vec<Bytes>,
     len: &mut u64,
 ) -> Result<(), Failure> {
-    let end = *len + expected;
+    let settings = attempts.settings;
+    let (end, mut told_len) = (*len + expected, *len);
     let mut body = result.into_stream();
     let (mut check_at, mut checked_len) = (Instant::now() + settings.stall, *len);
     while *len < end {
@@ -422,6 +431,10 @@ async fn receive(
         match next {
             Some(Ok(bytes)) if bytes.len() as u64 <= end - *len => {
                 *len += bytes.len() as u64;
+                if *len - told_len >= MIN_PROGRESS {
+                    told_len = *len;
+                    attempts.has_progressed();
+                }
                 received.push(bytes);
             }
             Some(Ok(_)) => {

@@ -19,6 +19,7 @@ mod list;
 mod list_names;
 mod location;
 mod object;
+mod pending;
 mod settings;
 mod upload;
 
@@ -26,5 +27,6 @@ pub use identity::{ObjectIdentity, identities};
 pub use list::list;
 pub use location::is_url;
 pub use object::Buckets;
+pub use pending::{PendingRequest, longest_wait, pending_requests};
 pub use settings::Settings;
 pub use upload::{Upload, UploadControl, abort, remove};

@@ -406,6 +406,7 @@ impl Target {
                     return Err(Failure::unanswered(self.settings.stall));
                 }
                 seen = now;
+                attempts.has_progressed();
             }
         };
         let result = attempts.run(watched).await;

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use grainmill_core::records::storage::{Storage, WriteFile};
 use grainmill_core::{Error, Result};
@@ -28,6 +29,20 @@ pub(crate) fn creator_of(url: &str) -> Result<impl FnOnce() -> Result<Box<dyn Wr
 pub(crate) fn object_of(writer: &Bound<'_, PyAny>) -> PyResult<Box<dyn WriteFile>> {
     let upload = writer.cast::<PyObjectWriter>()?.get().lock().take();
     Ok(upload.ok_or_else(closed).map_err(Raised)?)
+}
+
+/// How long the longest wait of a request lasts that somebody who has waited for `waited` may wait for.
+pub(crate) fn longest_wait(waited: Duration) -> Option<Duration> {
+    object_store::longest_wait(waited)
+}
+
+/// The URLs of objects that somebody who has waited for `waited_s` may wait for, with the seconds of
+/// the longest wait of a request and how many attempts have failed in it; the longest first.
+#[pyfunction]
+fn pending_requests(waited_s: f64) -> Vec<(String, f64, u32)> {
+    let waited = Duration::try_from_secs_f64(waited_s).unwrap_or_default();
+    let requests = object_store::pending_requests(waited).into_iter();
+    requests.map(|each| (each.url, each.waited.as_secs_f64(), each.num_retries)).collect()
 }
 
 /// The URL and size in bytes of each object whose URL starts with `url_prefix`, in order of URLs.
@@ -141,6 +156,7 @@ fn closed() -> Error {
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<PyObjectWriter>()?;
+    module.add_function(wrap_pyfunction!(pending_requests, module)?)?;
     module.add_function(wrap_pyfunction!(remove_object, module)?)?;
     module.add_function(wrap_pyfunction!(abort_upload, module)?)?;
     module.add_function(wrap_pyfunction!(list_objects, module)?)?;

@@ -1,6 +1,7 @@
 //! What stands in for `buckets` in a build without that feature.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use grainmill_core::Result;
 use grainmill_core::records::storage::{Storage, WriteFile};
@@ -28,7 +29,18 @@ pub(crate) fn object_of(_writer: &Bound<'_, PyAny>) -> PyResult<Box<dyn WriteFil
     Err(Raised(missing("`ObjectWriter`", FEATURE)).into())
 }
 
+pub(crate) fn longest_wait(_waited: Duration) -> Option<Duration> {
+    None
+}
+
+/// No request is ever sent.
+#[pyfunction]
+fn pending_requests(_waited_s: f64) -> Vec<(String, f64, u32)> {
+    Vec::new()
+}
+
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(pending_requests, module)?)?;
     let names =
         [c"ObjectWriter", c"abort_upload", c"list_objects", c"object_identities", c"remove_object"];
     stand_in(module, FEATURE, &names)

@@ -60,5 +60,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     pack::register(module)?;
     parse::register(module)?;
     parse_json::register(module)?;
-    tfrecord::register(module)
+    tfrecord::register(module)?;
+    waiting::register(module)
 }
