@@ -15,6 +15,7 @@ from grainmill import experimental
 from grainmill._cache.fingerprint import Fingerprint
 from grainmill._checkpoint import pipeline
 from grainmill._dataset.iter_dataset import node_of
+from grainmill._evaluate.program import Program
 from grainmill._plan.slicing import sliced
 from grainmill._stats.numbering import numbered
 from grainmill._workers import by_value
@@ -200,3 +201,122 @@ def test_what_is_shared_stays_shared(seed):
         assert str(node_of(copied)) == str(node_of(ds))
         fingerprints = [Fingerprint.of(node_of(each), "memory").digest for each in (copied, ds)]
         assert fingerprints[0] == fingerprints[1]
+
+
+JOINS = (
+    lambda a, b: grain.MapDataset.mix([a, b], [1, 2])[:5],
+    lambda a, b: grain.MapDataset.concatenate([a, b])[:5],
+    lambda a, b: grain.MapDataset.mix([a, b, a]).shuffle(seed=1)[:5],
+    lambda a, _: grain.MapDataset.concatenate([a, a]).repeat(2)[1:6],
+)
+
+
+def resumed(ds):
+    iterator = iter(ds.to_iter_dataset())
+    next(iterator)
+    state = iterator.get_state()
+    rest = list(iterator)
+    iterator.set_state(state)
+    assert list(iterator) == rest
+
+
+def failing(ds):
+    def fails(_):
+        raise LookupError
+
+    with pytest.raises(LookupError) as caught:
+        list(ds.map(fails))
+    assert "from record" in "".join(caught.value.__notes__)
+
+
+# How a plan is run, of which each element comes from one record.
+RUNS = {
+    "element": lambda ds: [ds[index] for index in range(5)],
+    "lists": list,
+    "in line": lambda ds: list(
+        ds.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+    ),
+    "threads": lambda ds: list(ds.to_iter_dataset()),
+    "thread prefetch": lambda ds: list(
+        experimental.ThreadPrefetchIterDataset(ds.to_iter_dataset(), prefetch_buffer_size=2)
+    ),
+    "state": resumed,
+    "slice": lambda ds: list(ds[1:3]),
+    "batch": lambda ds: list(ds.batch(2)),
+    "elastic": lambda ds: next(
+        experimental.ElasticIterator(ds, 2, grain.sharding.ShardOptions(0, 1))
+    ),
+    "notes": failing,
+}
+MAX_CALLS = 200_000  # of functions, where the plan has 60 nodes
+
+
+def within_limit(call, limit):
+    """What `call` returns, unless it calls too many functions of Python in this thread."""
+    num_calls = 0
+
+    def count(_frame, event, _argument):
+        nonlocal num_calls
+        if event == "call":
+            num_calls += 1
+            if num_calls > limit:
+                raise TooManyError
+
+    class TooManyError(BaseException):
+        pass
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        return call()
+    except TooManyError:
+        pytest.fail(f"more than {limit} calls")
+    finally:
+        sys.setprofile(before)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_joins_of_the_same_datasets_take_work_by_the_number_of_nodes(run):
+    for seed in range(3):
+        first = grain.MapDataset.source([3, 1, 4, 1, 5])
+        ds = random_plan(random.Random(seed), JOINS, first)
+        within_limit(lambda ds=ds: RUNS[run](ds), MAX_CALLS)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_joins_of_shared_datasets_have_the_elements_of_joins_of_copies(seed):
+    def plan(first):
+        """Like `random_plan`, where `first()` returns one dataset, or another each time."""
+        rng, made = random.Random(seed), [first, lambda: first().map(abs)]
+        for _ in range(5):
+            pair, stage = rng.sample(made[-2:], 2), rng.choice(JOINS)
+            maps, shuffles = rng.random() < 0.3, rng.random() < 0.3
+
+            def make(pair=pair, stage=stage, maps=maps, shuffles=shuffles):
+                ds = stage(*(one() for one in pair))
+                ds = ds.random_map(lambda x, rng: x + int(rng.integers(99))) if maps else ds
+                return ds.shuffle(seed=2) if shuffles else ds
+
+            made.append(make if is_copied else functools.cache(make))
+        return made[-1]()
+
+    is_copied = False
+    source = grain.MapDataset.source([-3, 1, -4, 1, 5]).seed(7)
+    shared = plan(lambda: source)
+    is_copied = True
+    copied = plan(lambda: grain.MapDataset.source([-3, 1, -4, 1, 5]).seed(7))
+    assert [shared[at] for at in range(15)] == [copied[at] for at in range(15)]
+    assert list(shared.to_iter_dataset()) == list(copied.to_iter_dataset())
+
+
+def test_plans_that_are_zipped_with_themselves_are_compiled_once(monkeypatch):
+    numbers = []
+    of = Program.__init__
+    monkeypatch.setattr(
+        Program, "__init__", lambda self, *args: numbers.append(0) or of(self, *args)
+    )
+    ds = grain.MapDataset.range(5)
+    for _ in range(DEPTH):
+        ds = experimental.ZipMapDataset([ds, ds]).map(lambda pair: pair[0])
+    within_limit(lambda: Program(node_of(ds)), MAX_CALLS)
+    assert len(numbers) == DEPTH + 1

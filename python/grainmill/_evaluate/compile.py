@@ -7,7 +7,7 @@ a block costs what its own positions cost, however many datasets there are.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grainmill._evaluate import element_sources, grouped_sources
@@ -167,7 +167,11 @@ class _Compiler:
     def _compile_joins(self, paths: Sequence[_Path]) -> tuple[list[Tree], _Unfused]:
         """Compiles paths that end in a mixture or concatenation."""
         joins: list[Any] = [path.upstream for path in paths]
-        inputs = [_path_of(parent) for join in joins for parent in join.parents]
+        # A node that several of them read is compiled once, and a tree says that it is shared.
+        parents = [parent for join in joins for parent in join.parents]
+        unique = {id(parent): parent for parent in parents}
+        place = {key: number for number, key in enumerate(unique)}
+        inputs = [_path_of(parent) for parent in unique.values()]
         groups: dict[Hashable, list[int]] = defaultdict(list)
         for number, path in enumerate(inputs):
             groups[path.chain_key].append(number)
@@ -178,11 +182,13 @@ class _Compiler:
             for number, tree in zip(numbers, group_trees, strict=True):
                 trees[number] = tree
             chains.append(chain)
-        joined_trees, start = [], 0
-        for join in joins:
-            stop = start + len(join.parents)
-            joined_trees.append(joined(join, trees[start:stop]))
-            start = stop
+        num_uses = Counter(map(id, parents))
+        for key, number in place.items():
+            if num_uses[key] > 1:
+                trees[number] = ("shared", trees[number])
+        joined_trees = [
+            joined(join, [trees[place[id(parent)]] for parent in join.parents]) for join in joins
+        ]
         if len(chains) == 1:  # functions downstream of the join are fused into the same loop
             return joined_trees, chains[0]
         return joined_trees, _Unfused(chains, joins[0], [], [], [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -48,7 +49,9 @@ class OriginTree:
 
     def __init__(self, node: Node) -> None:
         sources: list[MapNode] = []
-        self._resolver = Resolver(_tree(random_access(node), sources))
+        num_uses = Counter(id(parent) for each in node.walk() for parent in each.parents)
+        trees = dict.fromkeys(key for key, count in num_uses.items() if count > 1)
+        self._resolver = Resolver(_tree(random_access(node), sources, trees))
         self.sources = tuple(sources)
         lengths = [source.length if _has_epochs(source) else plan.ENDLESS for source in sources]
         self._lengths = np.array(lengths, np.int64)
@@ -74,14 +77,26 @@ def _has_epochs(source: MapNode) -> bool:
     return source.wraps if isinstance(source, plan.Source) else True
 
 
-def _tree(node: Any, sources: list[MapNode]) -> Tree:
-    """The index tree of `node`, in which all sources share one column."""
+def _shared_tree(node: Node, sources: list[MapNode], trees: dict[int, Tree | None]) -> Tree:
+    if id(node) not in trees:
+        return _tree(node, sources, trees)
+    tree = trees[id(node)]
+    if tree is None:
+        tree = trees[id(node)] = ("shared", _tree(node, sources, trees))
+    return tree
+
+
+def _tree(node: Any, sources: list[MapNode], trees: dict[int, Tree | None]) -> Tree:
+    """The index tree of `node`, in which all sources share one column.
+
+    `trees` has those of nodes that several stages read, by their `id`, once they are known.
+    """
     stages = []
     while type(node) in INDEX_STAGES or isinstance(node, plan.Map | plan.FlatMap):
         stages.append(node)
         (node,) = node.parents
     if isinstance(node, plan.Mix | plan.Concatenate):
-        tree = joined(node, [_tree(parent, sources) for parent in node.parents])
+        tree = joined(node, [_shared_tree(parent, sources, trees) for parent in node.parents])
     else:
         tree = ("leaf", _COLUMN, len(sources))
         sources.append(node)

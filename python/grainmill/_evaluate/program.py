@@ -34,6 +34,8 @@ class Program:
     Args:
         node: The last stage of the plan.
         context: The options and limits it runs with; new ones if `None`.
+        programs: Those of this plan until now, by the `id` of their nodes: a node that several
+            stages read is compiled once.
 
     Attributes:
         runs_user_code: Whether the plan calls functions or objects of the user.
@@ -54,11 +56,23 @@ class Program:
         batches_small: `BatchBlock.is_small` of the first batch; `None` before it.
     """
 
-    def __init__(self, node: Node, context: Context | None = None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        context: Context | None = None,
+        programs: dict[int, Program] | None = None,
+    ) -> None:
         keep_large_blocks()  # so that malloc reuses the memory of freed blocks
         self._node = node
         context = context or Context()
-        tree, self._chain = compiled(node, lambda parent: Program(parent, context), context)
+        programs = {} if programs is None else programs
+
+        def program_of(parent: Node) -> Program:
+            if id(parent) not in programs:
+                programs[id(parent)] = Program(parent, context, programs)
+            return programs[id(parent)]
+
+        tree, self._chain = compiled(node, program_of, context)
         self._resolver = Resolver(tree)
         self.runs_user_code: bool = self._chain.runs_user_code
         self._element_sources = sources = [source for _, source in self._chain.sources()]

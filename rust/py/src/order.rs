@@ -1,12 +1,14 @@
 //! Python bindings of the layer `order`.
 
-use std::sync::{Mutex, PoisonError, TryLockError};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use grainmill_core::order::{Column, MixSchedule, Permutation, RecentChoices, Resolver, Tree};
 use grainmill_core::order::{resolve, seed, window};
 use grainmill_core::try_alloc::try_with_capacity;
 use grainmill_core::{Error, Result};
 use numpy::{PyArray1, PyReadonlyArray1};
+use pyo3::ffi;
 use pyo3::exceptions::{PyRecursionError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PyString, PyTuple};
@@ -125,7 +127,7 @@ struct PyResolver {
 impl PyResolver {
     #[new]
     fn new(tree: &Bound<'_, PyTuple>) -> PyResult<Self> {
-        let pristine = Resolver::new(tree_from(tree, 0)?).map_err(Raised::from)?;
+        let pristine = Resolver::new(tree_from(tree, 0, &mut Shared::new())?).map_err(Raised::from)?;
         let resolver = Mutex::new(pristine.clone());
         Ok(Self { resolver, owner: std::process::id(), pristine })
     }
@@ -201,8 +203,15 @@ fn integers<'py>(py: Python<'py>, values: &[i128]) -> PyResult<Bound<'py, PyAny>
     Ok(PyArray1::from_vec(py, objects?).into_any())
 }
 
+/// The shared trees until now, by the tuple that each comes from, which is kept alive.
+type Shared<'py> = HashMap<*mut ffi::PyObject, (Bound<'py, PyTuple>, Arc<Tree>)>;
+
 /// Parses stages from nested tuples, each `(name, parameters..., child)`.
-fn tree_from(node: &Bound<'_, PyTuple>, depth: usize) -> PyResult<Tree> {
+fn tree_from<'py>(
+    node: &Bound<'py, PyTuple>,
+    depth: usize,
+    shared: &mut Shared<'py>,
+) -> PyResult<Tree> {
     if depth > MAX_DEPTH {
         return Err(PyRecursionError::new_err(format!(
             "a plan may have at most {MAX_DEPTH} nested index stages, got more"
@@ -212,13 +221,9 @@ fn tree_from(node: &Bound<'_, PyTuple>, depth: usize) -> PyResult<Tree> {
     let name = name.to_cow()?;
     let mismatch =
         || PyValueError::new_err(format!("there is no stage `{name}` with {} fields", node.len()));
-    let child = || -> PyResult<Box<Tree>> {
+    let mut child = || -> PyResult<Box<Tree>> {
         let child = node.get_item(node.len() - 1)?;
-        Ok(Box::new(tree_from(child.cast::<PyTuple>()?, depth + 1)?))
-    };
-    let children = || -> PyResult<Vec<Tree>> {
-        let children = node.get_item(node.len() - 1)?.cast_into::<PyTuple>()?;
-        children.iter().map(|child| tree_from(child.cast::<PyTuple>()?, depth + 1)).collect()
+        Ok(Box::new(tree_from(child.cast::<PyTuple>()?, depth + 1, shared)?))
     };
     let signed = |field: usize| -> PyResult<i64> { node.get_item(field)?.extract() };
     let count = |field: usize| -> PyResult<u64> { node.get_item(field)?.extract() };
@@ -258,14 +263,35 @@ fn tree_from(node: &Bound<'_, PyTuple>, depth: usize) -> PyResult<Tree> {
             Tree::Take { indices, parent_len: count(2)?, child: child()? }
         }
         ("divide", 3) => Tree::Divide { by: count(1)?, child: child()? },
+        ("shared", 2) => {
+            let key = node.as_ptr();
+            if let Some((_, tree)) = shared.get(&key) {
+                return Ok(Tree::Shared(Arc::clone(tree)));
+            }
+            let child = node.get_item(1)?;
+            let tree = Arc::new(tree_from(child.cast::<PyTuple>()?, depth + 1, shared)?);
+            shared.insert(key, (node.clone(), Arc::clone(&tree)));
+            Tree::Shared(tree)
+        }
         ("mix", 3) => {
-            Tree::Mix { proportions: node.get_item(1)?.extract()?, children: children()? }
+            let children = children_from(node, depth, shared)?;
+            Tree::Mix { proportions: node.get_item(1)?.extract()?, children }
         }
         ("concatenate", 3) => {
-            Tree::Concatenate { lengths: node.get_item(1)?.extract()?, children: children()? }
+            let children = children_from(node, depth, shared)?;
+            Tree::Concatenate { lengths: node.get_item(1)?.extract()?, children }
         }
         _ => return Err(mismatch()),
     })
+}
+
+fn children_from<'py>(
+    node: &Bound<'py, PyTuple>,
+    depth: usize,
+    shared: &mut Shared<'py>,
+) -> PyResult<Vec<Tree>> {
+    let children = node.get_item(node.len() - 1)?.cast_into::<PyTuple>()?;
+    children.iter().map(|child| tree_from(child.cast::<PyTuple>()?, depth + 1, shared)).collect()
 }
 
 /// Returns the shuffled position of `index` in a pseudo-random permutation of `[0, max_index]`.

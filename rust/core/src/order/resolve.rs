@@ -213,6 +213,7 @@ impl<'a> Block<'a> {
                     self.distribute(children, &parts, from);
                     return Ok(());
                 }
+                Stage::Shared(child) => child,
                 Stage::GroupShuffle { groups, child } => {
                     groups.apply(index)?;
                     child
@@ -353,6 +354,10 @@ struct Compiler {
     /// The ids of taps between the root and the current stage.
     ancestor_ids: HashSet<u32>,
     num_mixtures: usize,
+    /// The shared trees until now, with what became of them and the ids of columns in them.
+    shared: HashMap<*const Tree, (Arc<Tree>, Arc<Stage>, HashSet<u32>)>,
+    /// The ids of columns since the innermost shared tree began.
+    ids: HashSet<u32>,
 }
 
 impl Compiler {
@@ -415,6 +420,7 @@ impl Compiler {
                 }
                 Stage::Divide { by: FloorDivisor::new(by), child: self.compile_child(*child)? }
             }
+            Tree::Shared(tree) => Stage::Shared(self.compile_shared(tree)?),
             Tree::Mix { proportions, children } => {
                 same_count("proportions", proportions.len(), children.len())?;
                 let schedule = MixSchedule::new(&proportions)?;
@@ -436,6 +442,23 @@ impl Compiler {
         })
     }
 
+    fn compile_shared(&mut self, tree: Arc<Tree>) -> Result<Arc<Stage>> {
+        let key = Arc::as_ptr(&tree);
+        if let Some((_, stage, ids)) = self.shared.get(&key) {
+            if let Some(&id) = self.ancestor_ids.intersection(ids).next() {
+                return Err(reached_twice(id));
+            }
+            self.ids.extend(ids);
+            return Ok(Arc::clone(stage));
+        }
+        let outer = std::mem::take(&mut self.ids);
+        let stage = Arc::new(self.compile((*tree).clone())?);
+        let ids = std::mem::replace(&mut self.ids, outer);
+        self.ids.extend(&ids);
+        self.shared.insert(key, (tree, Arc::clone(&stage), ids));
+        Ok(stage)
+    }
+
     fn compile_child(&mut self, child: Tree) -> Result<Box<Stage>> {
         self.compile(child).map(Box::new)
     }
@@ -447,9 +470,9 @@ impl Compiler {
     /// The number of the column `id`; records that it has `part`.
     fn column(&mut self, id: u32, part: u32) -> Result<usize> {
         if self.ancestor_ids.contains(&id) {
-            let text = format!("a position reaches two leaves or taps with the id {id}");
-            return Err(Error::InvalidArgument(text));
+            return Err(reached_twice(id));
         }
+        self.ids.insert(id);
         let column = *self.column_numbers.entry(id).or_insert_with(|| {
             self.columns.push((id, false));
             self.columns.len() - 1
@@ -457,6 +480,10 @@ impl Compiler {
         self.columns[column].1 |= part > 0;
         Ok(column)
     }
+}
+
+fn reached_twice(id: u32) -> Error {
+    Error::InvalidArgument(format!("a position reaches two leaves or taps with the id {id}"))
 }
 
 fn length(name: &str, value: u64) -> Result<i64> {
@@ -476,6 +503,8 @@ fn same_count(name: &str, num_parameters: usize, num_children: usize) -> Result<
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::{Column, Resolver};
     use crate::order::{MixSchedule, Permutation, Tree};
     use proptest::prelude::*;
@@ -545,6 +574,7 @@ mod tests {
                 (&**child, index + epoch * parent_len.cast_signed())
             }
             Tree::Divide { by, child } => (&**child, split(*by).0),
+            Tree::Shared(child) => (&**child, position),
             Tree::Mix { proportions, children } => {
                 let (part, key) = MixSchedule::new(proportions).unwrap().choose(position);
                 (&children[part as usize], key)
@@ -591,7 +621,7 @@ mod tests {
             _ => {}
         }
         match tree {
-            Tree::Leaf { .. } | Tree::Numbers { .. } => {}
+            Tree::Leaf { .. } | Tree::Numbers { .. } | Tree::Shared(_) => {}
             Tree::Mix { children, .. } | Tree::Concatenate { children, .. } => {
                 for child in children {
                     number(child, next);
@@ -622,6 +652,7 @@ mod tests {
                 (*id, *part) = (num_ancestors + 1, new_part());
                 share(child, num_ancestors + 1, next_part);
             }
+            Tree::Shared(_) => {}
             Tree::Mix { children, .. } | Tree::Concatenate { children, .. } => {
                 for child in children {
                     share(child, num_ancestors, next_part);
@@ -634,6 +665,28 @@ mod tests {
             | Tree::Wrap { child, .. }
             | Tree::Take { child, .. }
             | Tree::Divide { child, .. } => share(child, num_ancestors, next_part),
+        }
+    }
+
+    /// Makes every join read its first child twice.
+    fn repeat_children(tree: &mut Tree) {
+        match tree {
+            Tree::Leaf { .. } | Tree::Numbers { .. } | Tree::Shared(_) => {}
+            Tree::Mix { children, .. } | Tree::Concatenate { children, .. } => {
+                children.iter_mut().for_each(repeat_children);
+                let first = Tree::Shared(Arc::new(children[0].clone()));
+                for child in children.iter_mut().take(2) {
+                    *child = first.clone();
+                }
+            }
+            Tree::Tap { child, .. }
+            | Tree::Shuffle { child, .. }
+            | Tree::WindowShuffle { child, .. }
+            | Tree::GroupShuffle { child, .. }
+            | Tree::Slice { child, .. }
+            | Tree::Wrap { child, .. }
+            | Tree::Take { child, .. }
+            | Tree::Divide { child, .. } => repeat_children(child),
         }
     }
 
@@ -704,6 +757,7 @@ mod tests {
             start in -100_000..100_000_i64,
             jumps in prop::collection::vec(-1_000_000..1_000_000_i64, 0..60),
             is_shared: bool,
+            repeats_children: bool,
         ) {
             let mut num_ids = 0;
             if is_shared {
@@ -711,6 +765,9 @@ mod tests {
                 num_ids = 10;
             } else {
                 number(&mut tree, &mut num_ids);
+            }
+            if repeats_children {
+                repeat_children(&mut tree);
             }
             let mut resolver = Resolver::new(tree.clone()).unwrap();
             let run: Vec<i64> = (start..start + 80).collect();
@@ -735,6 +792,21 @@ mod tests {
 
     fn leaf(id: u32) -> Tree {
         Tree::Leaf { id, part: 0 }
+    }
+
+    #[test]
+    fn shared_stages_are_compiled_once() {
+        let mut tree = Arc::new(leaf(0));
+        for _ in 0..100 {
+            let children = vec![Tree::Shared(Arc::clone(&tree)), Tree::Shared(tree)];
+            tree = Arc::new(Tree::Mix { proportions: vec![1, 1], children });
+        }
+        let mut resolver = Resolver::new(Tree::Shared(Arc::clone(&tree))).unwrap();
+        assert_eq!(resolver.resolve(&[5]).unwrap()[0].index, [0]);
+        let tap = |child| Tree::Tap { id: 0, part: 0, child: Box::new(child) };
+        let shared = Tree::Shared(Arc::new(leaf(0)));
+        let children = vec![shared.clone(), tap(shared)];
+        assert!(Resolver::new(Tree::Mix { proportions: vec![1, 1], children }).is_err());
     }
 
     #[test]

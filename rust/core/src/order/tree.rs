@@ -1,5 +1,7 @@
 //! The index stages of a plan, as data.
 
+use std::sync::Arc;
+
 /// The index stages of a plan, from the output to its sources.
 ///
 /// A position `i` of a stage with epochs of `n` records is record `i % n` of epoch `i / n`.
@@ -107,6 +109,8 @@ pub enum Tree {
         /// The datasets.
         children: Vec<Tree>,
     },
+    /// A stage that several mixtures or concatenations read, or one several times.
+    Shared(Arc<Tree>),
     /// The datasets in order, in each epoch.
     Concatenate {
         /// Records of an epoch of each child.

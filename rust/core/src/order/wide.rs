@@ -120,6 +120,7 @@ fn resolve_one(
                 let record = i128::from(*record.ok_or_else(overflow)?);
                 (&**child, first.checked_add(record).ok_or_else(overflow)?)
             }
+            Stage::Shared(child) => (&**child, position),
             Stage::Divide { by, child } => (&**child, split(by.divisor())?.0),
             Stage::Mix { schedule, children, .. } => {
                 let (part, key) = mixed(schedule, position);
