@@ -1,6 +1,8 @@
 """`grainmill convert`: what is written, what is refused, and what an interruption leaves."""
 
+import contextlib
 import functools
+import gc
 import gzip
 import json
 import os
@@ -12,9 +14,11 @@ import sys
 import time
 from pathlib import Path
 
+import effort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_interrupts import Interrupt
 
 import grainmill as grain
 from grainmill import _native
@@ -678,3 +682,30 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
         check=True,
     )
     assert int(done.stdout.split()[-1]) < 40 << 10  # KiB
+
+
+def hidden_after_interrupt(folder, at, place):
+    """What an interrupted conversion leaves beside the files with their names; how many places."""
+    (folder / "in.jsonl").write_bytes(b'{"a": 1}\n' * 30)
+    interrupt = Interrupt(at, KeyboardInterrupt, place)
+    # It may also come before `main` expects it.
+    with contextlib.suppress(KeyboardInterrupt), interrupt:
+        main(["convert", str(folder / "in.jsonl"), str(folder / "out.array_record")])
+    names = {path.name for path in folder.iterdir()} - {"in.jsonl"}
+    if "out.array_record" in names:  # the journal says that it is complete
+        names -= {"out.array_record", ".out.array_record.converting"}
+    return names, at - interrupt.left
+
+
+# An interrupt may come when a file has just been opened: it is closed with its last reference.
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@pytest.mark.parametrize("place", ["line", "c_return"])
+def test_interrupted_conversion_leaves_no_file_without_a_name(place, tmp_path, capsys):
+    _, num_places = hidden_after_interrupt(tmp_path, 10**9, place)
+    for number, at in enumerate(range(1, num_places + 1, effort.cases(3, 1))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        left, _ = hidden_after_interrupt(folder, at, place)
+        assert not left, at
+    gc.collect()
+    capsys.readouterr()

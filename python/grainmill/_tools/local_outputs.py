@@ -51,27 +51,28 @@ class LocalOutputs:
         self._is_ours = False
         self._kept: frozenset[str] = frozenset()
         self._temporaries: set[Path] = set()
+        self._claiming: set[Path] = set()
         self.records: dict[str, int] = {}
 
     def __enter__(self) -> Self:
         Path(self._shards[0].directory).mkdir(parents=True, exist_ok=True)
-        self._file = _locked(self._journal)
         try:
+            self._file = _locked(self._journal)
             self._continue()
+            self._end_claims()
+            return self  # noqa: TRY300 - the `with` block follows, and an interrupt may come here
         except BaseException:
-            self._end(self._file)
+            if self._file is not None:
+                self._end(self._file)
+            else:  # it may have been created
+                _remove_if_free(self._journal)
             raise
-        for shard in self._shards:
-            if shard.name in self._kept and _claimed(shard).exists():  # killed after the renaming
-                claim = _locked(_claimed(shard))
-                _remove_leftovers(shard)
-                _claimed(shard).unlink(missing_ok=True)
-                claim.close()
-        return self
 
     def __exit__(self, *error: object) -> None:
         for path in list(self._temporaries):  # of a thread that was not waited for
             path.unlink(missing_ok=True)
+        for path in self._claiming:  # an interrupt came in the middle
+            _remove_if_free(path)
         if self._file is not None:
             self._end(self._file)
 
@@ -92,7 +93,11 @@ class LocalOutputs:
         with self._lock:
             if not self._is_ours:  # until now the command could be refused
                 self._begin()
-        return LocalWriting(self, shard, self._kind, self._temporaries, force=self._force)
+        claimed = _claimed(shard)
+        self._claiming.add(claimed)
+        writing = LocalWriting(self, shard, self._kind, self._temporaries, force=self._force)
+        self._claiming.discard(claimed)
+        return writing
 
     def cancel(self) -> None:
         """Nothing: no file waits for the network."""
@@ -139,12 +144,21 @@ class LocalOutputs:
                 self.records[entry["name"]] = entry["records"]
         self._kept = frozenset(self.records)
 
+    def _end_claims(self) -> None:
+        """Removes what runs left that were killed after a file had its name."""
+        for shard in self._shards:
+            if shard.name in self._kept and _claimed(shard).exists():
+                claim = _locked(_claimed(shard))
+                _remove_leftovers(shard)
+                _claimed(shard).unlink(missing_ok=True)
+                claim.close()
+
     def _begin(self) -> None:
         """Begins a journal, in place of that of another conversion if there is one."""
         assert self._file is not None
         self._file.truncate(0)
-        self._write(self._header)
         self._is_ours = True
+        self._write(self._header)
 
     def _end(self, journal: IO[bytes]) -> None:
         """Releases the journal; one that says nothing is removed."""
@@ -252,15 +266,28 @@ def _remove_leftovers(shard: Shard) -> None:
             path.unlink(missing_ok=True)
 
 
-def _locked(path: Path) -> IO[bytes]:
+def _remove_if_free(path: Path) -> None:
+    """Removes an empty file that no conversion has open, whose own was interrupted."""
+    try:
+        file = _locked(path, creates=False)
+    except (CommandError, OSError):
+        return
+    if os.fstat(file.fileno()).st_size == 0:
+        path.unlink(missing_ok=True)
+    file.close()
+
+
+def _locked(path: Path, *, creates: bool = True) -> IO[bytes]:
     """Opens a file that no other conversion has open, and creates it if there is none.
 
     Raises:
+        FileNotFoundError: There is none, and it is not created.
         CommandError: Another conversion has it open, or it is no file that a conversion has made.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
+    flags = os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0)
     # A link would have another file written, and opening a pipe would wait.
     flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    flags |= os.O_CREAT if creates else 0
     while True:
         try:
             number = os.open(path, flags, 0o666)
@@ -285,6 +312,9 @@ def _locked(path: Path) -> IO[bytes]:
             pass
         except OSError:  # a file system without locks
             return file
+        except BaseException:
+            file.close()
+            raise
         file.close()  # removed by a conversion that has just ended
 
 
