@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import sys
+import threading
 
 import effort
 import numpy as np
@@ -89,7 +90,7 @@ class Interrupt:
 
     def __init__(self, at, kind, place):
         self.left = at
-        self.kind = kind
+        self.kind, self.place = kind, place
         self._set = sys.settrace if place == "line" else sys.setprofile
         self._event = place
         self._lines = {}  # the last one of each frame
@@ -171,6 +172,8 @@ def check_place(dataset, expected, num_before, interrupt):
         assert element is None, f"suppressed, or to be raised later: {where}"
     else:  # the pace of threads decides how many places there are
         found.append(encode(element))
+    if interrupt.place == "c_return":  # no handler runs before each line, such as that of a release
+        assert is_free_for_others(iterator), where
     state = iterator.get_state()
     num_found = len(found)
     found += map(encode, iterator)
@@ -178,6 +181,23 @@ def check_place(dataset, expected, num_before, interrupt):
     iterator.set_state(state)
     assert [encode(element) for element in iterator] == expected[num_found:], where
     iterator.close()
+
+
+def is_free_for_others(iterator):
+    """Whether another thread may use the iterator: the owner of a lock may take it again."""
+    found = []
+
+    def take():
+        lock = iterator._try_acquire()
+        if lock is not None:
+            lock.release()
+        found.append(lock is not None)
+
+    if hasattr(iterator, "_try_acquire"):
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join()
+    return all(found)
 
 
 def runs_finalizer(frame):

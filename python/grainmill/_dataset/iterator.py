@@ -8,7 +8,7 @@ import functools
 import os
 import threading
 from collections.abc import Awaitable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, SupportsIndex, TypeVar
 
 from grainmill._dataset.observers import SummaryLog, draw
 from grainmill._dataset.statistics import report_on
@@ -290,6 +290,11 @@ class DatasetIterator(Savable, Iterator[T_co], Generic[T_co]):
             pass
 
 
+# The arguments of `acquire`, for `map`: the interpreter handles no signal between what an iterator
+# returns and its assignment, as it does after a call. An exception there would leave a lock held.
+_AT_ONCE: Final = (False,)
+
+
 class PlannedIterator(DatasetIterator[T_co]):
     """Runs a plan, element by element; threads may share one, each element goes to one of them.
 
@@ -344,7 +349,7 @@ class PlannedIterator(DatasetIterator[T_co]):
             return self._name
         return str(self._node).replace("IterDataset", "DatasetIterator", 1)
 
-    def __next__(self) -> T_co:
+    def __next__(self) -> T_co:  # noqa: PLR0912 - a call for each branch would cost too much
         while True:
             waiting = self._waiting
             if waiting:
@@ -356,17 +361,21 @@ class PlannedIterator(DatasetIterator[T_co]):
                     if came_after_call(failure):
                         self._restore_popped()
                     raise
-            lock = self._lock
-            if not lock.acquire(blocking=False):
-                lock = self._acquired()
+            lock, is_held = self._lock, False
             try:
+                for is_held in map(lock.acquire, _AT_ONCE):  # noqa: B007 - see there
+                    pass
+                if not is_held:
+                    lock, is_held = self._acquired(), True
                 if not self._waiting:
                     self._advance()
             except Exception:
-                stay_at_exit(lock.release)
+                if is_held:
+                    stay_at_exit(lock.release)
                 raise
             finally:
-                lock.release()
+                if is_held:
+                    lock.release()
                 if self._closed:
                     with not_waiting():  # the error must not be delayed
                         self._close_stages()
@@ -418,15 +427,17 @@ class PlannedIterator(DatasetIterator[T_co]):
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
         """Holds the lock in the `with` block."""
-        lock = self._acquired()
+        lock = None
         try:
+            lock = self._acquired()
             yield
         except Exception:
             if self._closed:
                 raise closed_error(self._closed_message()) from None
             raise
         finally:
-            lock.release()
+            if lock is not None:
+                lock.release()
             if self._closed:
                 with not_waiting():
                     self._close_stages()
@@ -437,25 +448,39 @@ class PlannedIterator(DatasetIterator[T_co]):
         Raises:
             ValueError: The iterator was closed while another thread holds the lock.
         """
-        while (lock := self._try_acquire()) is None:
-            if self._closed:  # the holder may be in a user's function that never returns
-                raise closed_error(self._closed_message())
-            lock = self._lock
-            if lock.acquire(timeout=tuning.POLL_S):
-                break
-        return lock
+        lock, is_held = self._lock, False
+        try:
+            while not is_held:
+                if (free := self._try_acquire()) is not None:
+                    return free
+                if self._closed:  # the holder may be in a user's function that never returns
+                    raise closed_error(self._closed_message())  # noqa: TRY301
+                lock = self._lock
+                for is_held in map(lock.acquire, (True,), (tuning.POLL_S,)):  # noqa: B007
+                    pass
+            return lock  # noqa: TRY300 - an interrupt may come here
+        except BaseException:
+            if is_held:
+                lock.release()
+            raise
 
     def _try_acquire(self) -> threading.RLock | None:
         """Returns the lock once acquired, or `None` if another thread holds it."""
-        lock = self._lock
-        if lock.acquire(blocking=False):
-            return lock
+        lock, is_held = self._lock, False
+        try:
+            for is_held in map(lock.acquire, _AT_ONCE):  # noqa: B007 - see there
+                pass
+            if is_held:
+                return lock
+        except BaseException:
+            if is_held:
+                lock.release()
+            raise
         if self._pid == os.getpid():
             return None
         self._pid = os.getpid()  # after a fork: the thread that holds it exists in the parent only
-        lock = self._lock = threading.RLock()
-        lock.acquire()
-        return lock
+        self._lock = threading.RLock()
+        return self._try_acquire()
 
     def _pull(self) -> bool:
         """Pulls the next block; returns whether its elements are ready now."""
@@ -654,10 +679,11 @@ class PlannedIterator(DatasetIterator[T_co]):
 
     def _close_stages(self) -> bool:
         """Closes the stages; if another thread holds the lock, that thread does so on release."""
-        lock = self._try_acquire()
-        if lock is None:
-            return False
+        lock = None
         try:
+            lock = self._try_acquire()
+            if lock is None:
+                return False
             if not self._stages_closed:
                 self._stages_closed = True
                 point = self._delivered_point()
@@ -665,7 +691,8 @@ class PlannedIterator(DatasetIterator[T_co]):
                 self._after = point  # `get_state` still returns the state after the last delivery
                 self._stage.close()
         finally:
-            lock.release()
+            if lock is not None:
+                lock.release()
         return True
 
 

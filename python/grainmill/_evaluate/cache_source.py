@@ -87,8 +87,8 @@ class CacheSource(ElementSource["Indices"]):
             absent = absent[self._store.missing(absent)]
             computed, failure = self._computed(absent, None) if len(absent) else ({}, None)
         for claim in others:  # only now, when nobody waits for this thread
-            claim.acquire()
-            claim.release()
+            with claim:  # an interrupt does not leave it held
+                pass
         return self._stored(index, computed, failure, None)
 
     @contextlib.contextmanager
