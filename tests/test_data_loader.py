@@ -915,3 +915,18 @@ def test_two_iterators_share_nothing_an_operation_keeps():
 
     of = loader([Counting()], n=3)
     assert elements(of) == elements(of) == [1, 2, 3]
+
+
+@pytest.mark.better_than_grain("it bounds the memory of a worker by the number of elements")
+def test_budget_of_workers_is_that_of_their_options():
+    def loader(**given):
+        sampler = SequentialSampler(3, ShardOptions(0, 1))
+        return grain.DataLoader(data_source=[1, 2, 3], sampler=sampler, **given)
+
+    default = grain.MultiprocessingOptions().per_worker_budget_bytes
+    assert loader().multiprocessing_options.per_worker_budget_bytes == default
+    for budget in (1 << 20, None):
+        made = loader(per_worker_budget_bytes=budget)
+        assert made.multiprocessing_options.per_worker_budget_bytes == budget
+    with pytest.raises(ValueError, match="per_worker_budget_bytes"):
+        loader(per_worker_budget_bytes=0)

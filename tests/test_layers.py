@@ -4,9 +4,12 @@ import ast
 import functools
 import graphlib
 import re
+import sys
 from pathlib import Path
 
 import pytest
+
+from grainmill._dataset.iterator import DatasetIterator
 
 ROOT = Path(__file__).parents[1]
 CORE = ROOT / "rust/core/src"
@@ -414,3 +417,14 @@ def test_engine_starts_threads_in_named_places_only():
 
 def test_face_starts_threads_in_named_places_only():
     assert starters(FACE, "py") == FACE_THREADS
+
+
+def test_iterators_have_the_names_that_their_modules_give_them():
+    """Messages of Python show them."""
+    kinds = [DatasetIterator]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        if kind.__module__.startswith("grainmill.") and kind.__qualname__ == kind.__name__:
+            assert getattr(sys.modules[kind.__module__], kind.__name__, None) is kind
+        assert kind.__qualname__.rpartition(".")[2] == kind.__name__, kind
+    assert len(kinds) > 5

@@ -6,7 +6,7 @@ import contextlib
 import copy
 from typing import TYPE_CHECKING, Any
 
-from grainmill._dataset.iterator import PlannedIterator, iterator_over
+from grainmill._dataset.iterator import PipelineDatasetIterator, iterator_over
 from grainmill._interrupts import raise_interrupt
 from grainmill._iterators.interleave import InterleaveStage
 from grainmill._iterators.saved import Saved, integer, refusal
@@ -31,9 +31,9 @@ _NAME = "ElasticIterator"
 class _Reader:
     """Opens the iterator over a process's elements when it is first needed."""
 
-    _iterator: PlannedIterator[Any] | None = None
+    _iterator: PipelineDatasetIterator[Any] | None = None
 
-    def iterator(self) -> PlannedIterator[Any]:
+    def iterator(self) -> PipelineDatasetIterator[Any]:
         """The iterator over this process's elements, opened where the state says."""
         last = self._iterator
         if last is None:
@@ -42,13 +42,13 @@ class _Reader:
             self._iterator = last = self._opened_after(last)
         return last
 
-    def _opened_after(self, closed: PlannedIterator[Any]) -> PlannedIterator[Any]:
+    def _opened_after(self, closed: PipelineDatasetIterator[Any]) -> PipelineDatasetIterator[Any]:
         """An iterator that continues where `closed` was."""
         iterator = self._opened()
         iterator.set_state(closed.get_state())
         return iterator
 
-    def _opened(self) -> PlannedIterator[Any]:
+    def _opened(self) -> PipelineDatasetIterator[Any]:
         raise NotImplementedError
 
     def count_step(self) -> None:
@@ -78,7 +78,7 @@ class ByIndex(_Reader):
         self._multiprocessing_options = multiprocessing_options
         self._next_index = 0
 
-    def _opened(self) -> PlannedIterator[Any]:
+    def _opened(self) -> PipelineDatasetIterator[Any]:
         count = self._options.shard_count
         start = self._next_index + self._options.shard_index
         rows = self._ds.slice(slice(start, None, count))
@@ -86,10 +86,10 @@ class ByIndex(_Reader):
         dataset = batches.to_iter_dataset(self._read_options)
         if self._multiprocessing_options is not None:
             dataset = dataset.mp_prefetch(self._multiprocessing_options)
-        iterator: PlannedIterator[Any] = iter(dataset)
+        iterator: PipelineDatasetIterator[Any] = iter(dataset)
         return iterator
 
-    def _opened_after(self, _: PlannedIterator[Any]) -> PlannedIterator[Any]:
+    def _opened_after(self, _: PipelineDatasetIterator[Any]) -> PipelineDatasetIterator[Any]:
         return self._opened()
 
     def count_step(self) -> None:
@@ -133,7 +133,7 @@ class ByShard(_Reader):
         count = self._shards.count
         return range(self._options.shard_index, count, self._options.shard_count)
 
-    def _opened(self) -> PlannedIterator[Any]:
+    def _opened(self) -> PipelineDatasetIterator[Any]:
         local_batch_size(self._size, self._options.shard_count)  # the plainer error first
         if not self._numbers:
             raise IndexError(
@@ -206,7 +206,7 @@ class ByShard(_Reader):
         return start_state
 
     @staticmethod
-    def _interleave(iterator: PlannedIterator[Any]) -> InterleaveStage:
+    def _interleave(iterator: PipelineDatasetIterator[Any]) -> InterleaveStage:
         stage: Stage = iterator._stage  # noqa: SLF001 - states of shards are states of the stage
         while not isinstance(stage, InterleaveStage):
             (stage,) = stage.parents
@@ -224,7 +224,7 @@ class ByUsersShards(_Reader):
         self._size = global_batch_size
         self._options = options
 
-    def _opened(self) -> PlannedIterator[Any]:
+    def _opened(self) -> PipelineDatasetIterator[Any]:
         return _opened(self._node, self._size, self._options)
 
     def state(self) -> dict[str, Any]:
@@ -315,7 +315,9 @@ def local_batch_size(global_batch_size: int, count: int) -> int:
     return min(global_batch_size, size)
 
 
-def _opened(node: Node, global_batch_size: int, options: ShardOptions) -> PlannedIterator[Any]:
+def _opened(
+    node: Node, global_batch_size: int, options: ShardOptions
+) -> PipelineDatasetIterator[Any]:
     """The iterator over the elements of one process, in batches unless these have no size."""
     size = local_batch_size(global_batch_size, options.shard_count)
     if size > 0:

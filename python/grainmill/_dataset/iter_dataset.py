@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, Self, overlo
 from grainmill._dataset import grain_classes, hints
 from grainmill._dataset.apply import apply_each
 from grainmill._dataset.element_types import D2, D, K, Leaf, P, S, T, T_co
-from grainmill._dataset.iterator import DatasetIterator, PlannedIterator, iterator_over
+from grainmill._dataset.iterator import DatasetIterator, PipelineDatasetIterator, iterator_over
 from grainmill._dataset.shard_states import InterleaveDatasetIterator
 from grainmill._dataset.shared_batches import SharedMemoryOutput
 from grainmill._dataset.shown import Shown
@@ -599,7 +599,11 @@ class PlannedIterDataset(IterDataset[T_co]):
         return copied
 
     def __iter__(self) -> DatasetIterator[T_co]:
-        kind = InterleaveDatasetIterator if isinstance(self._node, _BY_SHARD) else PlannedIterator
+        kind = (
+            InterleaveDatasetIterator
+            if isinstance(self._node, _BY_SHARD)
+            else PipelineDatasetIterator
+        )
         return iterator_over(self._node, kind)
 
     def __repr__(self) -> str:

@@ -295,7 +295,7 @@ class DatasetIterator(Savable, Iterator[T_co], Generic[T_co]):
 _AT_ONCE: Final = (False,)
 
 
-class PlannedIterator(DatasetIterator[T_co]):
+class PipelineDatasetIterator(DatasetIterator[T_co]):
     """Runs a plan, element by element; threads may share one, each element goes to one of them.
 
     Only the thread that holds the lock advances or closes the stages. Another thread that closes
@@ -696,12 +696,9 @@ class PlannedIterator(DatasetIterator[T_co]):
         return True
 
 
-PlannedIterator.__name__ = "DatasetIterator"  # in messages of Python
-
-
 def iterator_over(
-    node: Node, kind: type[PlannedIterator[Any]] = PlannedIterator
-) -> PlannedIterator[Any]:
+    node: Node, kind: type[PipelineDatasetIterator[Any]] = PipelineDatasetIterator
+) -> PipelineDatasetIterator[Any]:
     """An iterator of type `kind` over the elements of the plan that ends in `node`."""
     recorder = new_recorder(options_of(node))
     if recorder.spec_of:
@@ -711,10 +708,10 @@ def iterator_over(
     return iterator
 
 
-class ObservedIterator(PlannedIterator[T_co]):
+class ObservedIterator(PipelineDatasetIterator[T_co]):
     """Draws its pipeline, or logs its times once a minute, as the settings of the process say."""
 
-    _kind: type[PlannedIterator[Any]]
+    _kind: type[PipelineDatasetIterator[Any]]
 
     def __next__(self) -> T_co:
         element = super().__next__()
@@ -732,11 +729,11 @@ class ObservedIterator(PlannedIterator[T_co]):
 
 
 @functools.cache
-def _observed(kind: type[PlannedIterator[Any]]) -> type[PlannedIterator[Any]]:
+def _observed(kind: type[PipelineDatasetIterator[Any]]) -> type[PipelineDatasetIterator[Any]]:
     return type(kind.__name__, (ObservedIterator, kind), {"_kind": kind})
 
 
-class ThreadPrefetchDatasetIterator(PlannedIterator[T_co]):
+class ThreadPrefetchDatasetIterator(PipelineDatasetIterator[T_co]):
     """Prefetches the elements of any iterator on one thread.
 
     Args:

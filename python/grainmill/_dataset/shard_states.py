@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from grainmill._dataset.iterator import PlannedIterator
+from grainmill._dataset.iterator import PipelineDatasetIterator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 T_co = TypeVar("T_co", covariant=True)
 
 
-class InterleaveDatasetIterator(PlannedIterator[T_co]):
+class InterleaveDatasetIterator(PipelineDatasetIterator[T_co]):
     """Runs a plan that ends with an interleave, or with workers that share the elements."""
 
     def get_shard_states(self) -> list[dict[str, Any]]:

@@ -18,7 +18,10 @@ from grainmill._loader.samplers import IndexSampler, Sampler
 from grainmill._loader.state import Numbering, from_bytes, to_bytes
 from grainmill._plan import transforms
 from grainmill._plan.arguments import checked_integer
-from grainmill._plan.multiprocessing_options import MultiprocessingOptions
+from grainmill._plan.multiprocessing_options import (
+    DEFAULT_WORKER_BUDGET,
+    MultiprocessingOptions,
+)
 from grainmill._plan.options import ReadOptions
 from grainmill._plan.random_access import source_len
 from grainmill._plan.sharding import NoSharding, ShardOptions
@@ -52,6 +55,8 @@ class DataLoader(Shown, Generic[Loaded_co]):
         shard_options: The part of the records to read; that of the sampler if `None`.
         read_options: How far ahead records are read; `ReadOptions()` if `None`.
         enable_profiling: Accepted for programs that set it; nothing is recorded.
+        per_worker_budget_bytes: Maximum memory for undelivered elements of each worker, as in
+            `MultiprocessingOptions`.
 
     Raises:
         ValueError: `worker_count` is negative, another number is out of range, or neither the
@@ -88,6 +93,7 @@ class DataLoader(Shown, Generic[Loaded_co]):
         shard_options: ShardOptions | None = None,
         read_options: ReadOptions | None = None,
         enable_profiling: bool = False,
+        per_worker_budget_bytes: int | None = DEFAULT_WORKER_BUDGET,
     ) -> None: ...
     @overload
     def __init__(
@@ -101,6 +107,7 @@ class DataLoader(Shown, Generic[Loaded_co]):
         shard_options: ShardOptions | None = None,
         read_options: ReadOptions | None = None,
         enable_profiling: bool = False,
+        per_worker_budget_bytes: int | None = DEFAULT_WORKER_BUDGET,
     ) -> None: ...
     def __init__(
         self,
@@ -113,6 +120,7 @@ class DataLoader(Shown, Generic[Loaded_co]):
         shard_options: ShardOptions | None = None,
         read_options: ReadOptions | None = None,
         enable_profiling: bool = False,
+        per_worker_budget_bytes: int | None = DEFAULT_WORKER_BUDGET,
     ) -> None:
         if worker_count is not None:
             worker_count = checked_integer(worker_count, "worker_count")
@@ -152,7 +160,10 @@ class DataLoader(Shown, Generic[Loaded_co]):
         self._sampler = sampler
         self._operations = tuple(operations)
         self._multiprocessing_options = MultiprocessingOptions(
-            worker_count, worker_buffer_size, enable_profiling
+            worker_count,
+            worker_buffer_size,
+            enable_profiling,
+            per_worker_budget_bytes=per_worker_budget_bytes,
         )
         self._shard_options = shard_options
         self._read_options = ReadOptions() if read_options is None else read_options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Final
 
 from grainmill._plan.options import (
     check_worker_limits,
@@ -10,6 +11,8 @@ from grainmill._plan.options import (
     default_warning_s,
     shown,
 )
+
+DEFAULT_WORKER_BUDGET: Final = 64 << 20
 
 
 @dataclasses.dataclass(slots=True, repr=False)
@@ -52,7 +55,7 @@ class MultiprocessingOptions:
     stall_warning_s: float | None = dataclasses.field(default_factory=default_warning_s)
     timeout_s: float | None = dataclasses.field(default_factory=default_timeout_s)
     ram_budget_bytes: int | None = None
-    per_worker_budget_bytes: int | None = 64 << 20
+    per_worker_budget_bytes: int | None = DEFAULT_WORKER_BUDGET
 
     def __post_init__(self) -> None:
         check_worker_limits(self, "per_worker_budget_bytes")
